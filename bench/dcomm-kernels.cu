@@ -90,6 +90,14 @@ static void codec(const char *spec, size_t n, const std::vector<memory *> &in, c
     measure(name + " decode-and-add of 4", n, 8 * n + WIRES * len, out.p, 4 * n, [&] {
         return said(dcomm_cuda_decode_add(c, at, lens, WIRES, out.f(), n, NULL, NULL, NULL));
     });
+    dcomm_codec_layout layout;
+    if (dcomm_codec_get_layout(c, &layout) == DCOMM_OK &&
+        (layout.format == DCOMM_FORMAT_E4M3 || layout.format == DCOMM_FORMAT_E5M2)) {
+        measure("reduce " + name + " max of 4", n, 4 * n + WIRES * len, out.p, 4 * n, [&] {
+            return said(
+                dcomm_cuda_reduce_fp8(c, at, lens, WIRES, out.f(), n, DCOMM_MAX, 1, NULL, NULL));
+        });
+    }
     measure(name + " decode-sum-re-encode of 4", n, (WIRES + 1) * len, wire.p, len, [&] {
         key.step++;
         return said(dcomm_cuda_recode(c, at, lens, WIRES, 1, NULL, NULL, n, &key, wire.p, len, NULL,
@@ -113,13 +121,17 @@ static void sparse(const char *spec, size_t n, const std::vector<memory *> &in, 
     }
     const size_t most = dcomm_codec_max_bytes(c, n), room = dcomm_cuda_workspace_bytes(c, n);
     memory workspace(room), scatter(dcomm_cuda_decode_workspace_bytes(c, n) + 64);
+    memory again(dcomm_cuda_recode_workspace_bytes(c, n));
     memory found(sizeof(dcomm_cuda_report)), wire(most);
+    dcomm_codec_info info;
+    dcomm_codec_get_info(c, n, &info);
     std::vector<memory *> wires;
     const void *at[WIRES];
     size_t lens[WIRES];
     dcomm_cuda_report raw = dcomm_cuda_report();
     dcomm_codec_report report = dcomm_codec_report();
     cudaMemset(workspace.p, 0, room);
+    cudaMemset(again.p, 0, dcomm_cuda_recode_workspace_bytes(c, n));
     cudaMemset(found.p, 0, sizeof raw);
     for (int w = 0; w < WIRES; w++) {
         wires.push_back(new memory(most));
@@ -137,21 +149,27 @@ static void sparse(const char *spec, size_t n, const std::vector<memory *> &in, 
     const size_t len = report.bytes, scattered = WIRES * (len + 8 * report.kept);
     const std::string name = spec;
     const auto encode = [&](bool feedback) {
-        return dcomm_cuda_encode(c, in[0]->f(), feedback ? in[1]->f() : NULL,
-                                 feedback ? next.f() : NULL, n, NULL, wire.p, most, workspace.p,
-                                 NULL, NULL);
+        return said(dcomm_cuda_encode(c, in[0]->f(), feedback ? in[1]->f() : NULL,
+                                      feedback ? next.f() : NULL, n, NULL, wire.p, most,
+                                      workspace.p, NULL, NULL));
     };
     measure(name + " encode", n, 4 * n + len, wire.p, 4, [&] { return encode(false); });
     measure(name + " encode, feedback", n, 12 * n + len, wire.p, 4, [&] { return encode(true); });
-    measure(name + " encode, feedback, first call", n, 12 * n + len, wire.p, 4, [&] {
-        return fine(cudaMemsetAsync(workspace.p, 0, 64, NULL), "memset") ? encode(true)
-                                                                         : DCOMM_ERR_SYSTEM;
-    });
+    if (!info.linear) { /* randk has no threshold that a first call lacks */
+        measure(name + " encode, feedback, first call", n, 12 * n + len, wire.p, 4, [&] {
+            return fine(cudaMemsetAsync(workspace.p, 0, 64, NULL), "memset") && encode(true);
+        });
+    }
     measure(name + " decode", n, 4 * n + len, out.p, 4 * n, [&] {
-        return dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, scatter.p, NULL, NULL);
+        return said(dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, scatter.p, NULL, NULL));
     });
     measure(name + " decode-sum of 4", n, 4 * n + scattered, out.p, 4 * n, [&] {
-        return dcomm_cuda_decode_sum(c, at, lens, WIRES, out.f(), n, scatter.p, NULL, NULL);
+        return said(dcomm_cuda_decode_sum(c, at, lens, WIRES, out.f(), n, scatter.p, NULL, NULL));
+    });
+    /* The sum is an array, which is written and read. */
+    measure(name + " decode-sum-re-encode of 4", n, 8 * n + scattered + len, wire.p, 4, [&] {
+        return said(dcomm_cuda_recode(c, at, lens, WIRES, 1, NULL, NULL, n, NULL, wire.p, most,
+                                      again.p, NULL, NULL));
     });
     for (memory *m : wires) {
         delete m;
@@ -159,11 +177,41 @@ static void sparse(const char *spec, size_t n, const std::vector<memory *> &in, 
     dcomm_codec_destroy(&c);
 }
 
+/* The steps that an encoding, and a decoding, are put together of. */
+static void lowrank(const char *spec, size_t n, const std::vector<memory *> &in, const memory &out)
+{
+    dcomm_codec *c = NULL;
+    dcomm_codec_matrix m = dcomm_codec_matrix();
+    if (!said(dcomm_codec_create(spec, &c)) || !said(dcomm_codec_get_matrix(c, n, &m))) {
+        failures++;
+        return;
+    }
+    const std::string name = spec;
+    const size_t p_bytes = 4 * m.rank * m.rows, q_bytes = 4 * m.rank * m.cols;
+    memory p(p_bytes), q(q_bytes);
+    dcomm_codec_key key = dcomm_codec_key();
+    cudaMemset(q.p, 0, q_bytes);
+    failures += !said(dcomm_cuda_powersgd_start(&m, &key, q.f(), NULL));
+    measure(name + " P = M Q", n, 4 * n + q_bytes + p_bytes, p.p, p_bytes,
+            [&] { return said(dcomm_cuda_powersgd_p(&m, in[0]->f(), q.f(), p.f(), NULL)); });
+    measure(name + " orthonormal P", n, 2 * p_bytes, p.p, 0,
+            [&] { return said(dcomm_cuda_powersgd_orthonormal(&m, p.f(), NULL)); });
+    measure(name + " Q = M^T P", n, 4 * n + q_bytes + p_bytes, q.p, q_bytes,
+            [&] { return said(dcomm_cuda_powersgd_q(&m, in[0]->f(), p.f(), q.f(), NULL, NULL)); });
+    measure(name + " start", n, 2 * q_bytes, q.p, 0,
+            [&] { return said(dcomm_cuda_powersgd_start(&m, &key, q.f(), NULL)); });
+    measure(name + " decode", n, 4 * n + q_bytes + p_bytes, out.p, 4 * n,
+            [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), 0, NULL)); });
+    measure(name + " residual", n, 8 * n + q_bytes + p_bytes, out.p, 4 * n,
+            [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), -1, NULL)); });
+    dcomm_codec_destroy(&c);
+}
+
 static void sizes(size_t n, uint64_t seed)
 {
-    static const char *const chosen[] = {"topk:k=0.01",      "topk:k=0.001",
-                                         "topk:k=0.1",       "topk:k=0.01,values=bf16",
-                                         "topk+qsgd:k=0.01", "threshold:k=0.01"};
+    static const char *const chosen[] = {
+        "topk:k=0.01",      "topk:k=0.001",     "topk:k=0.1",  "topk:k=0.01,values=bf16",
+        "topk+qsgd:k=0.01", "threshold:k=0.01", "randk:k=0.01"};
     static const char *const specs[] = {"qsgd:bits=4",
                                         "qsgd:bits=4,rounding=nearest",
                                         "qsgd:bits=8",
@@ -193,6 +241,9 @@ static void sizes(size_t n, uint64_t seed)
     }
     for (const char *spec : chosen) {
         sparse(spec, n, in, out, next);
+    }
+    for (const char *spec : {"powersgd:rank=2", "powersgd:rank=4"}) {
+        lowrank(spec, n, in, out);
     }
     measure_copy("copy, at the end", n, *in[0], out);
     for (memory *m : in) {

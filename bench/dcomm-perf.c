@@ -41,14 +41,18 @@ static dcomm_status perf_timed_call(perf_run *run, perf_case *c, const dcomm_col
         return status;
     }
     double start = perf_now();
+    if (c->pool.device != NULL) {
+        perf_cuda_begin();
+    }
     status = perf_case_call(c, run->comm, opts);
     for (int i = 1; i < run->args->row && status >= 0; i++) {
         perf_pool_next(&c->pool);
         perf_case_turn(c);
         status = perf_case_call(c, run->comm, opts);
     }
-    *seconds = (perf_now() - start) / run->args->row;
-    return status;
+    double took = c->pool.device != NULL ? perf_cuda_end() : perf_now() - start;
+    *seconds = took / run->args->row;
+    return status < 0 ? status : dcomm_comm_status(run->comm);
 }
 
 /* Warm up, and agree on how many iterations to time: rank 0 decides. */
@@ -114,10 +118,16 @@ static dcomm_status perf_examine(perf_run *run, perf_case *c, const dcomm_coll_o
     size_t size = dcomm_dtype_size(c->values.dtype);
     size_t most = c->send_count > c->recv_count ? c->send_count : c->recv_count;
     memset(c->work, 0xa5, most * size); /* what is not written must not look right */
+    if (c->pool.device != NULL && !perf_cuda_copy(&c->pool, false)) {
+        return DCOMM_ERR_SYSTEM;
+    }
     perf_case_renew(c);
     dcomm_status status = dcomm_comm_stats(run->comm, &before);
     if (status >= 0) {
         status = perf_case_call(c, run->comm, opts);
+    }
+    if (status >= 0 && c->pool.device != NULL) {
+        status = perf_cuda_copy(&c->pool, true) ? dcomm_comm_status(run->comm) : DCOMM_ERR_SYSTEM;
     }
     if (status >= 0) {
         status = dcomm_comm_stats(run->comm, &after);
@@ -432,7 +442,9 @@ static int perf_one(perf_run *run, perf_case *c, const char *algo)
                             .lanes = args->lanes,
                             .chunk_bytes = args->chunk,
                             .registered = args->mem == PERF_MEM_REGISTERED,
-                            .huge_pages = args->mem == PERF_MEM_HUGE};
+                            .huge_pages = args->mem == PERF_MEM_HUGE,
+                            .device = args->mem == PERF_MEM_CUDA,
+                            .stream = args->mem == PERF_MEM_CUDA ? perf_cuda_stream() : NULL};
     perf_row row = {.min_s = NAN, .median_s = NAN, .checked = args->check, .codec = "none"};
     dcomm_feedback *feedback = NULL;
     int result = perf_codec(run, c, &opts, &feedback);

@@ -170,13 +170,17 @@ static bool perf_case_open(perf_case *c, size_t bytes, size_t rotate, perf_mem m
 /* In place, the call has overwritten its input: bring it back. */
 static void perf_case_renew(perf_case *c)
 {
-    if (c->in_place && c->send_count > 0) {
+    if (c->in_place && c->send_count > 0 && c->pool.device != NULL) {
+        perf_cuda_move(&c->pool, c->work + ((const char *)c->send - c->work), c->input,
+                       c->send_count * dcomm_dtype_size(c->values.dtype));
+    } else if (c->in_place && c->send_count > 0) {
         char *at = c->work + ((const char *)c->send - c->work);
         memcpy(at, c->input, c->send_count * dcomm_dtype_size(c->values.dtype));
     }
 }
 
-static dcomm_status perf_case_call(perf_case *c, dcomm_comm *comm, const dcomm_coll_opts *opts)
+/* The call with the buffers that `send` and `recv` point to. */
+static dcomm_status perf_case_call_on(perf_case *c, dcomm_comm *comm, const dcomm_coll_opts *opts)
 {
     dcomm_dtype dtype = c->values.dtype;
     dcomm_op op = c->values.op;
@@ -202,6 +206,10 @@ static dcomm_status perf_case_call(perf_case *c, dcomm_comm *comm, const dcomm_c
         return dcomm_alltoallv(comm, c->send, c->vcounts, c->vcounts + n, c->recv,
                                c->vcounts + 2 * n, c->vcounts + 3 * n, dtype, opts);
     case PERF_SENDRECV: {
+        if (c->nranks == 1 && c->pool.device != NULL) {
+            perf_cuda_move(&c->pool, c->work, c->input, c->count * dcomm_dtype_size(dtype));
+            return DCOMM_OK;
+        }
         if (c->nranks == 1) { /* no neighbour to send to */
             memcpy(c->recv, c->send, c->count * dcomm_dtype_size(dtype));
             return DCOMM_OK;
@@ -217,6 +225,20 @@ static dcomm_status perf_case_call(perf_case *c, dcomm_comm *comm, const dcomm_c
     default:
         return dcomm_barrier(comm, opts);
     }
+}
+
+static dcomm_status perf_case_call(perf_case *c, dcomm_comm *comm, const dcomm_coll_opts *opts)
+{
+    if (c->pool.device == NULL) {
+        return perf_case_call_on(c, comm, opts);
+    }
+    ptrdiff_t send = (const char *)c->send - c->pool.memory,
+              recv = (char *)c->recv - c->pool.memory;
+    c->send = c->pool.device + send;
+    c->recv = c->pool.device + recv;
+    dcomm_status status = perf_case_call_on(c, comm, opts);
+    perf_case_point(c);
+    return status;
 }
 
 /* Compare the result, the guard after it, and the input, which must be as it was. */

@@ -3,14 +3,14 @@
 #define PERF_MEM_H
 
 #include "dcomm.h"
-#include "perf_rule.h"
+#include "perf_cuda.h"
 
 /* False without memory. */
 static bool perf_mem_open(perf_pool *pool, dcomm_context *context)
 {
     void *p = NULL;
     if (pool->mem != PERF_MEM_REGISTERED) {
-        return perf_pool_alloc(pool);
+        return perf_pool_alloc(pool) && (pool->mem != PERF_MEM_CUDA || perf_cuda_open(pool));
     }
     if (dcomm_mem_alloc(context, pool->bytes, &p) < 0) {
         return false;
@@ -22,6 +22,7 @@ static bool perf_mem_open(perf_pool *pool, dcomm_context *context)
 static void perf_mem_close(perf_pool *pool)
 {
     if (pool->mem != PERF_MEM_REGISTERED) {
+        perf_cuda_close(pool);
         perf_pool_free(pool);
     } else if (pool->memory != NULL) {
         void *p = pool->memory;

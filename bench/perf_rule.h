@@ -45,14 +45,16 @@ static inline double perf_median(double *values, int n)
 
 /* ---- memory ---- */
 
-/* Ordinary; advised to be on huge pages; dcomm's own (dcomm_mem_alloc), which peers do not have. */
+/* Ordinary; advised to be on huge pages; dcomm's own (dcomm_mem_alloc); a device's. Peers have the
+ * first two. */
 typedef enum perf_mem {
     PERF_MEM_HOST,
     PERF_MEM_HUGE,
     PERF_MEM_REGISTERED,
+    PERF_MEM_CUDA,
     PERF_MEM_COUNT
 } perf_mem;
-static const char *const perf_mem_names[PERF_MEM_COUNT] = {"host", "huge", "registered"};
+static const char *const perf_mem_names[PERF_MEM_COUNT] = {"host", "huge", "registered", "cuda"};
 enum { PERF_PAGE = 4096, PERF_HUGE_PAGE = 2 << 20, PERF_PAIRS_MAX = 512 };
 
 static inline size_t perf_round_up(size_t bytes, size_t to)
@@ -64,6 +66,7 @@ static inline size_t perf_round_up(size_t bytes, size_t to)
  * the caches is no help to the next. One piece of memory; every buffer begins a page. */
 typedef struct perf_pool {
     char *memory;
+    char *device;                  /* its double, which calls get; NULL: none */
     size_t bytes, work_at, stride; /* of all; of a result and of the next pair behind a pair */
     int pairs, now;
     perf_mem mem;
@@ -77,7 +80,7 @@ static inline bool perf_pool_shape(perf_pool *p, size_t input, size_t work, size
     if (input > most || work > most) {
         return false;
     }
-    p->memory = NULL;
+    p->memory = p->device = NULL;
     p->work_at = perf_round_up(input + PERF_GUARD, PERF_PAGE); /* never the same address */
     p->stride = p->work_at + perf_round_up(work + PERF_GUARD, PERF_PAGE);
     size_t pairs = rotate / p->stride + (rotate % p->stride != 0);

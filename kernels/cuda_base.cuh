@@ -128,6 +128,16 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_add(float a, float b)
     return sum;
 }
 
+/* Likewise a product with a number that is finite. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_mul(float a, float b)
+{
+    const uint32_t bits = dcommi_f32_bits(a);
+    const float product = __fmul_rn(a, b);
+    return dcommi_f32_isnan(bits)                       ? dcommi_f32_from_bits(bits | 0x400000u)
+           : dcommi_f32_isnan(dcommi_f32_bits(product)) ? dcommi_f32_from_bits(0xffc00000u)
+                                                        : product;
+}
+
 /* Of a NaN, some NaN. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
 {

@@ -2,27 +2,71 @@
 #ifndef DCOMMI_CUDA_CODEC_H
 #define DCOMMI_CUDA_CODEC_H
 
-#include "cuda_topk_run.cuh"
+#include "cuda_compare.cuh"
+#include "cuda_randk.cuh"
+#include "cuda_topk_apart.cuh"
 
-extern "C" dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
-                                          const float *residual, float *next, size_t count,
-                                          const dcomm_codec_key *key, void *wire, size_t capacity,
-                                          void *workspace, dcomm_cuda_report *report, void *stream)
-{
-    dcommi_cuda_job job;
+/* What a codec's wire is made of, whichever it is. */
+struct dcommi_cuda_form {
+    enum { DENSE, SPARSE, RANDK } kind;
+    dcomm_codec_layout dense;
     dcomm_sparse_layout sparse;
-    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode", codec, residual, next, count,
-                                         wire, capacity, report));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
-    job.x = x;
-    if (dcommi_cuda_is_sparse(codec, count, &sparse)) {
-        return dcommi_cuda_topk_run(job, sparse, workspace, key, stream);
+    dcomm_randk_layout randk;
+};
+
+static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *codec, size_t count,
+                                        dcommi_cuda_form *form)
+{
+    dcomm_codec_info info = dcomm_codec_info();
+    *form = dcommi_cuda_form();
+    if (codec != NULL && count <= UINT32_MAX) {
+        DCOMMI_CUDA_TRY(dcomm_codec_get_info(codec, count, &info));
     }
-    DCOMMI_CUDA_TRY(dcommi_cuda_layout(job.call, codec, &job.layout));
-    return dcommi_cuda_job_run(job, NULL, 1, key, stream);
+    if (info.sparse) {
+        form->kind = info.linear ? dcommi_cuda_form::RANDK : dcommi_cuda_form::SPARSE;
+        return info.linear ? dcomm_codec_get_randk_layout(codec, count, &form->randk)
+                           : dcomm_codec_get_sparse_layout(codec, count, &form->sparse);
+    }
+    return dcommi_cuda_layout(call, codec, &form->dense);
 }
 
-/* ---- with a ledger ---- */
+/* ---- workspaces ---- */
+
+static size_t dcommi_cuda_encode_room(const dcommi_cuda_form &form, size_t count)
+{
+    dcommi_cuda_topk p = dcommi_cuda_topk();
+    float *e = NULL;
+    return form.kind == dcommi_cuda_form::SPARSE
+               ? dcommi_cuda_apart_parts(form.sparse, count, NULL, &p, &e)
+           : form.kind == dcommi_cuda_form::RANDK ? dcommi_cuda_randk_bytes(form.randk)
+                                                  : 0; /* buckets stay in registers */
+}
+
+static size_t dcommi_cuda_decode_room(const dcommi_cuda_form &form, size_t count)
+{
+    dcommi_cuda_scatter p = dcommi_cuda_scatter();
+    return form.kind == dcommi_cuda_form::SPARSE
+               ? dcommi_cuda_scatter_parts(form.sparse, count, NULL, &p)
+               : 0;
+}
+
+/* An encoding's own workspace, an array that is decoded to, and room for what goes with that: of
+ * codecs that do not recode, or count, in the pass that encodes. */
+struct dcommi_cuda_rooms {
+    unsigned char *encode, *other;
+    float *array;
+};
+
+static size_t dcommi_cuda_rooms_of(const dcommi_cuda_form &form, size_t count, size_t other,
+                                   void *workspace, dcommi_cuda_rooms *rooms)
+{
+    dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
+    const size_t decode = dcommi_cuda_decode_room(form, count);
+    rooms->encode = parts.take<unsigned char>(dcommi_cuda_encode_room(form, count));
+    rooms->array = parts.take<float>(count);
+    rooms->other = parts.take<unsigned char>(decode > other ? decode : other);
+    return parts.at;
+}
 
 static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_t count)
 {
@@ -30,78 +74,106 @@ static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_
                                      : dcommi_cuda_encode_blocks(count, layout.bucket);
 }
 
-extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count)
-{
-    dcomm_codec_layout layout;
-    return codec == NULL || dcomm_codec_get_layout(codec, &layout) != DCOMM_OK
-               ? 0
-               : dcommi_cuda_ledger_bytes(dcommi_cuda_job_blocks(layout, count));
-}
-
-extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
-                                                 const float *residual, float *next, size_t count,
-                                                 const dcomm_codec_key *key, void *wire,
-                                                 size_t capacity, void *workspace,
-                                                 dcomm_cuda_report *report,
-                                                 dcomm_cuda_ledger *ledger, void *stream)
-{
-    dcommi_cuda_job job;
-    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode_ledger", codec, residual, next,
-                                         count, wire, capacity, report));
-    DCOMMI_CUDA_TRY(dcommi_cuda_layout(job.call, codec, &job.layout));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
-    if (count == 0) {
-        return DCOMM_OK;
-    }
-    job.x = x;
-    job.tally = static_cast<dcommi_cuda_tally *>(workspace);
-    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(job, NULL, 1, key, stream));
-    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_job_blocks(job.layout, count),
-                                     ledger, stream);
-}
-
-extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
-                                          const size_t *bytes, size_t n, float factor,
-                                          const float *residual, float *next, size_t count,
-                                          const dcomm_codec_key *key, void *wire, size_t capacity,
-                                          void *, dcomm_cuda_report *report, void *stream)
-{
-    dcommi_cuda_job job;
-    dcommi_cuda_operands in;
-    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_recode", codec, residual, next, count,
-                                         wire, capacity, report));
-    DCOMMI_CUDA_TRY(dcommi_cuda_layout(job.call, codec, &job.layout));
-    DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(job.call, wires, n, 4, count == 0, &in));
-    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(job.call, codec, bytes, n, count));
-    if ((dcommi_f32_bits(factor) & 0x7f800000u) == 0x7f800000u) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: factor is not finite", job.call);
-    }
-    return dcommi_cuda_job_run(job, &in, factor, key, stream);
-}
-
 extern "C" size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count)
 {
-    dcommi_cuda_topk p = dcommi_cuda_topk();
-    dcomm_sparse_layout sparse;
-    return dcommi_cuda_is_sparse(codec, count, &sparse)
-               ? dcommi_cuda_topk_parts(sparse, count, NULL, &p)
-               : 0; /* buckets stay in registers */
+    dcommi_cuda_form form;
+    return dcommi_cuda_form_of("dcomm_cuda_workspace_bytes", codec, count, &form) == DCOMM_OK
+               ? dcommi_cuda_encode_room(form, count)
+               : 0;
 }
 
 extern "C" size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count)
 {
-    dcommi_cuda_scatter p = dcommi_cuda_scatter();
-    dcomm_sparse_layout sparse;
-    return dcommi_cuda_is_sparse(codec, count, &sparse)
-               ? dcommi_cuda_scatter_parts(sparse, count, NULL, &p)
+    dcommi_cuda_form form;
+    return dcommi_cuda_form_of("dcomm_cuda_decode_workspace_bytes", codec, count, &form) == DCOMM_OK
+               ? dcommi_cuda_decode_room(form, count)
                : 0;
 }
 
-extern "C" size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *, size_t)
+extern "C" size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
 {
-    return 0;
+    dcommi_cuda_form form;
+    dcommi_cuda_rooms rooms;
+    return dcommi_cuda_form_of("dcomm_cuda_recode_workspace_bytes", codec, count, &form) !=
+                       DCOMM_OK ||
+                   form.kind == dcommi_cuda_form::DENSE
+               ? 0
+               : dcommi_cuda_rooms_of(form, count, 0, NULL, &rooms);
+}
+
+extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    dcommi_cuda_form form;
+    dcommi_cuda_rooms rooms;
+    return dcommi_cuda_form_of("dcomm_cuda_ledger_workspace_bytes", codec, count, &form) != DCOMM_OK
+               ? 0
+           : form.kind == dcommi_cuda_form::DENSE
+               ? dcommi_cuda_ledger_bytes(dcommi_cuda_job_blocks(form.dense, count))
+               : dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count), NULL,
+                                      &rooms);
+}
+
+/* ---- encoding ---- */
+
+static dcomm_status dcommi_cuda_encode_form(dcommi_cuda_job *job, const dcommi_cuda_form &form,
+                                            void *workspace, const dcomm_codec_key *key,
+                                            void *stream)
+{
+    if (form.kind == dcommi_cuda_form::RANDK) {
+        return dcommi_cuda_randk_run(*job, form.randk, workspace, key, stream);
+    }
+    if (form.kind == dcommi_cuda_form::SPARSE) {
+        const bool apart =
+            dcommi_cuda_topk_is_apart(form.sparse) && job->residual != NULL && job->count > 0;
+        return apart ? dcommi_cuda_apart_run(*job, form.sparse, workspace, key, stream)
+                     : dcommi_cuda_topk_run(*job, form.sparse, workspace, key, stream);
+    }
+    job->layout = form.dense;
+    return dcommi_cuda_job_run(*job, NULL, 1, key, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
+                                          const float *residual, float *next, size_t count,
+                                          const dcomm_codec_key *key, void *wire, size_t capacity,
+                                          void *workspace, dcomm_cuda_report *report, void *stream)
+{
+    dcommi_cuda_job job;
+    dcommi_cuda_form form;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode", codec, residual, next, count,
+                                         wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_form_of(job.call, codec, count, &form));
+    job.x = x;
+    return dcommi_cuda_encode_form(&job, form, workspace, key, stream);
+}
+
+/* ---- decoding ---- */
+
+static dcomm_status dcommi_cuda_decode_form(const char *call, const dcomm_codec *codec,
+                                            const dcommi_cuda_form &form,
+                                            const dcommi_cuda_operands &in, const size_t *bytes,
+                                            float *x, size_t count, bool add, void *workspace,
+                                            dcomm_cuda_report *report, void *stream)
+{
+    if (form.kind == dcommi_cuda_form::SPARSE) {
+        return dcommi_cuda_sparse_decode(call, codec, form.sparse, in, bytes, x, count, add,
+                                         workspace, report, stream);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(call, codec, bytes, in.n, count));
+    return form.kind == dcommi_cuda_form::RANDK
+               ? dcommi_cuda_randk_decode(call, form.randk, in, x, count, add, report, stream)
+               : dcommi_cuda_decode_run(call, form.dense, in, x, count, add, report, stream);
+}
+
+/* The wires of a call, and how long they are. */
+static dcomm_status dcommi_cuda_wires_make(const char *call, const dcommi_cuda_form &form,
+                                           const void *const *wires, const size_t *bytes, size_t n,
+                                           size_t count, dcommi_cuda_operands *in)
+{
+    const bool empty = count == 0 && form.kind == dcommi_cuda_form::DENSE;
+    DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(call, wires, n, 4, empty, in));
+    return bytes != NULL ? DCOMM_OK
+                         : dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: bytes is NULL", call);
 }
 
 static dcomm_status dcommi_cuda_decode(const char *call, const dcomm_codec *codec,
@@ -109,25 +181,14 @@ static dcomm_status dcommi_cuda_decode(const char *call, const dcomm_codec *code
                                        float *x, size_t count, bool add, void *workspace,
                                        dcomm_cuda_report *report, void *stream)
 {
-    dcomm_codec_layout layout;
-    dcomm_sparse_layout sparse;
+    dcommi_cuda_form form;
     dcommi_cuda_operands in;
-    const bool scattered = dcommi_cuda_is_sparse(codec, count, &sparse);
-    if (!scattered) {
-        DCOMMI_CUDA_TRY(dcommi_cuda_layout(call, codec, &layout));
-    }
-    DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(call, wires, n, 4, count == 0 && !scattered, &in));
-    if (bytes == NULL) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: bytes is NULL", call);
-    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_form_of(call, codec, count, &form));
+    DCOMMI_CUDA_TRY(dcommi_cuda_wires_make(call, form, wires, bytes, n, count, &in));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, add ? "acc" : "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
-    if (scattered) {
-        return dcommi_cuda_sparse_decode(call, codec, sparse, in, bytes, x, count, add, workspace,
-                                         report, stream);
-    }
-    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(call, codec, bytes, n, count));
-    return dcommi_cuda_decode_run(call, layout, in, x, count, add, report, stream);
+    return dcommi_cuda_decode_form(call, codec, form, in, bytes, x, count, add, workspace, report,
+                                   stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
@@ -146,6 +207,131 @@ extern "C" dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const vo
 {
     return dcommi_cuda_decode("dcomm_cuda_decode_add", codec, wires, bytes, n, acc, count, true,
                               workspace, report, stream);
+}
+
+/* ---- decoding and encoding again ---- */
+
+struct dcommi_cuda_factor {
+    float *x;
+    uint64_t count;
+    float factor;
+};
+
+/* A NaN stays what it was, as it does on a CPU. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
+    dcommi_cuda_factor_kernel(const __grid_constant__ dcommi_cuda_factor p)
+{
+    uint64_t i =
+        (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS * DCOMMI_CUDA_APART_OWN + threadIdx.x;
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_APART_OWN; k++, i += DCOMMI_CUDA_TOPK_THREADS) {
+        if (i < p.count) {
+            const float x = p.x[i];
+            p.x[i] = dcommi_cuda_mul(x, p.factor);
+        }
+    }
+}
+
+/* Of codecs that do not recode in one pass: the sum is in memory of the workspace. */
+static dcomm_status dcommi_cuda_recode_apart(dcommi_cuda_job *job, const dcomm_codec *codec,
+                                             const dcommi_cuda_form &form,
+                                             const dcommi_cuda_operands &in, const size_t *bytes,
+                                             float factor, const dcomm_codec_key *key,
+                                             void *workspace, void *stream)
+{
+    dcommi_cuda_rooms rooms;
+    const size_t count = (size_t)job->count;
+    const size_t need = dcommi_cuda_rooms_of(form, count, 0, workspace, &rooms);
+    DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job->call, workspace, need));
+    DCOMMI_CUDA_TRY(dcommi_cuda_decode_form(job->call, codec, form, in, bytes, rooms.array, count,
+                                            false, rooms.other, job->report, stream));
+    if (factor != 1 && count > 0) {
+        const dcommi_cuda_factor p = {rooms.array, count, factor};
+        const unsigned threads = DCOMMI_CUDA_TOPK_THREADS;
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job->call, dcommi_cuda_factor_kernel,
+                                           count / (threads * DCOMMI_CUDA_APART_OWN) + 1, threads,
+                                           p, stream));
+    }
+    job->x = rooms.array;
+    return dcommi_cuda_encode_form(job, form, rooms.encode, key, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
+                                          const size_t *bytes, size_t n, float factor,
+                                          const float *residual, float *next, size_t count,
+                                          const dcomm_codec_key *key, void *wire, size_t capacity,
+                                          void *workspace, dcomm_cuda_report *report, void *stream)
+{
+    dcommi_cuda_job job;
+    dcommi_cuda_form form;
+    dcommi_cuda_operands in;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_recode", codec, residual, next, count,
+                                         wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_form_of(job.call, codec, count, &form));
+    DCOMMI_CUDA_TRY(dcommi_cuda_wires_make(job.call, form, wires, bytes, n, count, &in));
+    if ((dcommi_f32_bits(factor) & 0x7f800000u) == 0x7f800000u) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: factor is not finite", job.call);
+    }
+    if (form.kind != dcommi_cuda_form::DENSE) {
+        return dcommi_cuda_recode_apart(&job, codec, form, in, bytes, factor, key, workspace,
+                                        stream);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_lengths(job.call, codec, bytes, n, count));
+    job.layout = form.dense;
+    return dcommi_cuda_job_run(job, &in, factor, key, stream);
+}
+
+/* ---- with a ledger ---- */
+
+/* What has been encoded is decoded, and compared. */
+static dcomm_status dcommi_cuda_ledger_apart(dcommi_cuda_job *job, const dcomm_codec *codec,
+                                             const dcommi_cuda_form &form,
+                                             const dcomm_codec_key *key, void *workspace,
+                                             dcomm_cuda_ledger *ledger, void *stream)
+{
+    dcommi_cuda_rooms rooms;
+    dcommi_cuda_operands in = dcommi_cuda_operands();
+    const size_t count = (size_t)job->count, bytes = dcomm_codec_max_bytes(codec, count);
+    const size_t need = dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count),
+                                             workspace, &rooms);
+    DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job->call, workspace, need));
+    DCOMMI_CUDA_TRY(dcommi_cuda_encode_form(job, form, rooms.encode, key, stream));
+    in.at[0] = job->wire;
+    in.n = 1;
+    DCOMMI_CUDA_TRY(dcommi_cuda_decode_form(job->call, codec, form, in, &bytes, rooms.array, count,
+                                            false, rooms.other, NULL, stream));
+    return dcomm_cuda_ledger_compare(ledger, job->x, rooms.array,
+                                     job->residual != NULL ? job->next : NULL, count, rooms.other,
+                                     stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
+                                                 const float *residual, float *next, size_t count,
+                                                 const dcomm_codec_key *key, void *wire,
+                                                 size_t capacity, void *workspace,
+                                                 dcomm_cuda_report *report,
+                                                 dcomm_cuda_ledger *ledger, void *stream)
+{
+    dcommi_cuda_job job;
+    dcommi_cuda_form form;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_make(&job, "dcomm_cuda_encode_ledger", codec, residual, next,
+                                         count, wire, capacity, report));
+    DCOMMI_CUDA_TRY(dcommi_cuda_form_of(job.call, codec, count, &form));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
+    job.x = x;
+    if (form.kind != dcommi_cuda_form::DENSE) {
+        return dcommi_cuda_ledger_apart(&job, codec, form, key, workspace, ledger, stream);
+    }
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    job.tally = static_cast<dcommi_cuda_tally *>(workspace);
+    job.layout = form.dense;
+    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(job, NULL, 1, key, stream));
+    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_job_blocks(job.layout, count),
+                                     ledger, stream);
 }
 
 #endif

@@ -53,6 +53,53 @@ static dcomm_status dcommi_cuda_array(const char *call, const char *name, const 
     return DCOMM_OK;
 }
 
+/* Parts of a workspace, one behind the other; without one, how long it is. */
+struct dcommi_cuda_parts {
+    unsigned char *base;
+    size_t at;
+    template <class T> T *take(uint64_t n)
+    {
+        T *part = base != NULL ? reinterpret_cast<T *>(base + at) : NULL;
+        at += (size_t)((n * sizeof(T) + 63) / 64 * 64);
+        return part;
+    }
+};
+
+static dcomm_status dcommi_cuda_workspace_check(const char *call, const void *workspace,
+                                                size_t bytes)
+{
+    if (bytes > 0 && (workspace == NULL || !dcommi_cuda_aligned(workspace, 64))) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: workspace is %s; %zu bytes are needed",
+                                call, workspace == NULL ? "NULL" : "not aligned to 64", bytes);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cuda_zero(const char *call, void *p, size_t bytes, void *stream)
+{
+    cudaError_t error = cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream));
+    return error == cudaSuccess ? DCOMM_OK
+                                : dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s",
+                                                   call, cudaGetErrorString(error));
+}
+
+/* What kernels of all codecs are told alike. */
+template <class P> static void dcommi_cuda_job_tell(const dcommi_cuda_job &job, P *p)
+{
+    p->x = job.x;
+    p->residual = job.residual;
+    p->next = job.next;
+    p->wire = job.wire;
+    p->report = job.report;
+}
+
+/* Whether all its arrays are aligned to so many bytes. */
+static bool dcommi_cuda_job_aligned(const dcommi_cuda_job &job, size_t to)
+{
+    return dcommi_cuda_aligned(job.x, to) && dcommi_cuda_aligned(job.residual, to) &&
+           dcommi_cuda_aligned(job.next, to);
+}
+
 /* All but the layout, and x. */
 static dcomm_status dcommi_cuda_job_make(dcommi_cuda_job *job, const char *call,
                                          const dcomm_codec *codec, const float *residual,
@@ -169,18 +216,13 @@ static dcommi_cuda_cast dcommi_cuda_cast_of(const dcomm_codec_layout &layout,
 static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi_cuda_operands *in,
                                         float factor, const dcomm_codec_key *key, void *stream)
 {
-    const bool pairs = dcommi_cuda_aligned(job.x, 8) && dcommi_cuda_aligned(job.residual, 8) &&
-                       dcommi_cuda_aligned(job.next, 8);
+    const bool pairs = dcommi_cuda_job_aligned(job, 8);
     if (job.count == 0) {
         return DCOMM_OK;
     }
     if (dcommi_cuda_casts(job.layout)) {
         dcommi_cuda_cast p = dcommi_cuda_cast_of(job.layout, key);
-        p.x = job.x;
-        p.residual = job.residual;
-        p.next = job.next;
-        p.wire = job.wire;
-        p.report = job.report;
+        dcommi_cuda_job_tell(job, &p);
         p.count = job.count;
         p.pairs = pairs;
         p.factor = factor;
@@ -198,11 +240,7 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
         p.wires = dcommi_cuda_wires_of(job.layout, *in, job.count);
     }
     p.factor = factor;
-    p.x = job.x;
-    p.residual = job.residual;
-    p.next = job.next;
-    p.wire = job.wire;
-    p.report = job.report;
+    dcommi_cuda_job_tell(job, &p);
     p.tally = job.tally;
     p.count = job.count;
     p.codes = dcommi_wire_codes(job.count, dcommi_format_bits[format]);

@@ -453,6 +453,20 @@ static dcomm_status dcommi_cuda_fold_args(const char *call, void *dst, const voi
     return dcommi_cuda_operands_make(call, src, nsrc, element, count == 0, &p->src);
 }
 
+/* Whether there is a kernel for an operator, and for what the result is divided by. */
+static dcomm_status dcommi_cuda_fold_op(const char *call, dcomm_op op, int64_t divisor)
+{
+    const bool sums = op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
+    if (!sums && op != DCOMM_PROD && op != DCOMM_MIN && op != DCOMM_MAX) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: operator %d has no kernel", call, (int)op);
+    }
+    if (!sums && divisor > 1) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: operator %s cannot divide", call,
+                                dcomm_op_name(op));
+    }
+    return DCOMM_OK;
+}
+
 extern "C" dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc,
                                           size_t count, dcomm_dtype dtype, dcomm_op op,
                                           int64_t divisor, void *stream)
@@ -463,13 +477,9 @@ extern "C" dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, siz
     if (status != DCOMM_OK) {
         return status;
     }
-    const bool sums = op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
-    if (!sums && op != DCOMM_PROD && op != DCOMM_MIN && op != DCOMM_MAX) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: operator %d has no kernel", call, (int)op);
-    }
-    if (!sums && divisor > 1) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: operator %s cannot divide", call,
-                                dcomm_op_name(op));
+    status = dcommi_cuda_fold_op(call, op, divisor);
+    if (status != DCOMM_OK) {
+        return status;
     }
     p.divisor = divisor > 1 ? divisor : 1;
     if (count == 0) {
@@ -479,10 +489,10 @@ extern "C" dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, siz
         return dst == src[0] ? DCOMM_OK
                              : dcommi_cuda_copy(call, dcomm_dtype_size(dtype), &p, stream);
     }
-    dcommi_cuda_kind kind = sums               ? DCOMMI_CUDA_SUM
-                            : op == DCOMM_PROD ? DCOMMI_CUDA_PROD
-                            : op == DCOMM_MIN  ? DCOMMI_CUDA_MIN
-                                               : DCOMMI_CUDA_MAX;
+    dcommi_cuda_kind kind = op == DCOMM_PROD  ? DCOMMI_CUDA_PROD
+                            : op == DCOMM_MIN ? DCOMMI_CUDA_MIN
+                            : op == DCOMM_MAX ? DCOMMI_CUDA_MAX
+                                              : DCOMMI_CUDA_SUM;
     return dcommi_cuda_fold_dtype(call, dtype, kind, &p, stream);
 }
 

@@ -172,12 +172,12 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_map(const dcommi_cuda_scatter &p,
                                                 bool *bad)
 {
     const uint32_t warp = threadIdx.x / DCOMMI_CUDA_WARP;
-    const uint64_t first =
-        ((uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_WARPS + warp) * (DCOMMI_CUDA_TOPK_TILE / 32);
+    const uint32_t first =
+        (blockIdx.x * DCOMMI_CUDA_TOPK_WARPS + warp) * (DCOMMI_CUDA_TOPK_TILE / 32);
     uint32_t own = 0;
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_MAP_WORDS; k++) {
-        const uint64_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
+        const uint32_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
         own += (uint32_t)__popc(dcommi_cuda_map_word(w.index, i, p.count));
     }
     own = dcommi_cuda_warp_sum(own);
@@ -186,18 +186,20 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_map(const dcommi_cuda_scatter &p,
     }
     __syncthreads();
     uint32_t at = p.rank[blockIdx.x];
+#pragma unroll 1
     for (uint32_t v = 0; v < warp; v++) {
         at += room[v];
     }
 #pragma unroll 1
     for (uint32_t k = 0; k < DCOMMI_CUDA_MAP_WORDS; k++) {
-        const uint64_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
+        const uint32_t i = first + k * DCOMMI_CUDA_WARP + dcommi_cuda_lane();
         uint32_t word = dcommi_cuda_map_word(w.index, i, p.count);
         const uint32_t bits = (uint32_t)__popc(word), upto = dcommi_cuda_warp_prefix(bits);
         uint32_t mine = at + upto - bits;
         at += __shfl_sync(DCOMMI_CUDA_ALL, upto, DCOMMI_CUDA_WARP - 1);
+#pragma unroll 1
         for (; word != 0; word &= word - 1, mine++) {
-            const uint64_t index = 32 * i + (uint32_t)__ffs((int)word) - 1;
+            const uint64_t index = 32 * (uint64_t)i + (uint32_t)__ffs((int)word) - 1;
             if (index < p.count && mine < w.kept) {
                 dcommi_cuda_scatter_one(p, mine, (uint32_t)index, bad);
             }
@@ -205,7 +207,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_scatter_map(const dcommi_cuda_scatter &p,
     }
 }
 
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS, 4)
     dcommi_cuda_scatter_kernel(const __grid_constant__ dcommi_cuda_scatter p)
 {
     __shared__ uint32_t room[DCOMMI_CUDA_TOPK_WARPS];

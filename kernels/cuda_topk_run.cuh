@@ -10,16 +10,6 @@
 #define DCOMMI_CUDA_TOPK_DIGITS 3 /* that the k-th magnitude has, at most */
 #define DCOMMI_CUDA_TOPK_DIGIT_BLOCKS 512u
 
-/* Whether it is one, and then what it is. */
-static bool dcommi_cuda_is_sparse(const dcomm_codec *codec, size_t count,
-                                  dcomm_sparse_layout *layout)
-{
-    dcomm_codec_info info;
-    return codec != NULL && count <= UINT32_MAX &&
-           dcomm_codec_get_info(codec, count, &info) == DCOMM_OK && info.sparse &&
-           dcomm_codec_get_sparse_layout(codec, count, layout) == DCOMM_OK;
-}
-
 static bool dcommi_cuda_coded(const dcomm_sparse_layout &layout)
 {
     return layout.values.format < DCOMM_FORMAT_F16;
@@ -39,18 +29,6 @@ static uint64_t dcommi_cuda_groups(size_t count)
 }
 
 /* ---- workspaces ---- */
-
-/* Parts of a workspace, one behind the other; without one, how long it is. */
-struct dcommi_cuda_parts {
-    unsigned char *base;
-    size_t at;
-    template <class T> T *take(uint64_t n)
-    {
-        T *part = base != NULL ? reinterpret_cast<T *>(base + at) : NULL;
-        at += (size_t)((n * sizeof(T) + 63) / 64 * 64);
-        return part;
-    }
-};
 
 static size_t dcommi_cuda_topk_parts(const dcomm_sparse_layout &layout, size_t count,
                                      void *workspace, dcommi_cuda_topk *p)
@@ -84,24 +62,6 @@ static size_t dcommi_cuda_scatter_parts(const dcomm_sparse_layout &layout, size_
     }
     p->decoded = dcommi_cuda_coded(layout) ? parts.take<float>(layout.most) : NULL;
     return parts.at;
-}
-
-static dcomm_status dcommi_cuda_workspace_check(const char *call, const void *workspace,
-                                                size_t bytes)
-{
-    if (bytes > 0 && (workspace == NULL || !dcommi_cuda_aligned(workspace, 64))) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: workspace is %s; %zu bytes are needed",
-                                call, workspace == NULL ? "NULL" : "not aligned to 64", bytes);
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_cuda_zero(const char *call, void *p, size_t bytes, void *stream)
-{
-    cudaError_t error = cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream));
-    return error == cudaSuccess ? DCOMM_OK
-                                : dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s",
-                                                   call, cudaGetErrorString(error));
 }
 
 /* ---- encoding ---- */
@@ -168,16 +128,7 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
         return dcommi_cuda_zero(job.call, job.wire, DCOMMI_SPARSE_HEAD, stream);
     }
     DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job.call, workspace, need));
-    if (dcommi_cuda_coded(layout) && layout.values.nonfinite == 2 && job.residual != NULL) {
-        return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED,
-                                "%s: coded values, nonfinite=pass and a residual have no kernels",
-                                job.call);
-    }
-    p.x = job.x;
-    p.residual = job.residual;
-    p.next = job.next;
-    p.wire = job.wire;
-    p.report = job.report;
+    dcommi_cuda_job_tell(job, &p);
     p.count = (uint32_t)job.count;
     p.wanted = (uint32_t)layout.wanted;
     p.most = (uint32_t)layout.most;
@@ -185,8 +136,7 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
     p.value_bytes = dcommi_cuda_coded_bytes(layout);
     p.exact = layout.exact;
     p.pass = layout.values.nonfinite == 2;
-    p.vectors = dcommi_cuda_aligned(p.x, 16) && dcommi_cuda_aligned(p.residual, 16) &&
-                dcommi_cuda_aligned(p.next, 16);
+    p.vectors = dcommi_cuda_job_aligned(job, 16);
     p.lines = (uint32_t)layout.lines;
     p.rank = (uint32_t)layout.rank;
     if (p.exact) {

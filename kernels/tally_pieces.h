@@ -82,10 +82,22 @@ static void dcommi_tally_left(dcommi_tally *t, size_t index, float e, float y, f
     t->sum[DCOMMI_LEDGER_ENCODED][lane] += (double)again * (double)again;
 }
 
-/* Sums of squares that were rounded below nothing. Where y - x or y + next was not finite, they are
- * of no use: such elements are left out, and the library decodes and counts again. */
+/* A sum over the lanes. */
+static double dcommi_tally_sum(const dcommi_tally *t, int which)
+{
+    double sum = 0;
+    for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) {
+        sum += t->sum[which][lane];
+    }
+    return sum;
+}
+
+/* What was sent has gone out of the sums of squares. They are of no use where y - x or y + next was
+ * not finite, for such elements are left out, and where hardly anything remains, which is then the
+ * rounding of what has gone: the library decodes and counts again. */
 static void dcommi_tally_whole(dcommi_tally *t)
 {
+    const double least = 0x1p-24;
     for (size_t lane = 0; lane < DCOMMI_LEDGER_LANES; lane++) {
         if (!isfinite(t->sum[DCOMMI_LEDGER_EE][lane]) ||
             !isfinite(t->sum[DCOMMI_LEDGER_ENCODED][lane])) {
@@ -94,7 +106,11 @@ static void dcommi_tally_whole(dcommi_tally *t)
         t->sum[DCOMMI_LEDGER_EE][lane] = fmax(t->sum[DCOMMI_LEDGER_EE][lane], 0);
         t->sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
     }
-    t->done = true;
+    const double ee = dcommi_tally_sum(t, DCOMMI_LEDGER_EE);
+    const double xx = dcommi_tally_sum(t, DCOMMI_LEDGER_XX);
+    const double left = dcommi_tally_sum(t, DCOMMI_LEDGER_RESIDUAL);
+    const double encoded = dcommi_tally_sum(t, DCOMMI_LEDGER_ENCODED);
+    t->done = ee >= least * xx && left >= least * encoded;
 }
 
 #endif

@@ -2,14 +2,8 @@
 #ifndef CODEC_NUMBERS_H
 #define CODEC_NUMBERS_H
 
-#include <criterion/criterion.h>
+#include "make_codec.h"
 
-static dcomm_codec *make(const char *spec)
-{
-    dcomm_codec *codec = NULL;
-    cr_assert_eq(dcomm_codec_create(spec, &codec), DCOMM_OK, "%s: %s", spec, dcomm_last_error());
-    return codec;
-}
 static uint64_t state = 88172645463325252u;
 
 static uint64_t random_bits(void)

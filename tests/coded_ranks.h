@@ -2,17 +2,9 @@
 #ifndef CODED_RANKS_H
 #define CODED_RANKS_H
 
-#include "ranks.h"
+#include "run_ranks.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
-
-/* Run fn as n ranks; all must end well. */
-static inline void run(int n, procs_fn fn, void *arg)
-{
-    int ended[PROCS_MAX];
-    cr_assert_eq(procs_run(n, 50, fn, arg, ended), 0);
-}
 
 static inline dcomm_codec *make_codec(const char *spec)
 {

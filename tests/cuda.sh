@@ -65,6 +65,47 @@ trainer() {
 }
 check "a C program with one .cu file" trainer
 
+# The implementation with device memory, by CUDA's own headers and runtime. Where there is no driver,
+# host memory is as good as ever, and a stream is refused with a sentence.
+cat >"$scratch/ranks.c" <<'END'
+#include "dcomm.h"
+#include <stdio.h>
+#include <string.h>
+int main(void)
+{
+    float x[1000] = {1};
+    dcomm_comm *comm = NULL;
+    dcomm_coll_opts opts = {.stream = (void *)1};
+    dcomm_status status = dcomm_comm_create(NULL, &comm);
+    for (int i = 0; i < 3 && status == DCOMM_OK; i++) {
+        status = dcomm_allreduce(comm, DCOMM_IN_PLACE, x, 1000, DCOMM_F32, DCOMM_SUM, NULL);
+    }
+    if (status != DCOMM_OK || x[0] != 1) {
+        printf("%s\n", dcomm_last_error());
+        return 1;
+    }
+    status = dcomm_allreduce(comm, DCOMM_IN_PLACE, x, 1000, DCOMM_F32, DCOMM_SUM, &opts);
+    printf("%s: %s\n", dcomm_status_name(status), dcomm_last_error());
+    return dcomm_comm_destroy(&comm) != DCOMM_OK ||
+           (status != DCOMM_OK && strstr(dcomm_last_error(), "opts.stream") == NULL);
+}
+END
+cuda_home=$(dirname "$nvcc")/..
+device_memory() {
+    gcc -std=gnu11 -O1 -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Werror -DDCOMM_WITH_CUDA \
+        -I include -I "$cuda_home/include" -c -o "$scratch/dcomm.o" dcomm.c &&
+        gcc -std=c11 -I include -c -o "$scratch/ranks.o" "$scratch/ranks.c" &&
+        gcc -o "$scratch/ranks" "$scratch"/{ranks,dcomm,kernels}.o -L"$cuda_home/lib64" \
+            -lcudart_static -lstdc++ -lrt -lucp -lucs -luct -lhwloc -lm -lpthread -ldl &&
+        "$scratch/ranks"
+}
+check "the implementation with DCOMM_WITH_CUDA" device_memory
+for source in tests/test_device.c tests/test_device_order.c tests/test_device_coded.c \
+    bench/dcomm-perf.c; do
+    check "$source by CUDA's headers" gcc -std=gnu11 -Wall -Wextra -Wshadow -Werror -DDCOMM_WITH_CUDA \
+        -I tests/plain -I include -I "$cuda_home/include" -I tests -fsyntax-only $source
+done
+
 for source in tests/cuda_kernels.cu bench/dcomm-kernels.cu bench/peers/gpu-cub.cu; do
     check "$source: nvcc's front end" "$nvcc" "${nvcc_warnings[@]}" -I include -I tests -cuda \
         -o "$scratch/program.ii" $source

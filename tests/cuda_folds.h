@@ -125,4 +125,81 @@ static void test_scale(dcomm_dtype dtype)
     ok(name);
 }
 
+/* Operands that are wires of fp8: the fold of what the CPU decodes. */
+static bool reduce_fp8_one(const dcomm_codec *codec, dcomm_op op, size_t n, size_t count,
+                           int64_t divisor, int kind)
+{
+    const size_t len = dcomm_codec_max_bytes(codec, count);
+    const std::string what = where(dcomm_op_name(op), count, n, kind);
+    std::vector<bytes> wires;
+    std::vector<std::vector<float>> decoded;
+    std::vector<area *> there;
+    std::vector<const void *> host, device;
+    const std::vector<size_t> lens(n, len);
+    bool fine = true;
+    for (size_t w = 0; w < n; w++) {
+        const std::vector<float> x = numbers(count, w == 1 ? kind : (int)NORMAL);
+        size_t written = 0;
+        wires.push_back(bytes(len));
+        decoded.push_back(std::vector<float>(count + 1));
+        there.push_back(new area(len, n % 2 == 0 ? 4 : 0));
+        fine = fine &&
+               good(dcomm_encode(codec, x.data(), count, NULL, wires[w].data(), len, &written, NULL,
+                                 NULL),
+                    what) &&
+               good(dcomm_decode(codec, wires[w].data(), len, decoded[w].data(), count), what);
+        there[w]->put(wires[w].data());
+        device.push_back(there[w]->at);
+    }
+    for (const std::vector<float> &d : decoded) {
+        host.push_back(d.data());
+    }
+    area out(4 * count, n % 2 == 0 ? 4 : 0), report(sizeof(dcomm_cuda_report));
+    const dcomm_cuda_report none = dcomm_cuda_report();
+    dcomm_cuda_report found;
+    bytes want(4 * count + 1);
+    report.put(&none);
+    fine =
+        fine &&
+        good((dcomm_status)cuda_reference_reduce(want.data(), host.data(), n, count, DCOMM_F32, op,
+                                                 divisor),
+             what) &&
+        good(launched([&](void *stream) {
+                 return dcomm_cuda_reduce_fp8(
+                     codec, device.data(), lens.data(), n, reinterpret_cast<float *>(out.at), count,
+                     op, divisor, reinterpret_cast<dcomm_cuda_report *>(report.at), stream);
+             }),
+             what) &&
+        same(out.get(), want.data(), what) && out.guarded();
+    const bytes raw_report = report.get();
+    std::memcpy(&found, raw_report.data(), sizeof found);
+    for (area *one : there) {
+        delete one;
+    }
+    return fine && (found.corrupt == 0 || wrong("a good wire was found corrupt, " + what));
+}
+
+static void test_reduce_fp8(void)
+{
+    const std::string name = std::string("reduce fp8") + launch_names[launch_now];
+    bool fine = true;
+    if (late(name)) {
+        return;
+    }
+    for (const char *spec : {"fp8:nonfinite=pass", "fp8:type=e5m2,block=384,nonfinite=pass"}) {
+        dcomm_codec *codec = NULL;
+        fine = fine && good(dcomm_codec_create(spec, &codec), spec);
+        for (int op = 0; op < DCOMM_OP_COUNT; op++) {
+            for (size_t count : {(size_t)0, (size_t)1, (size_t)383, (size_t)9001}) {
+                const int64_t divisor = op == DCOMM_AVG ? 3 : 0;
+                fine = fine && reduce_fp8_one(codec, (dcomm_op)op, 3, count, divisor, ODD) &&
+                       (small || (reduce_fp8_one(codec, (dcomm_op)op, 1, count, divisor, NORMAL) &&
+                                  reduce_fp8_one(codec, (dcomm_op)op, 2, count, divisor, SPIKE)));
+            }
+        }
+        dcomm_codec_destroy(&codec);
+    }
+    ok(name);
+}
+
 #endif

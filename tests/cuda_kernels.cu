@@ -17,6 +17,7 @@
 
 #include "cuda_dense.h"
 #include "cuda_folds.h"
+#include "cuda_ledgers.h"
 #include "cuda_lowrank.h"
 #include "cuda_sparse.h"
 
@@ -30,9 +31,9 @@ static bool says(dcomm_status got, dcomm_status want, const char *words)
 
 static void test_arguments(void)
 {
-    dcomm_codec *codec = NULL, *sparse = NULL;
+    dcomm_codec *codec = NULL, *products = NULL;
     good(dcomm_codec_create("qsgd", &codec), "qsgd");
-    good(dcomm_codec_create("randk", &sparse), "randk");
+    good(dcomm_codec_create("powersgd", &products), "powersgd");
     area a(4096), b(4096);
     float *x = reinterpret_cast<float *>(a.at);
     const void *one[] = {a.at}, *odd[] = {a.at + 2}, *many[DCOMM_CUDA_OPERANDS + 1];
@@ -53,7 +54,7 @@ static void test_arguments(void)
          DCOMM_ERR_UNSUPPORTED, "operands are more than");
     says(dcomm_cuda_scale(a.at, NULL, 4, DCOMM_F32, 2, NULL), bad, "number 0 is NULL");
     says(dcomm_cuda_encode(NULL, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL), bad, "codec");
-    says(dcomm_cuda_encode(sparse, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL),
+    says(dcomm_cuda_encode(products, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL),
          DCOMM_ERR_UNSUPPORTED, "no kernels");
     says(dcomm_cuda_encode(codec, x, NULL, NULL, 100, NULL, b.at, shorter, NULL, NULL, NULL), bad,
          "capacity");
@@ -76,7 +77,7 @@ static void test_arguments(void)
         wrong("a workspace");
     }
     dcomm_codec_destroy(&codec);
-    dcomm_codec_destroy(&sparse);
+    dcomm_codec_destroy(&products);
     ok("arguments");
 }
 
@@ -125,10 +126,12 @@ static void test_kernels(void)
         }
         test_scale((dcomm_dtype)dtype);
     }
+    test_reduce_fp8();
     for (const char *spec : specs) {
         test_codec(spec, turn++);
     }
     test_ledger();
+    test_compare();
     test_lowrank();
     test_sparse_all();
 }

@@ -8,10 +8,6 @@
 
 #include <stdarg.h>
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/lsan_interface.h>
-#endif
-
 /* One host; every rank a host of its own; one host whose kernel forbids to read other processes;
  * two ranks a host. */
 typedef enum fault_place { LOCAL, NET, MESSAGE, PAIRS } fault_place;
@@ -137,12 +133,7 @@ static inline int fault_leave(fault_rank *f)
     if (f->comm != NULL) {
         fault_destroy(&f->comm, 1.5);
     }
-#if defined(__SANITIZE_ADDRESS__)
-    if (__lsan_do_recoverable_leak_check() != 0) {
-        return 97;
-    }
-#endif
-    return 0;
+    return procs_leaks();
 }
 
 /* The survivors, `dead` excluded (-1: nobody), shrink and work on. f->comm is the new one. */

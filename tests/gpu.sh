@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # gpu.sh [OUT] - everything that needs a GPU, in one call of some minutes: builds with nvcc and its
 # host compiler alone (codecs and kernels: no UCX, no hwloc, no network), for this GPU alone;
-# compares every kernel's bytes with the CPU's; measures with bench/dcomm-kernels, and beside it what
+# compares every kernel's bytes with the CPU's; where UCX and hwloc are installed, runs collectives of
+# device memory with one to four ranks on this GPU, as processes and as threads; measures with bench/dcomm-kernels, and beside it what
 # there is of bench/peers; last runs compute-sanitizer on few cases. No part keeps another from
 # running. OUT (default: build-gpu) gets results.txt, which has what is printed as it comes, the
 # comparison's lines, the tables as JSON, and the sanitizer's words.
@@ -83,6 +84,19 @@ cuda=(-std=c++17 -lineinfo "-arch=sm_$arch")
 object alone "$scratch/alone.c" -Xcompiler -std=gnu11 &
 object reference tests/cuda_reference.c -Xcompiler -std=gnu11 &
 object cuda_kernels tests/cuda_kernels.cu "${cuda[@]}" &
+networked=
+if printf '#include <ucp/api/ucp.h>\n#include <hwloc.h>\n' | cc -xc -fsyntax-only - 2>/dev/null; then
+    networked=yes
+    printf '#define DCOMM_CUDA_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/launchers.cu"
+    object launchers "$scratch/launchers.cu" "${cuda[@]}" &
+    with_cuda=(-Xcompiler -std=gnu11 -DDCOMM_WITH_CUDA)
+    object implementation dcomm.c "${with_cuda[@]}" &
+    for name in test_device test_device_order test_device_coded; do
+        object $name tests/$name.c "${with_cuda[@]}" -I tests/plain &
+    done
+    object dcomm-perf bench/dcomm-perf.c "${with_cuda[@]}" &
+    object dcomm-run bench/dcomm-run.c -Xcompiler -std=gnu11 &
+fi
 if [ "${DCOMM_GPU_BENCH:-1}" != 0 ]; then
     object dcomm-kernels bench/dcomm-kernels.cu "${cuda[@]}" &
     object gpu-cub bench/peers/gpu-cub.cu "${cuda[@]}" &
@@ -92,7 +106,8 @@ compiling=$(jobs -p)
 wait $compiling
 echo "# compiled for sm_$arch after $SECONDS s"
 
-# program NAME OBJECT...: linked from NAME and these.
+# program NAME OBJECT...: linked from NAME and these, and from `libraries`.
+libraries=()
 program() {
     local name=$1 part files=()
     for part in "$@"; do
@@ -102,16 +117,40 @@ program() {
         }
         files+=("$scratch/$part.o")
     done
-    check "$name compiles for sm_$arch" "$nvcc" -o "$scratch/$name" "${files[@]}" -lm
+    check "$name compiles for sm_$arch" "$nvcc" -o "$scratch/$name" "${files[@]}" "${libraries[@]}" -lm
     [ -x "$scratch/$name" ]
 }
 
 # ---- the same bytes as the CPU ----
 if program cuda_kernels alone reference; then
-    limited 200 "$scratch/cuda_kernels" >"$results/compare.txt" 2>&1
+    limited 200 "$scratch/cuda_kernels" --seconds 180 >"$results/compare.txt" 2>&1
     status=$?
     grep -v '^ok' "$results/compare.txt" | head -40
     ok "kernels' bytes are the CPU's: $(grep -c '^ok' "$results/compare.txt") tests good, after $SECONDS s" $status
+fi
+
+# ---- collectives of device memory: ranks on this GPU, as processes and as threads ----
+if [ -z "$networked" ]; then
+    skip "collectives of device memory" "UCX or hwloc is not installed"
+else
+    libraries=(-lucp -lucs -luct -lhwloc -lpthread -ldl)
+    for name in test_device test_device_order test_device_coded; do
+        if program $name implementation launchers; then
+            limited 150 "$scratch/$name" >"$results/$name.txt" 2>&1
+            status=$?
+            grep -v '^ok' "$results/$name.txt" | head -40
+            ok "collectives: $name, $(grep -c '^ok' "$results/$name.txt") tests good, after $SECONDS s" $status
+        fi
+    done
+    if [ "${DCOMM_GPU_BENCH:-1}" != 0 ] && program dcomm-perf implementation launchers &&
+        libraries=() program dcomm-run; then
+        for n in 2 4; do
+            limited 60 "$scratch/dcomm-run" -n $n -- "$scratch/dcomm-perf" allreduce --mem cuda -b 64K \
+                -e 64M -f 32 --algo auto,ring,two_shot --json "$results/perf$n.json"
+            ok "collectives: dcomm-perf --mem cuda, $n ranks, after $SECONDS s" $?
+        done
+    fi
+    libraries=()
 fi
 
 # ---- how fast ----

@@ -4,7 +4,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=${1:-build}
-seconds=60
+seconds=120
 [ "${2:-}" != --full ] || seconds=3600
 if [ ! -x "$build/dcomm-perf" ]; then
     skip "the matrix" "dcomm-perf is not built"

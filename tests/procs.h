@@ -16,6 +16,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
 #define PROCS_MAX 16
 #define PROCS_BLOB 4096
 
@@ -60,6 +64,18 @@ static inline const void *procs_take(procs_shared *s, int rank, size_t *len)
         procs_nap();
     }
     return s->blobs[rank].bytes;
+}
+
+/* What a process exits with when it is done: 97 if it has lost memory. No other thread may come or
+ * go meanwhile: what it holds would look lost. */
+static inline int procs_leaks(void)
+{
+#ifdef __SANITIZE_ADDRESS__
+    if (__lsan_do_recoverable_leak_check() != 0) {
+        return 97;
+    }
+#endif
+    return 0;
 }
 
 /* Say that this process has reached a step; see whether the others (but `skip`) have. */

@@ -8,10 +8,6 @@
 
 #include "dcomm.h"
 
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/lsan_interface.h>
-#endif
-
 typedef enum ranks_place {
     RANKS_LOCAL,   /* one host: mapped memory, memory of other processes read directly */
     RANKS_MESSAGE, /* one host, where the kernel forbids to read another process */
@@ -71,18 +67,16 @@ static inline dcomm_comm *ranks_join(int rank, int n, procs_shared *s, const dco
                     dcomm_last_error());                                                 \
     } while (0)
 
-/* Destroy the last communicator of a process, which must leave nothing behind. Returns the
+/* Set where ranks are threads of one process: who joins them looks for leaks. */
+static bool ranks_are_threads;
+
+/* Destroy the last communicator of a rank, which must leave nothing behind. Returns the
  * process's exit code. */
 static inline int ranks_leave(dcomm_comm **comm_p)
 {
     RANKS_OK(dcomm_comm_destroy(comm_p));
     PROCS_TRUE(*comm_p == NULL);
-#ifdef __SANITIZE_ADDRESS__
-    if (__lsan_do_recoverable_leak_check() != 0) {
-        return 97;
-    }
-#endif
-    return 0;
+    return ranks_are_threads ? 0 : procs_leaks();
 }
 
 /* ---- values ---- */
@@ -195,13 +189,13 @@ typedef struct ranks_buffer {
     size_t bytes;
 } ranks_buffer;
 
-/* Registered memory that buffers are parts of, once a rank has it. */
+/* Memory that buffers are parts of, once a rank has it; a rank may be a thread. */
 typedef struct ranks_arena {
     void *memory;
     size_t len, used, buffers;
 } ranks_arena;
 
-static ranks_arena ranks_registered;
+static _Thread_local ranks_arena ranks_registered;
 
 static inline void ranks_register(dcomm_comm *comm, size_t len)
 {
@@ -215,6 +209,7 @@ static inline void *ranks_take(size_t len)
     if (a->memory == NULL) {
         return malloc(len);
     }
+    len = (len + 63) & ~(size_t)63; /* as aligned as any allocation */
     PROCS_TRUE(len <= a->len - a->used);
     a->buffers++;
     a->used += len;

@@ -2,20 +2,13 @@
  * lengths, corner values, feedback. */
 #define _GNU_SOURCE
 #include "dcomm.h"
+#include "make_codec.h"
 
-#include <criterion/criterion.h>
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static dcomm_codec *make(const char *spec)
-{
-    dcomm_codec *codec = NULL;
-    cr_assert_eq(dcomm_codec_create(spec, &codec), DCOMM_OK, "%s: %s", spec, dcomm_last_error());
-    return codec;
-}
 
 static void refused(const char *spec, const char *sentence)
 {

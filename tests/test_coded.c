@@ -189,6 +189,78 @@ Test(coded, ledgers_of_calls, .timeout = 60)
     run(3, ledgers, NULL);
 }
 
+/* Where a rank encodes its shards of sums: they are counted once, on all ranks together as often as
+ * the tensor crosses between hosts, and what is held back is what the state holds, second shots
+ * included. */
+typedef struct shards {
+    const char *spec;
+    dcomm_feedback_opts opts;
+    bool average;
+} shards;
+
+static int ledgers_of_shards(int rank, int n, procs_shared *shared, void *arg)
+{
+    enum { COUNT = 40000, STEPS = 3 };
+    const shards *c = arg;
+    ranks_settle(rank, n, RANKS_PAIRS);
+    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_codec *codec = make_codec(c->spec);
+    dcomm_feedback *fb = NULL;
+    RANKS_OK(dcomm_feedback_create(codec, COUNT, &c->opts, &fb));
+    float *x = floats(COUNT), *y = floats(COUNT);
+    for (int step = 0; step < 2 * STEPS; step++) {
+        const bool feedback = step < STEPS;
+        dcomm_ledger call = {0};
+        dcomm_codec_report report;
+        dcomm_feedback_info info;
+        dcomm_coll_opts opts = {.algo = "coded_hier",
+                                .codec = feedback ? NULL : codec,
+                                .feedback = feedback ? fb : NULL,
+                                .chunk_bytes = 20000,
+                                .codec_report = &report,
+                                .codec_ledger = &call};
+        normal_gradient(x, COUNT, rank, step);
+        x[7 * rank] = step == STEPS - 1 ? 2e38f : x[7 * rank]; /* which some codecs clip */
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, c->average ? DCOMM_AVG : DCOMM_SUM,
+                                 &opts));
+        PROCS_CHECK(call.wire_bytes == report.bytes && call.clipped == report.clipped &&
+                        call.kept == report.kept,
+                    "%s, step %d: %" PRIu64 " bytes, %" PRIu64 " clipped, %" PRIu64
+                    " kept; reported %zu, %zu, %zu",
+                    c->spec, step, call.wire_bytes, call.clipped, call.kept, report.bytes,
+                    report.clipped, report.kept);
+        RANKS_OK(dcomm_feedback_get_info(fb, &info));
+        const double off = fabs(call.residual_norm - info.worker_norm) / info.worker_norm;
+        PROCS_CHECK(!feedback || off <= (c->opts.bf16 ? 0x1p-9 : 1e-6), /* before it is rounded */
+                    "%s, step %d: the ledger's residual is %.12g, the state's %.12g", c->spec, step,
+                    call.residual_norm, info.worker_norm);
+        PROCS_CHECK(call.nmse > 0 && call.nmse < 4 && call.encoded >= call.count,
+                    "%s, step %d: NMSE %g, %" PRIu64 " of %" PRIu64, c->spec, step, call.nmse,
+                    call.count, call.encoded);
+        uint64_t count = call.count;
+        RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, &count, 1, DCOMM_U64, DCOMM_SUM, NULL));
+        PROCS_CHECK(count == (uint64_t)COUNT * (uint64_t)(n / 2),
+                    "%s, step %d: %" PRIu64 " elements were compared", c->spec, step, count);
+    }
+    free(x);
+    free(y);
+    dcomm_feedback_destroy(&fb);
+    dcomm_codec_destroy(&codec);
+    return ranks_leave(&comm);
+}
+
+Test(coded, ledgers_of_shards, .timeout = 90)
+{
+    shards of[] = {{"bf16", {0}, false},
+                   {"qsgd:bits=8", {.bf16 = true}, true},
+                   {"topk:k=0.05", {.variant = DCOMM_FEEDBACK_DGC}, true},
+                   {"topk:k=0.05", {0}, false},
+                   {"qsgd:bits=4", {.scale = true}, false}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        run(i % 2 == 0 ? 4 : 6, ledgers_of_shards, &of[i]); /* 6: two shots across */
+    }
+}
+
 static void values(const char *spec, const char *algo, ranks_place place, int most)
 {
     for (int n = 2; n <= most; n++) {

@@ -116,6 +116,27 @@ static int not_a_number(int rank, int n, procs_shared *shared, void *arg)
     PROCS_CHECK(report.nonfinite == (rank == 1 ? 2u : 0u), "%zu", report.nonfinite);
     PROCS_CHECK(report.first_nonfinite == (rank == 1 ? 4321u : SIZE_MAX), "%zu",
                 report.first_nonfinite);
+    for (int i = 0; i < 4; i++) { /* of encodings that are summed */
+        dcomm_codec *linear =
+            make_codec(i % 2 == 0 ? "powersgd:nonfinite=zero" : "randk:scale=none,nonfinite=zero");
+        dcomm_feedback *fb = NULL;
+        dcomm_ledger ledger = {0};
+        RANKS_OK(dcomm_feedback_create(linear, 5000, NULL, &fb));
+        dcomm_coll_opts sums = {.codec = linear,
+                                .feedback = i < 2 ? NULL : fb,
+                                .codec_report = &report,
+                                .codec_ledger = &ledger,
+                                .algo = "coded_linear"};
+        RANKS_OK(dcomm_allreduce(comm, x, y, 5000, DCOMM_F32, DCOMM_SUM, &sums));
+        PROCS_TRUE(isfinite(y[4321]) && isfinite(y[4400]));
+        PROCS_CHECK(report.nonfinite == (rank == 1 ? 2u : 0u) &&
+                        ledger.nonfinite == report.nonfinite &&
+                        report.first_nonfinite == (rank == 1 ? 4321u : SIZE_MAX),
+                    "%d: %zu, the first %zu; in the ledger %zu", i, report.nonfinite,
+                    report.first_nonfinite, (size_t)ledger.nonfinite);
+        dcomm_feedback_destroy(&fb);
+        dcomm_codec_destroy(&linear);
+    }
     atomic_fetch_add(&shared->words[0],
                      1); /* or another is still in that call when this one fails */
     while (atomic_load(&shared->words[0]) < n) {

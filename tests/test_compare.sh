@@ -71,6 +71,8 @@ for order in block cyclic; do
     check "across hosts, $order: the report" rows "$scratch/$order.json" \
         'all(row["time_per_limit"] > 0 for row in results) and tables[0]["cluster"]["hosts"] == 2'
 done
+expect "compressed beside exact" 0 "^\\| bf16 \\| coded_[a-z_]+ \\| +[0-9.]+ \\| [0-9.]+ \\|" \
+    tools/compression.py --build "$build" --rounds 1 --iterations 2 --bytes 256K --exact ring bf16
 for peer in openmpi mpich gloo; do
     bench/peers/build.sh $peer "$build" >"$out" 2>&1 || continue
     expect "$peer across hosts" 0 "^allreduce +4096 " bench/cluster.sh --build "$build" --peer $peer \

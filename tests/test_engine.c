@@ -2,19 +2,9 @@
  * numbers back, calls that cannot be queued, communicators that are not there yet, plans that go
  * away. */
 #define _GNU_SOURCE
-#include "ranks.h"
+#include "run_ranks.h"
 
-#include <criterion/criterion.h>
 #include <pthread.h>
-
-static void run(int n, procs_fn fn, void *arg)
-{
-    int ended[PROCS_MAX];
-    procs_run(n, 30, fn, arg, ended);
-    for (int r = 0; r < n; r++) {
-        cr_expect(ended[r] == 0, "rank %d ended with %d", r, ended[r]);
-    }
-}
 
 /* ---- groups ---- */
 

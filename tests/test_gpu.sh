@@ -49,6 +49,7 @@ rehearse() {
 # The parts that were reached, in order; with a ! those that failed.
 parts() {
     sed -nE "s/^ok - /=/; s/^not ok - /!/; s/^(.)kernels' bytes.*/\1compare/p
+        s/^(.)collectives: ([a-z_-]*).*/\1\2/p
         s/^(.)bench\/([a-z/_-]*).*after.*/\1\2/p; s/^(.)compute-sanitizer ([a-z]*).*/\1\2/p" "$1" |
         tr -d '=' | paste -sd' '
 }
@@ -64,19 +65,26 @@ says() {
     ok "$name" $got
 }
 measured="dcomm-kernels peers/gpu-cub peers/gpu_peers"
+collectives="test_device test_device_order test_device_coded"
+timed="dcomm-perf dcomm-perf"
 
 expect "no GPU: said, and no failure" 0 "^# skipped: .*there is no GPU: no driver" \
     rehearse PRETEND_NONE=1 PRETEND_DEVICE="no driver"
-says "every part, in order" 0 "compare $measured memcheck racecheck" rehearse
-says "a comparison that fails hides nothing" 1 "!compare $measured !memcheck !racecheck" \
+says "every part, in order" 0 "compare $collectives $timed $measured memcheck racecheck" rehearse
+says "a comparison that fails hides nothing" 1 "!compare $collectives $timed $measured !memcheck !racecheck" \
     rehearse PRETEND_BROKEN=cuda_kernels
-says "a measurement that fails hides nothing" 1 "compare !$measured memcheck racecheck" \
+says "a measurement that fails hides nothing" 1 \
+    "compare $collectives $timed !$measured memcheck racecheck" \
     rehearse PRETEND_BROKEN=dcomm-kernels
-says "tests that do not compile leave the measurements" 1 "$measured" \
+says "collectives that fail hide nothing" 1 \
+    "compare !$collectives $timed $measured memcheck racecheck" rehearse PRETEND_BROKEN=test_device
+says "tests that do not compile leave the measurements" 1 "$collectives $timed $measured" \
     rehearse PRETEND_UNBUILT=cuda_kernels
-says "the CPU's side that does not compile leaves the peers" 1 "${measured#* }" \
+says "the CPU's side that does not compile leaves the peers" 1 "$collectives $timed ${measured#* }" \
     rehearse PRETEND_UNBUILT=alone
-says "without measurements" 0 "compare memcheck racecheck" rehearse DCOMM_GPU_BENCH=0
-says "what takes too long is ended when the time is up" 1 "!compare !memcheck !racecheck" \
+says "without measurements" 0 "compare $collectives memcheck racecheck" \
+    rehearse DCOMM_GPU_BENCH=0
+says "what takes too long is ended when the time is up" 1 \
+    "!compare !${collectives// / !} !memcheck !racecheck" \
     rehearse DCOMM_GPU_BENCH=0 DCOMM_GPU_SECONDS=3 PRETEND_SLOW=cuda_kernels
 finish

@@ -174,7 +174,7 @@ static void prove(int from, int to, bool every_placement)
     static facts f;
     int pick = 0;
     for (int a = 0; a < ALGORITHMS; a++) {
-        for (int n = from; n <= to; n += every_placement ? 1 : DCOMM_TEST_RANK_STEP) {
+        for (int n = from; n <= to; n += every_placement ? 1 : proof_step()) {
             for (int hosts = 1; hosts <= 8 && hosts <= n; hosts++) {
                 for (placement p = BLOCK; p < PLACEMENTS; p++, pick++) {
                     if (!every_placement &&

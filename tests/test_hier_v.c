@@ -168,7 +168,7 @@ Test(hier_v, proved_up_to_9_ranks, .timeout = 120)
 
 Test(hier_v, proved_up_to_40_ranks, .timeout = 120)
 {
-    prove_from(10, RANKS_MAX, 3 * DCOMM_TEST_RANK_STEP);
+    prove_from(10, RANKS_MAX, proof_step());
 }
 
 /* ---- the choice ---- */

@@ -242,7 +242,7 @@ Test(levels, proved_up_to_12_ranks, .timeout = 240)
 
 Test(levels, proved_up_to_32_ranks, .timeout = 240)
 {
-    prove(13, 32, DCOMM_TEST_RANK_STEP, 31);
+    prove(13, 32, proof_step(), 31);
 }
 
 Test(levels, proved_up_to_64_ranks, .timeout = 240)

@@ -2,20 +2,11 @@
  * sentence that says who called what; and calls that are refused before anything is sent. */
 #define _GNU_SOURCE
 #include "faults.h"
+#include "run_ranks.h"
 
-#include <criterion/criterion.h>
 #include <sys/wait.h>
 
 enum { N = 3, ODD = 1, COUNT = 2000 };
-
-static void run(int n, procs_fn fn, void *arg)
-{
-    int ended[PROCS_MAX];
-    procs_run(n, 40, fn, arg, ended);
-    for (int r = 0; r < n; r++) {
-        cr_expect(ended[r] == 0, "rank %d ended with %d", r, ended[r]);
-    }
-}
 
 static float in_buffer[N * N * COUNT], out_buffer[N * N * COUNT];
 

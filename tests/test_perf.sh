@@ -44,6 +44,15 @@ for mem in huge registered; do
         --json "$scratch/$mem.json"
     check "memory: $mem in the JSON" grep -q "\"mem\": *\"$mem\"" "$scratch/$mem.json"
 done
+if [ -x "$build/nccl/dcomm-perf-host-cuda" ]; then
+    for op in allreduce alltoall sendrecv reduce_scatter; do
+        check "memory of a device that the host stands in for: $op" timeout 120 "$build/dcomm-run" -n 2 -- \
+            "$build/nccl/dcomm-perf-host-cuda" $op -b 4 -e 3M -f 17 -n 3 --mem cuda
+    done
+    check "a device's, in place" timeout 120 "$build/dcomm-run" -n 2 -- \
+        "$build/nccl/dcomm-perf-host-cuda" allgather -b 4 -e 3M -f 17 -n 3 --mem cuda --inplace
+fi
+expect "memory of a device, without CUDA" 3 "DCOMM_WITH_CUDA" perf 2 allreduce -b 4 -e 4 --mem cuda
 check "every type and operator, another root" perf 3 reduce -r 2 -b 400 -e 400 -n 2 -o all -d all
 check "buffers that take turns" perf 3 allreduce -b 100 -e 3M -f 30000 -n 5 --rotate 1M
 check "buffers that take turns, in place" perf 3 allgather -b 120 -e 3M -f 300 -n 5 --rotate 1M --inplace

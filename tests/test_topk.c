@@ -6,8 +6,7 @@
 #include "../include/dcomm/impl/api_codec.h"
 
 #include "gradients.h"
-
-#include <criterion/criterion.h>
+#include "make_codec.h"
 
 enum { MOST = 150000 };
 
@@ -212,13 +211,6 @@ Test(topk, numbers_that_are_not_finite)
 
 /* ---- the codecs ---- */
 
-static dcomm_codec *make(const char *spec)
-{
-    dcomm_codec *codec = NULL;
-    cr_assert_eq(dcomm_codec_create(spec, &codec), DCOMM_OK, "%s: %s", spec, dcomm_last_error());
-    return codec;
-}
-
 typedef struct wire {
     unsigned char *at;
     size_t room, bytes;
@@ -248,6 +240,44 @@ static const char *const specs[] = {"topk:k=0.001",
                                     "topk+qsgd:k=0.05,bits=8,rounding=nearest"};
 
 enum { SPECS = sizeof specs / sizeof *specs };
+
+/* More numbers that are not finite than are sent: a residual gets none of them, nor loses anything
+ * where the decoder gets one. */
+Test(topk, more_that_are_not_finite_than_are_sent)
+{
+    enum { N = 20000 };
+    static const char *const passing[] = {"topk:k=100,nonfinite=pass",
+                                          "topk:k=0.004,values=f16,nonfinite=pass",
+                                          "threshold:k=100,nonfinite=pass",
+                                          "topk+qsgd:k=1000,nonfinite=pass",
+                                          "topk+qsgd:k=1500,bits=8,bucket=128,nonfinite=pass",
+                                          "randk:k=100,nonfinite=pass"};
+    static const size_t wild[] = {1, 99, 1001, N};
+    for (size_t s = 0; s < sizeof passing / sizeof *passing; s++) {
+        dcomm_codec *codec = make(passing[s]);
+        for (size_t c = 0; c < sizeof wild / sizeof *wild; c++) {
+            fill(x, N, GAUSS);
+            fill(residual, N, GAUSS);
+            for (size_t i = 0; i < wild[c]; i++) {
+                x[i * (N / wild[c])] = i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -INFINITY;
+            }
+            wire w = encode(codec, N, true);
+            cr_assert_eq(w.report.nonfinite, wild[c], "%s", passing[s]);
+            cr_assert_eq(dcomm_decode(codec, w.at, w.bytes, y, N), DCOMM_OK);
+            size_t arrived = 0;
+            for (size_t i = 0; i < N; i++) {
+                const bool kept = !isfinite(x[i]) || !isfinite(y[i]);
+                const float wanted = kept ? residual[i] : (x[i] + residual[i]) - y[i];
+                arrived += !isfinite(y[i]);
+                cr_assert_eq(next[i], wanted, "%s, %zu wild, %zu: %g, not %g", passing[s], wild[c],
+                             i, (double)next[i], (double)wanted);
+            }
+            cr_assert_gt(arrived, 0, "%s", passing[s]);
+            free(w.at);
+        }
+        dcomm_codec_destroy(&codec);
+    }
+}
 
 /* All forms of indices, all formats of values: the same bytes from every instruction set, and what
  * is decoded are elements of the input, the rest is zero. */

@@ -206,10 +206,18 @@ void exchange_ready(void *user, size_t tensor)
         e->spoiled = NULL;
     }
     dcomm_status status = dcomm_bucket_ready(e->buckets, tensor, NULL);
-    if (status >= 0) {
-        status = dcomm_buckets_progress(e->buckets);
-    }
     e->status = e->status < 0 ? e->status : status;
+    e->seconds += now() - start;
+    exchange_pause(e);
+}
+
+void exchange_pause(void *user)
+{
+    exchange *e = user;
+    double start = now();
+    if (e->status >= 0) {
+        e->status = dcomm_buckets_progress(e->buckets);
+    }
     e->seconds += now() - start;
 }
 

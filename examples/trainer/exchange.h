@@ -24,8 +24,8 @@ typedef struct exchange {
     dcomm_scaler *scaler;   /* NULL: the loss is not scaled */
     float *spoiled;         /* becomes infinite when tensor `spoils` is computed; NULL: none does */
     size_t spoils;
-    dcomm_status status; /* the first error of exchange_ready */
-    double seconds;      /* within exchange_ready */
+    dcomm_status status; /* the first error of exchange_ready and exchange_pause */
+    double seconds;      /* within them */
     dcomm_stats before;  /* of the buckets' communicator, behind their calibration */
 } exchange;
 
@@ -37,6 +37,8 @@ dcomm_status exchange_sum(exchange *e, float *gradients, bool exactly);
 /* With buckets: tensor `tensor` of this rank's gradients is computed (the number after the last one
  * is that element behind them); it may be summed from now on. `user` is the exchange. */
 void exchange_ready(void *user, size_t tensor);
+/* With buckets: let them go on. */
+void exchange_pause(void *user);
 /* Wait until all of them are summed. */
 dcomm_status exchange_finish(exchange *e);
 /* With a scaler: unscale and clip them, unless the step is to be skipped. */

@@ -25,7 +25,8 @@ struct model {
     float *dx, *dwide, *dqkv, *dnarrow, *dlogits, *turned, *row;
     float scale;        /* of what backward derives */
     model_done_fn done; /* NULL: nobody wants to know */
-    void *done_user;
+    model_pause_fn pause;
+    void *watcher;
 };
 
 /* Hands out pieces of one block; with base NULL it only counts. */
@@ -264,14 +265,30 @@ static void linear(float *y, const float *x, const float *w, int n, int in, int 
     matmul_add(y, x, in, 1, w, n, in, out);
 }
 
+/* matmul_add, with pauses. */
+static void matmul_add_paused(const model *m, float *c, const float *a, int row, int step,
+                              const float *b, int rows, int depth, int n)
+{
+    enum { WORK = 1 << 21 }; /* multiplications between pauses: a fraction of a millisecond */
+    int most = WORK / (depth * n) / 4 * 4; /* matmul_add takes rows by fours */
+    most = most < 4 ? 4 : most;
+    for (int i = 0; i < rows; i += most) {
+        int now = rows - i < most ? rows - i : most;
+        matmul_add(c + i * n, a + i * row, row, step, b, now, depth, n);
+        if (m->pause != NULL) {
+            m->pause(m->watcher);
+        }
+    }
+}
+
 /* dx = dy w^T; dw += x^T dy */
 static void linear_back(model *m, float *dx, float *dw, const float *dy, const float *x,
                         const float *w, int n, int in, int out)
 {
-    matmul_add(dw, x, 1, in, dy, in, n, out);
+    matmul_add_paused(m, dw, x, 1, in, dy, in, n, out);
     transpose(m->turned, w, in, out);
     memset(dx, 0, (size_t)n * (size_t)in * sizeof *dx);
-    matmul_add(dx, dy, out, 1, m->turned, n, out, in);
+    matmul_add_paused(m, dx, dy, out, 1, m->turned, n, out, in);
 }
 
 static void layer_forward(const model *m, int l, float *y, int n)
@@ -291,16 +308,17 @@ static void layer_forward(const model *m, int l, float *y, int n)
     matmul_add(y, t->activated, 4 * d, 1, w->down, n, 4 * d, d);
 }
 
-void model_watch(model *m, model_done_fn done, void *user)
+void model_watch(model *m, model_done_fn done, model_pause_fn pause, void *user)
 {
     m->done = done;
-    m->done_user = user;
+    m->pause = pause;
+    m->watcher = user;
 }
 
 static void done(const model *m, size_t tensor_number)
 {
     if (m->done != NULL) {
-        m->done(m->done_user, tensor_number);
+        m->done(m->watcher, tensor_number);
     }
 }
 

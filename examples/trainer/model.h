@@ -50,9 +50,11 @@ double model_forward(model *m, const int *tokens, const int *targets, int n);
 void model_scale(model *m, float scale);
 /* After a forward pass with the same arguments: adds the gradient of its result. */
 void model_backward(model *m, const int *tokens, const int *targets, int n);
-/* From now on, tell when a backward pass is done with the gradient of a tensor; NULL: no more. */
+/* From now on, a backward pass tells when it is done with the gradient of a tensor, and pauses
+ * every millisecond or less, so that others get their turn; NULL: no more. */
 typedef void (*model_done_fn)(void *user, size_t tensor);
-void model_watch(model *m, model_done_fn done, void *user);
+typedef void (*model_pause_fn)(void *user);
+void model_watch(model *m, model_done_fn done, model_pause_fn pause, void *user);
 /* [vocab], of position t of the last forward pass. */
 const float *model_logits(const model *m, int t);
 

@@ -141,7 +141,7 @@ static void update_frozen(trainer *t, int step)
 /* All gradients have been told of, but by a rank that had nothing to compute. */
 static dcomm_status finish_buckets(trainer *t, bool nothing)
 {
-    model_watch(t->model, NULL, NULL);
+    model_watch(t->model, NULL, NULL, NULL);
     for (size_t i = model_tensors(t->model) + 1; nothing && i-- > 0;) {
         exchange_ready(&t->exchange, i);
     }
@@ -192,7 +192,7 @@ static dcomm_status train_step(trainer *t, int step)
         gradients[count] += (float)model_forward(t->model, tokens, tokens + 1, seq);
         if (t->exchange.buckets != NULL && s + 1 == part(t, batch, t->rank + 1)) {
             exchange_ready(&t->exchange, model_tensors(t->model)); /* the loss */
-            model_watch(t->model, exchange_ready, &t->exchange);
+            model_watch(t->model, exchange_ready, exchange_pause, &t->exchange);
         }
         model_backward(t->model, tokens, tokens + 1, seq);
     }

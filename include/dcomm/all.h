@@ -19,6 +19,7 @@
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
 #include "../../kernels/tally.h"
 #include "../../kernels/rng.h"
+#include "../../kernels/randk.h"
 #include "../../kernels/wire.h"
 #include "../../kernels/wire_sparse.h"
 #include "../../kernels/topk_sample.h"
@@ -52,5 +53,6 @@
 #ifdef DCOMM_CUDA_IMPLEMENTATION
 #include "../../kernels/cuda_reduce.cuh"
 #include "../../kernels/cuda_codec.cuh"
+#include "../../kernels/cuda_fp8.cuh"
 #include "../../kernels/cuda_powersgd.cuh"
 #endif

@@ -1,5 +1,8 @@
 /* coll.h - collectives, point-to-point, requests and groups.
  *
+ * Where the implementation is built with DCOMM_WITH_CUDA, buffers may also be device memory, all of
+ * one call's on one device, aligned to their element; docs/cuda.md says how they travel.
+ *
  * Buffers are the caller's, of any alignment, and are in use from the call until the operation is
  * complete. Counts are elements. `opts` may be NULL. In place: pass DCOMM_IN_PLACE as sendbuf, or
  * the pointer that NCCL's rules name (noted at each collective). A NULL buffer is legal only with
@@ -23,7 +26,8 @@ extern "C" {
 
 #define DCOMM_IN_PLACE ((const void *)(uintptr_t)-1)
 
-/* All zero means the defaults. Everything here must be the same on every rank of the call. */
+/* All zero means the defaults. Everything here must be the same on every rank of the call, where it
+ * does not say otherwise. */
 typedef struct dcomm_coll_opts {
     const char *algo;       /* algorithm by name; it runs or the call fails (default: the
                                communicator's, else chosen by size) */
@@ -45,6 +49,18 @@ typedef struct dcomm_coll_opts {
     bool huge_pages; /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
                         which are read by the kernel at up to twice the speed; registered says
                         more (default: false) */
+    bool device; /* likewise a promise that they are device memory: messages are longer then, and
+                    what is between host and device is counted (default: false) */
+    /* A cudaStream_t. The operation begins when what the stream holds now has been done, and what
+     * is put on the stream later waits for its result. The call returns once that is arranged; its
+     * errors show in dcomm_comm_status, and never hold the stream up. A request may be asked for
+     * all the same. Of operations in a group, the stream counts at dcomm_group_end. May differ by
+     * rank; buffers may be host memory too. From the first such call on, the context has a progress
+     * thread. NULL is no stream: for CUDA's default stream give cudaStreamLegacy. A call on device
+     * memory without a stream begins at once, on data that must be there.
+     * Errors: DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured
+     * into a graph; the driver cannot let a stream wait). (default: NULL) */
+    void *stream;
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
      * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */

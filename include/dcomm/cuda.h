@@ -62,15 +62,14 @@ DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
-/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd ---- */
+/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
  * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
  * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk
  * leaves in it makes its next call with this workspace faster, if that has the same k and count: a
  * tensor's own workspace, kept from step to step, is best, and what is in it never changes a byte.
- * report may be NULL. Errors also: DCOMM_ERR_UNSUPPORTED for topk+qsgd with nonfinite=pass and a
- * residual. */
+ * report may be NULL. */
 DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
@@ -82,11 +81,12 @@ typedef struct dcomm_cuda_ledger {
     double sums[8];
 } dcomm_cuda_ledger;
 
-/* dcomm_cuda_encode, and in the same pass what it did into a ledger: dcomm_encode_ledger. Two or
- * three launches, of which all but the first are short. The sums are taken in an order that depends
- * on codec and count alone, and which is not the CPU's: they are the same from run to run, and
- * differ from the CPU's by what rounding of f64 sums amounts to. workspace:
- * dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64. */
+/* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. Dense codecs count in the
+ * pass that encodes, and one or two short launches follow; the wires of others are decoded and
+ * compared. The sums are taken in an order that depends on codec and count alone, and which is not
+ * the CPU's: they are the same from run to run, and differ from the CPU's by what rounding of f64
+ * sums amounts to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64, to
+ * be kept as that of dcomm_cuda_encode. */
 DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
                                                 const float *residual, float *next, size_t count,
                                                 const dcomm_codec_key *key, void *wire,
@@ -94,6 +94,14 @@ DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const 
                                                 dcomm_cuda_report *report,
                                                 dcomm_cuda_ledger *ledger, void *stream);
 DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
+/* dcomm_ledger_compare of y with x (NULL: nothing is compared), and where next is not NULL what an
+ * encoding with feedback that sent y has left. For powersgd, whose y dcomm_cuda_powersgd_product
+ * gives, and for recodings, whose input nobody has: x is NULL, and y the wire decoded. Two or three
+ * launches. workspace: dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+DCOMM_API dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
+                                                 const float *y, const float *next, size_t count,
+                                                 void *workspace, void *stream);
+DCOMM_API size_t dcomm_cuda_compare_workspace_bytes(size_t count);
 /* Add to a ledger what copies in host memory of a device's ledger and of a report say that `count`
  * elements' encoding did; `report` is what dcomm_cuda_report_check made of it. The residual's norm
  * becomes that of all encodings in `sums`: of the last one, where it was zero before that. */
@@ -112,7 +120,15 @@ DCOMM_API dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const voi
                                              const size_t *bytes, size_t n, float *acc,
                                              size_t count, void *workspace,
                                              dcomm_cuda_report *report, void *stream);
-/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. Dense codecs only. */
+/* dcomm_cuda_reduce of the f32 arrays that n wires of codec fp8 stand for, with all its operators,
+ * in one pass. */
+DCOMM_API dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const void *const *wires,
+                                             const size_t *bytes, size_t n, float *dst,
+                                             size_t count, dcomm_op op, int64_t divisor,
+                                             dcomm_cuda_report *report, void *stream);
+/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. Of dense codecs the
+ * sum never goes to memory; of others it is in the workspace, which is best kept as that of
+ * dcomm_cuda_encode: dcomm_cuda_recode_workspace_bytes. */
 DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                          const size_t *bytes, size_t n, float factor,
                                          const float *residual, float *next, size_t count,
@@ -201,6 +217,16 @@ typedef struct dcomm_sparse_layout {
 /* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
 DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
                                                      dcomm_sparse_layout *layout);
+/* How randk chooses from `count` elements (kernels/randk.h), and what it sends of them. */
+typedef struct dcomm_randk_layout {
+    size_t kept;   /* elements */
+    bool unbiased; /* multiplied by the length of their part */
+    int nonfinite; /* 0 fail, 1 zero, 2 pass */
+} dcomm_randk_layout;
+
+/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
+DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, size_t count,
+                                                    dcomm_randk_layout *layout);
 /* Leave a sentence for dcomm_last_error; returns the status. For code beside the library that
  * reports as it does. */
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence);

@@ -37,7 +37,8 @@ DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, c
  * did into the ledger: what arrives is compared with x, and with feedback the residual and the
  * contraction are counted. Sums are the same from every instruction set. powersgd knows what
  * arrives only after its last product, so that it is compared as the residual is taken; sparse
- * codecs take a decoding and a second pass where numbers were not finite or were clipped. Errors:
+ * codecs take a decoding and a second pass where numbers were not finite or were clipped, or where
+ * what was sent makes up all but 2^-24 of the squares. Errors:
  * as these two; of non-finite inputs the ledger has counted the others. */
 DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
                                            const float *residual, float *next, size_t count,

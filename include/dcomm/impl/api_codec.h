@@ -260,7 +260,9 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
     for (size_t from = 0, n; from < call->count; from += n) {
         n = call->count - from < DCOMMI_TALLY_ZEROS ? call->count - from : DCOMMI_TALLY_ZEROS;
         for (size_t i = from; i < from + n; i++) {
-            call->next[i] = dcommi_f32_nonfinite(sent[i]) ? residual[i] : e[i] - sent[i];
+            /* e: more that is not finite than the codec sends. */
+            bool odd = dcommi_f32_nonfinite(sent[i]) || dcommi_f32_nonfinite(e[i]);
+            call->next[i] = odd ? residual[i] : e[i] - sent[i];
         }
         if (call->tally != NULL) {
             dcommi_tally_compare(call->tally, from, sent + from, n);
@@ -390,11 +392,10 @@ DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const flo
 /* An encoding that took sums. The residual's norm is that of what this call left. */
 static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *call)
 {
-    double before = ledger->sums[DCOMMI_LEDGER_RESIDUAL];
     dcommi_ledger_add(ledger, call->tally);
     dcomm_ledger_encoded(ledger, call->count, &call->report);
     if (call->residual != NULL) {
-        ledger->residual_norm = sqrt(fmax(ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before, 0));
+        ledger->residual_norm = sqrt(dcommi_tally_sum(call->tally, DCOMMI_LEDGER_RESIDUAL));
     }
 }
 

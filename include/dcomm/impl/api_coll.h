@@ -46,7 +46,8 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
     dcommi_coding coding;
     DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
-    s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)sendbuf % 4 != 0 ||
+    const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
+    s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)in % 4 != 0 ||
               (uintptr_t)recvbuf % 4 != 0;
     return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
 }
@@ -311,10 +312,22 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
     DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
+    dcommi_shape s = {
+        .coll = DCOMM_COLL_PLAN, .dtype = (dcomm_dtype)plan->dtype, .op = (dcomm_op)plan->op};
+    dcommi_device *device = NULL;
+    DCOMMI_TRY(
+        dcommi_call_place(comm, &s, in, plan->in_bytes, out, plan->out_bytes, opts, &device));
+    if (plan->state_bytes > 0 &&
+        dcommi_device_locate(state) != (device == NULL ? -1 : device->handle.number)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: state does not lie where in and out do",
+                           plan->name);
+    }
     dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, signature);
     if (run == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
+    run->device = device;
+    dcommi_run_stream(run, opts->stream);
     run->state = state;
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);

@@ -45,7 +45,7 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_sparse_layout: %s is NULL",
                            codec == NULL ? "codec" : "layout");
     }
-    if (codec->ops->encode != dcommi_topk_encode || count > UINT32_MAX) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_SELECTION) || count > UINT32_MAX) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                            "codec %s of %zu elements: topk, threshold and topk+qsgd have such a "
                            "layout, of up to 2^32 - 1",
@@ -70,6 +70,25 @@ DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, s
     return DCOMM_OK;
 }
 
+DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, size_t count,
+                                                    dcomm_randk_layout *layout)
+{
+    if (codec == NULL || layout == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_randk_layout: %s is NULL",
+                           codec == NULL ? "codec" : "layout");
+    }
+    if (!dcommi_codec_is(codec, DCOMMI_IS_DRAWN) || count > UINT32_MAX) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "codec %s of %zu elements: randk has such a layout, of up to 2^32 - 1",
+                           codec->spec, count);
+    }
+    *layout =
+        (dcomm_randk_layout){.kept = dcommi_randk_wanted(codec, count),
+                             .unbiased = codec->value[DCOMMI_RANDK_SCALE] == DCOMMI_RANDK_UNBIASED,
+                             .nonfinite = codec->nonfinite};
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
                                               dcomm_codec_matrix *shape)
 {
@@ -77,7 +96,7 @@ DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t c
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_get_matrix: %s is NULL",
                            codec == NULL ? "codec" : "shape");
     }
-    if (codec->ops != &dcommi_codec_powersgd) {
+    if (!dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS)) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "codec %s makes no matrix: powersgd does",
                            codec->spec);
     }
@@ -101,8 +120,11 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
     }
     size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
     if (out != NULL) {
-        const bool sparse = codec->ops->encode == dcommi_topk_encode && count <= UINT32_MAX;
-        const size_t kept = sparse ? (size_t)report->kept : count;
+        const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
+        const size_t kept = sparse ? (size_t)report->kept
+                            : dcommi_codec_is(codec, DCOMMI_IS_DRAWN)
+                                ? dcommi_randk_wanted(codec, count)
+                                : count;
         *out = (dcomm_codec_report){.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)
                                                     : codec->ops->max_bytes(codec, count),
                                     .kept = kept,

@@ -106,7 +106,7 @@ static bool dcommi_within_window(const dcomm_comm *comm, const dcommi_header *h)
     return h->seq < done + DCOMMI_WINDOW;
 }
 
-/* DATA, RTS, EXPOSE or SIGNAL for which there is no receive or no run yet. */
+/* DATA, RTS, OFFER, EXPOSE or SIGNAL for which there is no receive or no run yet. */
 static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h,
                                         dcommi_transport *transport, const dcommi_arrival *arrival,
                                         uint8_t cls)
@@ -146,6 +146,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     dcommi_learn_done(comm, h);
     switch (h->type) {
     case DCOMMI_MSG_DATA:
+    case DCOMMI_MSG_OFFER:
     case DCOMMI_MSG_RTS: {
         dcommi_match_node key =
             dcommi_key(DCOMMI_NODE_POSTED, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
@@ -184,6 +185,9 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         }
         return DCOMMI_CONSUMED;
     }
+    case DCOMMI_MSG_READ_SENT:
+        dcommi_on_read_sent(comm, h);
+        return DCOMMI_CONSUMED;
     case DCOMMI_MSG_READ_REPLY:
         return dcommi_on_read_reply(comm, h, transport, arrival->data, arrival->desc);
     case DCOMMI_MSG_QUERY:

@@ -29,6 +29,7 @@
     X(coll.chunk_bytes, b->opts.coll.chunk_bytes)            \
     X(coll.registered, b->opts.coll.registered)              \
     X(coll.huge_pages, b->opts.coll.huge_pages)              \
+    X(coll.device, b->opts.coll.device)                      \
     X(coll.codec_seed, b->opts.coll.codec_seed)
 #define DCOMMI_BKT_REALS(X)                          \
     X(feedback->momentum, b->feedback_opts.momentum) \

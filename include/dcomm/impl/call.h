@@ -3,8 +3,8 @@
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
 
-#include "coded.h"
 #include "express.h"
+#include "coded_device.h"
 
 /* ---- groups ---- */
 
@@ -47,6 +47,7 @@ static const dcomm_coll_opts dcommi_default_opts;
 static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
 {
     return opts == NULL       ? DCOMMI_MEMORY_ANY
+           : opts->device     ? DCOMMI_MEMORY_DEVICE
            : opts->registered ? DCOMMI_MEMORY_REGISTERED
            : opts->huge_pages ? DCOMMI_MEMORY_HUGE
                               : DCOMMI_MEMORY_ANY;
@@ -111,6 +112,9 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
+    if (s->memory == DCOMMI_MEMORY_DEVICE && s->chunk_bytes == 0) {
+        s->chunk_bytes = DCOMMI_SLOT_BYTES; /* what goes over the bus at a time, on every rank */
+    }
     return DCOMM_OK;
 }
 
@@ -121,6 +125,67 @@ static dcomm_status dcommi_check_buffer(const dcommi_shape *s, const char *name,
                ? dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL and %" PRId64 " bytes long",
                              dcomm_coll_name(s->coll), name, bytes)
                : DCOMM_OK;
+}
+
+/* ---- devices and streams ---- */
+
+static void dcommi_place_text(int number, char *text, size_t len)
+{
+    if (number < 0) {
+        snprintf(text, len, "in host memory");
+    } else {
+        snprintf(text, len, "on device %d", number);
+    }
+}
+
+/* Where the buffers of a call lie, all on one side: *device_p NULL is the host's memory. */
+static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, const void *in,
+                                      int64_t in_bytes, const void *out, int64_t out_bytes,
+                                      const dcomm_coll_opts *opts, dcommi_device **device_p)
+{
+    const char *name = dcomm_coll_name(s->coll);
+    *device_p = NULL;
+    if (opts->stream != NULL) {
+        if (dcommi_devices == NULL) {
+            return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                               "%s: opts.stream needs an implementation built with DCOMM_WITH_CUDA",
+                               name);
+        }
+        DCOMMI_TRY(dcommi_devices->stream_check(name, opts->stream));
+        DCOMMI_TRY(dcommi_context_need_thread(comm->context));
+    }
+    int from = in_bytes > 0 ? dcommi_device_locate(in) : -2;
+    int to = out_bytes > 0 ? dcommi_device_locate(out) : -2;
+    int number = from > to ? from : to;
+    if (DCOMMI_LIKELY(number < 0)) {
+        return DCOMM_OK;
+    }
+    if (from != to && from != -2 && to != -2) {
+        char in_text[32], out_text[32];
+        dcommi_place_text(from, in_text, sizeof in_text);
+        dcommi_place_text(to, out_text, sizeof out_text);
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: sendbuf lies %s and recvbuf %s; they must lie together", name,
+                           in_text, out_text);
+    }
+    size_t element = dcomm_dtype_size(s->dtype);
+    if ((in_bytes > 0 && (uintptr_t)in % element != 0) ||
+        (out_bytes > 0 && (uintptr_t)out % element != 0)) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "%s: %s on device %d is not aligned to the %zu bytes of its elements", name,
+            in_bytes > 0 && (uintptr_t)in % element != 0 ? "sendbuf" : "recvbuf", number, element);
+    }
+    if (s->op >= DCOMM_OP_USER) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: an operator of the caller's own works on host memory, and sendbuf "
+                           "or recvbuf lies on device %d",
+                           name, number);
+    }
+    if (s->coding != NULL) {
+        DCOMMI_TRY(dcommi_coded_device_check(s, opts));
+    }
+    return dcommi_device_of(comm->context, number, device_p);
 }
 
 /* ---- keys ---- */
@@ -224,6 +289,45 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     return (dcomm_status)status;
 }
 
+/* The stream that a run is to be tied to; NULL: none. */
+static void dcommi_run_stream(dcommi_run *run, void *stream)
+{
+    if (DCOMMI_UNLIKELY(stream != NULL)) {
+        run->gate.stream = stream;
+        run->gate.device = dcommi_devices->current();
+        run->comm->streamed = true;
+    }
+}
+
+/* Tie a run to its stream by one half of the gate. It has its number: if that fails, other ranks
+ * must not wait for it. */
+static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_run *))
+{
+    dcomm_status status = half(run);
+    if (status < 0) {
+        char why[DCOMMI_MESSAGE_MAX];
+        memcpy(why, dcommi_message, sizeof why);
+        dcomm_comm_abort(run->comm, why);
+        dcommi_fail(status, "%s", why);
+    }
+    return status;
+}
+
+/* Start a run in the order of its stream. Nobody waits for a blocking one: its stream does. */
+static dcomm_status dcommi_run_put(dcommi_run *run)
+{
+    bool blocking = run->blocking;
+    dcomm_status status = dcommi_run_tie(run, dcommi_gate_mark);
+    if (status >= 0) {
+        status = dcommi_run_tie(run, dcommi_gate_hold);
+    }
+    dcommi_submit(run->comm->context, run);
+    if (blocking) {
+        dcommi_run_unref(run);
+    }
+    return status;
+}
+
 /* A run is filled in and numbered: start it, or queue it in the thread's group. request_p NULL:
  * the call is blocking. */
 static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_request **request_p)
@@ -239,6 +343,9 @@ static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_r
         *(group->last != NULL ? &group->last->next_group : &group->first) = run;
         group->last = run;
         return DCOMM_OK;
+    }
+    if (DCOMMI_UNLIKELY(run->gate.stream != NULL)) {
+        return dcommi_run_put(run);
     }
     dcommi_submit(run->comm->context, run);
     return request_p == NULL ? dcommi_run_wait(run) : DCOMM_OK;
@@ -408,7 +515,7 @@ static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
     return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
                             opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
-                            opts->codec == NULL && opts->feedback == NULL);
+                            opts->codec == NULL && opts->feedback == NULL && opts->stream == NULL);
 }
 
 /* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
@@ -417,7 +524,8 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
                                              const void *in, void *out)
 {
     dcommi_express e;
-    if (dcommi_this_group.depth > 0 || comm == NULL ||
+    if (dcommi_this_group.depth > 0 || comm == NULL || dcommi_device_locate(in) >= 0 ||
+        dcommi_device_locate(out) >= 0 ||
         atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0 ||
         atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK ||
         !dcommi_token_enter(comm->context)) {
@@ -441,14 +549,21 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
                                       dcomm_request **request_p)
 {
     dcommi_cached *cached = NULL;
+    dcommi_device *device = NULL;
     double timeout_s = opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s;
+    if (dcommi_devices != NULL || opts->stream != NULL) {
+        int64_t in_bytes, out_bytes;
+        dcommi_shape_spaces(s, &in_bytes, &out_bytes);
+        DCOMMI_TRY(dcommi_call_place(comm, s, in, in_bytes, out, out_bytes, opts, &device));
+    }
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
     if (status < 0) {
         dcommi_comm_unlock(comm);
         return status;
     }
-    if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0) {
+    if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0 &&
+        device == NULL && opts->stream == NULL) {
         if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
             uint64_t code =
                 dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->memory);
@@ -471,7 +586,10 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         }
     }
     dcommi_coded *coded = NULL;
-    if (s->coding != NULL) {
+    if (s->coding != NULL && device != NULL) {
+        status = dcommi_coded_device_plan(cached->plan, cached->signature.algo);
+    }
+    if (s->coding != NULL && status >= 0) {
         status = dcommi_coded_new(comm, opts, &coded);
     }
     dcommi_run *run = NULL;
@@ -485,6 +603,8 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_comm_unlock(comm);
         return status;
     }
+    run->device = device;
+    dcommi_run_stream(run, opts->stream);
     run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
     if (p2p < 0) {
         run->seq = comm->next_seq++;
@@ -579,6 +699,21 @@ DCOMM_API dcomm_status dcomm_group_start(void)
     return DCOMM_OK;
 }
 
+/* One half of the gates of a group's runs. */
+static dcomm_status dcommi_group_tie(dcommi_run *first, dcomm_status (*half)(dcommi_run *),
+                                     dcomm_status status)
+{
+    dcommi_group *group = &dcommi_this_group;
+    for (dcommi_run *run = first; run != NULL; run = run->next_group) {
+        dcomm_status one = run->gate.stream != NULL ? dcommi_run_tie(run, half) : DCOMM_OK;
+        if (one < 0 && status == DCOMM_OK) {
+            status = one;
+            memcpy(group->message, dcommi_message, sizeof group->message);
+        }
+    }
+    return status;
+}
+
 DCOMM_API dcomm_status dcomm_group_end(void)
 {
     dcommi_group *group = &dcommi_this_group;
@@ -593,6 +728,9 @@ DCOMM_API dcomm_status dcomm_group_end(void)
     dcomm_status status = group->status;
     group->first = group->last = NULL;
     group->status = DCOMM_OK;
+    /* None of them must come after another by way of their streams. */
+    status = dcommi_group_tie(first, dcommi_gate_mark, status);
+    status = dcommi_group_tie(first, dcommi_gate_hold, status);
     /* Once started, a non-blocking run may end and be waited for: hold them all until the end. */
     for (dcommi_run *run = first; run != NULL; run = run->next_group) {
         run->queued = false;
@@ -605,14 +743,19 @@ DCOMM_API dcomm_status dcomm_group_end(void)
         all_done = true;
         for (dcommi_run *run = first; run != NULL; run = run->next_group) {
             if (atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
-                all_done = all_done && !run->blocking;
+                all_done = all_done && (!run->blocking || run->gate.stream != NULL);
                 dcommi_progress_or_yield(run->comm->context);
             }
         }
     }
     for (dcommi_run *run = first, *next; run != NULL; run = next) {
         next = run->next_group;
-        dcomm_status one = run->blocking ? dcommi_run_wait(run) : DCOMM_OK;
+        dcomm_status one = DCOMM_OK;
+        if (run->blocking && run->gate.stream != NULL) {
+            dcommi_run_unref(run);
+        } else if (run->blocking) {
+            one = dcommi_run_wait(run);
+        }
         dcommi_run_unref(run);
         if (one < 0 && status == DCOMM_OK) {
             status = one;

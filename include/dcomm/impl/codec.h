@@ -104,7 +104,8 @@ enum {
     DCOMMI_IS_SELECTION = 8, /* elements and their indices, as in kernels/wire_sparse.h */
     DCOMMI_IS_SPLIT = 16,    /* of which each can be sent apart */
     DCOMMI_IS_SAMPLED = 32,  /* of which there are as many as a sample suggests */
-    DCOMMI_IS_PRODUCTS = 64  /* two matrices, one made of the other; both can be summed */
+    DCOMMI_IS_PRODUCTS = 64, /* two matrices, one made of the other; both can be summed */
+    DCOMMI_IS_DRAWN = 128    /* elements whose indices follow from a seed, as in kernels/randk.h */
 };
 
 struct dcommi_codec_ops {

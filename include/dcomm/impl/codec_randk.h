@@ -2,27 +2,19 @@
  * ranks know from a seed that they share, so that only values travel and a dense all-reduce of k
  * numbers sums them.
  *
- * Part i of k has the elements i*d/k to (i+1)*d/k (rounded down), so that indices ascend, each
- * element is as likely as any other of its part, and the variance is that of k elements drawn
- * from all. Wire: u64 seed | k f32 values, multiplied by their part's length if scale=unbiased. A
- * value that is not finite stands for its whole part. */
+ * The parts are those of kernels/randk.h, so that indices ascend, each element is as likely as any
+ * other of its part, and the variance is that of k elements drawn from all. Values are multiplied
+ * by their part's length if scale=unbiased. One that is not finite stands for its whole part. */
 #ifndef DCOMMI_CODEC_RANDK_H
 #define DCOMMI_CODEC_RANDK_H
 
 #include "codec_read.h"
-#include "../../../kernels/rng.h"
+#include "../../../kernels/randk.h"
 
 #include <math.h>
 
-#define DCOMMI_RANDK_HEAD 8
-
 enum { DCOMMI_RANDK_K = 0, DCOMMI_RANDK_SCALE = 1 };        /* options, in order */
 enum { DCOMMI_RANDK_UNBIASED = 0, DCOMMI_RANDK_PLAIN = 1 }; /* of scale */
-
-typedef struct dcommi_randk_head {
-    uint64_t seed;
-} dcommi_randk_head;
-_Static_assert(sizeof(dcommi_randk_head) == DCOMMI_RANDK_HEAD, "no padding");
 
 /* k < 1 is a fraction of the elements (but at least one), a larger one their number. */
 static size_t dcommi_randk_wanted(const dcomm_codec *codec, size_t count)
@@ -38,13 +30,6 @@ static size_t dcommi_randk_bytes(const dcomm_codec *codec, size_t count)
                               : DCOMMI_RANDK_HEAD + 4 * dcommi_randk_wanted(codec, count);
 }
 
-/* The same on every rank. */
-static uint64_t dcommi_randk_seed(const dcomm_codec_key *key)
-{
-    return dcommi_rng_mix(dcommi_rng_mix(key->seed, key->tensor),
-                          dcommi_rng_mix(key->step, key->first));
-}
-
 /* Walks through the parts. */
 typedef struct dcommi_randk_walk {
     dcommi_rng rng;
@@ -55,8 +40,7 @@ typedef struct dcommi_randk_walk {
 
 static dcommi_randk_walk dcommi_randk_start(uint64_t seed, size_t count, size_t k)
 {
-    return (dcommi_randk_walk){
-        .rng = dcommi_rng_make(seed, 0, 0, 0, 0), .count = count, .k = k, .part = 0};
+    return (dcommi_randk_walk){.rng = dcommi_randk_rng(seed), .count = count, .k = k, .part = 0};
 }
 
 /* False behind the last part. count * k < 2^64. */
@@ -69,8 +53,8 @@ static bool dcommi_randk_next(dcommi_randk_walk *w)
         dcommi_rng_block(&w->rng, w->part / 4, w->word);
     }
     w->begin = w->end;
-    w->end = (w->part + 1) * w->count / w->k;
-    w->index = w->begin + ((w->word[w->part % 4] * (w->end - w->begin)) >> 32);
+    w->end = dcommi_randk_begin(w->count, w->k, w->part + 1);
+    w->index = dcommi_randk_index(w->begin, w->end, w->word[w->part % 4]);
     w->part++;
     return true;
 }
@@ -138,7 +122,7 @@ static void dcommi_randk_gather_passing(const dcomm_codec *codec, dcommi_encodin
     call->tally = tally;
 }
 
-/* The k values (f32), as a dense all-reduce takes them; seed as dcommi_randk_seed gives it. */
+/* The k values (f32), as a dense all-reduce takes them. */
 static void dcommi_randk_gather(const dcomm_codec *codec, dcommi_encoding *call, uint64_t seed,
                                 void *values)
 {
@@ -185,7 +169,8 @@ static void dcommi_randk_scatter(uint64_t seed, const void *values, size_t k, fl
 
 static dcomm_status dcommi_randk_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
-    dcommi_randk_head head = {dcommi_randk_seed(&call->key)};
+    const dcomm_codec_key *key = &call->key;
+    dcommi_randk_head head = {dcommi_randk_seed(key->seed, key->tensor, key->step, key->first)};
     memcpy(call->wire, &head, sizeof head);
     dcommi_randk_gather(codec, call, head.seed, call->wire + DCOMMI_RANDK_HEAD);
     call->bytes = dcommi_randk_bytes(codec, call->count);
@@ -238,6 +223,7 @@ static const dcommi_codec_option dcommi_randk_options[] = {
 
 static const dcommi_codec_ops dcommi_codec_randk = {
     .name = "randk",
+    .is = DCOMMI_IS_DRAWN,
     .summary = "k random elements, the same on every rank: only their values are sent",
     .options = dcommi_randk_options,
     .traits = dcommi_randk_traits,

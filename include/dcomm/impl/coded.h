@@ -6,6 +6,7 @@
 #include "../coll.h"
 #include "coded_linear.h"
 #include "coded_sparse.h"
+#include "load.h"
 
 /* A shorter tensor is not worth two more kernels, nor the error. */
 #define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
@@ -337,32 +338,17 @@ static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
     size_t count = dst_len / sizeof(float), element = dcomm_dtype_size(dtype);
     double factor;
     float *to = dst;
-    const unsigned char *from = src[0];
+    const void *from = src[0];
     if (nsrc != 2 || src_len[0] != count * element || src_len[1] != sizeof factor) {
         return DCOMM_ERR_PLAN;
     }
     memcpy(&factor, src[1], sizeof factor);
     for (size_t i = 0; i < count; i++) {
-        uint16_t half;
-        double wide;
-        switch (dtype) {
-        case DCOMM_F64:
-            memcpy(&wide, from + 8 * i, 8);
-            to[i] = (float)(factor != 0 ? wide * factor : wide);
-            continue;
-        case DCOMM_F16:
-            memcpy(&half, from + 2 * i, 2);
-            to[i] = dcommi_f16_to_f32(half);
-            break;
-        case DCOMM_BF16:
-            memcpy(&half, from + 2 * i, 2);
-            to[i] = dcommi_bf16_to_f32(half);
-            break;
-        default:
-            memcpy(&to[i], from + 4 * i, 4);
-            break;
-        }
-        to[i] = factor != 0 ? (float)((double)to[i] * factor) : to[i];
+        const double wide = dtype == DCOMM_F64   ? dcommi_load_double(from, i)
+                            : dtype == DCOMM_F16 ? (double)dcommi_load_f16(from, i)
+                            : dtype == DCOMM_F32 ? (double)dcommi_load_f32(from, i)
+                                                 : (double)dcommi_load_bf16(from, i);
+        to[i] = (float)(factor != 0 ? wide * factor : wide);
     }
     return DCOMM_OK;
 }
@@ -379,13 +365,16 @@ static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
         return DCOMM_ERR_PLAN;
     }
     for (size_t i = 0; i < count; i++) {
-        double wide = (double)from[i];
-        uint16_t half =
-            dtype == DCOMM_F16 ? dcommi_f32_to_f16(from[i]) : dcommi_f32_to_bf16(from[i]);
-        const void *what = dtype == DCOMM_F64   ? (const void *)&wide
-                           : dtype == DCOMM_F32 ? (const void *)&from[i]
-                                                : (const void *)&half;
-        memcpy(to + element * i, what, element);
+        const double wide = (double)from[i];
+        if (dtype == DCOMM_F64) {
+            memcpy(to + 8 * i, &wide, sizeof wide);
+        } else if (dtype == DCOMM_F32) {
+            dcommi_store_f32(to, i, from[i]);
+        } else if (dtype == DCOMM_F16) {
+            dcommi_store_f16(to, i, from[i]);
+        } else {
+            dcommi_store_bf16(to, i, from[i]);
+        }
     }
     return DCOMM_OK;
 }

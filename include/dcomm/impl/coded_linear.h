@@ -27,14 +27,21 @@ static bool dcommi_linear_powersgd(const dcommi_coded *c)
 }
 
 /* What is to be sent: gradient and residual, or the gradient without what is no number. */
-static dcomm_status dcommi_linear_input(dcommi_coded *c, const float *x, size_t count)
+static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place *place,
+                                        const float *x, size_t count)
 {
     dcommi_encoding call = {.x = x, .count = count, .report = {.first_nonfinite = SIZE_MAX}};
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
-        return dcomm_feedback_gather(c->feedback, &c->whole);
+        dcomm_status status = dcommi_feedback_gather_of(c->feedback, &c->whole, &call.report);
+        dcommi_coded_tell(c, place, &call.report);
+        return status;
     }
     dcommi_read_all(&call);
+    dcommi_coded_tell(c, place, &call.report);
+    if (c->ledger != NULL) {
+        dcomm_ledger_encoded(c->ledger, 0, &call.report);
+    }
     c->whole = x;
     if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -70,12 +77,13 @@ static void dcommi_linear_p(dcommi_coded *c, float *wire)
 }
 
 /* The first P: Q begins as the last step's sum, which all ranks remember alike. */
-static dcomm_status dcommi_linear_first(dcommi_coded *c, const float *x, size_t count, float *wire)
+static dcomm_status dcommi_linear_first(dcommi_coded *c, const dcomm_codec_place *place,
+                                        const float *x, size_t count, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, count);
     float *q = wire + dcommi_powersgd_p_count(&m);
     size_t q_bytes = 4 * dcommi_powersgd_q_count(&m);
-    DCOMMI_TRY(dcommi_linear_input(c, x, count));
+    DCOMMI_TRY(dcommi_linear_input(c, place, x, count));
     DCOMMI_TRY(dcommi_coded_workspace(c, dcommi_powersgd_scratch(&m)));
     c->count = count;
     if (c->feedback != NULL && c->feedback->basis.count > 0) {
@@ -96,8 +104,12 @@ static void dcommi_linear_q(dcommi_coded *c, float *wire)
     dcommi_powersgd_orthonormal(&m, wire);
     dcommi_powersgd_q(&m, c->whole, wire, q, c->workspace);
     dcommi_powersgd_clip(q, dcommi_powersgd_q_count(&m), &clipped);
+    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
     if (c->report != NULL) {
         c->report->clipped += clipped;
+    }
+    if (ledger != NULL) {
+        ledger->clipped += clipped;
     }
 }
 
@@ -135,7 +147,7 @@ static dcomm_status dcommi_linear_encode(dcommi_coded *c, const dcomm_codec_plac
         c->report->kept += place->round == 0 ? count : 0;
     }
     if (place->round == 0) {
-        DCOMMI_TRY(dcommi_linear_first(c, src, count, dst));
+        DCOMMI_TRY(dcommi_linear_first(c, place, src, count, dst));
     }
     dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
     if (ledger != NULL && place->round % 2 == 0) {

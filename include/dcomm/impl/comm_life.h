@@ -187,8 +187,8 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     DCOMMI_TRY(dcommi_check_comm(comm));
     dcommi_comm_lock(comm);
     if (atomic_load(&comm->abort_wanted) == 0) {
-        snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %s", comm->rank,
-                 reason != NULL ? reason : "no reason given");
+        snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %.*s", comm->rank,
+                 DCOMMI_TEXT_MAX - 32, reason != NULL ? reason : "no reason given");
         atomic_store(&comm->abort_wanted, 1);
     }
     dcommi_comm_unlock(comm);
@@ -205,12 +205,43 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
     return DCOMM_OK;
 }
 
+/* Whether a run of the communicator's waits for its stream. */
+static bool dcommi_comm_gated(const dcomm_comm *comm)
+{
+    for (const dcommi_run *run = comm->context->gated; run != NULL; run = run->next_gated) {
+        if (run->comm == comm) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Nobody waits for what was put on a stream, so that its end is waited for here; no run takes
+ * longer than its time, and streams have as long to come to theirs. */
+static void dcommi_comm_await_streams(dcomm_comm *comm)
+{
+    double until = dcommi_now() + comm->timeout_s;
+    bool streamed = true;
+    while (streamed && dcommi_now() < until) {
+        dcommi_token_take(comm->context);
+        dcommi_start_submitted(comm->context);
+        streamed = dcommi_comm_gated(comm);
+        for (const dcommi_run *run = comm->runs; run != NULL && !streamed; run = run->next) {
+            streamed = run->gate.stream != NULL;
+        }
+        dcommi_token_release(comm->context);
+        if (streamed) {
+            dcommi_progress_or_yield(comm->context);
+        }
+    }
+}
+
 /* Whether a peer that we have spoken with has not said goodbye yet, or the transport still holds
  * memory of the caller's. */
 static bool dcommi_comm_awaits(dcomm_comm *comm)
 {
     dcommi_token_take(comm->context);
-    bool awaits = comm->in_transport > 0;
+    bool awaits = comm->in_transport > 0 || dcommi_comm_gated(comm);
     for (int r = 0; r < comm->size && !awaits; r++) {
         const dcommi_member *m = &comm->members[r];
         awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
@@ -237,10 +268,13 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         }
     }
     dcomm_context *context = comm->context;
+    if (DCOMMI_UNLIKELY(comm->streamed)) {
+        dcommi_comm_await_streams(comm);
+    }
     dcommi_token_take(context);
     dcommi_start_submitted(context);
     bool failed = atomic_load(&comm->poisoned) != 0;
-    if (comm->runs != NULL) {
+    if (comm->runs != NULL || dcommi_comm_gated(comm)) {
         dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
         failed = true;
     }

@@ -119,6 +119,30 @@ static void *dcommi_progress_main(void *user)
     return NULL;
 }
 
+static dcomm_status dcommi_context_start_thread(dcomm_context *context)
+{
+    int error = pthread_create(&context->thread, NULL, dcommi_progress_main, context);
+    if (error != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "no progress thread: %s", strerror(error));
+    }
+    atomic_store_explicit(&context->has_thread, true, memory_order_release);
+    return DCOMM_OK;
+}
+
+/* Who ties operations to streams does not wait for them: somebody else must see to them. */
+static dcomm_status dcommi_context_need_thread(dcomm_context *context)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    if (DCOMMI_LIKELY(atomic_load_explicit(&context->has_thread, memory_order_acquire))) {
+        return DCOMM_OK;
+    }
+    pthread_mutex_lock(&lock);
+    dcomm_status status =
+        atomic_load(&context->has_thread) ? DCOMM_OK : dcommi_context_start_thread(context);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
 /* ---- create and destroy ---- */
 
 /* How long to wait at what cost. With a core to itself a rank loses nothing by spinning; where
@@ -174,11 +198,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     }
     const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
     if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {
-        int error = pthread_create(&context->thread, NULL, dcommi_progress_main, context);
-        context->has_thread = error == 0;
-        if (error != 0) {
-            status = dcommi_fail(DCOMM_ERR_SYSTEM, "no progress thread: %s", strerror(error));
-        }
+        status = dcommi_context_start_thread(context);
     }
     if (status < 0) {
         dcommi_context_release(context);
@@ -245,6 +265,8 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         context->free_controls = control->next;
         dcommi_free(control);
     }
+    dcommi_gates_drop(context);
+    dcommi_devices_free(context);
     dcommi_free(context->staging);
     dcommi_free((void *)context->pointers);
     dcommi_free(context->lengths);

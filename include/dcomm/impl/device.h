@@ -1,8 +1,9 @@
-/* device.h - transforms of bytes by memory kind. The host kind is here; other kinds come with
- * their own table. The device layer knows no rank. */
+/* device.h - transforms of bytes by memory kind: functions for the host's, a table for a device's.
+ * The device layer knows no rank. */
 #ifndef DCOMMI_DEVICE_H
 #define DCOMMI_DEVICE_H
 
+#include "../cuda.h"
 #include "util.h"
 
 /* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
@@ -26,5 +27,81 @@ static void dcommi_host_copy(void *dst, const void *src, size_t len);
 static void dcommi_host_copy_plain(void *dst, const void *src, size_t len);
 /* A copy that is not to stay in the caches. */
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
+
+/* ---- devices ---- */
+
+/* What is put on a device is done in order within a queue. All stores into its memory go to IN;
+ * what is put on OUT reads only what has been seen to be complete. */
+enum dcommi_queue {
+    DCOMMI_QUEUE_OUT, /* copies out of the device */
+    DCOMMI_QUEUE_IN,  /* copies into it, folds, codecs */
+    DCOMMI_QUEUES
+};
+
+#define DCOMMI_EVENTS_KEPT 64
+
+/* A device as one context uses it. */
+typedef struct dcommi_device_handle {
+    const struct dcommi_device_calls *call;
+    int number;
+    void *stream[DCOMMI_QUEUES];
+    void *pool;                       /* of scratch */
+    void *events[DCOMMI_EVENTS_KEPT]; /* to be used again */
+    unsigned nevents;
+} dcommi_device_handle;
+
+/* A step of a codec's on a device: kind says which of the plan's codec steps. */
+typedef struct dcommi_device_code {
+    uint8_t kind; /* dcomm_step_kind: ENCODE, RECODE, DECODE, DECODE_REDUCE */
+    const dcomm_codec *codec;
+    dcomm_codec_key key;
+    float factor; /* RECODE */
+    size_t count; /* elements */
+    const void *const *src;
+    const size_t *len; /* bytes of each */
+    size_t n;
+    void *dst;
+    size_t dst_len;
+    dcomm_cuda_report *report; /* on the device */
+} dcommi_device_code;
+
+/* No call waits for a device, and none frees in a way that would: a stream of the caller's may wait
+ * for the very rank that is in here. Errors have a sentence. */
+typedef struct dcommi_device_calls {
+    /* Number of the device whose memory it is; -1: the host's. */
+    int (*locate)(const void *at);
+    dcomm_status (*open)(dcommi_device_handle *d);
+    /* All that was put on its queues has been seen to end. Only what is freed here may wait. */
+    void (*close)(dcommi_device_handle *d);
+    /* Host memory that every device reads and writes by itself, at the host's address. */
+    dcomm_status (*pin)(size_t bytes, void **memory_p);
+    void (*unpin)(void *memory);
+    /* Device memory, to be stored into before it is read. */
+    dcomm_status (*alloc)(dcommi_device_handle *d, size_t bytes, void **memory_p);
+    void (*release)(dcommi_device_handle *d, void *memory);
+    /* dst <- src, either of which may be pinned. */
+    dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
+                         const void *src, size_t len);
+    /* On queue IN: as dcommi_host_reduce and dcommi_host_scale. */
+    dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
+                           size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+    dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
+                          dcomm_dtype dtype, double factor);
+    dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
+    /* An event behind all that a queue holds; poll gives DCOMM_IN_PROGRESS, DCOMM_OK or what went
+     * wrong before it; over, when that is known. */
+    dcomm_status (*mark)(dcommi_device_handle *d, enum dcommi_queue queue, void **event_p);
+    dcomm_status (*poll)(void *event);
+    void (*over)(dcommi_device_handle *d, void *event);
+    int (*current)(void); /* device of the calling thread */
+    /* Streams of the caller's, and the device that was current when they were given. check: whether
+     * an operation can be tied to one. stream_mark: an event behind all that it holds now.
+     * stream_hold: what is put on it from now on waits until the pinned word has come to `value`,
+     * cyclically. */
+    dcomm_status (*stream_check)(const char *name, void *stream);
+    dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
+    void (*stream_unmark)(void *event);
+    dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
+} dcommi_device_calls;
 
 #endif

@@ -14,6 +14,55 @@
  * containers of one machine. */
 #define DCOMMI_NET_SPIN 1
 
+/* A run that must wait for its stream enters the engine when that has come to it. */
+static void dcommi_run_enter(dcommi_run *run)
+{
+    dcomm_context *context = run->comm->context;
+    if (DCOMMI_LIKELY(!dcommi_gate_shut(run))) {
+        dcommi_run_start(run);
+        return;
+    }
+    dcommi_run **at = &context->gated;
+    while (*at != NULL) {
+        at = &(*at)->next_gated;
+    }
+    run->next_gated = NULL;
+    *at = run;
+    context->active++;
+}
+
+/* Let in whom their streams have come to, and of a communicator that has failed all. */
+static unsigned dcommi_gates_progress(dcomm_context *context)
+{
+    unsigned n = 0;
+    for (dcommi_run **at = &context->gated; *at != NULL;) {
+        dcommi_run *run = *at;
+        if (dcommi_gate_shut(run)) {
+            at = &run->next_gated;
+            continue;
+        }
+        *at = run->next_gated;
+        context->active--;
+        dcommi_run_start(run);
+        n++;
+    }
+    return n;
+}
+
+/* The context closes, and with it what waits for streams has failed: these must not wait in turn.
+ */
+static void dcommi_gates_drop(dcomm_context *context)
+{
+    while (context->gated != NULL) {
+        dcommi_run *run = context->gated;
+        context->gated = run->next_gated;
+        context->active--;
+        dcommi_devices->stream_unmark(run->gate.before);
+        run->gate.before = NULL;
+        dcommi_run_start(run);
+    }
+}
+
 /* Start what other threads have submitted, oldest first. */
 static void dcommi_start_submitted(dcomm_context *context)
 {
@@ -27,7 +76,7 @@ static void dcommi_start_submitted(dcomm_context *context)
     }
     while (ordered != NULL) {
         dcommi_run *next = ordered->next_submitted;
-        dcommi_run_start(ordered);
+        dcommi_run_enter(ordered);
         ordered = next;
     }
 }
@@ -64,6 +113,12 @@ static bool dcommi_progress(dcomm_context *context)
     unsigned n = context->local->call->progress(context->local);
     if (context->net != NULL) {
         n += context->net->call->progress(context->net);
+    }
+    if (DCOMMI_UNLIKELY(context->gated != NULL)) {
+        n += dcommi_gates_progress(context);
+    }
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&context->devices, memory_order_relaxed) != NULL)) {
+        n += dcommi_devices_progress(context);
     }
     while (context->ready_first != NULL) {
         dcommi_lane *lane = context->ready_first;
@@ -129,7 +184,7 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
         if (atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL) {
             dcommi_start_submitted(context);
         }
-        dcommi_run_start(run);
+        dcommi_run_enter(run);
         dcommi_progress(context);
         dcommi_token_release(context);
         return;

@@ -322,9 +322,8 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
 
 static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
 {
-    double before = fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL];
     dcommi_ledger_add(fb->ledger, tally);
-    fb->held += fb->ledger->sums[DCOMMI_LEDGER_RESIDUAL] - before;
+    fb->held += dcommi_tally_sum(tally, DCOMMI_LEDGER_RESIDUAL);
     fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
 }
 
@@ -579,7 +578,9 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
 
 /* ---- linear codecs ---- */
 
-DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p)
+/* *seen: what was clipped, and not finite. */
+static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **e_p,
+                                              dcomm_codec_report *seen)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_gather", fb, true));
     if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
@@ -599,20 +600,24 @@ DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e
     }
     dcommi_feedback_call c = {
         .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
-    dcomm_codec_report seen = {0};
     const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
-    dcommi_feedback_input(&c, held, fb->gathered, &seen);
+    dcommi_feedback_input(&c, held, fb->gathered, seen);
     *e_p = fb->gathered;
     if (fb->ledger != NULL) {
-        dcomm_ledger_encoded(fb->ledger, 0, &seen);
+        dcomm_ledger_encoded(fb->ledger, 0, seen);
     }
-    if (seen.nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+    if (seen->nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_feedback_gather: %zu of %zu inputs are not finite; the first is "
                            "number %zu",
-                           seen.nonfinite, n, seen.first_nonfinite);
+                           seen->nonfinite, n, seen->first_nonfinite);
     }
     return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p)
+{
+    return dcommi_feedback_gather_of(fb, e_p, &(dcomm_codec_report){0});
 }
 
 DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,

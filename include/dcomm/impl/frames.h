@@ -3,7 +3,7 @@
 #ifndef DCOMMI_FRAMES_H
 #define DCOMMI_FRAMES_H
 
-#include "pull.h"
+#include "copy_in.h"
 
 static void dcommi_lane_ready(dcommi_lane *lane)
 {
@@ -83,7 +83,46 @@ static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *
     return frame->space[o->space] + offset;
 }
 
+/* Whether a space of a frame is memory of the run's device. */
+static inline bool dcommi_on_device(const dcommi_frame *frame, uint8_t space)
+{
+    return frame->on_device >> space & 1;
+}
+
 /* ---- frames ---- */
+
+/* Whether a plan computes with functions that work on host memory alone. */
+static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
+{
+    return plan->nkernels > 0 && plan->kernels[0] != dcommi_kernel_scale;
+}
+
+/* Where the scratch of a frame lies whose input and output are set: with them, or at `on_host`. */
+static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
+{
+    const dcomm_plan *plan = frame->plan;
+    const unsigned ends = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
+    frame->space[DCOMM_SPACE_SCRATCH] = on_host;
+    frame->space_len[DCOMM_SPACE_SCRATCH] = plan->scratch_bytes;
+    if (DCOMMI_LIKELY((frame->on_device & ends) == 0) || plan->scratch_bytes == 0 ||
+        dcommi_plan_of_host(plan)) {
+        return DCOMM_OK;
+    }
+    dcommi_device_handle *d = &frame->run->device->handle;
+    DCOMMI_TRY(d->call->alloc(d, (size_t)plan->scratch_bytes, &frame->device_scratch));
+    frame->space[DCOMM_SPACE_SCRATCH] = frame->device_scratch;
+    frame->on_device |= 1u << DCOMM_SPACE_SCRATCH;
+    return DCOMM_OK;
+}
+
+static void dcommi_frame_scratch_free(dcommi_frame *frame)
+{
+    if (DCOMMI_UNLIKELY(frame->device_scratch != NULL)) {
+        dcommi_device_handle *d = &frame->run->device->handle;
+        d->call->release(d, frame->device_scratch);
+        frame->device_scratch = NULL;
+    }
+}
 
 static void dcommi_frame_bind(dcommi_frame *frame, dcommi_run *run, const dcomm_plan *plan,
                               dcommi_lane *lanes)
@@ -132,6 +171,7 @@ static void dcommi_frame_done(dcommi_frame *frame)
             offer->base = NULL;
         }
     }
+    dcommi_frame_scratch_free(frame);
     dcommi_free(frame);
     dcommi_lane_ready(caller);
 }

@@ -90,6 +90,7 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
     e->address = h->a;
     e->len = h->b;
     e->region = h->tag;
+    e->device = h->reserved;
     dcommi_match_node *old = dcommi_match_take(comm, &e->node);
     if (old != NULL) { /* exposed anew: the old place is no longer offered */
         for (dcommi_exposed **at = &run->exposed_list; *at != NULL; at = &(*at)->next_of_run) {

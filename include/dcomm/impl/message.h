@@ -10,9 +10,12 @@
  *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
  *               reserved = its region's number, low and high bits (0: in no region)
  *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
- *   FIN         the receiver has read what RTS offered
- *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region
+ *   OFFER       a send that waits in a device's memory    b = length
+ *   FIN         the receiver has read what RTS or OFFER offered
+ *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region;
+ *               reserved = 1 + number of the device whose memory it is (0: the host's)
  *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
+ *   READ_SENT   the same of what OFFER offered as `tag`   slot and reserved = reader's id
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
  *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
@@ -40,6 +43,8 @@ enum dcommi_message_type {
     DCOMMI_MSG_REGION_ASK,
     DCOMMI_MSG_REGION,
     DCOMMI_MSG_REGION_GONE,
+    DCOMMI_MSG_OFFER,
+    DCOMMI_MSG_READ_SENT,
     DCOMMI_MSG_TYPE_END
 };
 
@@ -53,7 +58,7 @@ typedef struct dcommi_header {
     uint8_t stream;
     uint16_t stage;
     uint16_t slot;
-    uint16_t reserved; /* 0, but in an RTS */
+    uint16_t reserved; /* 0, but where it is named above */
     uint32_t signature;
     uint32_t src; /* rank in the communicator */
     uint64_t comm;
@@ -77,6 +82,18 @@ _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come 
 #define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
 #define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
 
+/* A number of 32 bits in slot and reserved, where these are free. */
+static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
+{
+    h->slot = (uint16_t)number;
+    h->reserved = (uint16_t)(number >> 16);
+}
+
+static inline uint32_t dcommi_header_wide(const dcommi_header *h)
+{
+    return (uint32_t)h->reserved << 16 | h->slot;
+}
+
 /* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
  * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
 static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
@@ -95,7 +112,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     }
     if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
         header->stream > DCOMMI_STREAM_P2P ||
-        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS)) {
+        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS &&
+         header->type != DCOMMI_MSG_EXPOSE && header->type != DCOMMI_MSG_READ_SENT)) {
         return false;
     }
     switch (header->type) {

@@ -3,8 +3,8 @@
 #ifndef DCOMMI_MOE_ROWS_H
 #define DCOMMI_MOE_ROWS_H
 
+#include "load.h"
 #include "moe_types.h"
-#include "../../../kernels/math.h"
 
 /* ---- copying ---- */
 
@@ -36,44 +36,6 @@ static void dcommi_moe_gather(unsigned char *dst, const unsigned char *src, cons
 
 /* ---- arithmetic on rows ---- */
 
-static inline float dcommi_moe_get_f32(const unsigned char *at, size_t i)
-{
-    float x;
-    memcpy(&x, at + 4 * i, sizeof x);
-    return x;
-}
-
-static inline void dcommi_moe_put_f32(unsigned char *at, size_t i, float x)
-{
-    memcpy(at + 4 * i, &x, sizeof x);
-}
-
-static inline float dcommi_moe_get_f16(const unsigned char *at, size_t i)
-{
-    uint16_t h;
-    memcpy(&h, at + 2 * i, sizeof h);
-    return dcommi_f16_to_f32(h);
-}
-
-static inline void dcommi_moe_put_f16(unsigned char *at, size_t i, float x)
-{
-    uint16_t h = dcommi_f32_to_f16(x);
-    memcpy(at + 2 * i, &h, sizeof h);
-}
-
-static inline float dcommi_moe_get_bf16(const unsigned char *at, size_t i)
-{
-    uint16_t h;
-    memcpy(&h, at + 2 * i, sizeof h);
-    return dcommi_bf16_to_f32(h);
-}
-
-static inline void dcommi_moe_put_bf16(unsigned char *at, size_t i, float x)
-{
-    uint16_t h = dcommi_f32_to_bf16(x);
-    memcpy(at + 2 * i, &h, sizeof h);
-}
-
 #define DCOMMI_MOE_BLOCK 256 /* elements summed before they are stored */
 #define DCOMMI_MOE_LANES 8   /* partial sums of a scalar product, whatever the instruction set */
 
@@ -91,15 +53,15 @@ static inline void dcommi_moe_put_bf16(unsigned char *at, size_t i, float x)
                 const unsigned char *row = src + (list[k] - base) * hidden * SIZE;                 \
                 float w = weight != NULL ? weight[list[k]] : 1;                                    \
                 for (size_t i = 0; i < len && k == 0; i++) {                                       \
-                    sum[i] = w * dcommi_moe_get_##T(row, at + i);                                  \
+                    sum[i] = w * dcommi_load_##T(row, at + i);                                     \
                 }                                                                                  \
                 for (size_t i = 0; i < len && k > 0; i++) {                                        \
-                    float product = w * dcommi_moe_get_##T(row, at + i);                           \
+                    float product = w * dcommi_load_##T(row, at + i);                              \
                     sum[i] += product;                                                             \
                 }                                                                                  \
             }                                                                                      \
             for (size_t i = 0; i < len; i++) {                                                     \
-                dcommi_moe_put_##T(dst, at + i, n > 0 ? sum[i] : 0);                               \
+                dcommi_store_##T(dst, at + i, n > 0 ? sum[i] : 0);                                 \
             }                                                                                      \
         }                                                                                          \
     }                                                                                              \
@@ -107,14 +69,14 @@ static inline void dcommi_moe_put_bf16(unsigned char *at, size_t i, float x)
                                      float weight)                                                 \
     {                                                                                              \
         for (size_t i = 0; i < hidden; i++) {                                                      \
-            dcommi_moe_put_##T(dst, i, weight *dcommi_moe_get_##T(src, i));                        \
+            dcommi_store_##T(dst, i, weight *dcommi_load_##T(src, i));                             \
         }                                                                                          \
     }                                                                                              \
     static float dcommi_moe_dot_##T(const unsigned char *a, const unsigned char *b, size_t hidden) \
     {                                                                                              \
         float part[DCOMMI_MOE_LANES] = {0}, sum = 0;                                               \
         for (size_t i = 0; i < hidden; i++) {                                                      \
-            float product = dcommi_moe_get_##T(a, i) * dcommi_moe_get_##T(b, i);                   \
+            float product = dcommi_load_##T(a, i) * dcommi_load_##T(b, i);                         \
             part[i % DCOMMI_MOE_LANES] += product;                                                 \
         }                                                                                          \
         for (int l = 0; l < DCOMMI_MOE_LANES; l++) {                                               \

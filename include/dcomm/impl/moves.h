@@ -3,7 +3,7 @@
 #ifndef DCOMMI_MOVES_H
 #define DCOMMI_MOVES_H
 
-#include "region.h"
+#include "jobs.h"
 
 #include <sys/uio.h>
 
@@ -43,6 +43,9 @@ static dcommi_move *dcommi_move_new(dcommi_run *run, dcommi_lane *lane)
 static void dcommi_move_free(dcommi_move *move)
 {
     dcomm_context *context = move->run->comm->context;
+    if (DCOMMI_UNLIKELY(move->slot != NULL)) {
+        dcommi_slot_give(move->slot, DCOMMI_QUEUE_IN);
+    }
     *move->prev = move->next;
     if (move->next != NULL) {
         move->next->prev = move->prev;
@@ -50,8 +53,6 @@ static void dcommi_move_free(dcommi_move *move)
     move->next = context->free_moves;
     context->free_moves = move;
 }
-
-static void dcommi_run_unref(dcommi_run *run);
 
 static void dcommi_move_in_transport(dcommi_move *move)
 {
@@ -272,6 +273,39 @@ static inline bool dcommi_is_bulk(const dcommi_frame *frame)
     return frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_BULK_RESULT;
 }
 
+/* The move of a send, or NULL. */
+static inline dcommi_move *dcommi_move_send(dcommi_lane *lane, int rank, uint32_t tag,
+                                            const void *data, size_t len, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_move *move = dcommi_move_new(run, lane);
+    if (move == NULL) {
+        return NULL;
+    }
+    move->kind = DCOMMI_MOVE_SEND;
+    move->async = async;
+    move->buf = (uint8_t *)(uintptr_t)data;
+    move->len = len;
+    move->node = dcommi_key(DCOMMI_NODE_SENT, run->stream, run->seq, run->stage, rank, tag);
+    run->comm->stats.messages_sent++;
+    run->comm->stats.bytes_sent += len;
+    return move;
+}
+
+/* Tell the receiver what lies here for it: its answer finds the move. */
+static inline dcomm_status dcommi_move_offer(dcommi_move *move, dcommi_header *header)
+{
+    dcomm_comm *comm = move->run->comm;
+    dcommi_match_insert(comm, &move->node);
+    dcomm_status status = dcommi_send_header(comm, move->node.peer, header, NULL, 0);
+    if (status < 0) {
+        dcommi_match_remove(comm, &move->node);
+        dcommi_move_free(move);
+        return status;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
 /* Start a send. DCOMM_OK: over at once; DCOMM_IN_PROGRESS: the lane will hear. */
 static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
                                       size_t len, bool async)
@@ -279,19 +313,11 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
     dcommi_run *run = lane->frame->run;
     dcomm_comm *comm = run->comm;
     dcommi_remote *peer = dcommi_peer_of(comm, rank);
-    dcommi_move *move = dcommi_move_new(run, lane);
+    dcommi_move *move = dcommi_move_send(lane, rank, tag, data, len, async);
     if (move == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
     move->op.done = dcommi_sent;
-    move->kind = DCOMMI_MOVE_SEND;
-    move->async = async;
-    move->buf = (uint8_t *)(uintptr_t)data;
-    move->len = len;
-    move->node = dcommi_key(DCOMMI_NODE_SENT, run->stream, run->seq, run->stage, rank, tag);
-    comm->stats.messages_sent++;
-    comm->stats.bytes_sent += len;
-
     dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, tag);
     if (peer->same_host &&
         ((len > DCOMMI_RTS_BYTES && !peer->cannot_read_us) ||
@@ -300,15 +326,8 @@ static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag,
         header.type = DCOMMI_MSG_RTS;
         header.a = (uint64_t)(uintptr_t)data;
         header.b = len;
-        dcommi_rts_set_region(&header, dcommi_region_number(comm->context, data, len));
-        dcommi_match_insert(comm, &move->node);
-        dcomm_status status = dcommi_send_header(comm, rank, &header, NULL, 0);
-        if (status < 0) {
-            dcommi_match_remove(comm, &move->node);
-            dcommi_move_free(move);
-            return status;
-        }
-        return DCOMM_IN_PROGRESS;
+        dcommi_header_set_wide(&header, dcommi_region_number(comm->context, data, len));
+        return dcommi_move_offer(move, &header);
     }
     header.a = len;
     peer->transport->bulk = dcommi_is_bulk(lane->frame);
@@ -492,13 +511,18 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     return DCOMM_OK;
 }
 
+static void dcommi_take_offer(dcommi_move *move, size_t len);
+static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
+                                     dcommi_transport *transport, const void *data, void *desc,
+                                     size_t len);
+
 /* A message meets its receive. Returns what becomes of the arrival. */
 static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
                                      dcommi_transport *transport, const void *data, void *desc)
 {
     dcommi_run *run = move->run;
     dcomm_comm *comm = run->comm;
-    size_t len = h->type == DCOMMI_MSG_RTS ? h->b : h->a;
+    size_t len = h->type == DCOMMI_MSG_RTS || h->type == DCOMMI_MSG_OFFER ? h->b : h->a;
     if (h->signature != run->signature.hash) {
         dcommi_suspect_mismatch(comm, run, h, len);
         if (run->active) {
@@ -517,10 +541,17 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
         return DCOMMI_CONSUMED;
     }
     move->arrived = len;
+    if (DCOMMI_UNLIKELY(h->type == DCOMMI_MSG_OFFER)) {
+        dcommi_take_offer(move, len);
+        return DCOMMI_CONSUMED;
+    }
+    if (DCOMMI_UNLIKELY(move->device)) {
+        return dcommi_copy_in(move, h, transport, data, desc, len);
+    }
     if (h->type == DCOMMI_MSG_RTS) {
         dcommi_header answer = dcommi_header_of(run, DCOMMI_MSG_FIN, h->tag);
         answer.stage = h->stage;
-        dcomm_status status = dcommi_read_offer(move, dcommi_rts_region(h), h->a, len);
+        dcomm_status status = dcommi_read_offer(move, dcommi_header_wide(h), h->a, len);
         if (status == DCOMM_ERR_UNSUPPORTED) {
             answer.type = DCOMMI_MSG_PULL;
             dcommi_match_insert(comm, &move->node); /* the same receive now waits for DATA */

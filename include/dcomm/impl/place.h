@@ -14,9 +14,9 @@
  * machine, so that ranks of one machine mean the same by them. */
 typedef struct dcommi_site {
     int32_t package, numa, cache, core;
-    int32_t cpus;                          /* hardware threads that the rank may run on */
-    int32_t unknown;                       /* not 0: some of them have numbers beyond the mask */
-    uint64_t machine;                      /* a kernel that runs, which containers share; 0: unknown */
+    int32_t cpus;     /* hardware threads that the rank may run on */
+    int32_t unknown;  /* not 0: some of them have numbers beyond the mask */
+    uint64_t machine; /* a kernel that runs, which containers share; 0: unknown */
     uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
     char nic[16], gpu[16];                 /* "": none */
 } dcommi_site;

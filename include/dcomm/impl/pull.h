@@ -1,10 +1,10 @@
 /* pull.h - COPY and REDUCE with operands in peers' memory. How a peer is read follows from what it
- * is to us: memory of a process on this host is read directly, any other is asked for by message.
- * The plan does not know. */
+ * is to us: memory of a process on this host is read directly, any other is asked for by message,
+ * as is what lies on a device, or is to go to one. The plan does not know. */
 #ifndef DCOMMI_PULL_H
 #define DCOMMI_PULL_H
 
-#include "moves.h"
+#include "copy_out.h"
 
 /* One source of the fold: our own memory, or a rank's. */
 typedef struct dcommi_piece {
@@ -12,6 +12,8 @@ typedef struct dcommi_piece {
     int rank;
     uint16_t slot;
     bool by_message;
+    bool device;      /* it lies on one */
+    bool sent;        /* it is what the rank's OFFER means, not what it exposed */
     uint32_t region;  /* of that rank's; 0: none */
     uint64_t address; /* in that rank's process */
     uint64_t offset;  /* in what it exposed */
@@ -34,6 +36,8 @@ struct dcommi_pull {
     dcommi_lane *lane;
     dcommi_run *run;
     bool async, final, fold, past;
+    dcommi_device *device; /* dst, staging and local pieces are its memory; NULL: the host's */
+    dcommi_move *taker;    /* the receive that this is done for; NULL: a step of the lane */
     uint8_t *dst;
     size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces;
@@ -43,6 +47,18 @@ struct dcommi_pull {
 };
 
 static void dcommi_pull_ask(dcommi_pull *pull, unsigned b);
+static void dcommi_offer_taken(dcommi_move *move);
+
+static void dcommi_pull_staging_free(dcommi_pull *pull)
+{
+    if (pull->device == NULL) {
+        dcommi_free(pull->staging);
+    } else if (pull->staging != NULL) {
+        dcommi_device_handle *d = &pull->device->handle;
+        d->call->release(d, pull->staging);
+    }
+    pull->staging = NULL;
+}
 
 static void dcommi_pull_free(dcommi_pull *pull)
 {
@@ -52,7 +68,7 @@ static void dcommi_pull_free(dcommi_pull *pull)
             break;
         }
     }
-    dcommi_free(pull->staging);
+    dcommi_pull_staging_free(pull);
     dcommi_free(pull->pieces);
     dcommi_free(pull);
 }
@@ -65,6 +81,17 @@ static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, uint8_t *dst, bool pas
     return dcommi_host_reduce_both(
         dst, past, NULL, false, src, nsrc, len / element, (dcomm_dtype)plan->dtype,
         (dcomm_op)plan->op, final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
+}
+
+/* The same, put on queue IN of the run's device. */
+static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const void *const *src,
+                                          size_t nsrc, size_t len, bool final)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    dcommi_device_handle *d = &lane->frame->run->device->handle;
+    return d->call->reduce(d, dst, src, nsrc, len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
+                           (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+                           final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
 }
 
 /* Bytes of a block such that the blocks of all pieces stay in cache. */
@@ -147,53 +174,153 @@ static uint8_t *dcommi_pull_staging(const dcommi_pull *pull, unsigned b, size_t 
     return pull->staging + (b * pull->npieces + piece) * pull->block;
 }
 
-/* Block b's pieces are all here. */
-static void dcommi_pull_ready(dcommi_pull *pull, unsigned b)
+/* Fold block b, whose pieces are all here. */
+static dcomm_status dcommi_pull_fold(dcommi_pull *pull, unsigned b)
 {
-    dcomm_status status = DCOMM_OK;
     size_t at = pull->blocks[b].at, part = dcommi_pull_part(pull, at);
-    if (pull->fold) {
-        const void **src = dcommi_calloc(pull->npieces, sizeof *src);
-        status = src == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-        for (size_t i = 0; src != NULL && i < pull->npieces; i++) {
-            src[i] = pull->pieces[i].by_message
-                         ? dcommi_pull_staging(pull, b, i)
-                         : dcommi_piece_here(pull->run->comm, &pull->pieces[i], at, part);
-            if (src[i] == NULL) {
-                status = dcommi_fail(DCOMM_ERR_PEER, "rank %d freed memory that is being read",
-                                     pull->pieces[i].rank);
-            }
+    const void **src = dcommi_calloc(pull->npieces, sizeof *src);
+    dcomm_status status = src == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    for (size_t i = 0; src != NULL && i < pull->npieces; i++) {
+        src[i] = pull->pieces[i].by_message
+                     ? dcommi_pull_staging(pull, b, i)
+                     : dcommi_piece_here(pull->run->comm, &pull->pieces[i], at, part);
+        if (src[i] == NULL) {
+            status = dcommi_fail(DCOMM_ERR_PEER, "rank %d freed memory that is being read",
+                                 pull->pieces[i].rank);
         }
-        if (status == DCOMM_OK) {
-            status = dcommi_fold_pieces(pull->lane, pull->dst + at, pull->past, src, pull->npieces,
-                                        part, pull->final);
-        }
-        dcommi_free((void *)src);
     }
-    if (status < 0) {
-        dcommi_poison(pull->run->comm, status, -1, dcommi_message);
-        return;
+    if (status == DCOMM_OK) {
+        status = pull->device != NULL ? dcommi_fold_on_device(pull->lane, pull->dst + at, src,
+                                                              pull->npieces, part, pull->final)
+                                      : dcommi_fold_pieces(pull->lane, pull->dst + at, pull->past,
+                                                           src, pull->npieces, part, pull->final);
     }
-    pull->left -= part;
+    dcommi_free((void *)src);
+    return status;
+}
+
+/* Block b is where it belongs: on to the next one. */
+static void dcommi_pull_done(dcommi_pull *pull, unsigned b)
+{
+    pull->left -= dcommi_pull_part(pull, pull->blocks[b].at);
     if (pull->left > 0) {
         dcommi_pull_ask(pull, b);
         return;
     }
     dcommi_lane *lane = pull->lane;
+    dcommi_move *taker = pull->taker;
     bool async = pull->async;
     dcommi_pull_free(pull);
-    dcommi_lane_moved(lane, async);
+    if (taker != NULL) {
+        dcommi_offer_taken(taker);
+    } else {
+        dcommi_lane_moved(lane, async);
+    }
+}
+
+static void dcommi_pull_on_device(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    dcommi_pull *pull = slot->user;
+    unsigned b = slot->block;
+    bool ready = pull != NULL && status >= 0 && pull->run->active;
+    dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
+    if (ready) {
+        dcommi_run_event(pull->run);
+        dcommi_pull_done(pull, b);
+    }
+}
+
+/* A piece of a block has come into a slot: on to the device, and behind the last of them the fold.
+ */
+static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcommi_slot *slot)
+{
+    dcommi_run *run = pull->run;
+    dcommi_device_handle *d = &pull->device->handle;
+    size_t at = pull->blocks[b].at;
+    bool last = pull->blocks[b].outstanding == 0;
+    uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->dst + at;
+    dcomm_status status =
+        d->call->copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
+    if (status >= 0 && last && pull->fold) {
+        status = dcommi_pull_fold(pull, b);
+    }
+    slot->user = last ? pull : NULL;
+    slot->block = b;
+    if (status >= 0) {
+        status =
+            dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &slot->job, run, dcommi_pull_on_device);
+    }
+    if (status < 0) {
+        dcommi_device_failed(run, status);
+        dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
+    }
 }
 
 static void dcommi_pull_arrived(dcommi_move *move)
 {
     dcommi_pull *pull = move->pull;
     unsigned b = move->pull_block;
+    size_t piece = (size_t)move->word;
+    dcommi_slot *slot = move->slot;
     dcommi_run_event(move->run);
+    move->slot = NULL;
     dcommi_move_free(move);
-    if (--pull->blocks[b].outstanding == 0) {
-        dcommi_pull_ready(pull, b);
+    pull->blocks[b].outstanding--;
+    if (slot != NULL) {
+        dcommi_pull_landed(pull, b, piece, slot);
+        return;
     }
+    if (pull->blocks[b].outstanding > 0) {
+        return;
+    }
+    dcomm_status status = pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK;
+    if (status < 0) {
+        dcommi_poison(pull->run->comm, status, -1, dcommi_message);
+        return;
+    }
+    dcommi_pull_done(pull, b);
+}
+
+/* Ask for one piece of a block: a move of the block's, whose buf is where it is to come. */
+static void dcommi_pull_request(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    const dcommi_pull *pull = move->pull;
+    const dcommi_piece *piece = &pull->pieces[move->word];
+    uint32_t id = run->next_pull++;
+    move->node = dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, piece->rank, id);
+    dcommi_match_insert(run->comm, &move->node);
+    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_READ, id);
+    header.slot = piece->slot;
+    if (piece->sent) {
+        header.type = DCOMMI_MSG_READ_SENT;
+        header.tag = pull->taker->node.tag;
+        dcommi_header_set_wide(&header, id);
+    }
+    header.a = piece->offset + pull->blocks[move->pull_block].at;
+    header.b = move->len;
+    run->comm->stats.bytes_read += piece->sent ? 0 : move->len;
+    dcomm_status status = dcommi_send_header(run->comm, piece->rank, &header, NULL, 0);
+    if (status < 0) {
+        dcommi_poison(run->comm, status, -1, dcommi_message);
+    }
+}
+
+/* The slot for a piece is there. */
+static void dcommi_pull_go(dcommi_slot *slot, void *user)
+{
+    dcommi_move *move = user;
+    dcommi_run *run = move->run;
+    dcommi_move_out_of_transport(move);
+    move->slot = slot;
+    if (run->active) {
+        move->buf = slot->memory;
+        dcommi_pull_request(move);
+    } else {
+        dcommi_move_free(move);
+    }
+    dcommi_run_unref(run);
 }
 
 /* Ask for every piece of the next block, if there is one, as block b of the window. */
@@ -219,24 +346,93 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
         }
         move->pull = pull;
         move->pull_block = (uint8_t)b;
-        move->buf = pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->dst + block->at;
+        move->word = (int32_t)i;
         move->len = part;
         block->outstanding++;
-        uint32_t id = run->next_pull++;
-        move->node =
-            dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, piece->rank, id);
-        dcommi_match_insert(run->comm, &move->node);
-        dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_READ, id);
-        header.slot = piece->slot;
-        header.a = piece->offset + block->at;
-        header.b = part;
-        run->comm->stats.bytes_read += part;
-        dcomm_status status = dcommi_send_header(run->comm, piece->rank, &header, NULL, 0);
-        if (status < 0) {
-            dcommi_poison(run->comm, status, -1, dcommi_message);
+        if (pull->device == NULL) {
+            move->buf =
+                pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->dst + block->at;
+            dcommi_pull_request(move);
+        } else {
+            dcommi_move_in_transport(move); /* it stays whatever becomes of the run meanwhile */
+            if (dcommi_slot_ask(pull->device, DCOMMI_QUEUE_IN, dcommi_pull_go, move) < 0) {
+                dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+                dcommi_move_out_of_transport(move);
+                dcommi_move_free(move);
+                dcommi_run_unref(run);
+            }
+        }
+        if (!run->active) {
             return;
         }
     }
+}
+
+/* A fold by messages: how many blocks at a time, and how long. */
+static size_t dcommi_pull_window(dcommi_pull *pull)
+{
+    size_t n = pull->npieces, longest = DCOMMI_PULL_MESSAGE, all = 4 * DCOMMI_PULL_MESSAGE;
+    pull->block = dcommi_pull_grain(n);
+    if (pull->device != NULL) {
+        longest = all = DCOMMI_SLOT_BYTES;
+        pull->block =
+            n <= DCOMMI_SLOTS ? longest : (DCOMMI_SLOTS * longest / n + 4096) & ~(size_t)63;
+    }
+    pull->block = pull->fold && pull->block < longest ? pull->block : longest;
+    size_t window = DCOMMI_PULL_WINDOW * all / (n * pull->block);
+    return window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? window : DCOMMI_PULL_WINDOW;
+}
+
+/* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`, asking for all that is not here.
+ * `taker`: the receive that it is done for, if it is for one. */
+static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *device,
+                                           dcommi_move *taker, uint8_t *dst, bool past,
+                                           const dcommi_piece *pieces, size_t n, size_t len,
+                                           bool fold, bool final, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcomm_comm *comm = run->comm;
+    dcommi_pull *pull = dcommi_alloc(sizeof *pull);
+    if (pull == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    pull->lane = lane;
+    pull->run = run;
+    pull->device = device;
+    pull->taker = taker;
+    pull->async = async;
+    pull->final = final;
+    pull->past = past;
+    pull->fold = fold;
+    pull->dst = dst;
+    pull->len = pull->left = len;
+    pull->npieces = n;
+    pull->next = run->pulls;
+    run->pulls = pull;
+    size_t window = dcommi_pull_window(pull);
+    dcomm_status status = DCOMM_OK;
+    pull->pieces = dcommi_calloc(n, sizeof *pieces);
+    if (fold && device != NULL) {
+        void *staging = NULL;
+        status = device->handle.call->alloc(&device->handle, window * n * pull->block, &staging);
+        pull->staging = staging;
+    } else if (fold) {
+        pull->staging = dcommi_alloc_raw(window * n * pull->block);
+    }
+    if (status < 0 || pull->pieces == NULL || (fold && pull->staging == NULL)) {
+        dcommi_pull_free(pull);
+        return status < 0 ? status : DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < n; i++) {
+        pull->pieces[i] = pieces[i];
+        pull->pieces[i].by_message = device != NULL
+                                         ? pieces[i].local == NULL
+                                         : dcommi_piece_here(comm, &pieces[i], 0, len) == NULL;
+    }
+    for (unsigned b = 0; b < window && run->active; b++) { /* not answered before we look again */
+        dcommi_pull_ask(pull, b);
+    }
+    return DCOMM_IN_PROGRESS;
 }
 
 /* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`. */
@@ -250,7 +446,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, bool past
     bool direct = status == DCOMM_ERR_UNSUPPORTED;
     for (size_t i = 0; i < n && direct; i++) {
         direct = dcommi_piece_here(comm, &pieces[i], 0, len) != NULL ||
-                 dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank));
+                 (!pieces[i].device && dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
     }
     if (direct) {
         status = fold ? dcommi_pull_direct(lane, dst, past, pieces, n, len, final)
@@ -262,39 +458,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, bool past
         }
         return status;
     }
-    dcommi_pull *pull = dcommi_alloc(sizeof *pull);
-    if (pull == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    pull->lane = lane;
-    pull->run = run;
-    pull->async = async;
-    pull->final = final;
-    pull->past = past;
-    pull->fold = fold;
-    pull->dst = dst;
-    pull->len = pull->left = len;
-    pull->npieces = n;
-    pull->block = fold && dcommi_pull_grain(n) < DCOMMI_PULL_MESSAGE ? dcommi_pull_grain(n)
-                                                                     : DCOMMI_PULL_MESSAGE;
-    size_t window = DCOMMI_PULL_WINDOW * (size_t)DCOMMI_PULL_MESSAGE * 4 / (n * pull->block);
-    window = window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? window : DCOMMI_PULL_WINDOW;
-    pull->pieces = dcommi_calloc(n, sizeof *pieces);
-    pull->staging = fold ? dcommi_alloc_raw(window * n * pull->block) : NULL;
-    if (pull->pieces == NULL || (fold && pull->staging == NULL)) {
-        dcommi_pull_free(pull);
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    for (size_t i = 0; i < n; i++) {
-        pull->pieces[i] = pieces[i];
-        pull->pieces[i].by_message = dcommi_piece_here(comm, &pieces[i], 0, len) == NULL;
-    }
-    pull->next = run->pulls;
-    run->pulls = pull;
-    for (unsigned b = 0; b < window && run->active; b++) { /* not answered before we look again */
-        dcommi_pull_ask(pull, b);
-    }
-    return DCOMM_IN_PROGRESS;
+    return dcommi_pull_by_message(lane, NULL, NULL, dst, past, pieces, n, len, fold, final, async);
 }
 
 /* ---- the other side ---- */
@@ -307,6 +471,52 @@ static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
     dcommi_move_out_of_transport(move);
     dcommi_move_free(move);
     dcommi_run_unref(run);
+}
+
+/* Answer with a part of what lies on a device from `base` on. */
+static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint32_t id,
+                                uint8_t *base)
+{
+    dcommi_run *run = move->run;
+    if (h->b > DCOMMI_SLOT_BYTES) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "rank %d asked for %" PRIu64 " bytes of a device at a time",
+                 (int)h->src, h->b);
+        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT, -1, text);
+        return;
+    }
+    move->buf = base + h->a;
+    move->len = h->b;
+    move->node =
+        dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, (int32_t)h->src, id);
+    dcommi_out_start(move);
+}
+
+/* A peer asks for a part of what one of our OFFERs means. */
+static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
+{
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
+    dcommi_match_node *node = dcommi_match_find(comm, &key);
+    if (node == NULL) {
+        return; /* of a run that failed meanwhile */
+    }
+    dcommi_move *sent = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of a message of %zu of rank %d",
+                 (int)h->src, h->a, h->b, sent->len, comm->rank);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        return;
+    }
+    dcommi_move *move = dcommi_move_new(sent->run, NULL);
+    if (move == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return;
+    }
+    move->kind = DCOMMI_MOVE_REPLY;
+    dcommi_device_reply(move, h, dcommi_header_wide(h), sent->buf);
 }
 
 /* A peer asks for a part of what `run` exposed. */
@@ -333,6 +543,10 @@ static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_heade
     dcommi_header reply = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, h->tag);
     reply.a = h->b;
     comm->stats.bytes_sent += h->b;
+    if (DCOMMI_UNLIKELY(run->offers[h->slot].device)) {
+        dcommi_device_reply(move, h, h->tag, run->offers[h->slot].base);
+        return;
+    }
     dcommi_move_in_transport(move);
     dcomm_status status =
         dcommi_post(comm, (int)h->src, &reply, run->offers[h->slot].base + h->a, h->b, &move->op);

@@ -421,16 +421,4 @@ static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, c
     }
 }
 
-/* A region's number in an RTS, whose slot is free. */
-static inline void dcommi_rts_set_region(dcommi_header *h, uint32_t region)
-{
-    h->slot = (uint16_t)region;
-    h->reserved = (uint16_t)(region >> 16);
-}
-
-static inline uint32_t dcommi_rts_region(const dcommi_header *h)
-{
-    return (uint32_t)h->reserved << 16 | h->slot;
-}
-
 #endif

@@ -3,6 +3,7 @@
 #define DCOMMI_RUNS_H
 
 #include "failure.h"
+#include "gate.h"
 
 static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached);
 
@@ -37,6 +38,24 @@ static void dcommi_run_unref(dcommi_run *run)
     }
 }
 
+/* The run has ended, and nothing of it is under way on its device any more: its context's devices
+ * may go before it does, and its stream may go on. */
+static void dcommi_run_off_device(dcommi_run *run)
+{
+    if (DCOMMI_UNLIKELY(run->device != NULL)) {
+        for (dcommi_pull *pull = run->pulls; pull != NULL; pull = pull->next) {
+            dcommi_pull_staging_free(pull);
+        }
+        for (dcommi_frame *frame = run->children; frame != NULL; frame = frame->next) {
+            dcommi_frame_scratch_free(frame);
+        }
+        dcommi_frame_scratch_free(&run->root);
+    }
+    if (DCOMMI_UNLIKELY(run->gate.word != NULL)) {
+        dcommi_gate_open(run);
+    }
+}
+
 /* Memory for a plan's lanes, words, counters, offers and scratch, kept from run to run. Words are
  * zero but for those that a stage before left. */
 static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, const uint64_t *words,
@@ -47,7 +66,8 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     size_t counters = (plan->ncounters * sizeof(uint64_t) + 63) & ~(size_t)63;
     size_t offers = (plan->nslots * sizeof(*run->offers) + 63) & ~(size_t)63;
     size_t zeroed = lanes + word_bytes + counters + offers;
-    size_t need = zeroed + (size_t)plan->scratch_bytes;
+    bool away = run->device != NULL && !dcommi_plan_of_host(plan);
+    size_t need = zeroed + (away ? 0 : (size_t)plan->scratch_bytes);
     if (run->memory_len < need) {
         uint8_t *bigger = dcommi_alloc_raw(need);
         if (bigger == NULL) {
@@ -63,6 +83,7 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     }
     run->plan = plan;
     dcommi_frame *root = &run->root;
+    dcommi_frame_scratch_free(root);
     dcommi_zero(root, sizeof *root);
     dcommi_frame_bind(root, run, plan, (dcommi_lane *)memory);
     root->words = (uint64_t *)(memory + lanes);
@@ -75,11 +96,12 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     root->space_len[DCOMM_SPACE_IN] = plan->in_bytes;
     root->space[DCOMM_SPACE_OUT] = run->out;
     root->space_len[DCOMM_SPACE_OUT] = plan->out_bytes;
-    root->space[DCOMM_SPACE_SCRATCH] = memory + zeroed;
-    root->space_len[DCOMM_SPACE_SCRATCH] = plan->scratch_bytes;
+    if (DCOMMI_UNLIKELY(run->device != NULL)) {
+        root->on_device = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT | 1u << DCOMM_SPACE_STATE;
+    }
     root->space[DCOMM_SPACE_STATE] = run->state;
     root->space_len[DCOMM_SPACE_STATE] = plan->state_bytes;
-    return DCOMM_OK;
+    return dcommi_frame_scratch(root, memory + zeroed);
 }
 
 /* Signals and expositions that came before this stage was there. */
@@ -169,6 +191,9 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     run->next_finished = context->finished; /* the engine may still stand in one of its lanes */
     context->finished = run;
     atomic_store_explicit(&run->status, status, memory_order_release);
+    if (run->jobs == 0) {
+        dcommi_run_off_device(run);
+    }
 }
 
 /* All lanes of the current plan have ended. */

@@ -3,49 +3,33 @@
 #ifndef DCOMMI_SCAN_H
 #define DCOMMI_SCAN_H
 
+#include "load.h"
 #include "util.h"
 
 #include <math.h>
 
-#include "../../../kernels/math.h"
-
 enum { DCOMMI_SCAN_BLOCK = 1024, DCOMMI_SCAN_LANES = 16 };
-
-/* Elements may lie anywhere: a gradient in its bucket follows those of other types. */
-#define DCOMMI_SCAN_LOAD(TYPE)                                            \
-    static inline TYPE dcommi_scan_load_##TYPE(const void *x, size_t i)   \
-    {                                                                     \
-        TYPE value;                                                       \
-        memcpy(&value, (const char *)x + i * sizeof value, sizeof value); \
-        return value;                                                     \
-    }
-DCOMMI_SCAN_LOAD(uint16_t)
-DCOMMI_SCAN_LOAD(uint32_t)
-DCOMMI_SCAN_LOAD(uint64_t)
-DCOMMI_SCAN_LOAD(float)
-DCOMMI_SCAN_LOAD(double)
-#undef DCOMMI_SCAN_LOAD
 
 /* Whether any of a block has all bits of the exponent set: one load, one comparison each, which
  * compilers vectorize. */
-#define DCOMMI_SCAN(NAME, WORD, EXPONENT)                                         \
-    static size_t dcommi_scan_##NAME(const void *x, size_t count)                 \
-    {                                                                             \
-        const WORD all = (WORD)(EXPONENT);                                        \
-        size_t at = 0;                                                            \
-        for (; count - at >= DCOMMI_SCAN_BLOCK; at += DCOMMI_SCAN_BLOCK) {        \
-            WORD bad = 0;                                                         \
-            for (size_t i = 0; i < DCOMMI_SCAN_BLOCK; i++) {                      \
-                bad |= (WORD)((dcommi_scan_load_##WORD(x, at + i) & all) == all); \
-            }                                                                     \
-            if (bad != 0) {                                                       \
-                break;                                                            \
-            }                                                                     \
-        }                                                                         \
-        while (at < count && (dcommi_scan_load_##WORD(x, at) & all) != all) {     \
-            at++;                                                                 \
-        }                                                                         \
-        return at;                                                                \
+#define DCOMMI_SCAN(NAME, WORD, EXPONENT)                                    \
+    static size_t dcommi_scan_##NAME(const void *x, size_t count)            \
+    {                                                                        \
+        const WORD all = (WORD)(EXPONENT);                                   \
+        size_t at = 0;                                                       \
+        for (; count - at >= DCOMMI_SCAN_BLOCK; at += DCOMMI_SCAN_BLOCK) {   \
+            WORD bad = 0;                                                    \
+            for (size_t i = 0; i < DCOMMI_SCAN_BLOCK; i++) {                 \
+                bad |= (WORD)((dcommi_load_##WORD(x, at + i) & all) == all); \
+            }                                                                \
+            if (bad != 0) {                                                  \
+                break;                                                       \
+            }                                                                \
+        }                                                                    \
+        while (at < count && (dcommi_load_##WORD(x, at) & all) != all) {     \
+            at++;                                                            \
+        }                                                                    \
+        return at;                                                           \
     }
 DCOMMI_SCAN(16f, uint16_t, 0x7c00)
 DCOMMI_SCAN(16b, uint16_t, 0x7f80)
@@ -74,13 +58,13 @@ static double dcommi_scan_value(const void *x, size_t i, dcomm_dtype dtype)
 {
     switch (dtype) {
     case DCOMM_F64:
-        return dcommi_scan_load_double(x, i);
+        return dcommi_load_double(x, i);
     case DCOMM_F32:
-        return (double)dcommi_scan_load_float(x, i);
+        return (double)dcommi_load_f32(x, i);
     case DCOMM_F16:
-        return (double)dcommi_f16_to_f32(dcommi_scan_load_uint16_t(x, i));
+        return (double)dcommi_load_f16(x, i);
     default:
-        return (double)dcommi_bf16_to_f32(dcommi_scan_load_uint16_t(x, i));
+        return (double)dcommi_load_bf16(x, i);
     }
 }
 
@@ -103,25 +87,25 @@ static inline double dcommi_scan_plain(double x)
 
 /* In lanes whose number is fixed, so that the sum is the same on all machines. Squares of 32 bits
  * and fewer are exact in f64, so it does not matter whether product and sum are one operation. */
-#define DCOMMI_SQUARES(NAME, TYPE, GET)                                     \
-    static double dcommi_squares_##NAME(const void *x, size_t count)        \
-    {                                                                       \
-        double lane[DCOMMI_SCAN_LANES] = {0}, sum = 0;                      \
-        size_t at = 0;                                                      \
-        for (; count - at >= DCOMMI_SCAN_LANES; at += DCOMMI_SCAN_LANES) {  \
-            for (int l = 0; l < DCOMMI_SCAN_LANES; l++) {                   \
-                double v = GET(dcommi_scan_load_##TYPE(x, at + (size_t)l)); \
-                lane[l] += v * v;                                           \
-            }                                                               \
-        }                                                                   \
-        for (int l = 0; at < count; l++, at++) {                            \
-            double v = GET(dcommi_scan_load_##TYPE(x, at));                 \
-            lane[l] += v * v;                                               \
-        }                                                                   \
-        for (int l = 0; l < DCOMMI_SCAN_LANES; l++) {                       \
-            sum += lane[l];                                                 \
-        }                                                                   \
-        return sum;                                                         \
+#define DCOMMI_SQUARES(NAME, TYPE, GET)                                    \
+    static double dcommi_squares_##NAME(const void *x, size_t count)       \
+    {                                                                      \
+        double lane[DCOMMI_SCAN_LANES] = {0}, sum = 0;                     \
+        size_t at = 0;                                                     \
+        for (; count - at >= DCOMMI_SCAN_LANES; at += DCOMMI_SCAN_LANES) { \
+            for (int l = 0; l < DCOMMI_SCAN_LANES; l++) {                  \
+                double v = GET(dcommi_load_##TYPE(x, at + (size_t)l));     \
+                lane[l] += v * v;                                          \
+            }                                                              \
+        }                                                                  \
+        for (int l = 0; at < count; l++, at++) {                           \
+            double v = GET(dcommi_load_##TYPE(x, at));                     \
+            lane[l] += v * v;                                              \
+        }                                                                  \
+        for (int l = 0; l < DCOMMI_SCAN_LANES; l++) {                      \
+            sum += lane[l];                                                \
+        }                                                                  \
+        return sum;                                                        \
     }
 DCOMMI_SQUARES(f64, double, dcommi_scan_plain)
 DCOMMI_SQUARES(f32, float, (double))

@@ -2,83 +2,7 @@
 #ifndef DCOMMI_STEPS_H
 #define DCOMMI_STEPS_H
 
-#include "frames.h"
-
-enum dcommi_outcome {
-    DCOMMI_NEXT,  /* complete */
-    DCOMMI_STOP,  /* the lane waits and goes on behind this step */
-    DCOMMI_RETRY, /* the lane waits and runs this step again */
-    DCOMMI_GONE   /* the run has failed */
-};
-
-static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
-    dcommi_step_error(dcommi_lane *lane, dcomm_status status, const char *format, ...)
-{
-    dcommi_run *run = lane->frame->run;
-    char what[256], text[DCOMMI_MESSAGE_MAX];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
-    va_end(args);
-    snprintf(text, sizeof text, "%s #%" PRIu64 " (%s), rank %d, lane %d, step %u: %s",
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, lane->frame->plan->name,
-             run->comm->rank, (int)(lane - lane->frame->lanes), lane->pc, what);
-    dcommi_poison(run->comm, status, -1, text);
-    return DCOMMI_GONE;
-}
-
-/* The word that a step writes to; -1: none. *fits: it is one of the plan's. */
-static inline int32_t dcommi_word_of(const dcommi_lane *lane, const dcomm_step *step, bool *fits)
-{
-    *fits = true;
-    if (step->word < 0) {
-        return -1;
-    }
-    int64_t word = step->word + dcommi_lane_value(lane, &step->value);
-    *fits = word >= 0 && word < lane->frame->plan->nwords;
-    return (int32_t)word;
-}
-
-static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
-{
-    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s lies outside its space", what);
-}
-
-/* What follows a move that was started. */
-static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status, bool async)
-{
-    if (status < 0) {
-        return lane->frame->run->active ? dcommi_step_error(lane, status, "%s", dcommi_message)
-                                        : DCOMMI_GONE;
-    }
-    if (status == DCOMM_OK) {
-        return DCOMMI_NEXT;
-    }
-    if (async) {
-        lane->pending++;
-        return DCOMMI_NEXT;
-    }
-    lane->state = DCOMMI_LANE_MOVE;
-    return DCOMMI_STOP;
-}
-
-/* Whether this run may still send to a rank, or is too far ahead of it. */
-static bool dcommi_has_credit(dcommi_lane *lane, int rank)
-{
-    dcommi_run *run = lane->frame->run;
-    dcommi_member *member = &run->comm->members[rank];
-    uint64_t done = run->stream == DCOMMI_STREAM_COLL ? member->done : member->p2p_done;
-    if (DCOMMI_LIKELY(run->seq < done + DCOMMI_WINDOW)) {
-        return true;
-    }
-    if (!member->asked) {
-        dcommi_header header = {.type = DCOMMI_MSG_CREDIT, .stream = run->stream, .b = 1};
-        member->asked = dcommi_send_header(run->comm, rank, &header, NULL, 0) == DCOMM_OK;
-    }
-    lane->state = DCOMMI_LANE_CREDIT;
-    lane->peer = rank;
-    return false;
-}
+#include "steps_device.h"
 
 static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step *step)
 {
@@ -101,7 +25,10 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
     }
     uint32_t tag = (uint32_t)(frame->tag_base + dcommi_lane_value(lane, &step->tag));
     bool async = step->flags & DCOMM_STEP_ASYNC;
-    return dcommi_moving(lane, dcommi_send_start(lane, rank, tag, data, len, async), async);
+    bool device = dcommi_on_device(frame, frame->plan->operands[step->src].space) && len > 0;
+    return dcommi_moving(
+        lane, (device ? dcommi_device_send : dcommi_send_start)(lane, rank, tag, data, len, async),
+        async);
 }
 
 /* Whether what a step stores is better kept out of the caches; the result of a sub-plan is read
@@ -134,6 +61,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     }
     move->async = step->flags & DCOMM_STEP_ASYNC;
     move->final = step->flags & DCOMM_STEP_FINAL;
+    move->device = dcommi_on_device(frame, step->dst.space);
     move->past = dcommi_step_past(frame, step);
     move->kind = DCOMMI_MOVE_RECV;
     move->buf = dst;
@@ -142,6 +70,10 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
     move->word = word;
     if (step->kind == DCOMM_STEP_RECV_REDUCE) {
         move->kind = DCOMMI_MOVE_FOLD;
+        if (!dcommi_sources_on(frame, step, move->device) ||
+            dcommi_on_device(frame, step->stage.space) != move->device) {
+            return dcommi_step_mixed(lane);
+        }
         for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_MAX; i++) {
             const dcomm_operand *o = &frame->plan->operands[step->src + i];
             size_t n = len;
@@ -195,7 +127,7 @@ static const dcommi_exposed *dcommi_lane_exposed(dcommi_lane *lane, int rank, ui
 
 /* Turn the operands of a COPY or REDUCE into pieces. */
 static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_step *step, size_t len,
-                                              dcommi_piece *pieces)
+                                              bool device, dcommi_piece *pieces)
 {
     dcommi_frame *frame = lane->frame;
     size_t at = 0;
@@ -238,6 +170,10 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
             piece->slot = (uint16_t)slot;
             piece->address = e->address + (uint64_t)offset;
             piece->offset = (uint64_t)offset;
+            piece->device = e->device != 0;
+            if (device && dcommi_reads_device_of(frame->run, rank, e->device)) {
+                piece->local = (const uint8_t *)(uintptr_t)piece->address;
+            }
         }
     }
     return DCOMMI_NEXT;
@@ -252,7 +188,7 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
     if (dst == NULL) {
         return dcommi_outside(lane, "destination");
     }
-    bool remote = false;
+    bool remote = false, device = dcommi_on_device(frame, step->dst.space);
     for (uint32_t i = 0; i < step->nsrc; i++) {
         const dcomm_operand *o = &frame->plan->operands[step->src + i];
         n += o->repeat > 1 ? o->repeat : 1;
@@ -261,20 +197,25 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
     if (len == 0) {
         return DCOMMI_NEXT;
     }
+    if (!dcommi_sources_on(frame, step, device)) {
+        return dcommi_step_mixed(lane);
+    }
     if (dcommi_grow((void **)&context->pieces, &context->pieces_capacity, n, sizeof(dcommi_piece)) <
             0 ||
         dcommi_grow((void **)&context->pointers, &context->pointers_capacity, n, sizeof(void *)) <
             0) {
         return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
     }
-    enum dcommi_outcome outcome = dcommi_lane_pieces(lane, step, len, context->pieces);
+    enum dcommi_outcome outcome = dcommi_lane_pieces(lane, step, len, device, context->pieces);
     if (outcome != DCOMMI_NEXT) {
         return outcome;
     }
     bool fold = step->kind == DCOMM_STEP_REDUCE, final = step->flags & DCOMM_STEP_FINAL;
-    bool past = dcommi_step_past(frame, step);
+    bool past = dcommi_step_past(frame, step), async = step->flags & DCOMM_STEP_ASYNC;
+    if (DCOMMI_UNLIKELY(device)) {
+        return dcommi_device_fold(lane, dst, context->pieces, n, len, fold, final, async);
+    }
     if (remote) {
-        bool async = step->flags & DCOMM_STEP_ASYNC;
         return dcommi_moving(
             lane, dcommi_pull_start(lane, dst, past, context->pieces, n, len, fold, final, async),
             async);
@@ -310,13 +251,19 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
         header.slot = (uint16_t)(frame->slot_base + step->slot);
         header.a = (uint64_t)(uintptr_t)base;
         header.b = len;
-        header.tag = dcommi_region_number(run->comm->context, base, len);
+        bool device = dcommi_on_device(frame, frame->plan->operands[step->src].space);
+        if (DCOMMI_UNLIKELY(device)) {
+            header.reserved = (uint16_t)(1 + run->device->handle.number);
+        } else {
+            header.tag = dcommi_region_number(run->comm->context, base, len);
+        }
         if (run->offers == NULL || header.slot >= run->plan->nslots) {
             return dcommi_step_error(lane, DCOMM_ERR_PLAN, "slot %d of %u", (int)header.slot,
                                      run->plan->nslots);
         }
         run->offers[header.slot].base = base;
         run->offers[header.slot].len = (int64_t)len;
+        run->offers[header.slot].device = device;
     } else {
         value = (uint64_t)dcommi_lane_value(lane, &step->value);
         header.slot = (uint16_t)(frame->counter_base + step->slot);
@@ -365,6 +312,12 @@ static enum dcommi_outcome dcommi_step_commit(dcommi_lane *lane, const dcomm_ste
     if (src_len != dst_len) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
                                  dst_len);
+    }
+    if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
+        const dcommi_piece from = {.local = src};
+        return dcommi_sources_on(lane->frame, step, true)
+                   ? dcommi_device_fold(lane, dst, &from, 1, src_len, false, false, false)
+                   : dcommi_step_mixed(lane);
     }
     memmove(dst, src, src_len);
     return DCOMMI_NEXT;
@@ -431,6 +384,29 @@ static dcomm_status dcommi_step_recode(dcommi_lane *lane, const dcomm_step *step
     return codec->encode(user, &o->place, stage, room, dst, len, encoded);
 }
 
+static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dcomm_step *step,
+                                                    const dcommi_step_operands *o, uint8_t *dst,
+                                                    size_t dst_len, int32_t word)
+{
+    const dcommi_frame *frame = lane->frame;
+    size_t bytes = step->kind == DCOMM_STEP_ENCODE ? o->len[0] : dst_len;
+    if (frame->run->coded == NULL || !dcommi_on_device(frame, step->dst.space) ||
+        !dcommi_sources_on(frame, step, true)) {
+        return dcommi_step_mixed(lane);
+    }
+    if (step->kind == DCOMM_STEP_RECODE) {
+        dcommi_lane_piece(lane, &step->stage, 0, &bytes);
+    }
+    dcommi_device_code code = {.kind = step->kind,
+                               .count = bytes / sizeof(float),
+                               .src = o->src,
+                               .len = o->len,
+                               .n = o->n,
+                               .dst = dst,
+                               .dst_len = dst_len};
+    return dcommi_moving(lane, dcommi_coded_on_device(lane, &o->place, &code, word), false);
+}
+
 static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
 {
     const dcomm_plan *plan = lane->frame->plan;
@@ -450,6 +426,9 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     const char *wrong = dcommi_step_operands_of(lane, step, &o);
     if (wrong != NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
+    }
+    if (DCOMMI_UNLIKELY(lane->frame->on_device != 0)) {
+        return dcommi_step_codec_device(lane, step, &o, dst, dst_len, word);
     }
     dcomm_status status;
     dcommi_message[0] = 0;
@@ -500,6 +479,12 @@ static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_st
         if (src[i] == NULL) {
             return dcommi_outside(lane, "source");
         }
+    }
+    if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
+        return dcommi_device_scale(lane, dst, dst_len, src, src_len);
+    }
+    if (!dcommi_sources_on(lane->frame, step, false)) {
+        return dcommi_step_mixed(lane);
     }
     dcomm_status status =
         plan->kernels[step->kernel](plan->kernel_user, dst, dst_len, src, src_len, step->nsrc);
@@ -554,13 +539,22 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
     frame->space_len[DCOMM_SPACE_IN] = (int64_t)in_len;
     frame->space[DCOMM_SPACE_OUT] = out;
     frame->space_len[DCOMM_SPACE_OUT] = (int64_t)out_len;
-    frame->space[DCOMM_SPACE_SCRATCH] = memory + head + lanes + words;
-    frame->space_len[DCOMM_SPACE_SCRATCH] = sub->scratch_bytes;
+    if (DCOMMI_UNLIKELY(run->device != NULL)) {
+        frame->on_device =
+            (uint8_t)(dcommi_on_device(parent, parent->plan->operands[step->src].space)
+                          << DCOMM_SPACE_IN |
+                      dcommi_on_device(parent, step->dst.space) << DCOMM_SPACE_OUT |
+                      (parent->on_device & 1u << DCOMM_SPACE_STATE));
+    }
     frame->space[DCOMM_SPACE_STATE] = parent->space[DCOMM_SPACE_STATE];
     frame->space_len[DCOMM_SPACE_STATE] = parent->space_len[DCOMM_SPACE_STATE];
     frame->index_base = parent->index_base + dcommi_lane_value(lane, &step->index);
     frame->next = run->children;
     run->children = frame;
+    dcomm_status status = dcommi_frame_scratch(frame, memory + head + lanes + words);
+    if (status < 0) {
+        return dcommi_step_error(lane, status, "%s", dcommi_message);
+    }
     lane->state = DCOMMI_LANE_CALL;
     if (sub->nlanes == 0) {
         dcommi_frame_done(frame);

@@ -4,6 +4,7 @@
 #define DCOMMI_TUNE_MEASURE_H
 
 #include "api_mem.h"
+#include "flush.h"
 #include "tune_probe.h"
 
 #define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
@@ -138,25 +139,16 @@ static void dcommi_tune_meet_near(dcommi_tuner *t)
     dcommi_tune_once(t, status, plan);
 }
 
-/* Take memory out of the caches, where that can be asked for. */
-static void dcommi_tune_flush(const uint8_t *at, int64_t len)
+/* Long buffers are out of the caches when a program comes with them, most of all its inputs. Who
+ * looks on stays idle: it may share a core with a rank of another host, which does not wait for it.
+ */
+static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len)
 {
-#if defined(__x86_64__)
-    for (int64_t i = 0; i < len; i += 64) {
-        __builtin_ia32_clflush(at + i);
+    if (kind == DCOMMI_PROBE_NOTHING) {
+        return;
     }
-    __builtin_ia32_mfence();
-#else
-    (void)at;
-    (void)len;
-#endif
-}
-
-/* Long buffers are out of the caches when a program comes with them, most of all its inputs. */
-static void dcommi_tune_chill(const dcommi_tuner *t, int64_t len)
-{
-    dcommi_tune_flush(t->in, 2 * len);
-    dcommi_tune_flush(t->out, DCOMMI_PROBE_TURNS * len);
+    dcommi_flush(t->in, 2 * len);
+    dcommi_flush(t->out, DCOMMI_PROBE_TURNS * len);
 }
 
 /* Run the rounds, the first of which warms up; `until`: no more than one other after that. */
@@ -169,11 +161,13 @@ static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
             break;
         }
         for (int i = 0; i < all->n && t->status >= 0; i++) {
-            if (t->near && all->timed[i].probe.len >= DCOMMI_TUNE_COLD) {
-                dcommi_tune_chill(t, all->timed[i].probe.len);
-            }
+            const dcommi_probe *probe = &all->timed[i].probe;
             if (t->near) { /* who shares this core has done its part of the last probe */
                 dcommi_tune_meet_near(t);
+                if (probe->len >= DCOMMI_TUNE_COLD) {
+                    dcommi_tune_chill(t, probe->kind, probe->len);
+                    dcommi_tune_meet_near(t);
+                }
             }
             double start = dcommi_now();
             t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);

@@ -27,6 +27,7 @@ typedef struct dcommi_lane dcommi_lane;
 typedef struct dcommi_move dcommi_move;
 typedef struct dcommi_pull dcommi_pull;
 typedef struct dcommi_script dcommi_script;
+typedef struct dcommi_device dcommi_device;
 
 /* ---- matching ---- */
 
@@ -65,6 +66,7 @@ typedef struct dcommi_exposed {
     struct dcommi_exposed *next_of_run;
     uint64_t address, len;
     uint32_t region; /* that it lies in, of the peer's; 0: none */
+    uint16_t device; /* 1 + number of the device that it lies on; 0: host memory */
 } dcommi_exposed;
 
 /* ---- runs ---- */
@@ -112,6 +114,8 @@ struct dcommi_frame {
     uint32_t counter_base, slot_base;
     uint32_t lanes_left;
     int depth;
+    uint8_t on_device;    /* bit 1 << space: it lies on run->device */
+    void *device_scratch; /* to be given back; NULL: none */
     dcommi_lane *lanes;
 };
 
@@ -129,6 +133,7 @@ struct dcommi_move {
     uint8_t pull_block;
     uint8_t kind;
     bool async, final, past, in_transport;
+    bool device; /* buf, dst and src are memory of run->device */
     uint8_t nsrc, msg_at;
     int32_t forward_rank; /* FOLD: whom the step behind sends the result; -1: nobody */
     uint32_t forward_tag;
@@ -136,6 +141,7 @@ struct dcommi_move {
     uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
     size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
     uint8_t *dst;
+    struct dcommi_slot *slot; /* pinned memory that it has (jobs.h); NULL: none */
     const void *src[DCOMMI_FOLD_MAX];
     size_t arrived;
 };
@@ -177,12 +183,22 @@ typedef struct dcommi_cached {
     dcommi_script *script; /* NULL without */
 } dcommi_cached;
 
+/* What ties a run to a stream of the caller's (gate.h). */
+typedef struct dcommi_gate {
+    void *stream;                  /* NULL: no gate */
+    int device;                    /* that was current when it was given */
+    void *before;                  /* event behind what the stream held; NULL: that has been done */
+    struct dcommi_gate_word *word; /* for which the stream waits; NULL: it does not */
+    uint32_t value;
+} dcommi_gate;
+
 struct dcommi_run {
     dcomm_comm *comm;
     dcommi_run *next, *prev;    /* comm's active runs, by sequence number */
     dcommi_run *next_submitted; /* in the context's submission queue */
     dcommi_run *next_group;     /* in the thread's group */
     dcommi_run *next_finished;  /* in the context, until the engine has left it */
+    dcommi_run *next_gated;     /* in the context, until its stream has come to it */
     dcommi_cached *cached;
     const dcomm_plan *plan; /* of the current stage */
     dcommi_signature signature;
@@ -194,6 +210,9 @@ struct dcommi_run {
     void *give_back_user;
     const void *in;
     void *out, *state;
+    dcommi_device *device; /* in, out and state are its memory; NULL: the host's */
+    dcommi_gate gate;
+    unsigned jobs;              /* of the device's under way */
     struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
     double premul;
     _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
@@ -211,6 +230,7 @@ struct dcommi_run {
     struct dcommi_offer {
         uint8_t *base;
         int64_t len;
+        bool device;
     } * offers;               /* [nslots] of what we exposed */
     dcommi_peer_state *peers; /* [size], from the first query on */
     uint32_t next_pull;
@@ -271,6 +291,7 @@ struct dcomm_comm {
     bool deterministic;
     bool tunes;      /* measures what things cost when it is created */
     bool timed;      /* its runs note when they end */
+    bool streamed;   /* operations have been put on streams */
     int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
@@ -359,13 +380,15 @@ struct dcomm_context {
     size_t pointers_capacity, pieces_capacity, lengths_capacity;
     size_t active; /* runs under way */
     dcommi_run *finished;
-    _Atomic int aborts;             /* some communicator has abort_wanted */
-    unsigned idle;                  /* polls in a row in which nothing happened */
-    unsigned busy;                  /* polls in which something did */
-    _Atomic unsigned spin_limit;    /* polls before yielding the core */
-    _Atomic unsigned script_yields; /* how often before a script leaves a wait to the engine */
+    dcommi_run *gated;                /* wait for their streams, in order of their coming */
+    _Atomic(dcommi_device *) devices; /* that operations have used */
+    _Atomic int aborts;               /* some communicator has abort_wanted */
+    unsigned idle;                    /* polls in a row in which nothing happened */
+    unsigned busy;                    /* polls in which something did */
+    _Atomic unsigned spin_limit;      /* polls before yielding the core */
+    _Atomic unsigned script_yields;   /* how often before a script leaves a wait to the engine */
     double next_check;
-    bool has_thread;
+    _Atomic bool has_thread;
     _Atomic int stop;
     pthread_t thread;
 };
@@ -374,6 +397,8 @@ struct dcomm_context {
 
 static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int skip_rank, const char *text);
 static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
+static void dcommi_run_unref(dcommi_run *run);
+static void dcommi_run_off_device(dcommi_run *run);
 static inline void dcommi_run_event(dcommi_run *run);
 static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
 static void dcommi_lane_ready(dcommi_lane *lane);
@@ -387,5 +412,8 @@ static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dco
                                     size_t len);
 static dcomm_status dcommi_context_release(dcomm_context *context);
 static void dcommi_comm_free(dcomm_comm *comm);
+/* The one COMPUTE kernel that devices have, too: dst <- src[1] * src[0]. */
+static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc);
 
 #endif

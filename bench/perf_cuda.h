@@ -1,0 +1,135 @@
+/* perf_cuda.h - buffers on a device: every pool has a double there, which the calls get, on a
+ * stream whose events tell the time. Without DCOMM_WITH_CUDA there is none. */
+#ifndef PERF_CUDA_H
+#define PERF_CUDA_H
+
+#include "perf_rule.h"
+
+#include <stdlib.h>
+
+#ifdef DCOMM_WITH_CUDA
+
+#include <cuda_runtime_api.h>
+
+static cudaStream_t perf_cuda_stream_now;
+static cudaEvent_t perf_cuda_began, perf_cuda_ended;
+
+static bool perf_cuda_good(cudaError_t error, const char *what)
+{
+    if (error != cudaSuccess) {
+        fprintf(stderr, "dcomm-perf: %s: %s\n", what, cudaGetErrorString(error));
+    }
+    return error == cudaSuccess;
+}
+
+/* The ranks of a host take turns with its devices. */
+static bool perf_cuda_start(void)
+{
+    const char *local = getenv("LOCAL_RANK");
+    int devices = 0, rank = local != NULL ? atoi(local) : 0;
+    return perf_cuda_stream_now != NULL ||
+           (perf_cuda_good(cudaGetDeviceCount(&devices), "cudaGetDeviceCount") && devices > 0 &&
+            perf_cuda_good(cudaSetDevice(rank % devices), "cudaSetDevice") &&
+            perf_cuda_good(cudaStreamCreateWithFlags(&perf_cuda_stream_now, cudaStreamNonBlocking),
+                           "cudaStreamCreateWithFlags") &&
+            perf_cuda_good(cudaEventCreateWithFlags(&perf_cuda_began, 0), "cudaEventCreate") &&
+            perf_cuda_good(cudaEventCreateWithFlags(&perf_cuda_ended, 0), "cudaEventCreate"));
+}
+
+static void *perf_cuda_stream(void)
+{
+    return perf_cuda_stream_now;
+}
+
+static bool perf_cuda_open(perf_pool *p)
+{
+    void *device = NULL;
+    bool good = perf_cuda_start() && perf_cuda_good(cudaMalloc(&device, p->bytes), "cudaMalloc");
+    p->device = device;
+    return good;
+}
+
+static void perf_cuda_close(perf_pool *p)
+{
+    if (p->device != NULL) {
+        cudaFree(p->device);
+        p->device = NULL;
+    }
+}
+
+/* All of the pool, to its double or back. */
+static bool perf_cuda_copy(const perf_pool *p, bool back)
+{
+    return perf_cuda_good(cudaMemcpyAsync(back ? p->memory : p->device,
+                                          back ? p->device : p->memory, p->bytes, cudaMemcpyDefault,
+                                          perf_cuda_stream_now),
+                          "cudaMemcpyAsync") &&
+           perf_cuda_good(cudaStreamSynchronize(perf_cuda_stream_now), "cudaStreamSynchronize");
+}
+
+/* Within the double. */
+static void perf_cuda_move(const perf_pool *p, char *to, const char *from, size_t bytes)
+{
+    perf_cuda_good(cudaMemcpyAsync(p->device + (to - p->memory), p->device + (from - p->memory),
+                                   bytes, cudaMemcpyDefault, perf_cuda_stream_now),
+                   "cudaMemcpyAsync");
+}
+
+static void perf_cuda_begin(void)
+{
+    perf_cuda_good(cudaStreamSynchronize(perf_cuda_stream_now), "cudaStreamSynchronize");
+    perf_cuda_good(cudaEventRecord(perf_cuda_began, perf_cuda_stream_now), "cudaEventRecord");
+}
+
+/* Seconds on the stream since begin. */
+static double perf_cuda_end(void)
+{
+    float ms = 0;
+    perf_cuda_good(cudaEventRecord(perf_cuda_ended, perf_cuda_stream_now), "cudaEventRecord");
+    perf_cuda_good(cudaEventSynchronize(perf_cuda_ended), "cudaEventSynchronize");
+    perf_cuda_good(cudaEventElapsedTime(&ms, perf_cuda_began, perf_cuda_ended),
+                   "cudaEventElapsedTime");
+    return (double)ms * 1e-3;
+}
+
+#else
+
+static inline bool perf_cuda_open(perf_pool *p)
+{
+    (void)p;
+    fprintf(stderr, "dcomm-perf: --mem cuda needs a build with DCOMM_WITH_CUDA\n");
+    return false;
+}
+
+static inline void perf_cuda_close(perf_pool *p)
+{
+    (void)p;
+}
+
+static inline void *perf_cuda_stream(void)
+{
+    return NULL;
+}
+
+static inline bool perf_cuda_copy(const perf_pool *p, bool back)
+{
+    (void)p, (void)back;
+    return false;
+}
+
+static inline void perf_cuda_move(const perf_pool *p, char *to, const char *from, size_t bytes)
+{
+    (void)p, (void)to, (void)from, (void)bytes;
+}
+
+static inline void perf_cuda_begin(void)
+{
+}
+
+static inline double perf_cuda_end(void)
+{
+    return 0;
+}
+
+#endif
+#endif

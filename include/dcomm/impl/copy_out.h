@@ -1,0 +1,115 @@
+/* copy_out.h - what goes from a device to a peer: copied to a pinned slot, sent from there. A short
+ * send goes as any other; a long one is offered, and its receiver asks for it part by part, as for
+ * exposed memory, so that copying out, the network and copying in go on at once. */
+#ifndef DCOMMI_COPY_OUT_H
+#define DCOMMI_COPY_OUT_H
+
+#include "moves.h"
+
+/* A longer send is offered. It is sent with its message on every transport. */
+#define DCOMMI_DEVICE_EAGER 32768
+
+/* It has left the slot, or never will. */
+static void dcommi_out_left(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    dcommi_slot *slot = move->slot;
+    bool live = run->active;
+    move->slot = NULL;
+    if (live && status < 0 && move->kind == DCOMMI_MOVE_SEND) {
+        dcommi_move_failed(move, status, "sending to");
+        live = false;
+    }
+    dcommi_move_out_of_transport(move);
+    if (live && move->kind == DCOMMI_MOVE_SEND) {
+        dcommi_move_complete(move);
+    } else { /* a reader that cannot be reached is reported as lost */
+        dcommi_move_free(move);
+    }
+    dcommi_slot_give(slot, DCOMMI_QUEUE_OUT);
+    dcommi_run_unref(run);
+}
+
+/* It lies in the slot. */
+static void dcommi_out_copied(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    dcommi_move *move = slot->user;
+    dcommi_run *run = move->run;
+    if (status < 0 || !run->active) {
+        dcommi_out_left(&move->op, DCOMM_ERR_SYSTEM);
+        return;
+    }
+    dcommi_header header = dcommi_header_of(
+        run, move->kind == DCOMMI_MOVE_SEND ? DCOMMI_MSG_DATA : DCOMMI_MSG_READ_REPLY,
+        move->node.tag);
+    header.a = move->len;
+    move->op.done = dcommi_out_left;
+    status = dcommi_post(run->comm, move->node.peer, &header, slot->memory, move->len, &move->op);
+    if (status != DCOMM_IN_PROGRESS) {
+        if (status < 0) {
+            dcommi_poison(run->comm, status, -1, dcommi_message);
+        }
+        dcommi_out_left(&move->op, status);
+    }
+}
+
+static void dcommi_out_go(dcommi_slot *slot, void *user)
+{
+    dcommi_move *move = user;
+    dcommi_run *run = move->run;
+    dcommi_device_handle *d = &slot->device->handle;
+    dcomm_status status = DCOMM_ERR_ABORTED;
+    move->slot = slot;
+    slot->user = move;
+    if (run->active) {
+        status = d->call->copy(d, DCOMMI_QUEUE_OUT, slot->memory, move->buf, move->len);
+        if (status >= 0) {
+            status = dcommi_job_start(slot->device, DCOMMI_QUEUE_OUT, &slot->job, run,
+                                      dcommi_out_copied);
+        }
+        if (status < 0) {
+            dcommi_device_failed(run, status);
+        }
+    }
+    if (status < 0) {
+        dcommi_out_left(&move->op, status);
+    }
+}
+
+/* Send what a move has in device memory, at most a slot long: its node says to whom, and by which
+ * tag. */
+static void dcommi_out_start(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    move->device = true;
+    dcommi_move_in_transport(move);
+    dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_OUT, dcommi_out_go, move);
+    if (status < 0) {
+        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_move_out_of_transport(move);
+        dcommi_move_free(move);
+        dcommi_run_unref(run);
+    }
+}
+
+/* Start a send of device memory. DCOMM_IN_PROGRESS: the lane will hear. */
+static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
+                                       size_t len, bool async)
+{
+    dcommi_move *move = dcommi_move_send(lane, rank, tag, data, len, async);
+    if (move == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    move->device = true;
+    if (len <= DCOMMI_DEVICE_EAGER) {
+        dcommi_out_start(move);
+        return DCOMM_IN_PROGRESS;
+    }
+    dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_OFFER, tag);
+    header.b = len;
+    return dcommi_move_offer(move, &header);
+}
+
+#endif

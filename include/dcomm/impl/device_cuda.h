@@ -1,0 +1,401 @@
+/* device_cuda.h - the table of device.h by CUDA's runtime. Without DCOMM_WITH_CUDA there is no
+ * device memory, and not a byte of CUDA. */
+#ifndef DCOMMI_DEVICE_CUDA_H
+#define DCOMMI_DEVICE_CUDA_H
+
+#include "../plan.h"
+#include "device.h"
+
+#ifdef DCOMM_WITH_CUDA
+
+#include <cuda_runtime_api.h>
+
+static dcomm_status dcommi_cuda_failed(cudaError_t error, const char *what)
+{
+    (void)cudaGetLastError(); /* it is told here: the program's next look must not find it again */
+    return dcommi_fail(error == cudaErrorMemoryAllocation ? DCOMM_ERR_NO_MEMORY : DCOMM_ERR_SYSTEM,
+                       "%s: %s", what, cudaGetErrorString(error));
+}
+
+#define DCOMMI_CUDA_TRY(call, what)                              \
+    do {                                                         \
+        cudaError_t dcommi_cuda_error = (call);                  \
+        if (DCOMMI_UNLIKELY(dcommi_cuda_error != cudaSuccess)) { \
+            return dcommi_cuda_failed(dcommi_cuda_error, what);  \
+        }                                                        \
+    } while (0)
+
+/* Streams and events belong to the current device, which is the calling thread's own. */
+static int dcommi_cuda_enter(int number)
+{
+    int before = number;
+    if (cudaGetDevice(&before) != cudaSuccess || before != number) {
+        (void)cudaSetDevice(number);
+    }
+    return before;
+}
+
+static void dcommi_cuda_leave(int number, int before)
+{
+    if (before != number) {
+        (void)cudaSetDevice(before);
+    }
+}
+
+/* Number of the device whose memory `at` is, -1 for the host's. Managed memory is the device's. */
+static int dcommi_cuda_locate(const void *at)
+{
+    static _Atomic int absent; /* no driver, or no device: never ask again */
+    struct cudaPointerAttributes a;
+    if (at == NULL || atomic_load_explicit(&absent, memory_order_relaxed) != 0) {
+        return -1;
+    }
+    cudaError_t error = cudaPointerGetAttributes(&a, at);
+    if (error == cudaSuccess) {
+        return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged ? a.device : -1;
+    }
+    (void)cudaGetLastError();
+    if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
+        atomic_store(&absent, 1);
+    }
+    return -1;
+}
+
+static dcomm_status dcommi_cuda_streams(dcommi_device_handle *d)
+{
+    for (int q = 0; q < DCOMMI_QUEUES; q++) {
+        cudaStream_t stream;
+        DCOMMI_CUDA_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags");
+        d->stream[q] = stream;
+    }
+    return DCOMM_OK;
+}
+
+/* A pool of our own keeps what is free: the device's usual one gives it back to the system whenever
+ * anybody waits for anything. */
+static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
+{
+    const struct cudaMemPoolProps props = {
+        .allocType = cudaMemAllocationTypePinned,
+        .location = {.type = cudaMemLocationTypeDevice, .id = d->number}};
+    uint64_t keep = UINT64_MAX;
+    cudaMemPool_t pool;
+    DCOMMI_CUDA_TRY(cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
+    d->pool = pool;
+    DCOMMI_CUDA_TRY(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+                    "cudaMemPoolSetAttribute");
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
+{
+    int before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_streams(d);
+    status = status < 0 ? status : dcommi_cuda_pool(d);
+    dcommi_cuda_leave(d->number, before);
+    return status;
+}
+
+/* All that was put on its queues has been seen to end. */
+static void dcommi_cuda_close(dcommi_device_handle *d)
+{
+    int before = dcommi_cuda_enter(d->number);
+    for (unsigned i = 0; i < d->nevents; i++) {
+        (void)cudaEventDestroy((cudaEvent_t)d->events[i]);
+    }
+    for (int q = 0; q < DCOMMI_QUEUES; q++) {
+        if (d->stream[q] != NULL) {
+            (void)cudaStreamDestroy((cudaStream_t)d->stream[q]);
+        }
+    }
+    if (d->pool != NULL) {
+        (void)cudaMemPoolDestroy((cudaMemPool_t)d->pool);
+    }
+    dcommi_cuda_leave(d->number, before);
+}
+
+/* Host memory that every device reads and writes by itself, at this address. */
+static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
+{
+    DCOMMI_CUDA_TRY(cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                    "cudaHostAlloc");
+    return DCOMM_OK;
+}
+
+static void dcommi_cuda_unpin(void *memory)
+{
+    if (memory != NULL) {
+        (void)cudaFreeHost(memory);
+    }
+}
+
+/* Scratch. It is written first by queue IN, which all stores into device memory are put on, so that
+ * the other queue need not wait for it. */
+static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, void **memory_p)
+{
+    int before = dcommi_cuda_enter(d->number);
+    cudaError_t error = cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
+                                                (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(d->number, before);
+    DCOMMI_CUDA_TRY(error, "cudaMallocFromPoolAsync");
+    return DCOMM_OK;
+}
+
+static void dcommi_cuda_release(dcommi_device_handle *d, void *memory)
+{
+    if (memory != NULL) {
+        int before = dcommi_cuda_enter(d->number);
+        (void)cudaFreeAsync(memory, (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
+        dcommi_cuda_leave(d->number, before);
+    }
+}
+
+/* dst <- src, either of which may be pinned memory of the host. */
+static dcomm_status dcommi_cuda_copy(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
+                                     const void *src, size_t len)
+{
+    int before = dcommi_cuda_enter(d->number);
+    cudaError_t error =
+        cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)d->stream[queue]);
+    dcommi_cuda_leave(d->number, before);
+    DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
+    return DCOMM_OK;
+}
+
+/* dst[i] <- fold of src[s][i], as dcommi_host_reduce. More operands than one launch takes are
+ * folded onto the first ones' fold, in the same order. */
+static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const void *const *src,
+                                       size_t nsrc, size_t count, dcomm_dtype dtype, dcomm_op op,
+                                       int64_t divisor)
+{
+    const void *at[DCOMM_CUDA_OPERANDS];
+    dcomm_status status = DCOMM_OK;
+    int before = dcommi_cuda_enter(d->number);
+    for (size_t done = 0; done < nsrc && status >= 0;) {
+        size_t n = 0;
+        if (done > 0) {
+            at[n++] = dst;
+        }
+        while (n < DCOMM_CUDA_OPERANDS && done < nsrc) {
+            at[n++] = src[done++];
+        }
+        status = dcomm_cuda_reduce(dst, at, n, count, dtype, op, done == nsrc ? divisor : 1,
+                                   d->stream[DCOMMI_QUEUE_IN]);
+    }
+    dcommi_cuda_leave(d->number, before);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_scale(dcommi_device_handle *d, void *dst, const void *src,
+                                      size_t count, dcomm_dtype dtype, double factor)
+{
+    int before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_scale(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(d->number, before);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *workspace, void *stream)
+{
+    switch (c->kind) {
+    case DCOMM_STEP_ENCODE:
+        return dcomm_cuda_encode(c->codec, c->src[0], NULL, NULL, c->count, &c->key, c->dst,
+                                 c->dst_len, workspace, c->report, stream);
+    case DCOMM_STEP_RECODE:
+        return dcomm_cuda_recode(c->codec, c->src, c->len, c->n, c->factor, NULL, NULL, c->count,
+                                 &c->key, c->dst, c->dst_len, workspace, c->report, stream);
+    case DCOMM_STEP_DECODE:
+        return dcomm_cuda_decode_sum(c->codec, c->src, c->len, c->n, c->dst, c->count, workspace,
+                                     c->report, stream);
+    default:
+        return dcomm_cuda_decode_add(c->codec, c->src, c->len, c->n, c->dst, c->count, workspace,
+                                     c->report, stream);
+    }
+}
+
+/* The workspace goes back in the order of the queue, behind the kernels. */
+static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c)
+{
+    size_t need = c->kind == DCOMM_STEP_ENCODE ? dcomm_cuda_workspace_bytes(c->codec, c->count)
+                  : c->kind == DCOMM_STEP_RECODE
+                      ? dcomm_cuda_recode_workspace_bytes(c->codec, c->count)
+                      : dcomm_cuda_decode_workspace_bytes(c->codec, c->count);
+    void *workspace = NULL;
+    if (need > 0) {
+        DCOMMI_TRY(dcommi_cuda_alloc(d, need, &workspace));
+    }
+    int before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_code_on(c, workspace, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_release(d, workspace);
+    return status;
+}
+
+/* ---- events ---- */
+
+/* An event behind all that a queue holds. */
+static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
+                                     void **event_p)
+{
+    int before = dcommi_cuda_enter(d->number);
+    cudaEvent_t event = NULL;
+    cudaError_t error = cudaSuccess;
+    if (d->nevents > 0) {
+        event = (cudaEvent_t)d->events[--d->nevents];
+    } else {
+        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    }
+    if (error == cudaSuccess) {
+        error = cudaEventRecord(event, (cudaStream_t)d->stream[queue]);
+        if (error != cudaSuccess) {
+            (void)cudaEventDestroy(event);
+        }
+    }
+    dcommi_cuda_leave(d->number, before);
+    DCOMMI_CUDA_TRY(error, "cudaEventRecord");
+    *event_p = event;
+    return DCOMM_OK;
+}
+
+/* DCOMM_IN_PROGRESS, DCOMM_OK or what went wrong before the event. */
+static dcomm_status dcommi_cuda_poll(void *event)
+{
+    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+    if (error == cudaErrorNotReady) {
+        return DCOMM_IN_PROGRESS;
+    }
+    DCOMMI_CUDA_TRY(error, "the device reports");
+    return DCOMM_OK;
+}
+
+/* The event has happened, or never will. */
+static void dcommi_cuda_over(dcommi_device_handle *d, void *event)
+{
+    if (d->nevents < DCOMMI_EVENTS_KEPT) {
+        d->events[d->nevents++] = event;
+    } else {
+        (void)cudaEventDestroy((cudaEvent_t)event);
+    }
+}
+
+/* ---- streams of the caller's ---- */
+
+typedef int (*dcommi_cuda_wait_fn)(cudaStream_t stream, unsigned long long address, uint32_t value,
+                                   unsigned flags);
+static _Atomic(dcommi_cuda_wait_fn) dcommi_cuda_wait;
+
+/* Whether an operation can be tied to a stream: looked at before it is numbered. */
+static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing((cudaStream_t)stream, &capture);
+    if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
+        (void)cudaGetLastError();
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: opts.stream is being captured into a graph, which cannot hold what "
+                           "ranks do together; end the capture before the call",
+                           name);
+    }
+    DCOMMI_CUDA_TRY(error, "opts.stream");
+    if (atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire) == NULL) {
+        void *entry = NULL;
+        enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+        error = cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &entry, 12000,
+                                                 cudaEnableDefault, &found);
+#else
+        error = cudaGetDriverEntryPoint("cuStreamWaitValue32", &entry, cudaEnableDefault, &found);
+#endif
+        DCOMMI_CUDA_TRY(error, "cudaGetDriverEntryPoint");
+        if (entry == NULL || found != cudaDriverEntryPointSuccess) {
+            return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                               "%s: opts.stream: the driver has no cuStreamWaitValue32, by which a "
+                               "stream waits",
+                               name);
+        }
+        dcommi_cuda_wait_fn wait;
+        memcpy(&wait, &entry, sizeof wait);
+        atomic_store_explicit(&dcommi_cuda_wait, wait, memory_order_release);
+    }
+    return DCOMM_OK;
+}
+
+/* An event behind all that the stream holds now. */
+static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
+{
+    cudaEvent_t event = NULL;
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error == cudaSuccess) {
+        error = cudaEventRecord(event, (cudaStream_t)stream);
+        if (error != cudaSuccess) {
+            (void)cudaEventDestroy(event);
+        }
+    }
+    dcommi_cuda_leave(device, before);
+    DCOMMI_CUDA_TRY(error, "opts.stream: cudaEventRecord");
+    *event_p = event;
+    return DCOMM_OK;
+}
+
+static void dcommi_cuda_stream_unmark(void *event)
+{
+    (void)cudaEventDestroy((cudaEvent_t)event);
+}
+
+/* What is put on the stream from now on waits until *word has come to `value` (cyclically). The
+ * word is pinned: with unified addresses, devices find it where the host does. */
+static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic uint32_t *word,
+                                            uint32_t value)
+{
+    dcommi_cuda_wait_fn wait = atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire);
+    int before = dcommi_cuda_enter(device);
+    int error = wait((cudaStream_t)stream, (unsigned long long)(uintptr_t)word, value, 0);
+    dcommi_cuda_leave(device, before);
+    return error == 0 ? DCOMM_OK
+                      : dcommi_fail(DCOMM_ERR_SYSTEM, "opts.stream: cuStreamWaitValue32 returns %d",
+                                    error);
+}
+
+static int dcommi_cuda_current(void)
+{
+    int device = 0;
+    return cudaGetDevice(&device) == cudaSuccess ? device : 0;
+}
+
+static const dcommi_device_calls dcommi_cuda_calls = {
+    .locate = dcommi_cuda_locate,
+    .open = dcommi_cuda_open,
+    .close = dcommi_cuda_close,
+    .pin = dcommi_cuda_pin,
+    .unpin = dcommi_cuda_unpin,
+    .alloc = dcommi_cuda_alloc,
+    .release = dcommi_cuda_release,
+    .copy = dcommi_cuda_copy,
+    .reduce = dcommi_cuda_reduce,
+    .scale = dcommi_cuda_scale,
+    .code = dcommi_cuda_code,
+    .mark = dcommi_cuda_mark,
+    .poll = dcommi_cuda_poll,
+    .over = dcommi_cuda_over,
+    .current = dcommi_cuda_current,
+    .stream_check = dcommi_cuda_stream_check,
+    .stream_mark = dcommi_cuda_stream_mark,
+    .stream_unmark = dcommi_cuda_stream_unmark,
+    .stream_hold = dcommi_cuda_stream_hold,
+};
+static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
+
+#else
+static const dcommi_device_calls *const dcommi_devices = NULL;
+#endif
+
+/* Number of the device whose memory it is; -1: the host's. */
+static inline int dcommi_device_locate(const void *at)
+{
+    return dcommi_devices != NULL ? dcommi_devices->locate(at) : -1;
+}
+
+#endif

@@ -1,0 +1,109 @@
+/* gate.h - operations in the order of a stream of the caller's. An event recorded on the stream is
+ * polled before the run enters the engine, and the stream waits for a word of pinned memory that is
+ * written when the run has ended, well or badly. Words are used again with a higher value, which is
+ * why nobody has to know whether a stream has come to its wait. */
+#ifndef DCOMMI_GATE_H
+#define DCOMMI_GATE_H
+
+#include "jobs.h"
+
+#define DCOMMI_GATE_WORDS 512 /* of one page */
+
+struct dcommi_gate_word {
+    struct dcommi_gate_word *next;
+    _Atomic uint32_t *word; /* pinned */
+    uint32_t value;         /* last used */
+};
+
+/* Of the process, and never given back: a stream may still be on its way to a word when the context
+ * that wrote it is closed. */
+static struct dcommi_gate_word *dcommi_gate_words;
+static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* With the lock. */
+static dcomm_status dcommi_gate_more(void)
+{
+    void *page = NULL;
+    struct dcommi_gate_word *words = dcommi_calloc(DCOMMI_GATE_WORDS, sizeof *words);
+    if (words == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcomm_status status = dcommi_devices->pin(DCOMMI_GATE_WORDS * sizeof(uint32_t), &page);
+    if (status < 0) {
+        dcommi_free(words);
+        return status;
+    }
+    memset(page, 0, DCOMMI_GATE_WORDS * sizeof(uint32_t));
+    for (int i = 0; i < DCOMMI_GATE_WORDS; i++) {
+        words[i].word = (_Atomic uint32_t *)page + i;
+        words[i].next = dcommi_gate_words;
+        dcommi_gate_words = &words[i];
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_gate_word_take(dcommi_gate *gate)
+{
+    dcomm_status status = DCOMM_OK;
+    pthread_mutex_lock(&dcommi_gate_lock);
+    if (dcommi_gate_words == NULL) {
+        status = dcommi_gate_more();
+    }
+    if (status >= 0) {
+        gate->word = dcommi_gate_words;
+        dcommi_gate_words = gate->word->next;
+        gate->value = ++gate->word->value;
+    }
+    pthread_mutex_unlock(&dcommi_gate_lock);
+    return status;
+}
+
+/* The run has ended, and nothing of it is under way on a device. */
+static void dcommi_gate_open(dcommi_run *run)
+{
+    struct dcommi_gate_word *word = run->gate.word;
+    run->gate.word = NULL;
+    atomic_store_explicit(word->word, run->gate.value, memory_order_release);
+    pthread_mutex_lock(&dcommi_gate_lock);
+    word->next = dcommi_gate_words;
+    dcommi_gate_words = word;
+    pthread_mutex_unlock(&dcommi_gate_lock);
+}
+
+/* The first half of tying a run to its stream: what it must come after. */
+static dcomm_status dcommi_gate_mark(dcommi_run *run)
+{
+    return dcommi_devices->stream_mark(run->gate.device, run->gate.stream, &run->gate.before);
+}
+
+/* The second: what must come after it. Several runs of a group all have the first before. */
+static dcomm_status dcommi_gate_hold(dcommi_run *run)
+{
+    dcommi_gate *gate = &run->gate;
+    DCOMMI_TRY(dcommi_gate_word_take(gate));
+    dcomm_status status =
+        dcommi_devices->stream_hold(gate->device, gate->stream, gate->word->word, gate->value);
+    if (status < 0) {
+        dcommi_gate_open(run);
+    }
+    return status;
+}
+
+/* Whether a run must wait for its stream before it enters the engine. An error of what the stream
+ * held before is the stream's own, and found by who looks at that: the run goes on, as a kernel
+ * would not, because other ranks wait for it; its data are what that left. */
+static bool dcommi_gate_shut(dcommi_run *run)
+{
+    void *before = run->gate.before;
+    if (before == NULL) {
+        return false;
+    }
+    if (dcommi_devices->poll(before) == DCOMM_IN_PROGRESS) {
+        return true;
+    }
+    dcommi_devices->stream_unmark(before);
+    run->gate.before = NULL;
+    return false;
+}
+
+#endif

@@ -1,0 +1,83 @@
+/* step.h - what all steps of a plan share: how they end, what they find wrong. */
+#ifndef DCOMMI_STEP_H
+#define DCOMMI_STEP_H
+
+#include "frames.h"
+
+enum dcommi_outcome {
+    DCOMMI_NEXT,  /* complete */
+    DCOMMI_STOP,  /* the lane waits and goes on behind this step */
+    DCOMMI_RETRY, /* the lane waits and runs this step again */
+    DCOMMI_GONE   /* the run has failed */
+};
+
+static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
+    dcommi_step_error(dcommi_lane *lane, dcomm_status status, const char *format, ...)
+{
+    dcommi_run *run = lane->frame->run;
+    char what[256], text[DCOMMI_MESSAGE_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    snprintf(text, sizeof text, "%s #%" PRIu64 " (%s), rank %d, lane %d, step %u: %s",
+             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, lane->frame->plan->name,
+             run->comm->rank, (int)(lane - lane->frame->lanes), lane->pc, what);
+    dcommi_poison(run->comm, status, -1, text);
+    return DCOMMI_GONE;
+}
+
+/* The word that a step writes to; -1: none. *fits: it is one of the plan's. */
+static inline int32_t dcommi_word_of(const dcommi_lane *lane, const dcomm_step *step, bool *fits)
+{
+    *fits = true;
+    if (step->word < 0) {
+        return -1;
+    }
+    int64_t word = step->word + dcommi_lane_value(lane, &step->value);
+    *fits = word >= 0 && word < lane->frame->plan->nwords;
+    return (int32_t)word;
+}
+
+static enum dcommi_outcome dcommi_outside(dcommi_lane *lane, const char *what)
+{
+    return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s lies outside its space", what);
+}
+
+/* What follows a move that was started. */
+static enum dcommi_outcome dcommi_moving(dcommi_lane *lane, dcomm_status status, bool async)
+{
+    if (status < 0) {
+        return lane->frame->run->active ? dcommi_step_error(lane, status, "%s", dcommi_message)
+                                        : DCOMMI_GONE;
+    }
+    if (status == DCOMM_OK) {
+        return DCOMMI_NEXT;
+    }
+    if (async) {
+        lane->pending++;
+        return DCOMMI_NEXT;
+    }
+    lane->state = DCOMMI_LANE_MOVE;
+    return DCOMMI_STOP;
+}
+
+/* Whether this run may still send to a rank, or is too far ahead of it. */
+static bool dcommi_has_credit(dcommi_lane *lane, int rank)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_member *member = &run->comm->members[rank];
+    uint64_t done = run->stream == DCOMMI_STREAM_COLL ? member->done : member->p2p_done;
+    if (DCOMMI_LIKELY(run->seq < done + DCOMMI_WINDOW)) {
+        return true;
+    }
+    if (!member->asked) {
+        dcommi_header header = {.type = DCOMMI_MSG_CREDIT, .stream = run->stream, .b = 1};
+        member->asked = dcommi_send_header(run->comm, rank, &header, NULL, 0) == DCOMM_OK;
+    }
+    lane->state = DCOMMI_LANE_CREDIT;
+    lane->peer = rank;
+    return false;
+}
+
+#endif

@@ -1,0 +1,131 @@
+/* steps_device.h - steps whose operands are memory of the run's device: put on its queue; the lane
+ * goes on when that has been seen to end. */
+#ifndef DCOMMI_STEPS_DEVICE_H
+#define DCOMMI_STEPS_DEVICE_H
+
+#include "step.h"
+
+/* A step on the device's queue. */
+typedef struct dcommi_step_job {
+    dcommi_job job; /* first */
+    dcommi_lane *lane;
+    bool async;
+} dcommi_step_job;
+
+static void dcommi_step_job_done(dcommi_job *job, dcomm_status status)
+{
+    dcommi_step_job *step = (dcommi_step_job *)job;
+    dcommi_run *run = job->run;
+    if (status >= 0 && run->active) {
+        dcommi_run_event(run);
+        dcommi_lane_moved(step->lane, step->async);
+    }
+    dcommi_free(step);
+}
+
+/* What was put on queue IN just now, with this status, is the lane's step. */
+static enum dcommi_outcome dcommi_step_queued(dcommi_lane *lane, dcomm_status status, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_step_job *step = status >= 0 ? dcommi_alloc(sizeof *step) : NULL;
+    if (status >= 0 && step == NULL) {
+        status = DCOMM_ERR_NO_MEMORY;
+    }
+    if (status >= 0) {
+        step->lane = lane;
+        step->async = async;
+        status =
+            dcommi_job_start(run->device, DCOMMI_QUEUE_IN, &step->job, run, dcommi_step_job_done);
+    }
+    if (status < 0) {
+        dcommi_free(step);
+        return dcommi_step_error(lane, status, "%s", dcommi_message);
+    }
+    return dcommi_moving(lane, DCOMM_IN_PROGRESS, async);
+}
+
+/* What lies on the other side than the step's destination. */
+static enum dcommi_outcome dcommi_step_mixed(dcommi_lane *lane)
+{
+    return dcommi_step_error(lane, DCOMM_ERR_UNSUPPORTED,
+                             "its operands lie on device %d and in host memory",
+                             lane->frame->run->device->handle.number);
+}
+
+/* Whether all sources of a step, but of peers and messages, lie on the side that is given. */
+static bool dcommi_sources_on(const dcommi_frame *frame, const dcomm_step *step, bool device)
+{
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        uint8_t space = frame->plan->operands[step->src + i].space;
+        if (space != DCOMM_SPACE_PEER && space != DCOMM_SPACE_MSG &&
+            dcommi_on_device(frame, space) != device) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether kernels of this process may read what a rank has exposed of a device: of the same process
+ * and device, that is one address space. */
+static bool dcommi_reads_device_of(const dcommi_run *run, int rank, uint16_t device)
+{
+    const dcommi_remote *peer = dcommi_peer_of(run->comm, rank);
+    return device == 1 + run->device->handle.number && peer->same_host && peer->pid == getpid() &&
+           peer->started != 0;
+}
+
+/* COPY and REDUCE: of what the device can read at once, or else by messages. */
+static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst,
+                                              const dcommi_piece *pieces, size_t n, size_t len,
+                                              bool fold, bool final, bool async)
+{
+    dcomm_context *context = lane->frame->run->comm->context;
+    dcommi_device *device = lane->frame->run->device;
+    if (!fold && dst == pieces[0].local) {
+        return DCOMMI_NEXT;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (pieces[i].local == NULL) {
+            return dcommi_moving(lane,
+                                 dcommi_pull_by_message(lane, device, NULL, dst, false, pieces, n,
+                                                        len, fold, final, async),
+                                 async);
+        }
+    }
+    for (size_t i = 0; i < n && fold; i++) {
+        context->pointers[i] = pieces[i].local;
+    }
+    dcommi_device_handle *d = &device->handle;
+    return dcommi_step_queued(
+        lane,
+        fold ? dcommi_fold_on_device(lane, dst, context->pointers, n, len, final)
+             : d->call->copy(d, DCOMMI_QUEUE_IN, dst, pieces[0].local, len),
+        async);
+}
+
+/* One of the codec's steps, of what is filled in: coded_device.h. DCOMM_IN_PROGRESS: the lane will
+ * hear. */
+static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
+                                           const dcommi_device_code *code, int32_t word);
+
+/* COMPUTE by the one kernel that devices have; its factor is a word. */
+static enum dcommi_outcome dcommi_device_scale(dcommi_lane *lane, uint8_t *dst, size_t len,
+                                               const void *const *src, const size_t *src_len)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    dcommi_device_handle *d = &lane->frame->run->device->handle;
+    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)plan->kernel_user;
+    double factor;
+    if (plan->kernels[0] != dcommi_kernel_scale) {
+        return dcommi_step_error(lane, DCOMM_ERR_UNSUPPORTED,
+                                 "computes with a function of the host's on device %d", d->number);
+    }
+    if (src_len[0] != len || src_len[1] != sizeof factor) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "scales %zu bytes to %zu", src_len[0], len);
+    }
+    memcpy(&factor, src[1], sizeof factor);
+    return dcommi_step_queued(
+        lane, d->call->scale(d, dst, src[0], len / dcomm_dtype_size(dtype), dtype, factor), false);
+}
+
+#endif

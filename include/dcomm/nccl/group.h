@@ -1,0 +1,413 @@
+/* group.h - groups: what a thread calls between ncclGroupStart and ncclGroupEnd is kept, and
+ * started together at the end. A call outside of groups is a group of one. */
+#ifndef DCOMMI_NCCL_GROUP_H
+#define DCOMMI_NCCL_GROUP_H
+
+#include "life.h"
+#include "types.h"
+
+typedef enum dcommi_nccl_kind {
+    DCOMMI_NCCL_CREATE, /* begun: wait for it */
+    DCOMMI_NCCL_DERIVE, /* split or shrink */
+    DCOMMI_NCCL_COLL
+} dcommi_nccl_kind;
+
+typedef struct dcommi_nccl_job {
+    struct dcommi_nccl_job *next;
+    dcommi_nccl_kind kind;
+    struct ncclComm *comm;
+    ncclComm_t *out; /* of CREATE and DERIVE */
+    ncclResult_t result;
+    char text[DCOMMI_NCCL_TEXT];
+    /* DERIVE */
+    bool shrink;
+    int color, key, n;
+    int *excluded; /* the job's own */
+    struct ncclComm *made;
+    pthread_t thread;
+    bool threaded, done;
+    /* COLL */
+    dcomm_coll coll;
+    const void *in;
+    void *recv;
+    size_t count;
+    dcomm_dtype dtype;
+    dcomm_op op;
+    const dcommi_nccl_op *premul;
+    double factor;
+    int root; /* or the peer */
+    cudaStream_t stream;
+} dcommi_nccl_job;
+
+static _Thread_local struct {
+    int depth;
+    dcommi_nccl_job *first, **last;
+    ncclResult_t result; /* of a call that was refused */
+    char text[DCOMMI_NCCL_TEXT];
+} dcommi_nccl_group;
+
+/* ---- derived communicators ---- */
+
+static void *dcommi_nccl_derive(void *arg)
+{
+    dcommi_nccl_job *j = arg;
+    dcomm_comm *comm = NULL;
+    j->done = true;
+    dcomm_status status = j->shrink ? dcomm_comm_shrink(j->comm->comm, j->excluded, j->n, &comm)
+                                    : dcomm_comm_split(j->comm->comm, j->color, j->key, &comm);
+    j->result = dcommi_nccl_from(status);
+    if (status != DCOMM_OK) {
+        memcpy(j->text, dcommi_nccl_text, sizeof j->text);
+    }
+    j->made->comm = comm;
+    return NULL;
+}
+
+/* Each waits for its other ranks, which may be this thread's too: so those of different
+ * communicators run at once, in threads, and those of one in turn. */
+static void dcommi_nccl_derive_all(dcommi_nccl_job *first)
+{
+    for (dcommi_nccl_job *from = first; from != NULL;) {
+        dcommi_nccl_job *rest = NULL;
+        for (dcommi_nccl_job *j = from; j != NULL; j = j->next) {
+            bool taken = false;
+            if (j->kind != DCOMMI_NCCL_DERIVE || j->done) {
+                continue;
+            }
+            for (dcommi_nccl_job *k = from; k != j && !taken; k = k->next) {
+                taken = k->threaded && k->comm == j->comm;
+            }
+            if (taken) {
+                rest = rest != NULL ? rest : j;
+                continue;
+            }
+            j->threaded = pthread_create(&j->thread, NULL, dcommi_nccl_derive, j) == 0;
+            if (!j->threaded) {
+                (void)dcommi_nccl_derive(j);
+            }
+        }
+        for (dcommi_nccl_job *j = from; j != NULL; j = j->next) {
+            if (j->threaded) {
+                pthread_join(j->thread, NULL);
+                j->threaded = false;
+            }
+        }
+        from = rest;
+    }
+}
+
+/* What came of a derivation, in the caller's thread. */
+static ncclResult_t dcommi_nccl_derived(dcommi_nccl_job *j)
+{
+    if (j->result == ncclSuccess && j->made->comm != NULL) {
+        dcommi_nccl_enlist(j->made);
+        *j->out = j->made;
+    } else {
+        dcommi_nccl_discard(j->made); /* an error, or NCCL_SPLIT_NOCOLOR */
+    }
+    free(j->excluded);
+    return j->result == ncclSuccess ? ncclSuccess : dcommi_nccl_fail(j->result, "%s", j->text);
+}
+
+/* ---- collectives ---- */
+
+static bool dcommi_nccl_codes(const dcommi_nccl_job *j)
+{
+    return j->comm->codec != NULL && j->coll == DCOMM_COLL_ALLREDUCE &&
+           dcommi_nccl_is_float(j->dtype) && (j->op == DCOMM_SUM || j->op == DCOMM_AVG);
+}
+
+static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
+{
+    dcomm_comm *c = j->comm->comm;
+    const dcomm_coll_opts opts = {.stream = j->stream != NULL ? (void *)j->stream
+                                                              : (void *)cudaStreamLegacy,
+                                  .device = true,
+                                  .premul = j->factor,
+                                  .codec = dcommi_nccl_codes(j) ? j->comm->codec : NULL};
+    switch (j->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        return dcomm_allreduce(c, j->in, j->recv, j->count, j->dtype, j->op, &opts);
+    case DCOMM_COLL_REDUCE:
+        return dcomm_reduce(c, j->in, j->recv, j->count, j->dtype, j->op, j->root, &opts);
+    case DCOMM_COLL_REDUCE_SCATTER:
+        return dcomm_reduce_scatter(c, j->in, j->recv, j->count, j->dtype, j->op, &opts);
+    case DCOMM_COLL_ALLGATHER:
+        return dcomm_allgather(c, j->in, j->recv, j->count, j->dtype, &opts);
+    case DCOMM_COLL_BROADCAST:
+        return dcomm_broadcast(c, j->in, j->recv, j->count, j->dtype, j->root, &opts);
+    case DCOMM_COLL_ALLTOALL:
+        return dcomm_alltoall(c, j->in, j->recv, j->count, j->dtype, &opts);
+    case DCOMM_COLL_GATHER:
+        return dcomm_gather(c, j->in, j->recv, j->count, j->dtype, j->root, &opts);
+    case DCOMM_COLL_SCATTER:
+        return dcomm_scatter(c, j->in, j->recv, j->count, j->dtype, j->root, &opts);
+    case DCOMM_COLL_SEND:
+        return dcomm_send(c, j->in, j->count, j->dtype, j->root, &opts);
+    default:
+        return dcomm_recv(c, j->recv, j->count, j->dtype, j->root, &opts);
+    }
+}
+
+/* The factor of a pre-multiplied sum that is in device memory, after what the stream holds. */
+static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j, ncclDataType_t type)
+{
+    uint64_t value[1] = {0};
+    j->factor = j->premul->factor;
+    if (j->premul->scalar == NULL) {
+        return ncclSuccess;
+    }
+    DCOMMI_NCCL_TRY(
+        dcommi_nccl_cuda("the operator's scalar",
+                         cudaMemcpyAsync(value, j->premul->scalar, dcomm_dtype_size(j->dtype),
+                                         cudaMemcpyDefault, j->stream)));
+    DCOMMI_NCCL_TRY(dcommi_nccl_cuda("the operator's scalar", cudaStreamSynchronize(j->stream)));
+    j->factor = dcommi_nccl_scalar(value, type);
+    return ncclSuccess;
+}
+
+static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)
+{
+    return j->kind == DCOMMI_NCCL_COLL &&
+           (j->coll == DCOMM_COLL_SEND || j->coll == DCOMM_COLL_RECV) &&
+           j->root == dcomm_comm_rank(j->comm->comm);
+}
+
+/* A copy on the receive's stream, after what the send's holds, which goes on after it. */
+static ncclResult_t dcommi_nccl_copy(const dcommi_nccl_job *send, const dcommi_nccl_job *recv)
+{
+    cudaEvent_t event = NULL;
+    const size_t bytes = send->count * dcomm_dtype_size(send->dtype);
+    if (recv->count != send->count || recv->dtype != send->dtype) {
+        return dcommi_nccl_fail(
+            ncclInvalidUsage, "rank %d sends %zu %s to itself, and receives %zu %s", send->root,
+            send->count, dcomm_dtype_name(send->dtype), recv->count, dcomm_dtype_name(recv->dtype));
+    }
+    const bool two = send->stream != recv->stream;
+    cudaError_t error =
+        two ? cudaEventCreateWithFlags(&event, cudaEventDisableTiming) : cudaSuccess;
+    if (error == cudaSuccess && two) {
+        error = cudaEventRecord(event, send->stream);
+    }
+    if (error == cudaSuccess && two) {
+        error = cudaStreamWaitEvent(recv->stream, event, 0);
+    }
+    if (error == cudaSuccess) {
+        error = cudaMemcpyAsync(recv->recv, send->in, bytes, cudaMemcpyDefault, recv->stream);
+    }
+    if (error == cudaSuccess && two) {
+        error = cudaEventRecord(event, recv->stream);
+    }
+    if (error == cudaSuccess && two) {
+        error = cudaStreamWaitEvent(send->stream, event, 0);
+    }
+    if (event != NULL) {
+        (void)cudaEventDestroy(event);
+    }
+    return dcommi_nccl_cuda("a copy within a rank", error);
+}
+
+/* Sends of ranks to themselves meet the receives, in order. */
+static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
+{
+    ncclResult_t result = ncclSuccess;
+    for (dcommi_nccl_job *a = first; a != NULL; a = a->next) {
+        if (a->done || !dcommi_nccl_to_itself(a)) {
+            continue;
+        }
+        dcommi_nccl_job *b = a->next;
+        while (b != NULL &&
+               (b->done || !dcommi_nccl_to_itself(b) || b->comm != a->comm || b->coll == a->coll)) {
+            b = b->next;
+        }
+        a->done = true;
+        ncclResult_t one;
+        if (b == NULL) {
+            one = dcommi_nccl_fail(ncclInvalidUsage,
+                                   "rank %d sends to itself, or receives, and the group has no "
+                                   "call that meets it",
+                                   a->root);
+        } else {
+            const bool sends = a->coll == DCOMM_COLL_SEND;
+            int before = dcommi_nccl_enter(a->comm);
+            b->done = true;
+            one = dcommi_nccl_copy(sends ? a : b, sends ? b : a);
+            dcommi_nccl_leave(a->comm, before);
+        }
+        result = result == ncclSuccess ? one : result;
+    }
+    return result;
+}
+
+/* Remember where in the stream the communicator's last operation is. */
+static void dcommi_nccl_note(const dcommi_nccl_job *j)
+{
+    struct ncclComm *comm = j->comm;
+    int slot = -1;
+    for (int i = DCOMMI_NCCL_STREAMS - 1; i >= 0; i--) {
+        if (comm->last[i].event == NULL || comm->last[i].stream == j->stream) {
+            slot = i;
+        }
+    }
+    if (slot < 0) {
+        slot = comm->last_next;
+        comm->last_next = (slot + 1) % DCOMMI_NCCL_STREAMS;
+        (void)cudaEventSynchronize(comm->last[slot].event);
+    }
+    if (comm->last[slot].event == NULL &&
+        cudaEventCreateWithFlags(&comm->last[slot].event, cudaEventDisableTiming) != cudaSuccess) {
+        comm->last[slot].event = NULL;
+        return;
+    }
+    comm->last[slot].stream = j->stream;
+    (void)cudaEventRecord(comm->last[slot].event, j->stream);
+}
+
+static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
+{
+    ncclResult_t result = dcommi_nccl_copy_own(first);
+    int n = 0;
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        n += j->kind == DCOMMI_NCCL_COLL && !j->done;
+    }
+    if (n > 1) {
+        (void)dcomm_group_start();
+    }
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
+            int before = dcommi_nccl_enter(j->comm);
+            ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
+            dcommi_nccl_leave(j->comm, before);
+            result = result == ncclSuccess ? one : result;
+        }
+    }
+    if (n > 1) {
+        ncclResult_t one = dcommi_nccl_from(dcomm_group_end());
+        result = result == ncclSuccess ? one : result;
+    }
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
+            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_note(j);
+            dcommi_nccl_leave(j->comm, before);
+        }
+    }
+    return result;
+}
+
+/* ---- the group ---- */
+
+/* A call that was refused: the group's end says so again. */
+static ncclResult_t dcommi_nccl_refused(ncclResult_t result)
+{
+    if (dcommi_nccl_group.depth > 0 && result > ncclSuccess && result != ncclInProgress &&
+        dcommi_nccl_group.result == ncclSuccess) {
+        dcommi_nccl_group.result = result;
+        memcpy(dcommi_nccl_group.text, dcommi_nccl_text, sizeof dcommi_nccl_text);
+    }
+    return result;
+}
+
+static ncclResult_t dcommi_nccl_created(const dcommi_nccl_job *j)
+{
+    if (!j->comm->blocking) {
+        return ncclInProgress;
+    }
+    ncclResult_t result = dcommi_nccl_await(j->comm);
+    if (result != ncclSuccess) {
+        *j->out = NULL;
+        (void)dcommi_nccl_close(j->comm);
+    }
+    return result;
+}
+
+static void dcommi_nccl_drop_jobs(dcommi_nccl_job *first)
+{
+    while (first != NULL) {
+        dcommi_nccl_job *next = first->next;
+        free(first);
+        first = next;
+    }
+}
+
+static ncclResult_t dcommi_nccl_end_group(void)
+{
+    if (--dcommi_nccl_group.depth > 0) {
+        return ncclSuccess;
+    }
+    dcommi_nccl_job *first = dcommi_nccl_group.first;
+    ncclResult_t result = dcommi_nccl_group.result;
+    char text[DCOMMI_NCCL_TEXT];
+    memcpy(text, dcommi_nccl_group.text, sizeof text);
+    dcommi_nccl_group.first = NULL;
+    dcommi_nccl_group.result = ncclSuccess;
+    dcommi_nccl_derive_all(first);
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        ncclResult_t one = j->kind == DCOMMI_NCCL_CREATE   ? dcommi_nccl_created(j)
+                           : j->kind == DCOMMI_NCCL_DERIVE ? dcommi_nccl_derived(j)
+                                                           : ncclSuccess;
+        if (one != ncclSuccess && (result == ncclSuccess || result == ncclInProgress)) {
+            result = one;
+            memcpy(text, dcommi_nccl_text, sizeof text);
+        }
+    }
+    ncclResult_t one = dcommi_nccl_call_all(first);
+    dcommi_nccl_drop_jobs(first);
+    if (one != ncclSuccess && (result == ncclSuccess || result == ncclInProgress)) {
+        return one;
+    }
+    return result == ncclSuccess || result == ncclInProgress ? result
+                                                             : dcommi_nccl_fail(result, "%s", text);
+}
+
+/* Put a job at the end of the thread's group, and start it where there is none. */
+static ncclResult_t dcommi_nccl_submit(const dcommi_nccl_job *job)
+{
+    dcommi_nccl_job *j = malloc(sizeof *j);
+    if (j == NULL) {
+        return dcommi_nccl_refused(dcommi_nccl_no_memory());
+    }
+    *j = *job;
+    if (dcommi_nccl_group.first == NULL) {
+        dcommi_nccl_group.last = &dcommi_nccl_group.first;
+    }
+    *dcommi_nccl_group.last = j;
+    dcommi_nccl_group.last = &j->next;
+    if (dcommi_nccl_group.depth > 0) {
+        return ncclSuccess;
+    }
+    dcommi_nccl_group.depth = 1;
+    return dcommi_nccl_end_group();
+}
+
+ncclResult_t ncclGroupStart(void)
+{
+    dcommi_nccl_group.depth++;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    return dcommi_nccl_group.depth == 0
+               ? dcommi_nccl_fail(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart")
+               : dcommi_nccl_end_group();
+}
+
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *info)
+{
+    (void)info;
+    if (dcommi_nccl_group.depth > 0 && --dcommi_nccl_group.depth == 0) {
+        dcommi_nccl_drop_jobs(dcommi_nccl_group.first);
+        dcommi_nccl_group.first = NULL;
+        dcommi_nccl_group.result = ncclSuccess;
+    }
+    return dcommi_nccl_fail(ncclInvalidUsage,
+                            "ncclGroupSimulateEnd: dcomm prices single collectives "
+                            "(dcomm_explain_all, dcomm-crossover), and not groups");
+}
+
+DCOMMI_NCCL_CALL(ncclGroupStart);
+DCOMMI_NCCL_CALL(ncclGroupEnd);
+DCOMMI_NCCL_CALL(ncclGroupSimulateEnd);
+
+#endif

@@ -1,0 +1,181 @@
+/* life.h - how communicators of NCCL's face begin and end. */
+#ifndef DCOMMI_NCCL_LIFE_H
+#define DCOMMI_NCCL_LIFE_H
+
+#include "options.h"
+
+/* ---- the beginning ---- */
+
+static ncclResult_t dcommi_nccl_new(struct ncclComm **comm_p)
+{
+    struct ncclComm *comm = calloc(1, sizeof *comm);
+    *comm_p = comm;
+    if (comm == NULL) {
+        return dcommi_nccl_no_memory();
+    }
+    comm->blocking = true;
+    return dcommi_nccl_cuda("cudaGetDevice", cudaGetDevice(&comm->device));
+}
+
+/* A communicator that never came to be. */
+static void dcommi_nccl_discard(struct ncclComm *comm)
+{
+    if (comm != NULL) {
+        (void)dcomm_comm_destroy(&comm->comm);
+        (void)dcomm_codec_destroy(&comm->codec);
+        free(comm);
+    }
+}
+
+static void dcommi_nccl_enlist(struct ncclComm *comm)
+{
+    pthread_once(&dcommi_nccl_once, dcommi_nccl_register_exit);
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    comm->next = dcommi_nccl_all;
+    dcommi_nccl_all = comm;
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+}
+
+/* Begin to create a communicator: dcommi_nccl_await ends it. */
+static ncclResult_t dcommi_nccl_begin(struct ncclComm **comm_p, int nranks, const ncclUniqueId *id,
+                                      int rank, const ncclConfig_t *config)
+{
+    _Static_assert(sizeof(ncclUniqueId) == sizeof(dcomm_id), "one is the other");
+    dcommi_nccl_options o;
+    struct ncclComm *comm = NULL;
+    if (comm_p == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "comm is NULL");
+    }
+    *comm_p = NULL;
+    if (nranks < 1 || rank < 0 || rank >= nranks) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "rank %d of %d ranks", rank, nranks);
+    }
+    ncclResult_t result = dcommi_nccl_new(&comm);
+    if (result == ncclSuccess) {
+        result = dcommi_nccl_configure(comm, config, &o);
+    }
+    if (result == ncclSuccess) {
+        dcomm_comm_opts opts = {.boot = DCOMM_BOOT_ID,
+                                .rank = rank,
+                                .size = nranks,
+                                .algo = o.algo,
+                                .deterministic = o.deterministic,
+                                .chunk_bytes = o.chunk_bytes,
+                                .timeout_s = o.timeout_s,
+                                .context_opts.progress_thread = true};
+        memcpy(&opts.id, id, sizeof opts.id);
+        result = dcommi_nccl_from(dcomm_comm_create_start(&opts, &comm->comm));
+    }
+    if (result != ncclSuccess) {
+        dcommi_nccl_discard(comm);
+        return result;
+    }
+    dcommi_nccl_enlist(comm);
+    *comm_p = comm;
+    return ncclSuccess;
+}
+
+static ncclResult_t dcommi_nccl_await(const struct ncclComm *comm)
+{
+    dcomm_status status;
+    while ((status = dcomm_comm_ready(comm->comm)) == DCOMM_IN_PROGRESS) {
+        dcommi_nccl_nap();
+    }
+    return dcommi_nccl_from(status);
+}
+
+/* ---- the end ---- */
+
+/* Until what was enqueued is over, whatever became of it. */
+static void dcommi_nccl_quiesce(struct ncclComm *comm)
+{
+    int before = dcommi_nccl_enter(comm);
+    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
+        if (comm->last[i].event != NULL) {
+            (void)cudaEventSynchronize(comm->last[i].event);
+        }
+    }
+    dcommi_nccl_leave(comm, before);
+}
+
+/* Ranks wait for each other's goodbye when they end, and one thread may own them all: so each ends
+ * in a thread of its own, which the process waits for at exit. */
+static void *dcommi_nccl_end(void *arg)
+{
+    struct ncclComm *comm = arg;
+    dcommi_nccl_quiesce(comm);
+    (void)dcommi_nccl_enter(comm);
+    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
+        if (comm->last[i].event != NULL) {
+            (void)cudaEventDestroy(comm->last[i].event);
+        }
+    }
+    if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
+        dcommi_nccl_summarize(comm);
+    }
+    dcommi_nccl_discard(comm);
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    dcommi_nccl_closing--;
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+    return NULL;
+}
+
+static ncclResult_t dcommi_nccl_close(struct ncclComm *comm)
+{
+    pthread_t thread;
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    struct ncclComm **at = &dcommi_nccl_all;
+    while (*at != NULL && *at != comm) {
+        at = &(*at)->next;
+    }
+    bool known = *at == comm;
+    if (known) {
+        *at = comm->next;
+        dcommi_nccl_closing++;
+    }
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+    if (!known) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "comm is none, or was destroyed before");
+    }
+    if (pthread_create(&thread, NULL, dcommi_nccl_end, comm) == 0) {
+        pthread_detach(thread);
+    } else {
+        (void)dcommi_nccl_end(comm);
+    }
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    if (comm == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "ncclCommFinalize: comm is NULL");
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_await(comm));
+    dcommi_nccl_quiesce(comm);
+    return dcomm_comm_status(comm->comm) == DCOMM_OK
+               ? ncclSuccess
+               : dcommi_nccl_fail(dcommi_nccl_result(dcomm_comm_status(comm->comm)), "%s",
+                                  dcomm_comm_error(comm->comm));
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    return comm == NULL ? ncclSuccess : dcommi_nccl_close(comm);
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    if (comm == NULL) {
+        return ncclSuccess;
+    }
+    if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
+        (void)dcomm_comm_abort(comm->comm, "ncclCommAbort was called");
+    }
+    return dcommi_nccl_close(comm);
+}
+
+DCOMMI_NCCL_CALL(ncclCommFinalize);
+DCOMMI_NCCL_CALL(ncclCommDestroy);
+DCOMMI_NCCL_CALL(ncclCommAbort);
+
+#endif

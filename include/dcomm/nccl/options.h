@@ -1,0 +1,172 @@
+/* options.h - dcomm's options under NCCL's calls: DCOMM_CODEC, and what a communicator's name says
+ * behind "dcomm:"; and the summary at exit. */
+#ifndef DCOMMI_NCCL_OPTIONS_H
+#define DCOMMI_NCCL_OPTIONS_H
+
+#include "state.h"
+
+typedef struct dcommi_nccl_options {
+    char text[512]; /* what the values point into */
+    const char *algo, *codec;
+    bool deterministic, set; /* set: one that only a new communicator can be given */
+    size_t chunk_bytes;
+    double timeout_s;
+} dcommi_nccl_options;
+
+static ncclResult_t dcommi_nccl_option(dcommi_nccl_options *o, const char *key, const char *value)
+{
+    char *end = NULL;
+    if (strcmp(key, "codec") == 0) {
+        o->codec = value;
+        return ncclSuccess;
+    }
+    o->set = true;
+    if (strcmp(key, "algo") == 0) {
+        o->algo = value;
+        return ncclSuccess;
+    }
+    if (strcmp(key, "deterministic") == 0) {
+        o->deterministic = strtol(value, &end, 10) != 0;
+    } else if (strcmp(key, "chunk") == 0) {
+        o->chunk_bytes = strtoull(value, &end, 10);
+    } else if (strcmp(key, "timeout") == 0) {
+        o->timeout_s = strtod(value, &end);
+    } else {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "commName: there is no option '%s': algo, chunk, codec, "
+                                "deterministic and timeout are",
+                                key);
+    }
+    return end == value || *end != '\0'
+               ? dcommi_nccl_fail(ncclInvalidArgument, "commName: %s=%s is not a number", key,
+                                  value)
+               : ncclSuccess;
+}
+
+/* "name dcomm:key=value key=value" */
+static ncclResult_t dcommi_nccl_read_options(const char *name, dcommi_nccl_options *o)
+{
+    *o = (dcommi_nccl_options){.codec = getenv("DCOMM_CODEC")};
+    const char *from = name != NULL ? strstr(name, "dcomm:") : NULL;
+    if (from == NULL) {
+        return ncclSuccess;
+    }
+    if (snprintf(o->text, sizeof o->text, "%s", from + 6) >= (int)sizeof o->text) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "commName is too long");
+    }
+    char *next = NULL;
+    for (char *word = strtok_r(o->text, " ", &next); word != NULL;
+         word = strtok_r(NULL, " ", &next)) {
+        char *value = strchr(word, '=');
+        if (value == NULL) {
+            return dcommi_nccl_fail(ncclInvalidArgument, "commName: '%s' is not key=value", word);
+        }
+        *value = '\0';
+        DCOMMI_NCCL_TRY(dcommi_nccl_option(o, word, value + 1));
+    }
+    return ncclSuccess;
+}
+
+static const char *dcommi_nccl_config_name(const ncclConfig_t *config)
+{
+    return config != NULL && config->size > offsetof(ncclConfig_t, commName) ? config->commName
+                                                                             : NULL;
+}
+
+/* What a communicator takes of a config that is known when it begins. */
+static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfig_t *config,
+                                          dcommi_nccl_options *o)
+{
+    const char *name = dcommi_nccl_config_name(config);
+    if (config != NULL && config->magic != 0xcafebeef) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "config does not begin as NCCL_CONFIG_INITIALIZER");
+    }
+    if (config != NULL && config->blocking != NCCL_CONFIG_UNDEF_INT) {
+        if (config->blocking != 0 && config->blocking != 1) {
+            return dcommi_nccl_fail(ncclInvalidArgument, "config.blocking is %d, not 0 or 1",
+                                    config->blocking);
+        }
+        comm->blocking = config->blocking == 1;
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_read_options(name, o));
+    if (name != NULL) {
+        const char *end = strstr(name, "dcomm:");
+        size_t len = end != NULL ? (size_t)(end - name) : strlen(name);
+        while (len > 0 && name[len - 1] == ' ') {
+            len--;
+        }
+        len = len < sizeof comm->name ? len : sizeof comm->name - 1;
+        memcpy(comm->name, name, len);
+        comm->name[len] = '\0';
+    }
+    return o->codec != NULL && *o->codec != '\0' && strcmp(o->codec, "none") != 0
+               ? dcommi_nccl_from(dcomm_codec_create(o->codec, &comm->codec))
+               : ncclSuccess;
+}
+
+/* ---- the summary: DCOMM_SUMMARY names a file, or is "-" for stderr ---- */
+
+static pthread_mutex_t dcommi_nccl_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ncclComm *dcommi_nccl_all; /* these under the lock */
+static int dcommi_nccl_closing;          /* communicators whose end is under way */
+
+static const char *dcommi_nccl_summary_path(void)
+{
+    const char *path = getenv("DCOMM_SUMMARY");
+    return path != NULL && *path != '\0' ? path : NULL;
+}
+
+/* One line, in one write, so that ranks may share the file. */
+static void dcommi_nccl_summarize(const struct ncclComm *comm)
+{
+    char line[1024];
+    dcomm_stats stats = {0};
+    const char *path = dcommi_nccl_summary_path();
+    if (path == NULL || dcomm_comm_stats(comm->comm, &stats) != DCOMM_OK) {
+        return;
+    }
+    int n = snprintf(line, sizeof line,
+                     "dcomm: %s%srank %d of %d: %llu operations, %llu bytes sent, %llu read from "
+                     "peers",
+                     comm->name, comm->name[0] != '\0' ? ": " : "", dcomm_comm_rank(comm->comm),
+                     dcomm_comm_size(comm->comm), (unsigned long long)stats.operations,
+                     (unsigned long long)stats.bytes_sent, (unsigned long long)stats.bytes_read);
+    if (comm->codec != NULL && n < (int)sizeof line) {
+        snprintf(line + n, sizeof line - (size_t)n, "; %s: %.3g s in codecs",
+                 dcomm_codec_spec(comm->codec), 1e-9 * (double)stats.codec_ns);
+    }
+    FILE *out = strcmp(path, "-") == 0 ? stderr : fopen(path, "a");
+    if (out != NULL) {
+        fprintf(out, "%s\n", line);
+        if (out != stderr) {
+            fclose(out);
+        }
+    }
+}
+
+/* At exit: communicators that were destroyed say goodbye, and those that were not are summed up. */
+static void dcommi_nccl_at_exit(void)
+{
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    while (dcommi_nccl_closing > 0) {
+        pthread_mutex_unlock(&dcommi_nccl_lock);
+        dcommi_nccl_nap();
+        pthread_mutex_lock(&dcommi_nccl_lock);
+    }
+    for (struct ncclComm *c = dcommi_nccl_all; c != NULL; c = c->next) {
+        if (dcomm_comm_ready(c->comm) == DCOMM_OK) {
+            dcommi_nccl_summarize(c);
+        }
+    }
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+}
+
+static pthread_once_t dcommi_nccl_once = PTHREAD_ONCE_INIT;
+
+static void dcommi_nccl_register_exit(void)
+{
+    atexit(dcommi_nccl_at_exit);
+}
+
+#endif

@@ -1,0 +1,180 @@
+/* query.h - NCCL's calls that ask, and its memory. */
+#ifndef DCOMMI_NCCL_QUERY_H
+#define DCOMMI_NCCL_QUERY_H
+
+#include "coll.h"
+#include "comm.h"
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    if (version == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "ncclGetVersion: version is NULL");
+    }
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t result)
+{
+    switch (result) {
+    case ncclSuccess:
+        return "no error";
+    case ncclUnhandledCudaError:
+        return "unhandled cuda error (see ncclGetLastError)";
+    case ncclSystemError:
+        return "unhandled system error (see ncclGetLastError)";
+    case ncclInternalError:
+        return "internal error (see ncclGetLastError)";
+    case ncclInvalidArgument:
+        return "invalid argument (see ncclGetLastError)";
+    case ncclInvalidUsage:
+        return "invalid usage (see ncclGetLastError)";
+    case ncclRemoteError:
+        return "remote process exited or there was a network error";
+    case ncclInProgress:
+        return "NCCL operation in progress";
+    default:
+        return "unknown result code";
+    }
+}
+
+const char *ncclGetLastError(ncclComm_t comm)
+{
+    if (comm != NULL && dcomm_comm_ready(comm->comm) == DCOMM_OK &&
+        dcomm_comm_status(comm->comm) != DCOMM_OK) {
+        return dcomm_comm_error(comm->comm);
+    }
+    return dcommi_nccl_text;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
+{
+    if (comm == NULL || error == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "ncclCommGetAsyncError: %s is NULL",
+                                comm == NULL ? "comm" : "error");
+    }
+    dcomm_status status = dcomm_comm_ready(comm->comm);
+    if (status == DCOMM_OK) {
+        *error = dcommi_nccl_result(dcomm_comm_status(comm->comm));
+    } else {
+        *error = dcommi_nccl_from(status);
+    }
+    return ncclSuccess;
+}
+
+static ncclResult_t dcommi_nccl_ask(const char *call, ncclComm_t comm, int *out)
+{
+    if (comm == NULL || out == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "%s: %s is NULL", call,
+                                comm == NULL ? "comm" : "the pointer for the answer");
+    }
+    return dcomm_comm_ready(comm->comm) == DCOMM_IN_PROGRESS
+               ? dcommi_nccl_fail(ncclInvalidUsage, "%s: the communicator is still being created",
+                                  call)
+               : ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommCount", comm, count));
+    *count = dcomm_comm_size(comm->comm);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommCuDevice", comm, device));
+    *device = comm->device;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommUserRank", comm, rank));
+    *rank = dcomm_comm_rank(comm->comm);
+    return ncclSuccess;
+}
+
+/* ---- memory ---- */
+
+ncclResult_t ncclMemAlloc(void **ptr, size_t bytes)
+{
+    return ptr == NULL ? dcommi_nccl_fail(ncclInvalidArgument, "ncclMemAlloc: ptr is NULL")
+                       : dcommi_nccl_cuda("ncclMemAlloc", cudaMalloc(ptr, bytes));
+}
+
+ncclResult_t ncclMemFree(void *ptr)
+{
+    return dcommi_nccl_cuda("ncclMemFree", cudaFree(ptr));
+}
+
+/* A handle is a pointer to what was registered, so that a wrong one is found. */
+typedef struct dcommi_nccl_registered {
+    const struct ncclComm *comm;
+    void *buff;
+} dcommi_nccl_registered;
+
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t bytes, void **handle)
+{
+    if (comm == NULL || buff == NULL || handle == NULL || bytes == 0) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclCommRegister: comm, buff or handle is NULL, or bytes is 0");
+    }
+    dcommi_nccl_registered *r = malloc(sizeof *r);
+    if (r == NULL) {
+        return dcommi_nccl_no_memory();
+    }
+    *r = (dcommi_nccl_registered){comm, buff};
+    *handle = r;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
+{
+    dcommi_nccl_registered *r = handle;
+    if (comm == NULL || (r != NULL && r->comm != comm)) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclCommDeregister: comm is NULL, or not that of the handle");
+    }
+    free(r);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window,
+                                    int flags)
+{
+    (void)comm;
+    (void)buff;
+    (void)bytes;
+    (void)flags;
+    if (window != NULL) {
+        *window = NULL;
+    }
+    return dcommi_nccl_fail(ncclInvalidUsage,
+                            "ncclCommWindowRegister: dcomm has no symmetric windows; its "
+                            "collectives take any device memory without");
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window)
+{
+    (void)comm;
+    return window == NULL ? ncclSuccess
+                          : dcommi_nccl_fail(ncclInvalidUsage,
+                                             "ncclCommWindowDeregister: dcomm has no windows");
+}
+
+DCOMMI_NCCL_CALL(ncclGetVersion);
+DCOMMI_NCCL_CALL(ncclGetErrorString);
+DCOMMI_NCCL_CALL(ncclGetLastError);
+DCOMMI_NCCL_CALL(ncclCommGetAsyncError);
+DCOMMI_NCCL_CALL(ncclCommCount);
+DCOMMI_NCCL_CALL(ncclCommCuDevice);
+DCOMMI_NCCL_CALL(ncclCommUserRank);
+DCOMMI_NCCL_CALL(ncclMemAlloc);
+DCOMMI_NCCL_CALL(ncclMemFree);
+DCOMMI_NCCL_CALL(ncclCommRegister);
+DCOMMI_NCCL_CALL(ncclCommDeregister);
+DCOMMI_NCCL_CALL(ncclCommWindowRegister);
+DCOMMI_NCCL_CALL(ncclCommWindowDeregister);
+
+#endif

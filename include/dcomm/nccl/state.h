@@ -1,0 +1,151 @@
+/* state.h - NCCL's face: what a communicator of it holds, and how its calls say what went wrong. */
+#ifndef DCOMMI_NCCL_STATE_H
+#define DCOMMI_NCCL_STATE_H
+
+#ifndef _GNU_SOURCE
+#error "dcomm_nccl: define _GNU_SOURCE before the first include"
+#endif
+#ifdef __cplusplus
+#error "dcomm_nccl: the implementation is C: give it a C file of its own"
+#endif
+
+#include "../../dcomm_nccl.h"
+#include "dcomm.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define DCOMMI_NCCL_STREAMS 8
+#define DCOMMI_NCCL_OPS 64
+#define DCOMMI_NCCL_TEXT 640
+
+/* A pre-multiplied sum that the program has made. */
+typedef struct dcommi_nccl_op {
+    bool used;
+    ncclDataType_t type;
+    const void *scalar; /* in device memory, to be read at each call; NULL: the factor is known */
+    double factor;
+} dcommi_nccl_op;
+
+struct ncclComm {
+    struct ncclComm *next; /* of all that are alive */
+    dcomm_comm *comm;
+    int device;
+    bool blocking;
+    char name[64];
+    dcomm_codec *codec; /* of all-reduces of floats; NULL: they are exact */
+    dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
+    /* Behind the last operation of each stream: what has to be over before the communicator is. */
+    struct {
+        cudaStream_t stream;
+        cudaEvent_t event; /* NULL: the slot is free */
+    } last[DCOMMI_NCCL_STREAMS];
+    int last_next; /* the slot that is taken when none is free */
+};
+
+/* ---- errors ---- */
+
+static _Thread_local char dcommi_nccl_text[DCOMMI_NCCL_TEXT];
+
+__attribute__((format(printf, 2, 3))) static ncclResult_t dcommi_nccl_fail(ncclResult_t result,
+                                                                           const char *format, ...)
+{
+    char text[DCOMMI_NCCL_TEXT]; /* an argument may be the text itself */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    memcpy(dcommi_nccl_text, text, sizeof text);
+    return result;
+}
+
+static ncclResult_t dcommi_nccl_result(dcomm_status status)
+{
+    switch (status) {
+    case DCOMM_OK:
+        return ncclSuccess;
+    case DCOMM_IN_PROGRESS:
+        return ncclInProgress;
+    case DCOMM_ERR_INVALID:
+        return ncclInvalidArgument;
+    case DCOMM_ERR_UNSUPPORTED:
+    case DCOMM_ERR_MISMATCH:
+    case DCOMM_ERR_AUTH:
+    case DCOMM_ERR_FORKED:
+        return ncclInvalidUsage;
+    case DCOMM_ERR_PEER:
+    case DCOMM_ERR_TIMEOUT:
+    case DCOMM_ERR_ABORTED:
+    case DCOMM_ERR_RENDEZVOUS:
+        return ncclRemoteError;
+    case DCOMM_ERR_NO_MEMORY:
+    case DCOMM_ERR_TRANSPORT:
+    case DCOMM_ERR_SYSTEM:
+        return ncclSystemError;
+    default:
+        return ncclInternalError;
+    }
+}
+
+/* The result of a dcomm call of this thread, with its sentence. */
+static ncclResult_t dcommi_nccl_from(dcomm_status status)
+{
+    return status < 0 ? dcommi_nccl_fail(dcommi_nccl_result(status), "%s", dcomm_last_error())
+                      : dcommi_nccl_result(status);
+}
+
+static ncclResult_t dcommi_nccl_cuda(const char *call, cudaError_t error)
+{
+    if (error == cudaSuccess) {
+        return ncclSuccess;
+    }
+    (void)cudaGetLastError(); /* the caller has it: the program's next check need not */
+    return dcommi_nccl_fail(ncclUnhandledCudaError, "%s: %s", call, cudaGetErrorString(error));
+}
+
+static ncclResult_t dcommi_nccl_no_memory(void)
+{
+    return dcommi_nccl_fail(ncclSystemError, "out of memory");
+}
+
+#define DCOMMI_NCCL_TRY(call)          \
+    do {                               \
+        ncclResult_t result_ = (call); \
+        if (result_ != ncclSuccess) {  \
+            return result_;            \
+        }                              \
+    } while (0)
+
+/* A call under both its names. */
+#define DCOMMI_NCCL_CALL(name) extern __typeof__(name) p##name __attribute__((alias(#name)))
+
+/* ---- devices ---- */
+
+/* Make a communicator's device the current one; give back what was. */
+static int dcommi_nccl_enter(const struct ncclComm *comm)
+{
+    int before = 0;
+    (void)cudaGetDevice(&before);
+    if (before != comm->device) {
+        (void)cudaSetDevice(comm->device);
+    }
+    return before;
+}
+
+static void dcommi_nccl_leave(const struct ncclComm *comm, int before)
+{
+    if (before != comm->device) {
+        (void)cudaSetDevice(before);
+    }
+}
+
+static void dcommi_nccl_nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+#endif

@@ -1,0 +1,288 @@
+/* device.c - which devices there are, the current one of a thread, and errors. */
+#define _GNU_SOURCE
+#include "host.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+pthread_mutex_t cuhost_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static _Thread_local int current;
+static _Thread_local bool inside;
+static _Thread_local cudaError_t last;
+static cudaError_t stays[CUHOST_DEVICES_MAX]; /* under the lock */
+
+static int device_count(void)
+{
+    const char *text = getenv("DCOMM_HOST_DEVICES");
+    int n = text != NULL ? atoi(text) : 8;
+    return n < 0 ? 0 : n > CUHOST_DEVICES_MAX ? CUHOST_DEVICES_MAX : n;
+}
+
+cudaError_t cuhost_result(cudaError_t error)
+{
+    if (error != cudaSuccess && error != cudaErrorNotReady) {
+        last = error;
+    }
+    return error;
+}
+
+int cuhost_current(void)
+{
+    return current;
+}
+
+void cuhost_set_current(int device)
+{
+    current = device;
+}
+
+void cuhost_inside(bool yes)
+{
+    inside = yes;
+}
+
+cudaError_t cuhost_stays(int device, cudaError_t error)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    if (stays[device] == cudaSuccess) {
+        stays[device] = error;
+    }
+    error = stays[device];
+    pthread_mutex_unlock(&cuhost_lock);
+    return error;
+}
+
+void cuhost_forget_errors(void)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    memset(stays, 0, sizeof stays);
+    pthread_mutex_unlock(&cuhost_lock);
+    last = cudaSuccess;
+}
+
+cudaError_t cuhost_enter(void)
+{
+    return inside ? cudaErrorNotPermitted : cuhost_stays(current, cudaSuccess);
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t error = last;
+    last = cudaSuccess;
+    return error != cudaSuccess ? error : cuhost_stays(current, cudaSuccess);
+}
+
+cudaError_t cudaPeekAtLastError(void)
+{
+    return last != cudaSuccess ? last : cuhost_stays(current, cudaSuccess);
+}
+
+static const struct {
+    cudaError_t error;
+    const char *name, *text;
+} errors[] = {
+#define ERROR(error, text)  \
+    {                       \
+        error, #error, text \
+    }
+    ERROR(cudaSuccess, "no error"),
+    ERROR(cudaErrorInvalidValue, "invalid argument"),
+    ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
+    ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
+    ERROR(cudaErrorDeviceUninitialized, "invalid device context"),
+    ERROR(cudaErrorPeerAccessUnsupported, "peer access is not supported between these two devices"),
+    ERROR(cudaErrorOperatingSystem, "OS call failed or operation not supported on this OS"),
+    ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
+    ERROR(cudaErrorSymbolNotFound, "named symbol not found"),
+    ERROR(cudaErrorNotReady, "device not ready"),
+    ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
+    ERROR(cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled"),
+    ERROR(cudaErrorPeerAccessNotEnabled, "peer access has not been enabled"),
+    ERROR(cudaErrorHostMemoryAlreadyRegistered,
+          "part or all of the requested memory range is already mapped"),
+    ERROR(cudaErrorHostMemoryNotRegistered,
+          "pointer does not correspond to a registered memory region"),
+    ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
+    ERROR(cudaErrorNotPermitted, "operation not permitted"),
+    ERROR(cudaErrorNotSupported, "operation not supported"),
+    ERROR(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing"),
+    ERROR(cudaErrorStreamCaptureInvalidated,
+          "operation failed due to a previous error during capture"),
+    ERROR(cudaErrorStreamCaptureUnmatched, "capture was not initiated in this stream"),
+    ERROR(cudaErrorStreamCaptureImplicit,
+          "operation would make the legacy stream depend on a capturing blocking stream"),
+#undef ERROR
+};
+
+static size_t error_index(cudaError_t error)
+{
+    size_t i = 0;
+    while (i < sizeof errors / sizeof errors[0] && errors[i].error != error) {
+        i++;
+    }
+    return i;
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    size_t i = error_index(error);
+    return i < sizeof errors / sizeof errors[0] ? errors[i].text : "unknown error";
+}
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    size_t i = error_index(error);
+    return i < sizeof errors / sizeof errors[0] ? errors[i].name : "cudaErrorUnknown";
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    if (count == NULL) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    *count = device_count();
+    return cuhost_result(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    if (device == NULL) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    *device = current;
+    return cudaSuccess;
+}
+
+static bool bad_device(int device)
+{
+    return device < 0 || device >= device_count();
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    if (inside) {
+        return cuhost_result(cudaErrorNotPermitted);
+    }
+    if (bad_device(device)) {
+        return cuhost_result(cudaErrorInvalidDevice);
+    }
+    current = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
+{
+    if (prop == NULL || bad_device(device)) {
+        return cuhost_result(prop == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
+    }
+    *prop = (cudaDeviceProp){.totalGlobalMem = CUHOST_DEVICE_BYTES,
+                             .major = 9,
+                             .multiProcessorCount = 1,
+                             .warpSize = 32,
+                             .maxThreadsPerBlock = 1024,
+                             .pciBusID = device + 1,
+                             .unifiedAddressing = 1,
+                             .canMapHostMemory = 1,
+                             .asyncEngineCount = 2,
+                             .concurrentKernels = 1};
+    snprintf(prop->name, sizeof prop->name, "host stand-in %d", device);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
+{
+    cudaDeviceProp prop;
+    if (value == NULL || bad_device(device)) {
+        return cuhost_result(value == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
+    }
+    (void)cudaGetDeviceProperties(&prop, device);
+    switch (attr) {
+    case cudaDevAttrMultiProcessorCount:
+        *value = prop.multiProcessorCount;
+        break;
+    case cudaDevAttrPciBusId:
+        *value = prop.pciBusID;
+        break;
+    case cudaDevAttrPciDeviceId:
+        *value = prop.pciDeviceID;
+        break;
+    case cudaDevAttrPciDomainId:
+        *value = prop.pciDomainID;
+        break;
+    case cudaDevAttrUnifiedAddressing:
+        *value = prop.unifiedAddressing;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = prop.major;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = prop.minor;
+        break;
+    case cudaDevAttrManagedMemory:
+        *value = 1;
+        break;
+    default:
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *text, int len, int device)
+{
+    char id[16];
+    if (text == NULL || bad_device(device)) {
+        return cuhost_result(text == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
+    }
+    int n = snprintf(id, sizeof id, "0000:%02x:00.0", (unsigned)device + 1);
+    if (len <= n) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    memcpy(text, id, (size_t)n + 1);
+    return cudaSuccess;
+}
+
+/* Every device reaches every other's memory from the start; to enable it is only noted by CUDA's
+ * programs, which know cudaErrorPeerAccessAlreadyEnabled. */
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    if (can == NULL || bad_device(device) || bad_device(peer)) {
+        return cuhost_result(can == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
+    }
+    *can = device != peer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+    return cuhost_result(flags != 0                            ? cudaErrorInvalidValue
+                         : bad_device(peer) || peer == current ? cudaErrorInvalidDevice
+                                                               : cudaSuccess);
+}
+
+cudaError_t cudaDeviceDisablePeerAccess(int peer)
+{
+    return cuhost_result(bad_device(peer) || peer == current ? cudaErrorInvalidDevice
+                                                             : cudaSuccess);
+}
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+    cudaError_t status = cuhost_enter();
+    return cuhost_result(status != cudaSuccess ? status : cuhost_drain_device(current));
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    if (version == NULL) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    return cudaDriverGetVersion(version);
+}

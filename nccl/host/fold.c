@@ -1,0 +1,19 @@
+/* fold.c - the reductions of dcomm's kernels, by the CPU's own folds. A file of its own, because
+ * the folds are private to the implementation and so are held here once more. */
+#define _GNU_SOURCE
+#define DCOMM_API static
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "dcomm/impl/device_host.h"
+#include "kernels.h"
+
+bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype, int op,
+                 int64_t divisor)
+{
+    return dcommi_host_reduce(dst, src, nsrc, count, (dcomm_dtype)dtype, (dcomm_op)op, divisor) ==
+           DCOMM_OK;
+}
+
+void cuhost_scale(void *dst, const void *src, size_t count, int dtype, double factor)
+{
+    dcommi_host_scale(dst, src, count, (dcomm_dtype)dtype, factor);
+}

@@ -1,0 +1,410 @@
+/* kernels.c - dcomm's kernels (dcomm_cuda_*) in the host stand-in: the CPU's code of the same name,
+ * whose bytes are the same by contract, as work on a stream. */
+#define _GNU_SOURCE
+#include "kernels.h"
+#include "dcomm.h"
+#include "host.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A launch. Pointers are those that this library may follow. */
+typedef struct job {
+    const dcomm_codec *codec;
+    const float *x, *residual;
+    float *next, *out;
+    void *wire, *workspace;
+    dcomm_cuda_report *report;
+    dcomm_cuda_ledger *ledger;
+    dcomm_codec_key key;
+    size_t count, capacity, n;
+    int dtype, op;
+    int64_t divisor;
+    double factor;
+    bool bad; /* a pointer is not of memory that the device reaches */
+    const void *at[DCOMM_CUDA_OPERANDS];
+    size_t bytes[DCOMM_CUDA_OPERANDS];
+} job;
+
+__attribute__((format(printf, 3, 4))) static dcomm_status
+fail(dcomm_status status, const char *call, const char *format, ...)
+{
+    char text[512];
+    int n = snprintf(text, sizeof text, "%s: ", call);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + n, sizeof text - (size_t)n, format, args);
+    va_end(args);
+    return dcomm_set_error(status, text);
+}
+
+/* A pointer that the kernel follows: where it leads is a fault of the kernel's, as on a GPU. */
+static void *reach(job *j, const void *p, size_t bytes)
+{
+    void *at = p != NULL && bytes > 0 ? cuhost_reach(p, bytes) : NULL;
+    j->bad = j->bad || (p != NULL && bytes > 0 && at == NULL);
+    return at;
+}
+
+/* Codecs are read before a launch returns: the kernel has one of its own, of the same spec. */
+static const dcomm_codec *own_codec(const dcomm_codec *codec)
+{
+    static struct kept {
+        struct kept *next;
+        dcomm_codec *codec;
+    } * all;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    struct kept *k = all;
+    while (k != NULL && strcmp(dcomm_codec_spec(k->codec), dcomm_codec_spec(codec)) != 0) {
+        k = k->next;
+    }
+    if (k == NULL && (k = calloc(1, sizeof *k)) != NULL) {
+        if (dcomm_codec_create(dcomm_codec_spec(codec), &k->codec) == DCOMM_OK) {
+            k->next = all;
+            all = k;
+        } else {
+            free(k);
+            k = NULL;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return k != NULL ? k->codec : NULL;
+}
+
+static dcomm_status operands(job *j, const char *call, const void *const *at, const size_t *bytes,
+                             size_t each, size_t n)
+{
+    if (at == NULL || n == 0) {
+        return fail(DCOMM_ERR_INVALID, call, "there are no operands");
+    }
+    if (n > DCOMM_CUDA_OPERANDS) {
+        return fail(DCOMM_ERR_UNSUPPORTED, call, "%zu operands are more than %d", n,
+                    DCOMM_CUDA_OPERANDS);
+    }
+    j->n = n;
+    for (size_t i = 0; i < n; i++) {
+        j->bytes[i] = bytes != NULL ? bytes[i] : each;
+        if (at[i] == NULL && j->bytes[i] > 0) {
+            return fail(DCOMM_ERR_INVALID, call, "operand number %zu is NULL", i);
+        }
+        j->at[i] = reach(j, at[i], j->bytes[i]);
+    }
+    return DCOMM_OK;
+}
+
+/* A kernel runs on the current device, and so in a stream of it. */
+static dcomm_status launch(const char *call, const job *j, cuhost_run_fn run, void *stream)
+{
+    int device = -1;
+    cudaError_t error = cudaStreamGetDevice(stream, &device);
+    if (error == cudaSuccess && device != cuhost_current()) {
+        error = cudaErrorInvalidResourceHandle;
+    }
+    if (error == cudaSuccess) {
+        error = cuhost_enqueue(stream, CUHOST_KERNEL, run, NULL, j, sizeof *j);
+    }
+    return error == cudaSuccess
+               ? DCOMM_OK
+               : fail(DCOMM_ERR_SYSTEM, call, "the launch failed: %s", cudaGetErrorString(error));
+}
+
+/* ---- reductions ---- */
+
+static cudaError_t run_reduce(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    return cuhost_fold(j->wire, j->at, j->n, j->count, j->dtype, j->op, j->divisor)
+               ? cudaSuccess
+               : cudaErrorLaunchFailure;
+}
+
+dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                               dcomm_dtype dtype, dcomm_op op, int64_t divisor, void *stream)
+{
+    static const char call[] = "dcomm_cuda_reduce";
+    const size_t bytes = count * dcomm_dtype_size(dtype);
+    job j = {.count = count, .dtype = (int)dtype, .op = (int)op, .divisor = divisor};
+    if (dcomm_dtype_size(dtype) == 0 || (unsigned)op >= DCOMM_OP_COUNT) {
+        return fail(DCOMM_ERR_INVALID, call, "dtype %d or operator %d is unknown", (int)dtype,
+                    (int)op);
+    }
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    if (dst == NULL) {
+        return fail(DCOMM_ERR_INVALID, call, "dst is NULL");
+    }
+    dcomm_status status = operands(&j, call, src, NULL, bytes, nsrc);
+    if (status != DCOMM_OK) {
+        return status;
+    }
+    j.wire = reach(&j, dst, bytes);
+    return launch(call, &j, run_reduce, stream);
+}
+
+static cudaError_t run_scale(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    cuhost_scale(j->wire, j->x, j->count, j->dtype, j->factor);
+    return cudaSuccess;
+}
+
+dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
+                              double factor, void *stream)
+{
+    static const char call[] = "dcomm_cuda_scale";
+    const size_t bytes = count * dcomm_dtype_size(dtype);
+    job j = {.count = count, .dtype = (int)dtype, .factor = factor};
+    if (dcomm_dtype_size(dtype) == 0 || (count > 0 && (dst == NULL || src == NULL))) {
+        return fail(DCOMM_ERR_INVALID, call, "dtype %d is unknown, or dst or src is NULL",
+                    (int)dtype);
+    }
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    j.wire = reach(&j, dst, bytes);
+    j.x = reach(&j, src, bytes);
+    return launch(call, &j, run_scale, stream);
+}
+
+/* ---- codecs ---- */
+
+static void add_report(dcomm_cuda_report *to, const dcomm_codec_report *r)
+{
+    if (to == NULL) {
+        return;
+    }
+    to->clipped += r->clipped;
+    to->nonfinite += r->nonfinite;
+    if (r->nonfinite > 0 && UINT64_MAX - r->first_nonfinite > to->first) {
+        to->first = UINT64_MAX - r->first_nonfinite;
+    }
+    to->kept = r->kept;
+}
+
+/* An encoding's inputs that are not finite are for the report to tell. */
+static cudaError_t encoded(const job *j, dcomm_status status, const dcomm_codec_report *r)
+{
+    if (status != DCOMM_OK && r->nonfinite == 0) {
+        return cudaErrorLaunchFailure;
+    }
+    add_report(j->report, r);
+    return cudaSuccess;
+}
+
+static cudaError_t run_encode(void *arg)
+{
+    const job *j = arg;
+    dcomm_codec_report r = {0};
+    dcomm_ledger ledger = {0};
+    size_t bytes = 0;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    dcomm_status status =
+        j->ledger != NULL
+            ? dcomm_encode_ledger(j->codec, j->x, j->residual, j->next, j->count, &j->key, j->wire,
+                                  j->capacity, &bytes, NULL, &r, &ledger)
+        : j->residual != NULL
+            ? dcomm_encode_feedback(j->codec, j->x, j->residual, j->next, j->count, &j->key,
+                                    j->wire, j->capacity, &bytes, j->workspace, &r)
+            : dcomm_encode(j->codec, j->x, j->count, &j->key, j->wire, j->capacity, &bytes,
+                           j->workspace, &r);
+    if (j->ledger != NULL) {
+        j->ledger->count += ledger.count;
+        for (int s = 0; s < 8; s++) {
+            j->ledger->sums[s] += ledger.sums[s];
+        }
+    }
+    return encoded(j, status, &r);
+}
+
+/* What an encoding and a recoding have in common. */
+static dcomm_status encoder(job *j, const char *call, const dcomm_codec *codec,
+                            const float *residual, float *next, size_t count,
+                            const dcomm_codec_key *key, void *wire, size_t capacity,
+                            dcomm_cuda_report *report)
+{
+    const size_t values = count * sizeof(float);
+    if (codec == NULL || (count > 0 && wire == NULL)) {
+        return fail(DCOMM_ERR_INVALID, call, "%s is NULL", codec == NULL ? "codec" : "wire");
+    }
+    if (capacity < dcomm_codec_max_bytes(codec, count)) {
+        return fail(DCOMM_ERR_INVALID, call, "capacity of %zu bytes is less than %zu", capacity,
+                    dcomm_codec_max_bytes(codec, count));
+    }
+    *j = (job){.codec = own_codec(codec), .count = count, .capacity = capacity};
+    if (j->codec == NULL) {
+        return fail(DCOMM_ERR_NO_MEMORY, call, "no memory for a codec");
+    }
+    j->key = key != NULL ? *key : (dcomm_codec_key){0};
+    j->residual = reach(j, residual, values);
+    j->next = reach(j, next, values);
+    j->wire = reach(j, wire, dcomm_codec_max_bytes(codec, count));
+    j->report = reach(j, report, sizeof *report);
+    return DCOMM_OK;
+}
+
+dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x, const float *residual,
+                               float *next, size_t count, const dcomm_codec_key *key, void *wire,
+                               size_t capacity, void *workspace, dcomm_cuda_report *report,
+                               void *stream)
+{
+    static const char call[] = "dcomm_cuda_encode";
+    job j;
+    dcomm_status status =
+        encoder(&j, call, codec, residual, next, count, key, wire, capacity, report);
+    if (status != DCOMM_OK || count == 0) {
+        return status;
+    }
+    j.x = reach(&j, x, count * sizeof *x);
+    j.workspace = reach(&j, workspace, dcomm_cuda_workspace_bytes(codec, count));
+    return launch(call, &j, run_encode, stream);
+}
+
+dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
+                                      const float *residual, float *next, size_t count,
+                                      const dcomm_codec_key *key, void *wire, size_t capacity,
+                                      void *workspace, dcomm_cuda_report *report,
+                                      dcomm_cuda_ledger *ledger, void *stream)
+{
+    static const char call[] = "dcomm_cuda_encode_ledger";
+    job j;
+    dcomm_status status =
+        encoder(&j, call, codec, residual, next, count, key, wire, capacity, report);
+    if (status != DCOMM_OK || count == 0) {
+        return status;
+    }
+    j.x = reach(&j, x, count * sizeof *x);
+    (void)reach(&j, workspace, dcomm_cuda_ledger_workspace_bytes(codec, count));
+    j.ledger = reach(&j, ledger, sizeof *ledger);
+    return launch(call, &j, run_encode, stream);
+}
+
+static cudaError_t run_recode(void *arg)
+{
+    const job *j = arg;
+    dcomm_codec_report r = {0};
+    size_t bytes = 0;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    dcomm_status status =
+        dcomm_recode(j->codec, j->at, j->bytes, j->n, (float)j->factor, j->residual, j->next,
+                     j->count, &j->key, j->wire, j->capacity, &bytes, NULL, &r);
+    if (status == DCOMM_ERR_CORRUPT && j->report != NULL) {
+        j->report->corrupt = 1;
+        return cudaSuccess;
+    }
+    return encoded(j, status, &r);
+}
+
+dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
+                               const size_t *bytes, size_t n, float factor, const float *residual,
+                               float *next, size_t count, const dcomm_codec_key *key, void *wire,
+                               size_t capacity, void *workspace, dcomm_cuda_report *report,
+                               void *stream)
+{
+    static const char call[] = "dcomm_cuda_recode";
+    job j;
+    (void)workspace;
+    dcomm_status status =
+        encoder(&j, call, codec, residual, next, count, key, wire, capacity, report);
+    if (status == DCOMM_OK) {
+        status = operands(&j, call, wires, bytes, 0, n);
+    }
+    if (status != DCOMM_OK || count == 0) {
+        return status;
+    }
+    j.factor = (double)factor;
+    return launch(call, &j, run_recode, stream);
+}
+
+static cudaError_t run_decode(void *arg)
+{
+    const job *j = arg;
+    dcomm_status status = DCOMM_OK;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    if (j->op == 0) {
+        status = dcomm_decode_sum(j->codec, j->at, j->bytes, j->n, j->out, j->count);
+    }
+    for (size_t i = 0; j->op != 0 && i < j->n && status == DCOMM_OK; i++) {
+        status = dcomm_decode_add(j->codec, j->at[i], j->bytes[i], j->out, j->count);
+    }
+    if (status == DCOMM_ERR_CORRUPT && j->report != NULL) {
+        j->report->corrupt = 1;
+    }
+    return status == DCOMM_OK || status == DCOMM_ERR_CORRUPT ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
+static dcomm_status decoder(const char *call, const dcomm_codec *codec, const void *const *wires,
+                            const size_t *bytes, size_t n, float *out, size_t count, bool add,
+                            dcomm_cuda_report *report, void *stream)
+{
+    if (codec == NULL || bytes == NULL || (count > 0 && out == NULL)) {
+        return fail(DCOMM_ERR_INVALID, call, "codec, bytes or the array is NULL");
+    }
+    job j = {.codec = own_codec(codec), .count = count, .op = add};
+    if (j.codec == NULL) {
+        return fail(DCOMM_ERR_NO_MEMORY, call, "no memory for a codec");
+    }
+    dcomm_status status = operands(&j, call, wires, bytes, 0, n);
+    if (status != DCOMM_OK || count == 0) {
+        return status;
+    }
+    j.out = reach(&j, out, count * sizeof *out);
+    j.report = reach(&j, report, sizeof *report);
+    return launch(call, &j, run_decode, stream);
+}
+
+dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
+                                   const size_t *bytes, size_t n, float *x, size_t count,
+                                   void *workspace, dcomm_cuda_report *report, void *stream)
+{
+    (void)workspace;
+    return decoder("dcomm_cuda_decode_sum", codec, wires, bytes, n, x, count, false, report,
+                   stream);
+}
+
+dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
+                                   const size_t *bytes, size_t n, float *acc, size_t count,
+                                   void *workspace, dcomm_cuda_report *report, void *stream)
+{
+    (void)workspace;
+    return decoder("dcomm_cuda_decode_add", codec, wires, bytes, n, acc, count, true, report,
+                   stream);
+}
+
+size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    return dcomm_codec_workspace_bytes(codec, count);
+}
+
+size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    return codec == NULL || count == 0 ? 0 : 64;
+}
+
+size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    (void)codec;
+    (void)count;
+    return 0;
+}
+
+size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count)
+{
+    (void)codec;
+    (void)count;
+    return 0;
+}

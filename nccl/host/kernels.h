@@ -1,0 +1,13 @@
+/* kernels.h - the folds that fold.c lends to kernels.c. */
+#ifndef CUDA_HOST_KERNELS_H
+#define CUDA_HOST_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype, int op,
+                 int64_t divisor);
+void cuhost_scale(void *dst, const void *src, size_t count, int dtype, double factor);
+
+#endif

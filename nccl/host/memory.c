@@ -1,0 +1,455 @@
+/* memory.c - allocations, and whose they are. A device's memory is one file in memory, mapped
+ * twice: where the program sees it, and may not touch it, and where this library reads and writes
+ * it. */
+#define _GNU_SOURCE
+#include "memory.h"
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PAGE ((size_t)4096)
+
+static cuhost_arena arenas[CUHOST_DEVICES_MAX]; /* these under the lock */
+static cuhost_block *blocks;                    /* sorted by address */
+static size_t n_blocks, room_blocks;
+
+/* ---- the table of blocks ---- */
+
+/* The first block that ends behind p. */
+static size_t block_at(const void *p)
+{
+    size_t low = 0, high = n_blocks;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if ((uintptr_t)blocks[middle].base + blocks[middle].bytes <= (uintptr_t)p) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+cuhost_block *cuhost_block_around(const void *p)
+{
+    size_t i = block_at(p);
+    return i < n_blocks && (uintptr_t)blocks[i].base <= (uintptr_t)p ? &blocks[i] : NULL;
+}
+
+bool cuhost_block_add(const cuhost_block *block)
+{
+    if (n_blocks == room_blocks) {
+        size_t room = room_blocks > 0 ? 2 * room_blocks : 64;
+        cuhost_block *more = realloc(blocks, room * sizeof *more);
+        if (more == NULL) {
+            return false;
+        }
+        blocks = more;
+        room_blocks = room;
+    }
+    size_t i = block_at(block->base);
+    memmove(&blocks[i + 1], &blocks[i], (n_blocks - i) * sizeof *blocks);
+    blocks[i] = *block;
+    n_blocks++;
+    return true;
+}
+
+void cuhost_block_remove(cuhost_block *block)
+{
+    size_t i = (size_t)(block - blocks);
+    memmove(block, block + 1, (--n_blocks - i) * sizeof *blocks);
+}
+
+static size_t used_of(int device)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < n_blocks; i++) {
+        used +=
+            blocks[i].owner == CUHOST_OF_ARENA && blocks[i].device == device ? blocks[i].bytes : 0;
+    }
+    return used;
+}
+
+/* ---- device memory ---- */
+
+bool cuhost_map_twice(int fd, size_t offset, size_t bytes, char **seen, char **alias)
+{
+    const int flags = MAP_SHARED | MAP_NORESERVE;
+    *seen = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *alias = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)offset);
+    if (*seen != MAP_FAILED && *alias != MAP_FAILED) {
+        return true;
+    }
+    if (*seen != MAP_FAILED) {
+        munmap(*seen, bytes);
+    }
+    if (*alias != MAP_FAILED) {
+        munmap(*alias, bytes);
+    }
+    return false;
+}
+
+static bool open_arena(cuhost_arena *a)
+{
+    if (a->base != NULL) {
+        return true;
+    }
+    a->fd = memfd_create("cuda_host", MFD_CLOEXEC);
+    if (a->fd < 0) {
+        return false;
+    }
+    if (ftruncate(a->fd, (off_t)CUHOST_DEVICE_BYTES) != 0 ||
+        !cuhost_map_twice(a->fd, 0, CUHOST_DEVICE_BYTES, &a->base, &a->alias)) {
+        close(a->fd);
+        a->base = NULL;
+        return false;
+    }
+    return true;
+}
+
+const cuhost_arena *cuhost_arena_of(int device)
+{
+    return &arenas[device];
+}
+
+/* The lowest place between the arena's blocks that is long enough; NULL: none is. */
+static char *find_room(const cuhost_arena *a, size_t bytes)
+{
+    char *at = a->base;
+    for (size_t i = block_at(a->base); i <= n_blocks; i++) {
+        char *end = a->base + CUHOST_DEVICE_BYTES;
+        if (i < n_blocks && (char *)blocks[i].base < end) {
+            end = blocks[i].base;
+        }
+        if ((size_t)(end - at) >= bytes) {
+            return at;
+        }
+        if (end == a->base + CUHOST_DEVICE_BYTES) {
+            break;
+        }
+        at = (char *)blocks[i].base + blocks[i].bytes;
+    }
+    return NULL;
+}
+
+cudaError_t cudaMalloc(void **ptr, size_t bytes)
+{
+    cudaError_t status = cuhost_enter();
+    if (status != cudaSuccess || ptr == NULL) {
+        return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidValue);
+    }
+    *ptr = NULL;
+    if (bytes == 0) {
+        return cudaSuccess;
+    }
+    if (bytes > CUHOST_DEVICE_BYTES || cuhost_fault_malloc()) {
+        return cuhost_result(cudaErrorMemoryAllocation);
+    }
+    bytes = (bytes + PAGE - 1) / PAGE * PAGE;
+    int device = cuhost_current();
+    cuhost_arena *a = &arenas[device];
+    pthread_mutex_lock(&cuhost_lock);
+    char *base = open_arena(a) ? find_room(a, bytes) : NULL;
+    if (base != NULL) {
+        const cuhost_block block = {
+            base,  bytes, a->alias + (base - a->base), cudaMemoryTypeDevice, CUHOST_OF_ARENA,
+            device};
+        *ptr = cuhost_block_add(&block) ? base : NULL;
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+    return cuhost_result(*ptr != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+/* The device of what cudaFree may free, or -1. */
+static int device_of(const void *ptr)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    const cuhost_block *b = cuhost_block_around(ptr);
+    bool good = b != NULL && b->base == ptr &&
+                (b->owner == CUHOST_OF_ARENA || b->type == cudaMemoryTypeManaged);
+    int device = good ? b->device : -1;
+    pthread_mutex_unlock(&cuhost_lock);
+    return device;
+}
+
+static void release_at(void *ptr)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    cuhost_block *b = cuhost_block_around(ptr);
+    if (b != NULL && b->owner == CUHOST_OF_ARENA) {
+        const cuhost_arena *a = &arenas[b->device];
+        (void)fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                        (off_t)((char *)b->base - a->base), (off_t)b->bytes);
+    } else if (b != NULL) {
+        free(b->base);
+    }
+    if (b != NULL) {
+        cuhost_block_remove(b);
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+}
+
+/* As CUDA's: what is under way on the device is waited for. */
+cudaError_t cudaFree(void *ptr)
+{
+    cudaError_t status = cuhost_enter();
+    if (status == cudaErrorNotPermitted || ptr == NULL) {
+        return cuhost_result(status);
+    }
+    int device = device_of(ptr);
+    if (device < 0) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    status = cuhost_drain_device(device);
+    release_at(ptr);
+    return cuhost_result(status);
+}
+
+/* At once, rather than when the stream comes to it: who uses it there cannot tell. */
+cudaError_t cudaMallocAsync(void **ptr, size_t bytes, cudaStream_t stream)
+{
+    return cuhost_capturing(stream) ? cuhost_result(cudaErrorStreamCaptureUnsupported)
+                                    : cudaMalloc(ptr, bytes);
+}
+
+static cudaError_t run_release(void *arg)
+{
+    release_at(*(void **)arg);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeAsync(void *ptr, cudaStream_t stream)
+{
+    if (ptr == NULL || device_of(ptr) < 0) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    return cuhost_result(
+        cuhost_capturing(stream)
+            ? cudaErrorStreamCaptureUnsupported
+            : cuhost_enqueue(stream, CUHOST_ORDER, run_release, NULL, &ptr, sizeof ptr));
+}
+
+struct cuhost_pool {
+    int device;
+};
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *props)
+{
+    if (pool == NULL || props == NULL || props->allocType != cudaMemAllocationTypePinned ||
+        props->location.type != cudaMemLocationTypeDevice) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    *pool = malloc(sizeof **pool);
+    if (*pool == NULL) {
+        return cuhost_result(cudaErrorMemoryAllocation);
+    }
+    (*pool)->device = props->location.id;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value)
+{
+    bool known = pool != NULL && attribute == cudaMemPoolAttrReleaseThreshold && value != NULL;
+    return known ? cudaSuccess : cuhost_result(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMallocFromPoolAsync(void **ptr, size_t bytes, cudaMemPool_t pool,
+                                    cudaStream_t stream)
+{
+    return pool == NULL || pool->device != cuhost_current() ? cuhost_result(cudaErrorInvalidValue)
+                                                            : cudaMallocAsync(ptr, bytes, stream);
+}
+
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
+{
+    free(pool);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
+{
+    if (available == NULL || total == NULL) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    pthread_mutex_lock(&cuhost_lock);
+    *total = CUHOST_DEVICE_BYTES;
+    *available = CUHOST_DEVICE_BYTES - used_of(cuhost_current());
+    pthread_mutex_unlock(&cuhost_lock);
+    return cudaSuccess;
+}
+
+/* ---- host memory ---- */
+
+static cudaError_t host_memory(void **ptr, size_t bytes, enum cudaMemoryType type)
+{
+    cudaError_t status = cuhost_enter();
+    if (status != cudaSuccess || ptr == NULL) {
+        return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidValue);
+    }
+    *ptr = NULL;
+    if (bytes == 0) {
+        return cudaSuccess;
+    }
+    size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;
+    void *base = whole >= bytes && !cuhost_fault_malloc() ? aligned_alloc(PAGE, whole) : NULL;
+    if (base == NULL) {
+        return cuhost_result(cudaErrorMemoryAllocation);
+    }
+    const cuhost_block block = {base, whole, base, type, CUHOST_OF_HEAP, cuhost_current()};
+    pthread_mutex_lock(&cuhost_lock);
+    bool added = cuhost_block_add(&block);
+    pthread_mutex_unlock(&cuhost_lock);
+    if (!added) {
+        free(base);
+        return cuhost_result(cudaErrorMemoryAllocation);
+    }
+    *ptr = base;
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
+{
+    return (flags & ~7u) != 0 ? cuhost_result(cudaErrorInvalidValue)
+                              : host_memory(ptr, bytes, cudaMemoryTypeHost);
+}
+
+cudaError_t cudaMallocHost(void **ptr, size_t bytes)
+{
+    return host_memory(ptr, bytes, cudaMemoryTypeHost);
+}
+
+cudaError_t cudaMallocManaged(void **ptr, size_t bytes, unsigned flags)
+{
+    return flags != cudaMemAttachGlobal ? cuhost_result(cudaErrorInvalidValue)
+                                        : host_memory(ptr, bytes, cudaMemoryTypeManaged);
+}
+
+/* Forget a block of host memory that begins at ptr. */
+static cudaError_t forget(void *ptr, cuhost_owner owner, cudaError_t otherwise)
+{
+    cudaError_t status = cuhost_enter();
+    if (status == cudaErrorNotPermitted) {
+        return cuhost_result(status);
+    }
+    pthread_mutex_lock(&cuhost_lock);
+    cuhost_block *b = cuhost_block_around(ptr);
+    bool good = b != NULL && b->base == ptr && b->owner == owner && b->type == cudaMemoryTypeHost;
+    if (good) {
+        cuhost_block_remove(b);
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+    return cuhost_result(good ? cudaSuccess : otherwise);
+}
+
+cudaError_t cudaFreeHost(void *ptr)
+{
+    if (ptr == NULL) {
+        return cudaSuccess;
+    }
+    cudaError_t status = forget(ptr, CUHOST_OF_HEAP, cudaErrorInvalidValue);
+    if (status == cudaSuccess) {
+        free(ptr);
+    }
+    return status;
+}
+
+cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
+{
+    cudaError_t status = cuhost_enter();
+    if (status != cudaSuccess || ptr == NULL || bytes == 0 || (flags & ~15u) != 0) {
+        return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidValue);
+    }
+    const cuhost_block block = {
+        ptr, bytes, ptr, cudaMemoryTypeHost, CUHOST_OF_PROGRAM, cuhost_current()};
+    pthread_mutex_lock(&cuhost_lock);
+    size_t i = block_at(ptr);
+    if (i < n_blocks && (uintptr_t)blocks[i].base < (uintptr_t)ptr + bytes) {
+        status = cudaErrorHostMemoryAlreadyRegistered;
+    } else if (!cuhost_block_add(&block)) {
+        status = cudaErrorMemoryAllocation;
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+    return cuhost_result(status);
+}
+
+cudaError_t cudaHostUnregister(void *ptr)
+{
+    return forget(ptr, CUHOST_OF_PROGRAM, cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
+{
+    enum cudaMemoryType type = cudaMemoryTypeUnregistered;
+    if (device == NULL || flags != 0 || cuhost_access(host, 1, &type) == NULL ||
+        type != cudaMemoryTypeHost) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    *device = host;
+    return cudaSuccess;
+}
+
+/* ---- what a pointer is ---- */
+
+void *cuhost_access(const void *ptr, size_t bytes, enum cudaMemoryType *type)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    const cuhost_block *b = cuhost_block_around(ptr);
+    char *at = (char *)(uintptr_t)ptr;
+    *type = b != NULL ? b->type : cudaMemoryTypeUnregistered;
+    if (b != NULL) {
+        size_t offset = (size_t)(at - (char *)b->base);
+        at = bytes <= b->bytes - offset ? (char *)b->alias + offset : NULL;
+        if (at == NULL && b->owner == CUHOST_OF_PROGRAM) { /* goes on in memory of the program */
+            at = (char *)(uintptr_t)ptr;
+            *type = cudaMemoryTypeUnregistered;
+        }
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+    return at;
+}
+
+void *cuhost_reach(const void *ptr, size_t bytes)
+{
+    enum cudaMemoryType type = cudaMemoryTypeUnregistered;
+    void *at = cuhost_access(ptr, bytes, &type);
+    return type != cudaMemoryTypeUnregistered ? at : NULL;
+}
+
+void *cuda_host_peek(const void *device_ptr, size_t bytes)
+{
+    enum cudaMemoryType type = cudaMemoryTypeUnregistered;
+    void *at = cuhost_access(device_ptr, bytes, &type);
+    return type == cudaMemoryTypeDevice ? at : NULL;
+}
+
+bool cuhost_range(const void *ptr, void **base, size_t *bytes)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    const cuhost_block *b = cuhost_block_around(ptr);
+    bool good = b != NULL && b->type == cudaMemoryTypeDevice;
+    if (good) {
+        *base = b->base;
+        *bytes = b->bytes;
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+    return good;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *ptr)
+{
+    cudaError_t status = cuhost_enter();
+    if (status != cudaSuccess || attributes == NULL) {
+        return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidValue);
+    }
+    void *p = (void *)(uintptr_t)ptr;
+    pthread_mutex_lock(&cuhost_lock);
+    const cuhost_block *b = cuhost_block_around(ptr);
+    attributes->type = b != NULL ? b->type : cudaMemoryTypeUnregistered;
+    attributes->device = b != NULL ? b->device : cudaInvalidDeviceId;
+    attributes->devicePointer = b != NULL ? p : NULL;
+    attributes->hostPointer = attributes->type != cudaMemoryTypeDevice ? p : NULL;
+    pthread_mutex_unlock(&cuhost_lock);
+    return cudaSuccess;
+}

@@ -1,0 +1,169 @@
+/* cuda_ledgers.h - tests of ledgers on a device: of each codec's encodings, and of a comparison. */
+#ifndef CUDA_LEDGERS_H
+#define CUDA_LEDGERS_H
+
+#include "cuda_sparse.h"
+
+/* What is behind a ledger, to rounding. Of sparse codecs the CPU takes what is sent out of sums of
+ * which it was a part (kernels/tally_pieces.h). */
+static bool same_ledger(const dcomm_ledger &got, const dcomm_ledger &want, bool sparse,
+                        const std::string &what)
+{
+    /* Beside which a sum may be rounded: those with signs beside what they would be without. */
+    const double *s = want.sums, xy = std::sqrt(s[0] * s[1]);
+    const double beside[8] = {s[0], s[1], xy,   sparse ? s[0] : s[3],
+                              s[5], s[5], s[6], sparse ? s[6] : s[7]};
+    for (int k = 0; k < 8; k++) {
+        if (!(std::fabs(got.sums[k] - s[k]) <= 1e-12 * beside[k] + 1e-300)) {
+            char text[128];
+            std::snprintf(text, sizeof text, ": sum %d is %.17g, not %.17g", k, got.sums[k], s[k]);
+            return wrong(what + text);
+        }
+    }
+    const double within = (sparse ? 1e-7 : 1e-12) * want.residual_norm;
+    return (got.count == want.count && got.encoded == want.encoded &&
+            got.wire_bytes == want.wire_bytes && got.clipped == want.clipped &&
+            got.nonfinite == want.nonfinite &&
+            std::fabs(got.residual_norm - want.residual_norm) <= within) ||
+           wrong(what + ": counts are not the CPU's");
+}
+
+/* A ledger: its counts are the CPU's, its sums to rounding, and the rest as without it. */
+static bool ledger_one(const dcomm_codec *codec, size_t count, int kind, bool feedback)
+{
+    const size_t len = dcomm_codec_max_bytes(codec, count);
+    const std::vector<float> x = numbers(count, kind), r = numbers(count, NORMAL);
+    dcomm_codec_info info;
+    dcomm_codec_get_info(codec, count, &info);
+    const std::string what = "ledger of " + std::to_string(count) + " elements, " +
+                             kind_names[kind] + (feedback ? ", feedback" : "");
+    coded want;
+    want.wire.resize(len);
+    want.next.resize(count);
+    size_t written = 0;
+    dcomm_ledger ledger = dcomm_ledger(), got = dcomm_ledger();
+    want.status = dcomm_encode_ledger(codec, x.data(), feedback ? r.data() : NULL,
+                                      feedback ? want.next.data() : NULL, count, NULL,
+                                      want.wire.data(), len, &written, NULL, &want.report, &ledger);
+    area in(4 * count), residual(4 * count), next(4 * count), wire(len),
+        report(sizeof(dcomm_cuda_report)), sums(sizeof(dcomm_cuda_ledger)),
+        room(dcomm_cuda_ledger_workspace_bytes(codec, count));
+    const dcomm_cuda_report none = dcomm_cuda_report();
+    dcomm_cuda_ledger there = dcomm_cuda_ledger();
+    in.put(x.data());
+    residual.put(r.data());
+    report.put(&none);
+    sums.put(&there);
+    if (!good(launched([&](void *stream) {
+                  return dcomm_cuda_encode_ledger(
+                      codec, reinterpret_cast<float *>(in.at),
+                      feedback ? reinterpret_cast<float *>(residual.at) : NULL,
+                      feedback ? reinterpret_cast<float *>(next.at) : NULL, count, NULL, wire.at,
+                      len, room.at, reinterpret_cast<dcomm_cuda_report *>(report.at),
+                      reinterpret_cast<dcomm_cuda_ledger *>(sums.at), stream);
+              }),
+              what)) {
+        return false;
+    }
+    bytes sent = wire.get();
+    sent.resize(want.report.bytes);
+    if (!same(sent, want.wire.data(), what) || !same_report(codec, count, report, want, what) ||
+        (feedback && !same(next.get(), want.next.data(), what)) || !wire.guarded() ||
+        !room.guarded() || !sums.guarded()) {
+        return false;
+    }
+    const bytes raw_sums = sums.get();
+    std::memcpy(&there, raw_sums.data(), sizeof there);
+    dcomm_cuda_ledger_add(&got, count, &there, &want.report);
+    return same_ledger(got, ledger, info.sparse, what);
+}
+
+static void test_ledger(void)
+{
+    static const char *const of[] = {"qsgd:nonfinite=zero",
+                                     "qsgd:bits=8,bucket=128,norm=two,nonfinite=pass",
+                                     "qsgd:bits=1,bucket=1024,nonfinite=zero",
+                                     "qsgd:bits=2,bucket=16384,nonfinite=pass",
+                                     "tern:nonfinite=zero",
+                                     "sign:bucket=1536,nonfinite=pass",
+                                     "fp8:nonfinite=zero",
+                                     "fp8:type=e5m2,rounding=stochastic,nonfinite=pass",
+                                     "f16:nonfinite=pass",
+                                     "bf16:rounding=stochastic,nonfinite=fail",
+                                     "topk:k=0.02,nonfinite=zero",
+                                     "topk:k=0.3,values=bf16,nonfinite=pass",
+                                     "threshold:k=0.01,nonfinite=zero",
+                                     "topk+qsgd:k=0.1,nonfinite=pass",
+                                     "randk:k=0.05,nonfinite=pass",
+                                     "randk:k=0.05,scale=none,nonfinite=zero"};
+    const size_t counts[] = {0, 1, 700, 3 * 16384 + 77, 700000};
+    const std::string name = std::string("ledgers") + launch_names[launch_now];
+    int turn = 0;
+    bool fine = true;
+    if (late(name)) {
+        return;
+    }
+    for (const char *spec : of) {
+        dcomm_codec *codec = NULL;
+        fine = fine && good(dcomm_codec_create(spec, &codec), spec);
+        for (size_t count : counts) {
+            if (count > 100000 && (small || turn > 0)) { /* more blocks than one launch adds */
+                continue;
+            }
+            for (int kind : {(int)NORMAL, (int)ODD, (int)BITS}) {
+                fine = fine && ledger_one(codec, count, kind, (turn + kind) % 2 == 0) &&
+                       (small || ledger_one(codec, count, kind, (turn + kind) % 2 == 1));
+            }
+        }
+        if (!fine && !trouble.empty()) {
+            trouble = std::string(spec) + ": " + trouble;
+        }
+        dcomm_codec_destroy(&codec);
+        turn++;
+        if (!fine) {
+            break;
+        }
+    }
+    ok(name);
+}
+
+/* What a pass of its own counts, with and without something to compare with. */
+static void test_compare(void)
+{
+    const std::string name = std::string("comparing") + launch_names[launch_now];
+    bool fine = true;
+    if (late(name)) {
+        return;
+    }
+    for (size_t count : {(size_t)0, (size_t)1, (size_t)4095, (size_t)70001}) {
+        for (int kind : {(int)NORMAL, (int)ODD, (int)HUGE_ONES}) {
+            const std::vector<float> x = numbers(count, kind), y = numbers(count, kind);
+            const std::string what = std::to_string(count) + " elements, " + kind_names[kind];
+            dcomm_ledger want = dcomm_ledger();
+            dcomm_codec_report report = dcomm_codec_report();
+            area a(4 * count, 4), b(4 * count), room(dcomm_cuda_compare_workspace_bytes(count)),
+                sums(sizeof(dcomm_cuda_ledger));
+            dcomm_cuda_ledger there = dcomm_cuda_ledger();
+            a.put(x.data());
+            b.put(y.data());
+            sums.put(&there);
+            dcomm_ledger_compare(&want, x.data(), y.data(), count);
+            for (const float *with : {floats(a), (float *)NULL}) { /* the latter adds nothing */
+                fine = fine && good(launched([&](void *stream) {
+                                        return dcomm_cuda_ledger_compare(
+                                            reinterpret_cast<dcomm_cuda_ledger *>(sums.at), with,
+                                            floats(b), NULL, count, room.at, stream);
+                                    }),
+                                    what);
+            }
+            dcomm_ledger got = dcomm_ledger();
+            const bytes raw = sums.get();
+            std::memcpy(&there, raw.data(), sizeof there);
+            dcomm_cuda_ledger_add(&got, 0, &there, &report);
+            fine = fine && same_ledger(got, want, false, what) && room.guarded() && sums.guarded();
+        }
+    }
+    ok(name);
+}
+
+#endif

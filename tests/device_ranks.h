@@ -1,0 +1,118 @@
+/* device_ranks.h - ranks whose buffers are device memory: collective_jobs.h's with a double on a
+ * device, ranks as processes or as threads of one. By CUDA's runtime, whichever is linked. */
+#ifndef DEVICE_RANKS_H
+#define DEVICE_RANKS_H
+
+#include "collective_jobs.h"
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+
+#define CUDA_OK(call)                                                                 \
+    do {                                                                              \
+        cudaError_t cuda_error = (call);                                              \
+        PROCS_CHECK(cuda_error == cudaSuccess, "%s", cudaGetErrorString(cuda_error)); \
+    } while (0)
+
+#define DEVICE_ARENA ((size_t)8 << 20)
+
+/* What all buffers of a rank have on the device. */
+static _Thread_local unsigned char *device_double;
+static _Thread_local bool device_filled; /* for the job's call */
+
+static inline void device_arena_make(void)
+{
+    ranks_registered =
+        (ranks_arena){.memory = aligned_alloc(64, DEVICE_ARENA), .len = DEVICE_ARENA};
+    PROCS_TRUE(ranks_registered.memory != NULL);
+    CUDA_OK(cudaMalloc((void **)&device_double, DEVICE_ARENA));
+}
+
+static inline void device_arena_free(void)
+{
+    CUDA_OK(cudaFree(device_double));
+    free(ranks_registered.memory);
+    ranks_registered.memory = NULL;
+}
+
+static _Thread_local cudaStream_t device_stream; /* of the job's call; NULL: without */
+
+static inline void *device_there(const void *at)
+{
+    size_t offset = (size_t)((const unsigned char *)at - (unsigned char *)ranks_registered.memory);
+    device_filled = true;
+    if (device_stream != NULL) {
+        CUDA_OK(cudaMemcpyAsync(device_double, ranks_registered.memory, ranks_registered.used,
+                                cudaMemcpyHostToDevice, device_stream));
+    } else {
+        CUDA_OK(cudaMemcpy(device_double, ranks_registered.memory, ranks_registered.used,
+                           cudaMemcpyHostToDevice));
+    }
+    return device_double + offset;
+}
+
+static inline dcomm_status device_back(const job *j, dcomm_status status)
+{
+    if (!device_filled) {
+        return status; /* a call without buffers */
+    }
+    device_filled = false;
+    if (device_stream != NULL) {
+        CUDA_OK(cudaMemcpyAsync(ranks_registered.memory, device_double, ranks_registered.used,
+                                cudaMemcpyDeviceToHost, device_stream));
+        CUDA_OK(cudaStreamSynchronize(device_stream));
+    } else {
+        CUDA_OK(cudaMemcpy(ranks_registered.memory, device_double, ranks_registered.used,
+                           cudaMemcpyDeviceToHost));
+    }
+    return status < 0 ? status : dcomm_comm_status(j->comm);
+}
+
+/* ---- ranks ---- */
+
+typedef struct device_rank {
+    int rank, n;
+    procs_shared *shared;
+    void *arg;
+    procs_fn fn;
+    pthread_t thread;
+    int ended;
+} device_rank;
+
+static void *device_rank_main(void *user)
+{
+    device_rank *r = user;
+    r->ended = r->fn(r->rank, r->n, r->shared, r->arg);
+    return NULL;
+}
+
+/* One process of procs_run: all ranks are its threads, and arg is what they share. */
+static int device_threads(int process, int processes, procs_shared *s, void *arg)
+{
+    device_rank ranks[PROCS_MAX], *first = arg;
+    int bad = 0;
+    PROCS_TRUE(process == 0 && processes == 1);
+    ranks_are_threads = true;
+    for (int r = 0; r < first->n; r++) {
+        ranks[r] = *first;
+        ranks[r].rank = r;
+        ranks[r].shared = s;
+        PROCS_TRUE(pthread_create(&ranks[r].thread, NULL, device_rank_main, &ranks[r]) == 0);
+    }
+    for (int r = 0; r < first->n; r++) {
+        pthread_join(ranks[r].thread, NULL);
+        bad += ranks[r].ended != 0;
+    }
+    return bad != 0 ? bad : procs_leaks();
+}
+
+/* How many of n ranks did not end well. */
+static inline int device_run(int n, bool threads, double timeout_s, procs_fn fn, void *arg)
+{
+    int ended[PROCS_MAX];
+    device_rank all = {.n = n, .arg = arg, .fn = fn};
+    return threads ? procs_run(1, timeout_s, device_threads, &all, ended)
+                   : procs_run(n, timeout_s, fn, arg, ended);
+}
+
+#endif

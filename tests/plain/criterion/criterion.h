@@ -1,0 +1,70 @@
+/* criterion.h - what the device tests use of Criterion, for machines with a GPU and without it:
+ * each test in a process of its own, one after the other; arguments are words that names must have.
+ */
+#ifndef PLAIN_CRITERION_H
+#define PLAIN_CRITERION_H
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef struct plain_test {
+    const char *name;
+    void (*run)(void);
+    struct plain_test *next;
+} plain_test;
+
+static plain_test *plain_first, **plain_last = &plain_first;
+
+#define Test(suite, test, ...)                                            \
+    static void plain_##suite##_##test(void);                                     \
+    __attribute__((constructor)) static void plain_##suite##_##test##_add(void)   \
+    {                                                                     \
+        static plain_test one = {#suite "/" #test, plain_##suite##_##test, NULL}; \
+        *plain_last = &one;                                               \
+        plain_last = &one.next;                                           \
+    }                                                                     \
+    static void plain_##suite##_##test(void)
+
+#define cr_assert(condition, ...)                                    \
+    do {                                                             \
+        if (!(condition)) {                                          \
+            printf("# %s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            printf("" __VA_ARGS__);                                  \
+            printf("\n");                                            \
+            fflush(NULL);                                            \
+            _exit(1);                                                \
+        }                                                            \
+    } while (0)
+#define cr_assert_eq(a, b, ...) cr_assert((a) == (b), __VA_ARGS__)
+#define cr_assert_gt(a, b, ...) cr_assert((a) > (b), __VA_ARGS__)
+
+int main(int argc, char **argv)
+{
+    int bad = 0;
+    for (const plain_test *t = plain_first; t != NULL; t = t->next) {
+        bool wanted = argc < 2;
+        for (int i = 1; i < argc; i++) {
+            wanted = wanted || strstr(t->name, argv[i]) != NULL;
+        }
+        if (!wanted) {
+            continue;
+        }
+        int status = 0;
+        fflush(NULL);
+        pid_t pid = fork();
+        if (pid == 0) {
+            t->run();
+            fflush(NULL);
+            _exit(0);
+        }
+        bool good = pid > 0 && waitpid(pid, &status, 0) == pid && status == 0;
+        printf("%s - %s\n", good ? "ok" : "not ok", t->name);
+        bad += !good;
+    }
+    return bad > 0;
+}
+
+#endif

@@ -1,0 +1,499 @@
+/* test_cuda_host.c - the host stand-in for CUDA does what NCCL programs and dcomm expect of CUDA.
+ */
+#define _GNU_SOURCE
+#include "cuda.h"
+#include "cuda_host.h"
+#include "cuda_runtime_api.h"
+#include "dcomm.h"
+#include "procs.h"
+#include <criterion/criterion.h>
+
+#define GOOD(call)                                                                      \
+    do {                                                                                \
+        cudaError_t status_ = (call);                                                   \
+        cr_assert_eq(status_, cudaSuccess, "%s: %s", #call, cudaGetErrorName(status_)); \
+    } while (0)
+#define IS(call, error)                                                           \
+    do {                                                                          \
+        cudaError_t status_ = (call);                                             \
+        cr_assert_eq(status_, error, "%s: %s", #call, cudaGetErrorName(status_)); \
+    } while (0)
+
+/* A host function that a stream cannot get past until the test opens it. */
+typedef struct gate {
+    _Atomic int open, reached;
+} gate;
+
+static void pass(void *user)
+{
+    gate *g = user;
+    atomic_store(&g->reached, 1);
+    while (atomic_load(&g->open) == 0) {
+        procs_nap();
+    }
+}
+
+static void note(void *user)
+{
+    atomic_fetch_add((_Atomic int *)user, 1);
+}
+
+Test(cuda_host, a_stream_runs_in_order_beside_its_caller)
+{
+    cudaStream_t stream;
+    gate g = {0};
+    int in[4] = {1, 2, 3, 4}, *pinned, *device, out[4] = {0};
+    GOOD(cudaStreamCreate(&stream));
+    GOOD(cudaMalloc((void **)&device, sizeof in));
+    GOOD(cudaMallocHost((void **)&pinned, sizeof in));
+    GOOD(cudaLaunchHostFunc(stream, pass, &g));
+    GOOD(cudaMemcpyAsync(device, in, sizeof in, cudaMemcpyHostToDevice, stream));
+    in[0] = 99; /* pageable memory is the caller's again */
+    GOOD(cudaMemcpyAsync(pinned, device, sizeof in, cudaMemcpyDeviceToHost, stream));
+    IS(cudaStreamQuery(stream), cudaErrorNotReady);
+    pinned[0] = 7;
+    atomic_store(&g.open, 1);
+    GOOD(cudaStreamSynchronize(stream));
+    GOOD(cudaStreamQuery(stream));
+    cr_assert_eq(pinned[0], 1);
+    cr_assert_eq(pinned[3], 4);
+    GOOD(cudaMemset(device, 0, sizeof(int)));
+    GOOD(cudaMemcpy(out, device, sizeof out, cudaMemcpyDeviceToHost));
+    cr_assert(out[0] == 0 && out[1] == 2);
+    GOOD(cudaFree(device));
+    GOOD(cudaFreeHost(pinned));
+    GOOD(cudaStreamDestroy(stream));
+    IS(cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
+}
+
+Test(cuda_host, events_order_streams_and_measure_time)
+{
+    cudaStream_t a, b;
+    cudaEvent_t start, end;
+    gate g = {0};
+    _Atomic int after = 0;
+    float ms = -1;
+    GOOD(cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking));
+    GOOD(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
+    GOOD(cudaEventCreate(&start));
+    GOOD(cudaEventCreate(&end));
+    GOOD(cudaEventQuery(start)); /* never recorded: complete */
+    GOOD(cudaEventRecord(start, a));
+    GOOD(cudaLaunchHostFunc(a, pass, &g));
+    GOOD(cudaEventRecord(end, a));
+    GOOD(cudaStreamWaitEvent(b, end, 0));
+    GOOD(cudaLaunchHostFunc(b, note, (void *)&after));
+    GOOD(cudaEventSynchronize(start));
+    IS(cudaEventQuery(end), cudaErrorNotReady);
+    IS(cudaEventElapsedTime(&ms, start, end), cudaErrorNotReady);
+    usleep(5000);
+    cr_assert_eq(atomic_load(&after), 0);
+    GOOD(cudaEventRecord(start, b)); /* the wait above is for the recording before */
+    atomic_store(&g.open, 1);
+    GOOD(cudaStreamSynchronize(b));
+    cr_assert_eq(atomic_load(&after), 1);
+    GOOD(cudaEventRecord(start, a));
+    GOOD(cudaLaunchHostFunc(a, pass, &g));
+    GOOD(cudaEventRecord(end, a));
+    GOOD(cudaEventSynchronize(end));
+    GOOD(cudaEventElapsedTime(&ms, start, end));
+    cr_assert(ms >= 0 && ms < 1e4f, "%g", (double)ms);
+    GOOD(cudaEventDestroy(start));
+    GOOD(cudaEventDestroy(end));
+    GOOD(cudaStreamDestroy(a));
+    GOOD(cudaStreamDestroy(b));
+}
+
+Test(cuda_host, the_default_stream_waits_for_blocking_streams_and_they_for_it)
+{
+    cudaStream_t blocking, other;
+    gate g = {0};
+    _Atomic int in_default = 0, in_other = 0, in_blocking = 0;
+    GOOD(cudaStreamCreate(&blocking));
+    GOOD(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    GOOD(cudaLaunchHostFunc(blocking, pass, &g));
+    GOOD(cudaLaunchHostFunc(cudaStreamLegacy, note, (void *)&in_default));
+    GOOD(cudaLaunchHostFunc(blocking, note, (void *)&in_blocking));
+    GOOD(cudaLaunchHostFunc(other, note, (void *)&in_other));
+    GOOD(cudaStreamSynchronize(other));
+    cr_assert(atomic_load(&in_other) == 1 && atomic_load(&in_default) == 0);
+    atomic_store(&g.open, 1);
+    GOOD(cudaStreamSynchronize(NULL));
+    cr_assert_eq(atomic_load(&in_default), 1);
+    GOOD(cudaDeviceSynchronize());
+    cr_assert_eq(atomic_load(&in_blocking), 1);
+    atomic_store(&g.open, 0);
+    atomic_store(&g.reached, 0);
+    GOOD(cudaLaunchHostFunc(NULL, pass, &g));
+    GOOD(cudaLaunchHostFunc(blocking, note, (void *)&in_blocking));
+    GOOD(cudaLaunchHostFunc(cudaStreamPerThread, note, (void *)&in_other));
+    usleep(5000);
+    cr_assert(atomic_load(&in_blocking) == 1 && atomic_load(&in_other) == 1);
+    atomic_store(&g.open, 1);
+    GOOD(cudaStreamSynchronize(cudaStreamPerThread));
+    GOOD(cudaStreamSynchronize(blocking));
+    cr_assert(atomic_load(&in_blocking) == 2 && atomic_load(&in_other) == 2);
+}
+
+static cudaError_t from_host_function;
+
+static void call_from_host_function(void *user)
+{
+    from_host_function = cudaMalloc(user, 16);
+}
+
+Test(cuda_host, a_host_function_may_not_call)
+{
+    void *p = NULL;
+    GOOD(cudaLaunchHostFunc(NULL, call_from_host_function, &p));
+    GOOD(cudaDeviceSynchronize());
+    cr_assert_eq(from_host_function, cudaErrorNotPermitted);
+}
+
+Test(cuda_host, pointers_are_known_for_what_they_are)
+{
+    struct cudaPointerAttributes is;
+    void *device, *pinned, *managed, *at;
+    static int registered[1024];
+    int here = 0;
+    GOOD(cudaSetDevice(2));
+    GOOD(cudaMalloc(&device, 8192));
+    GOOD(cudaHostAlloc(&pinned, 100, cudaHostAllocPortable | cudaHostAllocMapped));
+    GOOD(cudaMallocManaged(&managed, 100, cudaMemAttachGlobal));
+    GOOD(cudaHostRegister(registered, sizeof registered, cudaHostRegisterDefault));
+    IS(cudaHostRegister(registered + 8, 8, 0), cudaErrorHostMemoryAlreadyRegistered);
+    GOOD(cudaSetDevice(0));
+    GOOD(cudaPointerGetAttributes(&is, (char *)device + 8191));
+    cr_assert(is.type == cudaMemoryTypeDevice && is.device == 2 && is.hostPointer == NULL);
+    GOOD(cudaPointerGetAttributes(&is, (char *)device + 8192));
+    cr_assert(is.type == cudaMemoryTypeUnregistered && is.device == cudaInvalidDeviceId);
+    GOOD(cudaPointerGetAttributes(&is, pinned));
+    cr_assert(is.type == cudaMemoryTypeHost && is.devicePointer == pinned);
+    GOOD(cudaPointerGetAttributes(&is, managed));
+    cr_assert_eq(is.type, cudaMemoryTypeManaged);
+    GOOD(cudaPointerGetAttributes(&is, registered + 1023));
+    cr_assert(is.type == cudaMemoryTypeHost && is.hostPointer == registered + 1023);
+    GOOD(cudaPointerGetAttributes(&is, &here));
+    cr_assert(is.type == cudaMemoryTypeUnregistered && is.hostPointer == &here);
+    GOOD(cudaHostGetDevicePointer(&at, pinned, 0));
+    cr_assert_eq(at, pinned);
+    GOOD(cudaHostUnregister(registered));
+    IS(cudaHostUnregister(registered), cudaErrorHostMemoryNotRegistered);
+    IS(cudaFree(pinned), cudaErrorInvalidValue);
+    IS(cudaFree((char *)device + 1), cudaErrorInvalidValue);
+    GOOD(cudaFree(device));
+    IS(cudaFree(device), cudaErrorInvalidValue);
+    GOOD(cudaFree(managed));
+    GOOD(cudaFreeHost(pinned));
+}
+
+Test(cuda_host, copies_check_where_they_go)
+{
+    char *device, here[64] = {0};
+    GOOD(cudaMalloc((void **)&device, 4096));
+    IS(cudaMemcpy(device, here, sizeof here, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+    IS(cudaMemcpy(here, here, sizeof here, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+    IS(cudaMemcpy(here, device + 4090, 16, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);
+    IS(cudaMemset(here, 0, 1), cudaErrorInvalidValue);
+    GOOD(cudaMemcpy(device, here, sizeof here, cudaMemcpyDefault));
+    cr_assert_eq(cudaPeekAtLastError(), cudaErrorInvalidValue);
+    cr_assert_eq(cudaGetLastError(), cudaErrorInvalidValue);
+    cr_assert_eq(cudaGetLastError(), cudaSuccess);
+    GOOD(cudaFree(device));
+}
+
+Test(cuda_host, the_host_cannot_touch_device_memory)
+{
+    char *device;
+    int ends[2];
+    GOOD(cudaMalloc((void **)&device, 4096));
+    cr_assert_eq(pipe(ends), 0);
+    cr_assert(write(ends[1], device, 1) == -1 && errno == EFAULT);
+    cr_assert(write(ends[1], "x", 1) == 1 && read(ends[0], device, 1) == -1 && errno == EFAULT);
+    GOOD(cudaFree(device));
+}
+
+Test(cuda_host, memory_is_given_back_and_reused)
+{
+    void *p[3], *big, *again;
+    size_t before, now, total;
+    GOOD(cudaMemGetInfo(&before, &total));
+    for (int i = 0; i < 3; i++) {
+        GOOD(cudaMalloc(&p[i], 1 << 20));
+        cr_assert(i == 0 || p[i] != p[i - 1]);
+    }
+    IS(cudaMalloc(&big, total), cudaErrorMemoryAllocation);
+    GOOD(cudaMemset(p[1], 1, 1 << 20));
+    GOOD(cudaFree(p[1]));
+    GOOD(cudaMalloc(&again, 1 << 20));
+    cr_assert_eq(again, p[1]);
+    cr_assert_eq(*(char *)cuda_host_peek(again, 1), 0);
+    GOOD(cudaFreeAsync(again, NULL));
+    GOOD(cudaFree(p[0]));
+    GOOD(cudaFree(p[2]));
+    GOOD(cudaMemGetInfo(&now, &total));
+    cr_assert_eq(before, now);
+}
+
+/* ---- between processes ---- */
+
+static int share(int rank, int n, procs_shared *s, void *arg)
+{
+    cudaIpcMemHandle_t handle;
+    char text[16] = {0}, *device = NULL;
+    size_t len;
+    (void)n;
+    (void)arg;
+    if (rank == 0) {
+        PROCS_TRUE(cudaMalloc((void **)&device, 4096) == cudaSuccess); /* so that it lies inside */
+        PROCS_TRUE(cudaMalloc((void **)&device, 4096) == cudaSuccess);
+        PROCS_TRUE(cudaMemcpy(device, "from rank 0", 12, cudaMemcpyHostToDevice) == cudaSuccess);
+        PROCS_TRUE(cudaIpcGetMemHandle(&handle, device + 100) == cudaSuccess);
+        void *own = NULL;
+        PROCS_TRUE(cudaIpcOpenMemHandle(&own, handle, cudaIpcMemLazyEnablePeerAccess) ==
+                   cudaErrorDeviceUninitialized);
+        procs_give(s, 0, &handle, sizeof handle);
+        while (!procs_all(s, 2, 1, 0)) {
+            procs_nap();
+        }
+        PROCS_TRUE(cudaMemcpy(text, device, 16, cudaMemcpyDeviceToHost) == cudaSuccess);
+        PROCS_CHECK(strcmp(text, "from rank 1") == 0, "'%s'", text);
+        return 0;
+    }
+    memcpy(&handle, procs_take(s, 0, &len), sizeof handle);
+    struct cudaPointerAttributes is;
+    PROCS_TRUE(cudaIpcOpenMemHandle((void **)&device, handle, cudaIpcMemLazyEnablePeerAccess) ==
+               cudaSuccess);
+    PROCS_TRUE(cudaPointerGetAttributes(&is, device) == cudaSuccess);
+    PROCS_TRUE(is.type == cudaMemoryTypeDevice);
+    PROCS_TRUE(cudaMemcpy(text, device, 16, cudaMemcpyDeviceToHost) == cudaSuccess);
+    PROCS_CHECK(strcmp(text, "from rank 0") == 0, "'%s'", text);
+    PROCS_TRUE(cudaMemcpy(device, "from rank 1", 12, cudaMemcpyHostToDevice) == cudaSuccess);
+    procs_post(s, 1, 1);
+    PROCS_TRUE(cudaFree(device) == cudaErrorInvalidValue);
+    PROCS_TRUE(cudaIpcCloseMemHandle(device) == cudaSuccess);
+    PROCS_TRUE(cudaIpcCloseMemHandle(device) == cudaErrorInvalidValue);
+    return 0;
+}
+
+Test(cuda_host, memory_of_another_process)
+{
+    int ended[2];
+    cr_assert_eq(procs_run(2, 60, share, NULL, ended), 0);
+}
+
+/* ---- words ---- */
+
+typedef CUresult (*word_fn)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+static word_fn driver(const char *name)
+{
+    void *p = NULL;
+    word_fn fn;
+    enum cudaDriverEntryPointQueryResult found;
+    GOOD(cudaGetDriverEntryPointByVersion(name, &p, 12000, cudaEnableDefault, &found));
+    cr_assert_eq(found, cudaDriverEntryPointSuccess);
+    memcpy(&fn, &p, sizeof fn);
+    return fn;
+}
+
+Test(cuda_host, streams_wait_for_words_and_write_them)
+{
+    word_fn await = driver("cuStreamWaitValue32"), put = driver("cuStreamWriteValue32");
+    volatile uint32_t *word;
+    cudaStream_t a, b;
+    _Atomic int after = 0;
+    void *none;
+    GOOD(cudaHostAlloc((void **)(uintptr_t)&word, 64, cudaHostAllocMapped));
+    word[0] = word[1] = 0;
+    GOOD(cudaStreamCreate(&a));
+    GOOD(cudaStreamCreate(&b));
+    const CUdeviceptr at = (CUdeviceptr)(uintptr_t)word;
+    cr_assert_eq(await(a, at, 5, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+    cr_assert_eq(put(a, at + 4, 8, CU_STREAM_WRITE_VALUE_DEFAULT), CUDA_SUCCESS);
+    cr_assert_eq(await(b, at + 4, 8, CU_STREAM_WAIT_VALUE_EQ), CUDA_SUCCESS);
+    GOOD(cudaLaunchHostFunc(b, note, (void *)&after));
+    word[0] = 4;
+    usleep(5000);
+    cr_assert(word[1] == 0 && atomic_load(&after) == 0);
+    word[0] = 6;
+    GOOD(cudaStreamSynchronize(b));
+    cr_assert(word[1] == 8 && atomic_load(&after) == 1);
+    cr_assert_eq(await(a, (CUdeviceptr)(uintptr_t)&after, 1, 0), CUDA_ERROR_INVALID_VALUE);
+    IS(cudaGetDriverEntryPoint("cuNothing", &none, cudaEnableDefault, NULL),
+       cudaErrorSymbolNotFound);
+    GOOD(cudaStreamDestroy(a));
+    GOOD(cudaStreamDestroy(b));
+}
+
+/* ---- capture ---- */
+
+Test(cuda_host, a_captured_stream_is_replayed)
+{
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t event;
+    enum cudaStreamCaptureStatus is;
+    _Atomic int calls = 0;
+    GOOD(cudaStreamCreate(&s));
+    GOOD(cudaEventCreate(&event));
+    IS(cudaStreamBeginCapture(NULL, cudaStreamCaptureModeGlobal),
+       cudaErrorStreamCaptureUnsupported);
+    GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    GOOD(cudaStreamIsCapturing(s, &is));
+    cr_assert_eq(is, cudaStreamCaptureStatusActive);
+    GOOD(cudaLaunchHostFunc(s, note, (void *)&calls));
+    GOOD(cudaLaunchHostFunc(s, note, (void *)&calls));
+    GOOD(cudaStreamEndCapture(s, &graph));
+    GOOD(cudaGraphInstantiate(&exec, graph, 0));
+    GOOD(cudaGraphDestroy(graph));
+    GOOD(cudaStreamSynchronize(s));
+    cr_assert_eq(atomic_load(&calls), 0);
+    GOOD(cudaGraphLaunch(exec, s));
+    GOOD(cudaGraphLaunch(exec, s));
+    GOOD(cudaStreamSynchronize(s));
+    cr_assert_eq(atomic_load(&calls), 4);
+    GOOD(cudaGraphExecDestroy(exec));
+    GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    IS(cudaStreamSynchronize(s), cudaErrorStreamCaptureUnsupported);
+    IS(cudaLaunchHostFunc(s, note, (void *)&calls), cudaErrorStreamCaptureInvalidated);
+    IS(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+    GOOD(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    IS(cudaEventRecord(event, s), cudaErrorStreamCaptureUnsupported);
+    IS(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+    GOOD(cudaLaunchHostFunc(s, note, (void *)&calls));
+    GOOD(cudaStreamSynchronize(s));
+    cr_assert_eq(atomic_load(&calls), 5);
+    GOOD(cudaEventDestroy(event));
+    GOOD(cudaStreamDestroy(s));
+}
+
+/* ---- faults ---- */
+
+Test(cuda_host, copies_are_late_and_overtake_each_other)
+{
+    enum { STREAMS = 8 };
+    cudaStream_t s[STREAMS];
+    cudaEvent_t begin, end[STREAMS];
+    char *device, *pinned;
+    float last = 0, ms;
+    int overtaken = 0;
+    GOOD(cudaMalloc((void **)&device, STREAMS));
+    GOOD(cudaMallocHost((void **)&pinned, STREAMS));
+    GOOD(cudaEventCreate(&begin));
+    cuda_host_set_faults(&(cuda_host_faults){.delay_s = 0.02, .shuffle = 1});
+    GOOD(cudaEventRecord(begin, NULL));
+    for (int i = 0; i < STREAMS; i++) {
+        GOOD(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking));
+        GOOD(cudaEventCreate(&end[i]));
+        GOOD(cudaMemcpyAsync(pinned + i, device + i, 1, cudaMemcpyDeviceToHost, s[i]));
+        GOOD(cudaEventRecord(end[i], s[i]));
+    }
+    GOOD(cudaDeviceSynchronize());
+    for (int i = 0; i < STREAMS; i++) {
+        GOOD(cudaEventElapsedTime(&ms, begin, end[i]));
+        overtaken += ms < last;
+        last = ms;
+        GOOD(cudaEventDestroy(end[i]));
+        GOOD(cudaStreamDestroy(s[i]));
+    }
+    GOOD(cudaEventDestroy(begin));
+    cr_assert(overtaken > 0);
+    cuda_host_set_faults(&(cuda_host_faults){0});
+}
+
+Test(cuda_host, an_error_of_a_copy_stays_and_ends_waits)
+{
+    cudaStream_t a, b;
+    cudaEvent_t event;
+    char *device, *pinned;
+    _Atomic int after = 0;
+    volatile uint32_t *word;
+    GOOD(cudaMalloc((void **)&device, 16));
+    GOOD(cudaMallocHost((void **)&pinned, 16));
+    GOOD(cudaMallocHost((void **)(uintptr_t)&word, 16));
+    *word = 0;
+    GOOD(cudaStreamCreate(&a));
+    GOOD(cudaStreamCreate(&b));
+    GOOD(cudaEventCreate(&event));
+    cr_assert_eq(cuStreamWaitValue32(b, (CUdeviceptr)(uintptr_t)word, 1, 0), CUDA_SUCCESS);
+    GOOD(cudaEventRecord(event, b));
+    cuda_host_set_faults(&(cuda_host_faults){.fail_copy = 2});
+    GOOD(cudaMemcpyAsync(pinned, device, 16, cudaMemcpyDeviceToHost, a));
+    GOOD(cudaMemcpyAsync(pinned, device, 16, cudaMemcpyDeviceToHost, a));
+    cudaError_t status = cudaLaunchHostFunc(a, note, (void *)&after);
+    cr_assert(status == cudaSuccess || status == cudaErrorLaunchFailure);
+    IS(cudaStreamSynchronize(a), cudaErrorLaunchFailure);
+    IS(cudaMalloc((void **)&device, 16), cudaErrorLaunchFailure);
+    IS(cudaEventQuery(event), cudaErrorLaunchFailure);
+    usleep(20000);
+    cr_assert_eq(atomic_load(&after), 0);
+    cuda_host_set_faults(&(cuda_host_faults){.fail_malloc = 1});
+    GOOD(cudaEventQuery(event));
+    IS(cudaMalloc((void **)&pinned, 16), cudaErrorMemoryAllocation);
+    GOOD(cudaMalloc((void **)&pinned, 16));
+    GOOD(cudaDeviceSynchronize());
+    GOOD(cudaEventDestroy(event));
+}
+
+/* ---- dcomm's kernels ---- */
+
+Test(cuda_host, kernels_are_the_cpus_own)
+{
+    enum { N = 5000 };
+    static float x[N], y[N], z[N];
+    static unsigned char wire[4 * N];
+    float *device;
+    void *d_wire;
+    dcomm_codec *codec;
+    dcomm_cuda_report *report, got;
+    dcomm_codec_key key = {.seed = 5, .step = 1};
+    size_t bytes = 0;
+    cudaStream_t s;
+    for (int i = 0; i < N; i++) {
+        x[i] = (float)(i % 37) - 18.5f;
+    }
+    x[123] = 1.0f / 0.0f;
+    cr_assert_eq(dcomm_codec_create("qsgd:bits=4,nonfinite=zero", &codec), DCOMM_OK);
+    const size_t most = dcomm_codec_max_bytes(codec, N);
+    GOOD(cudaStreamCreate(&s));
+    GOOD(cudaMalloc((void **)&device, 2 * sizeof x));
+    GOOD(cudaMalloc(&d_wire, most));
+    GOOD(cudaMalloc((void **)&report, sizeof *report));
+    GOOD(cudaMemset(report, 0, sizeof *report));
+    GOOD(cudaMemcpy(device, x, sizeof x, cudaMemcpyHostToDevice));
+    cr_assert_eq(
+        dcomm_cuda_encode(codec, device, NULL, NULL, N, &key, d_wire, most, NULL, report, s),
+        DCOMM_OK);
+    const void *wires[2] = {d_wire, d_wire};
+    const size_t lens[2] = {most, most};
+    cr_assert_eq(dcomm_cuda_decode_sum(codec, wires, lens, 2, device + N, N, NULL, report, s),
+                 DCOMM_OK);
+    const void *sources[2] = {device + N, device + N};
+    cr_assert_eq(dcomm_cuda_reduce(device + N, sources, 2, N, DCOMM_F32, DCOMM_SUM, 0, s),
+                 DCOMM_OK);
+    cr_assert_eq(dcomm_encode(codec, x, N, &key, wire, sizeof wire, &bytes, NULL, NULL), DCOMM_OK);
+    cr_assert_eq(dcomm_decode(codec, wire, bytes, y, N), DCOMM_OK);
+    GOOD(cudaStreamSynchronize(s));
+    GOOD(cudaMemcpy(z, device + N, sizeof z, cudaMemcpyDeviceToHost));
+    GOOD(cudaMemcpy(&got, report, sizeof got, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < N; i++) {
+        cr_assert(z[i] == 4 * y[i], "%d: %g %g", i, (double)z[i], (double)y[i]);
+    }
+    cr_assert(got.nonfinite == 1 && got.first == UINT64_MAX - 123);
+    /* A stream of another device than the current one takes neither kernels nor events. */
+    cudaEvent_t event;
+    GOOD(cudaSetDevice(1));
+    GOOD(cudaEventCreate(&event));
+    cr_assert_eq(dcomm_cuda_scale(device, device, N, DCOMM_F32, 2, s), DCOMM_ERR_SYSTEM);
+    IS(cudaEventRecord(event, s), cudaErrorInvalidResourceHandle);
+    GOOD(cudaEventRecord(event, NULL));
+    GOOD(cudaStreamWaitEvent(s, event, 0));
+    GOOD(cudaEventDestroy(event));
+    GOOD(cudaSetDevice(0));
+    /* A pointer that is the host's is a fault of the device. */
+    cr_assert_eq(dcomm_cuda_scale(x, device, N, DCOMM_F32, 2, s), DCOMM_OK);
+    IS(cudaStreamSynchronize(s), cudaErrorIllegalAddress);
+    dcomm_codec_destroy(&codec);
+}

@@ -1,0 +1,133 @@
+/* test_device.c - every collective of device memory, by every algorithm, on and off streams, on
+ * ranks that are processes or threads of one; what comes before and after on a stream; what is
+ * refused. tests/meson.build links it with the host stand-in for CUDA, tests/gpu.sh with CUDA. */
+#define _GNU_SOURCE
+#include "device_ranks.h"
+
+#include <criterion/criterion.h>
+
+typedef struct where {
+    ranks_place place;
+    bool threads;
+    int host_rank; /* whose buffers are host memory; -1: nobody's */
+    bool device;   /* promised */
+} where;
+
+static const dcomm_dtype dtypes[] = {DCOMM_F32, DCOMM_BF16, DCOMM_F64, DCOMM_I32, DCOMM_F16,
+                                     DCOMM_U8,  DCOMM_I64,  DCOMM_U32, DCOMM_I8,  DCOMM_U64};
+
+static dcomm_comm *join(int rank, int n, procs_shared *s, const where *w)
+{
+    if (!w->threads || rank == 0) {
+        ranks_settle(rank, n, w->place);
+    }
+    return ranks_join(rank, n, s, NULL);
+}
+
+static bool allowed(dcomm_coll coll, dcomm_op op)
+{
+    return op != DCOMM_PREMUL_SUM || folds(coll);
+}
+
+/* Every collective by every algorithm; dtypes, operators, forms and streams take turns. */
+static int everything(int rank, int n, procs_shared *s, void *arg)
+{
+    const where *w = arg;
+    dcomm_comm *comm = join(rank, n, s, w);
+    cudaStream_t streams[2];
+    for (int i = 0; i < 2; i++) {
+        CUDA_OK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+    }
+    const size_t counts[] = {0, 1, 1023, 20011};
+    unsigned turn = 0;
+    device_arena_make();
+    for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
+        dcomm_algo_info info;
+        for (int a = -1; a < 0 || dcomm_algo_get((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
+            for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+                for (int f = APART; f < FORMS; f++) {
+                    if (n > 2 && (f + (int)c) % FORMS != 0) {
+                        continue; /* fewer ranks have tried them all */
+                    }
+                    turn++;
+                    job j = {.comm = comm,
+                             .rank = rank,
+                             .n = n,
+                             .coll = (dcomm_coll)coll,
+                             .algo = a < 0 ? NULL : info.name,
+                             .dtype = dtypes[turn % 10],
+                             .op = (dcomm_op)(turn / 3 % 6),
+                             .count = counts[c],
+                             .root = rooted((dcomm_coll)coll) ? (int)(turn % (unsigned)n) : 0,
+                             .form = (form)f,
+                             .blocking = turn % 2 == 0,
+                             .lanes = turn % 5 == 0 ? 2 : 0};
+                    if (!allowed(j.coll, j.op)) {
+                        j.op = DCOMM_SUM;
+                    }
+                    device_stream = turn % 3 > 0 ? streams[turn % 3 - 1] : NULL;
+                    j.opts.stream = device_stream;
+                    j.opts.device = w->device;
+                    if (rank != w->host_rank) {
+                        j.there = device_there;
+                        j.back = device_back;
+                    } else if (device_stream != NULL) {
+                        j.opts.stream = NULL;
+                    }
+                    if (counted((dcomm_coll)coll)) {
+                        spread(&j, turn % 3 == 0);
+                    }
+                    run(&j);
+                }
+            }
+        }
+    }
+    RANKS_OK(dcomm_comm_status(comm));
+    device_arena_free();
+    for (int i = 0; i < 2; i++) {
+        CUDA_OK(cudaStreamDestroy(streams[i]));
+    }
+    return ranks_leave(&comm);
+}
+
+static void on(int n, where w, procs_fn fn)
+{
+    cr_assert_eq(device_run(n, w.threads, 50, fn, &w), 0, "%d ranks, %s%s", n,
+                 ranks_place_name(w.place), w.threads ? ", threads" : "");
+}
+
+Test(device, one_rank, .timeout = 60)
+{
+    on(1, (where){.host_rank = -1}, everything);
+}
+
+Test(device, two_ranks, .timeout = 120)
+{
+    on(2, (where){.host_rank = -1}, everything);
+    on(2, (where){.place = RANKS_HOSTS, .host_rank = -1}, everything);
+}
+
+Test(device, three_ranks, .timeout = 120)
+{
+    on(3, (where){.host_rank = -1}, everything);
+    on(3, (where){.place = RANKS_MESSAGE, .host_rank = -1}, everything);
+}
+
+Test(device, four_ranks, .timeout = 120)
+{
+    on(4, (where){.host_rank = -1}, everything);
+    on(4, (where){.place = RANKS_PAIRS, .host_rank = -1}, everything);
+}
+
+Test(device, threads, .timeout = 180)
+{
+    for (int n = 2; n <= 4; n++) {
+        on(n, (where){.threads = true, .host_rank = -1}, everything);
+    }
+}
+
+Test(device, one_rank_in_host_memory, .timeout = 120)
+{
+    on(2, (where){.host_rank = 1}, everything);
+    on(3, (where){.place = RANKS_PAIRS, .host_rank = 0}, everything);
+}

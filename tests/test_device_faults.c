@@ -1,0 +1,165 @@
+/* test_device_faults.c - copies that are late, come out of order between queues, or fail, by the
+ * host stand-in for CUDA: the right result or an error on every rank, and no stream that hangs. */
+#define _GNU_SOURCE
+#include "device_ranks.h"
+#include "cuda_host.h"
+
+#include <criterion/criterion.h>
+
+enum { COUNT = 700000 };
+
+static const char *const algos[] = {"ring", "two_shot", "one_shot", "tree", "halving_doubling"};
+enum { ALGOS = sizeof algos / sizeof *algos };
+
+static float value(int rank, size_t i, int salt)
+{
+    return (float)((i * 7 + (size_t)salt * 13 + (size_t)rank * 5) % 1001);
+}
+
+/* A sum on a stream, and what the communicator says of it. */
+static dcomm_status sum(dcomm_comm *comm, const char *algo, int salt, cudaStream_t stream,
+                        const cuda_host_faults *faults, size_t *wrong)
+{
+    static const cuda_host_faults none;
+    int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
+    float *host = malloc(COUNT * sizeof *host), *device = NULL;
+    dcomm_coll_opts opts = {.algo = algo, .stream = stream, .timeout_s = 20};
+    PROCS_TRUE(host != NULL);
+    CUDA_OK(cudaMalloc((void **)&device, COUNT * sizeof *device));
+    for (size_t i = 0; i < COUNT; i++) {
+        host[i] = value(rank, i, salt);
+    }
+    CUDA_OK(cudaMemcpy(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice));
+    if (faults != NULL) {
+        cuda_host_set_faults(faults);
+    }
+    dcomm_request *request = NULL;
+    dcomm_status status =
+        dcomm_iallreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts, &request);
+    status = status < 0 ? status : dcomm_wait(&request);
+    (void)cudaStreamSynchronize(
+        stream); /* a fault is the stream's, too, where it is the device's */
+    if (faults != NULL) {
+        cuda_host_set_faults(&none);
+    }
+    *wrong = 0;
+    if (status == DCOMM_OK) {
+        CUDA_OK(cudaMemcpy(host, device, COUNT * sizeof *host, cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < COUNT; i++) {
+            float want = 0;
+            for (int r = 0; r < n; r++) {
+                want += value(r, i, salt);
+            }
+            *wrong += host[i] != want;
+        }
+    }
+    (void)cudaFree(device);
+    free(host);
+    return status;
+}
+
+/* ---- late and out of order ---- */
+
+static int late(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_settle(rank, n, *(ranks_place *)arg);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int k = 0; k < 2 * ALGOS; k++) {
+        cuda_host_faults faults = {.delay_s = 0.0005,
+                                   .shuffle = k % 2 ? (uint64_t)(17 * k + rank + 1) : 0};
+        size_t wrong;
+        dcomm_status status = sum(comm, algos[k / 2], k, stream, &faults, &wrong);
+        PROCS_CHECK(status == DCOMM_OK && wrong == 0, "%s: %s: %s; %zu are wrong", algos[k / 2],
+                    dcomm_status_name(status), dcomm_comm_error(comm), wrong);
+    }
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_faults, late, .timeout = 120)
+{
+    int ended[PROCS_MAX];
+    const ranks_place places[] = {RANKS_LOCAL, RANKS_HOSTS};
+    for (int p = 0; p < 2; p++) {
+        for (int n = 2; n <= 4; n += 2) {
+            ranks_place place = places[p];
+            cr_assert_eq(procs_run(n, 50, late, &place, ended), 0, "%d ranks, %s", n,
+                         ranks_place_name(place));
+        }
+    }
+}
+
+/* ---- failing ---- */
+
+/* On rank 0 the arg-th copy fails. */
+typedef struct failing {
+    unsigned copy;
+    const char *algo;
+} failing;
+
+static int fails(int rank, int n, procs_shared *s, void *arg)
+{
+    const failing *f = arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cuda_host_faults faults = {.fail_copy = rank == 0 ? f->copy : 0};
+    size_t wrong;
+    dcomm_status status = sum(comm, f->algo, 0, stream, rank == 0 ? &faults : NULL, &wrong);
+    PROCS_CHECK(wrong == 0, "%s, copy %u: %zu elements are wrong", f->algo, f->copy, wrong);
+    if (status == DCOMM_OK) { /* another rank may still find that it has failed */
+        status = dcomm_barrier(comm, NULL);
+    }
+    PROCS_CHECK(status == DCOMM_OK || strstr(dcomm_comm_error(comm), "device 0") != NULL,
+                "%s, copy %u: %s", f->algo, f->copy, dcomm_comm_error(comm));
+    CUDA_OK(cudaStreamDestroy(stream));
+    int left = ranks_leave(&comm);
+    return left != 0 ? left : status == DCOMM_OK ? 10 : 20;
+}
+
+Test(device_faults, failing_copies, .timeout = 180)
+{
+    int ended[PROCS_MAX];
+    for (int a = 0; a < 3; a++) {
+        unsigned failures = 0;
+        for (unsigned copy = 1; copy <= 30; copy += copy < 6 ? 1 : 6) {
+            failing f = {copy, algos[a]};
+            procs_run(3, 40, fails, &f, ended);
+            cr_assert(ended[0] == 10 || ended[0] == 20, "%s, copy %u: %d", f.algo, copy, ended[0]);
+            for (int r = 1; r < 3; r++) {
+                cr_assert_eq(ended[r], ended[0], "%s, copy %u: rank %d %d, rank 0 %d", f.algo, copy,
+                             r, ended[r], ended[0]);
+            }
+            failures += ended[0] == 20;
+        }
+        cr_assert_gt(failures, 5, "%s has failed %u times", algos[a], failures);
+    }
+}
+
+/* Scratch that cannot be had is an error of the call, or of all ranks. */
+static int no_memory(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cuda_host_faults faults = {.fail_malloc = rank == 0 ? 1 : 0};
+    size_t wrong;
+    (void)arg;
+    dcomm_status status = sum(comm, "ring", 0, stream, NULL, &wrong);
+    PROCS_CHECK(status == DCOMM_OK && wrong == 0, "%s", dcomm_comm_error(comm));
+    status = sum(comm, "ring", 1, stream, rank == 0 ? &faults : NULL, &wrong);
+    PROCS_CHECK(status == DCOMM_ERR_NO_MEMORY, "%s: %s", dcomm_status_name(status),
+                dcomm_comm_error(comm));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_faults, no_memory, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    cr_assert_eq(procs_run(2, 30, no_memory, NULL, ended), 0);
+}

@@ -1,0 +1,367 @@
+/* test_device_order.c - operations in the order of streams: slow work before and after, many of
+ * them outstanding, on several streams, in groups; ranks that fail or never come; what is refused.
+ * No rank but where it says so progresses by itself: that is the progress thread's. */
+#define _GNU_SOURCE
+#include "device_ranks.h"
+
+#include <criterion/criterion.h>
+
+typedef struct where {
+    bool threads;
+    const char *algo;
+} where;
+
+static dcomm_comm *join(int rank, int n, procs_shared *s, const where *w)
+{
+    if (!w->threads || rank == 0) {
+        ranks_settle(rank, n, RANKS_LOCAL);
+    }
+    return ranks_join(rank, n, s, NULL);
+}
+
+static cudaStream_t stream_make(void)
+{
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
+/* Work that takes a while, and says when it is over. */
+typedef struct slow {
+    int ms;
+    _Atomic int over;
+} slow;
+
+static void slow_work(void *user)
+{
+    slow *w = user;
+    struct timespec t = {w->ms / 1000, w->ms % 1000 * 1000000L};
+    nanosleep(&t, NULL);
+    atomic_store(&w->over, 1);
+}
+
+static float value(int rank, size_t i, int salt)
+{
+    return (float)((i * 7 + (size_t)salt * 13 + (size_t)rank * 5) % 1001);
+}
+
+static float *host_values(size_t count, int rank, int salt)
+{
+    float *x = malloc(count * sizeof *x);
+    PROCS_TRUE(x != NULL);
+    for (size_t i = 0; i < count; i++) {
+        x[i] = value(rank, i, salt);
+    }
+    return x;
+}
+
+static float *device_values(size_t count)
+{
+    float *x = NULL;
+    CUDA_OK(cudaMalloc((void **)&x, count * sizeof *x));
+    CUDA_OK(cudaMemset(x, 0xff, count * sizeof *x));
+    return x;
+}
+
+static void expect_sum(const float *got, size_t count, int n, int salt)
+{
+    for (size_t i = 0; i < count; i++) {
+        float want = 0;
+        for (int r = 0; r < n; r++) {
+            want += value(r, i, salt);
+        }
+        PROCS_CHECK(got[i] == want, "salt %d: element %zu is %g, not %g", salt, i, (double)got[i],
+                    (double)want);
+    }
+}
+
+static void on(int n, procs_fn fn)
+{
+    for (int threads = 0; threads < 2; threads++) {
+        where w = {.threads = threads};
+        cr_assert_eq(device_run(n, threads, 40, fn, &w), 0, "%d ranks, %s", n,
+                     threads ? "threads" : "processes");
+    }
+}
+
+/* ---- order ---- */
+
+/* The call returns while work before it is under way; it reads what that work leaves, and work
+ * behind it sees the sum. */
+static int between(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 300000 };
+    static const char *const algos[] = {"ring", "two_shot", NULL};
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream = stream_make();
+    float *device = device_values(COUNT), *out = malloc(COUNT * sizeof *out);
+    for (int round = 0; round < 6; round++) {
+        float *in = host_values(COUNT, rank, round);
+        slow before = {.ms = round % 2 == rank % 2 ? 150 : 5}, after = {.ms = 20};
+        dcomm_coll_opts opts = {.stream = stream, .algo = algos[round % 3]};
+        CUDA_OK(cudaLaunchHostFunc(stream, slow_work, &before));
+        CUDA_OK(cudaMemcpyAsync(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice, stream));
+        RANKS_OK(dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        PROCS_CHECK(before.ms < 100 || atomic_load(&before.over) == 0, "the call has waited");
+        CUDA_OK(cudaLaunchHostFunc(stream, slow_work, &after));
+        CUDA_OK(cudaMemcpyAsync(out, device, COUNT * sizeof *in, cudaMemcpyDeviceToHost, stream));
+        CUDA_OK(cudaMemsetAsync(device, 0xff, COUNT * sizeof *in, stream));
+        CUDA_OK(cudaStreamSynchronize(stream));
+        PROCS_TRUE(atomic_load(&before.over) && atomic_load(&after.over));
+        expect_sum(out, COUNT, n, round);
+        free(in);
+    }
+    RANKS_OK(dcomm_comm_status(comm));
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaStreamDestroy(stream));
+    free(out);
+    return ranks_leave(&comm);
+}
+
+Test(device_order, between, .timeout = 90)
+{
+    on(2, between);
+    on(3, between);
+}
+
+/* More operations than the window holds, on two streams that are held up differently on each rank;
+ * the last ones by their requests. */
+static int outstanding(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { OPS = 100, COUNT = 5000, LONG = 200000 };
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t streams[2] = {stream_make(), stream_make()};
+    slow hold[2] = {{.ms = rank == 0 ? 80 : 0}, {.ms = rank == 0 ? 0 : 60}};
+    float *device[OPS], *host[OPS];
+    dcomm_request *last = NULL;
+    for (int k = 0; k < OPS; k++) {
+        size_t count = k % 20 == 7 ? LONG : COUNT;
+        host[k] = host_values(count, rank, k);
+        device[k] = device_values(count);
+        CUDA_OK(cudaMemcpy(device[k], host[k], count * sizeof(float), cudaMemcpyHostToDevice));
+    }
+    CUDA_OK(cudaLaunchHostFunc(streams[0], slow_work, &hold[0]));
+    CUDA_OK(cudaLaunchHostFunc(streams[1], slow_work, &hold[1]));
+    for (int k = 0; k < OPS; k++) {
+        size_t count = k % 20 == 7 ? LONG : COUNT;
+        cudaStream_t stream = streams[k / 3 % 2];
+        dcomm_coll_opts opts = {.stream = stream};
+        if (k == OPS - 1) {
+            RANKS_OK(dcomm_iallreduce(comm, device[k], device[k], count, DCOMM_F32, DCOMM_SUM,
+                                      &opts, &last));
+        } else {
+            RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device[k], count, DCOMM_F32, DCOMM_SUM,
+                                     &opts));
+        }
+        CUDA_OK(cudaMemcpyAsync(host[k], device[k], count * sizeof(float), cudaMemcpyDeviceToHost,
+                                stream));
+    }
+    RANKS_OK(dcomm_wait(&last));
+    for (int i = 0; i < 2; i++) {
+        CUDA_OK(cudaStreamSynchronize(streams[i]));
+        CUDA_OK(cudaStreamDestroy(streams[i]));
+    }
+    for (int k = 0; k < OPS; k++) {
+        expect_sum(host[k], k % 20 == 7 ? LONG : COUNT, n, k);
+        CUDA_OK(cudaFree(device[k]));
+        free(host[k]);
+    }
+    return ranks_leave(&comm);
+}
+
+Test(device_order, outstanding, .timeout = 90)
+{
+    on(2, outstanding);
+    on(4, outstanding);
+}
+
+/* Sends and receives of a group on one stream, which could not come one after the other; and
+ * collectives of two communicators. */
+static int group(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 150000 };
+    dcomm_comm *comm = join(rank, n, s, arg), *other = NULL;
+    RANKS_OK(dcomm_comm_dup(comm, &other));
+    cudaStream_t stream = stream_make();
+    dcomm_coll_opts opts = {.stream = stream};
+    float *in = host_values(COUNT, rank, 0), *out = malloc(2 * COUNT * sizeof *out);
+    float *mine = device_values(COUNT), *theirs = device_values(COUNT);
+    int to = (rank + 1) % n, from = (rank + n - 1) % n;
+    int devices = 0;
+    CUDA_OK(cudaGetDeviceCount(&devices));
+    slow before = {.ms = 30};
+    CUDA_OK(cudaLaunchHostFunc(stream, slow_work, &before));
+    CUDA_OK(cudaMemcpyAsync(mine, in, COUNT * sizeof *in, cudaMemcpyHostToDevice, stream));
+    RANKS_OK(dcomm_group_start());
+    RANKS_OK(dcomm_send(comm, mine, COUNT, DCOMM_F32, to, &opts));
+    RANKS_OK(dcomm_recv(comm, theirs, COUNT, DCOMM_F32, from, &opts));
+    CUDA_OK(cudaSetDevice(devices - 1)); /* the stream's is the one of the calls */
+    RANKS_OK(dcomm_group_end());
+    CUDA_OK(cudaSetDevice(0));
+    CUDA_OK(cudaMemcpyAsync(out, theirs, COUNT * sizeof *in, cudaMemcpyDeviceToHost, stream));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    for (size_t i = 0; i < COUNT; i++) {
+        PROCS_CHECK(out[i] == value(from, i, 0), "element %zu is %g", i, (double)out[i]);
+    }
+    dcomm_comm *comms[2] = {comm, other};
+    RANKS_OK(dcomm_group_start());
+    for (int k = 0; k < 2; k++) { /* not in the same order on all ranks */
+        int c = (k + rank) % 2;
+        RANKS_OK(dcomm_allreduce(comms[c], mine, c == 0 ? theirs : mine, c == 0 ? COUNT / 2 : 10,
+                                 DCOMM_F32, DCOMM_MAX, &opts));
+    }
+    RANKS_OK(dcomm_group_end());
+    CUDA_OK(cudaStreamSynchronize(stream));
+    RANKS_OK(dcomm_comm_status(comm));
+    RANKS_OK(dcomm_comm_status(other));
+    CUDA_OK(cudaFree(mine));
+    CUDA_OK(cudaFree(theirs));
+    CUDA_OK(cudaStreamDestroy(stream));
+    free(in);
+    free(out);
+    RANKS_OK(dcomm_comm_destroy(&other));
+    return ranks_leave(&comm);
+}
+
+Test(device_order, group, .timeout = 90)
+{
+    on(2, group);
+    on(3, group);
+}
+
+/* Who destroys a communicator has not to wait for its streams; host memory is as good on a stream;
+ * and ranks need not agree about streams. */
+static int left_behind(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 100000 };
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream = stream_make();
+    dcomm_coll_opts opts = {.stream = rank == 1 ? NULL : stream};
+    float *in = host_values(COUNT, rank, 3), *device = device_values(COUNT);
+    float *out = host_values(COUNT, rank, 4);
+    slow before = {.ms = 60};
+    CUDA_OK(cudaMemcpy(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice));
+    CUDA_OK(cudaLaunchHostFunc(stream, slow_work, &before));
+    RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+    RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, out, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+    PROCS_TRUE(ranks_leave(&comm) == 0);
+    CUDA_OK(cudaMemcpyAsync(in, device, COUNT * sizeof *in, cudaMemcpyDeviceToHost, stream));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    expect_sum(in, COUNT, n, 3);
+    expect_sum(out, COUNT, n, 4);
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaStreamDestroy(stream));
+    free(in);
+    free(out);
+    return 0;
+}
+
+Test(device_order, left_behind, .timeout = 90)
+{
+    on(2, left_behind);
+    on(3, left_behind);
+}
+
+/* ---- errors ---- */
+
+/* Rank 1 does something else, or nothing, or dies: no stream hangs, and every rank that is left has
+ * the error. */
+enum trouble { OTHER_COUNT, ABORTS, NEVER_COMES, DIES, TROUBLES };
+
+static int trouble_of(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 400000 };
+    static const dcomm_status wanted[] = {DCOMM_ERR_MISMATCH, DCOMM_ERR_ABORTED, DCOMM_ERR_TIMEOUT,
+                                          DCOMM_ERR_PEER};
+    enum trouble trouble = *(enum trouble *)arg;
+    where w = {0};
+    dcomm_comm *comm = join(rank, n, s, &w);
+    cudaStream_t stream = stream_make();
+    dcomm_coll_opts opts = {.stream = stream, .timeout_s = trouble == NEVER_COMES ? 0.5 : 20};
+    float *device = device_values(COUNT);
+    slow after = {.ms = 1};
+    if (rank == 1 && trouble == DIES) {
+        _exit(0);
+    }
+    if (rank == 1 && trouble == ABORTS) {
+        RANKS_OK(dcomm_comm_abort(comm, "on purpose"));
+    }
+    if (rank != 1 || trouble != NEVER_COMES) {
+        dcomm_status status = dcomm_allreduce(comm, device, device, rank == 1 ? COUNT - 5 : COUNT,
+                                              DCOMM_F32, DCOMM_SUM, &opts);
+        PROCS_CHECK(status == DCOMM_OK || status == wanted[trouble], "%s", dcomm_last_error());
+    }
+    CUDA_OK(cudaLaunchHostFunc(stream, slow_work, &after));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    PROCS_TRUE(atomic_load(&after.over));
+    double until = procs_now() + 20;
+    while (dcomm_comm_status(comm) == DCOMM_OK && procs_now() < until) {
+        dcomm_context_progress(dcomm_comm_context(comm));
+    }
+    PROCS_CHECK(dcomm_comm_status(comm) == wanted[trouble], "rank %d: %s: %s", rank,
+                dcomm_status_name(dcomm_comm_status(comm)), dcomm_comm_error(comm));
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_order, trouble, .timeout = 120)
+{
+    int ended[PROCS_MAX];
+    for (int t = 0; t < TROUBLES; t++) {
+        cr_assert_eq(procs_run(3, 40, trouble_of, &t, ended), 0, "trouble %d", t);
+    }
+}
+
+static void refused(dcomm_status status, dcomm_status want, const char *word)
+{
+    PROCS_CHECK(status == want && strstr(dcomm_last_error(), word) != NULL, "%s: %s",
+                dcomm_status_name(status), dcomm_last_error());
+}
+
+static void xor_fn(const void *in, void *inout, size_t count, dcomm_dtype dtype, void *user)
+{
+    (void)in, (void)inout, (void)count, (void)dtype, (void)user;
+}
+
+static int refusals(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 5000 };
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream = stream_make();
+    float *host = host_values(COUNT, rank, 0), *device = device_values(COUNT);
+    dcomm_coll_opts opts = {.stream = stream};
+    dcomm_op op;
+    cudaGraph_t graph;
+    refused(dcomm_allreduce(comm, host, device, COUNT, DCOMM_F32, DCOMM_SUM, NULL),
+            DCOMM_ERR_INVALID, "sendbuf lies in host memory and recvbuf on device 0");
+    refused(dcomm_alltoall(comm, device, host, 1, DCOMM_F32, &opts), DCOMM_ERR_INVALID,
+            "sendbuf lies on device 0 and recvbuf in host memory");
+    refused(
+        dcomm_allreduce(comm, DCOMM_IN_PLACE, (char *)device + 2, 5, DCOMM_F32, DCOMM_SUM, NULL),
+        DCOMM_ERR_INVALID, "not aligned to the 4 bytes");
+    RANKS_OK(dcomm_op_create(xor_fn, NULL, &op));
+    refused(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, op, NULL),
+            DCOMM_ERR_UNSUPPORTED, "operator of the caller's own");
+    RANKS_OK(dcomm_op_destroy(op));
+    CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    refused(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts),
+            DCOMM_ERR_UNSUPPORTED, "captured into a graph");
+    CUDA_OK(cudaStreamEndCapture(stream, &graph)); /* and the capture is not harmed */
+    CUDA_OK(cudaGraphDestroy(graph));
+    /* Nothing of this has been numbered: the ranks still agree. */
+    CUDA_OK(cudaMemcpyAsync(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice, stream));
+    RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+    CUDA_OK(cudaMemcpyAsync(host, device, COUNT * sizeof *host, cudaMemcpyDeviceToHost, stream));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    expect_sum(host, COUNT, n, 0);
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaStreamDestroy(stream));
+    free(host);
+    return ranks_leave(&comm);
+}
+
+Test(device_order, refusals, .timeout = 60)
+{
+    on(2, refusals);
+}

@@ -1,0 +1,277 @@
+/* test_nccl.c - NCCL's face: every collective with every type and operator, in the order of
+ * streams, on 1 to 4 processes. */
+#define _GNU_SOURCE
+#include "nccl_ranks.h"
+#include "cuda_host.h"
+#include <criterion/criterion.h>
+
+enum { MOST = 4, BLOCK = 517 };
+
+typedef struct place {
+    int rank, n;
+    ncclRedOp_t op;
+    size_t block; /* that is looked at: the index of its first number */
+} place;
+
+/* What rank `rank` has at i: from 1 to 3, and for averages such that sums are multiples of n. */
+static double own(size_t i, const void *arg)
+{
+    const place *p = arg;
+    i += p->block;
+    return p->op == ncclAvg ? (double)((i + (size_t)p->rank) % (size_t)p->n + (i % 2))
+                            : 1 + (double)((i + (size_t)p->rank) % 3);
+}
+
+static double reduced(size_t i, const void *arg)
+{
+    place p = *(const place *)arg;
+    double all = 0;
+    for (int r = 0; r < p.n; r++) {
+        p.rank = r;
+        double x = own(i, &p);
+        all = r == 0             ? x
+              : p.op == ncclProd ? all * x
+              : p.op == ncclMax  ? (x > all ? x : all)
+              : p.op == ncclMin  ? (x < all ? x : all)
+                                 : all + x;
+    }
+    if (p.op == ncclAvg) { /* integers are cut, as C's division does */
+        all /= p.n;
+    }
+    return all;
+}
+
+static double averaged(size_t i, const void *arg)
+{
+    return (double)(int64_t)reduced(i, arg);
+}
+
+typedef struct bench {
+    int rank, n;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    char *in, *out; /* n blocks each */
+    ncclDataType_t type;
+    bool in_place;
+} bench;
+
+static char *at(const bench *b, char *base, int block)
+{
+    return base + (size_t)block * BLOCK * number_bytes(b->type);
+}
+
+static void refill(const bench *b, ncclRedOp_t op)
+{
+    const place p = {b->rank, b->n, op, 0};
+    numbers_put(b->in, (size_t)b->n * BLOCK, b->type, own, &p, b->stream);
+    CUDA(cudaMemsetAsync(b->out, 0x55, (size_t)b->n * BLOCK * 8, b->stream));
+}
+
+static void reductions(const bench *b, ncclRedOp_t op)
+{
+    const bool whole = b->type != ncclFloat16 && b->type != ncclBfloat16 &&
+                       b->type != ncclFloat32 && b->type != ncclFloat64;
+    const number_fn want = op == ncclAvg && whole ? averaged : reduced;
+    const int root = b->n - 1;
+    place p = {b->rank, b->n, op, 0};
+    char *out = b->in_place ? b->in : b->out;
+    refill(b, op);
+    NCCL(ncclAllReduce(b->in, out, BLOCK, b->type, op, b->comm, b->stream));
+    numbers_are("all-reduce", out, BLOCK, b->type, want, &p, b->stream);
+    refill(b, op);
+    NCCL(ncclReduce(b->in, b->rank == root ? out : NULL, BLOCK, b->type, op, root, b->comm,
+                    b->stream));
+    if (b->rank == root) {
+        numbers_are("reduce", out, BLOCK, b->type, want, &p, b->stream);
+    }
+    refill(b, op);
+    out = b->in_place ? at(b, b->in, b->rank) : b->out;
+    NCCL(ncclReduceScatter(b->in, out, BLOCK, b->type, op, b->comm, b->stream));
+    p.block = (size_t)b->rank * BLOCK;
+    numbers_are("reduce-scatter", out, BLOCK, b->type, want, &p, b->stream);
+}
+
+/* Block `block` of rank `rank` is at `device`. */
+static void block_is(const bench *b, const char *what, const char *device, int rank, int block)
+{
+    const place p = {rank, b->n, ncclSum, (size_t)block * BLOCK};
+    numbers_are(what, device, BLOCK, b->type, own, &p, b->stream);
+}
+
+static void moves(const bench *b)
+{
+    const int root = b->n / 2;
+    const bool here = b->rank == root;
+    char *out = b->in_place ? b->in : b->out;
+    refill(b, ncclSum);
+    NCCL(ncclBroadcast(here || b->in_place ? b->in : NULL, out, BLOCK, b->type, root, b->comm,
+                       b->stream));
+    block_is(b, "broadcast", out, root, 0);
+    refill(b, ncclSum);
+    NCCL(ncclBcast(b->in, BLOCK, b->type, root, b->comm, b->stream));
+    block_is(b, "bcast", b->in, root, 0);
+    refill(b, ncclSum);
+    NCCL(ncclAllGather(b->in_place ? at(b, b->in, b->rank) : b->in, out, BLOCK, b->type, b->comm,
+                       b->stream));
+    for (int r = 0; r < b->n; r++) {
+        block_is(b, "all-gather", at(b, out, r), r, b->in_place ? r : 0);
+    }
+    refill(b, ncclSum);
+    NCCL(ncclGather(b->in_place && here ? at(b, b->in, b->rank) : b->in, here ? out : NULL, BLOCK,
+                    b->type, root, b->comm, b->stream));
+    for (int r = 0; here && r < b->n; r++) {
+        block_is(b, "gather", at(b, out, r), r, b->in_place && r == root ? r : 0);
+    }
+    refill(b, ncclSum);
+    out = b->in_place && here ? at(b, b->in, b->rank) : b->out;
+    NCCL(ncclScatter(here ? b->in : NULL, out, BLOCK, b->type, root, b->comm, b->stream));
+    block_is(b, "scatter", out, root, b->rank);
+    refill(b, ncclSum);
+    NCCL(ncclAlltoAll(b->in, b->out, BLOCK, b->type, b->comm, b->stream));
+    for (int r = 0; r < b->n; r++) {
+        block_is(b, "all-to-all", at(b, b->out, r), r, b->rank);
+    }
+    refill(b, ncclSum);
+    NCCL(ncclGroupStart());
+    NCCL(ncclRecv(b->out, BLOCK, b->type, (b->rank + b->n - 1) % b->n, b->comm, b->stream));
+    NCCL(ncclSend(b->in, BLOCK, b->type, (b->rank + 1) % b->n, b->comm, b->stream));
+    NCCL(ncclGroupEnd());
+    block_is(b, "from the left", b->out, (b->rank + b->n - 1) % b->n, 0);
+}
+
+static int every_collective(int rank, int n, procs_shared *s, void *arg)
+{
+    bench b = {.rank = rank, .n = n, .comm = ranks_join(rank, n, s)};
+    (void)arg;
+    CUDA(cudaStreamCreateWithFlags(&b.stream, cudaStreamNonBlocking));
+    CUDA(cudaMalloc((void **)&b.in, MOST * BLOCK * 8));
+    CUDA(cudaMalloc((void **)&b.out, MOST * BLOCK * 8));
+    for (int type = 0; type < ncclNumTypes; type++) {
+        for (int in_place = 0; in_place < 2; in_place++) {
+            b.type = (ncclDataType_t)type;
+            b.in_place = in_place != 0;
+            for (int op = 0; op < ncclNumOps && type < ncclFloat8e4m3; op++) {
+                reductions(&b, (ncclRedOp_t)op);
+            }
+            moves(&b);
+        }
+    }
+    return ranks_leave(rank, n, -1, s, b.comm);
+}
+
+static void runs(int n, procs_fn fn, double timeout_s)
+{
+    int ended[PROCS_MAX];
+    int bad = procs_run(n, timeout_s, fn, NULL, ended);
+    for (int r = 0; r < n; r++) {
+        cr_expect_eq(ended[r], 0, "rank %d of %d ended with %d", r, n, ended[r]);
+    }
+    cr_assert_eq(bad, 0);
+}
+
+Test(nccl, every_collective_type_and_operator_of_one_rank)
+{
+    runs(1, every_collective, 60);
+}
+
+Test(nccl, every_collective_type_and_operator_of_two_ranks)
+{
+    runs(2, every_collective, 110);
+}
+
+Test(nccl, every_collective_type_and_operator_of_three_ranks)
+{
+    runs(3, every_collective, 110);
+}
+
+/* ---- the order of streams ---- */
+
+static void hold(void *user)
+{
+    while (atomic_load((_Atomic int *)user) == 0) {
+        procs_nap();
+    }
+}
+
+static int stream_order(int rank, int n, procs_shared *s, void *arg)
+{
+    ncclComm_t comm = ranks_join(rank, n, s);
+    cudaStream_t stream;
+    char *x, *y;
+    _Atomic int open = 0;
+    const place p = {rank, n, ncclSum, 0};
+    (void)arg;
+    cuda_host_set_faults(&(cuda_host_faults){.delay_s = 0.002, .shuffle = 11});
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA(cudaMalloc((void **)&x, BLOCK * 4));
+    CUDA(cudaMalloc((void **)&y, BLOCK * 4));
+    CUDA(cudaMemset(x, 0, BLOCK * 4));
+    CUDA(cudaLaunchHostFunc(stream, hold, (void *)&open));
+    numbers_put(y, BLOCK, ncclFloat, own, &p, stream); /* late, and then moved to x */
+    CUDA(cudaMemcpyAsync(x, y, BLOCK * 4, cudaMemcpyDeviceToDevice, stream));
+    NCCL(ncclAllReduce(x, x, BLOCK, ncclFloat, ncclSum, comm, stream));
+    CUDA(cudaMemcpyAsync(y, x, BLOCK * 4, cudaMemcpyDeviceToDevice, stream));
+    CUDA(cudaMemsetAsync(x, 0, BLOCK * 4, stream));
+    PROCS_TRUE(cudaStreamQuery(stream) == cudaErrorNotReady); /* so all calls have returned */
+    atomic_store(&open, 1);
+    numbers_are("after the stream", y, BLOCK, ncclFloat, reduced, &p, stream);
+    return ranks_leave(rank, n, -1, s, comm);
+}
+
+Test(nccl, a_collective_is_in_order_with_its_stream)
+{
+    runs(2, stream_order, 60);
+}
+
+/* ---- operators ---- */
+
+static double scaled(size_t i, const void *arg)
+{
+    place p = *(const place *)arg;
+    double all = 0;
+    for (int r = 0; r < p.n; r++) {
+        p.rank = r;
+        all += (r + 2) * own(i, &p);
+    }
+    return all;
+}
+
+static int premultiplied(int rank, int n, procs_shared *s, void *arg)
+{
+    ncclComm_t comm = ranks_join(rank, n, s);
+    cudaStream_t stream;
+    char *x, *d_factor, factor[8];
+    const place p = {rank, n, ncclSum, 0};
+    const ncclDataType_t types[] = {ncclFloat, ncclHalf, ncclBfloat16, ncclDouble, ncclInt32};
+    (void)arg;
+    CUDA(cudaStreamCreate(&stream));
+    CUDA(cudaMalloc((void **)&x, BLOCK * 8));
+    CUDA(cudaMalloc((void **)&d_factor, 8));
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+        ncclRedOp_t here, there;
+        number_put(factor, 0, types[t], rank + 2);
+        NCCL(ncclRedOpCreatePreMulSum(&here, factor, types[t], ncclScalarHostImmediate, comm));
+        memset(factor, 0, sizeof factor);
+        numbers_put(x, BLOCK, types[t], own, &p, stream);
+        NCCL(ncclAllReduce(x, x, BLOCK, types[t], here, comm, stream));
+        numbers_are("host scalar", x, BLOCK, types[t], scaled, &p, stream);
+        NCCL(ncclRedOpCreatePreMulSum(&there, d_factor, types[t], ncclScalarDevice, comm));
+        number_put(factor, 0, types[t], rank + 2);
+        numbers_put(x, BLOCK, types[t], own, &p, stream);
+        CUDA(cudaMemcpyAsync(d_factor, factor, 8, cudaMemcpyHostToDevice, stream));
+        NCCL(ncclAllReduce(x, x, BLOCK, types[t], there, comm, stream));
+        numbers_are("device scalar", x, BLOCK, types[t], scaled, &p, stream);
+        NCCL_REFUSES(ncclAllReduce(x, x, BLOCK, ncclInt8, here, comm, stream), ncclInvalidArgument,
+                     "was created for datatype");
+        NCCL(ncclRedOpDestroy(here, comm));
+        NCCL(ncclRedOpDestroy(there, comm));
+        NCCL_REFUSES(ncclAllReduce(x, x, BLOCK, types[t], here, comm, stream), ncclInvalidArgument,
+                     "has not");
+    }
+    return ranks_leave(rank, n, -1, s, comm);
+}
+
+Test(nccl, pre_multiplied_sums)
+{
+    runs(2, premultiplied, 60);
+}

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# test_nccl.sh BUILD - NCCL's face as its users meet it: the library's names, the header's languages,
+# and NCCL programs on 1 to 8 devices of the host stand-in; with CUDA they compile and link.
+cd "$(dirname "$0")/.." || exit 2
+. tests/lib.sh
+. tests/lib_cuda.sh
+build=${1:-build}
+export DCOMM_WARN_UNBOUND=0
+export DCOMM_TUNE=0 # to measure what things cost takes seconds where cores are few
+header=(-I nccl/include)
+stand_in=(-I nccl/host)
+
+# ---- names ----
+exported() {
+    nm -D --defined-only "$build/nccl/libnccl.so.2" | awk '$2 == "T" {print $3}' | sort >"$scratch/names"
+    ! grep -v '^p\?nccl[A-Z]' "$scratch/names"
+}
+declared() {
+    sed -n 's/^DCOMM_NCCL_CALL([^,]*, \(nccl[A-Za-z]*\).*/\1/p' include/dcomm_nccl.h |
+        sed 'p;s/^/p/' | sort >"$scratch/declared"
+    [ -s "$scratch/declared" ] && diff "$scratch/declared" "$scratch/names"
+}
+check "libnccl.so.2 exports NCCL's names alone" exported
+check "what the header declares is what the library has, under both names" declared
+soname() {
+    readelf -d "$build/nccl/libnccl.so.2" | grep -q 'SONAME.*\[libnccl.so.2\]'
+}
+check "the library's soname is NCCL's" soname
+
+# ---- languages ----
+printf '#include <nccl.h>\nint main(void)\n{\n    ncclConfig_t c = NCCL_CONFIG_INITIALIZER;\n    return c.blocking == 1 || NCCL_VERSION_CODE != NCCL_VERSION(2, 27, 0);\n}\n' >"$scratch/one.c"
+cp "$scratch/one.c" "$scratch/one.cpp"
+sed 's/<nccl.h>/"dcomm_nccl.h"/' "$scratch/one.c" >"$scratch/two.c"
+for cc in gcc clang; do
+    command -v $cc >/dev/null || continue
+    cxx=$([ $cc = gcc ] && echo g++ || echo clang++)
+    check "<nccl.h>: $cc -std=c11" $cc -std=c11 -Wall -Wextra -Wpedantic -Werror "${header[@]}" \
+        "${stand_in[@]}" -fsyntax-only "$scratch/one.c"
+    check "\"dcomm_nccl.h\": $cc -std=c11" $cc -std=c11 -Wall -Wextra -Wpedantic -Werror -I include \
+        "${stand_in[@]}" -fsyntax-only "$scratch/two.c"
+    check "<nccl.h>: $cxx -std=c++17" $cxx -std=c++17 -Wall -Wextra -Wpedantic -Werror \
+        "${header[@]}" "${stand_in[@]}" -fsyntax-only "$scratch/one.cpp"
+done
+
+# ---- programs, run ----
+for n in 1 2 3 4 8; do
+    for program in single_process thread_per_device send_recv all_collectives; do
+        expect "$program on $n devices" 0 'right$' timeout 120 "$build/examples/$program" $n
+    done
+    expect "process_per_device on $n devices" 0 'right$' "$build/dcomm-run" -n $n --timeout 120 -- \
+        "$build/examples/process_per_device" "$scratch/id.$n"
+done
+expect "an algorithm by DCOMM_ALGO" 0 'right$' env DCOMM_ALGO=ring "$build/examples/single_process" 3
+expect "with what things cost measured" 0 'right$' env DCOMM_TUNE=1 "$build/examples/single_process" 3
+expect "an algorithm that there is not" 1 'no_such' env DCOMM_ALGO=no_such \
+    "$build/examples/single_process" 2
+summary() {
+    DCOMM_SUMMARY=$scratch/summary "$build/examples/single_process" 2 &&
+        [ "$(grep -c 'rank [01] of 2: 1 operations' "$scratch/summary")" = 2 ]
+}
+check "a summary at exit, where it is asked for" summary
+
+# ---- with CUDA ----
+export CFLAGS=-O0
+if [ -n "$nvcc" ]; then
+    check "a folder like NCCL's, with CUDA" tools/nccl-home.sh --arch 80 "$scratch/home"
+    for program in examples/nccl/*.c; do
+        check "$program: nvcc, CUDA's runtime" "$nvcc" -Werror all-warnings -I "$scratch/home/include" \
+            -o "$scratch/program" "$program" -L "$scratch/home/lib" -lnccl
+    done
+    cp "$scratch/one.c" "$scratch/one.cu"
+    check "<nccl.h> in CUDA C++" "$nvcc" -std=c++17 -Werror all-warnings -I "$scratch/home/include" \
+        -cuda -o "$scratch/one.ii" "$scratch/one.cu"
+else
+    skip "NCCL programs with nvcc" "not installed"
+fi
+
+# ---- without ----
+host_home() {
+    tools/nccl-home.sh --host "$scratch/host" &&
+        gcc -o "$scratch/laptop" examples/nccl/single_process.c -I "$scratch/host/include" \
+            -L "$scratch/host/lib" -lnccl -lcudart &&
+        LD_LIBRARY_PATH=$scratch/host/lib "$scratch/laptop" 2
+}
+check "a folder like NCCL's for machines without CUDA, and a program with it" host_home
+finish
