@@ -1182,8 +1182,9 @@ typedef struct dcomm_comm_opts {
                            rank 0's is taken by all ranks */
     size_t chunk_bytes; /* pipelining grain of long messages (default: DCOMM_CHUNK, else
                            chosen per algorithm); rank 0's is taken by all ranks */
-    int tune;           /* 1: measure what things cost, once per process and set of hosts: 30 to 70
-                           ms within a host, up to 300 across slow links; so that algorithms are chosen by it (or read it, where
+    int tune;           /* 1: measure what things cost, once per process and set of hosts, so that
+                           algorithms are chosen by it: 0.1 s on a host, 0.3 s where ranks share
+                           its cores or links are slow (or read it, where
                            DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
                            DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
     int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
@@ -2229,6 +2230,14 @@ typedef struct dcomm_link {
     dcomm_curve sustained;
 } dcomm_link;
 
+/* What all-reduces of ordinary memory by an algorithm took, on ranks of one host. */
+typedef struct dcomm_trial {
+    char algo[24]; /* "": none */
+    dcomm_curve took;
+} dcomm_trial;
+
+#define DCOMM_TRIALS 12
+
 /* All the numbers: plain data, the same on all ranks of a communicator. All zero: everything is
  * free. */
 typedef struct dcomm_tuning {
@@ -2241,6 +2250,13 @@ typedef struct dcomm_tuning {
      * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
      * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
     int64_t connections;
+    /* The model's prices of all-reduces on `tried` ranks of one host (0: no trials), of memory that
+     * is not promised to be registered, are multiplied by what trials took over what the model
+     * says of them: at the points of a curve, by what lies between two of them, beyond the last as
+     * there, not at all up to a quarter of the first. What was not tried was dear: it is multiplied
+     * by the largest factor that another one has. */
+    int64_t tried;
+    dcomm_trial trial[DCOMM_TRIALS];
     char source[128]; /* where the numbers are from, for people */
 } dcomm_tuning;
 
@@ -18610,6 +18626,11 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                dcommi_curve_valid(&l->huge_read) && dcommi_curve_valid(&l->huge_reduce) &&
                dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
+    good = good && t->tried >= 0;
+    for (int i = 0; i < DCOMM_TRIALS && good; i++) {
+        good = dcommi_curve_valid(&t->trial[i].took) &&
+               memchr(t->trial[i].algo, 0, sizeof t->trial[i].algo) != NULL;
+    }
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,
@@ -20109,6 +20130,7 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
 #endif
 
 #define DCOMMI_TUNING_LINE 1024
+#define DCOMMI_TRIAL_KEY "allreduce."
 
 /* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
  * N: a number, C: a curve. */
@@ -20129,12 +20151,13 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     X("huge_reduce", huge_reduce, C)     \
     X("shared", shared, C)               \
     X("sustained", sustained, C)
-#define DCOMMI_TUNING_FIELDS(X) \
-    X("copy", copy, C)          \
-    X("fold", fold, C)          \
-    X("step_us", step_ps, T)    \
-    X("call_us", call_ps, T)    \
-    X("connections", connections, N)
+#define DCOMMI_TUNING_FIELDS(X)      \
+    X("copy", copy, C)               \
+    X("fold", fold, C)               \
+    X("step_us", step_ps, T)         \
+    X("call_us", call_ps, T)         \
+    X("connections", connections, N) \
+    X("tried", tried, N)
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
                                                                 "cache", "core",    "near"};
@@ -20223,10 +20246,29 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
         DCOMMI_LINK_FIELDS(DCOMMI_WRITE)
 #undef DCOMMI_WRITE
     }
+    for (int i = 0; i < DCOMM_TRIALS && tuning->trial[i].algo[0] != 0; i++) {
+        fprintf(file, DCOMMI_TRIAL_KEY "%s = ", tuning->trial[i].algo);
+        dcommi_write_C(file, &tuning->trial[i].took);
+        fputc('\n', file);
+    }
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
     return bad ? dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno))
                : DCOMM_OK;
+}
+
+/* The next trial is of this algorithm. */
+static bool dcommi_tuning_trial(dcomm_tuning *t, const char *algo, const char *value)
+{
+    int i = 0;
+    while (i < DCOMM_TRIALS && t->trial[i].algo[0] != 0 && strcmp(t->trial[i].algo, algo) != 0) {
+        i++;
+    }
+    if (i == DCOMM_TRIALS || algo[0] == 0 || strlen(algo) >= sizeof t->trial[i].algo) {
+        return false;
+    }
+    snprintf(t->trial[i].algo, sizeof t->trial[i].algo, "%s", algo);
+    return dcommi_read_C(value, &t->trial[i].took);
 }
 
 /* Set what `key` names; false: there is no such thing, or the value is none. */
@@ -20236,6 +20278,9 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
         memset(t->source, 0, sizeof t->source);
         snprintf(t->source, sizeof t->source, "%s", value);
         return true;
+    }
+    if (strncmp(key, DCOMMI_TRIAL_KEY, sizeof DCOMMI_TRIAL_KEY - 1) == 0) {
+        return dcommi_tuning_trial(t, key + sizeof DCOMMI_TRIAL_KEY - 1, value);
     }
 #define DCOMMI_READ(name, field, kind)                  \
     if (strcmp(key, name) == 0) {                       \
@@ -34562,6 +34607,12 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 #ifndef DCOMMI_CHOOSE_H
 #define DCOMMI_CHOOSE_H
 
+/* ==== include/dcomm/impl/correction.h ====================================================== */
+/* correction.h - factors by which trials correct the model's prices of all-reduces within a host.
+ */
+#ifndef DCOMMI_CORRECTION_H
+#define DCOMMI_CORRECTION_H
+
 /* ==== include/dcomm/impl/algo_table.h ====================================================== */
 /* algo_table.h - the table of all algorithms. */
 #ifndef DCOMMI_ALGO_TABLE_H
@@ -40641,6 +40692,68 @@ static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *n
 
 #endif
 
+#define DCOMMI_CORRECTION_ONE 1024
+#define DCOMMI_CORRECTION_LEAST 128 /* beyond these the trial was not of what was priced */
+#define DCOMMI_CORRECTION_MOST 8192
+
+typedef struct dcommi_corrections {
+    int n;
+    struct dcommi_correction {
+        const dcommi_algo *algo;
+        int64_t n, bytes[DCOMM_CURVE_POINTS], factor[DCOMM_CURVE_POINTS]; /* in 1024ths */
+    } of[DCOMM_TRIALS];
+} dcommi_corrections;
+
+/* At so many bytes a trial took `took`, and the model says `price`. */
+static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, int64_t took,
+                                  int64_t price)
+{
+    int64_t factor = took / dcommi_max64(price / DCOMMI_CORRECTION_ONE, 1);
+    factor = dcommi_min64(dcommi_max64(factor, DCOMMI_CORRECTION_LEAST), DCOMMI_CORRECTION_MOST);
+    to->bytes[to->n] = bytes;
+    to->factor[to->n++] = factor;
+}
+
+static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t bytes)
+{
+    int64_t from = k->bytes[0] / 4, at = DCOMMI_CORRECTION_ONE;
+    for (int64_t i = 0; i < k->n && bytes > from; i++) {
+        int64_t to = k->bytes[i], part = dcommi_min64(bytes, to) - from;
+        at += (k->factor[i] - at) * part / dcommi_max64(to - from, 1);
+        from = to;
+    }
+    return at;
+}
+
+/* The factor of an algorithm's price for the shape of a call of so many bytes, in 1024ths. Where it
+ * was too dear to be tried while others were, it gets no less than they do. */
+static int64_t dcommi_correction_of(const dcommi_corrections *k, const dcommi_shape *s,
+                                    const dcommi_algo *algo, int64_t bytes)
+{
+    int64_t own = DCOMMI_CORRECTION_ONE, most = own, from = INT64_MAX, to = 0;
+    const struct dcommi_correction *tried = NULL;
+    if (s->coll != DCOMM_COLL_ALLREDUCE || s->memory > DCOMMI_MEMORY_HUGE || s->coding != NULL) {
+        return own;
+    }
+    for (int i = 0; i < k->n; i++) {
+        const struct dcommi_correction *of = &k->of[i];
+        most = dcommi_max64(most, dcommi_correction_at(of, bytes));
+        from = dcommi_min64(from, of->bytes[0]);
+        to = dcommi_max64(to, of->bytes[of->n - 1]);
+        tried = of->algo == algo ? of : tried;
+    }
+    if (tried != NULL) {
+        int64_t at = dcommi_min64(dcommi_max64(bytes, from), to);
+        own = dcommi_correction_at(tried, bytes);
+        if (at >= tried->bytes[0] && at <= tried->bytes[tried->n - 1]) {
+            return own;
+        }
+    }
+    return dcommi_max64(own, most);
+}
+
+#endif
+
 #define DCOMMI_CHOICES 256             /* remembered */
 #define DCOMMI_DECISIONS 512           /* likewise: four for each of 28 octaves, and types */
 #define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
@@ -40650,6 +40763,7 @@ static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *n
 typedef struct dcommi_chooser {
     dcomm_tuning tuning;
     dcommi_terrain terrain[DCOMMI_MEMORY_KINDS];
+    dcommi_corrections corrections;
     struct dcommi_choice {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
@@ -40664,21 +40778,6 @@ typedef struct dcommi_chooser {
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
                                      dcomm_plan **plan_p);
 static int64_t dcommi_shape_size(const dcommi_shape *s);
-
-/* The groups must outlive the chooser. */
-static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
-                                       const dcomm_tuning *tuning)
-{
-    DCOMMI_TRY(dcommi_tuning_check(tuning));
-    memset(c->choice, 0, sizeof c->choice);
-    c->ndecided = 0;
-    c->tuning = *tuning;
-    dcomm_status status = DCOMM_OK;
-    for (int m = 0; m < DCOMMI_MEMORY_KINDS && status >= 0; m++) {
-        status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
-    }
-    return status;
-}
 
 /* ---- what is priced ---- */
 
@@ -40742,9 +40841,9 @@ static void dcommi_choice_put(void *user, const dcomm_plan *plan)
     dcommi_free((void *)(uintptr_t)plan);
 }
 
-/* The price of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it cannot do it.
- */
-static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_shape *s,
+/* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
+ * cannot do it. */
+static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_shape *s,
                                         const dcommi_algo *algo, int64_t limit, int64_t budget,
                                         dcommi_price *price)
 {
@@ -40775,6 +40874,82 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
         price->over = price->over || first.over;
     }
     return DCOMM_OK;
+}
+
+/* The same, corrected by trials: what the choice goes by. */
+static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    int64_t factor = dcommi_correction_of(&c->corrections, s, algo, dcommi_shape_size(s));
+    limit = limit / factor * DCOMMI_CORRECTION_ONE;
+    DCOMMI_TRY(dcommi_choice_model(&c->terrain[s->memory], s, algo, limit, budget, price));
+    price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
+    price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+    return DCOMM_OK;
+}
+
+/* ---- the numbers ---- */
+
+/* What an all-reduce that trials are of would be asked of the model. */
+static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int rank, int nranks,
+                                       int64_t bytes)
+{
+    dcommi_shape s = {.coll = DCOMM_COLL_ALLREDUCE,
+                      .rank = rank,
+                      .nranks = nranks,
+                      .dtype = DCOMM_F32,
+                      .op = DCOMM_SUM,
+                      .count = (size_t)bytes / sizeof(float),
+                      .lanes = 1,
+                      .groups = groups};
+    return s;
+}
+
+/* What follows from the trials for prices on `t`. */
+static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
+                                    const dcommi_groups *groups, const dcomm_tuning *tuning)
+{
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
+    k->n = 0;
+    if (tuning->tried != t->nranks || (groups != NULL && groups->count[0] > 1)) {
+        return;
+    }
+    for (int i = 0; i < DCOMM_TRIALS; i++) {
+        const dcomm_curve *took = &tuning->trial[i].took;
+        struct dcommi_correction *to = &k->of[k->n];
+        to->algo = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, tuning->trial[i].algo);
+        to->n = 0;
+        for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
+            dcommi_shape s = dcommi_trial_shape(groups, 0, t->nranks, took->bytes[p]);
+            dcommi_price price = {0};
+            if (dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET,
+                                    &price) >= 0) {
+                dcommi_correction_add(to, took->bytes[p], took->ps[p], price.ps);
+            }
+        }
+        k->n += to->n > 0;
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+}
+
+/* The groups must outlive the chooser. */
+static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
+                                       const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
+    memset(c->choice, 0, sizeof c->choice);
+    c->ndecided = 0;
+    c->tuning = *tuning;
+    dcomm_status status = DCOMM_OK;
+    for (int m = 0; m < DCOMMI_MEMORY_KINDS && status >= 0; m++) {
+        status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
+    }
+    if (status >= 0) {
+        dcommi_corrections_find(&c->corrections, &c->terrain[DCOMMI_MEMORY_ANY], groups, tuning);
+    }
+    return status;
 }
 
 /* ---- the choice ---- */
@@ -40830,7 +41005,6 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     if (known->key == key) {
         return known->algo;
     }
-    const dcommi_terrain *t = &c->terrain[s->memory];
     const bool hosts =
         s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks;
     const dcommi_algo *best = NULL;
@@ -40843,12 +41017,12 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         const dcommi_algo *algo = &table[i];
         prices[i] = INT64_MAX;
         if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
-            dcommi_choice_price(t, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
+            dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
             !price.over) {
             prices[i] = price.ps;
             ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
             cheapest = dcommi_min64(cheapest, price.ps);
-            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - t->call;
+            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain[s->memory].call;
         }
     }
     for (int i = 0; i < n; i++) {
@@ -45196,8 +45370,8 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
     dcommi_price price = {.ps = 0};
     DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
     if (s->nranks > 1) {
-        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain[s->memory], s, algo,
-                                       DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price));
+        DCOMMI_TRY(dcommi_choice_price(comm->chooser, s, algo, DCOMMI_PRICE_LIMIT,
+                                       DCOMMI_CHOICE_BUDGET, &price));
     }
     *seconds = 1e-12 * (double)price.ps;
     *algo_p = algo->name;
@@ -46508,14 +46682,14 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 
 
 /* Fill in the rows for a shape. `chosen` is what runs, `forced` whether somebody asked for it. */
-static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
+static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
                                 const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
                                 int max, int *n_p)
 {
     dcommi_price price, best = {.ps = 0};
     const dcommi_algo *algo;
     int n = 0;
-    bool known = chosen != NULL && dcommi_choice_price(t, s, chosen, DCOMMI_PRICE_LIMIT,
+    bool known = chosen != NULL && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
                                                        DCOMMI_CHOICE_BUDGET, &best) >= 0;
     for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
            NULL;
@@ -46532,7 +46706,7 @@ static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
             algo->note(s, row->note, sizeof row->note);
         }
         dcomm_status status =
-            dcommi_choice_price(t, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
+            dcommi_choice_price(c, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
         if (status < 0) {
             snprintf(row->why, sizeof row->why, "%.190s", dcommi_message);
             continue;
@@ -46566,7 +46740,7 @@ static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s
     }
     DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
     bool forced = name != NULL && strcmp(name, chosen->name) == 0;
-    dcommi_explain_rows(&c->terrain[s->memory], s, chosen, forced, rows, max, n_p);
+    dcommi_explain_rows(c, s, chosen, forced, rows, max, n_p);
     return DCOMM_OK;
 }
 
@@ -46654,6 +46828,19 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 }
 
 #endif
+/* ==== include/dcomm/impl/tune_comm.h ======================================================= */
+/* tune_comm.h - the numbers of a communicator: rank 0's, given, from a file, from before, or
+ * measured. */
+#ifndef DCOMMI_TUNE_COMM_H
+#define DCOMMI_TUNE_COMM_H
+
+/* ==== include/dcomm/impl/tune_trial.h ====================================================== */
+/* tune_trial.h - trials of whole all-reduces on ranks of one host. How caches and cores are shared
+ * there shows in calls as they are, not in pairs that exchange or read one piece: the algorithms
+ * that the model finds cheap are timed at a few sizes, and correct its prices. */
+#ifndef DCOMMI_TUNE_TRIAL_H
+#define DCOMMI_TUNE_TRIAL_H
+
 /* ==== include/dcomm/impl/tune_measure.h ==================================================== */
 /* tune_measure.h - measuring what things cost on a communicator, and agreeing on it: rank 0's times
  * count, all ranks take part in the same probes. */
@@ -47490,6 +47677,181 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
              t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s");
 }
 
+#endif
+
+#define DCOMMI_TRIAL_TIMED 4 /* calls of a turn, after one that warms up */
+#define DCOMMI_TRIAL_TURNS 3
+#define DCOMMI_TRIAL_S 0.015     /* after so long, no other turns of a size */
+#define DCOMMI_TRIAL_MOST_S 0.1  /* a size is left out if a turn is longer by the model */
+#define DCOMMI_TRIAL_SHORT 65536 /* calls up to so long are timed eight in a row */
+
+/* Beyond the last, prices differ as they do there. */
+static const int64_t dcommi_trial_sizes[] = {4096, 16384, 65536, 262144, 1 << 20, 4 << 20};
+enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
+
+/* The trials of one size. */
+typedef struct dcommi_trials {
+    int64_t bytes, calls; /* in a row: ranks that share a core do not meet without delay */
+    uint8_t *in, *out;
+    int n, timed;
+    struct dcommi_tried {
+        const dcommi_algo *algo;
+        double took[DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED];
+    } tried[DCOMM_TRIALS];
+    double met[DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED]; /* what meeting alone takes */
+} dcommi_trials;
+
+/* Picoseconds of the trial of so many bytes; INT64_MAX: there was none. */
+static int64_t dcommi_trial_of(const dcomm_tuning *tuning, const char *algo, int64_t bytes)
+{
+    for (int i = 0; i < DCOMM_TRIALS; i++) {
+        const dcomm_curve *took = &tuning->trial[i].took;
+        for (int64_t p = 0; p < took->n && strcmp(tuning->trial[i].algo, algo) == 0; p++) {
+            if (took->bytes[p] == bytes) {
+                return took->ps[p];
+            }
+        }
+    }
+    return INT64_MAX;
+}
+
+/* Those that are worth a trial, the same on every rank: by the price, as trials of the sizes before
+ * have corrected it, no more than twice the cheapest; of the largest size, by the trial of the size
+ * before (bytes `by`, else 0), no more than a quarter above. */
+static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
+                                 dcommi_trials *k)
+{
+    dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->rank, t->comm->size, k->bytes);
+    int64_t prices[DCOMMI_ALGO_COUNT], cheapest = INT64_MAX, all = 0;
+    const dcommi_algo *algo;
+    s.rank_order = t->comm->deterministic;
+    for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
+        dcommi_price price = {0};
+        if (by > 0) {
+            prices[i] = dcommi_trial_of(&t->tuning, algo->name, by);
+        } else {
+            dcomm_status status =
+                dcommi_choice_price(c, &s, algo, INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
+            prices[i] = status >= 0 ? price.ps : INT64_MAX;
+        }
+        cheapest = dcommi_min64(cheapest, prices[i]);
+    }
+    for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL && k->n < DCOMM_TRIALS; i++) {
+        if (prices[i] < INT64_MAX && prices[i] / (by > 0 ? 5 : 8) <= cheapest / 4) {
+            all += by > 0 ? prices[i] / by * k->bytes : prices[i];
+            k->tried[k->n++].algo = algo;
+        }
+    }
+    double turn = 1e-12 * (double)all * (double)k->calls * (DCOMMI_TRIAL_TIMED + 1);
+    k->n = turn <= DCOMMI_TRIAL_MOST_S ? k->n : 0;
+}
+
+/* Calls as programs make them, whatever groups this thread has open. */
+static void dcommi_trial_calls(dcommi_tuner *t, const dcommi_trials *k, const dcommi_algo *algo)
+{
+    dcomm_coll_opts opts = {.algo = algo->name};
+    dcommi_group open = dcommi_this_group;
+    dcommi_this_group = (dcommi_group){.depth = 0};
+    for (int64_t at = 0; at < k->calls * k->bytes && t->status >= 0; at += k->bytes) {
+        t->status =
+            dcommi_allreduce(t->comm, k->in + at, k->out + at, (size_t)k->bytes / sizeof(float),
+                             DCOMM_F32, DCOMM_SUM, &opts, NULL);
+    }
+    dcommi_this_group = open;
+}
+
+/* An algorithm's turn. Each call finds its buffers in no cache, as one that has many does. */
+static void dcommi_trial_turn(dcommi_tuner *t, dcommi_trials *k, struct dcommi_tried *tried)
+{
+    for (int i = -1; i < DCOMMI_TRIAL_TIMED && t->status >= 0; i++) {
+        int at = k->timed + (i < 0 ? 0 : i);
+        dcommi_flush(k->in, k->calls * k->bytes);
+        dcommi_flush(k->out, k->calls * k->bytes);
+        dcommi_tune_meet(t);
+        double start = dcommi_now();
+        dcommi_tune_meet(t);
+        double met = dcommi_now();
+        dcommi_trial_calls(t, k, tried->algo);
+        dcommi_tune_meet(t); /* the slowest rank's time counts */
+        tried->took[at] = dcommi_now() - met;
+        k->met[at] = met - start;
+    }
+}
+
+static void dcommi_trials_run(dcommi_tuner *t, dcommi_trials *k)
+{
+    double until = dcommi_now() + DCOMMI_TRIAL_S;
+    for (int turn = 0; turn < DCOMMI_TRIAL_TURNS && t->status >= 0; turn++) {
+        if (turn > 0 && !dcommi_tune_goes_on(t, until)) {
+            break;
+        }
+        for (int i = 0; i < k->n; i++) {
+            dcommi_trial_turn(t, k, &k->tried[i]);
+        }
+        k->timed += DCOMMI_TRIAL_TIMED;
+    }
+}
+
+static double dcommi_trial_time(double *took, int n)
+{
+    qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
+    return n > 0 ? took[(n - 1) / 4] : 0;
+}
+
+static void dcommi_trial_keep(dcomm_tuning *tuning, const char *algo, int64_t bytes, double seconds)
+{
+    for (int i = 0; i < DCOMM_TRIALS; i++) {
+        dcomm_trial *trial = &tuning->trial[i];
+        if (trial->algo[0] == 0) {
+            snprintf(trial->algo, sizeof trial->algo, "%s", algo);
+        }
+        if (strcmp(trial->algo, algo) == 0) {
+            dcommi_tune_point(&trial->took, bytes, seconds);
+            return;
+        }
+    }
+}
+
+/* One size, with rank 0's trials on all ranks. */
+static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *c, dcommi_trials *k)
+{
+    dcommi_trials_choose(t, c, by, k);
+    dcommi_trials_run(t, k);
+    double met = dcommi_trial_time(k->met, k->timed);
+    for (int i = 0; i < k->n; i++) {
+        double took = dcommi_trial_time(k->tried[i].took, k->timed);
+        dcommi_trial_keep(&t->tuning, k->tried[i].algo->name, k->bytes,
+                          (took - met) / (double)k->calls);
+    }
+    dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
+}
+
+/* All sizes. Every rank has the same numbers already, and has rank 0's trials at the end. */
+static void dcommi_tune_trials(dcommi_tuner *t)
+{
+    const int64_t *sizes = dcommi_trial_sizes, most = sizes[DCOMMI_TRIAL_SIZES - 1];
+    dcommi_trials *k = dcommi_alloc(sizeof *k);
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    uint8_t *memory = dcommi_alloc(2 * (size_t)most);
+    if (k == NULL || c == NULL || memory == NULL) {
+        t->status = t->status >= 0 ? DCOMM_ERR_NO_MEMORY : t->status;
+    }
+    t->tuning.tried = t->comm->size;
+    for (int i = 0; i < DCOMMI_TRIAL_SIZES && t->status >= 0; i++) {
+        t->status = dcommi_chooser_set(c, t->comm->groups, t->comm->size, &t->tuning);
+        *k = (dcommi_trials){.bytes = sizes[i],
+                             .calls = sizes[i] <= DCOMMI_TRIAL_SHORT ? 8 : 1,
+                             .in = memory,
+                             .out = memory + most};
+        dcommi_trials_of(t, sizes[i] == most ? sizes[i - 1] : 0, c, k);
+    }
+    dcommi_free(memory);
+    dcommi_free(c);
+    dcommi_free(k);
+}
+
+#endif
+
 /* What rank 0 of this process has measured before, by who was where. */
 typedef struct dcommi_tuned {
     struct dcommi_tuned *next;
@@ -47587,8 +47949,11 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     if (t->status >= 0 && word.measure != 0) {
         dcomm_tuning_default(&t->tuning);
         dcommi_tune_probe_all(t);
+        dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
+        if (comm->nhosts == 1) {
+            dcommi_tune_trials(t);
+        }
         word.tuning = t->tuning;
-        dcommi_tune_share(t, &word, sizeof word);
         if (t->status >= 0 && comm->rank == 0) {
             dcommi_tuned_add(key, &word.tuning);
         }
@@ -57802,6 +58167,9 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CODED_WINDOW
 #undef DCOMMI_COPY_AHEAD
 #undef DCOMMI_COPY_MIN
+#undef DCOMMI_CORRECTION_LEAST
+#undef DCOMMI_CORRECTION_MOST
+#undef DCOMMI_CORRECTION_ONE
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_CUDA_ABS
 #undef DCOMMI_CUDA_ALL
@@ -58078,6 +58446,12 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_TOPK_SLACK
 #undef DCOMMI_TOPK_STREAM
 #undef DCOMMI_TREE_CHILDREN
+#undef DCOMMI_TRIAL_KEY
+#undef DCOMMI_TRIAL_MOST_S
+#undef DCOMMI_TRIAL_S
+#undef DCOMMI_TRIAL_SHORT
+#undef DCOMMI_TRIAL_TIMED
+#undef DCOMMI_TRIAL_TURNS
 #undef DCOMMI_TRY
 #undef DCOMMI_TUNE_COLD
 #undef DCOMMI_TUNE_CONNECTIONS

@@ -426,15 +426,121 @@ Test(model, file, .timeout = 30)
     wrote.link[DCOMM_LINK_CORE].message.ps[1] = 98765432109;
     wrote.link[DCOMM_LINK_CORE].mapped_reduce = wrote.link[DCOMM_LINK_CORE].message;
     wrote.link[DCOMM_LINK_CORE].huge_read = wrote.link[DCOMM_LINK_CORE].message;
+    wrote.tried = 4;
+    wrote.trial[0] = (dcomm_trial){"ring", {.n = 1, .bytes = {4096}, .ps = {7000000}}};
+    wrote.trial[1] = (dcomm_trial){"two_shot", {.n = 2, .bytes = {64, 128}, .ps = {1, 2000000}}};
     cr_assert_eq(dcomm_tuning_save(&wrote, path), DCOMM_OK);
     cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_OK, "%s", dcomm_last_error());
     cr_assert_eq(memcmp(&wrote, &got, sizeof got), 0);
     cr_assert_eq(write(fd, "near.alpha_us = -1\n", 19), 19); /* over the first line */
     cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_ERR_INVALID);
     cr_assert(strstr(dcomm_last_error(), "line 1") != NULL, "%s", dcomm_last_error());
+    cr_assert_eq(lseek(fd, 0, SEEK_SET), 0);
+    cr_assert_eq(write(fd, "allreduce. = 8:1   \n", 20), 20);
+    cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_ERR_INVALID);
     close(fd);
     unlink(path);
     cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_ERR_SYSTEM);
+}
+
+/* What an all-reduce of `count` f32 by an algorithm costs as the choice sees it, on nranks ranks of
+ * so many hosts. */
+static double corrected(const dcomm_tuning *tuning, int nranks, int nhosts, dcomm_coll coll,
+                        size_t count, bool registered, const char *algo, bool *chosen)
+{
+    dcomm_alternative rows[16];
+    int hosts[8], n = 0;
+    dcomm_coll_opts opts = {.registered = registered};
+    for (int r = 0; r < nranks; r++) {
+        hosts[r] = r * nhosts / nranks;
+    }
+    cr_assert_eq(
+        dcomm_explain_on(tuning, nranks, hosts, coll, count, DCOMM_F32, &opts, rows, 16, &n),
+        DCOMM_OK);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(rows[i].algo, algo) == 0) {
+            *chosen = rows[i].chosen;
+            return rows[i].seconds;
+        }
+    }
+    cr_assert_fail("there is no %s", algo);
+    return 0;
+}
+
+/* Trials correct the prices of what was tried, and of nothing else. */
+Test(model, trials, .timeout = 30)
+{
+    enum { COUNT = 1 << 18 };
+    dcomm_tuning plain, tried;
+    bool chosen;
+    dcomm_tuning_default(&plain);
+    tried = plain;
+    double ring = corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, false, "ring", &chosen);
+    double tree = corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, false, "tree", &chosen);
+    cr_assert(!chosen);
+    double small = corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT / 4, false, "ring", &chosen);
+    tried.tried = 4;
+    tried.trial[0] = (dcomm_trial){"tree", {.n = 1, .bytes = {4 * COUNT}}};
+    tried.trial[0].took.ps[0] = (int64_t)(0.25e12 * tree);
+    tried.trial[1] = (dcomm_trial){"ring", {.n = 2, .bytes = {COUNT, 4 * COUNT}}};
+    tried.trial[1].took.ps[0] = (int64_t)(1.5e12 * small);
+    tried.trial[1].took.ps[1] = (int64_t)(2e12 * ring);
+
+    /* At the points, beyond the last, halfway, and not at all at a quarter of the first. */
+    const struct {
+        const char *algo;
+        size_t count;
+        double factor;
+    } at[] = {{"tree", COUNT, 0.25},
+              {"tree", 16 * COUNT, 0.25},
+              {"tree", COUNT / 4, 2},
+              {"ring", COUNT, 2},
+              {"ring", COUNT / 4, 1.5},
+              {"ring", COUNT / 16, 1},
+              {"ring", COUNT / 8 * 5, 1.75},
+              {"ring", 64, 1},
+              {"ring", 16 * COUNT, 2},
+              {"halving_doubling", COUNT, 2},
+              {"star", COUNT, 2}};
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
+        double was =
+            corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, at[i].count, false, at[i].algo, &chosen);
+        double is =
+            corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, at[i].count, false, at[i].algo, &chosen);
+        if (strcmp(at[i].algo, "tree") != 0 || at[i].count >= COUNT) {
+            expect(is, at[i].factor * was, at[i].algo);
+        } else { /* where others were tried and it was not, it gets no less than they do */
+            cr_assert(is >= was * 1.49, "%g, %g", is, was);
+        }
+    }
+    expect(corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, false, "tree", &chosen), tree / 4,
+           "tree");
+    cr_assert(chosen);
+
+    /* Other ranks, hosts, memory and operations are priced as before. */
+    const struct {
+        int nranks, nhosts;
+        dcomm_coll coll;
+        bool registered;
+    } other[] = {{8, 1, DCOMM_COLL_ALLREDUCE, false},
+                 {4, 2, DCOMM_COLL_ALLREDUCE, false},
+                 {4, 1, DCOMM_COLL_ALLREDUCE, true},
+                 {4, 1, DCOMM_COLL_ALLGATHER, false}};
+    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
+        double was = corrected(&plain, other[i].nranks, other[i].nhosts, other[i].coll, COUNT,
+                               other[i].registered, "ring", &chosen);
+        double is = corrected(&tried, other[i].nranks, other[i].nhosts, other[i].coll, COUNT,
+                              other[i].registered, "ring", &chosen);
+        cr_assert(is == was, "%zu: %g, not %g", i, is, was);
+    }
+    tried.trial[1].took.bytes[1] = 1;
+    cr_assert_eq(
+        dcomm_explain_on(&tried, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),
+        DCOMM_ERR_INVALID);
+    memset(plain.trial[0].algo, 'x', sizeof plain.trial[0].algo);
+    cr_assert_eq(
+        dcomm_explain_on(&plain, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),
+        DCOMM_ERR_INVALID);
 }
 
 /* The choice is the cheapest row, is the same on every call, and says why. */

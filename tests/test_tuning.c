@@ -51,6 +51,9 @@ static int life(int rank, int n, procs_shared *s, void *arg)
     PROCS_CHECK((link->mapped_reduce.n > 2) == (kind != DCOMM_LINK_HOST), "%d",
                 (int)link->mapped_reduce.n);
     PROCS_CHECK((link->huge_read.n > 2) == (kind != DCOMM_LINK_HOST), "%d", (int)link->huge_read.n);
+    bool one = place == RANKS_LOCAL || place == RANKS_MESSAGE;
+    PROCS_CHECK(tuning.tried == (one ? n : 0), "%d", (int)tuning.tried);
+    PROCS_TRUE((tuning.trial[0].algo[0] != 0 && tuning.trial[0].took.n > 0) == one);
     sums(comm, rank, n);
 
     /* Nothing that measuring did shows. */

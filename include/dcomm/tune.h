@@ -89,6 +89,14 @@ typedef struct dcomm_link {
     dcomm_curve sustained;
 } dcomm_link;
 
+/* What all-reduces of ordinary memory by an algorithm took, on ranks of one host. */
+typedef struct dcomm_trial {
+    char algo[24]; /* "": none */
+    dcomm_curve took;
+} dcomm_trial;
+
+#define DCOMM_TRIALS 12
+
 /* All the numbers: plain data, the same on all ranks of a communicator. All zero: everything is
  * free. */
 typedef struct dcomm_tuning {
@@ -101,6 +109,13 @@ typedef struct dcomm_tuning {
      * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
      * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
     int64_t connections;
+    /* The model's prices of all-reduces on `tried` ranks of one host (0: no trials), of memory that
+     * is not promised to be registered, are multiplied by what trials took over what the model
+     * says of them: at the points of a curve, by what lies between two of them, beyond the last as
+     * there, not at all up to a quarter of the first. What was not tried was dear: it is multiplied
+     * by the largest factor that another one has. */
+    int64_t tried;
+    dcomm_trial trial[DCOMM_TRIALS];
     char source[128]; /* where the numbers are from, for people */
 } dcomm_tuning;
 

@@ -6,14 +6,14 @@
 #include "call.h"
 
 /* Fill in the rows for a shape. `chosen` is what runs, `forced` whether somebody asked for it. */
-static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
+static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
                                 const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
                                 int max, int *n_p)
 {
     dcommi_price price, best = {.ps = 0};
     const dcommi_algo *algo;
     int n = 0;
-    bool known = chosen != NULL && dcommi_choice_price(t, s, chosen, DCOMMI_PRICE_LIMIT,
+    bool known = chosen != NULL && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
                                                        DCOMMI_CHOICE_BUDGET, &best) >= 0;
     for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
            NULL;
@@ -30,7 +30,7 @@ static void dcommi_explain_rows(const dcommi_terrain *t, const dcommi_shape *s,
             algo->note(s, row->note, sizeof row->note);
         }
         dcomm_status status =
-            dcommi_choice_price(t, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
+            dcommi_choice_price(c, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
         if (status < 0) {
             snprintf(row->why, sizeof row->why, "%.190s", dcommi_message);
             continue;
@@ -64,7 +64,7 @@ static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s
     }
     DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
     bool forced = name != NULL && strcmp(name, chosen->name) == 0;
-    dcommi_explain_rows(&c->terrain[s->memory], s, chosen, forced, rows, max, n_p);
+    dcommi_explain_rows(c, s, chosen, forced, rows, max, n_p);
     return DCOMM_OK;
 }
 

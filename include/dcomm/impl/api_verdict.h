@@ -94,8 +94,8 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
     dcommi_price price = {.ps = 0};
     DCOMMI_TRY(dcommi_algo_pick(s, NULL, true, comm->chooser, &algo));
     if (s->nranks > 1) {
-        DCOMMI_TRY(dcommi_choice_price(&comm->chooser->terrain[s->memory], s, algo,
-                                       DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price));
+        DCOMMI_TRY(dcommi_choice_price(comm->chooser, s, algo, DCOMMI_PRICE_LIMIT,
+                                       DCOMMI_CHOICE_BUDGET, &price));
     }
     *seconds = 1e-12 * (double)price.ps;
     *algo_p = algo->name;

@@ -3,7 +3,7 @@
 #ifndef DCOMMI_CHOOSE_H
 #define DCOMMI_CHOOSE_H
 
-#include "algo_table.h"
+#include "correction.h"
 #include "model_run.h"
 #include "tuning_default.h"
 
@@ -16,6 +16,7 @@
 typedef struct dcommi_chooser {
     dcomm_tuning tuning;
     dcommi_terrain terrain[DCOMMI_MEMORY_KINDS];
+    dcommi_corrections corrections;
     struct dcommi_choice {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
@@ -30,21 +31,6 @@ typedef struct dcommi_chooser {
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
                                      dcomm_plan **plan_p);
 static int64_t dcommi_shape_size(const dcommi_shape *s);
-
-/* The groups must outlive the chooser. */
-static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
-                                       const dcomm_tuning *tuning)
-{
-    DCOMMI_TRY(dcommi_tuning_check(tuning));
-    memset(c->choice, 0, sizeof c->choice);
-    c->ndecided = 0;
-    c->tuning = *tuning;
-    dcomm_status status = DCOMM_OK;
-    for (int m = 0; m < DCOMMI_MEMORY_KINDS && status >= 0; m++) {
-        status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
-    }
-    return status;
-}
 
 /* ---- what is priced ---- */
 
@@ -108,9 +94,9 @@ static void dcommi_choice_put(void *user, const dcomm_plan *plan)
     dcommi_free((void *)(uintptr_t)plan);
 }
 
-/* The price of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it cannot do it.
- */
-static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_shape *s,
+/* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
+ * cannot do it. */
+static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_shape *s,
                                         const dcommi_algo *algo, int64_t limit, int64_t budget,
                                         dcommi_price *price)
 {
@@ -141,6 +127,82 @@ static dcomm_status dcommi_choice_price(const dcommi_terrain *t, const dcommi_sh
         price->over = price->over || first.over;
     }
     return DCOMM_OK;
+}
+
+/* The same, corrected by trials: what the choice goes by. */
+static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    int64_t factor = dcommi_correction_of(&c->corrections, s, algo, dcommi_shape_size(s));
+    limit = limit / factor * DCOMMI_CORRECTION_ONE;
+    DCOMMI_TRY(dcommi_choice_model(&c->terrain[s->memory], s, algo, limit, budget, price));
+    price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
+    price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+    return DCOMM_OK;
+}
+
+/* ---- the numbers ---- */
+
+/* What an all-reduce that trials are of would be asked of the model. */
+static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int rank, int nranks,
+                                       int64_t bytes)
+{
+    dcommi_shape s = {.coll = DCOMM_COLL_ALLREDUCE,
+                      .rank = rank,
+                      .nranks = nranks,
+                      .dtype = DCOMM_F32,
+                      .op = DCOMM_SUM,
+                      .count = (size_t)bytes / sizeof(float),
+                      .lanes = 1,
+                      .groups = groups};
+    return s;
+}
+
+/* What follows from the trials for prices on `t`. */
+static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
+                                    const dcommi_groups *groups, const dcomm_tuning *tuning)
+{
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
+    k->n = 0;
+    if (tuning->tried != t->nranks || (groups != NULL && groups->count[0] > 1)) {
+        return;
+    }
+    for (int i = 0; i < DCOMM_TRIALS; i++) {
+        const dcomm_curve *took = &tuning->trial[i].took;
+        struct dcommi_correction *to = &k->of[k->n];
+        to->algo = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, tuning->trial[i].algo);
+        to->n = 0;
+        for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
+            dcommi_shape s = dcommi_trial_shape(groups, 0, t->nranks, took->bytes[p]);
+            dcommi_price price = {0};
+            if (dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET,
+                                    &price) >= 0) {
+                dcommi_correction_add(to, took->bytes[p], took->ps[p], price.ps);
+            }
+        }
+        k->n += to->n > 0;
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+}
+
+/* The groups must outlive the chooser. */
+static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
+                                       const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
+    memset(c->choice, 0, sizeof c->choice);
+    c->ndecided = 0;
+    c->tuning = *tuning;
+    dcomm_status status = DCOMM_OK;
+    for (int m = 0; m < DCOMMI_MEMORY_KINDS && status >= 0; m++) {
+        status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
+    }
+    if (status >= 0) {
+        dcommi_corrections_find(&c->corrections, &c->terrain[DCOMMI_MEMORY_ANY], groups, tuning);
+    }
+    return status;
 }
 
 /* ---- the choice ---- */
@@ -196,7 +258,6 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     if (known->key == key) {
         return known->algo;
     }
-    const dcommi_terrain *t = &c->terrain[s->memory];
     const bool hosts =
         s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks;
     const dcommi_algo *best = NULL;
@@ -209,12 +270,12 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         const dcommi_algo *algo = &table[i];
         prices[i] = INT64_MAX;
         if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
-            dcommi_choice_price(t, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
+            dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
             !price.over) {
             prices[i] = price.ps;
             ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
             cheapest = dcommi_min64(cheapest, price.ps);
-            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - t->call;
+            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain[s->memory].call;
         }
     }
     for (int i = 0; i < n; i++) {

@@ -103,6 +103,11 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                dcommi_curve_valid(&l->huge_read) && dcommi_curve_valid(&l->huge_reduce) &&
                dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
+    good = good && t->tried >= 0;
+    for (int i = 0; i < DCOMM_TRIALS && good; i++) {
+        good = dcommi_curve_valid(&t->trial[i].took) &&
+               memchr(t->trial[i].algo, 0, sizeof t->trial[i].algo) != NULL;
+    }
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,

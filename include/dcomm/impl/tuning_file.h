@@ -7,6 +7,7 @@
 #include "tuning_default.h"
 
 #define DCOMMI_TUNING_LINE 1024
+#define DCOMMI_TRIAL_KEY "allreduce."
 
 /* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
  * N: a number, C: a curve. */
@@ -27,12 +28,13 @@
     X("huge_reduce", huge_reduce, C)     \
     X("shared", shared, C)               \
     X("sustained", sustained, C)
-#define DCOMMI_TUNING_FIELDS(X) \
-    X("copy", copy, C)          \
-    X("fold", fold, C)          \
-    X("step_us", step_ps, T)    \
-    X("call_us", call_ps, T)    \
-    X("connections", connections, N)
+#define DCOMMI_TUNING_FIELDS(X)      \
+    X("copy", copy, C)               \
+    X("fold", fold, C)               \
+    X("step_us", step_ps, T)         \
+    X("call_us", call_ps, T)         \
+    X("connections", connections, N) \
+    X("tried", tried, N)
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
                                                                 "cache", "core",    "near"};
@@ -121,10 +123,29 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
         DCOMMI_LINK_FIELDS(DCOMMI_WRITE)
 #undef DCOMMI_WRITE
     }
+    for (int i = 0; i < DCOMM_TRIALS && tuning->trial[i].algo[0] != 0; i++) {
+        fprintf(file, DCOMMI_TRIAL_KEY "%s = ", tuning->trial[i].algo);
+        dcommi_write_C(file, &tuning->trial[i].took);
+        fputc('\n', file);
+    }
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
     return bad ? dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno))
                : DCOMM_OK;
+}
+
+/* The next trial is of this algorithm. */
+static bool dcommi_tuning_trial(dcomm_tuning *t, const char *algo, const char *value)
+{
+    int i = 0;
+    while (i < DCOMM_TRIALS && t->trial[i].algo[0] != 0 && strcmp(t->trial[i].algo, algo) != 0) {
+        i++;
+    }
+    if (i == DCOMM_TRIALS || algo[0] == 0 || strlen(algo) >= sizeof t->trial[i].algo) {
+        return false;
+    }
+    snprintf(t->trial[i].algo, sizeof t->trial[i].algo, "%s", algo);
+    return dcommi_read_C(value, &t->trial[i].took);
 }
 
 /* Set what `key` names; false: there is no such thing, or the value is none. */
@@ -134,6 +155,9 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
         memset(t->source, 0, sizeof t->source);
         snprintf(t->source, sizeof t->source, "%s", value);
         return true;
+    }
+    if (strncmp(key, DCOMMI_TRIAL_KEY, sizeof DCOMMI_TRIAL_KEY - 1) == 0) {
+        return dcommi_tuning_trial(t, key + sizeof DCOMMI_TRIAL_KEY - 1, value);
     }
 #define DCOMMI_READ(name, field, kind)                  \
     if (strcmp(key, name) == 0) {                       \

@@ -1,0 +1,172 @@
+/* tune_comm.h - the numbers of a communicator: rank 0's, given, from a file, from before, or
+ * measured. */
+#ifndef DCOMMI_TUNE_COMM_H
+#define DCOMMI_TUNE_COMM_H
+
+#include "tune_trial.h"
+
+/* What rank 0 of this process has measured before, by who was where. */
+typedef struct dcommi_tuned {
+    struct dcommi_tuned *next;
+    uint64_t hosts;
+    dcomm_tuning tuning;
+} dcommi_tuned;
+
+static pthread_mutex_t dcommi_tuned_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_tuned *dcommi_tuned_list;
+
+static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
+{
+    const dcommi_groups *g = comm->groups;
+    uint64_t key = dcommi_mix((uint64_t)g->nlevels, (uint64_t)comm->size);
+    key = dcommi_mix(key, (uint64_t)comm->connections);
+    for (int r = 0; r < comm->size; r++) {
+        for (const char *c = comm->members[r].hostname; *c != 0; c++) {
+            key = dcommi_mix(key, (uint64_t)*c);
+        }
+        for (int l = 0; l < g->nlevels; l++) {
+            key = dcommi_mix(key, (uint64_t)dcommi_group_of(g, l, r) << 8 | g->kind[l]);
+        }
+        key = dcommi_mix(key, (uint64_t)g->seat[r]);
+    }
+    return key;
+}
+
+static bool dcommi_tuned_find(uint64_t key, dcomm_tuning *tuning)
+{
+    bool found = false;
+    pthread_mutex_lock(&dcommi_tuned_lock);
+    for (dcommi_tuned *k = dcommi_tuned_list; k != NULL && !found; k = k->next) {
+        if (k->hosts == key) {
+            *tuning = k->tuning;
+            found = true;
+        }
+    }
+    pthread_mutex_unlock(&dcommi_tuned_lock);
+    return found;
+}
+
+static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
+{
+    dcommi_tuned *k = dcommi_alloc(sizeof *k);
+    if (k != NULL) {
+        pthread_mutex_lock(&dcommi_tuned_lock);
+        k->hosts = key;
+        k->tuning = *tuning;
+        k->next = dcommi_tuned_list;
+        dcommi_tuned_list = k;
+        pthread_mutex_unlock(&dcommi_tuned_lock);
+    }
+}
+
+/* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
+ * else what is measured now. Runs on a communicator of its own, so that nothing of it shows. */
+static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+{
+    if (comm->size == 1) {
+        return DCOMM_OK;
+    }
+    dcommi_tuner *t = dcommi_alloc(sizeof *t);
+    int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
+    dcomm_status status = t == NULL || ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    for (int r = 0; status >= 0 && r < comm->size; r++) {
+        ranks[r] = r;
+    }
+    if (status >= 0) {
+        uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
+        status = dcommi_comm_derive(comm, ranks, comm->size, salt, &t->comm);
+    }
+    if (status < 0) {
+        dcommi_free(ranks);
+        dcommi_free(t);
+        return status;
+    }
+    struct {
+        uint64_t measure;
+        dcomm_tuning tuning;
+    } word = {1, {.step_ps = 0}};
+    uint64_t key = dcommi_tuned_key(comm);
+    const char *path = getenv("DCOMM_TUNE_FILE");
+    if (comm->rank == 0 && given != NULL) {
+        word.tuning = *given;
+        word.measure = 0;
+    } else if (comm->rank == 0 && !again && path != NULL && path[0] != 0) {
+        word.measure = dcomm_tuning_load(path, &word.tuning) < 0;
+        if (word.measure != 0) {
+            dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);
+        }
+    } else if (comm->rank == 0 && !again) {
+        word.measure = !dcommi_tuned_find(key, &word.tuning);
+    }
+    dcommi_tune_share(t, &word, sizeof word);
+    if (t->status >= 0 && word.measure != 0) {
+        dcomm_tuning_default(&t->tuning);
+        dcommi_tune_probe_all(t);
+        dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
+        if (comm->nhosts == 1) {
+            dcommi_tune_trials(t);
+        }
+        word.tuning = t->tuning;
+        if (t->status >= 0 && comm->rank == 0) {
+            dcommi_tuned_add(key, &word.tuning);
+        }
+    }
+    status = t->status;
+    if (status >= 0 && comm->connections > 0) {
+        word.tuning.connections = comm->connections;
+    } else if (status >= 0 && word.tuning.connections == 0) {
+        dcommi_comm_lock(comm);
+        word.tuning.connections = comm->chooser->tuning.connections;
+        dcommi_comm_unlock(comm);
+    }
+    dcommi_comm_lock(comm);
+    if (status >= 0) {
+        status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
+        dcommi_recent_clear(comm);
+        dcommi_cache_clear(comm);
+    }
+    dcommi_comm_unlock(comm);
+    if (status >= 0) {
+        dcommi_tune_connect(t, (int)word.tuning.connections);
+    }
+    dcomm_comm_destroy(&t->comm);
+    dcomm_mem_free(&t->registered);
+    dcommi_huge_release(t->huge, DCOMMI_TUNE_SPECIAL);
+    dcommi_free(t->in);
+    dcommi_free(t->out);
+    dcommi_free(t);
+    dcommi_free(ranks);
+    return status;
+}
+
+/* What fails here has failed the communicator, since ranks that choose by different numbers must
+ * not meet; numbers that make no sense are refused on all of them. */
+static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+{
+    dcomm_status status = dcommi_comm_tune_try(comm, given, again);
+    if (status < 0 && status != DCOMM_ERR_INVALID) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "%s", dcommi_message);
+        dcommi_token_take(comm->context);
+        dcommi_poison(comm, status, -1, text);
+        dcommi_token_release(comm->context);
+    }
+    return status;
+}
+
+/* At the end of creation. */
+static void dcommi_comm_tune_new(dcomm_comm *comm)
+{
+    if (comm->tunes) {
+        dcommi_comm_tune(comm, NULL, false);
+    }
+}
+
+DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("dcomm_comm_tune"));
+    return dcommi_comm_tune(comm, tuning, true);
+}
+
+#endif

@@ -1,0 +1,181 @@
+/* tune_trial.h - trials of whole all-reduces on ranks of one host. How caches and cores are shared
+ * there shows in calls as they are, not in pairs that exchange or read one piece: the algorithms
+ * that the model finds cheap are timed at a few sizes, and correct its prices. */
+#ifndef DCOMMI_TUNE_TRIAL_H
+#define DCOMMI_TUNE_TRIAL_H
+
+#include "api_coll.h"
+#include "tune_measure.h"
+
+#define DCOMMI_TRIAL_TIMED 4 /* calls of a turn, after one that warms up */
+#define DCOMMI_TRIAL_TURNS 3
+#define DCOMMI_TRIAL_S 0.015     /* after so long, no other turns of a size */
+#define DCOMMI_TRIAL_MOST_S 0.1  /* a size is left out if a turn is longer by the model */
+#define DCOMMI_TRIAL_SHORT 65536 /* calls up to so long are timed eight in a row */
+
+/* Beyond the last, prices differ as they do there. */
+static const int64_t dcommi_trial_sizes[] = {4096, 16384, 65536, 262144, 1 << 20, 4 << 20};
+enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
+
+/* The trials of one size. */
+typedef struct dcommi_trials {
+    int64_t bytes, calls; /* in a row: ranks that share a core do not meet without delay */
+    uint8_t *in, *out;
+    int n, timed;
+    struct dcommi_tried {
+        const dcommi_algo *algo;
+        double took[DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED];
+    } tried[DCOMM_TRIALS];
+    double met[DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED]; /* what meeting alone takes */
+} dcommi_trials;
+
+/* Picoseconds of the trial of so many bytes; INT64_MAX: there was none. */
+static int64_t dcommi_trial_of(const dcomm_tuning *tuning, const char *algo, int64_t bytes)
+{
+    for (int i = 0; i < DCOMM_TRIALS; i++) {
+        const dcomm_curve *took = &tuning->trial[i].took;
+        for (int64_t p = 0; p < took->n && strcmp(tuning->trial[i].algo, algo) == 0; p++) {
+            if (took->bytes[p] == bytes) {
+                return took->ps[p];
+            }
+        }
+    }
+    return INT64_MAX;
+}
+
+/* Those that are worth a trial, the same on every rank: by the price, as trials of the sizes before
+ * have corrected it, no more than twice the cheapest; of the largest size, by the trial of the size
+ * before (bytes `by`, else 0), no more than a quarter above. */
+static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
+                                 dcommi_trials *k)
+{
+    dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->rank, t->comm->size, k->bytes);
+    int64_t prices[DCOMMI_ALGO_COUNT], cheapest = INT64_MAX, all = 0;
+    const dcommi_algo *algo;
+    s.rank_order = t->comm->deterministic;
+    for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
+        dcommi_price price = {0};
+        if (by > 0) {
+            prices[i] = dcommi_trial_of(&t->tuning, algo->name, by);
+        } else {
+            dcomm_status status =
+                dcommi_choice_price(c, &s, algo, INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
+            prices[i] = status >= 0 ? price.ps : INT64_MAX;
+        }
+        cheapest = dcommi_min64(cheapest, prices[i]);
+    }
+    for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL && k->n < DCOMM_TRIALS; i++) {
+        if (prices[i] < INT64_MAX && prices[i] / (by > 0 ? 5 : 8) <= cheapest / 4) {
+            all += by > 0 ? prices[i] / by * k->bytes : prices[i];
+            k->tried[k->n++].algo = algo;
+        }
+    }
+    double turn = 1e-12 * (double)all * (double)k->calls * (DCOMMI_TRIAL_TIMED + 1);
+    k->n = turn <= DCOMMI_TRIAL_MOST_S ? k->n : 0;
+}
+
+/* Calls as programs make them, whatever groups this thread has open. */
+static void dcommi_trial_calls(dcommi_tuner *t, const dcommi_trials *k, const dcommi_algo *algo)
+{
+    dcomm_coll_opts opts = {.algo = algo->name};
+    dcommi_group open = dcommi_this_group;
+    dcommi_this_group = (dcommi_group){.depth = 0};
+    for (int64_t at = 0; at < k->calls * k->bytes && t->status >= 0; at += k->bytes) {
+        t->status =
+            dcommi_allreduce(t->comm, k->in + at, k->out + at, (size_t)k->bytes / sizeof(float),
+                             DCOMM_F32, DCOMM_SUM, &opts, NULL);
+    }
+    dcommi_this_group = open;
+}
+
+/* An algorithm's turn. Each call finds its buffers in no cache, as one that has many does. */
+static void dcommi_trial_turn(dcommi_tuner *t, dcommi_trials *k, struct dcommi_tried *tried)
+{
+    for (int i = -1; i < DCOMMI_TRIAL_TIMED && t->status >= 0; i++) {
+        int at = k->timed + (i < 0 ? 0 : i);
+        dcommi_flush(k->in, k->calls * k->bytes);
+        dcommi_flush(k->out, k->calls * k->bytes);
+        dcommi_tune_meet(t);
+        double start = dcommi_now();
+        dcommi_tune_meet(t);
+        double met = dcommi_now();
+        dcommi_trial_calls(t, k, tried->algo);
+        dcommi_tune_meet(t); /* the slowest rank's time counts */
+        tried->took[at] = dcommi_now() - met;
+        k->met[at] = met - start;
+    }
+}
+
+static void dcommi_trials_run(dcommi_tuner *t, dcommi_trials *k)
+{
+    double until = dcommi_now() + DCOMMI_TRIAL_S;
+    for (int turn = 0; turn < DCOMMI_TRIAL_TURNS && t->status >= 0; turn++) {
+        if (turn > 0 && !dcommi_tune_goes_on(t, until)) {
+            break;
+        }
+        for (int i = 0; i < k->n; i++) {
+            dcommi_trial_turn(t, k, &k->tried[i]);
+        }
+        k->timed += DCOMMI_TRIAL_TIMED;
+    }
+}
+
+static double dcommi_trial_time(double *took, int n)
+{
+    qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
+    return n > 0 ? took[(n - 1) / 4] : 0;
+}
+
+static void dcommi_trial_keep(dcomm_tuning *tuning, const char *algo, int64_t bytes, double seconds)
+{
+    for (int i = 0; i < DCOMM_TRIALS; i++) {
+        dcomm_trial *trial = &tuning->trial[i];
+        if (trial->algo[0] == 0) {
+            snprintf(trial->algo, sizeof trial->algo, "%s", algo);
+        }
+        if (strcmp(trial->algo, algo) == 0) {
+            dcommi_tune_point(&trial->took, bytes, seconds);
+            return;
+        }
+    }
+}
+
+/* One size, with rank 0's trials on all ranks. */
+static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *c, dcommi_trials *k)
+{
+    dcommi_trials_choose(t, c, by, k);
+    dcommi_trials_run(t, k);
+    double met = dcommi_trial_time(k->met, k->timed);
+    for (int i = 0; i < k->n; i++) {
+        double took = dcommi_trial_time(k->tried[i].took, k->timed);
+        dcommi_trial_keep(&t->tuning, k->tried[i].algo->name, k->bytes,
+                          (took - met) / (double)k->calls);
+    }
+    dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
+}
+
+/* All sizes. Every rank has the same numbers already, and has rank 0's trials at the end. */
+static void dcommi_tune_trials(dcommi_tuner *t)
+{
+    const int64_t *sizes = dcommi_trial_sizes, most = sizes[DCOMMI_TRIAL_SIZES - 1];
+    dcommi_trials *k = dcommi_alloc(sizeof *k);
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    uint8_t *memory = dcommi_alloc(2 * (size_t)most);
+    if (k == NULL || c == NULL || memory == NULL) {
+        t->status = t->status >= 0 ? DCOMM_ERR_NO_MEMORY : t->status;
+    }
+    t->tuning.tried = t->comm->size;
+    for (int i = 0; i < DCOMMI_TRIAL_SIZES && t->status >= 0; i++) {
+        t->status = dcommi_chooser_set(c, t->comm->groups, t->comm->size, &t->tuning);
+        *k = (dcommi_trials){.bytes = sizes[i],
+                             .calls = sizes[i] <= DCOMMI_TRIAL_SHORT ? 8 : 1,
+                             .in = memory,
+                             .out = memory + most};
+        dcommi_trials_of(t, sizes[i] == most ? sizes[i - 1] : 0, c, k);
+    }
+    dcommi_free(memory);
+    dcommi_free(c);
+    dcommi_free(k);
+}
+
+#endif
