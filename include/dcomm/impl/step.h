@@ -15,14 +15,17 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     dcommi_step_error(dcommi_lane *lane, dcomm_status status, const char *format, ...)
 {
     dcommi_run *run = lane->frame->run;
-    char what[256], text[DCOMMI_MESSAGE_MAX];
+    char what[256], device[24] = "", text[DCOMMI_MESSAGE_MAX];
     va_list args;
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    snprintf(text, sizeof text, "%s #%" PRIu64 " (%s), rank %d, lane %d, step %u: %s",
+    if (run->device != NULL) {
+        snprintf(device, sizeof device, ", device %d", run->device->handle.number);
+    }
+    snprintf(text, sizeof text, "%s #%" PRIu64 " (%s), rank %d%s, lane %d, step %u: %s",
              dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, lane->frame->plan->name,
-             run->comm->rank, (int)(lane - lane->frame->lanes), lane->pc, what);
+             run->comm->rank, device, (int)(lane - lane->frame->lanes), lane->pc, what);
     dcommi_poison(run->comm, status, -1, text);
     return DCOMMI_GONE;
 }
