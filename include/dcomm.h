@@ -40884,9 +40884,13 @@ static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_sh
                                         const dcommi_algo *algo, int64_t limit, int64_t budget,
                                         dcommi_price *price)
 {
+    const dcommi_terrain *t = &c->terrain[s->memory];
     int64_t factor = dcommi_correction_of(&c->corrections, s, algo, dcommi_shape_size(s));
-    limit = limit / factor * DCOMMI_CORRECTION_ONE;
-    DCOMMI_TRY(dcommi_choice_model(&c->terrain[s->memory], s, algo, limit, budget, price));
+    if (factor == DCOMMI_CORRECTION_ONE) {
+        return dcommi_choice_model(t, s, algo, limit, budget, price);
+    }
+    limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
+    DCOMMI_TRY(dcommi_choice_model(t, s, algo, limit, budget, price));
     price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
     price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
     return DCOMM_OK;
@@ -47719,13 +47723,15 @@ static int64_t dcommi_trial_of(const dcomm_tuning *tuning, const char *algo, int
 }
 
 /* Those that are worth a trial, the same on every rank: by the price, as trials of the sizes before
- * have corrected it, no more than twice the cheapest; of the largest size, by the trial of the size
- * before (bytes `by`, else 0), no more than a quarter above. */
+ * have corrected it, no more than twice the cheapest, or three times where calls are short; of the
+ * largest size, by the trial of the size before (bytes `by`, else 0), no more than a quarter above.
+ */
 static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
     dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->rank, t->comm->size, k->bytes);
     int64_t prices[DCOMMI_ALGO_COUNT], cheapest = INT64_MAX, all = 0;
+    const int64_t quarters = by > 0 ? 5 : k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
     const dcommi_algo *algo;
     s.rank_order = t->comm->deterministic;
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
@@ -47740,7 +47746,7 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
         cheapest = dcommi_min64(cheapest, prices[i]);
     }
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL && k->n < DCOMM_TRIALS; i++) {
-        if (prices[i] < INT64_MAX && prices[i] / (by > 0 ? 5 : 8) <= cheapest / 4) {
+        if (prices[i] < INT64_MAX && prices[i] / quarters <= cheapest / 4) {
             all += by > 0 ? prices[i] / by * k->bytes : prices[i];
             k->tried[k->n++].algo = algo;
         }

@@ -517,6 +517,14 @@ Test(model, trials, .timeout = 30)
            "tree");
     cr_assert(chosen);
 
+    /* However little or much a trial took, prices stay numbers. */
+    tried.trial[0].took.ps[0] = 0;
+    (void)corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, false, "tree", &chosen);
+    cr_assert(chosen);
+    tried.trial[0].took.ps[0] = DCOMMI_MODEL_MOST;
+    (void)corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, false, "tree", &chosen);
+    cr_assert(!chosen);
+
     /* Other ranks, hosts, memory and operations are priced as before. */
     const struct {
         int nranks, nhosts;

@@ -134,9 +134,13 @@ static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_sh
                                         const dcommi_algo *algo, int64_t limit, int64_t budget,
                                         dcommi_price *price)
 {
+    const dcommi_terrain *t = &c->terrain[s->memory];
     int64_t factor = dcommi_correction_of(&c->corrections, s, algo, dcommi_shape_size(s));
-    limit = limit / factor * DCOMMI_CORRECTION_ONE;
-    DCOMMI_TRY(dcommi_choice_model(&c->terrain[s->memory], s, algo, limit, budget, price));
+    if (factor == DCOMMI_CORRECTION_ONE) {
+        return dcommi_choice_model(t, s, algo, limit, budget, price);
+    }
+    limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
+    DCOMMI_TRY(dcommi_choice_model(t, s, algo, limit, budget, price));
     price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
     price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
     return DCOMM_OK;
