@@ -18639,6 +18639,22 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                       DCOMM_CONNECTIONS_MAX);
 }
 
+/* The trials of an algorithm; the first free ones become its own. NULL: there are none, or this is
+ * no name that they can have. */
+static dcomm_trial *dcommi_trial_slot(dcomm_tuning *t, const char *algo)
+{
+    size_t len = strlen(algo);
+    for (int i = 0; i < DCOMM_TRIALS && len > 0 && len < sizeof t->trial[i].algo; i++) {
+        if (t->trial[i].algo[0] == 0) {
+            memcpy(t->trial[i].algo, algo, len + 1);
+        }
+        if (strcmp(t->trial[i].algo, algo) == 0) {
+            return &t->trial[i];
+        }
+    }
+    return NULL;
+}
+
 /* Does adding `shift` to every rank lead each group to a group? */
 static bool dcommi_groups_shift(const dcommi_groups *g, int shift, int32_t *to)
 {
@@ -20257,20 +20273,6 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
                : DCOMM_OK;
 }
 
-/* The next trial is of this algorithm. */
-static bool dcommi_tuning_trial(dcomm_tuning *t, const char *algo, const char *value)
-{
-    int i = 0;
-    while (i < DCOMM_TRIALS && t->trial[i].algo[0] != 0 && strcmp(t->trial[i].algo, algo) != 0) {
-        i++;
-    }
-    if (i == DCOMM_TRIALS || algo[0] == 0 || strlen(algo) >= sizeof t->trial[i].algo) {
-        return false;
-    }
-    snprintf(t->trial[i].algo, sizeof t->trial[i].algo, "%s", algo);
-    return dcommi_read_C(value, &t->trial[i].took);
-}
-
 /* Set what `key` names; false: there is no such thing, or the value is none. */
 static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *value)
 {
@@ -20280,7 +20282,8 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
         return true;
     }
     if (strncmp(key, DCOMMI_TRIAL_KEY, sizeof DCOMMI_TRIAL_KEY - 1) == 0) {
-        return dcommi_tuning_trial(t, key + sizeof DCOMMI_TRIAL_KEY - 1, value);
+        dcomm_trial *trial = dcommi_trial_slot(t, key + sizeof DCOMMI_TRIAL_KEY - 1);
+        return trial != NULL && dcommi_read_C(value, &trial->took);
     }
 #define DCOMMI_READ(name, field, kind)                  \
     if (strcmp(key, name) == 0) {                       \
@@ -40899,11 +40902,9 @@ static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_sh
 /* ---- the numbers ---- */
 
 /* What an all-reduce that trials are of would be asked of the model. */
-static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int rank, int nranks,
-                                       int64_t bytes)
+static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, int64_t bytes)
 {
     dcommi_shape s = {.coll = DCOMM_COLL_ALLREDUCE,
-                      .rank = rank,
                       .nranks = nranks,
                       .dtype = DCOMM_F32,
                       .op = DCOMM_SUM,
@@ -40929,7 +40930,7 @@ static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain 
         to->algo = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, tuning->trial[i].algo);
         to->n = 0;
         for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
-            dcommi_shape s = dcommi_trial_shape(groups, 0, t->nranks, took->bytes[p]);
+            dcommi_shape s = dcommi_trial_shape(groups, t->nranks, took->bytes[p]);
             dcommi_price price = {0};
             if (dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET,
                                     &price) >= 0) {
@@ -47150,6 +47151,13 @@ static int dcommi_tune_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* The first quartile, since what disturbs only adds; sorts them. */
+static double dcommi_tune_quartile(double *took, int n)
+{
+    qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
+    return n > 0 ? took[(n - 1) / 4] : 0;
+}
+
 /* Whether a rank, alone or with its partner, has a hardware thread to itself, or both share one
  * with nobody else who is measured. */
 static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
@@ -47267,14 +47275,12 @@ static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
     for (int i = 0; i < all->n; i++) {
         double *took = all->timed[i].took;
         dcommi_free(all->timed[i].plan);
-        qsort(took, (size_t)done, sizeof *took, dcommi_tune_compare);
-        took[0] = done > 0 ? took[(done - 1) / 4] / (double)all->timed[i].probe.trips : 0;
+        took[0] = dcommi_tune_quartile(took, done) / (double)all->timed[i].probe.trips;
     }
     all->n = 0;
 }
 
-/* Seconds of one trip of a probe that has run: the first quartile, since what disturbs only adds.
- */
+/* Seconds of one trip of a probe that has run. */
 static double dcommi_tune_time(const dcommi_tuner *t, int i)
 {
     return t->rounds.timed[i].took[0];
@@ -47729,7 +47735,7 @@ static int64_t dcommi_trial_of(const dcomm_tuning *tuning, const char *algo, int
 static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
-    dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->rank, t->comm->size, k->bytes);
+    dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes);
     int64_t prices[DCOMMI_ALGO_COUNT], cheapest = INT64_MAX, all = 0;
     const int64_t quarters = by > 0 ? 5 : k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
     const dcommi_algo *algo;
@@ -47801,36 +47807,18 @@ static void dcommi_trials_run(dcommi_tuner *t, dcommi_trials *k)
     }
 }
 
-static double dcommi_trial_time(double *took, int n)
-{
-    qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
-    return n > 0 ? took[(n - 1) / 4] : 0;
-}
-
-static void dcommi_trial_keep(dcomm_tuning *tuning, const char *algo, int64_t bytes, double seconds)
-{
-    for (int i = 0; i < DCOMM_TRIALS; i++) {
-        dcomm_trial *trial = &tuning->trial[i];
-        if (trial->algo[0] == 0) {
-            snprintf(trial->algo, sizeof trial->algo, "%s", algo);
-        }
-        if (strcmp(trial->algo, algo) == 0) {
-            dcommi_tune_point(&trial->took, bytes, seconds);
-            return;
-        }
-    }
-}
-
 /* One size, with rank 0's trials on all ranks. */
 static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *c, dcommi_trials *k)
 {
     dcommi_trials_choose(t, c, by, k);
     dcommi_trials_run(t, k);
-    double met = dcommi_trial_time(k->met, k->timed);
+    double met = dcommi_tune_quartile(k->met, k->timed);
     for (int i = 0; i < k->n; i++) {
-        double took = dcommi_trial_time(k->tried[i].took, k->timed);
-        dcommi_trial_keep(&t->tuning, k->tried[i].algo->name, k->bytes,
-                          (took - met) / (double)k->calls);
+        double took = dcommi_tune_quartile(k->tried[i].took, k->timed);
+        dcomm_trial *trial = dcommi_trial_slot(&t->tuning, k->tried[i].algo->name);
+        if (trial != NULL) {
+            dcommi_tune_point(&trial->took, k->bytes, (took - met) / (double)k->calls);
+        }
     }
     dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
 }

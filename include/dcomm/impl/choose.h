@@ -149,11 +149,9 @@ static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_sh
 /* ---- the numbers ---- */
 
 /* What an all-reduce that trials are of would be asked of the model. */
-static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int rank, int nranks,
-                                       int64_t bytes)
+static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, int64_t bytes)
 {
     dcommi_shape s = {.coll = DCOMM_COLL_ALLREDUCE,
-                      .rank = rank,
                       .nranks = nranks,
                       .dtype = DCOMM_F32,
                       .op = DCOMM_SUM,
@@ -179,7 +177,7 @@ static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain 
         to->algo = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, tuning->trial[i].algo);
         to->n = 0;
         for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
-            dcommi_shape s = dcommi_trial_shape(groups, 0, t->nranks, took->bytes[p]);
+            dcommi_shape s = dcommi_trial_shape(groups, t->nranks, took->bytes[p]);
             dcommi_price price = {0};
             if (dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET,
                                     &price) >= 0) {

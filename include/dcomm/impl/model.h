@@ -116,6 +116,22 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                       DCOMM_CONNECTIONS_MAX);
 }
 
+/* The trials of an algorithm; the first free ones become its own. NULL: there are none, or this is
+ * no name that they can have. */
+static dcomm_trial *dcommi_trial_slot(dcomm_tuning *t, const char *algo)
+{
+    size_t len = strlen(algo);
+    for (int i = 0; i < DCOMM_TRIALS && len > 0 && len < sizeof t->trial[i].algo; i++) {
+        if (t->trial[i].algo[0] == 0) {
+            memcpy(t->trial[i].algo, algo, len + 1);
+        }
+        if (strcmp(t->trial[i].algo, algo) == 0) {
+            return &t->trial[i];
+        }
+    }
+    return NULL;
+}
+
 /* Does adding `shift` to every rank lead each group to a group? */
 static bool dcommi_groups_shift(const dcommi_groups *g, int shift, int32_t *to)
 {

@@ -61,6 +61,13 @@ static int dcommi_tune_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* The first quartile, since what disturbs only adds; sorts them. */
+static double dcommi_tune_quartile(double *took, int n)
+{
+    qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
+    return n > 0 ? took[(n - 1) / 4] : 0;
+}
+
 /* Whether a rank, alone or with its partner, has a hardware thread to itself, or both share one
  * with nobody else who is measured. */
 static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
@@ -178,14 +185,12 @@ static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
     for (int i = 0; i < all->n; i++) {
         double *took = all->timed[i].took;
         dcommi_free(all->timed[i].plan);
-        qsort(took, (size_t)done, sizeof *took, dcommi_tune_compare);
-        took[0] = done > 0 ? took[(done - 1) / 4] / (double)all->timed[i].probe.trips : 0;
+        took[0] = dcommi_tune_quartile(took, done) / (double)all->timed[i].probe.trips;
     }
     all->n = 0;
 }
 
-/* Seconds of one trip of a probe that has run: the first quartile, since what disturbs only adds.
- */
+/* Seconds of one trip of a probe that has run. */
 static double dcommi_tune_time(const dcommi_tuner *t, int i)
 {
     return t->rounds.timed[i].took[0];

@@ -50,7 +50,7 @@ static int64_t dcommi_trial_of(const dcomm_tuning *tuning, const char *algo, int
 static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
-    dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->rank, t->comm->size, k->bytes);
+    dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes);
     int64_t prices[DCOMMI_ALGO_COUNT], cheapest = INT64_MAX, all = 0;
     const int64_t quarters = by > 0 ? 5 : k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
     const dcommi_algo *algo;
@@ -122,36 +122,18 @@ static void dcommi_trials_run(dcommi_tuner *t, dcommi_trials *k)
     }
 }
 
-static double dcommi_trial_time(double *took, int n)
-{
-    qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
-    return n > 0 ? took[(n - 1) / 4] : 0;
-}
-
-static void dcommi_trial_keep(dcomm_tuning *tuning, const char *algo, int64_t bytes, double seconds)
-{
-    for (int i = 0; i < DCOMM_TRIALS; i++) {
-        dcomm_trial *trial = &tuning->trial[i];
-        if (trial->algo[0] == 0) {
-            snprintf(trial->algo, sizeof trial->algo, "%s", algo);
-        }
-        if (strcmp(trial->algo, algo) == 0) {
-            dcommi_tune_point(&trial->took, bytes, seconds);
-            return;
-        }
-    }
-}
-
 /* One size, with rank 0's trials on all ranks. */
 static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *c, dcommi_trials *k)
 {
     dcommi_trials_choose(t, c, by, k);
     dcommi_trials_run(t, k);
-    double met = dcommi_trial_time(k->met, k->timed);
+    double met = dcommi_tune_quartile(k->met, k->timed);
     for (int i = 0; i < k->n; i++) {
-        double took = dcommi_trial_time(k->tried[i].took, k->timed);
-        dcommi_trial_keep(&t->tuning, k->tried[i].algo->name, k->bytes,
-                          (took - met) / (double)k->calls);
+        double took = dcommi_tune_quartile(k->tried[i].took, k->timed);
+        dcomm_trial *trial = dcommi_trial_slot(&t->tuning, k->tried[i].algo->name);
+        if (trial != NULL) {
+            dcommi_tune_point(&trial->took, k->bytes, (took - met) / (double)k->calls);
+        }
     }
     dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
 }

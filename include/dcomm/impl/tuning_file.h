@@ -134,20 +134,6 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
                : DCOMM_OK;
 }
 
-/* The next trial is of this algorithm. */
-static bool dcommi_tuning_trial(dcomm_tuning *t, const char *algo, const char *value)
-{
-    int i = 0;
-    while (i < DCOMM_TRIALS && t->trial[i].algo[0] != 0 && strcmp(t->trial[i].algo, algo) != 0) {
-        i++;
-    }
-    if (i == DCOMM_TRIALS || algo[0] == 0 || strlen(algo) >= sizeof t->trial[i].algo) {
-        return false;
-    }
-    snprintf(t->trial[i].algo, sizeof t->trial[i].algo, "%s", algo);
-    return dcommi_read_C(value, &t->trial[i].took);
-}
-
 /* Set what `key` names; false: there is no such thing, or the value is none. */
 static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *value)
 {
@@ -157,7 +143,8 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
         return true;
     }
     if (strncmp(key, DCOMMI_TRIAL_KEY, sizeof DCOMMI_TRIAL_KEY - 1) == 0) {
-        return dcommi_tuning_trial(t, key + sizeof DCOMMI_TRIAL_KEY - 1, value);
+        dcomm_trial *trial = dcommi_trial_slot(t, key + sizeof DCOMMI_TRIAL_KEY - 1);
+        return trial != NULL && dcommi_read_C(value, &trial->took);
     }
 #define DCOMMI_READ(name, field, kind)                  \
     if (strcmp(key, name) == 0) {                       \
