@@ -155,6 +155,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
         DCOMMI_L(set_f)(format == DCOMMI_FORMAT_E4M3 ? q->step * 256 : q->step);
     const bool stochastic = sums || q->rng != NULL;
     const bool stream = q->stream, stream_next = q->stream_next;
+    const size_t lead = dcommi_codec_lead();
     unsigned char *out = q->wire;
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0), line = DCOMMI_L(set_i)(0);
     DCOMMI_L(f) sum = DCOMMI_L(set_f)(0);
@@ -174,11 +175,11 @@ DCOMMI_LANE uint32_t DCOMMI_L(encode_any)(dcommi_quant *q, dcommi_format format,
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(f) w = v;
             if (measures) {
-                DCOMMI_L(ahead)(q->ahead + i + DCOMMI_CODEC_AHEAD);
+                DCOMMI_L(ahead)(q->ahead + i + lead);
                 w = DCOMMI_L(load_f)(q->ahead + i);
             }
             if (measures && feedback) {
-                DCOMMI_L(ahead)(q->ahead_residual + i + DCOMMI_CODEC_AHEAD);
+                DCOMMI_L(ahead)(q->ahead_residual + i + lead);
                 w = DCOMMI_L(add_f)(w, DCOMMI_L(load_f)(q->ahead_residual + i));
                 DCOMMI_L(store_f)(q->ahead_sum + i, w, false);
             }
@@ -314,6 +315,7 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
 {
     const unsigned vectors = 32 / dcommi_format_bits[format];
     const bool stream = d->stream;
+    const size_t lead = dcommi_codec_lead();
     const unsigned char *from = d->wires[0];
     const float step = d->steps[0];
     const DCOMMI_L(table) table = DCOMMI_L(table_of)(step, format);
@@ -325,7 +327,7 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
         for (unsigned k = 0; k < vectors; k++) {
             float *x = d->x + at + 16 * k;
             if (add) {
-                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+                DCOMMI_L(ahead)(x + lead);
             }
             DCOMMI_L(f) before = add ? DCOMMI_L(load_f)(x) : DCOMMI_L(set_f)(0);
             DCOMMI_L(store_f)
@@ -338,12 +340,12 @@ DCOMMI_LANE bool DCOMMI_L(decode_any)(const dcommi_dequant *d, dcommi_format for
 /* Eight vectors of wire w, from bit `down` of each word on, added to the sums of those before. */
 DCOMMI_LANE void DCOMMI_L(sum_wire)(const dcommi_dequant *d, dcommi_format format, size_t w,
                                     const DCOMMI_L(table) * table, size_t from, unsigned down,
-                                    bool marks, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
+                                    bool marks, size_t lead, DCOMMI_L(f) * sum, DCOMMI_L(i) * bad)
 {
     const unsigned vectors = 32 / dcommi_format_bits[format], some = vectors < 8 ? vectors : 8;
     const unsigned char *wire = d->wires[w] + from;
     DCOMMI_L(i) line = DCOMMI_L(load_i)(wire);
-    DCOMMI_L(ahead)(wire + DCOMMI_CODEC_AHEAD / 2);
+    DCOMMI_L(ahead)(wire + lead / 2);
     if (down == 0 && !marks) {
         *bad = DCOMMI_L(or_i)(*bad, DCOMMI_L(forbidden)(line, format));
     } else if (down != 0) {
@@ -366,6 +368,7 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
     float *x = d->x;
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fffffff);
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
+    const size_t lead = dcommi_codec_lead();
     const bool stream = !plain && d->stream, scaled = !plain && d->factor != 1;
     const bool marks = DCOMMI_MARKS && (format == DCOMMI_FORMAT_Q2 || format == DCOMMI_FORMAT_Q4);
     DCOMMI_L(table) table[DCOMMI_DEQUANT_WIRES];
@@ -378,9 +381,9 @@ DCOMMI_LANE bool DCOMMI_L(sum_any)(const dcommi_dequant *d, dcommi_format format
         const size_t from = at / (16 * vectors) * DCOMMI_WIRE_LINE;
         const unsigned down = (unsigned)(at / 16 % vectors) * bits;
         DCOMMI_L(f) sum[8] = {factor, factor, factor, factor, factor, factor, factor, factor};
-        DCOMMI_L(sum_wire)(d, format, 0, table, from, down, marks, sum, &bad);
+        DCOMMI_L(sum_wire)(d, format, 0, table, from, down, marks, lead, sum, &bad);
         for (size_t w = 1; w < n; w++) {
-            DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, sum, &bad);
+            DCOMMI_L(sum_wire)(d, format, w, table, from, down, marks, lead, sum, &bad);
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < some; k++) {
@@ -447,6 +450,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
     const DCOMMI_L(i) top = DCOMMI_L(set_i)((int32_t)0x80000000u);
     const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
     const bool stochastic = q->rng != NULL, stream = q->stream, stream_next = q->stream_next;
+    const size_t lead = dcommi_codec_lead();
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
     for (size_t at = 0, group = q->group; at < q->count; at += DCOMMI_RNG_GROUP, group++) {
         DCOMMI_L(random) random = {{DCOMMI_L(set_i)(0), DCOMMI_L(set_i)(0)}};
@@ -457,7 +461,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 8; k++) {
             const size_t i = at + 16 * k;
-            DCOMMI_L(ahead)(q->x + i + DCOMMI_CODEC_AHEAD);
+            DCOMMI_L(ahead)(q->x + i + lead);
             DCOMMI_L(f) v = DCOMMI_L(load_f)(q->x + i);
             DCOMMI_L(i)
             turned = DCOMMI_L(rol)(random.word[k / 4], 8 * (k % 4));
@@ -496,7 +500,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(cast_any)(const dcommi_quant *q, bool half)
 
 /* 64 numbers of wire w added to the sum of those before; *most: the largest of them. */
 DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_t w, bool half,
-                                       bool ahead, DCOMMI_L(f) * sum, DCOMMI_L(i) * most)
+                                       size_t lead, DCOMMI_L(f) * sum, DCOMMI_L(i) * most)
 {
     const DCOMMI_L(i) magnitude = DCOMMI_L(set_i)(0x7fff);
     const DCOMMI_L(i) sixteen = DCOMMI_L(set_i)(16);
@@ -509,8 +513,8 @@ DCOMMI_LANE void DCOMMI_L(uncast_wire)(const dcommi_dequant *d, size_t at, size_
         DCOMMI_L(f)
         v = half ? DCOMMI_L(from_f16)(packed) : DCOMMI_L(as_f)(DCOMMI_L(sll)(wide, sixteen));
         sum[k] = w == 0 ? v : DCOMMI_L(add_f)(sum[k], v);
-        if (ahead && k % 2 == 0) {
-            DCOMMI_L(ahead)(wire + 32 * k + 4 * DCOMMI_CODEC_AHEAD);
+        if (lead > 0 && k % 2 == 0) {
+            DCOMMI_L(ahead)(wire + 32 * k + 4 * lead);
         }
     }
 }
@@ -521,23 +525,24 @@ DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bo
 {
     const DCOMMI_L(f) factor = DCOMMI_L(set_f)(d->factor);
     const bool add = d->add, stream = d->stream;
+    const size_t lead = dcommi_codec_lead();
     DCOMMI_L(i) most = DCOMMI_L(set_i)(0);
     const size_t n = one ? 1 : d->n;
     for (size_t at = 0; at < d->count; at += 64) {
         DCOMMI_L(f) zero = DCOMMI_L(set_f)(0), sum[4] = {zero, zero, zero, zero};
-        DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add, sum, &most);
+        DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add ? lead : 0, sum, &most);
         /* For each an instruction of its own; see kernels/cpu_simd.h. */
         if (n > 1) {
-            DCOMMI_L(uncast_wire)(d, at, 1, half, false, sum, &most);
+            DCOMMI_L(uncast_wire)(d, at, 1, half, 0, sum, &most);
         }
         if (n > 2) {
-            DCOMMI_L(uncast_wire)(d, at, 2, half, false, sum, &most);
+            DCOMMI_L(uncast_wire)(d, at, 2, half, 0, sum, &most);
         }
         if (n > 3) {
-            DCOMMI_L(uncast_wire)(d, at, 3, half, false, sum, &most);
+            DCOMMI_L(uncast_wire)(d, at, 3, half, 0, sum, &most);
         }
         for (size_t w = 4; w < n; w++) {
-            DCOMMI_L(uncast_wire)(d, at, w, half, false, sum, &most);
+            DCOMMI_L(uncast_wire)(d, at, w, half, 0, sum, &most);
         }
         DCOMMI_UNROLL_8
         for (unsigned k = 0; k < 4; k++) {
@@ -546,7 +551,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bo
             if (!one) {
                 v = DCOMMI_L(mul_f)(v, factor);
             } else if (add) {
-                DCOMMI_L(ahead)(x + DCOMMI_CODEC_AHEAD);
+                DCOMMI_L(ahead)(x + lead);
                 v = DCOMMI_L(add_f)(DCOMMI_L(load_f)(x), v);
             }
             DCOMMI_L(store_f)(x, v, stream);

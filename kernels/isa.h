@@ -34,6 +34,16 @@ static dcommi_isa dcommi_isa_best(void)
     return DCOMMI_ISA_PORTABLE;
 }
 
+static inline bool dcommi_isa_is_intel(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == signature_INTEL_ebx;
+#else
+    return false;
+#endif
+}
+
 static _Atomic int dcommi_isa_chosen = -1;
 
 /* Use this one; the best when it is unknown or cannot run here. Returns what is used. */

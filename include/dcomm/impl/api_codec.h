@@ -66,11 +66,11 @@ DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p)
 /* Where option k begins in the spec of a codec; NULL: it has none. */
 static const char *dcommi_codec_find_k(const dcomm_codec *codec)
 {
-    const char *at = strstr(codec->spec, "k=");
-    while (at != NULL && at > codec->spec && at[-1] != ':' && at[-1] != ',') {
-        at = strstr(at + 1, "k=");
+    const char *option = strpbrk(codec->spec, ":,");
+    while (option != NULL && strncmp(option + 1, "k=", 2) != 0) {
+        option = strpbrk(option + 1, ":,");
     }
-    return at;
+    return option != NULL ? option + 1 : NULL;
 }
 
 /* Option k: below 1 a share of the elements, else their number; below 0: it has none. */
