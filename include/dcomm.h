@@ -47733,20 +47733,27 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
 #define DCOMMI_TRIAL_TIMED 4 /* calls of a turn, after one that warms up */
 #define DCOMMI_TRIAL_TURNS 3
 #define DCOMMI_TRIAL_S 0.015     /* after so long, no other turns of a size */
-#define DCOMMI_TRIAL_MOST_S 0.1  /* a size is left out if a turn is longer by the model */
+#define DCOMMI_TRIAL_MOST_S 0.12 /* a turn leaves out the dearest if it were longer by the model \
+                                  */
 #define DCOMMI_TRIAL_SHORT 65536 /* calls up to so long are timed eight in a row */
+#define DCOMMI_TRIAL_LONG                                                  \
+    (4 << 20) /* from here on two calls are timed, of what was near before \
+               */
 
-/* Beyond the last, prices differ as they do there. */
-static const int64_t dcommi_trial_sizes[] = {4096, 16384, 65536, 262144, 1 << 20, 4 << 20};
+/* Beyond the last, prices differ as they do there. The last is for ranks that share cores, among
+ * whose algorithms some fall behind only where calls are that long. */
+static const int64_t dcommi_trial_sizes[] = {4096,    16384,   65536,   262144,
+                                             1 << 20, 4 << 20, 16 << 20};
 enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
 
 /* The trials of one size. */
 typedef struct dcommi_trials {
     int64_t bytes, calls; /* in a row: ranks that share a core do not meet without delay */
     uint8_t *in, *out;
-    int n, timed;
+    int n, each, timed; /* calls timed in a turn, in all */
     struct dcommi_tried {
         const dcommi_algo *algo;
+        int64_t price;
         double took[DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED];
     } tried[DCOMM_TRIALS];
     double met[DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED]; /* what meeting alone takes */
@@ -47767,36 +47774,53 @@ static int64_t dcommi_trial_of(const dcomm_tuning *tuning, const char *algo, int
 }
 
 /* Those that are worth a trial, the same on every rank: by the price, as trials of the sizes before
- * have corrected it, no more than twice the cheapest, or three times where calls are short; of the
- * largest size, by the trial of the size before (bytes `by`, else 0), no more than a quarter above.
- */
+ * have corrected it, no more than twice the cheapest, or three times where calls are short; or by
+ * the model alone no more than half above, for where all its prices are too high none but those
+ * that were tried would be cheap. Of long calls, by the trial of the size before (bytes `by`, else
+ * 0), no more than half above. */
 static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
     dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes);
-    int64_t prices[DCOMMI_ALGO_COUNT], cheapest = INT64_MAX, all = 0;
-    const int64_t quarters = by > 0 ? 5 : k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
+    int64_t prices[DCOMMI_ALGO_COUNT], models[DCOMMI_ALGO_COUNT];
+    int64_t cheapest = INT64_MAX, model = INT64_MAX, all = 0;
+    const int64_t quarters = by > 0 ? 6 : k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
     const dcommi_algo *algo;
     s.rank_order = t->comm->deterministic;
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
         dcommi_price price = {0};
+        models[i] = INT64_MAX;
         if (by > 0) {
             prices[i] = dcommi_trial_of(&t->tuning, algo->name, by);
         } else {
             dcomm_status status =
                 dcommi_choice_price(c, &s, algo, INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
             prices[i] = status >= 0 ? price.ps : INT64_MAX;
+            status = dcommi_choice_model(&c->terrain[false], &s, algo, INT64_MAX >> 4,
+                                         DCOMMI_CHOICE_BUDGET, &price);
+            models[i] = status >= 0 ? price.ps : INT64_MAX;
         }
         cheapest = dcommi_min64(cheapest, prices[i]);
+        model = dcommi_min64(model, models[i]);
     }
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL && k->n < DCOMM_TRIALS; i++) {
-        if (prices[i] < INT64_MAX && prices[i] / quarters <= cheapest / 4) {
-            all += by > 0 ? prices[i] / by * k->bytes : prices[i];
+        if (prices[i] < INT64_MAX &&
+            (prices[i] / quarters <= cheapest / 4 || models[i] / 6 <= model / 4)) {
+            k->tried[k->n].price = by > 0 ? prices[i] / by * k->bytes : prices[i];
+            all += k->tried[k->n].price;
             k->tried[k->n++].algo = algo;
         }
     }
-    double turn = 1e-12 * (double)all * (double)k->calls * (DCOMMI_TRIAL_TIMED + 1);
-    k->n = turn <= DCOMMI_TRIAL_MOST_S ? k->n : 0;
+    while (k->n > 0 &&
+           1e-12 * (double)all * (double)k->calls * (k->each + 1) > DCOMMI_TRIAL_MOST_S) {
+        int dearest = 0;
+        for (int i = 1; i < k->n; i++) {
+            dearest = k->tried[i].price >= k->tried[dearest].price ? i : dearest;
+        }
+        all -= k->tried[dearest].price;
+        k->tried[dearest] = k->tried[--k->n];
+    }
+    k->n = k->n > 1 ? k->n : 0; /* nothing to choose from */
 }
 
 /* Calls as programs make them, whatever groups this thread has open. */
@@ -47816,7 +47840,7 @@ static void dcommi_trial_calls(dcommi_tuner *t, const dcommi_trials *k, const dc
 /* An algorithm's turn. Each call finds its buffers in no cache, as one that has many does. */
 static void dcommi_trial_turn(dcommi_tuner *t, dcommi_trials *k, struct dcommi_tried *tried)
 {
-    for (int i = -1; i < DCOMMI_TRIAL_TIMED && t->status >= 0; i++) {
+    for (int i = -1; i < k->each && t->status >= 0; i++) {
         int at = k->timed + (i < 0 ? 0 : i);
         dcommi_flush(k->in, k->calls * k->bytes);
         dcommi_flush(k->out, k->calls * k->bytes);
@@ -47841,7 +47865,7 @@ static void dcommi_trials_run(dcommi_tuner *t, dcommi_trials *k)
         for (int i = 0; i < k->n; i++) {
             dcommi_trial_turn(t, k, &k->tried[i]);
         }
-        k->timed += DCOMMI_TRIAL_TIMED;
+        k->timed += k->each;
     }
 }
 
@@ -47864,7 +47888,9 @@ static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *
 /* All sizes. Every rank has the same numbers already, and has rank 0's trials at the end. */
 static void dcommi_tune_trials(dcommi_tuner *t)
 {
-    const int64_t *sizes = dcommi_trial_sizes, most = sizes[DCOMMI_TRIAL_SIZES - 1];
+    const int crowded = dcommi_place_crowded(t->comm->groups, t->comm->places, 0);
+    const int nsizes = DCOMMI_TRIAL_SIZES - !crowded;
+    const int64_t *sizes = dcommi_trial_sizes, most = sizes[nsizes - 1];
     dcommi_trials *k = dcommi_alloc(sizeof *k);
     dcommi_chooser *c = dcommi_alloc(sizeof *c);
     uint8_t *memory = dcommi_alloc(2 * (size_t)most);
@@ -47872,13 +47898,14 @@ static void dcommi_tune_trials(dcommi_tuner *t)
         t->status = t->status >= 0 ? DCOMM_ERR_NO_MEMORY : t->status;
     }
     t->tuning.tried = t->comm->size;
-    for (int i = 0; i < DCOMMI_TRIAL_SIZES && t->status >= 0; i++) {
+    for (int i = 0; i < nsizes && t->status >= 0; i++) {
         t->status = dcommi_chooser_set(c, t->comm->groups, t->comm->size, &t->tuning);
         *k = (dcommi_trials){.bytes = sizes[i],
                              .calls = sizes[i] <= DCOMMI_TRIAL_SHORT ? 8 : 1,
+                             .each = sizes[i] < DCOMMI_TRIAL_LONG ? DCOMMI_TRIAL_TIMED : 2,
                              .in = memory,
                              .out = memory + most};
-        dcommi_trials_of(t, sizes[i] == most ? sizes[i - 1] : 0, c, k);
+        dcommi_trials_of(t, sizes[i] >= DCOMMI_TRIAL_LONG ? sizes[i - 1] : 0, c, k);
     }
     dcommi_free(memory);
     dcommi_free(c);
@@ -58481,6 +58508,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_TOPK_STREAM
 #undef DCOMMI_TREE_CHILDREN
 #undef DCOMMI_TRIAL_KEY
+#undef DCOMMI_TRIAL_LONG
 #undef DCOMMI_TRIAL_MOST_S
 #undef DCOMMI_TRIAL_S
 #undef DCOMMI_TRIAL_SHORT
