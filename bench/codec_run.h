@@ -80,7 +80,8 @@ static bool codec_run_fits(const codec_run *run)
 {
     double page = (double)sysconf(_SC_PAGESIZE), pages = (double)sysconf(_SC_PHYS_PAGES);
     double states = run->args->opts.variant == DCOMM_FEEDBACK_CLASSIC ? 1 : 2;
-    double need = (double)run->n * run->ranks * states * (run->args->opts.bf16 ? 2 : 4);
+    double need = (double)run->n * run->ranks *
+                  (states * (run->args->opts.bf16 ? 2 : 4) + (run->info.linear ? 4 : 0));
     if (run->args->feedback && need > 0.8 * page * pages) {
         fprintf(stderr, "dcomm-codec: the residuals of %u ranks take %.1f GB, more than there is\n",
                 run->ranks, need * 1e-9);
@@ -286,8 +287,9 @@ static dcomm_status codec_ring(codec_run *run)
     return DCOMM_OK;
 }
 
-/* In codec_sparse.h. */
+/* In codec_sparse.h and codec_lowrank.h. */
 static dcomm_status codec_sparse(codec_run *run);
+static dcomm_status codec_lowrank(codec_run *run);
 
 /* ---- steps ---- */
 
@@ -311,10 +313,12 @@ static dcomm_status codec_run_step(codec_run *run, uint64_t step)
     memset(run->sum, 0, run->n * sizeof *run->sum);
     memset(run->exact, 0, run->n * sizeof *run->exact);
     bool whole = run->linear || run->ranks == 1;
-    DCOMMI_TRY(whole || run->args->way == WAY_ALLGATHER ? codec_allgather(run)
-               : run->args->way == WAY_RING             ? codec_ring(run)
-               : run->args->way == WAY_SPARSE           ? codec_sparse(run)
-                                                        : codec_two_shot(run));
+    bool products = run->ranks > 1 && dcommi_codec_is(run->codec, DCOMMI_IS_PRODUCTS);
+    DCOMMI_TRY(products                                   ? codec_lowrank(run)
+               : whole || run->args->way == WAY_ALLGATHER ? codec_allgather(run)
+               : run->args->way == WAY_RING               ? codec_ring(run)
+               : run->args->way == WAY_SPARSE             ? codec_sparse(run)
+                                                          : codec_two_shot(run));
     for (uint32_t r = 0; run->fb != NULL && r < run->ranks; r++) {
         /* each rank has the result; one copy of it is turned into the estimate */
         memcpy(run->x, run->result, run->n * sizeof *run->x);

@@ -5,6 +5,7 @@
 #define DCOMM_NO_COMM
 #define DCOMM_IMPLEMENTATION
 #pragma GCC diagnostic ignored "-Wunused-function"
+#include "codec_lowrank.h"
 #include "codec_sparse.h"
 #include "codec_svg.h"
 

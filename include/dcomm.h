@@ -1425,8 +1425,10 @@ typedef struct dcomm_coll_opts {
                                          differ by rank (default: NULL) */
     dcomm_ledger *codec_ledger; /* errors of this rank's encodings are added to it: what arrives of
                                    what it sends, and with feedback what it holds back (instead of
-                                   the state's own ledger). In use until the operation is complete;
-                                   may differ by rank (default: NULL) */
+                                   the state's own ledger). A sum that this rank encodes again is
+                                   compared with nothing: its bits count, and what feedback holds
+                                   back of it. In use until the operation is complete; may differ by
+                                   rank (default: NULL) */
 } dcomm_coll_opts;
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
@@ -1657,10 +1659,12 @@ typedef struct dcomm_bucket_param {
                     changes it (default: a gradient) */
 } dcomm_bucket_param;
 
-/* Parameters whose name matches a pattern have a codec. */
+/* Parameters whose name matches a pattern, and which name no codec themselves, have this one. */
 typedef struct dcomm_bucket_rule {
     const char *match; /* as in a shell: "*", "?", "[a-z]"; the first that matches decides */
     const char *codec; /* spec, or "none" */
+    const dcomm_feedback_opts *feedback; /* its error feedback; copied (default: opts.feedback) */
+    bool no_feedback;                    /* none, whatever opts.feedback is */
 } dcomm_bucket_rule;
 
 /* All zero means the defaults. The same on every rank. */
@@ -1687,8 +1691,8 @@ typedef struct dcomm_buckets_opts {
     const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
     const dcomm_bucket_rule *rules; /* that come before `codec`; copied (default: none) */
     size_t nrules;
-    const dcomm_feedback_opts *feedback; /* each bucket with a codec has error feedback; copied
-                                            (default: NULL, none) */
+    const dcomm_feedback_opts *feedback; /* each bucket with a codec has error feedback, unless its
+                                            rule says otherwise; copied (default: NULL, none) */
     dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, accumulate, timeout_s, lanes,
                              chunk_bytes, codec_seed; the rest must be zero */
     bool registered;    /* memory of buckets comes from dcomm_mem_alloc, which ranks of a host read
@@ -2315,7 +2319,8 @@ typedef struct dcomm_verdict {
     const char *algo;                      /* the compressed algorithm that would run */
     double seconds;                        /* by the model, with the codec's times as measured */
     double bf16_seconds, exact_seconds;    /* by the model: of bf16, and of f32 */
-    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core */
+    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core, without
+                                              error feedback (about as long again) */
     double bits;                           /* measured: on the wire per element of an encoding */
     char text[640];                        /* all of it in a sentence */
 } dcomm_verdict;
@@ -10883,11 +10888,13 @@ static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec
 /* The caller's workspace, or one for this call; *own is then to be freed. */
 static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
 {
+    static float none; /* a place to count from */
     *own = NULL;
-    if (*workspace == NULL && bytes > 0) {
-        *workspace = *own = dcommi_alloc_raw(bytes);
+    if (*workspace == NULL) {
+        *own = bytes > 0 ? dcommi_alloc_raw(bytes) : NULL;
+        *workspace = bytes > 0 ? *own : &none;
     }
-    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    return *workspace == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
 }
 
 /* Feedback for a codec that encodes a plain array only. */
@@ -11624,6 +11631,15 @@ static dcomm_status dcommi_feedback_basis_make(dcomm_feedback *fb)
     return fb->basis.count == count
                ? DCOMM_OK
                : dcommi_feedback_store_make(&fb->basis, count, false, fb->opts.in_place);
+}
+
+/* What the next step begins with, from its commit on. */
+static inline dcomm_status dcommi_feedback_learn(dcomm_feedback *fb, const float *basis)
+{
+    DCOMMI_TRY(dcommi_feedback_basis_make(fb));
+    memcpy(fb->basis.next, basis, fb->basis.count * sizeof(float));
+    fb->learned = true;
+    return DCOMM_OK;
 }
 
 static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
@@ -43314,11 +43330,7 @@ static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
         return DCOMM_OK;
     }
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
-    DCOMMI_TRY(dcommi_feedback_basis_make(fb));
-    memcpy(fb->basis.next, (const float *)wire + dcommi_powersgd_p_count(&m),
-           4 * dcommi_powersgd_q_count(&m));
-    fb->learned = true;
-    return DCOMM_OK;
+    return dcommi_feedback_learn(fb, (const float *)wire + dcommi_powersgd_p_count(&m));
 }
 
 #endif
@@ -48145,6 +48157,8 @@ typedef struct dcommi_bkt_param {
 typedef struct dcommi_bkt_kind {
     dcomm_dtype dtype;
     dcomm_codec *codec; /* NULL: exact */
+    bool has_feedback;
+    dcomm_feedback_opts feedback;
 } dcommi_bkt_kind;
 
 typedef struct dcommi_bkt {
@@ -48286,39 +48300,90 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         : !(c->timeout_s >= 0) || c->lanes < 0 || c->chunk_bytes > (size_t)INT64_MAX / 2
             ? "opts.coll has a timeout_s or lanes below 0, or chunk_bytes beyond all memory"
             : NULL;
+    for (size_t i = 0; wrong == NULL && i < o->nrules; i++) {
+        const dcomm_bucket_rule *rule = &o->rules[i];
+        bool exact = rule->codec == NULL || strcmp(rule->codec, "none") == 0;
+        if (rule->feedback != NULL && (exact || rule->no_feedback)) {
+            return dcommi_fail(
+                DCOMM_ERR_INVALID,
+                "dcomm_buckets_create: opts.rules[%zu] (\"%s\") has feedback, and %s", i,
+                rule->match != NULL ? rule->match : "", exact ? "no codec" : "no_feedback is set");
+        }
+    }
     return wrong == NULL ? DCOMM_OK
                          : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s", wrong);
 }
 
-/* The codec's spec of a parameter; NULL: exact. */
-static const char *dcommi_bkt_spec(const dcomm_buckets_opts *o, const dcomm_bucket_param *given,
-                                   const char *name)
+/* The rule of a parameter; NULL: none, or it names a codec itself. */
+static const dcomm_bucket_rule *dcommi_bkt_rule(const dcomm_buckets_opts *o,
+                                                const dcomm_bucket_param *given, const char *name)
 {
-    const char *spec = given->codec;
-    for (size_t i = 0; spec == NULL && i < o->nrules; i++) {
-        const dcomm_bucket_rule *rule = &o->rules[i];
-        if (rule->match != NULL && fnmatch(rule->match, name, 0) == 0) {
-            spec = rule->codec != NULL ? rule->codec : "none";
+    for (size_t i = 0; given->codec == NULL && i < o->nrules; i++) {
+        if (o->rules[i].match != NULL && fnmatch(o->rules[i].match, name, 0) == 0) {
+            return &o->rules[i];
         }
     }
-    spec = spec != NULL ? spec : o->codec;
+    return NULL;
+}
+
+/* The codec's spec of a parameter; NULL: exact. */
+static const char *dcommi_bkt_spec(const dcomm_buckets_opts *o, const dcomm_bucket_param *given,
+                                   const dcomm_bucket_rule *rule)
+{
+    const char *spec = given->codec != NULL ? given->codec : rule != NULL ? rule->codec : o->codec;
     bool none = spec == NULL || strcmp(spec, "none") == 0 || given->dtype > DCOMM_BF16;
     return none ? NULL : spec;
 }
 
-/* The kind of a dtype and a codec, new or known. */
-static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, const char *spec,
-                                       size_t *kind_p)
+static const dcomm_feedback_opts *dcommi_bkt_feedback(const dcomm_buckets_opts *o,
+                                                      const dcomm_bucket_rule *rule)
 {
-    dcomm_codec *codec = NULL;
+    return rule != NULL && rule->no_feedback        ? NULL
+           : rule != NULL && rule->feedback != NULL ? rule->feedback
+                                                    : o->feedback;
+}
+
+/* What error feedback does to numbers; two kinds may differ in nothing else. */
+typedef struct dcommi_bkt_feedback_words {
+    uint64_t word[8];
+} dcommi_bkt_feedback_words;
+
+static dcommi_bkt_feedback_words dcommi_bkt_feedback_of(const dcommi_bkt_kind *kind)
+{
+    const dcomm_feedback_opts *o = &kind->feedback;
+    dcommi_bkt_feedback_words w = {{0}};
+    if (kind->has_feedback) {
+        const uint64_t flags = 1 | (uint64_t)o->bf16 << 1 | (uint64_t)o->scale << 2;
+        w = (dcommi_bkt_feedback_words){
+            {flags, (uint64_t)o->variant, o->seed, o->tensor, o->warmup_steps}};
+        memcpy(&w.word[5], &o->momentum, sizeof o->momentum);
+        memcpy(&w.word[6], &o->clip, sizeof o->clip);
+    }
+    return w;
+}
+
+static bool dcommi_bkt_alike(const dcommi_bkt_kind *x, const dcommi_bkt_kind *y)
+{
+    const dcommi_bkt_feedback_words a = dcommi_bkt_feedback_of(x), b = dcommi_bkt_feedback_of(y);
+    return x->dtype == y->dtype && (x->codec == NULL) == (y->codec == NULL) &&
+           (x->codec == NULL ||
+            strcmp(dcomm_codec_spec(x->codec), dcomm_codec_spec(y->codec)) == 0) &&
+           memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* The kind of a dtype, a codec and its feedback (NULL: none), new or known. */
+static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, const char *spec,
+                                       const dcomm_feedback_opts *feedback, size_t *kind_p)
+{
+    dcommi_bkt_kind kind = {.dtype = dtype};
     if (spec != NULL) {
-        DCOMMI_TRY(dcomm_codec_create(spec, &codec));
+        DCOMMI_TRY(dcomm_codec_create(spec, &kind.codec));
+        kind.has_feedback = feedback != NULL;
+        kind.feedback = feedback != NULL ? *feedback : kind.feedback;
     }
     for (size_t i = 0; i < b->nkinds; i++) {
-        const dcomm_codec *known = b->kinds[i].codec;
-        if (b->kinds[i].dtype == dtype && (known == NULL) == (codec == NULL) &&
-            (known == NULL || strcmp(dcomm_codec_spec(known), dcomm_codec_spec(codec)) == 0)) {
-            dcomm_codec_destroy(&codec);
+        if (dcommi_bkt_alike(&b->kinds[i], &kind)) {
+            dcomm_codec_destroy(&kind.codec);
             *kind_p = i;
             return DCOMM_OK;
         }
@@ -48326,10 +48391,10 @@ static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, cons
     dcomm_status status =
         dcommi_grow((void **)&b->kinds, &b->kinds_capacity, b->nkinds + 1, sizeof *b->kinds);
     if (status < 0) {
-        dcomm_codec_destroy(&codec);
+        dcomm_codec_destroy(&kind.codec);
         return status;
     }
-    b->kinds[b->nkinds] = (dcommi_bkt_kind){dtype, codec};
+    b->kinds[b->nkinds] = kind;
     *kind_p = b->nkinds++;
     return DCOMM_OK;
 }
@@ -48410,8 +48475,9 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     }
     p->bytes = given->count * element;
     b->bytes += p->bytes;
-    dcomm_status status =
-        dcommi_bkt_kind_of(b, given->dtype, dcommi_bkt_spec(o, given, p->name), &p->kind);
+    const dcomm_bucket_rule *rule = dcommi_bkt_rule(o, given, p->name);
+    dcomm_status status = dcommi_bkt_kind_of(b, given->dtype, dcommi_bkt_spec(o, given, rule),
+                                             dcommi_bkt_feedback(o, rule), &p->kind);
     if (status < 0) {
         return dcommi_fail(status, "parameter %zu, \"%s\": %s", number, p->name,
                            dcomm_last_error());
@@ -48431,7 +48497,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
             number, p->name, given->value != NULL ? "a" : "no");
     }
     b->has_values = o->sharded && given->value != NULL;
-    if (codec != NULL && codec->automatic && b->has_feedback && o->rebuild) {
+    if (codec != NULL && codec->automatic && b->kinds[p->kind].has_feedback && o->rebuild) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
             "dcomm_buckets_create: parameter %zu, \"%s\": codec auto may be exact for "
@@ -48657,7 +48723,7 @@ static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
 
 static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
 {
-    const dcomm_codec *codec = b->kinds[k->kind].codec;
+    const dcommi_bkt_kind *kind = &b->kinds[k->kind];
     k->data = dcommi_bkt_flat(b, k, false);
     k->durations = dcommi_calloc(b->history, sizeof *k->durations);
     if (k->durations == NULL) {
@@ -48679,10 +48745,10 @@ static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dc
     if (b->opts.sharded) {
         DCOMMI_TRY(dcommi_bkt_share(b, k));
     }
-    if (codec != NULL && b->has_feedback) {
-        dcomm_feedback_opts o = b->feedback_opts;
+    if (kind->has_feedback) {
+        dcomm_feedback_opts o = kind->feedback;
         o.tensor += (uint32_t)number;
-        return dcomm_feedback_create(codec, k->count, &o, &k->feedback);
+        return dcomm_feedback_create(kind->codec, k->count, &o, &k->feedback);
     }
     return DCOMM_OK;
 }
@@ -48786,7 +48852,26 @@ static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
     const dcommi_bkt_param *p = &b->params[i];
     uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
     h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
+    const dcommi_bkt_feedback_words w = dcommi_bkt_feedback_of(&b->kinds[p->kind]);
+    for (size_t k = 0; k < sizeof w.word / sizeof *w.word; k++) {
+        h = dcommi_mix(h, w.word[k]);
+    }
     return dcommi_bkt_text_hash(h, dcommi_bkt_codec_name(b, p));
+}
+
+/* Error feedback as a difference names it; "" where there is none. */
+static void dcommi_bkt_feedback_text(const dcommi_bkt_kind *kind, char *text, size_t room)
+{
+    static const char *const variants[] = {"classic", "EF21", "DGC"};
+    const dcomm_feedback_opts *o = &kind->feedback;
+    text[0] = 0;
+    if (kind->has_feedback) {
+        snprintf(text, room,
+                 " and feedback (%s, bf16 %d, scale %d, seed %" PRIu64 ", tensor %" PRIu32
+                 ", momentum %g, clip %g, warmup_steps %" PRIu64 ")",
+                 (unsigned)o->variant < 3 ? variants[o->variant] : "unknown", o->bf16, o->scale,
+                 o->seed, o->tensor, o->momentum, o->clip, o->warmup_steps);
+    }
 }
 
 static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, size_t room)
@@ -48796,8 +48881,11 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s", p->name, p->count,
-             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p));
+    char feedback[200];
+    dcommi_bkt_feedback_text(&b->kinds[p->kind], feedback, sizeof feedback);
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
+             feedback);
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with

@@ -14,6 +14,7 @@ enum { PIECE = 1 << 20, WIRES = 4, MOST = 5 * PIECE };
 
 static const char *const specs[] = {
     "f16",
+    "f16:rounding=stochastic",
     "bf16",
     "bf16:rounding=stochastic",
     "fp8",
@@ -26,6 +27,9 @@ static const char *const specs[] = {
     "tern",
     "sign",
     "topk:k=0.01",
+    "topk:k=0.01,values=f16",
+    "topk:k=0.01,values=bf16",
+    "threshold:k=0.01",
     "topk+qsgd:k=0.01",
     "randk:k=0.01",
     "powersgd:rank=2",

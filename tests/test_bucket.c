@@ -181,11 +181,12 @@ static int accumulation(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
     dcomm_comm *comm = join(rank, n, s);
-    for (int place = 0; place < 5; place++) {
+    for (int each = 0; each < 25; each++) { /* every place of gradients with every size */
         static set t;
         const size_t sizes[] = {500, 1, 3000, 0, 100};
-        dcomm_buckets_opts opts = {.bucket_bytes = sizes[place], .sum = true, .unused = true};
-        uint64_t seed = (uint64_t)rank * 7 + (uint64_t)place;
+        const int place = each % 5;
+        dcomm_buckets_opts opts = {.bucket_bytes = sizes[each / 5], .sum = true, .unused = true};
+        uint64_t seed = (uint64_t)rank * 7 + (uint64_t)each;
         size_t order[SET_MAX];
         set_shape(&t, 12, 200, false, 3);
         set_settle(&t, comm, (set_place)place);
@@ -226,8 +227,9 @@ static int accumulation(int rank, int n, procs_shared *s, void *arg)
                                : i == 3                        ? set_value(i, j, 1, micro)
                                                                : set_sum(&t, i, j, micro);
                     }
-                    PROCS_CHECK((double)grad[j] == sum, "place %d, parameter %zu: %g, not %g",
-                                place, i, (double)grad[j], sum);
+                    PROCS_CHECK((double)grad[j] == sum,
+                                "place %d, %zu bytes, parameter %zu: %g, not %g", place,
+                                sizes[each / 5], i, (double)grad[j], sum);
                 }
             }
         }
@@ -243,6 +245,7 @@ Test(bucket, accumulation, .timeout = 60)
 {
     on(2, RANKS_LOCAL, 25, accumulation);
     on(3, RANKS_HOSTS, 25, accumulation);
+    on(4, RANKS_LOCAL, 25, accumulation);
 }
 
 /* ---- weights ---- */

@@ -30,7 +30,7 @@ static void good_step(dcomm_comm *comm)
 static int differences(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
-    enum { CASES = 14 };
+    enum { CASES = 16 };
     dcomm_comm *comm = join(rank, n, s);
     float grad[40];
     for (int c = 0; c < CASES; c++) {
@@ -40,7 +40,8 @@ static int differences(int rank, int n, procs_shared *s, void *arg)
             {.name = "second", .count = 20, .dtype = DCOMM_F32},
             {.name = "third", .count = 8, .dtype = DCOMM_F32}};
         dcomm_buckets_opts opts = {.bucket_bytes = 100};
-        dcomm_feedback_opts feedback = {.seed = 0};
+        dcomm_feedback_opts feedback = {.seed = 0}, apart = {.seed = c == 14 && odd ? 5 : 4};
+        dcomm_bucket_rule rule = {"second", "qsgd:bits=8", &apart, false};
         size_t nparams = 3;
         const char *words[CASES] = {
             ("parameter 1 is not the same on all ranks: rank 0 has \"second\" "
@@ -57,7 +58,9 @@ static int differences(int rank, int n, procs_shared *s, void *arg)
             "opts.coll.chunk_bytes is 0 on rank 0 and 4096",
             "opts.feedback->seed is 0 on rank 0 and 3",
             "opts.feedback->momentum is 0 on rank 0 and 0.5",
-            "opts.coll.codec_seed is 0 on rank 0 and 9"};
+            "opts.coll.codec_seed is 0 on rank 0 and 9",
+            "feedback (classic, bf16 0, scale 0, seed 5, ",
+            "feedback (classic, bf16 0, scale 0, seed 4, "};
         params[1].count = c == 0 && odd ? 21 : 20;
         params[1].name = c == 1 && odd ? "other" : "second";
         params[1].dtype = c == 2 && odd ? DCOMM_BF16 : DCOMM_F32;
@@ -73,6 +76,9 @@ static int differences(int rank, int n, procs_shared *s, void *arg)
         feedback.seed = c == 11 && odd ? 3 : 0;
         feedback.momentum = c == 12 && odd ? 0.5 : 0;
         opts.coll.codec_seed = c == 13 && odd ? 9 : 0;
+        opts.rules = &rule;
+        opts.nrules = c >= 14;
+        rule.feedback = c == 15 && odd ? NULL : &apart;
         dcomm_buckets *b = NULL;
         expect(dcomm_buckets_create(comm, params, nparams, &opts, &b), DCOMM_ERR_MISMATCH,
                words[c]);
@@ -92,7 +98,7 @@ Test(bucket_errors, differences, .timeout = 60)
 static int mistakes(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
-    enum { CASES = 12 };
+    enum { CASES = 14 };
     dcomm_comm *comm = join(rank, n, s);
     dcomm_ledger ledger = {0};
     static const char *const words[CASES] = {"parameter 1, \"second\", has dtype 77",
@@ -106,20 +112,24 @@ static int mistakes(int rank, int n, procs_shared *s, void *arg)
                                              "is of integers (i32)",
                                              "count 9223372036854775807",
                                              "a ledger",
-                                             "timeout_s or lanes below 0"};
+                                             "timeout_s or lanes below 0",
+                                             "(\"f*\") has feedback, and no codec",
+                                             "(\"f*\") has feedback, and no_feedback is set"};
     for (int c = 0; c < CASES; c++) {
         bool odd = rank == 1;
         dcomm_bucket_param params[] = {{.name = "first", .count = 10, .dtype = DCOMM_F32},
                                        {.name = "second", .count = 20, .dtype = DCOMM_F32}};
         dcomm_buckets_opts opts = {.weighted = c == 8};
         dcomm_feedback_opts feedback = {.seed = 0};
+        dcomm_bucket_rule rule = {"f*", c == 12 ? "none" : "sign", &feedback, c == 13};
         dcomm_buckets *b = NULL;
         if (odd) {
             params[1].dtype = c == 0 ? (dcomm_dtype)77 : c == 8 ? DCOMM_I32 : DCOMM_F32;
             params[1].name = c == 1 ? "first" : "second";
             params[1].codec = c == 2 ? "nothing:at=all" : NULL;
             params[1].count = c == 9 ? (size_t)INT64_MAX : 20;
-            opts.nrules = c == 3;
+            opts.nrules = c == 3 || c >= 12;
+            opts.rules = c >= 12 ? &rule : NULL;
             opts.sum = opts.weighted = c == 4;
             opts.weighted |= c == 8;
             opts.feedback = c == 5 ? &feedback : NULL;

@@ -71,11 +71,15 @@ static int rules(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
     dcomm_comm *comm = join(rank, n, s);
+    const dcomm_feedback_opts estimates = {.variant = DCOMM_FEEDBACK_EF21, .seed = 4};
     const dcomm_bucket_rule list[] = {
-        {"*.norm", "none"}, {"embed*", "topk:k=0.1"}, {"?.bias", NULL}};
+        {.match = "*.norm", .codec = "none"},
+        {.match = "embed*", .codec = "topk:k=0.1", .feedback = &estimates},
+        {.match = "?.bias"},
+        {.match = "*.half", .codec = "qsgd:bits=8", .no_feedback = true}};
     dcomm_feedback_opts feedback = {.seed = 3, .scale = true};
     dcomm_buckets_opts opts = {
-        .codec = "qsgd:bits=8", .rules = list, .nrules = 3, .feedback = &feedback};
+        .codec = "qsgd:bits=8", .rules = list, .nrules = 4, .feedback = &feedback};
     dcomm_bucket_param params[] = {{"embed", NULL, 4000, DCOMM_F32, NULL, NULL, false},
                                    {"1.norm", NULL, 4000, DCOMM_F32, NULL, NULL, false},
                                    {"1.bias", NULL, 4000, DCOMM_F32, NULL, NULL, false},
@@ -94,7 +98,12 @@ static int rules(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_bucket_get_info(b, k, &info));
         PROCS_TRUE((info.codec == NULL) == (codecs[i] == NULL));
         PROCS_TRUE(codecs[i] == NULL || strncmp(info.codec, codecs[i], strlen(codecs[i])) == 0);
-        PROCS_TRUE((info.feedback != NULL) == (codecs[i] != NULL));
+        PROCS_TRUE((info.feedback != NULL) == (codecs[i] != NULL && i != 6));
+        dcomm_feedback_info state = {.variant = DCOMM_FEEDBACK_CLASSIC};
+        if (info.feedback != NULL) {
+            RANKS_OK(dcomm_feedback_get_info(info.feedback, &state));
+        }
+        PROCS_TRUE((state.variant == DCOMM_FEEDBACK_EF21) == (i == 0));
         for (size_t j = 0; j < 4000; j++) {
             ranks_put(dcomm_bucket_grad(b, i), j, params[i].dtype, (double)(j % 7));
         }

@@ -220,6 +220,7 @@ Test(conservation, ring, .timeout = 120)
 {
     THROUGH("coded_ring", 3, dense, .scale = true);
     THROUGH("coded_ring", 3, sparse, .in_place = true);
+    THROUGH("coded_ring", 3, sparse_qsgd, .scale = true);
 }
 
 Test(conservation, sparse, .timeout = 120)
@@ -236,6 +237,7 @@ Test(conservation, hier, .timeout = 120)
 {
     THROUGH("coded_hier", 4, dense, .scale = true);
     THROUGH("coded_hier", 4, sparse, .in_place = true);
+    THROUGH("coded_hier", 4, sparse_qsgd, .scale = true);
 }
 
 Test(conservation, ef21, .timeout = 120)
@@ -243,6 +245,7 @@ Test(conservation, ef21, .timeout = 120)
     THROUGH("coded_two_shot", 3, dense, .variant = DCOMM_FEEDBACK_EF21, .scale = true);
     THROUGH("coded_allgather", 3, dense, .variant = DCOMM_FEEDBACK_EF21, .scale = true);
     THROUGH("coded_two_shot", 3, sparse, .variant = DCOMM_FEEDBACK_EF21);
+    THROUGH("coded_two_shot", 3, sparse_qsgd, .variant = DCOMM_FEEDBACK_EF21);
     THROUGH("coded_sparse", 3, sparse, .variant = DCOMM_FEEDBACK_EF21);
     THROUGH("coded_linear", 3, linear, .variant = DCOMM_FEEDBACK_EF21, .scale = true);
 }
@@ -256,4 +259,6 @@ Test(conservation, dgc, .timeout = 120)
     for (int a = 0; a < 3; a++) {
         through(algos[a], 3, sparse, sizeof sparse / sizeof *sparse, dgc);
     }
+    through("coded_two_shot", 3, sparse_qsgd, 1, dgc);
+    through("coded_hier", 4, sparse, sizeof sparse / sizeof *sparse, dgc);
 }

@@ -67,6 +67,7 @@ says() {
 check "an infinite gradient is reported, and the scale halved" says \
     "step    11  skipped: gradient layer1.norm1[10] of rank 1 is inf; loss scale 512" \
     spoiled 3 --buckets 30 --loss-scale 1024 --spoil 10:1
+check "a report says what was hidden" says "of the shorter" hidden 2 --buckets 30 --report
 check "training recovers" falls spoiled
 check "its loss is near that of a run without" same final_loss 0.05 fixed spoiled
 check "buckets, a progress thread, more ranks than sequences" \

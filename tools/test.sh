@@ -6,7 +6,7 @@
 # --full runs the whole run-for-real matrix, tests that need gigabytes, and the proofs of
 # hierarchies for more numbers of ranks. --stage runs only the named stages, of: setup house gcc
 # header cuda examples matrix clang asan tsan fuzz.
-# DCOMM_FUZZ_SECONDS (default 15) is each fuzz target's time. Each executable tests/*.sh is a script
+# DCOMM_FUZZ_SECONDS (default 10) is each fuzz target's time. Each executable tests/*.sh is a script
 # test: it takes the build directory as its argument and prints TAP ("ok - what", "not ok - what")
 # or counts as one check.
 set -u
@@ -106,6 +106,26 @@ script() {
     shift
     timeout -k 10 "${script_timeout:-600}" "$@" >"$log" 2>&1 </dev/null
     count "$name" $? "$log" "$log"
+}
+
+# beside NAME FILE ARGUMENTS...: a script that mostly compiles, on a core of its own; `besides` counts
+# them all.
+begun=()
+beside() {
+    local name=$1
+    shift
+    room
+    begun+=("$name")
+    { timeout -k 10 1200 "$@" >"$logs/$name.log" 2>&1 </dev/null; echo $? >"$logs/$name.status"; } &
+}
+
+besides() {
+    local name
+    wait
+    for name in "${begun[@]}"; do
+        count "$name" "$(cat "$logs/$name.status")" "$logs/$name.log" "$logs/$name.log"
+    done
+    begun=()
 }
 
 # suppressions SANITIZER: the option that names its file of known reports, where there is one.
@@ -224,18 +244,25 @@ stage_gcc() {
     for t in tests/*.sh; do
         case $t in
         */header.sh | */cuda.sh | */examples.sh | */matrix.sh) ;; # stages of their own
-        */gpu.sh) ;; # part of the stage cuda
+        */same_bytes.sh) ;;                                       # part of the stage header
+        */test_cuda.sh | */test_nccl.sh | */gpu.sh) ;;            # parts of the stage cuda
         *) [ ! -x "$t" ] || script "$(basename "$t" .sh)" "$t" "$PWD/build" ;;
         esac
     done
 }
 
 stage_header() {
-    script_timeout=900 script header tests/header.sh "$PWD/build"
+    beside header tests/header.sh "$PWD/build"
+    beside same_bytes tests/same_bytes.sh "$PWD/build"
+    besides
 }
 
 stage_cuda() {
-    script_timeout=1200 script cuda tests/cuda.sh "$PWD/build"
+    local t
+    for t in cuda test_cuda test_nccl; do
+        beside $t tests/$t.sh "$PWD/build"
+    done
+    besides
     [ ! -x tests/gpu.sh ] || DCOMM_GPU_BENCH=0 script gpu tests/gpu.sh "$PWD/build/gpu"
 }
 
@@ -283,7 +310,7 @@ fuzz_one() {
     local t=$1 corpus=build-fuzz/corpus/$1 seeds=()
     mkdir -p "$corpus"
     [ ! -d "tests/fuzz/corpus/$t" ] || seeds=("tests/fuzz/corpus/$t")
-    build-fuzz/tests/"$t" -max_total_time="${DCOMM_FUZZ_SECONDS:-15}" -timeout=10 \
+    build-fuzz/tests/"$t" -max_total_time="${DCOMM_FUZZ_SECONDS:-10}" -timeout=10 \
         -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="$logs/$t." "$corpus" \
         "${seeds[@]}" >"$logs/$t.run" 2>&1 </dev/null
     echo $? >"$logs/$t.status"
@@ -299,7 +326,7 @@ stage_fuzz() {
     CC=clang build "fuzz" build-fuzz fuzz -Dfuzz=true -Doptimization=1 -Dbench=false \
         -Dexamples=false || return
     local t
-    say "fuzz: ${DCOMM_FUZZ_SECONDS:-15} s for each of: $(suites build-fuzz fuzz | tr '\n' ' ')"
+    say "fuzz: ${DCOMM_FUZZ_SECONDS:-10} s for each of: $(suites build-fuzz fuzz | tr '\n' ' ')"
     for t in $(suites build-fuzz fuzz); do
         room
         fuzz_one "$t" &

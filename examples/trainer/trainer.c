@@ -383,11 +383,38 @@ static int write_json(const trainer *t, const summary *s)
     return fclose(file) == 0 ? EXIT_GOOD : EXIT_USAGE;
 }
 
+static int by_value(const void *x, const void *y)
+{
+    double a = *(const double *)x, b = *(const double *)y;
+    return (a > b) - (a < b);
+}
+
+/* What a sequence's backward pass takes with nothing to send: the median, of the slowest rank. */
+static dcomm_status time_backward(trainer *t, double *seconds)
+{
+    enum { ROUNDS = 9 };
+    double took[ROUNDS];
+    const int *tokens = draw(t, t->o->steps - 1, part(t, t->o->batch, t->rank), false);
+    model_forward(t->model, tokens, tokens + 1, t->o->seq);
+    for (int i = 0; i < ROUNDS; i++) {
+        double start = now();
+        model_backward(t->model, tokens, tokens + 1, t->o->seq);
+        took[i] = now() - start;
+    }
+    qsort(took, ROUNDS, sizeof *took, by_value);
+    *seconds = took[ROUNDS / 2];
+    return dcomm_allreduce(t->comm, DCOMM_IN_PLACE, seconds, 1, DCOMM_F64, DCOMM_MAX, NULL);
+}
+
 /* Of rank 0's last steps. */
-static dcomm_status print_report(const trainer *t)
+static dcomm_status print_report(trainer *t)
 {
     dcomm_buckets_report r;
+    double backward = 0;
     dcomm_status status = exchange_report(&t->exchange, &r);
+    if (status >= 0) {
+        status = time_backward(t, &backward);
+    }
     if (status >= 0 && t->rank == 0) {
         const dcomm_bucket_time *const times[] = {&r.step, &r.backward, &r.comm, &r.exposed};
         static const char *const names[] = {"step", "backward", "under way", "exposed"};
@@ -396,7 +423,11 @@ static dcomm_status print_report(const trainer *t)
             printf("%-24s %8.2f %8.2f %8.2f\n", names[i], times[i]->p50 * 1e3, times[i]->p95 * 1e3,
                    times[i]->p99 * 1e3);
         }
-        printf("all buckets alone %.2f ms\n", r.alone_s * 1e3);
+        double shorter = fmin(backward, r.alone_s), longer = fmax(backward, r.alone_s);
+        printf("backward alone %.2f ms, all buckets alone %.2f ms: a step takes %.2f times the "
+               "longer, and hides %.0f%% of the shorter\n",
+               backward * 1e3, r.alone_s * 1e3, r.step.p50 / longer,
+               100 * (backward + r.alone_s - r.step.p50) / shorter);
     }
     return status;
 }

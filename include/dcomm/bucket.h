@@ -48,10 +48,12 @@ typedef struct dcomm_bucket_param {
                     changes it (default: a gradient) */
 } dcomm_bucket_param;
 
-/* Parameters whose name matches a pattern have a codec. */
+/* Parameters whose name matches a pattern, and which name no codec themselves, have this one. */
 typedef struct dcomm_bucket_rule {
     const char *match; /* as in a shell: "*", "?", "[a-z]"; the first that matches decides */
     const char *codec; /* spec, or "none" */
+    const dcomm_feedback_opts *feedback; /* its error feedback; copied (default: opts.feedback) */
+    bool no_feedback;                    /* none, whatever opts.feedback is */
 } dcomm_bucket_rule;
 
 /* All zero means the defaults. The same on every rank. */
@@ -78,8 +80,8 @@ typedef struct dcomm_buckets_opts {
     const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
     const dcomm_bucket_rule *rules; /* that come before `codec`; copied (default: none) */
     size_t nrules;
-    const dcomm_feedback_opts *feedback; /* each bucket with a codec has error feedback; copied
-                                            (default: NULL, none) */
+    const dcomm_feedback_opts *feedback; /* each bucket with a codec has error feedback, unless its
+                                            rule says otherwise; copied (default: NULL, none) */
     dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, accumulate, timeout_s, lanes,
                              chunk_bytes, codec_seed; the rest must be zero */
     bool registered;    /* memory of buckets comes from dcomm_mem_alloc, which ranks of a host read

@@ -81,8 +81,10 @@ typedef struct dcomm_coll_opts {
                                          differ by rank (default: NULL) */
     dcomm_ledger *codec_ledger; /* errors of this rank's encodings are added to it: what arrives of
                                    what it sends, and with feedback what it holds back (instead of
-                                   the state's own ledger). In use until the operation is complete;
-                                   may differ by rank (default: NULL) */
+                                   the state's own ledger). A sum that this rank encodes again is
+                                   compared with nothing: its bits count, and what feedback holds
+                                   back of it. In use until the operation is complete; may differ by
+                                   rank (default: NULL) */
 } dcomm_coll_opts;
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==

@@ -174,7 +174,8 @@ typedef struct dcomm_verdict {
     const char *algo;                      /* the compressed algorithm that would run */
     double seconds;                        /* by the model, with the codec's times as measured */
     double bf16_seconds, exact_seconds;    /* by the model: of bf16, and of f32 */
-    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core */
+    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core, without
+                                              error feedback (about as long again) */
     double bits;                           /* measured: on the wire per element of an encoding */
     char text[640];                        /* all of it in a sentence */
 } dcomm_verdict;

@@ -27,12 +27,44 @@ static size_t decode_count(const dcomm_codec *codec, size_t bytes)
     return low;
 }
 
+/* The sum of three such wires, encoded again: refused as the wires are, or of one sum on every
+ * instruction set (`first`, of capacity `most`, is portable C's). */
+static void decode_recode(const dcomm_codec *codec, const uint8_t *wire, size_t bytes, size_t count,
+                          dcomm_status decoded, bool portable, uint8_t *first, size_t most)
+{
+    const void *wires[3] = {wire, wire, wire};
+    const size_t lengths[3] = {bytes, bytes, bytes};
+    const dcomm_codec_key key = {.seed = 1};
+    static size_t first_length;
+    size_t length = 0;
+    uint8_t *again = malloc(most + 1);
+    dcomm_status status =
+        again == NULL ? DCOMM_ERR_NO_MEMORY
+                      : dcomm_recode(codec, wires, lengths, 3, 0.25f, NULL, NULL, count, &key,
+                                     portable ? first : again, most, &length, NULL, NULL);
+    /* DCOMM_ERR_INVALID: the sum is not finite. */
+    if (status != DCOMM_ERR_NO_MEMORY && status != decoded &&
+        !(decoded == DCOMM_OK && status == DCOMM_ERR_INVALID)) {
+        abort();
+    }
+    if (portable) {
+        first_length = length;
+    } else if (status == DCOMM_OK &&
+               (length != first_length || memcmp(again, first, length) != 0)) {
+        abort();
+    }
+    free(again);
+}
+
 static void decode_once(const dcomm_codec *codec, const uint8_t *wire, size_t bytes, size_t count,
                         bool finite)
 {
     float *x = malloc(count * sizeof *x + 1), *first = malloc(count * sizeof *x + 1);
+    const size_t most = dcomm_codec_max_bytes(codec, count);
+    uint8_t *recoded = malloc(most + 1);
     dcomm_status status = DCOMM_OK;
-    for (int isa = 0; x != NULL && first != NULL && isa <= (int)dcommi_isa_best(); isa++) {
+    for (int isa = 0;
+         x != NULL && first != NULL && recoded != NULL && isa <= (int)dcommi_isa_best(); isa++) {
         dcommi_isa_force(isa);
         dcomm_status now = dcomm_decode(codec, wire, bytes, x, count);
         if (now != DCOMM_OK && now != DCOMM_ERR_CORRUPT) {
@@ -55,9 +87,11 @@ static void decode_once(const dcomm_codec *codec, const uint8_t *wire, size_t by
             dcomm_decode_sum(codec, wires, lengths, 3, x, count) != status) {
             abort();
         }
+        decode_recode(codec, wire, bytes, count, status, isa == 0, recoded, most);
     }
     free(x);
     free(first);
+    free(recoded);
 }
 
 /* specs ends with NULL. The first byte says which, the next two the count. */

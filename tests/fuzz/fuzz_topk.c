@@ -2,8 +2,7 @@
  */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "../../include/dcomm/impl/base_impl.h"
-#include "../../include/dcomm/impl/api_codec.h"
+#include "decode.h"
 
 enum { MOST = 1 << 17 };
 
@@ -16,15 +15,15 @@ static const char *const specs[] = {"topk:k=0.01,nonfinite=pass",
                                     "topk+qsgd:k=0.1,bits=4",
                                     "topk+qsgd:k=0.02,bits=2,bucket=256,nonfinite=pass"};
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static float x[MOST], y[MOST];
+    static float x[MOST];
     if (size < 4) {
         return 0;
     }
-    size_t count = (data[1] + 256u * data[2] + 65536u * data[3]) % MOST;
+    /* One array in eight is long: these take long too. */
+    size_t most = data[3] >= 224 ? MOST : MOST / 16;
+    size_t count = (data[1] + 256u * data[2] + 65536u * data[3]) % most;
     dcomm_codec *codec = NULL;
     if (dcomm_codec_create(specs[data[0] % (sizeof specs / sizeof *specs)], &codec) != DCOMM_OK) {
         abort();
@@ -33,21 +32,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t *wire = malloc(size > 0 ? size : 1); /* exactly as long: reading on is seen */
     memcpy(wire, data + 4, size);
     for (int fix = 0; fix < 2; fix++) {
-        memset(y, 0, count * sizeof *y);
+        decode_once(codec, wire, size, count, codec->nonfinite != DCOMMI_NONFINITE_PASS);
         dcomm_status status = dcomm_decode(codec, wire, size, x, count);
-        if (status != dcomm_decode_add(codec, wire, size, y, count) ||
-            (status != DCOMM_OK && status != DCOMM_ERR_CORRUPT)) {
-            abort();
-        }
         uint32_t kept = 0, set = 0;
         if (size >= 4) {
             memcpy(&kept, wire, 4);
         }
         for (size_t i = 0; status == DCOMM_OK && i < count; i++) {
             set += x[i] != 0;
-            if (x[i] != y[i] && x[i] == x[i]) {
-                abort();
-            }
         }
         if (set > kept) {
             abort();

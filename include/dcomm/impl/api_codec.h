@@ -220,11 +220,13 @@ static dcomm_status dcommi_codec_encode_args(const char *call, const dcomm_codec
 /* The caller's workspace, or one for this call; *own is then to be freed. */
 static dcomm_status dcommi_codec_workspace(void **workspace, size_t bytes, void **own)
 {
+    static float none; /* a place to count from */
     *own = NULL;
-    if (*workspace == NULL && bytes > 0) {
-        *workspace = *own = dcommi_alloc_raw(bytes);
+    if (*workspace == NULL) {
+        *own = bytes > 0 ? dcommi_alloc_raw(bytes) : NULL;
+        *workspace = bytes > 0 ? *own : &none;
     }
-    return *workspace == NULL && bytes > 0 ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    return *workspace == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
 }
 
 /* Feedback for a codec that encodes a plain array only. */

@@ -70,7 +70,26 @@ static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
     const dcommi_bkt_param *p = &b->params[i];
     uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
     h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
+    const dcommi_bkt_feedback_words w = dcommi_bkt_feedback_of(&b->kinds[p->kind]);
+    for (size_t k = 0; k < sizeof w.word / sizeof *w.word; k++) {
+        h = dcommi_mix(h, w.word[k]);
+    }
     return dcommi_bkt_text_hash(h, dcommi_bkt_codec_name(b, p));
+}
+
+/* Error feedback as a difference names it; "" where there is none. */
+static void dcommi_bkt_feedback_text(const dcommi_bkt_kind *kind, char *text, size_t room)
+{
+    static const char *const variants[] = {"classic", "EF21", "DGC"};
+    const dcomm_feedback_opts *o = &kind->feedback;
+    text[0] = 0;
+    if (kind->has_feedback) {
+        snprintf(text, room,
+                 " and feedback (%s, bf16 %d, scale %d, seed %" PRIu64 ", tensor %" PRIu32
+                 ", momentum %g, clip %g, warmup_steps %" PRIu64 ")",
+                 (unsigned)o->variant < 3 ? variants[o->variant] : "unknown", o->bf16, o->scale,
+                 o->seed, o->tensor, o->momentum, o->clip, o->warmup_steps);
+    }
 }
 
 static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, size_t room)
@@ -80,8 +99,11 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s", p->name, p->count,
-             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p));
+    char feedback[200];
+    dcommi_bkt_feedback_text(&b->kinds[p->kind], feedback, sizeof feedback);
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
+             feedback);
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with

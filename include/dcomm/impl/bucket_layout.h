@@ -25,39 +25,90 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         : !(c->timeout_s >= 0) || c->lanes < 0 || c->chunk_bytes > (size_t)INT64_MAX / 2
             ? "opts.coll has a timeout_s or lanes below 0, or chunk_bytes beyond all memory"
             : NULL;
+    for (size_t i = 0; wrong == NULL && i < o->nrules; i++) {
+        const dcomm_bucket_rule *rule = &o->rules[i];
+        bool exact = rule->codec == NULL || strcmp(rule->codec, "none") == 0;
+        if (rule->feedback != NULL && (exact || rule->no_feedback)) {
+            return dcommi_fail(
+                DCOMM_ERR_INVALID,
+                "dcomm_buckets_create: opts.rules[%zu] (\"%s\") has feedback, and %s", i,
+                rule->match != NULL ? rule->match : "", exact ? "no codec" : "no_feedback is set");
+        }
+    }
     return wrong == NULL ? DCOMM_OK
                          : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_buckets_create: %s", wrong);
 }
 
-/* The codec's spec of a parameter; NULL: exact. */
-static const char *dcommi_bkt_spec(const dcomm_buckets_opts *o, const dcomm_bucket_param *given,
-                                   const char *name)
+/* The rule of a parameter; NULL: none, or it names a codec itself. */
+static const dcomm_bucket_rule *dcommi_bkt_rule(const dcomm_buckets_opts *o,
+                                                const dcomm_bucket_param *given, const char *name)
 {
-    const char *spec = given->codec;
-    for (size_t i = 0; spec == NULL && i < o->nrules; i++) {
-        const dcomm_bucket_rule *rule = &o->rules[i];
-        if (rule->match != NULL && fnmatch(rule->match, name, 0) == 0) {
-            spec = rule->codec != NULL ? rule->codec : "none";
+    for (size_t i = 0; given->codec == NULL && i < o->nrules; i++) {
+        if (o->rules[i].match != NULL && fnmatch(o->rules[i].match, name, 0) == 0) {
+            return &o->rules[i];
         }
     }
-    spec = spec != NULL ? spec : o->codec;
+    return NULL;
+}
+
+/* The codec's spec of a parameter; NULL: exact. */
+static const char *dcommi_bkt_spec(const dcomm_buckets_opts *o, const dcomm_bucket_param *given,
+                                   const dcomm_bucket_rule *rule)
+{
+    const char *spec = given->codec != NULL ? given->codec : rule != NULL ? rule->codec : o->codec;
     bool none = spec == NULL || strcmp(spec, "none") == 0 || given->dtype > DCOMM_BF16;
     return none ? NULL : spec;
 }
 
-/* The kind of a dtype and a codec, new or known. */
-static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, const char *spec,
-                                       size_t *kind_p)
+static const dcomm_feedback_opts *dcommi_bkt_feedback(const dcomm_buckets_opts *o,
+                                                      const dcomm_bucket_rule *rule)
 {
-    dcomm_codec *codec = NULL;
+    return rule != NULL && rule->no_feedback        ? NULL
+           : rule != NULL && rule->feedback != NULL ? rule->feedback
+                                                    : o->feedback;
+}
+
+/* What error feedback does to numbers; two kinds may differ in nothing else. */
+typedef struct dcommi_bkt_feedback_words {
+    uint64_t word[8];
+} dcommi_bkt_feedback_words;
+
+static dcommi_bkt_feedback_words dcommi_bkt_feedback_of(const dcommi_bkt_kind *kind)
+{
+    const dcomm_feedback_opts *o = &kind->feedback;
+    dcommi_bkt_feedback_words w = {{0}};
+    if (kind->has_feedback) {
+        const uint64_t flags = 1 | (uint64_t)o->bf16 << 1 | (uint64_t)o->scale << 2;
+        w = (dcommi_bkt_feedback_words){
+            {flags, (uint64_t)o->variant, o->seed, o->tensor, o->warmup_steps}};
+        memcpy(&w.word[5], &o->momentum, sizeof o->momentum);
+        memcpy(&w.word[6], &o->clip, sizeof o->clip);
+    }
+    return w;
+}
+
+static bool dcommi_bkt_alike(const dcommi_bkt_kind *x, const dcommi_bkt_kind *y)
+{
+    const dcommi_bkt_feedback_words a = dcommi_bkt_feedback_of(x), b = dcommi_bkt_feedback_of(y);
+    return x->dtype == y->dtype && (x->codec == NULL) == (y->codec == NULL) &&
+           (x->codec == NULL ||
+            strcmp(dcomm_codec_spec(x->codec), dcomm_codec_spec(y->codec)) == 0) &&
+           memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* The kind of a dtype, a codec and its feedback (NULL: none), new or known. */
+static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, const char *spec,
+                                       const dcomm_feedback_opts *feedback, size_t *kind_p)
+{
+    dcommi_bkt_kind kind = {.dtype = dtype};
     if (spec != NULL) {
-        DCOMMI_TRY(dcomm_codec_create(spec, &codec));
+        DCOMMI_TRY(dcomm_codec_create(spec, &kind.codec));
+        kind.has_feedback = feedback != NULL;
+        kind.feedback = feedback != NULL ? *feedback : kind.feedback;
     }
     for (size_t i = 0; i < b->nkinds; i++) {
-        const dcomm_codec *known = b->kinds[i].codec;
-        if (b->kinds[i].dtype == dtype && (known == NULL) == (codec == NULL) &&
-            (known == NULL || strcmp(dcomm_codec_spec(known), dcomm_codec_spec(codec)) == 0)) {
-            dcomm_codec_destroy(&codec);
+        if (dcommi_bkt_alike(&b->kinds[i], &kind)) {
+            dcomm_codec_destroy(&kind.codec);
             *kind_p = i;
             return DCOMM_OK;
         }
@@ -65,10 +116,10 @@ static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, cons
     dcomm_status status =
         dcommi_grow((void **)&b->kinds, &b->kinds_capacity, b->nkinds + 1, sizeof *b->kinds);
     if (status < 0) {
-        dcomm_codec_destroy(&codec);
+        dcomm_codec_destroy(&kind.codec);
         return status;
     }
-    b->kinds[b->nkinds] = (dcommi_bkt_kind){dtype, codec};
+    b->kinds[b->nkinds] = kind;
     *kind_p = b->nkinds++;
     return DCOMM_OK;
 }
@@ -149,8 +200,9 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     }
     p->bytes = given->count * element;
     b->bytes += p->bytes;
-    dcomm_status status =
-        dcommi_bkt_kind_of(b, given->dtype, dcommi_bkt_spec(o, given, p->name), &p->kind);
+    const dcomm_bucket_rule *rule = dcommi_bkt_rule(o, given, p->name);
+    dcomm_status status = dcommi_bkt_kind_of(b, given->dtype, dcommi_bkt_spec(o, given, rule),
+                                             dcommi_bkt_feedback(o, rule), &p->kind);
     if (status < 0) {
         return dcommi_fail(status, "parameter %zu, \"%s\": %s", number, p->name,
                            dcomm_last_error());
@@ -170,7 +222,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
             number, p->name, given->value != NULL ? "a" : "no");
     }
     b->has_values = o->sharded && given->value != NULL;
-    if (codec != NULL && codec->automatic && b->has_feedback && o->rebuild) {
+    if (codec != NULL && codec->automatic && b->kinds[p->kind].has_feedback && o->rebuild) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
             "dcomm_buckets_create: parameter %zu, \"%s\": codec auto may be exact for "
@@ -396,7 +448,7 @@ static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
 
 static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
 {
-    const dcomm_codec *codec = b->kinds[k->kind].codec;
+    const dcommi_bkt_kind *kind = &b->kinds[k->kind];
     k->data = dcommi_bkt_flat(b, k, false);
     k->durations = dcommi_calloc(b->history, sizeof *k->durations);
     if (k->durations == NULL) {
@@ -418,10 +470,10 @@ static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dc
     if (b->opts.sharded) {
         DCOMMI_TRY(dcommi_bkt_share(b, k));
     }
-    if (codec != NULL && b->has_feedback) {
-        dcomm_feedback_opts o = b->feedback_opts;
+    if (kind->has_feedback) {
+        dcomm_feedback_opts o = kind->feedback;
         o.tensor += (uint32_t)number;
-        return dcomm_feedback_create(codec, k->count, &o, &k->feedback);
+        return dcomm_feedback_create(kind->codec, k->count, &o, &k->feedback);
     }
     return DCOMM_OK;
 }

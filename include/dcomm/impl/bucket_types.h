@@ -33,6 +33,8 @@ typedef struct dcommi_bkt_param {
 typedef struct dcommi_bkt_kind {
     dcomm_dtype dtype;
     dcomm_codec *codec; /* NULL: exact */
+    bool has_feedback;
+    dcomm_feedback_opts feedback;
 } dcommi_bkt_kind;
 
 typedef struct dcommi_bkt {

@@ -174,11 +174,7 @@ static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
         return DCOMM_OK;
     }
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
-    DCOMMI_TRY(dcommi_feedback_basis_make(fb));
-    memcpy(fb->basis.next, (const float *)wire + dcommi_powersgd_p_count(&m),
-           4 * dcommi_powersgd_q_count(&m));
-    fb->learned = true;
-    return DCOMM_OK;
+    return dcommi_feedback_learn(fb, (const float *)wire + dcommi_powersgd_p_count(&m));
 }
 
 #endif

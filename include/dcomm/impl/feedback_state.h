@@ -418,6 +418,15 @@ static dcomm_status dcommi_feedback_basis_make(dcomm_feedback *fb)
                : dcommi_feedback_store_make(&fb->basis, count, false, fb->opts.in_place);
 }
 
+/* What the next step begins with, from its commit on. */
+static inline dcomm_status dcommi_feedback_learn(dcomm_feedback *fb, const float *basis)
+{
+    DCOMMI_TRY(dcommi_feedback_basis_make(fb));
+    memcpy(fb->basis.next, basis, fb->basis.count * sizeof(float));
+    fb->learned = true;
+    return DCOMM_OK;
+}
+
 static size_t dcommi_feedback_store_bytes(const dcommi_feedback_store *s)
 {
     return (s->next != s->now ? 2 : 1) * s->count * dcommi_feedback_width(s);
