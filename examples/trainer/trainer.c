@@ -394,9 +394,10 @@ static dcomm_status time_backward(trainer *t, double *seconds)
 {
     enum { ROUNDS = 9 };
     double took[ROUNDS];
-    const int *tokens = draw(t, t->o->steps - 1, part(t, t->o->batch, t->rank), false);
-    model_forward(t->model, tokens, tokens + 1, t->o->seq);
     for (int i = 0; i < ROUNDS; i++) {
+        const int *tokens = draw(t, i, part(t, t->o->batch, t->rank), false);
+        memset(model_gradients(t->model), 0, model_count(t->model) * sizeof(float));
+        model_forward(t->model, tokens, tokens + 1, t->o->seq);
         double start = now();
         model_backward(t->model, tokens, tokens + 1, t->o->seq);
         took[i] = now() - start;
