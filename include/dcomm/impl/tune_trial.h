@@ -9,8 +9,9 @@
 
 #define DCOMMI_TRIAL_TIMED 4 /* calls of a turn, after one that warms up */
 #define DCOMMI_TRIAL_TURNS 3
-#define DCOMMI_TRIAL_S 0.015     /* after so long, no other turns of a size */
-#define DCOMMI_TRIAL_MOST_S 0.12 /* a turn leaves out the dearest if it were longer by the model \
+#define DCOMMI_TRIAL_S 0.015 /* after so long, no other turns of a size */
+#define DCOMMI_TRIAL_MOST_S                                                                      \
+    0.12                         /* a turn leaves out the dearest if it were longer by the model \
                                   */
 #define DCOMMI_TRIAL_SHORT 65536 /* calls up to so long are timed eight in a row */
 #define DCOMMI_TRIAL_LONG                                                  \
@@ -53,22 +54,22 @@ static int64_t dcommi_trial_of(const dcomm_tuning *tuning, const char *algo, int
 /* Those that are worth a trial, the same on every rank: by the price, as trials of the sizes before
  * have corrected it, no more than twice the cheapest, or three times where calls are short; or by
  * the model alone no more than half above, for where all its prices are too high none but those
- * that were tried would be cheap. Of long calls, by the trial of the size before (bytes `by`, else
- * 0), no more than half above. */
+ * that were tried would be cheap. Of long calls those that were tried at the size before (bytes
+ * `by`, else 0), as many as there is time for. */
 static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
     dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes);
     int64_t prices[DCOMMI_ALGO_COUNT], models[DCOMMI_ALGO_COUNT];
     int64_t cheapest = INT64_MAX, model = INT64_MAX, all = 0;
-    const int64_t quarters = by > 0 ? 6 : k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
+    const int64_t quarters = k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
     const dcommi_algo *algo;
     s.rank_order = t->comm->deterministic;
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
         dcommi_price price = {0};
-        models[i] = INT64_MAX;
         if (by > 0) {
             prices[i] = dcommi_trial_of(&t->tuning, algo->name, by);
+            models[i] = INT64_MAX;
         } else {
             dcomm_status status =
                 dcommi_choice_price(c, &s, algo, INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
@@ -82,7 +83,7 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
     }
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL && k->n < DCOMM_TRIALS; i++) {
         if (prices[i] < INT64_MAX &&
-            (prices[i] / quarters <= cheapest / 4 || models[i] / 6 <= model / 4)) {
+            (by > 0 || prices[i] / quarters <= cheapest / 4 || models[i] / 6 <= model / 4)) {
             k->tried[k->n].price = by > 0 ? prices[i] / by * k->bytes : prices[i];
             all += k->tried[k->n].price;
             k->tried[k->n++].algo = algo;
