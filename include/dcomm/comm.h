@@ -75,7 +75,7 @@ typedef struct dcomm_comm_opts {
     size_t chunk_bytes; /* pipelining grain of long messages (default: DCOMM_CHUNK, else
                            chosen per algorithm); rank 0's is taken by all ranks */
     int tune;           /* 1: measure what things cost, once per process and set of hosts, so that
-                           algorithms are chosen by it: 0.1 s on a host, 0.3 s where ranks share
+                           algorithms are chosen by it: 0.2 s on a host, 0.6 s where ranks share
                            its cores or links are slow (or read it, where
                            DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
                            DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
