@@ -188,7 +188,7 @@ CSS = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #222;
        background: #f5f6f8; margin: 0; }
-main { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+main { max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.7rem; margin: 0; }
 h2 { font-size: 1.2rem; margin: 0 0 .3rem; }
 section { background: #fff; border: 1px solid #e2e4e8; border-radius: 10px;
@@ -201,7 +201,7 @@ section { background: #fff; border: 1px solid #e2e4e8; border-radius: 10px;
 .tile span { color: #667; font-size: .88rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
         font-size: .92rem; margin-top: .8rem; }
-th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid #eceef1;
+th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid #eceef1;
          white-space: nowrap; }
 th { color: #667; font-weight: 500; }
 th:first-child, td:first-child { text-align: left; }
