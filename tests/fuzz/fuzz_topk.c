@@ -17,7 +17,7 @@ static const char *const specs[] = {"topk:k=0.01,nonfinite=pass",
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static float x[MOST];
+    static float x[MOST], y[MOST];
     if (size < 4) {
         return 0;
     }
@@ -33,13 +33,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(wire, data + 4, size);
     for (int fix = 0; fix < 2; fix++) {
         decode_once(codec, wire, size, count, codec->nonfinite != DCOMMI_NONFINITE_PASS);
+        memset(y, 0, count * sizeof *y);
         dcomm_status status = dcomm_decode(codec, wire, size, x, count);
+        if (status != dcomm_decode_add(codec, wire, size, y, count)) {
+            abort();
+        }
         uint32_t kept = 0, set = 0;
         if (size >= 4) {
             memcpy(&kept, wire, 4);
         }
         for (size_t i = 0; status == DCOMM_OK && i < count; i++) {
             set += x[i] != 0;
+            if (x[i] != y[i] && x[i] == x[i]) {
+                abort();
+            }
         }
         if (set > kept) {
             abort();

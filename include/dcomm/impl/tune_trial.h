@@ -9,14 +9,10 @@
 
 #define DCOMMI_TRIAL_TIMED 4 /* calls of a turn, after one that warms up */
 #define DCOMMI_TRIAL_TURNS 3
-#define DCOMMI_TRIAL_S 0.015 /* after so long, no other turns of a size */
-#define DCOMMI_TRIAL_MOST_S                                                                      \
-    0.12                         /* a turn leaves out the dearest if it were longer by the model \
-                                  */
-#define DCOMMI_TRIAL_SHORT 65536 /* calls up to so long are timed eight in a row */
-#define DCOMMI_TRIAL_LONG                                                  \
-    (4 << 20) /* from here on two calls are timed, of what was near before \
-               */
+#define DCOMMI_TRIAL_S 0.015        /* after so long, no other turns of a size */
+#define DCOMMI_TRIAL_MOST_S 0.12    /* a turn that the model has longer goes without the dearest */
+#define DCOMMI_TRIAL_SHORT 65536    /* calls up to so long are timed eight in a row */
+#define DCOMMI_TRIAL_LONG (4 << 20) /* from here on two calls of a turn */
 
 /* Beyond the last, prices differ as they do there. The last is for ranks that share cores, among
  * whose algorithms some fall behind only where calls are that long. */
