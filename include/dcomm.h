@@ -40936,6 +40936,15 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
     return DCOMM_OK;
 }
 
+/* What a model's price becomes by a factor of the corrections. */
+static void dcommi_choice_correct(dcommi_price *price, int64_t factor)
+{
+    if (factor != DCOMMI_CORRECTION_ONE) {
+        price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
+        price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+    }
+}
+
 /* The same, corrected by trials: what the choice goes by. */
 static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_shape *s,
                                         const dcommi_algo *algo, int64_t limit, int64_t budget,
@@ -40943,13 +40952,11 @@ static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_sh
 {
     const dcommi_terrain *t = &c->terrain[s->memory];
     int64_t factor = dcommi_correction_of(&c->corrections, s, algo, dcommi_shape_size(s));
-    if (factor == DCOMMI_CORRECTION_ONE) {
-        return dcommi_choice_model(t, s, algo, limit, budget, price);
+    if (factor != DCOMMI_CORRECTION_ONE) {
+        limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
     }
-    limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
     DCOMMI_TRY(dcommi_choice_model(t, s, algo, limit, budget, price));
-    price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
-    price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+    dcommi_choice_correct(price, factor);
     return DCOMM_OK;
 }
 
@@ -47802,12 +47809,14 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
             prices[i] = dcommi_trial_of(&t->tuning, algo->name, by);
             models[i] = INT64_MAX;
         } else {
-            dcomm_status status =
-                dcommi_choice_price(c, &s, algo, INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
-            prices[i] = status >= 0 ? price.ps : INT64_MAX;
-            status = dcommi_choice_model(&c->terrain[false], &s, algo, INT64_MAX >> 4,
-                                         DCOMMI_CHOICE_BUDGET, &price);
-            models[i] = status >= 0 ? price.ps : INT64_MAX;
+            prices[i] = models[i] = INT64_MAX;
+            if (dcommi_choice_model(&c->terrain[false], &s, algo, INT64_MAX >> 4,
+                                    DCOMMI_CHOICE_BUDGET, &price) >= 0) {
+                models[i] = price.ps;
+                dcommi_choice_correct(&price,
+                                      dcommi_correction_of(&c->corrections, &s, algo, k->bytes));
+                prices[i] = price.ps;
+            }
         }
         cheapest = dcommi_min64(cheapest, prices[i]);
         model = dcommi_min64(model, models[i]);

@@ -129,6 +129,15 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
     return DCOMM_OK;
 }
 
+/* What a model's price becomes by a factor of the corrections. */
+static void dcommi_choice_correct(dcommi_price *price, int64_t factor)
+{
+    if (factor != DCOMMI_CORRECTION_ONE) {
+        price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
+        price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+    }
+}
+
 /* The same, corrected by trials: what the choice goes by. */
 static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_shape *s,
                                         const dcommi_algo *algo, int64_t limit, int64_t budget,
@@ -136,13 +145,11 @@ static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_sh
 {
     const dcommi_terrain *t = &c->terrain[s->memory];
     int64_t factor = dcommi_correction_of(&c->corrections, s, algo, dcommi_shape_size(s));
-    if (factor == DCOMMI_CORRECTION_ONE) {
-        return dcommi_choice_model(t, s, algo, limit, budget, price);
+    if (factor != DCOMMI_CORRECTION_ONE) {
+        limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
     }
-    limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
     DCOMMI_TRY(dcommi_choice_model(t, s, algo, limit, budget, price));
-    price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
-    price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+    dcommi_choice_correct(price, factor);
     return DCOMM_OK;
 }
 

@@ -67,12 +67,14 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
             prices[i] = dcommi_trial_of(&t->tuning, algo->name, by);
             models[i] = INT64_MAX;
         } else {
-            dcomm_status status =
-                dcommi_choice_price(c, &s, algo, INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
-            prices[i] = status >= 0 ? price.ps : INT64_MAX;
-            status = dcommi_choice_model(&c->terrain[false], &s, algo, INT64_MAX >> 4,
-                                         DCOMMI_CHOICE_BUDGET, &price);
-            models[i] = status >= 0 ? price.ps : INT64_MAX;
+            prices[i] = models[i] = INT64_MAX;
+            if (dcommi_choice_model(&c->terrain[false], &s, algo, INT64_MAX >> 4,
+                                    DCOMMI_CHOICE_BUDGET, &price) >= 0) {
+                models[i] = price.ps;
+                dcommi_choice_correct(&price,
+                                      dcommi_correction_of(&c->corrections, &s, algo, k->bytes));
+                prices[i] = price.ps;
+            }
         }
         cheapest = dcommi_min64(cheapest, prices[i]);
         model = dcommi_min64(model, models[i]);
