@@ -137,6 +137,7 @@ static dcomm_status measure_steps(moe_bench *b, moe_row *row)
                            .dtype = DCOMM_F32,
                            .chunks = b->a.chunks,
                            .form = b->a.form,
+                           .algo = b->a.algo,
                            .capacity = b->a.capacity,
                            .policy = b->a.reroute ? DCOMM_MOE_REROUTE : DCOMM_MOE_DROP,
                            .codec = b->a.codec,
@@ -200,7 +201,7 @@ static dcomm_status measure_exchange(moe_bench *b, moe_row *row)
         if (status >= 0) {
             status = dcomm_alltoallv(b->comm, perf_pool_input(&pool, pool.now), w.send, w.send_at,
                                      perf_pool_work(&pool, pool.now), w.recv, w.recv_at, DCOMM_F32,
-                                     NULL);
+                                     &(dcomm_coll_opts){.algo = b->a.algo});
         }
         double seconds = perf_now() - start;
         status = status >= 0 ? slowest(b, &seconds, 1) : status;

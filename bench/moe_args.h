@@ -19,7 +19,7 @@ typedef struct moe_args {
     double capacity;
     bool reroute, registered, exchange_only;
     perf_mem mem;
-    const char *codec, *json;
+    const char *algo, *codec, *json;
     char *skew_text;
     const char *skews[MOE_SKEWS_MAX];
     int nskews;
@@ -39,6 +39,7 @@ static void moe_help(void)
         "M\n"
         "                    hosts (uniform,zipf:1,hot,adversarial)\n"
         "  --form F          auto, flat, hier (auto)\n"
+        "  --algo NAME       of all-to-all-v, between all ranks (auto)\n"
         "  --chunks N        (1)\n"
         "  --capacity X      times the even share (no limit)\n"
         "  --reroute         what an expert has no room for goes to another (it is dropped)\n"
@@ -116,16 +117,25 @@ static bool moe_parse_skews(moe_args *a, const char *text)
 
 static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
 {
-    static const struct option options[] = {
-        {"tokens", required_argument, NULL, 't'},  {"hidden", required_argument, NULL, 'd'},
-        {"experts", required_argument, NULL, 'e'}, {"k", required_argument, NULL, 'k'},
-        {"skew", required_argument, NULL, 's'},    {"form", required_argument, NULL, 'f'},
-        {"chunks", required_argument, NULL, 'c'},  {"capacity", required_argument, NULL, 'p'},
-        {"reroute", no_argument, NULL, 'r'},       {"codec", required_argument, NULL, 'o'},
-        {"registered", no_argument, NULL, 'g'},    {"steps", required_argument, NULL, 'n'},
-        {"exchange", no_argument, NULL, 'x'},      {"mem", required_argument, NULL, 'm'},
-        {"rotate", required_argument, NULL, 'w'},  {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"tokens", required_argument, NULL, 't'},
+                                            {"hidden", required_argument, NULL, 'd'},
+                                            {"experts", required_argument, NULL, 'e'},
+                                            {"k", required_argument, NULL, 'k'},
+                                            {"skew", required_argument, NULL, 's'},
+                                            {"form", required_argument, NULL, 'f'},
+                                            {"chunks", required_argument, NULL, 'c'},
+                                            {"capacity", required_argument, NULL, 'p'},
+                                            {"reroute", no_argument, NULL, 'r'},
+                                            {"codec", required_argument, NULL, 'o'},
+                                            {"registered", no_argument, NULL, 'g'},
+                                            {"steps", required_argument, NULL, 'n'},
+                                            {"exchange", no_argument, NULL, 'x'},
+                                            {"mem", required_argument, NULL, 'm'},
+                                            {"algo", required_argument, NULL, 'a'},
+                                            {"rotate", required_argument, NULL, 'w'},
+                                            {"json", required_argument, NULL, 'j'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
     static const char *const forms[] = {"auto", "flat", "hier"};
     char *end = NULL;
     int which = 0;
@@ -154,6 +164,9 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
         case 'f':
             good = moe_parse_word(optarg, forms, 3, &which);
             a->form = (dcomm_moe_form)which;
+            break;
+        case 'a':
+            a->algo = optarg;
             break;
         case 'c':
             good = moe_parse_int(optarg, 1024, &a->chunks);

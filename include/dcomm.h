@@ -1387,6 +1387,11 @@ typedef struct dcomm_coll_opts {
                                (default: 0 is taken as 1) */
     int lanes;              /* parallel rings or trees, where the algorithm has them (default: 1) */
     size_t chunk_bytes;     /* pipelining grain (default: the communicator's) */
+    /* All-to-all-v: [size * size], what rank i sends to rank j at i * size + j, where every rank
+     * knows all of it. The algorithm is chosen by it, and bruck and hier need not ask for it first.
+     * Read before the call returns (default: NULL, each rank knows its own counts; the algorithm
+     * is chosen as for blocks of 64 KiB) */
+    const size_t *matrix;
     bool registered; /* a promise that the buffers of all ranks are registered (mem.h), by which
                         the algorithm is chosen. Nothing else depends on it: what is not
                         registered after all is served, if slower (default: false) */
@@ -2030,6 +2035,9 @@ typedef struct dcomm_moe_opts {
     dcomm_moe_policy policy; /* beyond capacity (default: DCOMM_MOE_DROP) */
     int chunks;              /* (default: 1) */
     dcomm_moe_form form;     /* (default: DCOMM_MOE_AUTO) */
+    const char *algo;        /* of the exchanges between all ranks, one of all-to-all-v's: "linear",
+                                "pairwise", "bruck", "hier"; copied (default: NULL, "auto": the cheapest by
+                                what the busiest rank sends or gets, for each exchange anew) */
     /* Spec of a codec for rows that are dispatched, dtype DCOMM_F32 only: "bf16", "fp8",
      * "qsgd:bits=8"; one whose wires all have one length. Experts get the decoded rows; what comes
      * back, and gradients, are exact (default: NULL, exact) */
@@ -2044,8 +2052,8 @@ typedef struct dcomm_moe_opts {
 /* Make one; collective. opts is not needed afterwards, nor is `comm`.
  * Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank), DCOMM_ERR_MISMATCH (options
  * that differ: the sentence names the first), DCOMM_ERR_UNSUPPORTED (DCOMM_MOE_HIER on hosts where
- * it is nothing else than flat; a codec that does not fit), DCOMM_ERR_NO_MEMORY. Only where comm,
- * opts or m_p is NULL do the other ranks not know. */
+ * it is nothing else than flat; no such algorithm; a codec that does not fit), DCOMM_ERR_NO_MEMORY.
+ * Only where comm, opts or m_p is NULL do the other ranks not know. */
 DCOMM_API dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
                                         dcomm_moe **m_p);
 /* Destroy it and set *m_p to NULL; batches are gone. What is under way fails on all ranks. */
@@ -2135,7 +2143,8 @@ typedef struct dcomm_moe_stats {
                                dispatched into the order of ranks, and then of experts, ... */
     uint64_t permute_bytes; /* ... and the bytes of those rows, each copy counted once */
     bool hier;              /* the form that this routing takes */
-    double flat_s, hier_s;  /* what the model says a dispatch takes; 0: not priced */
+    double flat_s, hier_s;  /* what the model says a dispatch takes, and hier_s with half of what
+                               gates are told, once for dispatch and combine; 0: not priced */
 } dcomm_moe_stats;
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
 
@@ -34686,6 +34695,8 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
  * blocks of the round are set aside.
  * linear: everything at once, (N-1) blocks per rank; long blocks of equal length are read where
  * they lie.
+ * Both send blocks that are empty, too, so that ranks that disagree hear of it; but for counts that
+ * all ranks know.
  * bruck: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
  * communications in multiport message-passing systems", IEEE TPDS 8 (1997): ceil(log2 N) steps, in
  * step k all blocks whose distance to go has bit k set; about N/2 blocks in each. */
@@ -34953,6 +34964,30 @@ static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand o
     return n;
 }
 
+/* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
+static dcomm_plan *dcommi_sub_plan(dcommi_builder *of, const dcommi_shape *s, const char *name,
+                                   dcommi_algo_fn make, int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    if (of->status < 0) {
+        return NULL;
+    }
+    dcommi_build_begin(&b, name, s->rank, s->nranks, s->dtype, s->op);
+    b.head.in_bytes = in_bytes;
+    b.head.out_bytes = out_bytes;
+    dcomm_status status = make(s, &b);
+    if (status < 0) {
+        dcommi_build_discard(&b);
+    } else {
+        status = dcommi_build_finish(&b, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(of, status);
+    }
+    return plan;
+}
+
 #endif
 
 /* The two sides of an all-to-all: blocks to send and blocks to receive, by rank. */
@@ -35031,10 +35066,48 @@ static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *
     return copy;
 }
 
+/* The same where the counts of all are known: only what there is. Ranks may be off by N. */
+static void dcommi_a2a_known(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a, int to,
+                             int from, int64_t tag)
+{
+    int n = s->nranks;
+    to = (to + n) % n;
+    from = (from + n) % n;
+    if (s->send_counts[to] > 0) {
+        dcommi_send(b, 0,
+                    dcommi_block_whole(&a->send, a->space, dcommi_turn_at(to), a->longest_send),
+                    dcommi_const(to), dcommi_const(tag), DCOMM_STEP_ASYNC);
+    }
+    if (s->counts[from] > 0) {
+        dcommi_recv(
+            b, 0,
+            dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, dcommi_turn_at(from), a->longest_recv),
+            dcommi_const(from), dcommi_const(tag), DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    }
+}
+
+static dcomm_status dcommi_a2a_pairwise_known(const dcommi_shape *s, dcommi_builder *b,
+                                              const dcommi_a2a *a)
+{
+    int64_t tag = dcommi_build_tags(b, 1);
+    dcommi_a2a_own(s, b, a);
+    for (int k = 1; 2 * k <= s->nranks; k++) {
+        dcommi_a2a_known(s, b, a, s->rank + k, s->rank - k, tag);
+        if (2 * k < s->nranks) {
+            dcommi_a2a_known(s, b, a, s->rank - k, s->rank + k, tag);
+        }
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
 /* Equal blocks that stay on a host go in chunks, which pass through the caches. */
 static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
+    if (s->matrix != NULL) {
+        return dcommi_a2a_pairwise_known(s, b, &a);
+    }
     int64_t n = s->nranks, rounds = (n - 1) / 2;
     bool near = s->groups != NULL && s->groups->count[0] == 1, cut = !a.send.listed && !s->in_place;
     int64_t chunk = dcommi_chunk_for(s, a.longest_send, near ? DCOMMI_CHUNK_NEAR : a.longest_send);
@@ -35072,9 +35145,24 @@ static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b
     return b->status;
 }
 
+static dcomm_status dcommi_a2a_linear_known(const dcommi_shape *s, dcommi_builder *b,
+                                            const dcommi_a2a *a)
+{
+    int64_t tag = dcommi_build_tags(b, 1);
+    for (int k = 1; k < s->nranks; k++) {
+        dcommi_a2a_known(s, b, a, s->rank + k, s->rank - k, tag);
+    }
+    dcommi_a2a_own(s, b, a);
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
 static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
+    if (s->matrix != NULL) {
+        return dcommi_a2a_linear_known(s, b, &a);
+    }
     int64_t n = s->nranks, block = a.longest_send;
     bool read = !a.send.listed && block >= DCOMMI_PEER_READ_MIN;
     if (s->in_place) {
@@ -35172,6 +35260,728 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
                 dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(blocks, d, block), block), 0);
     dcommi_end(b, 0);
     return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_bruck_v.h ==================================================== */
+/* algo_bruck_v.h - Bruck's all-to-all with blocks of any length: Bruck, Ho, Kipnis, Upfal and
+ * Weathersby, IEEE TPDS 8 (1997). ceil(log2 N) steps; in step k all blocks whose distance to go has
+ * bit k set travel 2^k ranks in one message. Each rank knows which rank's block it holds for each
+ * distance, and so how long it is (algo_counts.h); blocks wait where they arrived. */
+#ifndef DCOMMI_ALGO_BRUCK_V_H
+#define DCOMMI_ALGO_BRUCK_V_H
+
+/* ==== include/dcomm/impl/algo_counts.h ===================================================== */
+/* algo_counts.h - all-to-all-v by algorithms that pass blocks on, who must know how long those of
+ * others are, where each rank knows its own lengths only: in two stages. In the first, ranks
+ * all-gather their rows of counts; what they agree on makes the plan of the second. Where the
+ * counts of all are known beforehand (dcomm_coll_opts.matrix, and in the checker) there is no first
+ * stage. */
+#ifndef DCOMMI_ALGO_COUNTS_H
+#define DCOMMI_ALGO_COUNTS_H
+
+
+/* What the first stage's plan leaves for the second, at the beginning of its table; counts and
+ * displacements follow: received, sent. */
+enum {
+    DCOMMI_COUNTS_GROUPS, /* a pointer: they are the communicator's, which outlives its plans */
+    DCOMMI_COUNTS_LISTS
+};
+
+#define DCOMMI_COUNTS_MOST ((size_t)1 << 40) /* elements of a block, from whatever peer */
+
+static dcomm_status dcommi_counts_row(void *user, void *dst, size_t dst_len, const void *const *src,
+                                      const size_t *src_len, size_t nsrc)
+{
+    const dcomm_plan *plan = user;
+    size_t n = (size_t)plan->nranks;
+    (void)src;
+    (void)src_len;
+    (void)nsrc;
+    if (dst_len != n * sizeof(uint64_t)) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(dst, plan->table + DCOMMI_COUNTS_LISTS + 2 * n, dst_len);
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_kernel dcommi_counts_kernels[] = {dcommi_counts_row};
+
+static void dcommi_counts_release(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+
+/* Whether the counts of all ranks fit this rank's and each other. */
+static dcomm_status dcommi_counts_agree(const dcommi_shape *s)
+{
+    size_t n = (size_t)s->nranks, me = (size_t)s->rank;
+    for (size_t i = 0; i < n * n; i++) {
+        if (s->matrix[i] > DCOMMI_COUNTS_MOST) {
+            return dcommi_fail(DCOMM_ERR_CORRUPT,
+                               "all-to-all-v: rank %zu sends rank %zu %zu elements", i / n, i % n,
+                               s->matrix[i]);
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (s->matrix[i * n + me] != s->counts[i]) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "all-to-all-v: rank %zu sends %zu elements to rank %zu, which "
+                               "expects %zu",
+                               i, s->matrix[i * n + me], me, s->counts[i]);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* The second stage, by `known`: all ranks' counts are in the words. */
+static const dcomm_plan *dcommi_counts_next(const dcomm_plan *first, const uint64_t *words,
+                                            dcommi_algo_fn known, dcomm_status *status)
+{
+    size_t n = (size_t)first->nranks;
+    const size_t *lists = (const size_t *)(first->table + DCOMMI_COUNTS_LISTS);
+    dcommi_shape s = {.coll = DCOMM_COLL_ALLTOALLV,
+                      .rank = first->rank,
+                      .nranks = first->nranks,
+                      .dtype = (dcomm_dtype)first->dtype,
+                      .op = (dcomm_op)first->op,
+                      .lanes = 1,
+                      .groups = (const dcommi_groups *)(intptr_t)first->table[DCOMMI_COUNTS_GROUPS],
+                      .counts = lists,
+                      .displs = lists + n,
+                      .send_counts = lists + 2 * n,
+                      .send_displs = lists + 3 * n,
+                      .matrix = (const size_t *)words};
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    dcommi_build_begin(&b, first->name, s.rank, s.nranks, s.dtype, s.op);
+    b.head.in_bytes = first->in_bytes;
+    b.head.out_bytes = first->out_bytes;
+    *status = dcommi_counts_agree(&s);
+    *status = *status >= 0 ? known(&s, &b) : *status;
+    if (*status < 0) {
+        dcommi_build_discard(&b);
+    } else {
+        *status = dcommi_build_finish(&b, &plan);
+    }
+    return plan;
+}
+
+/* The first stage: each rank's row of counts becomes words of all, by the all-gather `gather`. */
+static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, const char *name,
+                                      dcommi_algo_fn gather, dcomm_plan_next next)
+{
+    int64_t n = s->nranks, row = 8 * n, groups = (int64_t)(intptr_t)s->groups;
+    const size_t *lists[] = {s->counts, s->displs, s->send_counts, s->send_displs};
+    if (n * n > DCOMM_PLAN_MAX_WORDS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s of all-to-all-v without opts.matrix is for 256 ranks at most, here "
+                           "are %" PRId64,
+                           b->head.name, n);
+    }
+    dcommi_build_table(b, &groups, 1);
+    for (int i = 0; i < 4; i++) {
+        dcommi_build_table(b, (const int64_t *)lists[i], (size_t)n);
+    }
+    dcommi_shape sub = {.coll = DCOMM_COLL_ALLGATHER,
+                        .rank = s->rank,
+                        .nranks = s->nranks,
+                        .dtype = DCOMM_U64,
+                        .op = DCOMM_SUM,
+                        .count = (size_t)n,
+                        .lanes = 1,
+                        .groups = s->groups};
+    dcomm_plan *plan = dcommi_sub_plan(b, &sub, name, gather, row, row * n);
+    if (plan == NULL) {
+        return b->status;
+    }
+    plan = dcommi_build_adopt(b, plan);
+    int64_t own = dcommi_build_scratch(b, row), all = dcommi_build_scratch(b, row * n);
+    int64_t group = (int64_t)b->ntable, tag = dcommi_build_tags(b, plan->ntags);
+    for (int64_t r = 0; r < n; r++) {
+        dcommi_build_table(b, &r, 1);
+    }
+    b->head.nwords = (uint32_t)(n * n);
+    b->head.ncounters += plan->ncounters;
+    b->head.nslots += plan->nslots;
+    b->head.kernels = dcommi_counts_kernels;
+    b->head.nkernels = 1;
+    b->head.next = next;
+    b->head.release = dcommi_counts_release;
+    dcomm_step *compute = dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE);
+    if (compute != NULL) {
+        compute->dst = dcommi_span(DCOMM_SPACE_SCRATCH, own, row);
+    }
+    dcommi_call(b, 0, plan, group, dcommi_span(DCOMM_SPACE_SCRATCH, own, row),
+                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), dcommi_const(tag));
+    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 0, row * n),
+                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
+    return b->status;
+}
+
+#endif
+/* ==== include/dcomm/impl/algo_doubling.h =================================================== */
+/* algo_doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
+ *
+ * recursive_doubling (all-reduce): in step k each rank exchanges all that it has with the rank
+ * whose number differs in bit k; log2 N steps of S. For other rank counts, the first 2(N-2^k) ranks
+ * pair up: one of two folds for both and hands the result back, two steps more. Thakur et al. 2005.
+ * halving_doubling: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: a
+ * reduce-scatter that halves what it exchanges, then the all-gather that doubles it again;
+ * 2 ceil(log2 N) steps, 2(N-1)/N S per rank.
+ * For rank counts that are no power of two, reduce-scatter and all-gather go over the circulant
+ * graph with distances ceil(N/2), ceil(N/4), ... 1: Traeff, "Optimal, non-pipelined reduce-scatter
+ * and allreduce algorithms", 2024; its all-gather is that of Bruck et al., IEEE TPDS 8 (1997). They
+ * need the same number of bytes as for powers of two and no step before or after. */
+#ifndef DCOMMI_ALGO_DOUBLING_H
+#define DCOMMI_ALGO_DOUBLING_H
+
+
+static bool dcommi_is_power_of_two(int64_t n)
+{
+    return (n & (n - 1)) == 0;
+}
+
+/* A constant run of bytes. */
+typedef struct dcommi_range {
+    dcomm_space space;
+    int64_t offset, length;
+} dcommi_range;
+
+static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth)
+{
+    return dcommi_span_chunk(r.space, r.offset, r.length, chunk, depth);
+}
+
+/* What the exchanges of one plan have in common. */
+typedef struct dcommi_exchange {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t chunk, stage;
+    int64_t tags; /* that one message may take */
+    int64_t tag;  /* next free one; counted alike on every rank */
+} dcommi_exchange;
+
+/* `messages` of at most `longest` bytes to come. */
+static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
+                                            int64_t longest, int64_t messages, bool folds)
+{
+    dcommi_exchange x = {.s = s, .b = b};
+    x.chunk = dcommi_chunk_for(s, longest, dcommi_chunk_default(s));
+    x.tags = dcommi_chunks_of(longest, x.chunk);
+    x.tag = dcommi_build_tags(b, x.tags * messages);
+    x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
+    return x;
+}
+
+static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t peer, int64_t tag)
+{
+    int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcommi_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcommi_const(peer),
+                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t peer, int64_t tag)
+{
+    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcommi_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcommi_const(peer),
+                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+/* into <- fold(own, message), or fold(message, own) where the message comes first. */
+static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_range own,
+                                 bool message_first, int64_t peer, int64_t tag, unsigned flags)
+{
+    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
+                       message_first ? dcommi_msg() : mine, message_first ? mine : dcommi_msg(),
+                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcommi_const(peer),
+                       dcommi_linear(tag, c, 1), flags);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+/* ---- recursive doubling ---- */
+
+/* Each step reads one buffer and writes another, because what is being sent must not change. The
+ * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
+ * first, which makes their bits equal. */
+static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
+    int steps = 0;
+    while (2 * power <= n) {
+        power *= 2;
+        steps++;
+    }
+    int64_t paired = 2 * (n - power), rank = s->rank;
+    dcommi_exchange x = dcommi_exchange_make(s, b, bytes, steps + 2, true);
+    dcommi_range out = {DCOMM_SPACE_OUT, 0, bytes};
+    dcommi_range input = {dcommi_input_of(s, 0).space, 0, bytes};
+    int64_t back = x.tag + (steps + 1) * x.tags;
+    if (rank < paired && rank % 2 == 0) {
+        dcommi_exchange_send(&x, input, rank + 1, x.tag);
+        dcommi_fence(b, 0);
+        dcommi_exchange_recv(&x, out, rank + 1, back);
+        dcommi_fence(b, 0);
+        return b->status;
+    }
+    bool turns = steps > 1 || paired > 0 || s->in_place;
+    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
+    dcommi_range current = input;
+    if (rank < paired) {
+        current = steps % 2 == 0 ? out : scratch;
+        dcommi_exchange_fold(&x, current, input, true, rank - 1, x.tag, 0);
+    } else if (s->in_place && steps % 2 == 1) {
+        current = scratch;
+        dcommi_copy(b, 0, dcommi_span(current.space, current.offset, bytes),
+                    dcommi_span(input.space, input.offset, bytes), 0);
+    }
+    int64_t number = rank < paired ? rank / 2 : rank - paired / 2;
+    for (int k = 0; k < steps; k++) {
+        int64_t other = number ^ ((int64_t)1 << k);
+        int64_t peer = other < paired / 2 ? 2 * other + 1 : other + paired / 2;
+        int64_t tag = x.tag + (k + 1) * x.tags;
+        dcommi_range next = (steps - k - 1) % 2 == 0 ? out : scratch;
+        dcommi_exchange_send(&x, current, peer, tag);
+        dcommi_exchange_fold(&x, next, current, other < number, peer, tag,
+                             k == steps - 1 ? DCOMM_STEP_FINAL : 0);
+        dcommi_fence(b, 0);
+        current = next;
+    }
+    if (rank < paired) {
+        dcommi_exchange_send(&x, out, rank - 1, back);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+/* ---- recursive halving and its reverse ---- */
+
+/* How a packed buffer is cut into one block per rank. */
+typedef struct dcommi_cut {
+    const dcommi_shape *s;
+    bool listed;
+    int64_t stride, total;
+} dcommi_cut;
+
+/* Where block i (0 .. n) begins. */
+static int64_t dcommi_cut_at(const dcommi_cut *cut, int64_t i)
+{
+    if (!cut->listed) {
+        return dcommi_min64(i * cut->stride, cut->total);
+    }
+    int64_t sum = 0;
+    for (int64_t k = 0; k < i; k++) {
+        sum += dcommi_shape_bytes(cut->s, cut->s->counts[k]);
+    }
+    return sum;
+}
+
+static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
+{
+    dcommi_cut cut = {.s = s};
+    if (s->coll == DCOMM_COLL_ALLREDUCE) {
+        cut.total = dcommi_shape_bytes(s, s->count);
+        cut.stride =
+            dcommi_partition_make(cut.total, s->nranks, 0, (int64_t)dcomm_dtype_size(s->dtype))
+                .block;
+    } else if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
+        cut.listed = true;
+        cut.total = dcommi_cut_at(&cut, s->nranks);
+    } else {
+        cut.stride = dcommi_shape_bytes(s, s->count);
+        cut.total = cut.stride * s->nranks;
+    }
+    return cut;
+}
+
+/* Where partial or complete blocks lie: as in the packed buffer, from `offset` on (which may point
+ * before a space that has only some of them), or, `rotated`, this rank's own block first. */
+typedef struct dcommi_place {
+    dcomm_space space;
+    int64_t offset;
+    bool rotated;
+} dcommi_place;
+
+/* Blocks first .. first+count-1, which must not wrap around. */
+static dcommi_range dcommi_cut_range(const dcommi_cut *cut, dcommi_place place, int64_t first,
+                                     int64_t count)
+{
+    int64_t at = dcommi_cut_at(cut, first), rank = cut->s->rank;
+    dcommi_range r = {place.space, place.offset + at, dcommi_cut_at(cut, first + count) - at};
+    if (place.rotated) {
+        int64_t own = dcommi_cut_at(cut, rank);
+        r.offset += first >= rank ? -own : cut->total - own;
+    }
+    return r;
+}
+
+/* Reduce-scatter of a power of two of ranks. What is kept lies in `work` between the steps; the
+ * last one writes to `result`. */
+static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                               dcommi_place work, dcommi_place result)
+{
+    int64_t rank = x->s->rank;
+    for (int64_t d = x->s->nranks / 2; d >= 1; d /= 2) {
+        int64_t keep = rank & ~(d - 1), give = keep ^ d, peer = rank ^ d;
+        dcommi_exchange_send(x, dcommi_cut_range(cut, input, give, d), peer, x->tag);
+        dcommi_exchange_fold(x, dcommi_cut_range(cut, d == 1 ? result : work, keep, d),
+                             dcommi_cut_range(cut, input, keep, d), false, peer, x->tag,
+                             d == 1 ? DCOMM_STEP_FINAL : 0);
+        dcommi_fence(x->b, 0);
+        x->tag += x->tags;
+        input = work;
+    }
+}
+
+static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
+{
+    int64_t rank = x->s->rank;
+    for (int64_t d = 1; d < x->s->nranks; d *= 2) {
+        int64_t have = rank & ~(d - 1), peer = rank ^ d;
+        dcommi_exchange_send(x, dcommi_cut_range(cut, work, have, d), peer, x->tag);
+        dcommi_exchange_recv(x, dcommi_cut_range(cut, work, have ^ d, d), peer, x->tag);
+        dcommi_fence(x->b, 0);
+        x->tag += x->tags;
+    }
+}
+
+/* Blocks rank+from .. rank+to-1 modulo N, as at most two runs that do not wrap. */
+static int dcommi_circulant_runs(const dcommi_shape *s, int64_t from, int64_t to, int64_t first[2],
+                                 int64_t count[2])
+{
+    int64_t n = s->nranks;
+    first[0] = (s->rank + from) % n;
+    count[0] = dcommi_min64(to - from, n - first[0]);
+    first[1] = 0;
+    count[1] = to - from - count[0];
+    return count[1] > 0 ? 2 : 1;
+}
+
+/* Send blocks rank+from .. rank+to-1; each run is a message, and both ends know the runs. */
+static void dcommi_circulant_send(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place place,
+                                  int64_t from, int64_t to, int64_t peer)
+{
+    int64_t first[2], count[2];
+    int runs = dcommi_circulant_runs(x->s, from, to, first, count);
+    for (int i = 0; i < runs; i++) {
+        dcommi_exchange_send(x, dcommi_cut_range(cut, place, first[i], count[i]), peer,
+                             x->tag + i * x->tags);
+    }
+}
+
+/* The distances of the circulant graph: `reach` blocks are shared out over `reach` ranks in the
+ * step with distance (reach+1)/2. */
+static int64_t dcommi_circulant_reach(int64_t n, int step)
+{
+    while (step-- > 0) {
+        n = (n + 1) / 2;
+    }
+    return n;
+}
+
+static int dcommi_circulant_steps(int64_t n)
+{
+    int steps = 0;
+    for (; n > 1; n = (n + 1) / 2) {
+        steps++;
+    }
+    return steps;
+}
+
+static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                     dcommi_place work, dcommi_place result)
+{
+    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
+    int steps = dcommi_circulant_steps(n);
+    if (n % 2 == 1 && (input.space != work.space || input.offset != work.offset)) {
+        /* The first step folds into n/2 blocks; one more is sent on from `work` as it is. */
+        int64_t block = (rank + n / 2) % n;
+        dcommi_range to = dcommi_cut_range(cut, work, block, 1);
+        dcommi_range from = dcommi_cut_range(cut, input, block, 1);
+        dcommi_copy(x->b, 0, dcommi_span(to.space, to.offset, to.length),
+                    dcommi_span(from.space, from.offset, from.length), 0);
+    }
+    for (int k = 0; k < steps; k++) {
+        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
+        bool last = k == steps - 1;
+        dcommi_circulant_send(x, cut, input, d, reach, (rank + d) % n);
+        int runs = dcommi_circulant_runs(x->s, 0, reach - d, first, count);
+        for (int i = 0; i < runs; i++) {
+            dcommi_exchange_fold(x, dcommi_cut_range(cut, last ? result : work, first[i], count[i]),
+                                 dcommi_cut_range(cut, input, first[i], count[i]), false,
+                                 (rank - d + n) % n, x->tag + i * x->tags,
+                                 last ? DCOMM_STEP_FINAL : 0);
+        }
+        dcommi_fence(x->b, 0);
+        x->tag += 2 * x->tags;
+        input = work;
+    }
+}
+
+static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
+{
+    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
+    for (int k = dcommi_circulant_steps(n) - 1; k >= 0; k--) {
+        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
+        dcommi_circulant_send(x, cut, work, 0, reach - d, (rank - d + n) % n);
+        int runs = dcommi_circulant_runs(x->s, d, reach, first, count);
+        for (int i = 0; i < runs; i++) {
+            dcommi_exchange_recv(x, dcommi_cut_range(cut, work, first[i], count[i]), (rank + d) % n,
+                                 x->tag + i * x->tags);
+        }
+        dcommi_fence(x->b, 0);
+        x->tag += 2 * x->tags;
+    }
+}
+
+/* Messages of one half: a step's range may be two runs on the circulant graph. */
+static int64_t dcommi_halving_messages(int64_t n)
+{
+    return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
+}
+
+/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
+static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                dcommi_place out)
+{
+    dcommi_builder *b = x->b;
+    int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
+    dcomm_expr peer = dcommi_const(other);
+    dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
+    dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
+    dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
+    dcommi_range result = dcommi_cut_range(cut, out, other, 1);
+    int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
+    int c = dcommi_loop_many(b, 0, chunks);
+    dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
+    dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(
+        b, 0, folded, rank == 0 ? first : dcommi_msg(), rank == 0 ? dcommi_msg() : first,
+        dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcommi_linear(x->tag, c, 1),
+        DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
+    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 0, chunks);
+    dcommi_fence(b, 0);
+    chunks = dcommi_chunks_of(theirs.length, x->chunk);
+    c = dcommi_loop_many(b, 1, chunks);
+    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
+                0);
+    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
+                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcommi_end_many(b, 1, chunks);
+    dcommi_fence(b, 1);
+}
+
+static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x =
+        dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
+    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
+    if (s->nranks == 2 && cut.stride > x.chunk) {
+        dcommi_halving_pair(&x, &cut, input, out);
+    } else if (dcommi_is_power_of_two(s->nranks)) {
+        dcommi_halving_xor(&x, &cut, input, out, out);
+        dcommi_doubling_xor(&x, &cut, out);
+    } else {
+        dcommi_halving_circulant(&x, &cut, input, out, out);
+        dcommi_doubling_circulant(&x, &cut, out);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank;
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), true);
+    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false};
+    /* The one block of the result, placed so that its position in the packed buffer fits. */
+    dcommi_place result = {DCOMM_SPACE_OUT, s->in_place ? 0 : -dcommi_cut_at(&cut, rank), false};
+    dcommi_place work = {DCOMM_SPACE_SCRATCH, 0, false};
+    if (dcommi_is_power_of_two(n)) {
+        int64_t keep = rank & ~(n / 2 - 1), at = dcommi_cut_at(&cut, keep);
+        int64_t length = dcommi_cut_at(&cut, keep + n / 2) - at;
+        work.offset = n > 2 ? dcommi_build_scratch(b, length) - at : 0;
+        dcommi_halving_xor(&x, &cut, input, work, result);
+    } else {
+        int64_t first[2], count[2], length = 0;
+        int runs = dcommi_circulant_runs(s, 0, (n + 1) / 2, first, count);
+        for (int i = 0; i < runs; i++) {
+            length += dcommi_cut_range(&cut, input, first[i], count[i]).length;
+        }
+        work.rotated = true;
+        work.offset = dcommi_build_scratch(b, length);
+        dcommi_halving_circulant(&x, &cut, input, work, result);
+    }
+    return b->status;
+}
+
+/* Do the blocks of an all-gather lie one after the other? */
+static bool dcommi_doubling_packed(const dcommi_shape *s)
+{
+    size_t next = 0;
+    for (int i = 0; s->coll == DCOMM_COLL_ALLGATHERV && i < s->nranks; i++) {
+        if (s->counts[i] > 0 && s->displs[i] != next) {
+            return false;
+        }
+        next += s->counts[i];
+    }
+    return true;
+}
+
+/* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
+ * gathered in scratch first. */
+static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank;
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), false);
+    bool packed = dcommi_doubling_packed(s);
+    dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
+    if (!packed) {
+        work.space = DCOMM_SPACE_SCRATCH;
+        work.offset = dcommi_build_scratch(b, cut.total);
+    }
+    dcommi_range own = dcommi_cut_range(&cut, work, rank, 1);
+    dcommi_input in = dcommi_input_of(s, cut.listed ? dcommi_shape_bytes(s, s->displs[rank])
+                                                    : dcommi_cut_at(&cut, rank));
+    if (!s->in_place || !packed) {
+        dcommi_copy(b, 0, dcommi_span(own.space, own.offset, own.length),
+                    dcommi_span(in.space, in.base, own.length), 0);
+    }
+    if (dcommi_is_power_of_two(n)) {
+        dcommi_doubling_xor(&x, &cut, work);
+    } else {
+        dcommi_doubling_circulant(&x, &cut, work);
+    }
+    if (!packed) {
+        int64_t longest = dcommi_longest(s, s->counts);
+        dcommi_blocks blocks = {.n = n, .listed = true};
+        blocks.offsets = (int64_t)b->ntable;
+        int64_t at = work.offset;
+        for (int64_t i = 0; i < n; i++) {
+            dcommi_build_table(b, &at, 1);
+            at += dcommi_shape_bytes(s, s->counts[i]);
+        }
+        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        int d = dcommi_loop(b, 0, dcommi_const(n));
+        dcommi_turn each = {0, d, 1};
+        dcomm_operand from = dcommi_block_whole(&blocks, DCOMM_SPACE_SCRATCH, each, longest);
+        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
+        dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from, 0);
+        dcommi_end(b, 0);
+    }
+    return b->status;
+}
+
+#endif
+
+/* Bytes of the block that rank `holder` holds for distance d when all bits of d below `bit` have
+ * been travelled. */
+static int64_t dcommi_bruck_v_bytes(const dcommi_shape *s, int holder, int d, int bit)
+{
+    int n = s->nranks, from = (holder - (d & (bit - 1)) + n) % n;
+    return dcommi_shape_bytes(s, s->matrix[(size_t)from * (size_t)n + (size_t)((from + d) % n)]);
+}
+
+/* Of all that travel `bit` ranks from `holder`. */
+static int64_t dcommi_bruck_v_step_bytes(const dcommi_shape *s, int holder, int bit)
+{
+    int64_t bytes = 0;
+    for (int d = bit; d < s->nranks; d++) {
+        bytes += (d & bit) != 0 ? dcommi_bruck_v_bytes(s, holder, d, bit) : 0;
+    }
+    return bytes;
+}
+
+/* Step `bit`: at[d] is where the block of distance d lies, before and after; `leaving` is where
+ * what goes is packed. */
+static void dcommi_bruck_v_step(const dcommi_shape *s, dcommi_builder *b, int bit, int64_t leaving,
+                                dcomm_operand *at)
+{
+    int n = s->nranks, behind = (s->rank - bit + n) % n;
+    int64_t out = dcommi_bruck_v_step_bytes(s, s->rank, bit), packed = leaving;
+    int64_t in = dcommi_bruck_v_step_bytes(s, behind, bit), coming = dcommi_build_scratch(b, in);
+    int64_t tag = dcommi_build_tags(b, 1);
+    for (int d = bit; d < n; d++) {
+        int64_t length = (d & bit) != 0 ? dcommi_bruck_v_bytes(s, s->rank, d, bit) : 0;
+        if (length > 0) {
+            dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, packed, length), at[d], 0);
+            packed += length;
+        }
+    }
+    if (out > 0) {
+        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, leaving, out),
+                    dcommi_const((s->rank + bit) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
+    }
+    if (in > 0) {
+        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, coming, in), dcommi_const(behind),
+                    dcommi_const(tag), DCOMM_STEP_ASYNC);
+    }
+    dcommi_fence(b, 0);
+    for (int d = bit; d < n; d++) {
+        if ((d & bit) != 0) {
+            int64_t length = dcommi_bruck_v_bytes(s, behind, d, bit);
+            at[d] = dcommi_span(DCOMM_SPACE_SCRATCH, coming, length);
+            coming += length;
+        }
+    }
+}
+
+static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcommi_builder *b)
+{
+    int n = s->nranks;
+    dcomm_operand *at = dcommi_calloc((size_t)n, sizeof *at);
+    int64_t most = 0;
+    if (at == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int d = 0; d < n; d++) {
+        int to = (s->rank + d) % n;
+        at[d] = dcommi_span(DCOMM_SPACE_IN, dcommi_shape_bytes(s, s->send_displs[to]),
+                            dcommi_shape_bytes(s, s->send_counts[to]));
+    }
+    for (int bit = 1; bit < n; bit *= 2) {
+        most = dcommi_max64(most, dcommi_bruck_v_step_bytes(s, s->rank, bit));
+    }
+    int64_t leaving = dcommi_build_scratch(b, most);
+    for (int bit = 1; bit < n; bit *= 2) {
+        dcommi_bruck_v_step(s, b, bit, leaving, at);
+    }
+    for (int d = 0; d < n; d++) { /* what has travelled distance d came from rank - d */
+        int from = (s->rank - d + n) % n;
+        int64_t length = dcommi_shape_bytes(s, s->counts[from]);
+        if (length > 0) {
+            dcommi_copy(
+                b, 0, dcommi_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[from]), length),
+                at[d], DCOMM_STEP_RESULT);
+        }
+    }
+    dcommi_free(at);
+    return b->status;
+}
+
+static const dcomm_plan *dcommi_bruck_v_next(void *user, const uint64_t *words, uint32_t nwords,
+                                             dcomm_status *status)
+{
+    (void)nwords;
+    return dcommi_counts_next(user, words, dcommi_bruck_v_known, status);
+}
+
+static dcomm_status dcommi_bruck_v(const dcommi_shape *s, dcommi_builder *b)
+{
+    return s->matrix != NULL ? dcommi_bruck_v_known(s, b)
+                             : dcommi_counts_ask(s, b, "recursive_doubling",
+                                                 dcommi_doubling_allgather, dcommi_bruck_v_next);
 }
 
 #endif
@@ -36047,469 +36857,6 @@ static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builde
         dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
     } else {
         dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-#endif
-/* ==== include/dcomm/impl/algo_doubling.h =================================================== */
-/* algo_doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
- *
- * recursive_doubling (all-reduce): in step k each rank exchanges all that it has with the rank
- * whose number differs in bit k; log2 N steps of S. For other rank counts, the first 2(N-2^k) ranks
- * pair up: one of two folds for both and hands the result back, two steps more. Thakur et al. 2005.
- * halving_doubling: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: a
- * reduce-scatter that halves what it exchanges, then the all-gather that doubles it again;
- * 2 ceil(log2 N) steps, 2(N-1)/N S per rank.
- * For rank counts that are no power of two, reduce-scatter and all-gather go over the circulant
- * graph with distances ceil(N/2), ceil(N/4), ... 1: Traeff, "Optimal, non-pipelined reduce-scatter
- * and allreduce algorithms", 2024; its all-gather is that of Bruck et al., IEEE TPDS 8 (1997). They
- * need the same number of bytes as for powers of two and no step before or after. */
-#ifndef DCOMMI_ALGO_DOUBLING_H
-#define DCOMMI_ALGO_DOUBLING_H
-
-
-static bool dcommi_is_power_of_two(int64_t n)
-{
-    return (n & (n - 1)) == 0;
-}
-
-/* A constant run of bytes. */
-typedef struct dcommi_range {
-    dcomm_space space;
-    int64_t offset, length;
-} dcommi_range;
-
-static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth)
-{
-    return dcommi_span_chunk(r.space, r.offset, r.length, chunk, depth);
-}
-
-/* What the exchanges of one plan have in common. */
-typedef struct dcommi_exchange {
-    const dcommi_shape *s;
-    dcommi_builder *b;
-    int64_t chunk, stage;
-    int64_t tags; /* that one message may take */
-    int64_t tag;  /* next free one; counted alike on every rank */
-} dcommi_exchange;
-
-/* `messages` of at most `longest` bytes to come. */
-static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
-                                            int64_t longest, int64_t messages, bool folds)
-{
-    dcommi_exchange x = {.s = s, .b = b};
-    x.chunk = dcommi_chunk_for(s, longest, dcommi_chunk_default(s));
-    x.tags = dcommi_chunks_of(longest, x.chunk);
-    x.tag = dcommi_build_tags(b, x.tags * messages);
-    x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
-    return x;
-}
-
-static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t peer, int64_t tag)
-{
-    int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
-}
-
-static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t peer, int64_t tag)
-{
-    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
-}
-
-/* into <- fold(own, message), or fold(message, own) where the message comes first. */
-static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_range own,
-                                 bool message_first, int64_t peer, int64_t tag, unsigned flags)
-{
-    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
-    dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
-                       message_first ? dcommi_msg() : mine, message_first ? mine : dcommi_msg(),
-                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcommi_const(peer),
-                       dcommi_linear(tag, c, 1), flags);
-    dcommi_end_many(x->b, 0, chunks);
-}
-
-/* ---- recursive doubling ---- */
-
-/* Each step reads one buffer and writes another, because what is being sent must not change. The
- * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
- * first, which makes their bits equal. */
-static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
-    int steps = 0;
-    while (2 * power <= n) {
-        power *= 2;
-        steps++;
-    }
-    int64_t paired = 2 * (n - power), rank = s->rank;
-    dcommi_exchange x = dcommi_exchange_make(s, b, bytes, steps + 2, true);
-    dcommi_range out = {DCOMM_SPACE_OUT, 0, bytes};
-    dcommi_range input = {dcommi_input_of(s, 0).space, 0, bytes};
-    int64_t back = x.tag + (steps + 1) * x.tags;
-    if (rank < paired && rank % 2 == 0) {
-        dcommi_exchange_send(&x, input, rank + 1, x.tag);
-        dcommi_fence(b, 0);
-        dcommi_exchange_recv(&x, out, rank + 1, back);
-        dcommi_fence(b, 0);
-        return b->status;
-    }
-    bool turns = steps > 1 || paired > 0 || s->in_place;
-    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
-    dcommi_range current = input;
-    if (rank < paired) {
-        current = steps % 2 == 0 ? out : scratch;
-        dcommi_exchange_fold(&x, current, input, true, rank - 1, x.tag, 0);
-    } else if (s->in_place && steps % 2 == 1) {
-        current = scratch;
-        dcommi_copy(b, 0, dcommi_span(current.space, current.offset, bytes),
-                    dcommi_span(input.space, input.offset, bytes), 0);
-    }
-    int64_t number = rank < paired ? rank / 2 : rank - paired / 2;
-    for (int k = 0; k < steps; k++) {
-        int64_t other = number ^ ((int64_t)1 << k);
-        int64_t peer = other < paired / 2 ? 2 * other + 1 : other + paired / 2;
-        int64_t tag = x.tag + (k + 1) * x.tags;
-        dcommi_range next = (steps - k - 1) % 2 == 0 ? out : scratch;
-        dcommi_exchange_send(&x, current, peer, tag);
-        dcommi_exchange_fold(&x, next, current, other < number, peer, tag,
-                             k == steps - 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(b, 0);
-        current = next;
-    }
-    if (rank < paired) {
-        dcommi_exchange_send(&x, out, rank - 1, back);
-        dcommi_fence(b, 0);
-    }
-    return b->status;
-}
-
-/* ---- recursive halving and its reverse ---- */
-
-/* How a packed buffer is cut into one block per rank. */
-typedef struct dcommi_cut {
-    const dcommi_shape *s;
-    bool listed;
-    int64_t stride, total;
-} dcommi_cut;
-
-/* Where block i (0 .. n) begins. */
-static int64_t dcommi_cut_at(const dcommi_cut *cut, int64_t i)
-{
-    if (!cut->listed) {
-        return dcommi_min64(i * cut->stride, cut->total);
-    }
-    int64_t sum = 0;
-    for (int64_t k = 0; k < i; k++) {
-        sum += dcommi_shape_bytes(cut->s, cut->s->counts[k]);
-    }
-    return sum;
-}
-
-static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
-{
-    dcommi_cut cut = {.s = s};
-    if (s->coll == DCOMM_COLL_ALLREDUCE) {
-        cut.total = dcommi_shape_bytes(s, s->count);
-        cut.stride =
-            dcommi_partition_make(cut.total, s->nranks, 0, (int64_t)dcomm_dtype_size(s->dtype))
-                .block;
-    } else if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
-        cut.listed = true;
-        cut.total = dcommi_cut_at(&cut, s->nranks);
-    } else {
-        cut.stride = dcommi_shape_bytes(s, s->count);
-        cut.total = cut.stride * s->nranks;
-    }
-    return cut;
-}
-
-/* Where partial or complete blocks lie: as in the packed buffer, from `offset` on (which may point
- * before a space that has only some of them), or, `rotated`, this rank's own block first. */
-typedef struct dcommi_place {
-    dcomm_space space;
-    int64_t offset;
-    bool rotated;
-} dcommi_place;
-
-/* Blocks first .. first+count-1, which must not wrap around. */
-static dcommi_range dcommi_cut_range(const dcommi_cut *cut, dcommi_place place, int64_t first,
-                                     int64_t count)
-{
-    int64_t at = dcommi_cut_at(cut, first), rank = cut->s->rank;
-    dcommi_range r = {place.space, place.offset + at, dcommi_cut_at(cut, first + count) - at};
-    if (place.rotated) {
-        int64_t own = dcommi_cut_at(cut, rank);
-        r.offset += first >= rank ? -own : cut->total - own;
-    }
-    return r;
-}
-
-/* Reduce-scatter of a power of two of ranks. What is kept lies in `work` between the steps; the
- * last one writes to `result`. */
-static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
-                               dcommi_place work, dcommi_place result)
-{
-    int64_t rank = x->s->rank;
-    for (int64_t d = x->s->nranks / 2; d >= 1; d /= 2) {
-        int64_t keep = rank & ~(d - 1), give = keep ^ d, peer = rank ^ d;
-        dcommi_exchange_send(x, dcommi_cut_range(cut, input, give, d), peer, x->tag);
-        dcommi_exchange_fold(x, dcommi_cut_range(cut, d == 1 ? result : work, keep, d),
-                             dcommi_cut_range(cut, input, keep, d), false, peer, x->tag,
-                             d == 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(x->b, 0);
-        x->tag += x->tags;
-        input = work;
-    }
-}
-
-static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
-{
-    int64_t rank = x->s->rank;
-    for (int64_t d = 1; d < x->s->nranks; d *= 2) {
-        int64_t have = rank & ~(d - 1), peer = rank ^ d;
-        dcommi_exchange_send(x, dcommi_cut_range(cut, work, have, d), peer, x->tag);
-        dcommi_exchange_recv(x, dcommi_cut_range(cut, work, have ^ d, d), peer, x->tag);
-        dcommi_fence(x->b, 0);
-        x->tag += x->tags;
-    }
-}
-
-/* Blocks rank+from .. rank+to-1 modulo N, as at most two runs that do not wrap. */
-static int dcommi_circulant_runs(const dcommi_shape *s, int64_t from, int64_t to, int64_t first[2],
-                                 int64_t count[2])
-{
-    int64_t n = s->nranks;
-    first[0] = (s->rank + from) % n;
-    count[0] = dcommi_min64(to - from, n - first[0]);
-    first[1] = 0;
-    count[1] = to - from - count[0];
-    return count[1] > 0 ? 2 : 1;
-}
-
-/* Send blocks rank+from .. rank+to-1; each run is a message, and both ends know the runs. */
-static void dcommi_circulant_send(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place place,
-                                  int64_t from, int64_t to, int64_t peer)
-{
-    int64_t first[2], count[2];
-    int runs = dcommi_circulant_runs(x->s, from, to, first, count);
-    for (int i = 0; i < runs; i++) {
-        dcommi_exchange_send(x, dcommi_cut_range(cut, place, first[i], count[i]), peer,
-                             x->tag + i * x->tags);
-    }
-}
-
-/* The distances of the circulant graph: `reach` blocks are shared out over `reach` ranks in the
- * step with distance (reach+1)/2. */
-static int64_t dcommi_circulant_reach(int64_t n, int step)
-{
-    while (step-- > 0) {
-        n = (n + 1) / 2;
-    }
-    return n;
-}
-
-static int dcommi_circulant_steps(int64_t n)
-{
-    int steps = 0;
-    for (; n > 1; n = (n + 1) / 2) {
-        steps++;
-    }
-    return steps;
-}
-
-static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
-                                     dcommi_place work, dcommi_place result)
-{
-    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
-    int steps = dcommi_circulant_steps(n);
-    if (n % 2 == 1 && (input.space != work.space || input.offset != work.offset)) {
-        /* The first step folds into n/2 blocks; one more is sent on from `work` as it is. */
-        int64_t block = (rank + n / 2) % n;
-        dcommi_range to = dcommi_cut_range(cut, work, block, 1);
-        dcommi_range from = dcommi_cut_range(cut, input, block, 1);
-        dcommi_copy(x->b, 0, dcommi_span(to.space, to.offset, to.length),
-                    dcommi_span(from.space, from.offset, from.length), 0);
-    }
-    for (int k = 0; k < steps; k++) {
-        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
-        bool last = k == steps - 1;
-        dcommi_circulant_send(x, cut, input, d, reach, (rank + d) % n);
-        int runs = dcommi_circulant_runs(x->s, 0, reach - d, first, count);
-        for (int i = 0; i < runs; i++) {
-            dcommi_exchange_fold(x, dcommi_cut_range(cut, last ? result : work, first[i], count[i]),
-                                 dcommi_cut_range(cut, input, first[i], count[i]), false,
-                                 (rank - d + n) % n, x->tag + i * x->tags,
-                                 last ? DCOMM_STEP_FINAL : 0);
-        }
-        dcommi_fence(x->b, 0);
-        x->tag += 2 * x->tags;
-        input = work;
-    }
-}
-
-static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
-{
-    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
-    for (int k = dcommi_circulant_steps(n) - 1; k >= 0; k--) {
-        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
-        dcommi_circulant_send(x, cut, work, 0, reach - d, (rank - d + n) % n);
-        int runs = dcommi_circulant_runs(x->s, d, reach, first, count);
-        for (int i = 0; i < runs; i++) {
-            dcommi_exchange_recv(x, dcommi_cut_range(cut, work, first[i], count[i]), (rank + d) % n,
-                                 x->tag + i * x->tags);
-        }
-        dcommi_fence(x->b, 0);
-        x->tag += 2 * x->tags;
-    }
-}
-
-/* Messages of one half: a step's range may be two runs on the circulant graph. */
-static int64_t dcommi_halving_messages(int64_t n)
-{
-    return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
-}
-
-/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
-static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
-                                dcommi_place out)
-{
-    dcommi_builder *b = x->b;
-    int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
-    dcomm_expr peer = dcommi_const(other);
-    dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
-    dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
-    dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
-    dcommi_range result = dcommi_cut_range(cut, out, other, 1);
-    int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
-    dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
-    dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(
-        b, 0, folded, rank == 0 ? first : dcommi_msg(), rank == 0 ? dcommi_msg() : first,
-        dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcommi_linear(x->tag, c, 1),
-        DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
-    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, chunks);
-    dcommi_fence(b, 0);
-    chunks = dcommi_chunks_of(theirs.length, x->chunk);
-    c = dcommi_loop_many(b, 1, chunks);
-    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
-                0);
-    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
-                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
-    dcommi_end_many(b, 1, chunks);
-    dcommi_fence(b, 1);
-}
-
-static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x =
-        dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
-    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
-    if (s->nranks == 2 && cut.stride > x.chunk) {
-        dcommi_halving_pair(&x, &cut, input, out);
-    } else if (dcommi_is_power_of_two(s->nranks)) {
-        dcommi_halving_xor(&x, &cut, input, out, out);
-        dcommi_doubling_xor(&x, &cut, out);
-    } else {
-        dcommi_halving_circulant(&x, &cut, input, out, out);
-        dcommi_doubling_circulant(&x, &cut, out);
-    }
-    return b->status;
-}
-
-static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, rank = s->rank;
-    dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), true);
-    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false};
-    /* The one block of the result, placed so that its position in the packed buffer fits. */
-    dcommi_place result = {DCOMM_SPACE_OUT, s->in_place ? 0 : -dcommi_cut_at(&cut, rank), false};
-    dcommi_place work = {DCOMM_SPACE_SCRATCH, 0, false};
-    if (dcommi_is_power_of_two(n)) {
-        int64_t keep = rank & ~(n / 2 - 1), at = dcommi_cut_at(&cut, keep);
-        int64_t length = dcommi_cut_at(&cut, keep + n / 2) - at;
-        work.offset = n > 2 ? dcommi_build_scratch(b, length) - at : 0;
-        dcommi_halving_xor(&x, &cut, input, work, result);
-    } else {
-        int64_t first[2], count[2], length = 0;
-        int runs = dcommi_circulant_runs(s, 0, (n + 1) / 2, first, count);
-        for (int i = 0; i < runs; i++) {
-            length += dcommi_cut_range(&cut, input, first[i], count[i]).length;
-        }
-        work.rotated = true;
-        work.offset = dcommi_build_scratch(b, length);
-        dcommi_halving_circulant(&x, &cut, input, work, result);
-    }
-    return b->status;
-}
-
-/* Do the blocks of an all-gather lie one after the other? */
-static bool dcommi_doubling_packed(const dcommi_shape *s)
-{
-    size_t next = 0;
-    for (int i = 0; s->coll == DCOMM_COLL_ALLGATHERV && i < s->nranks; i++) {
-        if (s->counts[i] > 0 && s->displs[i] != next) {
-            return false;
-        }
-        next += s->counts[i];
-    }
-    return true;
-}
-
-/* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
- * gathered in scratch first. */
-static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_builder *b)
-{
-    int64_t n = s->nranks, rank = s->rank;
-    dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), false);
-    bool packed = dcommi_doubling_packed(s);
-    dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
-    if (!packed) {
-        work.space = DCOMM_SPACE_SCRATCH;
-        work.offset = dcommi_build_scratch(b, cut.total);
-    }
-    dcommi_range own = dcommi_cut_range(&cut, work, rank, 1);
-    dcommi_input in = dcommi_input_of(s, cut.listed ? dcommi_shape_bytes(s, s->displs[rank])
-                                                    : dcommi_cut_at(&cut, rank));
-    if (!s->in_place || !packed) {
-        dcommi_copy(b, 0, dcommi_span(own.space, own.offset, own.length),
-                    dcommi_span(in.space, in.base, own.length), 0);
-    }
-    if (dcommi_is_power_of_two(n)) {
-        dcommi_doubling_xor(&x, &cut, work);
-    } else {
-        dcommi_doubling_circulant(&x, &cut, work);
-    }
-    if (!packed) {
-        int64_t longest = dcommi_longest(s, s->counts);
-        dcommi_blocks blocks = {.n = n, .listed = true};
-        blocks.offsets = (int64_t)b->ntable;
-        int64_t at = work.offset;
-        for (int64_t i = 0; i < n; i++) {
-            dcommi_build_table(b, &at, 1);
-            at += dcommi_shape_bytes(s, s->counts[i]);
-        }
-        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
-        int d = dcommi_loop(b, 0, dcommi_const(n));
-        dcommi_turn each = {0, d, 1};
-        dcomm_operand from = dcommi_block_whole(&blocks, DCOMM_SPACE_SCRATCH, each, longest);
-        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from, 0);
-        dcommi_end(b, 0);
     }
     return b->status;
 }
@@ -37694,31 +38041,6 @@ static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int
     return s;
 }
 
-/* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
-static dcomm_plan *dcommi_hier_sub_of(dcommi_hier *h, const dcommi_shape *s,
-                                      dcommi_hier_choice choice, int64_t in_bytes,
-                                      int64_t out_bytes)
-{
-    dcommi_builder b;
-    dcomm_plan *plan = NULL;
-    if (h->b->status < 0) {
-        return NULL;
-    }
-    dcommi_build_begin(&b, choice.name, s->rank, s->nranks, s->dtype, s->op);
-    b.head.in_bytes = in_bytes;
-    b.head.out_bytes = out_bytes;
-    dcomm_status status = choice.make(s, &b);
-    if (status < 0) {
-        dcommi_build_discard(&b);
-    } else {
-        status = dcommi_build_finish(&b, &plan);
-    }
-    if (status < 0) {
-        dcommi_build_error(h->b, status);
-    }
-    return plan;
-}
-
 /* The sub-plan of one tier. `bytes` chooses the algorithm. */
 static dcomm_plan *dcommi_hier_sub_near(dcommi_hier *h, const dcommi_shape *s, bool near,
                                         int64_t bytes, int64_t in_bytes, int64_t out_bytes)
@@ -37729,7 +38051,7 @@ static dcomm_plan *dcommi_hier_sub_near(dcommi_hier *h, const dcommi_shape *s, b
                      ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
                      : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
     }
-    return dcommi_hier_sub_of(h, s, choice, in_bytes, out_bytes);
+    return dcommi_sub_plan(h->b, s, choice.name, choice.make, in_bytes, out_bytes);
 }
 
 /* The sub-plan of this rank's group, which may be divided again. */
@@ -37743,7 +38065,7 @@ static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, int6
         s.chunk_bytes = bytes * s.nranks; /* a piece is not cut again */
         choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
     }
-    return dcommi_hier_sub_of(h, &s, choice, in_bytes, out_bytes);
+    return dcommi_sub_plan(h->b, &s, choice.name, choice.make, in_bytes, out_bytes);
 }
 
 /* This rank's group as a table for CALL. */
@@ -40226,11 +40548,7 @@ static void dcommi_hier_note(const dcommi_shape *s, char *text, size_t len)
 /* ==== include/dcomm/impl/algo_hier_v.h ===================================================== */
 /* algo_hier_v.h - hierarchical all-to-all-v: a block is handed to who stands for its target on its
  * own host (algo_hier_blocks.h), who sends what the whole host has for that target as one message.
- *
- * Who passes blocks on must know how long they are, and a rank knows its own lengths only. So there
- * are two stages. In the first, ranks all-gather their rows of counts, hierarchically; what they
- * agree on makes the plan of the second. Where the counts are known beforehand there is no first
- * stage: that is what the checker proves. */
+ * Who passes blocks on must know how long they are: algo_counts.h. */
 #ifndef DCOMMI_ALGO_HIER_V_H
 #define DCOMMI_ALGO_HIER_V_H
 
@@ -40384,156 +40702,23 @@ static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
     return dcommi_hier_rounds_close(&r);
 }
 
-/* ---- counts that are not ---- */
+/* ---- either ---- */
 
-/* What the first stage's plan leaves for the second, at the beginning of its table; counts and
- * displacements follow: received, sent. */
-enum {
-    DCOMMI_HIER_V_GROUPS, /* a pointer: they are the communicator's, which outlives its plans */
-    DCOMMI_HIER_V_COUNTS
-};
+static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b);
 
-#define DCOMMI_HIER_V_MOST ((size_t)1 << 40) /* elements of a block, from whatever peer */
-
-static dcomm_status dcommi_hier_v_row(void *user, void *dst, size_t dst_len, const void *const *src,
-                                      const size_t *src_len, size_t nsrc)
-{
-    const dcomm_plan *plan = user;
-    size_t n = (size_t)plan->nranks;
-    (void)src;
-    (void)src_len;
-    (void)nsrc;
-    if (dst_len != n * sizeof(uint64_t)) {
-        return DCOMM_ERR_PLAN;
-    }
-    memcpy(dst, plan->table + DCOMMI_HIER_V_COUNTS + 2 * n, dst_len);
-    return DCOMM_OK;
-}
-
-static const dcomm_plan_kernel dcommi_hier_v_kernels[] = {dcommi_hier_v_row};
-
-static void dcommi_hier_v_release(void *user, const dcomm_plan *plan)
-{
-    (void)user;
-    dcommi_free((void *)(uintptr_t)plan);
-}
-
-/* Whether the counts of all ranks fit this rank's and each other. */
-static dcomm_status dcommi_hier_v_agree(const dcommi_shape *s)
-{
-    size_t n = (size_t)s->nranks, me = (size_t)s->rank;
-    for (size_t i = 0; i < n * n; i++) {
-        if (s->matrix[i] > DCOMMI_HIER_V_MOST) {
-            return dcommi_fail(DCOMM_ERR_CORRUPT,
-                               "all-to-all-v: rank %zu sends rank %zu %zu "
-                               "elements",
-                               i / n, i % n, s->matrix[i]);
-        }
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (s->matrix[i * n + me] != s->counts[i]) {
-            return dcommi_fail(DCOMM_ERR_MISMATCH,
-                               "all-to-all-v: rank %zu sends %zu elements to rank %zu, which "
-                               "expects %zu",
-                               i, s->matrix[i * n + me], me, s->counts[i]);
-        }
-    }
-    return DCOMM_OK;
-}
-
-/* The second stage: all ranks' counts are in the words. */
 static const dcomm_plan *dcommi_hier_v_next(void *user, const uint64_t *words, uint32_t nwords,
                                             dcomm_status *status)
 {
-    const dcomm_plan *first = user;
-    size_t n = (size_t)first->nranks;
-    const size_t *lists = (const size_t *)(first->table + DCOMMI_HIER_V_COUNTS);
-    dcommi_shape s = {.coll = DCOMM_COLL_ALLTOALLV,
-                      .rank = first->rank,
-                      .nranks = first->nranks,
-                      .dtype = (dcomm_dtype)first->dtype,
-                      .op = (dcomm_op)first->op,
-                      .lanes = 1,
-                      .groups = (const dcommi_groups *)(intptr_t)first->table[DCOMMI_HIER_V_GROUPS],
-                      .counts = lists,
-                      .displs = lists + n,
-                      .send_counts = lists + 2 * n,
-                      .send_displs = lists + 3 * n,
-                      .matrix = (const size_t *)words};
-    dcommi_builder b;
-    dcommi_hier h;
-    dcomm_plan *plan = NULL;
-    bool flat;
     (void)nwords;
-    dcommi_build_begin(&b, first->name, s.rank, s.nranks, s.dtype, s.op);
-    b.head.in_bytes = first->in_bytes;
-    b.head.out_bytes = first->out_bytes;
-    *status = dcommi_hier_v_agree(&s);
-    if (*status == DCOMM_OK) {
-        *status = dcommi_hier_open(&s, &b, &h, &flat);
-        *status = *status == DCOMM_OK ? dcommi_hier_v_known(&h) : *status;
-        dcommi_hier_close(&h);
-    }
-    if (*status < 0) {
-        dcommi_build_discard(&b);
-    } else {
-        *status = dcommi_build_finish(&b, &plan);
-    }
-    return plan;
-}
-
-/* The first stage: each rank's row of counts becomes words of all. */
-static dcomm_status dcommi_hier_v_ask(dcommi_hier *h)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
-    int64_t n = s->nranks, row = 8 * n, groups = (int64_t)(intptr_t)s->groups;
-    const size_t *lists[] = {s->counts, s->displs, s->send_counts, s->send_displs};
-    if (n * n > DCOMM_PLAN_MAX_WORDS) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "hier of all-to-all-v is for 256 ranks at most, here are %" PRId64, n);
-    }
-    dcommi_build_table(b, &groups, 1);
-    for (int i = 0; i < 4; i++) {
-        dcommi_build_table(b, (const int64_t *)lists[i], (size_t)n);
-    }
-    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLGATHER, s->rank, s->nranks, false);
-    sub.dtype = DCOMM_U64;
-    sub.count = (size_t)n;
-    sub.groups = s->groups;
-    dcomm_plan *gather = dcommi_hier_sub_of(
-        h, &sub, (dcommi_hier_choice){"hier", dcommi_hier_allgather}, row, row * n);
-    if (gather == NULL) {
-        return b->status;
-    }
-    gather = dcommi_build_adopt(b, gather);
-    int64_t own = dcommi_build_scratch(b, row), all = dcommi_build_scratch(b, row * n);
-    int64_t group = (int64_t)b->ntable, tag = dcommi_build_tags(b, gather->ntags);
-    for (int64_t r = 0; r < n; r++) {
-        dcommi_build_table(b, &r, 1);
-    }
-    b->head.nwords = (uint32_t)(n * n);
-    b->head.ncounters += gather->ncounters;
-    b->head.nslots += gather->nslots;
-    b->head.kernels = dcommi_hier_v_kernels;
-    b->head.nkernels = 1;
-    b->head.next = dcommi_hier_v_next;
-    b->head.release = dcommi_hier_v_release;
-    dcomm_step *compute = dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE);
-    if (compute != NULL) {
-        compute->dst = dcommi_span(DCOMM_SPACE_SCRATCH, own, row);
-    }
-    dcommi_call(b, 0, gather, group, dcommi_span(DCOMM_SPACE_SCRATCH, own, row),
-                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), dcommi_const(tag));
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 0, row * n),
-                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
-    return b->status;
+    return dcommi_counts_next(user, words, dcommi_hier_alltoallv, status);
 }
 
 static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h, int shards)
 {
     (void)shards;
-    return h->s->matrix != NULL ? dcommi_hier_v_known(h) : dcommi_hier_v_ask(h);
+    return h->s->matrix != NULL
+               ? dcommi_hier_v_known(h)
+               : dcommi_counts_ask(h->s, h->b, "hier", dcommi_hier_allgather, dcommi_hier_v_next);
 }
 
 static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b)
@@ -40665,6 +40850,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "Thakur, Rabenseifner and Gropp 2005"},
     {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false, 7, 7, NULL,
      "1 step; all blocks but the own per rank", "direct exchange"},
+    {"bruck", DCOMM_COLL_ALLTOALLV, dcommi_bruck_v, false, 14, 14, NULL,
+     "counts to all; ceil(log2 N) steps; about half of all blocks in each", "Bruck et al. 1997"},
     {"hier", DCOMM_COLL_ALLTOALLV, dcommi_hier_alltoallv, false, 13, 5, dcommi_hier_note_flat,
      "counts to all; within hosts, M-1 rounds across; one message per rank of the other hosts",
      "Traeff and Hunold 2020"},
@@ -40852,6 +41039,25 @@ static int64_t dcommi_choice_grid(int64_t bytes)
     return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
 }
 
+/* Bytes of a block of all-to-all-v: the busiest rank's on average, where all counts are known. */
+static int64_t dcommi_choice_block(const dcommi_shape *s)
+{
+    size_t n = (size_t)s->nranks, most = 0;
+    if (s->matrix == NULL || n < 2) {
+        return DCOMMI_CHOICE_UNKNOWN;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t in = 0, out = 0;
+        for (size_t j = 0; j < n; j++) {
+            in += j != i ? s->matrix[j * n + i] : 0;
+            out += j != i ? s->matrix[i * n + j] : 0;
+        }
+        most = in > most ? in : most;
+        most = out > most ? out : most;
+    }
+    return dcommi_shape_bytes(s, (most + n - 2) / (n - 1));
+}
+
 /* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
  * (which ranks need not agree on), from rank 0. */
 static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
@@ -40867,7 +41073,7 @@ static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
         break;
     case DCOMM_COLL_ALLTOALLV:
         q.coll = DCOMM_COLL_ALLTOALL;
-        bytes = DCOMMI_CHOICE_UNKNOWN;
+        bytes = dcommi_choice_block(s);
         break;
     default:
         break;
@@ -40922,9 +41128,12 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
                            dcomm_coll_name(p.shape.coll), algo->name);
     }
     DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
-    if (algo->make == dcommi_hier_alltoallv) { /* and the stage in which counts are agreed on */
+    const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
+                      : algo->make == dcommi_bruck_v      ? "recursive_doubling"
+                                                          : NULL;
+    if (ask != NULL && s->matrix == NULL) { /* and the stage in which counts are agreed on */
         dcommi_price first;
-        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, algo->name);
+        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, ask);
         p.shape.coll = p.algo->coll;
         p.shape.dtype = DCOMM_U64;
         p.shape.count = (size_t)s->nranks;
@@ -44794,11 +45003,12 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
     } else {
         h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
     }
+    uint64_t key[2] = {h, h};
     if (s->send_counts == NULL) { /* all-to-all-v: each pair of ranks has counts of its own */
-        uint64_t key[2] = {h, h};
         dcommi_mix_counts(key, s->counts, s->nranks);
-        h = key[0];
     }
+    dcommi_mix_counts(key, s->matrix, s->nranks * s->nranks);
+    h = key[0];
     return (uint32_t)(h ^ (h >> 32));
 }
 
@@ -44825,6 +45035,7 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
         dcommi_mix_counts(key.counts, s->displs, s->nranks);
         dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
         dcommi_mix_counts(key.counts, s->send_displs, s->nranks);
+        dcommi_mix_counts(key.counts, s->matrix, s->nranks * s->nranks);
     }
     return key;
 }
@@ -45958,6 +46169,22 @@ static dcomm_status dcommi_call_v(dcomm_comm *comm, dcomm_coll coll, const void 
     return status;
 }
 
+/* The caller's matrix has this rank's own counts. */
+static dcomm_status dcommi_check_matrix(const dcommi_shape *s, const size_t *matrix,
+                                        const size_t *send, const size_t *recv)
+{
+    size_t n = (size_t)s->nranks, me = (size_t)s->rank;
+    for (size_t r = 0; r < n && matrix != NULL; r++) {
+        if (matrix[me * n + r] != send[r] || matrix[r * n + me] != recv[r]) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "all-to-all-v: opts.matrix says that ranks %zu and %zu send each "
+                               "other %zu and %zu elements, the counts of rank %zu %zu and %zu",
+                               me, r, matrix[me * n + r], matrix[r * n + me], me, send[r], recv[r]);
+        }
+    }
+    return DCOMM_OK;
+}
+
 static dcomm_status dcommi_alltoallv(dcomm_comm *comm, const void *sendbuf,
                                      const size_t *sendcounts, const size_t *sdispls, void *recvbuf,
                                      const size_t *recvcounts, const size_t *rdispls,
@@ -45981,8 +46208,12 @@ static dcomm_status dcommi_alltoallv(dcomm_comm *comm, const void *sendbuf,
                              comm->rank, sendcounts[comm->rank], recvcounts[comm->rank]);
     }
     if (status >= 0) {
+        status = dcommi_check_matrix(&s, opts->matrix, sendcounts, recvcounts);
+    }
+    if (status >= 0) {
         s.counts = recvcounts;
         s.displs = rdispls;
+        s.matrix = opts->matrix;
         s.send_counts = sendcounts;
         s.send_displs = sdispls;
         status = dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, false, opts, request_p);
@@ -50988,7 +51219,8 @@ typedef struct dcommi_moe_memory {
 typedef struct dcommi_moe_stage {
     dcomm_comm *comm[DCOMMI_MOE_WAYS]; /* one for each way, so that either goes in its own order */
     int n;
-    bool weighted; /* its entries have weights, and are those that experts get */
+    bool weighted;  /* its entries have weights, and are those that experts get */
+    size_t *matrix; /* [chunks * n * n] what each of its ranks sends each, forth */
     size_t *send, *send_at, *recv, *recv_at;
     size_t *send_first, *recv_first; /* [chunks + 1] rows before a chunk */
     size_t *source_first;            /* [chunks + 1] source rows before a chunk */
@@ -51029,7 +51261,7 @@ struct dcomm_moe {
     dcomm_comm *back;                  /* and back */
     dcomm_comm *host[DCOMMI_MOE_WAYS]; /* the ranks of this host; NULL: no such form */
     int rank, size, nhosts;
-    dcomm_moe_opts opts; /* without pointers */
+    dcomm_moe_opts opts; /* without pointers, but for algo, which is the table's */
     dcomm_codec *codec;
     size_t row, wire, stride; /* bytes of a row; of one that is dispatched; the larger of them */
     void *workspace;          /* of the codec */
@@ -51057,12 +51289,12 @@ struct dcomm_moe {
     uint32_t *card, *cards; /* what ranks tell each other: head, counts [chunks * experts], and rows
                                for each host [chunks * nhosts] */
     size_t card_len;
-    uint32_t *seen;         /* [nhosts] */
-    size_t *cursor;         /* [experts + size] */
-    size_t *scaled;         /* [4 * size] counts and displacements in bytes */
-    size_t *seg_at;         /* [local experts * size] */
-    float *dots;            /* of the weighted stage's entries */
-    float *dots_back;       /* of this rank's own, where those of others are there */
+    uint32_t *seen;   /* [nhosts] */
+    size_t *cursor;   /* [experts + size] */
+    size_t *scaled;   /* [4 * size + size * size] counts, displacements, and all ranks' counts */
+    size_t *seg_at;   /* [local experts * size] */
+    float *dots;      /* of the weighted stage's entries */
+    float *dots_back; /* of this rank's own, where those of others are there */
     uint32_t *told, *heard; /* hierarchical: for each entry the row it is of, and its weight */
     size_t told_room, heard_room, dots_room, dots_back_room;
     uint32_t *told_slot; /* [told] token * k + j */
@@ -51272,6 +51504,7 @@ static uint64_t dcommi_moe_owner_hash(const dcomm_moe *m)
     X(policy, m->opts.policy)                                             \
     X(chunks, m->opts.chunks)                                             \
     X(form, m->opts.form)                                                 \
+    X(algo, dcommi_moe_text_hash(m->opts.algo))                           \
     X(codec, m->codec != NULL ? dcommi_moe_text_hash(m->codec->spec) : 0) \
     X(codec_seed, m->opts.codec_seed)
 
@@ -51480,7 +51713,9 @@ static dcomm_status dcommi_moe_stage_make(const dcomm_moe *m, dcommi_moe_stage *
     s->comm[DCOMMI_MOE_BACK] = back;
     s->n = forth->size;
     size_t *all = dcommi_calloc(4 * cells + 3 * (chunks + 1), sizeof *all);
-    if (all == NULL) {
+    s->matrix = dcommi_calloc(cells * (size_t)forth->size, sizeof *s->matrix);
+    if (all == NULL || s->matrix == NULL) {
+        dcommi_free(all);
         return DCOMM_ERR_NO_MEMORY;
     }
     s->send = all;
@@ -51495,6 +51730,7 @@ static dcomm_status dcommi_moe_stage_make(const dcomm_moe *m, dcommi_moe_stage *
 
 static void dcommi_moe_stage_free(dcommi_moe_stage *s)
 {
+    dcommi_free(s->matrix);
     dcommi_free(s->send);
     dcommi_free(s->from);
     dcommi_free(s->start);
@@ -51504,17 +51740,26 @@ static void dcommi_moe_stage_free(dcommi_moe_stage *s)
     }
 }
 
-/* Displacements and firsts, and room for entries and lists; send and recv are filled in. */
+/* What the ranks of a stage send each other of a chunk. */
+static inline size_t *dcommi_moe_matrix(const dcommi_moe_stage *s, int chunk)
+{
+    return s->matrix + (size_t)chunk * (size_t)s->n * (size_t)s->n;
+}
+
+/* From the matrix: counts, displacements and firsts, and room for entries and lists. */
 static dcomm_status dcommi_moe_stage_lay(const dcomm_moe *m, dcommi_moe_stage *s, size_t sources)
 {
-    size_t n = (size_t)s->n;
+    size_t n = (size_t)s->n, me = (size_t)s->comm[0]->rank;
     for (int c = 0; c < m->opts.chunks; c++) {
+        const size_t *matrix = dcommi_moe_matrix(s, c);
         size_t sent = 0, received = 0, row = (size_t)c * n;
-        for (size_t r = row; r < row + n; r++) {
-            s->send_at[r] = sent;
-            s->recv_at[r] = received;
-            sent += s->send[r];
-            received += s->recv[r];
+        for (size_t r = 0; r < n; r++) {
+            s->send[row + r] = matrix[me * n + r];
+            s->recv[row + r] = matrix[r * n + me];
+            s->send_at[row + r] = sent;
+            s->recv_at[row + r] = received;
+            sent += s->send[row + r];
+            received += s->recv[row + r];
         }
         s->send_first[c + 1] = s->send_first[c] + sent;
         s->recv_first[c + 1] = s->recv_first[c] + received;
@@ -51568,11 +51813,13 @@ static void dcommi_moe_stage_list(const dcomm_moe *m, dcommi_moe_stage *s, size_
 static dcomm_status dcommi_moe_flat_tables(dcomm_moe *m)
 {
     dcommi_moe_stage *s = &m->inner;
-    size_t k = (size_t)m->opts.k, n = (size_t)m->size;
+    size_t k = (size_t)m->opts.k;
     for (int c = 0; c < m->opts.chunks; c++) {
-        for (int r = 0; r < m->size; r++) {
-            s->send[(size_t)c * n + (size_t)r] = dcommi_moe_between(m, m->rank, r, c);
-            s->recv[(size_t)c * n + (size_t)r] = dcommi_moe_between(m, r, m->rank, c);
+        size_t *matrix = dcommi_moe_matrix(s, c);
+        for (int from = 0; from < m->size; from++) {
+            for (int to = 0; to < m->size; to++) {
+                matrix[from * m->size + to] = dcommi_moe_between(m, from, to, c);
+            }
         }
     }
     DCOMMI_TRY(dcommi_moe_stage_lay(m, s, m->tokens));
@@ -51608,16 +51855,14 @@ static void dcommi_moe_outer_counts(dcomm_moe *m)
 {
     dcommi_moe_stage *s = &m->outer;
     size_t n = (size_t)m->size;
-    int own = m->host_of[m->rank];
     for (int c = 0; c < m->opts.chunks; c++) {
-        size_t *send = s->send + (size_t)c * n, *recv = s->recv + (size_t)c * n;
-        memset(send, 0, n * sizeof *send);
-        for (int h = 0; h < m->nhosts; h++) {
-            send[m->gate[h]] = dcommi_moe_unique(m, dcommi_moe_card_of(m, m->rank), c)[h];
-        }
-        for (int r = 0; r < m->size; r++) {
-            bool mine = dcommi_moe_gate(m, r, own) == m->rank;
-            recv[r] = mine ? dcommi_moe_unique(m, dcommi_moe_card_of(m, r), c)[own] : 0;
+        size_t *matrix = dcommi_moe_matrix(s, c);
+        memset(matrix, 0, n * n * sizeof *matrix);
+        for (int from = 0; from < m->size; from++) {
+            const uint32_t *unique = dcommi_moe_unique(m, dcommi_moe_card_of(m, from), c);
+            for (int h = 0; h < m->nhosts; h++) {
+                matrix[from * m->size + dcommi_moe_gate(m, from, h)] = unique[h];
+            }
         }
     }
 }
@@ -51693,8 +51938,8 @@ static dcomm_status dcommi_moe_outer_tables(dcomm_moe *m)
 
 /* ---- hierarchical: inside ---- */
 
-/* How much this rank is told by another as its gate, and tells it: rows, over all chunks. */
-static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate)
+/* What a rank tells another as its gate of chunks first .. end - 1: rows. */
+static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate, int first, int end)
 {
     size_t rows = 0;
     int host = m->host_of[gate];
@@ -51702,7 +51947,7 @@ static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate)
         return 0;
     }
     for (int i = m->host_first[host]; i < m->host_first[host + 1]; i++) {
-        for (int c = 0; c < m->opts.chunks; c++) {
+        for (int c = first; c < end; c++) {
             rows += dcommi_moe_between(m, from, m->host_ranks[i], c);
         }
     }
@@ -51715,14 +51960,12 @@ static void dcommi_moe_inner_counts(dcomm_moe *m)
     int host = m->host_of[m->rank];
     const int *ranks = m->host_ranks + m->host_first[host];
     for (int c = 0; c < m->opts.chunks; c++) {
-        size_t *send = s->send + c * s->n, *recv = s->recv + c * s->n;
-        memset(send, 0, (size_t)s->n * sizeof *send);
-        memset(recv, 0, (size_t)s->n * sizeof *recv);
+        size_t *matrix = dcommi_moe_matrix(s, c);
+        memset(matrix, 0, (size_t)s->n * (size_t)s->n * sizeof *matrix);
         for (int from = 0; from < m->size; from++) {
-            int gate = dcommi_moe_gate(m, from, host);
-            recv[m->seat[gate]] += dcommi_moe_between(m, from, m->rank, c);
-            for (int i = 0; i < s->n && gate == m->rank; i++) {
-                send[i] += dcommi_moe_between(m, from, ranks[i], c);
+            int gate = m->seat[dcommi_moe_gate(m, from, host)];
+            for (int i = 0; i < s->n; i++) {
+                matrix[gate * s->n + i] += dcommi_moe_between(m, from, ranks[i], c);
             }
         }
     }
@@ -51774,7 +52017,7 @@ static dcomm_status dcommi_moe_inner_tables(dcomm_moe *m)
            ((size_t)m->opts.chunks + 1) * sizeof *s->source_first);
     for (int from = 0; from < m->size; from++) {
         heard_at[from] = at;
-        at += dcommi_moe_told_between(m, from, m->rank);
+        at += dcommi_moe_told_between(m, from, m->rank, 0, m->opts.chunks);
     }
     for (int c = 0; c < m->opts.chunks; c++) {
         DCOMMI_TRY(dcommi_moe_inner_chunk(m, c, heard_at));
@@ -51916,6 +52159,19 @@ static void dcommi_moe_hier_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
     }
 }
 
+/* What gates are told before (dcommi_moe_tell), in pairs of words. */
+static void dcommi_moe_tell_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
+{
+    memset(t, 0, (size_t)m->size * sizeof *t);
+    for (int from = 0; from < m->size; from++) {
+        for (int h = 0; h < m->nhosts; h++) {
+            int gate = dcommi_moe_gate(m, from, h);
+            uint64_t rows = dcommi_moe_told_between(m, from, gate, 0, m->opts.chunks);
+            dcommi_moe_pass_on(m, t, from, gate, rows);
+        }
+    }
+}
+
 /* The busiest host's port: rows that it sends or gets. */
 static uint64_t dcommi_moe_port_rows(const dcomm_moe *m, const dcommi_moe_traffic *t)
 {
@@ -51948,24 +52204,28 @@ static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
 }
 
 /* Seconds: the network for as long as its busiest port or rank, and memory for as long as the
- * busiest rank; the two one after the other, as the hierarchical form's are. */
-static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t)
+ * busiest rank; the two one after the other, as the hierarchical form's are. Rows of `wire` bytes;
+ * messages of a stage are under way at once. */
+static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t, int64_t wire)
 {
     const dcommi_terrain *terrain = &m->comm->chooser->terrain[DCOMMI_MEMORY_ANY];
     const dcommi_link *far = &terrain->link[DCOMM_LINK_HOST];
     const dcommi_link *near = &terrain->link[dcommi_moe_near(m, terrain)];
-    int64_t wire = (int64_t)m->wire, network = 0, memory = 0;
+    int64_t network = 0, memory = 0;
     int64_t port = (int64_t)dcommi_moe_port_rows(m, t) * wire;
     for (int r = 0; r < m->size; r++) {
         int64_t host_rows = (int64_t)(t[r].host_in > t[r].host_out ? t[r].host_in : t[r].host_out);
         int64_t in = (int64_t)(t[r].in - t[r].host_in), out = (int64_t)(t[r].out - t[r].host_out);
-        int64_t started =
-            (int64_t)t[r].host_messages * (far->alpha + 2 * far->overhead) +
-            (int64_t)(t[r].messages - t[r].host_messages) * (near->alpha + 2 * near->overhead);
-        network = dcommi_max64(network, started + dcommi_curve_at(&far->message, host_rows * wire));
-        memory =
-            dcommi_max64(memory, dcommi_curve_at(&near->message, dcommi_max64(in, out) * wire) +
-                                     dcommi_curve_at(&terrain->copy, (in + out) * wire));
+        int64_t far_messages = (int64_t)t[r].host_messages;
+        int64_t near_messages = (int64_t)t[r].messages - far_messages;
+        int64_t far_start = (far_messages > 0 ? far->alpha : 0) + 2 * far_messages * far->overhead;
+        int64_t near_start =
+            (near_messages > 0 ? near->alpha : 0) + 2 * near_messages * near->overhead;
+        network =
+            dcommi_max64(network, far_start + dcommi_curve_at(&far->message, host_rows * wire));
+        memory = dcommi_max64(
+            memory, near_start + dcommi_curve_at(&near->message, dcommi_max64(in, out) * wire) +
+                        dcommi_curve_at(&terrain->copy, (in + out) * wire));
     }
     network = dcommi_max64(network, dcommi_curve_at(&far->shared, port));
     network = dcommi_max64(network, dcommi_curve_at(&far->sustained, port));
@@ -51983,10 +52243,12 @@ static void dcommi_moe_choose(dcomm_moe *m)
     m->hier = m->opts.form == DCOMM_MOE_HIER;
     if (m->host[0] != NULL) {
         dcommi_comm_lock(m->comm); /* the numbers may be given anew by another thread */
+        dcommi_moe_tell_traffic(m, t);
+        s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told) / 2;
         dcommi_moe_hier_traffic(m, t);
-        s->hier_s = dcommi_moe_price(m, t);
+        s->hier_s += dcommi_moe_price(m, t, (int64_t)m->wire);
         dcommi_moe_flat_traffic(m, t);
-        s->flat_s = dcommi_moe_price(m, t);
+        s->flat_s = dcommi_moe_price(m, t, (int64_t)m->wire);
         dcommi_comm_unlock(m->comm);
         m->hier = m->hier ||
                   (m->opts.form == DCOMM_MOE_AUTO && s->hier_s < DCOMMI_MOE_MARGIN * s->flat_s);
@@ -52183,16 +52445,22 @@ static dcomm_status dcommi_moe_tell(dcomm_moe *m)
 {
     size_t n = (size_t)m->size, sent = 0, received = 0;
     size_t *send = m->scaled, *send_at = send + n, *recv = send + 2 * n, *recv_at = send + 3 * n;
+    size_t *all = send + 4 * n;
+    for (int from = 0; from < m->size; from++) {
+        for (int to = 0; to < m->size; to++) {
+            all[from * m->size + to] = 2 * dcommi_moe_told_between(m, from, to, 0, m->opts.chunks);
+        }
+    }
     for (int r = 0; r < m->size; r++) {
-        send[r] = 2 * dcommi_moe_told_between(m, m->rank, r);
-        recv[r] = 2 * dcommi_moe_told_between(m, r, m->rank);
+        send[r] = all[m->rank * m->size + r];
+        recv[r] = all[r * m->size + m->rank];
         send_at[r] = sent;
         recv_at[r] = received;
         sent += send[r];
         received += recv[r];
     }
     DCOMMI_TRY(dcommi_grow((void **)&m->heard, &m->heard_room, received, sizeof *m->heard));
-    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s, .matrix = all};
     return dcomm_alltoallv(m->comm, m->told, send, send_at, m->heard, recv, recv_at, DCOMM_U32,
                            &opts);
 }
@@ -52324,7 +52592,8 @@ static dcomm_status dcommi_moe_send(dcomm_moe *m, dcommi_moe_stage *s, int way, 
                                     const void *in, void *out, size_t width,
                                     dcomm_request **request_p)
 {
-    size_t n = (size_t)s->n, row = (size_t)c * n;
+    size_t n = (size_t)s->n, row = (size_t)c * n, *all = m->scaled + 4 * n;
+    const size_t *matrix = dcommi_moe_matrix(s, c);
     const size_t *tables[] = {s->send + row, s->send_at + row, s->recv + row, s->recv_at + row};
     for (int i = 0; i < 4; i++) {
         const size_t *from = tables[way == DCOMMI_MOE_FORTH ? i : (i + 2) % 4];
@@ -52332,7 +52601,13 @@ static dcomm_status dcommi_moe_send(dcomm_moe *m, dcommi_moe_stage *s, int way, 
             m->scaled[(size_t)i * n + r] = from[r] * width;
         }
     }
-    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    for (size_t i = 0; i < n * n; i++) {
+        all[i] = matrix[way == DCOMMI_MOE_FORTH ? i : i % n * n + i / n] * width;
+    }
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s, .matrix = all};
+    if (s->n == m->size) {
+        opts.algo = m->opts.algo;
+    }
     return dcomm_ialltoallv(s->comm[way], in, m->scaled, m->scaled + n, out, m->scaled + 2 * n,
                             m->scaled + 3 * n, DCOMM_U8, &opts, request_p);
 }
@@ -52548,29 +52823,23 @@ static dcomm_status dcommi_moe_return_dots(dcomm_moe *m, int c)
 {
     size_t n = (size_t)m->size, heard = 0;
     size_t *send = m->scaled, *send_at = send + n, *recv = send + 2 * n, *recv_at = send + 3 * n;
-    int host = m->host_of[m->rank];
-    memset(recv, 0, 2 * n * sizeof *recv);
+    size_t *all = send + 4 * n;
     for (int from = 0; from < m->size; from++) {
-        send[from] = 0;
-        send_at[from] = heard;
-        if (dcommi_moe_gate(m, from, host) != m->rank) {
-            continue;
+        send_at[from] = heard + dcommi_moe_told_between(m, from, m->rank, 0, c);
+        heard += dcommi_moe_told_between(m, from, m->rank, 0, m->opts.chunks);
+        recv_at[from] = 0;
+        for (int gate = 0; gate < m->size; gate++) {
+            all[gate * m->size + from] = dcommi_moe_told_between(m, from, gate, c, c + 1);
         }
-        for (int i = m->host_first[host]; i < m->host_first[host + 1]; i++) {
-            for (int b = 0; b < c; b++) {
-                send_at[from] += dcommi_moe_between(m, from, m->host_ranks[i], b);
-            }
-            send[from] += dcommi_moe_between(m, from, m->host_ranks[i], c);
-        }
-        heard += dcommi_moe_told_between(m, from, m->rank);
+    }
+    for (int r = 0; r < m->size; r++) {
+        send[r] = all[m->rank * m->size + r];
+        recv[r] = all[r * m->size + m->rank];
     }
     for (int h = 0; h < m->nhosts; h++) {
         recv_at[m->gate[h]] = dcommi_moe_told_before(m, h, c);
-        for (int i = m->host_first[h]; i < m->host_first[h + 1]; i++) {
-            recv[m->gate[h]] += dcommi_moe_between(m, m->rank, m->host_ranks[i], c);
-        }
     }
-    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s, .matrix = all};
     return dcomm_alltoallv(m->comm, m->dots, send, send_at, m->dots_back, recv, recv_at, DCOMM_F32,
                            &opts);
 }
@@ -52659,6 +52928,21 @@ static dcomm_status dcommi_moe_take_codec(dcomm_moe *m, const char *spec)
     return m->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
+static dcomm_status dcommi_moe_take_algo(dcomm_moe *m, const char *name)
+{
+    m->opts.algo = NULL;
+    if (name == NULL || strcmp(name, "auto") == 0) {
+        return DCOMM_OK;
+    }
+    const dcommi_algo *algo = dcommi_algo_find(DCOMM_COLL_ALLTOALLV, name);
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "dcomm_moe_create: opts.algo \"%.80s\" is none of all-to-all-v's", name);
+    }
+    m->opts.algo = algo->name;
+    return DCOMM_OK;
+}
+
 static void dcommi_moe_order_experts(dcomm_moe *m, const int *owner)
 {
     size_t at = 0, experts = m->opts.experts;
@@ -52713,7 +52997,7 @@ static dcomm_status dcommi_moe_tables_make(dcomm_moe *m, const int *owner)
         {(void **)&m->gate, n, sizeof *m->gate},
         {(void **)&m->seen, n, sizeof *m->seen},
         {(void **)&m->cursor, experts + n, sizeof *m->cursor},
-        {(void **)&m->scaled, 4 * n, sizeof *m->scaled},
+        {(void **)&m->scaled, (4 + n) * n, sizeof *m->scaled},
         {(void **)&m->chunk_first, chunks + 1, sizeof *m->chunk_first},
         {(void **)&m->ops, DCOMMI_MOE_PASSES * chunks, sizeof *m->ops},
         {(void **)&m->queue[0].turns, 2 * chunks, sizeof *m->queue[0].turns},
@@ -52757,6 +53041,7 @@ static dcomm_status dcommi_moe_prepare(dcomm_moe *m, const dcomm_moe_opts *opts)
     m->opts.owner = NULL;
     m->opts.codec = NULL;
     m->opts.chunks = opts->chunks > 0 ? opts->chunks : 1;
+    DCOMMI_TRY(dcommi_moe_take_algo(m, opts->algo));
     DCOMMI_TRY(dcommi_moe_take_codec(m, opts->codec));
     DCOMMI_TRY(dcommi_moe_tables_make(m, opts->owner));
     if (opts->form == DCOMM_MOE_HIER && (m->nhosts == 1 || m->nhosts == m->size)) {
@@ -58325,6 +58610,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CORRECTION_LEAST
 #undef DCOMMI_CORRECTION_MOST
 #undef DCOMMI_CORRECTION_ONE
+#undef DCOMMI_COUNTS_MOST
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_CUDA_ABS
 #undef DCOMMI_CUDA_ALL
@@ -58412,7 +58698,6 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_HIER_PIECE
 #undef DCOMMI_HIER_SHARD_MIN
 #undef DCOMMI_HIER_TIERS
-#undef DCOMMI_HIER_V_MOST
 #undef DCOMMI_HISTORY
 #undef DCOMMI_HOST_ID_MAX
 #undef DCOMMI_HOST_MAX

@@ -45,8 +45,6 @@ static inline ncclComm_t ranks_join(int rank, int n, procs_shared *s)
 {
     ncclComm_t comm = NULL;
     CUDA(cudaSetDevice(rank % 8));
-    setenv("DCOMM_TUNE", "0",
-           1); /* to measure what things cost takes seconds where cores are few */
     NCCL(ncclCommInitRank(&comm, n, ranks_id(rank, s), rank));
     return comm;
 }

@@ -200,7 +200,7 @@ static int by_file(int rank, int n, procs_shared *shared, void *arg)
     if (rank == 0) {
         setenv("DCOMM_TUNE_FILE", arg, 1);
     }
-    dcomm_comm *comm = ranks_join(rank, n, shared, NULL);
+    dcomm_comm *comm = ranks_join(rank, n, shared, &(dcomm_comm_opts){.tune = 1});
     dcomm_codec *codec = make_codec("auto");
     const dcomm_codec *taken = NULL;
     RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_F32, &taken));

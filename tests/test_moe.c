@@ -18,6 +18,8 @@ static int exact(int rank, int n, procs_shared *s, void *arg)
     (void)arg;
     static const dcomm_dtype dtypes[] = {DCOMM_F32, DCOMM_F16, DCOMM_BF16};
     static const size_t experts[] = {1, 5, 8, 17, 32};
+    static const char *const algos[] = {NULL,   "linear", "bruck", "pairwise",
+                                        "hier", "auto",   "bruck"};
     dcomm_comm *comm = join(rank, n, s);
     for (int round = 0; round < 24; round++) {
         static moe_case t;
@@ -30,6 +32,7 @@ static int exact(int rank, int n, procs_shared *s, void *arg)
         t.opts.chunks = round % 4;
         t.opts.registered = round % 5 == 0;
         t.opts.form = DCOMM_MOE_FLAT;
+        t.opts.algo = algos[round % 7];
         t.tolerance = t.opts.dtype == DCOMM_F32 ? 0 : t.opts.dtype == DCOMM_F16 ? 2e-3 : 2e-2;
         t.tolerance = t.opts.k == 1 && t.opts.experts < 8 ? 0 : t.tolerance;
         own(&t, round % 3, n);

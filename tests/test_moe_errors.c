@@ -39,7 +39,8 @@ static int options(int rank, int n, procs_shared *s, void *arg)
         {DCOMM_ERR_UNSUPPORTED, "randk"},        {DCOMM_ERR_UNSUPPORTED, "rows of bf16"},
         {DCOMM_ERR_UNSUPPORTED, "no hierarchy"}, {DCOMM_ERR_MISMATCH, "opts.hidden is not"},
         {DCOMM_ERR_MISMATCH, "opts.owner"},      {DCOMM_ERR_MISMATCH, "opts.codec"},
-        {DCOMM_ERR_MISMATCH, "opts.capacity"}};
+        {DCOMM_ERR_MISMATCH, "opts.capacity"},   {DCOMM_ERR_UNSUPPORTED, "opts.algo"},
+        {DCOMM_ERR_MISMATCH, "opts.algo"}};
     for (int c = 0; c < (int)(sizeof cases / sizeof *cases); c++) {
         dcomm_moe_opts o = good;
         dcomm_moe *m = NULL;
@@ -53,6 +54,7 @@ static int options(int rank, int n, procs_shared *s, void *arg)
             o.chunks = c == 6 ? -1 : o.chunks;
             o.form = c == 7 ? (dcomm_moe_form)7 : c == 12 ? DCOMM_MOE_HIER : o.form;
             o.owner = c == 8 ? owners[0] : c == 14 ? owners[1] : NULL;
+            o.algo = c == 17 ? "ring" : c == 18 ? "bruck" : NULL;
             o.codec = c == 9               ? "nothing"
                       : c == 10            ? "randk:k=0.1"
                       : c == 11 || c == 15 ? "bf16"

@@ -19,6 +19,7 @@ static int hierarchical(int rank, int n, procs_shared *s, void *arg)
         t.opts.dtype = round % 3 == 2 ? DCOMM_BF16 : DCOMM_F32;
         t.opts.chunks = 1 + round % 3;
         t.opts.form = DCOMM_MOE_HIER;
+        t.opts.algo = round % 4 == 1 ? "bruck" : round % 4 == 3 ? "hier" : NULL;
         t.tolerance = t.opts.dtype == DCOMM_F32 ? 0 : 2e-2;
         for (size_t e = 0; e < t.opts.experts; e++) {
             t.owner[e] = (int)((e * 5 + (size_t)round) % (size_t)n);

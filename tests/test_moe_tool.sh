@@ -27,6 +27,8 @@ assert json.load(open(sys.argv[1]))["results"][0]["drop_rate"] > 0.1' "$scratch/
 check "rerouted, in chunks, registered" run --capacity 1 --reroute --chunks 3 --registered
 check "through a codec" run --codec fp8 --skew uniform
 check "the exchange alone" run --exchange --mem registered --skew zipf:1
+check "by an algorithm of choice" run --algo bruck --skew zipf:1
+expect "no such algorithm" 3 "no algorithm \"ring\"" run --algo ring --skew zipf:1
 expect "no hierarchy on one host" 3 "no hierarchy" run --form hier
 expect "no such skew" 2 "no such skew" run --skew steep
 expect "no such value" 2 "not a value of this option: 9" "$tool" --k 9

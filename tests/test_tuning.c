@@ -121,7 +121,7 @@ static int from_file(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_tuning tuning;
     PROCS_TRUE(rank != 0 || setenv("DCOMM_TUNE_FILE", arg, 1) == 0);
-    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.tune = 1});
     same(comm, n, &tuning);
     PROCS_TRUE((tuning.call_ps == 424242) == (access(arg, R_OK) == 0));
     PROCS_TRUE(tuning.connections == (access(arg, R_OK) == 0 ? 3 : 1));

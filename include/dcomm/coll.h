@@ -43,6 +43,11 @@ typedef struct dcomm_coll_opts {
                                (default: 0 is taken as 1) */
     int lanes;              /* parallel rings or trees, where the algorithm has them (default: 1) */
     size_t chunk_bytes;     /* pipelining grain (default: the communicator's) */
+    /* All-to-all-v: [size * size], what rank i sends to rank j at i * size + j, where every rank
+     * knows all of it. The algorithm is chosen by it, and bruck and hier need not ask for it first.
+     * Read before the call returns (default: NULL, each rank knows its own counts; the algorithm
+     * is chosen as for blocks of 64 KiB) */
+    const size_t *matrix;
     bool registered; /* a promise that the buffers of all ranks are registered (mem.h), by which
                         the algorithm is chosen. Nothing else depends on it: what is not
                         registered after all is served, if slower (default: false) */

@@ -74,6 +74,9 @@ typedef struct dcomm_moe_opts {
     dcomm_moe_policy policy; /* beyond capacity (default: DCOMM_MOE_DROP) */
     int chunks;              /* (default: 1) */
     dcomm_moe_form form;     /* (default: DCOMM_MOE_AUTO) */
+    const char *algo;        /* of the exchanges between all ranks, one of all-to-all-v's: "linear",
+                                "pairwise", "bruck", "hier"; copied (default: NULL, "auto": the cheapest by
+                                what the busiest rank sends or gets, for each exchange anew) */
     /* Spec of a codec for rows that are dispatched, dtype DCOMM_F32 only: "bf16", "fp8",
      * "qsgd:bits=8"; one whose wires all have one length. Experts get the decoded rows; what comes
      * back, and gradients, are exact (default: NULL, exact) */
@@ -88,8 +91,8 @@ typedef struct dcomm_moe_opts {
 /* Make one; collective. opts is not needed afterwards, nor is `comm`.
  * Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank), DCOMM_ERR_MISMATCH (options
  * that differ: the sentence names the first), DCOMM_ERR_UNSUPPORTED (DCOMM_MOE_HIER on hosts where
- * it is nothing else than flat; a codec that does not fit), DCOMM_ERR_NO_MEMORY. Only where comm,
- * opts or m_p is NULL do the other ranks not know. */
+ * it is nothing else than flat; no such algorithm; a codec that does not fit), DCOMM_ERR_NO_MEMORY.
+ * Only where comm, opts or m_p is NULL do the other ranks not know. */
 DCOMM_API dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
                                         dcomm_moe **m_p);
 /* Destroy it and set *m_p to NULL; batches are gone. What is under way fails on all ranks. */
@@ -179,7 +182,8 @@ typedef struct dcomm_moe_stats {
                                dispatched into the order of ranks, and then of experts, ... */
     uint64_t permute_bytes; /* ... and the bytes of those rows, each copy counted once */
     bool hier;              /* the form that this routing takes */
-    double flat_s, hier_s;  /* what the model says a dispatch takes; 0: not priced */
+    double flat_s, hier_s;  /* what the model says a dispatch takes, and hier_s with half of what
+                               gates are told, once for dispatch and combine; 0: not priced */
 } dcomm_moe_stats;
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
 

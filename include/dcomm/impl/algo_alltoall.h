@@ -5,6 +5,8 @@
  * blocks of the round are set aside.
  * linear: everything at once, (N-1) blocks per rank; long blocks of equal length are read where
  * they lie.
+ * Both send blocks that are empty, too, so that ranks that disagree hear of it; but for counts that
+ * all ranks know.
  * bruck: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
  * communications in multiport message-passing systems", IEEE TPDS 8 (1997): ceil(log2 N) steps, in
  * step k all blocks whose distance to go has bit k set; about N/2 blocks in each. */
@@ -89,10 +91,48 @@ static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *
     return copy;
 }
 
+/* The same where the counts of all are known: only what there is. Ranks may be off by N. */
+static void dcommi_a2a_known(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a, int to,
+                             int from, int64_t tag)
+{
+    int n = s->nranks;
+    to = (to + n) % n;
+    from = (from + n) % n;
+    if (s->send_counts[to] > 0) {
+        dcommi_send(b, 0,
+                    dcommi_block_whole(&a->send, a->space, dcommi_turn_at(to), a->longest_send),
+                    dcommi_const(to), dcommi_const(tag), DCOMM_STEP_ASYNC);
+    }
+    if (s->counts[from] > 0) {
+        dcommi_recv(
+            b, 0,
+            dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, dcommi_turn_at(from), a->longest_recv),
+            dcommi_const(from), dcommi_const(tag), DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    }
+}
+
+static dcomm_status dcommi_a2a_pairwise_known(const dcommi_shape *s, dcommi_builder *b,
+                                              const dcommi_a2a *a)
+{
+    int64_t tag = dcommi_build_tags(b, 1);
+    dcommi_a2a_own(s, b, a);
+    for (int k = 1; 2 * k <= s->nranks; k++) {
+        dcommi_a2a_known(s, b, a, s->rank + k, s->rank - k, tag);
+        if (2 * k < s->nranks) {
+            dcommi_a2a_known(s, b, a, s->rank - k, s->rank + k, tag);
+        }
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
 /* Equal blocks that stay on a host go in chunks, which pass through the caches. */
 static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
+    if (s->matrix != NULL) {
+        return dcommi_a2a_pairwise_known(s, b, &a);
+    }
     int64_t n = s->nranks, rounds = (n - 1) / 2;
     bool near = s->groups != NULL && s->groups->count[0] == 1, cut = !a.send.listed && !s->in_place;
     int64_t chunk = dcommi_chunk_for(s, a.longest_send, near ? DCOMMI_CHUNK_NEAR : a.longest_send);
@@ -130,9 +170,24 @@ static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b
     return b->status;
 }
 
+static dcomm_status dcommi_a2a_linear_known(const dcommi_shape *s, dcommi_builder *b,
+                                            const dcommi_a2a *a)
+{
+    int64_t tag = dcommi_build_tags(b, 1);
+    for (int k = 1; k < s->nranks; k++) {
+        dcommi_a2a_known(s, b, a, s->rank + k, s->rank - k, tag);
+    }
+    dcommi_a2a_own(s, b, a);
+    dcommi_fence(b, 0);
+    return b->status;
+}
+
 static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
+    if (s->matrix != NULL) {
+        return dcommi_a2a_linear_known(s, b, &a);
+    }
     int64_t n = s->nranks, block = a.longest_send;
     bool read = !a.send.listed && block >= DCOMMI_PEER_READ_MIN;
     if (s->in_place) {

@@ -291,31 +291,6 @@ static dcommi_shape dcommi_hier_shape(const dcommi_hier *h, dcomm_coll coll, int
     return s;
 }
 
-/* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
-static dcomm_plan *dcommi_hier_sub_of(dcommi_hier *h, const dcommi_shape *s,
-                                      dcommi_hier_choice choice, int64_t in_bytes,
-                                      int64_t out_bytes)
-{
-    dcommi_builder b;
-    dcomm_plan *plan = NULL;
-    if (h->b->status < 0) {
-        return NULL;
-    }
-    dcommi_build_begin(&b, choice.name, s->rank, s->nranks, s->dtype, s->op);
-    b.head.in_bytes = in_bytes;
-    b.head.out_bytes = out_bytes;
-    dcomm_status status = choice.make(s, &b);
-    if (status < 0) {
-        dcommi_build_discard(&b);
-    } else {
-        status = dcommi_build_finish(&b, &plan);
-    }
-    if (status < 0) {
-        dcommi_build_error(h->b, status);
-    }
-    return plan;
-}
-
 /* The sub-plan of one tier. `bytes` chooses the algorithm. */
 static dcomm_plan *dcommi_hier_sub_near(dcommi_hier *h, const dcommi_shape *s, bool near,
                                         int64_t bytes, int64_t in_bytes, int64_t out_bytes)
@@ -326,7 +301,7 @@ static dcomm_plan *dcommi_hier_sub_near(dcommi_hier *h, const dcommi_shape *s, b
                      ? (dcommi_hier_choice){"coded_allgather", dcommi_coded_allgather}
                      : (dcommi_hier_choice){"coded_two_shot", dcommi_coded_two_shot};
     }
-    return dcommi_hier_sub_of(h, s, choice, in_bytes, out_bytes);
+    return dcommi_sub_plan(h->b, s, choice.name, choice.make, in_bytes, out_bytes);
 }
 
 /* The sub-plan of this rank's group, which may be divided again. */
@@ -340,7 +315,7 @@ static dcomm_plan *dcommi_hier_sub(dcommi_hier *h, const dcommi_shape *sub, int6
         s.chunk_bytes = bytes * s.nranks; /* a piece is not cut again */
         choice = (dcommi_hier_choice){"hier", dcommi_hier_make};
     }
-    return dcommi_hier_sub_of(h, &s, choice, in_bytes, out_bytes);
+    return dcommi_sub_plan(h->b, &s, choice.name, choice.make, in_bytes, out_bytes);
 }
 
 /* This rank's group as a table for CALL. */

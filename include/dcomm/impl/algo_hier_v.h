@@ -1,13 +1,10 @@
 /* algo_hier_v.h - hierarchical all-to-all-v: a block is handed to who stands for its target on its
  * own host (algo_hier_blocks.h), who sends what the whole host has for that target as one message.
- *
- * Who passes blocks on must know how long they are, and a rank knows its own lengths only. So there
- * are two stages. In the first, ranks all-gather their rows of counts, hierarchically; what they
- * agree on makes the plan of the second. Where the counts are known beforehand there is no first
- * stage: that is what the checker proves. */
+ * Who passes blocks on must know how long they are: algo_counts.h. */
 #ifndef DCOMMI_ALGO_HIER_V_H
 #define DCOMMI_ALGO_HIER_V_H
 
+#include "algo_counts.h"
 #include "algo_hier.h"
 
 /* ---- counts that are known ---- */
@@ -159,156 +156,23 @@ static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
     return dcommi_hier_rounds_close(&r);
 }
 
-/* ---- counts that are not ---- */
+/* ---- either ---- */
 
-/* What the first stage's plan leaves for the second, at the beginning of its table; counts and
- * displacements follow: received, sent. */
-enum {
-    DCOMMI_HIER_V_GROUPS, /* a pointer: they are the communicator's, which outlives its plans */
-    DCOMMI_HIER_V_COUNTS
-};
+static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b);
 
-#define DCOMMI_HIER_V_MOST ((size_t)1 << 40) /* elements of a block, from whatever peer */
-
-static dcomm_status dcommi_hier_v_row(void *user, void *dst, size_t dst_len, const void *const *src,
-                                      const size_t *src_len, size_t nsrc)
-{
-    const dcomm_plan *plan = user;
-    size_t n = (size_t)plan->nranks;
-    (void)src;
-    (void)src_len;
-    (void)nsrc;
-    if (dst_len != n * sizeof(uint64_t)) {
-        return DCOMM_ERR_PLAN;
-    }
-    memcpy(dst, plan->table + DCOMMI_HIER_V_COUNTS + 2 * n, dst_len);
-    return DCOMM_OK;
-}
-
-static const dcomm_plan_kernel dcommi_hier_v_kernels[] = {dcommi_hier_v_row};
-
-static void dcommi_hier_v_release(void *user, const dcomm_plan *plan)
-{
-    (void)user;
-    dcommi_free((void *)(uintptr_t)plan);
-}
-
-/* Whether the counts of all ranks fit this rank's and each other. */
-static dcomm_status dcommi_hier_v_agree(const dcommi_shape *s)
-{
-    size_t n = (size_t)s->nranks, me = (size_t)s->rank;
-    for (size_t i = 0; i < n * n; i++) {
-        if (s->matrix[i] > DCOMMI_HIER_V_MOST) {
-            return dcommi_fail(DCOMM_ERR_CORRUPT,
-                               "all-to-all-v: rank %zu sends rank %zu %zu "
-                               "elements",
-                               i / n, i % n, s->matrix[i]);
-        }
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (s->matrix[i * n + me] != s->counts[i]) {
-            return dcommi_fail(DCOMM_ERR_MISMATCH,
-                               "all-to-all-v: rank %zu sends %zu elements to rank %zu, which "
-                               "expects %zu",
-                               i, s->matrix[i * n + me], me, s->counts[i]);
-        }
-    }
-    return DCOMM_OK;
-}
-
-/* The second stage: all ranks' counts are in the words. */
 static const dcomm_plan *dcommi_hier_v_next(void *user, const uint64_t *words, uint32_t nwords,
                                             dcomm_status *status)
 {
-    const dcomm_plan *first = user;
-    size_t n = (size_t)first->nranks;
-    const size_t *lists = (const size_t *)(first->table + DCOMMI_HIER_V_COUNTS);
-    dcommi_shape s = {.coll = DCOMM_COLL_ALLTOALLV,
-                      .rank = first->rank,
-                      .nranks = first->nranks,
-                      .dtype = (dcomm_dtype)first->dtype,
-                      .op = (dcomm_op)first->op,
-                      .lanes = 1,
-                      .groups = (const dcommi_groups *)(intptr_t)first->table[DCOMMI_HIER_V_GROUPS],
-                      .counts = lists,
-                      .displs = lists + n,
-                      .send_counts = lists + 2 * n,
-                      .send_displs = lists + 3 * n,
-                      .matrix = (const size_t *)words};
-    dcommi_builder b;
-    dcommi_hier h;
-    dcomm_plan *plan = NULL;
-    bool flat;
     (void)nwords;
-    dcommi_build_begin(&b, first->name, s.rank, s.nranks, s.dtype, s.op);
-    b.head.in_bytes = first->in_bytes;
-    b.head.out_bytes = first->out_bytes;
-    *status = dcommi_hier_v_agree(&s);
-    if (*status == DCOMM_OK) {
-        *status = dcommi_hier_open(&s, &b, &h, &flat);
-        *status = *status == DCOMM_OK ? dcommi_hier_v_known(&h) : *status;
-        dcommi_hier_close(&h);
-    }
-    if (*status < 0) {
-        dcommi_build_discard(&b);
-    } else {
-        *status = dcommi_build_finish(&b, &plan);
-    }
-    return plan;
-}
-
-/* The first stage: each rank's row of counts becomes words of all. */
-static dcomm_status dcommi_hier_v_ask(dcommi_hier *h)
-{
-    const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
-    int64_t n = s->nranks, row = 8 * n, groups = (int64_t)(intptr_t)s->groups;
-    const size_t *lists[] = {s->counts, s->displs, s->send_counts, s->send_displs};
-    if (n * n > DCOMM_PLAN_MAX_WORDS) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "hier of all-to-all-v is for 256 ranks at most, here are %" PRId64, n);
-    }
-    dcommi_build_table(b, &groups, 1);
-    for (int i = 0; i < 4; i++) {
-        dcommi_build_table(b, (const int64_t *)lists[i], (size_t)n);
-    }
-    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLGATHER, s->rank, s->nranks, false);
-    sub.dtype = DCOMM_U64;
-    sub.count = (size_t)n;
-    sub.groups = s->groups;
-    dcomm_plan *gather = dcommi_hier_sub_of(
-        h, &sub, (dcommi_hier_choice){"hier", dcommi_hier_allgather}, row, row * n);
-    if (gather == NULL) {
-        return b->status;
-    }
-    gather = dcommi_build_adopt(b, gather);
-    int64_t own = dcommi_build_scratch(b, row), all = dcommi_build_scratch(b, row * n);
-    int64_t group = (int64_t)b->ntable, tag = dcommi_build_tags(b, gather->ntags);
-    for (int64_t r = 0; r < n; r++) {
-        dcommi_build_table(b, &r, 1);
-    }
-    b->head.nwords = (uint32_t)(n * n);
-    b->head.ncounters += gather->ncounters;
-    b->head.nslots += gather->nslots;
-    b->head.kernels = dcommi_hier_v_kernels;
-    b->head.nkernels = 1;
-    b->head.next = dcommi_hier_v_next;
-    b->head.release = dcommi_hier_v_release;
-    dcomm_step *compute = dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE);
-    if (compute != NULL) {
-        compute->dst = dcommi_span(DCOMM_SPACE_SCRATCH, own, row);
-    }
-    dcommi_call(b, 0, gather, group, dcommi_span(DCOMM_SPACE_SCRATCH, own, row),
-                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), dcommi_const(tag));
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 0, row * n),
-                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
-    return b->status;
+    return dcommi_counts_next(user, words, dcommi_hier_alltoallv, status);
 }
 
 static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h, int shards)
 {
     (void)shards;
-    return h->s->matrix != NULL ? dcommi_hier_v_known(h) : dcommi_hier_v_ask(h);
+    return h->s->matrix != NULL
+               ? dcommi_hier_v_known(h)
+               : dcommi_counts_ask(h->s, h->b, "hier", dcommi_hier_allgather, dcommi_hier_v_next);
 }
 
 static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b)

@@ -259,4 +259,28 @@ static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand o
     return n;
 }
 
+/* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
+static dcomm_plan *dcommi_sub_plan(dcommi_builder *of, const dcommi_shape *s, const char *name,
+                                   dcommi_algo_fn make, int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    if (of->status < 0) {
+        return NULL;
+    }
+    dcommi_build_begin(&b, name, s->rank, s->nranks, s->dtype, s->op);
+    b.head.in_bytes = in_bytes;
+    b.head.out_bytes = out_bytes;
+    dcomm_status status = make(s, &b);
+    if (status < 0) {
+        dcommi_build_discard(&b);
+    } else {
+        status = dcommi_build_finish(&b, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(of, status);
+    }
+    return plan;
+}
+
 #endif

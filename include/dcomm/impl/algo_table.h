@@ -3,6 +3,7 @@
 #define DCOMMI_ALGO_TABLE_H
 
 #include "algo_alltoall.h"
+#include "algo_bruck_v.h"
 #include "algo_coded_hier.h"
 #include "algo_coded_linear.h"
 #include "algo_coded_ring.h"
@@ -138,6 +139,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "Thakur, Rabenseifner and Gropp 2005"},
     {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false, 7, 7, NULL,
      "1 step; all blocks but the own per rank", "direct exchange"},
+    {"bruck", DCOMM_COLL_ALLTOALLV, dcommi_bruck_v, false, 14, 14, NULL,
+     "counts to all; ceil(log2 N) steps; about half of all blocks in each", "Bruck et al. 1997"},
     {"hier", DCOMM_COLL_ALLTOALLV, dcommi_hier_alltoallv, false, 13, 5, dcommi_hier_note_flat,
      "counts to all; within hosts, M-1 rounds across; one message per rank of the other hosts",
      "Traeff and Hunold 2020"},

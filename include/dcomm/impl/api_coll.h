@@ -241,6 +241,22 @@ static dcomm_status dcommi_call_v(dcomm_comm *comm, dcomm_coll coll, const void 
     return status;
 }
 
+/* The caller's matrix has this rank's own counts. */
+static dcomm_status dcommi_check_matrix(const dcommi_shape *s, const size_t *matrix,
+                                        const size_t *send, const size_t *recv)
+{
+    size_t n = (size_t)s->nranks, me = (size_t)s->rank;
+    for (size_t r = 0; r < n && matrix != NULL; r++) {
+        if (matrix[me * n + r] != send[r] || matrix[r * n + me] != recv[r]) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "all-to-all-v: opts.matrix says that ranks %zu and %zu send each "
+                               "other %zu and %zu elements, the counts of rank %zu %zu and %zu",
+                               me, r, matrix[me * n + r], matrix[r * n + me], me, send[r], recv[r]);
+        }
+    }
+    return DCOMM_OK;
+}
+
 static dcomm_status dcommi_alltoallv(dcomm_comm *comm, const void *sendbuf,
                                      const size_t *sendcounts, const size_t *sdispls, void *recvbuf,
                                      const size_t *recvcounts, const size_t *rdispls,
@@ -264,8 +280,12 @@ static dcomm_status dcommi_alltoallv(dcomm_comm *comm, const void *sendbuf,
                              comm->rank, sendcounts[comm->rank], recvcounts[comm->rank]);
     }
     if (status >= 0) {
+        status = dcommi_check_matrix(&s, opts->matrix, sendcounts, recvcounts);
+    }
+    if (status >= 0) {
         s.counts = recvcounts;
         s.displs = rdispls;
+        s.matrix = opts->matrix;
         s.send_counts = sendcounts;
         s.send_displs = sdispls;
         status = dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, false, opts, request_p);

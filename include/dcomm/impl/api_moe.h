@@ -59,6 +59,21 @@ static dcomm_status dcommi_moe_take_codec(dcomm_moe *m, const char *spec)
     return m->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
+static dcomm_status dcommi_moe_take_algo(dcomm_moe *m, const char *name)
+{
+    m->opts.algo = NULL;
+    if (name == NULL || strcmp(name, "auto") == 0) {
+        return DCOMM_OK;
+    }
+    const dcommi_algo *algo = dcommi_algo_find(DCOMM_COLL_ALLTOALLV, name);
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "dcomm_moe_create: opts.algo \"%.80s\" is none of all-to-all-v's", name);
+    }
+    m->opts.algo = algo->name;
+    return DCOMM_OK;
+}
+
 static void dcommi_moe_order_experts(dcomm_moe *m, const int *owner)
 {
     size_t at = 0, experts = m->opts.experts;
@@ -113,7 +128,7 @@ static dcomm_status dcommi_moe_tables_make(dcomm_moe *m, const int *owner)
         {(void **)&m->gate, n, sizeof *m->gate},
         {(void **)&m->seen, n, sizeof *m->seen},
         {(void **)&m->cursor, experts + n, sizeof *m->cursor},
-        {(void **)&m->scaled, 4 * n, sizeof *m->scaled},
+        {(void **)&m->scaled, (4 + n) * n, sizeof *m->scaled},
         {(void **)&m->chunk_first, chunks + 1, sizeof *m->chunk_first},
         {(void **)&m->ops, DCOMMI_MOE_PASSES * chunks, sizeof *m->ops},
         {(void **)&m->queue[0].turns, 2 * chunks, sizeof *m->queue[0].turns},
@@ -157,6 +172,7 @@ static dcomm_status dcommi_moe_prepare(dcomm_moe *m, const dcomm_moe_opts *opts)
     m->opts.owner = NULL;
     m->opts.codec = NULL;
     m->opts.chunks = opts->chunks > 0 ? opts->chunks : 1;
+    DCOMMI_TRY(dcommi_moe_take_algo(m, opts->algo));
     DCOMMI_TRY(dcommi_moe_take_codec(m, opts->codec));
     DCOMMI_TRY(dcommi_moe_tables_make(m, opts->owner));
     if (opts->form == DCOMM_MOE_HIER && (m->nhosts == 1 || m->nhosts == m->size)) {

@@ -214,11 +214,12 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
     } else {
         h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
     }
+    uint64_t key[2] = {h, h};
     if (s->send_counts == NULL) { /* all-to-all-v: each pair of ranks has counts of its own */
-        uint64_t key[2] = {h, h};
         dcommi_mix_counts(key, s->counts, s->nranks);
-        h = key[0];
     }
+    dcommi_mix_counts(key, s->matrix, s->nranks * s->nranks);
+    h = key[0];
     return (uint32_t)(h ^ (h >> 32));
 }
 
@@ -245,6 +246,7 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
         dcommi_mix_counts(key.counts, s->displs, s->nranks);
         dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
         dcommi_mix_counts(key.counts, s->send_displs, s->nranks);
+        dcommi_mix_counts(key.counts, s->matrix, s->nranks * s->nranks);
     }
     return key;
 }

@@ -45,6 +45,25 @@ static int64_t dcommi_choice_grid(int64_t bytes)
     return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
 }
 
+/* Bytes of a block of all-to-all-v: the busiest rank's on average, where all counts are known. */
+static int64_t dcommi_choice_block(const dcommi_shape *s)
+{
+    size_t n = (size_t)s->nranks, most = 0;
+    if (s->matrix == NULL || n < 2) {
+        return DCOMMI_CHOICE_UNKNOWN;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t in = 0, out = 0;
+        for (size_t j = 0; j < n; j++) {
+            in += j != i ? s->matrix[j * n + i] : 0;
+            out += j != i ? s->matrix[i * n + j] : 0;
+        }
+        most = in > most ? in : most;
+        most = out > most ? out : most;
+    }
+    return dcommi_shape_bytes(s, (most + n - 2) / (n - 1));
+}
+
 /* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
  * (which ranks need not agree on), from rank 0. */
 static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
@@ -60,7 +79,7 @@ static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
         break;
     case DCOMM_COLL_ALLTOALLV:
         q.coll = DCOMM_COLL_ALLTOALL;
-        bytes = DCOMMI_CHOICE_UNKNOWN;
+        bytes = dcommi_choice_block(s);
         break;
     default:
         break;
@@ -115,9 +134,12 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
                            dcomm_coll_name(p.shape.coll), algo->name);
     }
     DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
-    if (algo->make == dcommi_hier_alltoallv) { /* and the stage in which counts are agreed on */
+    const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
+                      : algo->make == dcommi_bruck_v      ? "recursive_doubling"
+                                                          : NULL;
+    if (ask != NULL && s->matrix == NULL) { /* and the stage in which counts are agreed on */
         dcommi_price first;
-        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, algo->name);
+        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, ask);
         p.shape.coll = p.algo->coll;
         p.shape.dtype = DCOMM_U64;
         p.shape.count = (size_t)s->nranks;

@@ -91,6 +91,7 @@ static uint64_t dcommi_moe_owner_hash(const dcomm_moe *m)
     X(policy, m->opts.policy)                                             \
     X(chunks, m->opts.chunks)                                             \
     X(form, m->opts.form)                                                 \
+    X(algo, dcommi_moe_text_hash(m->opts.algo))                           \
     X(codec, m->codec != NULL ? dcommi_moe_text_hash(m->codec->spec) : 0) \
     X(codec_seed, m->opts.codec_seed)
 

@@ -40,7 +40,8 @@ static dcomm_status dcommi_moe_send(dcomm_moe *m, dcommi_moe_stage *s, int way, 
                                     const void *in, void *out, size_t width,
                                     dcomm_request **request_p)
 {
-    size_t n = (size_t)s->n, row = (size_t)c * n;
+    size_t n = (size_t)s->n, row = (size_t)c * n, *all = m->scaled + 4 * n;
+    const size_t *matrix = dcommi_moe_matrix(s, c);
     const size_t *tables[] = {s->send + row, s->send_at + row, s->recv + row, s->recv_at + row};
     for (int i = 0; i < 4; i++) {
         const size_t *from = tables[way == DCOMMI_MOE_FORTH ? i : (i + 2) % 4];
@@ -48,7 +49,13 @@ static dcomm_status dcommi_moe_send(dcomm_moe *m, dcommi_moe_stage *s, int way, 
             m->scaled[(size_t)i * n + r] = from[r] * width;
         }
     }
-    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    for (size_t i = 0; i < n * n; i++) {
+        all[i] = matrix[way == DCOMMI_MOE_FORTH ? i : i % n * n + i / n] * width;
+    }
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s, .matrix = all};
+    if (s->n == m->size) {
+        opts.algo = m->opts.algo;
+    }
     return dcomm_ialltoallv(s->comm[way], in, m->scaled, m->scaled + n, out, m->scaled + 2 * n,
                             m->scaled + 3 * n, DCOMM_U8, &opts, request_p);
 }
@@ -264,29 +271,23 @@ static dcomm_status dcommi_moe_return_dots(dcomm_moe *m, int c)
 {
     size_t n = (size_t)m->size, heard = 0;
     size_t *send = m->scaled, *send_at = send + n, *recv = send + 2 * n, *recv_at = send + 3 * n;
-    int host = m->host_of[m->rank];
-    memset(recv, 0, 2 * n * sizeof *recv);
+    size_t *all = send + 4 * n;
     for (int from = 0; from < m->size; from++) {
-        send[from] = 0;
-        send_at[from] = heard;
-        if (dcommi_moe_gate(m, from, host) != m->rank) {
-            continue;
+        send_at[from] = heard + dcommi_moe_told_between(m, from, m->rank, 0, c);
+        heard += dcommi_moe_told_between(m, from, m->rank, 0, m->opts.chunks);
+        recv_at[from] = 0;
+        for (int gate = 0; gate < m->size; gate++) {
+            all[gate * m->size + from] = dcommi_moe_told_between(m, from, gate, c, c + 1);
         }
-        for (int i = m->host_first[host]; i < m->host_first[host + 1]; i++) {
-            for (int b = 0; b < c; b++) {
-                send_at[from] += dcommi_moe_between(m, from, m->host_ranks[i], b);
-            }
-            send[from] += dcommi_moe_between(m, from, m->host_ranks[i], c);
-        }
-        heard += dcommi_moe_told_between(m, from, m->rank);
+    }
+    for (int r = 0; r < m->size; r++) {
+        send[r] = all[m->rank * m->size + r];
+        recv[r] = all[r * m->size + m->rank];
     }
     for (int h = 0; h < m->nhosts; h++) {
         recv_at[m->gate[h]] = dcommi_moe_told_before(m, h, c);
-        for (int i = m->host_first[h]; i < m->host_first[h + 1]; i++) {
-            recv[m->gate[h]] += dcommi_moe_between(m, m->rank, m->host_ranks[i], c);
-        }
     }
-    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s, .matrix = all};
     return dcomm_alltoallv(m->comm, m->dots, send, send_at, m->dots_back, recv, recv_at, DCOMM_F32,
                            &opts);
 }

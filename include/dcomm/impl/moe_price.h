@@ -101,6 +101,19 @@ static void dcommi_moe_hier_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
     }
 }
 
+/* What gates are told before (dcommi_moe_tell), in pairs of words. */
+static void dcommi_moe_tell_traffic(const dcomm_moe *m, dcommi_moe_traffic *t)
+{
+    memset(t, 0, (size_t)m->size * sizeof *t);
+    for (int from = 0; from < m->size; from++) {
+        for (int h = 0; h < m->nhosts; h++) {
+            int gate = dcommi_moe_gate(m, from, h);
+            uint64_t rows = dcommi_moe_told_between(m, from, gate, 0, m->opts.chunks);
+            dcommi_moe_pass_on(m, t, from, gate, rows);
+        }
+    }
+}
+
 /* The busiest host's port: rows that it sends or gets. */
 static uint64_t dcommi_moe_port_rows(const dcomm_moe *m, const dcommi_moe_traffic *t)
 {
@@ -133,32 +146,36 @@ static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
 }
 
 /* Seconds: the network for as long as its busiest port or rank, and memory for as long as the
- * busiest rank; the two one after the other, as the hierarchical form's are. */
-static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t)
+ * busiest rank; the two one after the other, as the hierarchical form's are. Rows of `wire` bytes;
+ * messages of a stage are under way at once. */
+static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t, int64_t wire)
 {
     const dcommi_terrain *terrain = &m->comm->chooser->terrain[DCOMMI_MEMORY_ANY];
     const dcommi_link *far = &terrain->link[DCOMM_LINK_HOST];
     const dcommi_link *near = &terrain->link[dcommi_moe_near(m, terrain)];
-    int64_t wire = (int64_t)m->wire, network = 0, memory = 0;
+    int64_t network = 0, memory = 0;
     int64_t port = (int64_t)dcommi_moe_port_rows(m, t) * wire;
     for (int r = 0; r < m->size; r++) {
         int64_t host_rows = (int64_t)(t[r].host_in > t[r].host_out ? t[r].host_in : t[r].host_out);
         int64_t in = (int64_t)(t[r].in - t[r].host_in), out = (int64_t)(t[r].out - t[r].host_out);
-        int64_t started =
-            (int64_t)t[r].host_messages * (far->alpha + 2 * far->overhead) +
-            (int64_t)(t[r].messages - t[r].host_messages) * (near->alpha + 2 * near->overhead);
-        network = dcommi_max64(network, started + dcommi_curve_at(&far->message, host_rows * wire));
-        memory =
-            dcommi_max64(memory, dcommi_curve_at(&near->message, dcommi_max64(in, out) * wire) +
-                                     dcommi_curve_at(&terrain->copy, (in + out) * wire));
+        int64_t far_messages = (int64_t)t[r].host_messages;
+        int64_t near_messages = (int64_t)t[r].messages - far_messages;
+        int64_t far_start = (far_messages > 0 ? far->alpha : 0) + 2 * far_messages * far->overhead;
+        int64_t near_start =
+            (near_messages > 0 ? near->alpha : 0) + 2 * near_messages * near->overhead;
+        network =
+            dcommi_max64(network, far_start + dcommi_curve_at(&far->message, host_rows * wire));
+        memory = dcommi_max64(
+            memory, near_start + dcommi_curve_at(&near->message, dcommi_max64(in, out) * wire) +
+                        dcommi_curve_at(&terrain->copy, (in + out) * wire));
     }
     network = dcommi_max64(network, dcommi_curve_at(&far->shared, port));
     network = dcommi_max64(network, dcommi_curve_at(&far->sustained, port));
     return (double)(network + memory) * 1e-12;
 }
 
-/* Prices are not so exact that a little less meant anything. */
-#define DCOMMI_MOE_MARGIN 0.9
+/* What a price may be wrong by: hier is taken where it must be cheaper. */
+#define DCOMMI_MOE_MARGIN 0.8
 
 static void dcommi_moe_choose(dcomm_moe *m)
 {
@@ -168,10 +185,12 @@ static void dcommi_moe_choose(dcomm_moe *m)
     m->hier = m->opts.form == DCOMM_MOE_HIER;
     if (m->host[0] != NULL) {
         dcommi_comm_lock(m->comm); /* the numbers may be given anew by another thread */
+        dcommi_moe_tell_traffic(m, t);
+        s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told) / 2;
         dcommi_moe_hier_traffic(m, t);
-        s->hier_s = dcommi_moe_price(m, t);
+        s->hier_s += dcommi_moe_price(m, t, (int64_t)m->wire);
         dcommi_moe_flat_traffic(m, t);
-        s->flat_s = dcommi_moe_price(m, t);
+        s->flat_s = dcommi_moe_price(m, t, (int64_t)m->wire);
         dcommi_comm_unlock(m->comm);
         m->hier = m->hier ||
                   (m->opts.form == DCOMM_MOE_AUTO && s->hier_s < DCOMMI_MOE_MARGIN * s->flat_s);

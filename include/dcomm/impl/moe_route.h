@@ -187,16 +187,22 @@ static dcomm_status dcommi_moe_tell(dcomm_moe *m)
 {
     size_t n = (size_t)m->size, sent = 0, received = 0;
     size_t *send = m->scaled, *send_at = send + n, *recv = send + 2 * n, *recv_at = send + 3 * n;
+    size_t *all = send + 4 * n;
+    for (int from = 0; from < m->size; from++) {
+        for (int to = 0; to < m->size; to++) {
+            all[from * m->size + to] = 2 * dcommi_moe_told_between(m, from, to, 0, m->opts.chunks);
+        }
+    }
     for (int r = 0; r < m->size; r++) {
-        send[r] = 2 * dcommi_moe_told_between(m, m->rank, r);
-        recv[r] = 2 * dcommi_moe_told_between(m, r, m->rank);
+        send[r] = all[m->rank * m->size + r];
+        recv[r] = all[r * m->size + m->rank];
         send_at[r] = sent;
         recv_at[r] = received;
         sent += send[r];
         received += recv[r];
     }
     DCOMMI_TRY(dcommi_grow((void **)&m->heard, &m->heard_room, received, sizeof *m->heard));
-    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s};
+    dcomm_coll_opts opts = {.timeout_s = m->opts.timeout_s, .matrix = all};
     return dcomm_alltoallv(m->comm, m->told, send, send_at, m->heard, recv, recv_at, DCOMM_U32,
                            &opts);
 }

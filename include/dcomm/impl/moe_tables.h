@@ -15,7 +15,9 @@ static dcomm_status dcommi_moe_stage_make(const dcomm_moe *m, dcommi_moe_stage *
     s->comm[DCOMMI_MOE_BACK] = back;
     s->n = forth->size;
     size_t *all = dcommi_calloc(4 * cells + 3 * (chunks + 1), sizeof *all);
-    if (all == NULL) {
+    s->matrix = dcommi_calloc(cells * (size_t)forth->size, sizeof *s->matrix);
+    if (all == NULL || s->matrix == NULL) {
+        dcommi_free(all);
         return DCOMM_ERR_NO_MEMORY;
     }
     s->send = all;
@@ -30,6 +32,7 @@ static dcomm_status dcommi_moe_stage_make(const dcomm_moe *m, dcommi_moe_stage *
 
 static void dcommi_moe_stage_free(dcommi_moe_stage *s)
 {
+    dcommi_free(s->matrix);
     dcommi_free(s->send);
     dcommi_free(s->from);
     dcommi_free(s->start);
@@ -39,17 +42,26 @@ static void dcommi_moe_stage_free(dcommi_moe_stage *s)
     }
 }
 
-/* Displacements and firsts, and room for entries and lists; send and recv are filled in. */
+/* What the ranks of a stage send each other of a chunk. */
+static inline size_t *dcommi_moe_matrix(const dcommi_moe_stage *s, int chunk)
+{
+    return s->matrix + (size_t)chunk * (size_t)s->n * (size_t)s->n;
+}
+
+/* From the matrix: counts, displacements and firsts, and room for entries and lists. */
 static dcomm_status dcommi_moe_stage_lay(const dcomm_moe *m, dcommi_moe_stage *s, size_t sources)
 {
-    size_t n = (size_t)s->n;
+    size_t n = (size_t)s->n, me = (size_t)s->comm[0]->rank;
     for (int c = 0; c < m->opts.chunks; c++) {
+        const size_t *matrix = dcommi_moe_matrix(s, c);
         size_t sent = 0, received = 0, row = (size_t)c * n;
-        for (size_t r = row; r < row + n; r++) {
-            s->send_at[r] = sent;
-            s->recv_at[r] = received;
-            sent += s->send[r];
-            received += s->recv[r];
+        for (size_t r = 0; r < n; r++) {
+            s->send[row + r] = matrix[me * n + r];
+            s->recv[row + r] = matrix[r * n + me];
+            s->send_at[row + r] = sent;
+            s->recv_at[row + r] = received;
+            sent += s->send[row + r];
+            received += s->recv[row + r];
         }
         s->send_first[c + 1] = s->send_first[c] + sent;
         s->recv_first[c + 1] = s->recv_first[c] + received;
@@ -103,11 +115,13 @@ static void dcommi_moe_stage_list(const dcomm_moe *m, dcommi_moe_stage *s, size_
 static dcomm_status dcommi_moe_flat_tables(dcomm_moe *m)
 {
     dcommi_moe_stage *s = &m->inner;
-    size_t k = (size_t)m->opts.k, n = (size_t)m->size;
+    size_t k = (size_t)m->opts.k;
     for (int c = 0; c < m->opts.chunks; c++) {
-        for (int r = 0; r < m->size; r++) {
-            s->send[(size_t)c * n + (size_t)r] = dcommi_moe_between(m, m->rank, r, c);
-            s->recv[(size_t)c * n + (size_t)r] = dcommi_moe_between(m, r, m->rank, c);
+        size_t *matrix = dcommi_moe_matrix(s, c);
+        for (int from = 0; from < m->size; from++) {
+            for (int to = 0; to < m->size; to++) {
+                matrix[from * m->size + to] = dcommi_moe_between(m, from, to, c);
+            }
         }
     }
     DCOMMI_TRY(dcommi_moe_stage_lay(m, s, m->tokens));
@@ -143,16 +157,14 @@ static void dcommi_moe_outer_counts(dcomm_moe *m)
 {
     dcommi_moe_stage *s = &m->outer;
     size_t n = (size_t)m->size;
-    int own = m->host_of[m->rank];
     for (int c = 0; c < m->opts.chunks; c++) {
-        size_t *send = s->send + (size_t)c * n, *recv = s->recv + (size_t)c * n;
-        memset(send, 0, n * sizeof *send);
-        for (int h = 0; h < m->nhosts; h++) {
-            send[m->gate[h]] = dcommi_moe_unique(m, dcommi_moe_card_of(m, m->rank), c)[h];
-        }
-        for (int r = 0; r < m->size; r++) {
-            bool mine = dcommi_moe_gate(m, r, own) == m->rank;
-            recv[r] = mine ? dcommi_moe_unique(m, dcommi_moe_card_of(m, r), c)[own] : 0;
+        size_t *matrix = dcommi_moe_matrix(s, c);
+        memset(matrix, 0, n * n * sizeof *matrix);
+        for (int from = 0; from < m->size; from++) {
+            const uint32_t *unique = dcommi_moe_unique(m, dcommi_moe_card_of(m, from), c);
+            for (int h = 0; h < m->nhosts; h++) {
+                matrix[from * m->size + dcommi_moe_gate(m, from, h)] = unique[h];
+            }
         }
     }
 }
@@ -228,8 +240,8 @@ static dcomm_status dcommi_moe_outer_tables(dcomm_moe *m)
 
 /* ---- hierarchical: inside ---- */
 
-/* How much this rank is told by another as its gate, and tells it: rows, over all chunks. */
-static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate)
+/* What a rank tells another as its gate of chunks first .. end - 1: rows. */
+static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate, int first, int end)
 {
     size_t rows = 0;
     int host = m->host_of[gate];
@@ -237,7 +249,7 @@ static size_t dcommi_moe_told_between(const dcomm_moe *m, int from, int gate)
         return 0;
     }
     for (int i = m->host_first[host]; i < m->host_first[host + 1]; i++) {
-        for (int c = 0; c < m->opts.chunks; c++) {
+        for (int c = first; c < end; c++) {
             rows += dcommi_moe_between(m, from, m->host_ranks[i], c);
         }
     }
@@ -250,14 +262,12 @@ static void dcommi_moe_inner_counts(dcomm_moe *m)
     int host = m->host_of[m->rank];
     const int *ranks = m->host_ranks + m->host_first[host];
     for (int c = 0; c < m->opts.chunks; c++) {
-        size_t *send = s->send + c * s->n, *recv = s->recv + c * s->n;
-        memset(send, 0, (size_t)s->n * sizeof *send);
-        memset(recv, 0, (size_t)s->n * sizeof *recv);
+        size_t *matrix = dcommi_moe_matrix(s, c);
+        memset(matrix, 0, (size_t)s->n * (size_t)s->n * sizeof *matrix);
         for (int from = 0; from < m->size; from++) {
-            int gate = dcommi_moe_gate(m, from, host);
-            recv[m->seat[gate]] += dcommi_moe_between(m, from, m->rank, c);
-            for (int i = 0; i < s->n && gate == m->rank; i++) {
-                send[i] += dcommi_moe_between(m, from, ranks[i], c);
+            int gate = m->seat[dcommi_moe_gate(m, from, host)];
+            for (int i = 0; i < s->n; i++) {
+                matrix[gate * s->n + i] += dcommi_moe_between(m, from, ranks[i], c);
             }
         }
     }
@@ -309,7 +319,7 @@ static dcomm_status dcommi_moe_inner_tables(dcomm_moe *m)
            ((size_t)m->opts.chunks + 1) * sizeof *s->source_first);
     for (int from = 0; from < m->size; from++) {
         heard_at[from] = at;
-        at += dcommi_moe_told_between(m, from, m->rank);
+        at += dcommi_moe_told_between(m, from, m->rank, 0, m->opts.chunks);
     }
     for (int c = 0; c < m->opts.chunks; c++) {
         DCOMMI_TRY(dcommi_moe_inner_chunk(m, c, heard_at));

@@ -25,7 +25,8 @@ typedef struct dcommi_moe_memory {
 typedef struct dcommi_moe_stage {
     dcomm_comm *comm[DCOMMI_MOE_WAYS]; /* one for each way, so that either goes in its own order */
     int n;
-    bool weighted; /* its entries have weights, and are those that experts get */
+    bool weighted;  /* its entries have weights, and are those that experts get */
+    size_t *matrix; /* [chunks * n * n] what each of its ranks sends each, forth */
     size_t *send, *send_at, *recv, *recv_at;
     size_t *send_first, *recv_first; /* [chunks + 1] rows before a chunk */
     size_t *source_first;            /* [chunks + 1] source rows before a chunk */
@@ -66,7 +67,7 @@ struct dcomm_moe {
     dcomm_comm *back;                  /* and back */
     dcomm_comm *host[DCOMMI_MOE_WAYS]; /* the ranks of this host; NULL: no such form */
     int rank, size, nhosts;
-    dcomm_moe_opts opts; /* without pointers */
+    dcomm_moe_opts opts; /* without pointers, but for algo, which is the table's */
     dcomm_codec *codec;
     size_t row, wire, stride; /* bytes of a row; of one that is dispatched; the larger of them */
     void *workspace;          /* of the codec */
@@ -94,12 +95,12 @@ struct dcomm_moe {
     uint32_t *card, *cards; /* what ranks tell each other: head, counts [chunks * experts], and rows
                                for each host [chunks * nhosts] */
     size_t card_len;
-    uint32_t *seen;         /* [nhosts] */
-    size_t *cursor;         /* [experts + size] */
-    size_t *scaled;         /* [4 * size] counts and displacements in bytes */
-    size_t *seg_at;         /* [local experts * size] */
-    float *dots;            /* of the weighted stage's entries */
-    float *dots_back;       /* of this rank's own, where those of others are there */
+    uint32_t *seen;   /* [nhosts] */
+    size_t *cursor;   /* [experts + size] */
+    size_t *scaled;   /* [4 * size + size * size] counts, displacements, and all ranks' counts */
+    size_t *seg_at;   /* [local experts * size] */
+    float *dots;      /* of the weighted stage's entries */
+    float *dots_back; /* of this rank's own, where those of others are there */
     uint32_t *told, *heard; /* hierarchical: for each entry the row it is of, and its weight */
     size_t told_room, heard_room, dots_room, dots_back_room;
     uint32_t *told_slot; /* [told] token * k + j */
