@@ -138,7 +138,7 @@
             n = len - i < wide ? len - i : wide;                                                  \
             dcommi_##ISA##_fold_##NAME##_part(dst, also, src, nsrc, i, n, scalar);                \
         }                                                                                         \
-        if (stream || stream_also) {                                                              \
+        if ((stream || stream_also) && (how & DCOMMI_FOLD_OPEN) == 0) {                           \
             _mm_sfence();                                                                         \
         }                                                                                         \
     }

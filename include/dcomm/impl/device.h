@@ -27,6 +27,10 @@ static void dcommi_host_copy(void *dst, const void *src, size_t len);
 static void dcommi_host_copy_plain(void *dst, const void *src, size_t len);
 /* A copy that is not to stay in the caches. */
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
+/* The same in pieces, which are ordered before what is stored later by one close behind them all:
+ * to do that behind each piece of 4 KiB takes two thirds of the time. */
+static void dcommi_host_copy_open(void *dst, const void *src, size_t len);
+static void dcommi_host_copy_close(void);
 
 /* ---- devices ---- */
 

@@ -70,9 +70,21 @@ static void dcommi_host_copy_plain(void *dst, const void *src, size_t len)
 
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len)
 {
-    dcommi_copy_how(dst, src, len,
-                    len >= DCOMMI_COPY_AHEAD ? DCOMMI_FOLD_STREAM | DCOMMI_FOLD_AHEAD
-                                             : DCOMMI_FOLD_STREAM);
+    dcommi_host_copy_open(dst, src, len);
+    dcommi_host_copy_close();
+}
+
+static void dcommi_host_copy_open(void *dst, const void *src, size_t len)
+{
+    unsigned how = DCOMMI_FOLD_STREAM | DCOMMI_FOLD_OPEN;
+    dcommi_copy_how(dst, src, len, len >= DCOMMI_COPY_AHEAD ? how | DCOMMI_FOLD_AHEAD : how);
+}
+
+static void dcommi_host_copy_close(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
 }
 
 #define DCOMMI_DIVIDE(NAME, TYPE, WIDE)                                             \

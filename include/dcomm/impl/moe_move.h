@@ -181,6 +181,7 @@ static dcomm_status dcommi_moe_place(dcomm_moe *m, dcommi_moe_pass pass, int c,
     }
     double start = dcommi_now();
     dcommi_moe_pieces(m, c, dcommi_moe_put_piece, &put);
+    dcommi_host_copy_close();
     if (!direct && !put.coded) {
         dcommi_moe_permuted(m, pass, start, (s->recv_first[c + 1] - s->recv_first[c]) * m->row);
     }

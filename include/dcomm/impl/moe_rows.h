@@ -14,11 +14,12 @@ static inline bool dcommi_moe_past(size_t bytes)
     return bytes >= DCOMMI_STREAM_MIN && dcommi_isa_get() != DCOMMI_ISA_PORTABLE;
 }
 
+/* One of several; where `past`, dcommi_host_copy_close follows the last. */
 static inline void dcommi_moe_copy(unsigned char *dst, const unsigned char *src, size_t bytes,
                                    bool past)
 {
     if (past) {
-        dcommi_host_copy_past(dst, src, bytes);
+        dcommi_host_copy_open(dst, src, bytes);
     } else if (bytes > 0) {
         memcpy(dst, src, bytes);
     }
@@ -32,6 +33,7 @@ static void dcommi_moe_gather(unsigned char *dst, const unsigned char *src, cons
     for (size_t i = 0; i < n; i++) {
         dcommi_moe_copy(dst + i * bytes, src + (from[i] - first) * bytes, bytes, past);
     }
+    dcommi_host_copy_close();
 }
 
 /* ---- arithmetic on rows ---- */
