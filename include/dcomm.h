@@ -13046,7 +13046,7 @@ DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
 static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int64_t divisor);
 /* The same; the result goes to `also` too (NULL: not). `past`, `also_past`: past the caches, where
- * alignment allows. */
+ * alignment allows; `past` may leave dst open, as dcommi_host_copy_open does. */
 static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
                                             const void *const *src, size_t nsrc, size_t count,
                                             dcomm_dtype dtype, dcomm_op op, int64_t divisor);
@@ -14183,6 +14183,8 @@ static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bo
     if (also_past && (uintptr_t)dst % element == 0 &&
         ((uintptr_t)dst - (uintptr_t)also) % 64 == 0) {
         how |= DCOMMI_FOLD_ALSO;
+    } else if (past) {
+        how |= DCOMMI_FOLD_OPEN;
     }
     fold(out, also, in, nsrc, len, divisor > 1 ? (double)divisor : 0, how);
     return DCOMM_OK;
@@ -25023,6 +25025,8 @@ struct dcomm_context {
     _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
     _Atomic int token;   /* who holds it progresses (token.h) */
     _Atomic int sharing, owner_in;
+    bool
+        open_stores; /* results stored past the caches since dcommi_settle_stores; with the token */
     const char *owner;
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -25962,9 +25966,21 @@ static inline bool dcommi_token_try(dcomm_context *context)
            atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
 }
 
+/* What has been stored past the caches comes before what is stored from now on. Nobody reads the
+ * results of an operation before it has ended: so one for all of them, and one where another thread
+ * may go on. */
+static inline void dcommi_settle_stores(dcomm_context *context)
+{
+    if (DCOMMI_UNLIKELY(context->open_stores)) {
+        dcommi_host_copy_close();
+        context->open_stores = false;
+    }
+}
+
 /* Only the owner is inside by `owner_in`, and then nobody by the token. */
 static inline void dcommi_token_release(dcomm_context *context)
 {
+    dcommi_settle_stores(context);
     _Atomic int *held = atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0
                             ? &context->owner_in
                             : &context->token;
@@ -27184,6 +27200,13 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
     }
 }
 
+/* A piece of the result, kept out of the caches. */
+static void dcommi_result_past(dcommi_run *run, void *dst, const void *src, size_t len)
+{
+    run->comm->context->open_stores = true;
+    dcommi_host_copy_open(dst, src, len);
+}
+
 /* ---- receiving ---- */
 
 /* Fold a part of a message, to `also` too unless that is NULL; `past`: past the caches. */
@@ -27197,6 +27220,7 @@ static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, siz
         past = past && src[i] != move->dst + offset; /* its lines are in the cache anyway */
     }
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    move->run->comm->context->open_stores |= past;
     return dcommi_host_reduce_both(move->dst + offset, past, also, also_past, src, move->nsrc,
                                    len / element, (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
                                    move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks
@@ -27247,7 +27271,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
         status = dcommi_fold_whole(move, message, len);
     } else if (message != move->buf && len > 0) {
         if (move->past) {
-            dcommi_host_copy_past(move->buf, message, len);
+            dcommi_result_past(move->run, move->buf, message, len);
         } else {
             memcpy(move->buf, message, len);
         }
@@ -27299,7 +27323,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
             return dcommi_fold_whole(move, mapped, len);
         }
         if (move->past) {
-            dcommi_host_copy_past(move->buf, mapped, len);
+            dcommi_result_past(move->run, move->buf, mapped, len);
         } else {
             dcommi_host_copy(move->buf, mapped, len);
         }
@@ -27613,6 +27637,7 @@ static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, uint8_t *dst, bool pas
 {
     const dcomm_plan *plan = lane->frame->plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    lane->frame->run->comm->context->open_stores |= past;
     return dcommi_host_reduce_both(
         dst, past, NULL, false, src, nsrc, len / element, (dcomm_dtype)plan->dtype,
         (dcomm_op)plan->op, final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
@@ -27665,7 +27690,11 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool pas
     if (fold) {
         return dcommi_fold_pieces(lane, dst, past, src, n, len, final);
     }
-    (past ? dcommi_host_copy_past : dcommi_host_copy)(dst, src[0], len);
+    if (past) {
+        dcommi_result_past(lane->frame->run, dst, src[0], len);
+    } else {
+        dcommi_host_copy(dst, src[0], len);
+    }
     return DCOMM_OK;
 }
 
@@ -28997,8 +29026,11 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
             async);
     }
     if (!fold) {
-        if (dst != context->pieces[0].local) {
-            (past ? dcommi_host_copy_past : dcommi_host_copy)(dst, context->pieces[0].local, len);
+        const uint8_t *from = context->pieces[0].local;
+        if (past && dst != from) {
+            dcommi_result_past(frame->run, dst, from, len);
+        } else {
+            dcommi_host_copy(dst, from, len);
         }
         return DCOMMI_NEXT;
     }
@@ -30243,6 +30275,7 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     run->ended_at = comm->timed ? dcommi_now() : 0;
     run->next_finished = context->finished; /* the engine may still stand in one of its lanes */
     context->finished = run;
+    dcommi_settle_stores(context);
     atomic_store_explicit(&run->status, status, memory_order_release);
     if (run->jobs == 0) {
         dcommi_run_off_device(run);

@@ -13,7 +13,7 @@
 static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int64_t divisor);
 /* The same; the result goes to `also` too (NULL: not). `past`, `also_past`: past the caches, where
- * alignment allows. */
+ * alignment allows; `past` may leave dst open, as dcommi_host_copy_open does. */
 static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
                                             const void *const *src, size_t nsrc, size_t count,
                                             dcomm_dtype dtype, dcomm_op op, int64_t divisor);

@@ -232,6 +232,8 @@ static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bo
     if (also_past && (uintptr_t)dst % element == 0 &&
         ((uintptr_t)dst - (uintptr_t)also) % 64 == 0) {
         how |= DCOMMI_FOLD_ALSO;
+    } else if (past) {
+        how |= DCOMMI_FOLD_OPEN;
     }
     fold(out, also, in, nsrc, len, divisor > 1 ? (double)divisor : 0, how);
     return DCOMM_OK;

@@ -369,6 +369,13 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
     }
 }
 
+/* A piece of the result, kept out of the caches. */
+static void dcommi_result_past(dcommi_run *run, void *dst, const void *src, size_t len)
+{
+    run->comm->context->open_stores = true;
+    dcommi_host_copy_open(dst, src, len);
+}
+
 /* ---- receiving ---- */
 
 /* Fold a part of a message, to `also` too unless that is NULL; `past`: past the caches. */
@@ -382,6 +389,7 @@ static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, siz
         past = past && src[i] != move->dst + offset; /* its lines are in the cache anyway */
     }
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    move->run->comm->context->open_stores |= past;
     return dcommi_host_reduce_both(move->dst + offset, past, also, also_past, src, move->nsrc,
                                    len / element, (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
                                    move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks
@@ -432,7 +440,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
         status = dcommi_fold_whole(move, message, len);
     } else if (message != move->buf && len > 0) {
         if (move->past) {
-            dcommi_host_copy_past(move->buf, message, len);
+            dcommi_result_past(move->run, move->buf, message, len);
         } else {
             memcpy(move->buf, message, len);
         }
@@ -484,7 +492,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
             return dcommi_fold_whole(move, mapped, len);
         }
         if (move->past) {
-            dcommi_host_copy_past(move->buf, mapped, len);
+            dcommi_result_past(move->run, move->buf, mapped, len);
         } else {
             dcommi_host_copy(move->buf, mapped, len);
         }

@@ -78,6 +78,7 @@ static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, uint8_t *dst, bool pas
 {
     const dcomm_plan *plan = lane->frame->plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    lane->frame->run->comm->context->open_stores |= past;
     return dcommi_host_reduce_both(
         dst, past, NULL, false, src, nsrc, len / element, (dcomm_dtype)plan->dtype,
         (dcomm_op)plan->op, final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
@@ -130,7 +131,11 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool pas
     if (fold) {
         return dcommi_fold_pieces(lane, dst, past, src, n, len, final);
     }
-    (past ? dcommi_host_copy_past : dcommi_host_copy)(dst, src[0], len);
+    if (past) {
+        dcommi_result_past(lane->frame->run, dst, src[0], len);
+    } else {
+        dcommi_host_copy(dst, src[0], len);
+    }
     return DCOMM_OK;
 }
 

@@ -190,6 +190,7 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     run->ended_at = comm->timed ? dcommi_now() : 0;
     run->next_finished = context->finished; /* the engine may still stand in one of its lanes */
     context->finished = run;
+    dcommi_settle_stores(context);
     atomic_store_explicit(&run->status, status, memory_order_release);
     if (run->jobs == 0) {
         dcommi_run_off_device(run);

@@ -221,8 +221,11 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
             async);
     }
     if (!fold) {
-        if (dst != context->pieces[0].local) {
-            (past ? dcommi_host_copy_past : dcommi_host_copy)(dst, context->pieces[0].local, len);
+        const uint8_t *from = context->pieces[0].local;
+        if (past && dst != from) {
+            dcommi_result_past(frame->run, dst, from, len);
+        } else {
+            dcommi_host_copy(dst, from, len);
         }
         return DCOMMI_NEXT;
     }

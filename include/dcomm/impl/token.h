@@ -85,9 +85,21 @@ static inline bool dcommi_token_try(dcomm_context *context)
            atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
 }
 
+/* What has been stored past the caches comes before what is stored from now on. Nobody reads the
+ * results of an operation before it has ended: so one for all of them, and one where another thread
+ * may go on. */
+static inline void dcommi_settle_stores(dcomm_context *context)
+{
+    if (DCOMMI_UNLIKELY(context->open_stores)) {
+        dcommi_host_copy_close();
+        context->open_stores = false;
+    }
+}
+
 /* Only the owner is inside by `owner_in`, and then nobody by the token. */
 static inline void dcommi_token_release(dcomm_context *context)
 {
+    dcommi_settle_stores(context);
     _Atomic int *held = atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0
                             ? &context->owner_in
                             : &context->token;

@@ -355,6 +355,8 @@ struct dcomm_context {
     _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
     _Atomic int token;   /* who holds it progresses (token.h) */
     _Atomic int sharing, owner_in;
+    bool
+        open_stores; /* results stored past the caches since dcommi_settle_stores; with the token */
     const char *owner;
     uint8_t uuid[16];
     char host_id[DCOMMI_HOST_ID_MAX];
