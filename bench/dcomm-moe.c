@@ -1,6 +1,7 @@
 /* dcomm-moe.c - what it takes to bring tokens to experts and back, by how unevenly they choose. */
 #define _GNU_SOURCE
 #include "moe_args.h"
+#include "work.h"
 
 typedef struct moe_row {
     const char *skew;
@@ -17,6 +18,7 @@ typedef struct moe_bench {
     moe_routes routes;
     float *x, *y, *weights;
     int32_t *experts;
+    double units;  /* of work of a step's experts */
     double *times; /* [5 * steps] */
     moe_row rows[MOE_SKEWS_MAX];
 } moe_bench;
@@ -42,6 +44,18 @@ static void fill(moe_bench *b)
     }
 }
 
+/* What experts take for a chunk. */
+static dcomm_status experts_work(const moe_bench *b, dcomm_moe *m)
+{
+    enum { PIECES = 16 };
+    dcomm_status status = DCOMM_OK;
+    for (int i = 0; i < PIECES && b->units > 0 && status >= 0; i++) {
+        work(b->units / b->a.chunks / PIECES);
+        status = dcomm_moe_progress(m);
+    }
+    return status;
+}
+
 /* One step of identity experts: times of its parts. */
 static dcomm_status run_step(moe_bench *b, dcomm_moe *m, double *times)
 {
@@ -56,6 +70,7 @@ static dcomm_status run_step(moe_bench *b, dcomm_moe *m, double *times)
     for (int c = 0; c < b->a.chunks && status >= 0; c++) {
         status = dcomm_moe_dispatch_wait(m, c, &batch);
         double here = perf_now();
+        status = status >= 0 ? experts_work(b, m) : status;
         status = status >= 0 ? dcomm_moe_combine_start(m, c, batch.rows) : status;
         spent += c + 1 < b->a.chunks ? perf_now() - here : 0;
         times[MOE_DISPATCH] = here - routed - spent;
@@ -254,6 +269,7 @@ static int write_json(const moe_bench *b)
     perf_json_int(&j, "experts", b->a.experts);
     perf_json_int(&j, "k", b->a.k);
     perf_json_int(&j, "chunks", b->a.chunks);
+    perf_json_number(&j, "work_ms", b->a.work_ms);
     perf_json_open(&j, "results", '[');
     for (int i = 0; i < b->a.nskews; i++) {
         const moe_row *r = &b->rows[i];
@@ -294,6 +310,7 @@ static int run_all(moe_bench *b)
     b->rank = dcomm_comm_rank(b->comm);
     b->size = dcomm_comm_size(b->comm);
     b->a.experts = b->a.experts > 0 ? b->a.experts : 4 * b->size;
+    b->units = b->a.work_ms > 0 ? b->a.work_ms * 1e-3 / work_unit() : 0;
     size_t rows = b->a.tokens > 0 ? b->a.tokens : 1;
     b->x = calloc(rows * b->a.hidden, sizeof *b->x);
     b->y = calloc(rows * b->a.hidden, sizeof *b->y);

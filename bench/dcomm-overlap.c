@@ -2,6 +2,7 @@
  * size. */
 #define _GNU_SOURCE
 #include "overlap_args.h"
+#include "work.h"
 
 #include <math.h>
 #include <time.h>
@@ -20,29 +21,10 @@ typedef struct overlap {
     float *grads;
     size_t count;      /* of one parameter */
     double units;      /* of arithmetic per parameter */
-    double unit_s;     /* what one takes */
     double backward_s; /* alone, the slowest rank's */
     overlap_row rows[OVERLAP_SIZES];
     dcomm_scaler *scaler;
-    volatile float sink;
 } overlap;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Arithmetic that no compiler can leave out and no clock shortens: about a microsecond each. */
-static void work(overlap *o, double units)
-{
-    float x = o->sink;
-    for (long i = 0; i < (long)(units * 300); i++) {
-        x = x * 0.999f + 0.001f;
-    }
-    o->sink = x;
-}
 
 static dcomm_status slowest(overlap *o, double *seconds)
 {
@@ -56,7 +38,7 @@ static dcomm_status run_step(overlap *o, dcomm_buckets *b)
     for (int p = o->a.params - 1; p >= 0 && status >= 0; p--) {
         float *grad = o->grads + (size_t)p * o->count;
         for (int c = 0; c < o->a.calls && status >= 0; c++) {
-            work(o, o->units / o->a.calls);
+            work(o->units / o->a.calls);
             if (b != NULL && !o->a.none && !o->a.thread) {
                 status = dcomm_buckets_progress(b);
             }
@@ -152,9 +134,9 @@ static dcomm_status measure(overlap *o, overlap_row *row)
     }
     for (int i = -2; i < o->a.steps && status >= 0; i++) {
         status = dcomm_barrier(o->comm, NULL);
-        double start = now();
+        double start = perf_now();
         status = status >= 0 ? run_step(o, b) : status;
-        double seconds = now() - start, exposed = 0, backward = 0;
+        double seconds = perf_now() - start, exposed = 0, backward = 0;
         if (status >= 0 && (status = dcomm_buckets_get_report(b, &report)) >= 0) {
             exposed = report.exposed.last;
             backward = report.backward.last;
@@ -199,9 +181,6 @@ static dcomm_status settle_backward(overlap *o)
 {
     dcomm_buckets *b = NULL;
     dcomm_buckets_report report;
-    double start = now();
-    work(o, 20000);
-    o->unit_s = (now() - start) / 20000;
     double wanted = o->a.backward_ms * 1e-3;
     dcomm_status status = DCOMM_OK;
     if (wanted == 0) {
@@ -218,12 +197,12 @@ static dcomm_status settle_backward(overlap *o)
     if (status >= 0) {
         status = slowest(o, &wanted);
     }
-    o->units = wanted / o->unit_s / o->a.params;
+    o->units = wanted / work_unit() / o->a.params;
     double times[5] = {0};
     for (int i = 0; i < 5 && status >= 0; i++) {
-        start = now();
+        double start = perf_now();
         run_step(o, NULL);
-        times[i] = now() - start;
+        times[i] = perf_now() - start;
         status = slowest(o, &times[i]);
     }
     qsort(times, 5, sizeof *times, by_value);

@@ -16,7 +16,7 @@ typedef struct moe_args {
     size_t tokens, hidden, rotate;
     int experts, k, chunks, steps;
     dcomm_moe_form form;
-    double capacity;
+    double capacity, work_ms;
     bool reroute, registered, exchange_only;
     perf_mem mem;
     const char *algo, *codec, *json;
@@ -41,6 +41,9 @@ static void moe_help(void)
         "  --form F          auto, flat, hier (auto)\n"
         "  --algo NAME       of all-to-all-v, between all ranks (auto)\n"
         "  --chunks N        (1)\n"
+        "  --work MS         what the experts of a rank take for all rows of a step, by "
+        "arithmetic\n"
+        "                    between calls of dcomm_moe_progress (0)\n"
         "  --capacity X      times the even share (no limit)\n"
         "  --reroute         what an expert has no room for goes to another (it is dropped)\n"
         "  --codec SPEC      of dispatched rows (exact)\n"
@@ -117,25 +120,17 @@ static bool moe_parse_skews(moe_args *a, const char *text)
 
 static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
 {
-    static const struct option options[] = {{"tokens", required_argument, NULL, 't'},
-                                            {"hidden", required_argument, NULL, 'd'},
-                                            {"experts", required_argument, NULL, 'e'},
-                                            {"k", required_argument, NULL, 'k'},
-                                            {"skew", required_argument, NULL, 's'},
-                                            {"form", required_argument, NULL, 'f'},
-                                            {"chunks", required_argument, NULL, 'c'},
-                                            {"capacity", required_argument, NULL, 'p'},
-                                            {"reroute", no_argument, NULL, 'r'},
-                                            {"codec", required_argument, NULL, 'o'},
-                                            {"registered", no_argument, NULL, 'g'},
-                                            {"steps", required_argument, NULL, 'n'},
-                                            {"exchange", no_argument, NULL, 'x'},
-                                            {"mem", required_argument, NULL, 'm'},
-                                            {"algo", required_argument, NULL, 'a'},
-                                            {"rotate", required_argument, NULL, 'w'},
-                                            {"json", required_argument, NULL, 'j'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"tokens", required_argument, NULL, 't'},  {"hidden", required_argument, NULL, 'd'},
+        {"experts", required_argument, NULL, 'e'}, {"k", required_argument, NULL, 'k'},
+        {"skew", required_argument, NULL, 's'},    {"form", required_argument, NULL, 'f'},
+        {"chunks", required_argument, NULL, 'c'},  {"capacity", required_argument, NULL, 'p'},
+        {"reroute", no_argument, NULL, 'r'},       {"codec", required_argument, NULL, 'o'},
+        {"registered", no_argument, NULL, 'g'},    {"steps", required_argument, NULL, 'n'},
+        {"exchange", no_argument, NULL, 'x'},      {"mem", required_argument, NULL, 'm'},
+        {"work", required_argument, NULL, 'v'},    {"algo", required_argument, NULL, 'a'},
+        {"rotate", required_argument, NULL, 'w'},  {"json", required_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0}};
     static const char *const forms[] = {"auto", "flat", "hier"};
     char *end = NULL;
     int which = 0;
@@ -174,6 +169,10 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
         case 'p':
             a->capacity = strtod(optarg, &end);
             good = *end == 0 && a->capacity > 0;
+            break;
+        case 'v':
+            a->work_ms = strtod(optarg, &end);
+            good = *end == 0 && a->work_ms >= 0 && a->work_ms <= 1e6;
             break;
         case 'r':
             a->reroute = true;

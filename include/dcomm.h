@@ -52284,8 +52284,8 @@ static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t, 
     return (double)(network + memory) * 1e-12;
 }
 
-/* What a price may be wrong by: hier is taken where it must be cheaper. */
-#define DCOMMI_MOE_MARGIN 0.8
+/* Prices are not so exact that a little less meant anything. */
+#define DCOMMI_MOE_MARGIN 0.9
 
 static void dcommi_moe_choose(dcomm_moe *m)
 {

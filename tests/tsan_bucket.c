@@ -1,5 +1,6 @@
 /* tsan_bucket.c - for ThreadSanitizer: gradients become ready in random orders, in several threads,
- * while others progress and wait for single ones; 1,000 schedules. */
+ * while others progress and wait for single ones; 1,000 schedules, some of them watched by a scaler,
+ * some behind steps that only accumulate, some of shards. */
 #define _GNU_SOURCE
 #include "bucket_set.h"
 
@@ -9,6 +10,7 @@ typedef struct waiter {
     pthread_t thread;
     set *t;
     int step;
+    bool sharded; /* a rank gets its part only, which test_bucket_shard compares */
     _Atomic int stop;
 } waiter;
 
@@ -20,9 +22,9 @@ static void *wait_here_and_there(void *arg)
     while (atomic_load(&w->stop) == 0) {
         size_t i = ranks_random(&seed) % w->t->n;
         dcomm_status status = dcomm_bucket_wait(w->t->b, i);
-        if (status == DCOMM_OK) {
+        if (status == DCOMM_OK && !w->sharded) {
             set_compare(w->t, i, w->step);
-        } else {
+        } else if (status != DCOMM_OK) {
             PROCS_CHECK(status == DCOMM_ERR_INVALID, "%s", dcomm_last_error());
         }
         RANKS_OK(dcomm_buckets_progress(w->t->b));
@@ -42,15 +44,28 @@ static int schedules(int rank, int n, procs_shared *s, void *arg)
                                    .sum = round % 3 != 2,
                                    .weighted = round % 3 == 2,
                                    .rebuild = round % 4 == 1,
+                                   .sharded = round % 5 == 4,
                                    .registered = round % 2};
+        dcomm_scaler *scaler = NULL;
+        dcomm_scaler_verdict verdict = {0};
         set_shape(&t, 12, 200, false, (uint64_t)round);
         set_settle(&t, comm, (set_place)(round % 5));
+        opts.rebuild = opts.rebuild && !opts.sharded;
         set_make(&t, &opts);
+        if (round % 2 == 0) {
+            RANKS_OK(dcomm_scaler_create(t.b, &(dcomm_scaler_opts){.leave = true}, &scaler));
+        }
         for (int step = 0; step < STEPS; step++) {
-            waiter w = {.t = &t, .step = step};
+            waiter w = {.t = &t, .step = step, .sharded = opts.sharded};
+            dcomm_buckets_step begin = {.weight = set_weight(rank, n), .accumulate = true};
             bool waits = step % 3 == 0;
+            if (step % 4 == 3) {
+                RANKS_OK(dcomm_buckets_begin(t.b, &begin));
+                set_backward(&t, step + 1, 1 + step % 3, &seed);
+                RANKS_OK(dcomm_buckets_wait(t.b));
+            }
+            begin.accumulate = false;
             if (opts.weighted) {
-                dcomm_buckets_step begin = {.weight = set_weight(rank, n)};
                 RANKS_OK(dcomm_buckets_begin(t.b, &begin));
             }
             if (waits) {
@@ -62,10 +77,16 @@ static int schedules(int rank, int n, procs_shared *s, void *arg)
                 pthread_join(w.thread, NULL);
             }
             RANKS_OK(dcomm_buckets_wait(t.b));
-            for (size_t i = 0; i < t.n; i++) {
+            for (size_t i = 0; i < t.n && !opts.sharded; i++) {
                 set_compare(&t, i, step);
             }
+            if (scaler != NULL) {
+                RANKS_OK(dcomm_scaler_step(scaler, &verdict));
+                PROCS_CHECK(!verdict.skip, "%s[%zu] of rank %d is %g", verdict.name, verdict.index,
+                            verdict.rank, verdict.value);
+            }
         }
+        RANKS_OK(dcomm_scaler_destroy(&scaler));
         set_end(&t);
     }
     RANKS_OK(dcomm_comm_destroy(&comm));
