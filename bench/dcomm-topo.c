@@ -18,7 +18,9 @@ typedef struct arguments {
     int nranks; /* 0: not given */
     enum run_bind bind;
     bool explain;
-    const char *codec; /* NULL: exact */
+    const char *codec;    /* NULL: exact */
+    dcomm_coll_opts mem;  /* what --mem promises of buffers */
+    const char *mem_name; /* NULL: nothing */
     dcomm_coll coll;
     size_t bytes;
 } arguments;
@@ -53,6 +55,10 @@ static const char usage[] =
     "  --codec SPEC           with --explain allreduce, in a job: whether this codec is worth it, "
     "and\n"
     "                         the compressed algorithms\n"
+    "  --mem KIND             with --explain, for buffers that are host (default), huge, "
+    "registered "
+    "or\n"
+    "                         cuda; and by what path the bytes go\n"
     "  --json FILE            write the same as JSON (\"-\": standard output, and nothing else)\n"
     "  --help                 this text\n"
     "\n"
@@ -107,14 +113,23 @@ static bool parse_bytes(const char *text, size_t *bytes)
     return true;
 }
 
+static bool parse_mem(const char *text, arguments *a)
+{
+    a->mem = (dcomm_coll_opts){.huge_pages = strcmp(text, "huge") == 0,
+                               .registered = strcmp(text, "registered") == 0,
+                               .device = strcmp(text, "cuda") == 0};
+    a->mem_name = text;
+    return a->mem.huge_pages || a->mem.registered || a->mem.device || strcmp(text, "host") == 0;
+}
+
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, arguments *a)
 {
-    enum { XML = 256, BIND, EXPLAIN, CODEC, JSON };
+    enum { XML = 256, BIND, EXPLAIN, CODEC, MEM, JSON };
     static const struct option options[] = {
         {"xml", 1, NULL, XML},     {"bind", 1, NULL, BIND}, {"explain", 1, NULL, EXPLAIN},
-        {"codec", 1, NULL, CODEC}, {"json", 1, NULL, JSON}, {"help", 0, NULL, 'h'},
-        {NULL, 0, NULL, 0}};
+        {"codec", 1, NULL, CODEC}, {"json", 1, NULL, JSON}, {"mem", 1, NULL, MEM},
+        {"help", 0, NULL, 'h'},    {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "n:h", options, NULL)) != -1) {
         bool good = true;
@@ -141,6 +156,9 @@ static int parse(int argc, char **argv, arguments *a)
             break;
         case CODEC:
             a->codec = optarg;
+            break;
+        case MEM:
+            good = parse_mem(optarg, a);
             break;
         case JSON:
             a->json = optarg;
@@ -235,7 +253,8 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
     int most = (int)(sizeof r->rows / sizeof *r->rows);
     dcomm_codec *codec = NULL;
     dcomm_status status = r->a->codec != NULL ? dcomm_codec_create(r->a->codec, &codec) : DCOMM_OK;
-    dcomm_coll_opts opts = {.codec = codec};
+    dcomm_coll_opts opts = r->a->mem;
+    opts.codec = codec;
     if (status >= 0) {
         status = comm != NULL
                      ? dcomm_explain_all(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM, &opts,
@@ -254,8 +273,24 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
     return status;
 }
 
+/* How bytes get from rank to rank, for buffers of that kind; NULL where nothing was said of them.
+ */
+static const char *explain_path(const arguments *a)
+{
+    return a->mem_name == NULL ? NULL
+           : a->mem.device     ? "copied out to pinned memory, sent, copied in and folded on the "
+                                 "device, piece by piece; between threads of one process on one "
+                                 "device read from the peer's memory. Prices of copies are assumed"
+           : a->mem.registered
+               ? "on a host read from the peer's memory, which is mapped; between "
+                 "hosts messages of UCX"
+               : "on a host messages through mapped memory, and long ones read from "
+                 "the peer by the kernel; between hosts messages of UCX";
+}
+
 static void explain_print(const report *r)
 {
+    const char *path = explain_path(r->a);
     printf("%s of %zu bytes (count %zu) on %d rank%s: %s\n", dcomm_coll_name(r->a->coll),
            r->a->bytes, r->count, r->view.n, r->view.n == 1 ? "" : "s", r->algo);
     for (int i = 0; i < r->nrows; i++) {
@@ -266,6 +301,9 @@ static void explain_print(const report *r)
         }
         printf("%c %-18s %14s  %s%s%s\n", row->chosen ? '*' : ' ', row->algo, price, row->why,
                row->why[0] != 0 && row->note[0] != 0 ? "; " : "", row->note);
+    }
+    if (path != NULL) {
+        printf("%s memory: %s\n", r->a->mem_name, path);
     }
     if (r->verdict.text[0] != 0) {
         printf("%s\n", r->verdict.text);
@@ -294,6 +332,10 @@ static void explain_json(perf_json *j, const report *r)
         perf_json_close(j, '}');
     }
     perf_json_close(j, ']');
+    if (r->a->mem_name != NULL) {
+        perf_json_text(j, "mem", r->a->mem_name);
+        perf_json_text(j, "path", explain_path(r->a));
+    }
     if (r->verdict.text[0] != 0) {
         perf_json_text(j, "verdict", r->verdict.text);
     }

@@ -109,12 +109,23 @@ expect "why not" 0 "^  ring +[0-9.]+ us  [0-9.]+ times the price of " \
 expect "what of the topology is left aside" 0 "^. hier +[0-9.]+ us .*no level divides the ranks: it is two_shot" \
     "$topo" --xml tests/topo/laptop.xml -n 3 --bind none --explain allreduce 1M
 
+algo_of() {
+    "$topo" -n 4 --bind none --explain allreduce 1M --mem "$1" | sed -n 's/^\* *\([a-z_]*\) *\([0-9.]*\) us.*/\1 \2/p'
+}
+differs() {
+    [ -n "$(algo_of cuda)" ] && [ "$(algo_of cuda)" != "$(algo_of host)" ]
+}
+expect "by which path" 0 "^cuda memory: copied out to pinned memory" \
+    "$topo" -n 4 --explain allreduce 1M --mem cuda
+check "the choice knows the memory" differs
+expect "no such memory" 2 "bad value 'tape'" "$topo" -n 4 --explain allreduce 1M --mem tape
+
 # ---- JSON ----
 check "JSON of a machine" "$topo" --xml tests/topo/server.xml --json "$scratch/machine.json"
 check "by the schema" schema "$scratch/machine.json" \
     'd["machine"]["memory_bytes"] == 64 << 30 and "ranks" not in d'
 check "JSON of ranks on paper" "$topo" --xml tests/topo/server.xml -n 4 --explain broadcast 1G \
-    --json "$scratch/paper.json"
+    --mem registered --json "$scratch/paper.json"
 check "by the schema" schema "$scratch/paper.json" \
     'd["order"] == [0, 1, 2, 3] and d["ranks"][2]["nic"] == "eth1" and d["explain"]["bytes"] == 1 << 30'
 check "JSON of a job" "$run" -n 4 --host-id-every 2 -- "$topo" --json "$scratch/job.json"
