@@ -247,7 +247,7 @@ Test(levels, proved_up_to_32_ranks, .timeout = 240)
 
 Test(levels, proved_up_to_64_ranks, .timeout = 240)
 {
-    prove(36, 64, 4 * DCOMM_TEST_RANK_STEP, 71);
+    prove(36, 64, 7 * DCOMM_TEST_RANK_STEP, 71);
 }
 
 /* ---- bytes ---- */
