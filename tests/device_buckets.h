@@ -157,29 +157,53 @@ static inline void device_set_compute(device_set *d, size_t i, int step, bool ad
     }
 }
 
-/* All gradients of a step in a random order, on several streams, behind slow work; some of them are
- * there when they are marked. */
+/* Gradient i on some stream, perhaps behind slow work; or it is there when it is marked. */
+static inline void device_set_mark(device_set *d, size_t i, int step, uint64_t *seed)
+{
+    cudaStream_t stream = d->streams[d->device[i] == 1][ranks_random(seed) % 2];
+    bool there = d->device[i] < 0 || ranks_random(seed) % 5 == 0;
+    d->slow[i] = (device_slow){.ms = (int)(ranks_random(seed) % 6)};
+    if (!there && d->slow[i].ms > 2) {
+        CUDA_OK(cudaLaunchHostFunc(stream, device_slow_work, &d->slow[i]));
+    }
+    device_set_compute(d, i, step, false, stream);
+    if (there && d->device[i] >= 0) {
+        CUDA_OK(cudaStreamSynchronize(stream));
+    }
+    RANKS_OK(dcomm_bucket_ready(d->t.b, i, there ? NULL : stream));
+    if (ranks_random(seed) % 4 == 0) {
+        RANKS_OK(dcomm_buckets_progress(d->t.b));
+    }
+}
+
+typedef struct device_worker {
+    device_set *d;
+    const size_t *order;
+    size_t first;
+    int step;
+    uint64_t seed;
+} device_worker;
+
+static inline void *device_work(void *user)
+{
+    device_worker *w = user;
+    for (size_t at = w->first; at < w->d->t.n; at += 2) {
+        device_set_mark(w->d, w->order[at], w->step, &w->seed);
+    }
+    return NULL;
+}
+
+/* All gradients of a step in a random order, by two threads on several streams. */
 static inline void device_set_backward(device_set *d, int step, uint64_t *seed)
 {
     size_t order[SET_MAX];
+    pthread_t thread;
     set_shuffle(&d->t, order, seed);
-    for (size_t at = 0; at < d->t.n; at++) {
-        size_t i = order[at];
-        cudaStream_t stream = d->streams[d->device[i] == 1][ranks_random(seed) % 2];
-        bool there = d->device[i] < 0 || ranks_random(seed) % 5 == 0;
-        d->slow[i] = (device_slow){.ms = (int)(ranks_random(seed) % 6)};
-        if (!there && d->slow[i].ms > 2) {
-            CUDA_OK(cudaLaunchHostFunc(stream, device_slow_work, &d->slow[i]));
-        }
-        device_set_compute(d, i, step, false, stream);
-        if (there && d->device[i] >= 0) {
-            CUDA_OK(cudaStreamSynchronize(stream));
-        }
-        RANKS_OK(dcomm_bucket_ready(d->t.b, i, there ? NULL : stream));
-        if (ranks_random(seed) % 4 == 0) {
-            RANKS_OK(dcomm_buckets_progress(d->t.b));
-        }
-    }
+    device_worker w[2] = {{d, order, 0, step, ranks_random(seed)},
+                          {d, order, 1, step, ranks_random(seed)}};
+    PROCS_TRUE(pthread_create(&thread, NULL, device_work, &w[1]) == 0);
+    device_work(&w[0]);
+    pthread_join(thread, NULL);
 }
 
 /* What is in a gradient now: what is still under way for it anywhere shows. */

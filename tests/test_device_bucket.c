@@ -75,6 +75,45 @@ Test(device_bucket, sums, .timeout = 300)
     }
 }
 
+/* Two allocations that may lie side by side are two: no copy goes from one into the other. */
+static int side_by_side(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 1024 };
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    dcomm_bucket_param params[2];
+    dcomm_buckets *b = NULL;
+    float host[COUNT];
+    for (size_t i = 0; i < 2; i++) {
+        void *grad = NULL;
+        CUDA_OK(cudaMalloc(&grad, sizeof host));
+        for (size_t j = 0; j < COUNT; j++) {
+            host[j] = (float)set_value(i, j, rank, 0);
+        }
+        CUDA_OK(cudaMemcpy(grad, host, sizeof host, cudaMemcpyHostToDevice));
+        params[i] = (dcomm_bucket_param){.grad = grad, .count = COUNT, .dtype = DCOMM_F32};
+    }
+    RANKS_OK(dcomm_buckets_create(comm, params, 2, &(dcomm_buckets_opts){.sum = true}, &b));
+    RANKS_OK(dcomm_bucket_ready(b, 0, NULL));
+    RANKS_OK(dcomm_bucket_ready(b, 1, NULL));
+    RANKS_OK(dcomm_buckets_wait(b));
+    for (size_t i = 0; i < 2; i++) {
+        CUDA_OK(cudaMemcpy(host, params[i].grad, sizeof host, cudaMemcpyDeviceToHost));
+        for (size_t j = 0; j < COUNT; j++) {
+            double want = set_value(i, j, 0, 0) + set_value(i, j, 1, 0);
+            PROCS_TRUE((double)host[j] == want);
+        }
+    }
+    RANKS_OK(dcomm_buckets_destroy(&b));
+    CUDA_OK(cudaFree(params[0].grad));
+    CUDA_OK(cudaFree(params[1].grad));
+    return ranks_leave(&comm);
+}
+
+Test(device_bucket, side_by_side, .timeout = 60)
+{
+    on(2, side_by_side);
+}
+
 /* ---- the caller's streams ---- */
 
 /* Rank 0 marks all behind slow work, without waiting for it; then its stream comes to an end while
