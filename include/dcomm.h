@@ -1634,6 +1634,9 @@ DCOMM_API dcomm_status dcomm_group_end(void);
  * ranks, and the sentence names the rank and the parameter. The buckets are then beyond use, but
  * not the communicator that they were made from: destroy them and make new ones.
  *
+ * Gradients may be device memory, where the implementation is built with DCOMM_WITH_CUDA
+ * (docs/cuda.md): then they are marked in the order of a stream, see dcomm_bucket_ready.
+ *
  * docs/bucketing.md has the program that one starts from. */
 #ifndef DCOMM_BUCKET_H
 #define DCOMM_BUCKET_H
@@ -1645,21 +1648,26 @@ extern "C" {
 
 typedef struct dcomm_buckets dcomm_buckets;
 
-/* One parameter. Name, count, dtype, codec and aside must be the same on every rank. */
+/* One parameter. Name, count, dtype, codec and aside must be the same on every rank, and whether
+ * its gradient is device memory. Where a rank has gradients on several devices, which parameters
+ * are on one must be the same, too; the devices' numbers need not be. */
 typedef struct dcomm_bucket_param {
     const char *name; /* for errors, reports and rules; copied (default: "param" and its number) */
     void *grad;       /* its gradient, `count` elements, the caller's and alive as long as the
                          buckets; it may be anywhere, also elsewhere on other ranks. Where the
                          gradients of a bucket lie one behind another, in the order of registration,
                          they are summed where they are; else they are gathered into the bucket and
-                         scattered back (default: NULL, it lives inside its bucket, see
-                         dcomm_bucket_grad) */
+                         scattered back. Device memory, aligned to its elements, is never read or
+                         written by the host; its bucket is on the same device, and summed where the
+                         gradient is if it is alone in there (default: NULL, it lives inside its
+                         bucket, which is in host memory then, see dcomm_bucket_grad) */
     size_t count;     /* elements; may be 0 */
     dcomm_dtype dtype;
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
                           opts.codec) */
     void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
-                    which dcomm_buckets_gather completes; of all parameters or of none */
+                    which dcomm_buckets_gather completes; of all parameters or of none, and where
+                    the gradient is, in host memory or on its device */
     bool aside;  /* no gradient but a loss, a count: a scaler (scaler.h) neither looks at it nor
                     changes it (default: a gradient) */
 } dcomm_bucket_param;
@@ -1700,9 +1708,9 @@ typedef struct dcomm_buckets_opts {
                                             rule says otherwise; copied (default: NULL, none) */
     dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, accumulate, timeout_s, lanes,
                              chunk_bytes, codec_seed; the rest must be zero */
-    bool registered;    /* memory of buckets comes from dcomm_mem_alloc, which ranks of a host read
-                           faster and which takes shared memory; ordinary memory where there is not
-                           enough (default: ordinary; may differ by rank) */
+    bool registered;    /* host memory of buckets comes from dcomm_mem_alloc, which ranks of a host
+                           read faster and which takes shared memory; ordinary memory where there
+                           is not enough (default: ordinary; may differ by rank) */
     size_t history;     /* steps that percentiles are taken over; may differ by rank (default: 256)
                          */
     size_t trace_steps; /* the last so many steps are kept for dcomm_buckets_trace; may differ by
@@ -1714,8 +1722,9 @@ typedef struct dcomm_buckets_opts {
  * the order in which backward is done with them.
  * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks have registered something else; the sentence
  * names the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two names
- * that are the same, a codec that is none), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do
- * the other ranks not know. */
+ * that are the same, a codec that is none), DCOMM_ERR_UNSUPPORTED (a parameter on a device has
+ * error feedback, or a codec that all-reduce does not take there, or "auto": the sentence names
+ * it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other ranks not know. */
 DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket_param *params,
                                             size_t nparams, const dcomm_buckets_opts *opts,
                                             dcomm_buckets **b_p);
@@ -1745,23 +1754,33 @@ DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets
 
 /* The gradient of parameter i is computed. It is the library's until dcomm_bucket_wait or
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
- * may still read it. From any thread; waits for no other rank. `stream` must be NULL, which says
- * that gradients are in host memory.
- * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step), DCOMM_ERR_UNSUPPORTED (a stream),
- * or why the step has failed. */
+ * may still read it. From any thread; waits for no other rank, nor for a device.
+ *
+ * `stream` is for gradients in device memory: a cudaStream_t of that device (its default stream is
+ * cudaStreamLegacy). The gradient is computed when what the stream holds now has been done. The
+ * stream itself waits for nothing: what is put on it next runs while the bucket is summed, on a
+ * stream of the buckets' own. Gradients of a bucket may be marked on different streams. NULL: the
+ * gradient is there already. From the first device on, the context has a progress thread.
+ * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream, and the gradient is in
+ * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
+ * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that
+ * device; the step has not failed then), or why the step has failed. */
 DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
-/* Parameter i has no gradient in this step and contributes zeros. */
+/* Parameter i has no gradient in this step and contributes zeros. Nothing may be under way for it
+ * on a device: its memory takes the result. */
 DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i);
 /* Move what is under way, and start what can be. From any thread, without blocking. Any waiting of
  * the context's does the same, and so does its progress thread (dcomm_context_opts), with which
  * nobody needs to call this; except with opts.weighted, where weights must have come first. */
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
 
-/* Wait until the gradient of parameter i is the result. The step goes on. From any thread.
+/* Wait until the gradient of parameter i is the result, in device memory too: the calling thread
+ * waits for the device. The step goes on. From any thread.
  * Errors: DCOMM_ERR_INVALID (its bucket or one before lacks a gradient: the sentence names it; the
  * step has not failed then; the step does not send), or why the step has failed. */
 DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
-/* Wait for all, and end the step. No other thread may be in a call on b but dcomm_buckets_progress.
+/* Wait for all, likewise, and end the step. No other thread may be in a call on b but
+ * dcomm_buckets_progress. After a step that does not send, what is under way on streams stays so.
  * Errors: DCOMM_ERR_INVALID (parameters that were never marked, where opts.unused is not set and
  * the step sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or why the step has failed,
  * here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
@@ -1774,10 +1793,11 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
  * is owned by one rank, always the same. Without opts.sharded a rank owns all. */
 DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
                                           size_t *count_p);
-/* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date: bring
- * all of them to all ranks. Collective, between steps. Buckets are sent last one first, since
- * forward begins with what backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a
- * step is under way), those of all-gather. */
+/* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date (in
+ * device memory too: nothing may be under way for them): bring all of them to all ranks.
+ * Collective, between steps. Buckets are sent last one first, since forward begins with what
+ * backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way),
+ * those of all-gather. */
 DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- what there is, and how it went ---- */
@@ -1806,6 +1826,7 @@ typedef struct dcomm_bucket_info {
     const char *codec;        /* its spec, NULL: exact; lives as long as the buckets */
     dcomm_feedback *feedback; /* NULL: none; not to be used while a step is under way */
     bool in_place;            /* no gradient of it is copied */
+    int device;               /* in whose memory it lies; -1: the host's */
     double ready_s;           /* of the last step that sent, from its beginning: when the last of
                                  its gradients was ready, */
     double start_s, done_s;   /* when it was sent, when the result was there */
@@ -1923,7 +1944,8 @@ typedef struct dcomm_scaler_verdict {
 
 /* Make a scaler for buckets; collective, not in a step. The buckets must outlive it, and have one
  * at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler
- * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY. */
+ * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_UNSUPPORTED (a gradient is in device
+ * memory), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
                                            dcomm_scaler **s_p);
 /* Destroy it and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
@@ -13139,6 +13161,19 @@ typedef struct dcommi_device_calls {
     dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
+    /* What is called between them belongs to this device; enter gives leave what was before. */
+    int (*enter)(int device);
+    void (*leave)(int device, int before);
+    /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
+     * the caller's without holding that up. Memory is taken and given back in their order. after:
+     * what is put on it from now on waits for what the other stream holds now. */
+    dcomm_status (*own_open)(int device, void **stream_p);
+    void (*own_close)(int device, void *stream);
+    dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
+    void (*own_release)(int device, void *stream, void *memory);
+    dcomm_status (*own_copy)(int device, void *stream, void *dst, const void *src, size_t len);
+    dcomm_status (*own_zero)(int device, void *stream, void *dst, size_t len);
+    dcomm_status (*own_after)(int device, void *stream, void *other);
 } dcommi_device_calls;
 
 #endif
@@ -25610,7 +25645,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
     if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
         (void)cudaGetLastError();
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: opts.stream is being captured into a graph, which cannot hold what "
+                           "%s: the stream is being captured into a graph, which cannot hold what "
                            "ranks do together; end the capture before the call",
                            name);
     }
@@ -25651,7 +25686,7 @@ static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **eve
         }
     }
     dcommi_cuda_leave(device, before);
-    DCOMMI_CUDA_TRY(error, "opts.stream: cudaEventRecord");
+    DCOMMI_CUDA_TRY(error, "the caller's stream: cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
 }
@@ -25673,6 +25708,76 @@ static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic ui
     return error == 0 ? DCOMM_OK
                       : dcommi_fail(DCOMM_ERR_SYSTEM, "opts.stream: cuStreamWaitValue32 returns %d",
                                     error);
+}
+
+/* ---- streams of our own, beside the queues ---- */
+
+static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
+{
+    cudaStream_t stream = NULL;
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    dcommi_cuda_leave(device, before);
+    DCOMMI_CUDA_TRY(error, "cudaStreamCreateWithFlags");
+    *stream_p = stream;
+    return DCOMM_OK;
+}
+
+static void dcommi_cuda_own_close(int device, void *stream)
+{
+    int before = dcommi_cuda_enter(device);
+    (void)cudaStreamDestroy((cudaStream_t)stream);
+    dcommi_cuda_leave(device, before);
+}
+
+static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
+                                          void **memory_p)
+{
+    int before = dcommi_cuda_enter(d->number);
+    cudaError_t error =
+        cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool, (cudaStream_t)stream);
+    dcommi_cuda_leave(d->number, before);
+    DCOMMI_CUDA_TRY(error, "cudaMallocFromPoolAsync");
+    return DCOMM_OK;
+}
+
+static void dcommi_cuda_own_release(int device, void *stream, void *memory)
+{
+    int before = dcommi_cuda_enter(device);
+    (void)cudaFreeAsync(memory, (cudaStream_t)stream);
+    dcommi_cuda_leave(device, before);
+}
+
+static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, const void *src,
+                                         size_t len)
+{
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
+    dcommi_cuda_leave(device, before);
+    DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, size_t len)
+{
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
+    dcommi_cuda_leave(device, before);
+    DCOMMI_CUDA_TRY(error, "cudaMemsetAsync");
+    return DCOMM_OK;
+}
+
+/* The event may be destroyed at once: the wait has its own share in it. */
+static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
+{
+    void *event = NULL;
+    DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
+    dcommi_cuda_leave(device, before);
+    dcommi_cuda_stream_unmark(event);
+    DCOMMI_CUDA_TRY(error, "cudaStreamWaitEvent");
+    return DCOMM_OK;
 }
 
 static int dcommi_cuda_current(void)
@@ -25701,6 +25806,15 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .stream_mark = dcommi_cuda_stream_mark,
     .stream_unmark = dcommi_cuda_stream_unmark,
     .stream_hold = dcommi_cuda_stream_hold,
+    .enter = dcommi_cuda_enter,
+    .leave = dcommi_cuda_leave,
+    .own_open = dcommi_cuda_own_open,
+    .own_close = dcommi_cuda_own_close,
+    .own_alloc = dcommi_cuda_own_alloc,
+    .own_release = dcommi_cuda_own_release,
+    .own_copy = dcommi_cuda_own_copy,
+    .own_zero = dcommi_cuda_own_zero,
+    .own_after = dcommi_cuda_own_after,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 
@@ -48407,9 +48521,24 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #define DCOMMI_BUCKET_AGREE_H
 
 /* ==== include/dcomm/impl/bucket_layout.h =================================================== */
-/* bucket_layout.h - which parameter is in which bucket, and where buckets lie. */
+/* bucket_layout.h - what is registered, and which parameter is in which bucket. */
 #ifndef DCOMMI_BUCKET_LAYOUT_H
 #define DCOMMI_BUCKET_LAYOUT_H
+
+/* ==== include/dcomm/impl/bucket_memory.h =================================================== */
+/* bucket_memory.h - where buckets lie: where the caller's gradients do, or in memory of their own.
+ */
+#ifndef DCOMMI_BUCKET_MEMORY_H
+#define DCOMMI_BUCKET_MEMORY_H
+
+/* ==== include/dcomm/impl/bucket_device.h =================================================== */
+/* bucket_device.h - buckets in a device's memory: on which device a parameter lies, and what is
+ * done there instead of memcpy. The host touches none of it. A bucket has a stream of the buckets'
+ * own: on it gradients are brought to their places behind what the caller's streams held when they
+ * were marked, the bucket is summed, and results are brought back. The caller's streams wait for
+ * nothing. */
+#ifndef DCOMMI_BUCKET_DEVICE_H
+#define DCOMMI_BUCKET_DEVICE_H
 
 /* ==== include/dcomm/impl/bucket_types.h ==================================================== */
 /* bucket_types.h - gradient buckets as their parts see them. */
@@ -48431,6 +48560,7 @@ typedef struct dcommi_bkt_param {
     size_t count, bytes;
     dcomm_dtype dtype;
     bool aside;
+    size_t place;  /* 0: in host memory; else 1 + its device in dcomm_buckets.devices */
     size_t kind;   /* in dcomm_buckets.kinds */
     size_t bucket; /* that it is in ... */
     size_t first;  /* ... behind so many elements */
@@ -48440,9 +48570,19 @@ typedef struct dcommi_bkt_param {
     double ready_at;
 } dcommi_bkt_param;
 
+/* A device that gradients lie on. Its buckets take turns on a few streams: one that waits for other
+ * ranks may hold up what shares a hardware queue with it, the caller's streams too. */
+enum { DCOMMI_BKT_STREAMS = 4 };
+typedef struct dcommi_bkt_device {
+    int number;
+    dcommi_device_handle *handle; /* the context's */
+    void *streams[DCOMMI_BKT_STREAMS];
+} dcommi_bkt_device;
+
 /* What parameters of one bucket have in common. */
 typedef struct dcommi_bkt_kind {
     dcomm_dtype dtype;
+    size_t place;
     dcomm_codec *codec; /* NULL: exact */
     bool has_feedback;
     dcomm_feedback_opts feedback;
@@ -48455,7 +48595,9 @@ typedef struct dcommi_bkt {
     unsigned char *data;   /* what is summed */
     unsigned char *memory; /* its own; NULL: the gradients lie one behind another in the caller's */
     bool registered;
-    bool copies;           /* some gradients are gathered and scattered */
+    const dcommi_bkt_device *device; /* whose memory it is; NULL: the host's ... */
+    void *stream;                    /* ... on which all of its own is done, in this order */
+    bool copies;                     /* some gradients are gathered and scattered */
     size_t *shards;        /* [size] elements of each rank, in rank order; NULL: not sharded */
     unsigned char *values; /* where the parameters lie one behind another ... */
     unsigned char *values_memory; /* ... to which they are copied; NULL: the caller's own */
@@ -48465,6 +48607,7 @@ typedef struct dcommi_bkt {
     /* of the step under way */
     _Atomic size_t pending; /* gradients that are not ready */
     dcomm_request *request;
+    void *event; /* on its stream, behind the last copy */
     _Atomic bool started, finished;
     double ready_at, start_at, done_at;
 } dcommi_bkt;
@@ -48518,6 +48661,8 @@ struct dcomm_buckets {
     size_t nparams, bytes;
     dcommi_bkt_kind *kinds;
     size_t nkinds, kinds_capacity;
+    dcommi_bkt_device *devices; /* in the order in which parameters name them */
+    size_t ndevices, devices_capacity;
     dcommi_bkt_layout layout;
     int built;
     dcommi_bkt_loan *loans;
@@ -48567,6 +48712,341 @@ static inline unsigned char *dcommi_bkt_place(const dcomm_buckets *b, const dcom
 
 #endif
 
+#include <sched.h>
+
+/* ---- devices ---- */
+
+/* Where `at` lies, which is not touched: 0 or 1 + a number in b->devices, new or known. */
+static dcomm_status dcommi_bkt_locate(dcomm_buckets *b, const void *at, size_t *place_p)
+{
+    int number = dcommi_device_locate(at);
+    size_t place = 0;
+    if (number >= 0) {
+        for (place = 1; place <= b->ndevices && b->devices[place - 1].number != number; place++) {
+        }
+        if (place > b->ndevices) {
+            DCOMMI_TRY(dcommi_grow((void **)&b->devices, &b->devices_capacity, b->ndevices + 1,
+                                   sizeof *b->devices));
+            b->devices[b->ndevices++] = (dcommi_bkt_device){.number = number};
+        }
+    }
+    *place_p = place;
+    return DCOMM_OK;
+}
+
+/* Once all parameters are known: what may wait for a device does so here. */
+static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices; i++) {
+        dcommi_bkt_device *d = &b->devices[i];
+        dcommi_device *device = NULL;
+        DCOMMI_TRY(dcommi_device_of(b->comm->context, d->number, &device));
+        d->handle = &device->handle;
+        for (int s = 0; s < DCOMMI_BKT_STREAMS; s++) {
+            DCOMMI_TRY(dcommi_devices->own_open(d->number, &d->streams[s]));
+        }
+        int before = dcommi_devices->enter(d->number);
+        dcomm_status status = dcommi_devices->stream_check("dcomm_buckets_create", d->streams[0]);
+        dcommi_devices->leave(d->number, before);
+        DCOMMI_TRY(status);
+    }
+    return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
+}
+
+/* What gradients were marked behind on the caller's streams may still be under way, and then they
+ * are still copied: no longer than the communicator's time. It is gone. */
+static void dcommi_bkt_drain_devices(dcomm_buckets *b, double timeout_s)
+{
+    double until = dcommi_now() + timeout_s;
+    for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
+        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        void *stream = d->streams[i % DCOMMI_BKT_STREAMS], *event = NULL;
+        if (stream == NULL || dcommi_devices->stream_mark(d->number, stream, &event) < 0) {
+            continue;
+        }
+        while (dcommi_devices->poll(event) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
+            sched_yield();
+        }
+        dcommi_devices->stream_unmark(event);
+    }
+}
+
+static void dcommi_bkt_close_devices(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
+        dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        if (d->streams[i % DCOMMI_BKT_STREAMS] != NULL) {
+            dcommi_devices->own_close(d->number, d->streams[i % DCOMMI_BKT_STREAMS]);
+        }
+    }
+    dcommi_free(b->devices);
+}
+
+/* ---- what cannot be ---- */
+
+/* Why a codec cannot be for a parameter on a device; NULL: it can. As all-reduce would say. */
+static const char *dcommi_bkt_no_kernels(const dcomm_buckets_opts *o, const dcommi_bkt_kind *kind,
+                                         size_t count)
+{
+    dcomm_codec_layout dense;
+    dcomm_sparse_layout sparse;
+    return kind->codec == NULL           ? NULL
+           : kind->has_feedback          ? "error feedback keeps what is left in host memory"
+           : kind->codec->automatic      ? "\"auto\" is decided by what codecs take in host memory"
+           : kind->dtype != DCOMM_F32    ? "the codecs' kernels take f32 alone"
+           : o->weighted || o->predivide ? "compressed sums there have no factor (opts.weighted, "
+                                           "opts.predivide)"
+           : dcomm_codec_get_layout(kind->codec, &dense) < 0 &&
+                   dcomm_codec_get_sparse_layout(kind->codec, count, &sparse) < 0
+               ? "this codec has no kernels"
+               : NULL;
+}
+
+/* A parameter whose kind is known, and its value. */
+static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets_opts *o,
+                                           const dcommi_bkt_param *p)
+{
+    size_t number = (size_t)(p - b->params), place = p->place;
+    if (p->value != NULL && o->sharded && p->count > 0) {
+        DCOMMI_TRY(dcommi_bkt_locate(b, p->value, &place));
+    }
+    if (place != p->place) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: parameter %zu, \"%s\": its gradient and its "
+                           "value do not both lie in host memory, or on one device",
+                           number, p->name);
+    }
+    if (place == 0) {
+        return DCOMM_OK;
+    }
+    int device = b->devices[place - 1].number;
+    if ((uintptr_t)p->grad % dcomm_dtype_size(p->dtype) != 0 ||
+        (o->sharded && (uintptr_t)p->value % dcomm_dtype_size(p->dtype) != 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: parameter %zu, \"%s\", on device %d is not "
+                           "aligned to the %zu bytes of its elements",
+                           number, p->name, device, dcomm_dtype_size(p->dtype));
+    }
+    const dcommi_bkt_kind *kind = &b->kinds[p->kind];
+    const char *why = dcommi_bkt_no_kernels(o, kind, p->count);
+    return why == NULL ? DCOMM_OK
+                       : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                     "dcomm_buckets_create: parameter %zu, \"%s\", lies on device "
+                                     "%d and has codec %s: %s",
+                                     number, p->name, device, dcomm_codec_spec(kind->codec), why);
+}
+
+/* Parameter p is marked behind what a stream holds: all that its bucket does from now on comes
+ * after that, also in a later step, where this one does not send. An error leaves the step as it
+ * is. */
+static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
+                                      const dcommi_bkt_param *p, void *stream)
+{
+    if (stream == NULL) {
+        return DCOMM_OK;
+    }
+    if (dcommi_devices == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: stream is %p, and the implementation was built without "
+                           "DCOMM_WITH_CUDA",
+                           what, stream);
+    }
+    if (p->place == 0) {
+        return p->count == 0 ? DCOMM_OK
+                             : dcommi_fail(DCOMM_ERR_INVALID,
+                                           "%s: stream is %p, and the gradient of parameter %zu, "
+                                           "\"%s\", lies in host memory, for which it is NULL",
+                                           what, stream, (size_t)(p - b->params), p->name);
+    }
+    int number = b->devices[p->place - 1].number, before = dcommi_devices->enter(number);
+    dcomm_status status = dcommi_devices->stream_check(what, stream);
+    dcommi_devices->leave(number, before);
+    DCOMMI_TRY(status);
+    return dcommi_devices->own_after(number, b->layout.buckets[p->bucket].stream, stream);
+}
+
+/* ---- what a bucket does in its memory ---- */
+
+/* On a device: in the order of the bucket's stream. */
+static dcomm_status dcommi_bkt_copy(const dcommi_bkt *k, void *dst, const void *src, size_t len)
+{
+    if (len > 0 && k->device != NULL) {
+        return dcommi_devices->own_copy(k->device->number, k->stream, dst, src, len);
+    }
+    if (len > 0) {
+        memcpy(dst, src, len);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bkt_zero(const dcommi_bkt *k, void *dst, size_t len)
+{
+    if (len > 0 && k->device != NULL) {
+        return dcommi_devices->own_zero(k->device->number, k->stream, dst, len);
+    }
+    if (len > 0) {
+        memset(dst, 0, len);
+    }
+    return DCOMM_OK;
+}
+
+/* All that was put on its stream so far is to be waited for by dcommi_bkt_settled. */
+static dcomm_status dcommi_bkt_unsettle(dcommi_bkt *k)
+{
+    return k->device == NULL ? DCOMM_OK
+                             : dcommi_devices->stream_mark(k->device->number, k->stream, &k->event);
+}
+
+/* DCOMM_IN_PROGRESS: it is not over. */
+static dcomm_status dcommi_bkt_settled(dcommi_bkt *k)
+{
+    dcomm_status status = k->event != NULL ? dcommi_devices->poll(k->event) : DCOMM_OK;
+    if (k->event != NULL && status != DCOMM_IN_PROGRESS) {
+        dcommi_devices->stream_unmark(k->event);
+        k->event = NULL;
+    }
+    return status;
+}
+
+static dcomm_status dcommi_bkt_settle_all(dcomm_buckets *b, dcommi_bkt *k)
+{
+    dcomm_status status;
+    while ((status = dcommi_bkt_settled(k)) == DCOMM_IN_PROGRESS) {
+        dcommi_progress_or_yield(b->comm->context);
+    }
+    return status;
+}
+
+/* Options of a bucket's operation. All ranks know that it lies on devices. */
+static void dcommi_bkt_on_stream(const dcommi_bkt *k, dcomm_coll_opts *opts)
+{
+    if (k->device != NULL) {
+        opts->device = true;
+        opts->stream = k->stream;
+    }
+}
+
+/* Its stream belongs to its device, and not to the caller's current one. */
+static int dcommi_bkt_enter(const dcommi_bkt *k)
+{
+    return k->device != NULL ? dcommi_devices->enter(k->device->number) : 0;
+}
+
+static void dcommi_bkt_leave(const dcommi_bkt *k, int before)
+{
+    if (k->device != NULL) {
+        dcommi_devices->leave(k->device->number, before);
+    }
+}
+
+#endif
+
+/* As long as bucket k, where it lies. */
+static dcomm_status dcommi_bkt_memory(const dcommi_bkt *k, unsigned char **memory_p)
+{
+    void *memory = NULL;
+    if (k->device != NULL) {
+        DCOMMI_TRY(dcommi_devices->own_alloc(k->device->handle, k->stream, k->bytes, &memory));
+    } else {
+        memory = dcommi_alloc(k->bytes);
+    }
+    *memory_p = memory;
+    return memory != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+static void dcommi_bkt_free_memory(dcommi_bkt *k)
+{
+    if (k->device != NULL) {
+        unsigned char *all[] = {k->memory, k->values_memory};
+        for (int i = 0; i < 2; i++) {
+            if (all[i] != NULL) {
+                dcommi_devices->own_release(k->device->number, k->stream, all[i]);
+            }
+        }
+        if (k->event != NULL) { /* of a step that has failed */
+            dcommi_devices->stream_unmark(k->event);
+        }
+        return;
+    }
+    dcommi_free(k->values_memory);
+    if (k->registered) {
+        void *memory = k->memory;
+        dcomm_mem_free(&memory);
+    } else {
+        dcommi_free(k->memory);
+    }
+}
+
+/* The caller's gradients (or parameters) where they lie one behind another; else NULL. This rank's
+ * alone to know: what is sent does not depend on it. On a device several are never so: what lies
+ * side by side there may be of two allocations, which no copy may cross. */
+static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k, bool values)
+{
+    unsigned char *first = NULL, *next = NULL;
+    for (size_t i = 0; i < k->nparams; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        if (p->count == 0) {
+            continue;
+        }
+        unsigned char *at = values ? p->value : p->grad;
+        if (at == NULL || (next != NULL && (at != next || k->device != NULL))) {
+            return NULL;
+        }
+        first = first != NULL ? first : at;
+        next = at + p->bytes;
+    }
+    return first;
+}
+
+/* The memory of bucket `number`. */
+static dcomm_status dcommi_bkt_house(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
+{
+    size_t place = b->kinds[k->kind].place;
+    if (place > 0) {
+        k->device = &b->devices[place - 1];
+        k->stream = k->device->streams[number % DCOMMI_BKT_STREAMS];
+    }
+    k->data = dcommi_bkt_flat(b, k, false);
+    if (k->data != NULL || k->bytes == 0) {
+        return DCOMM_OK;
+    }
+    void *memory = NULL;
+    k->registered = b->opts.registered && k->device == NULL &&
+                    dcomm_mem_alloc(b->comm->context, k->bytes, &memory) == DCOMM_OK;
+    k->memory = memory;
+    if (!k->registered) {
+        DCOMMI_TRY(dcommi_bkt_memory(k, &k->memory));
+    }
+    k->data = k->memory;
+    for (size_t i = 0; i < k->nparams; i++) {
+        k->copies = k->copies || b->params[k->params[i]].grad != NULL;
+    }
+    return DCOMM_OK;
+}
+
+/* Equal shards, but for the last ones: whole cache lines of 4-byte elements. */
+static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
+{
+    size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;
+    size_t left = k->count;
+    k->shards = dcommi_calloc((size_t)b->size, sizeof *k->shards);
+    if (k->shards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int r = 0; r < b->size; r++) {
+        k->shards[r] = left < part ? left : part;
+        left -= k->shards[r];
+    }
+    k->values = b->has_values ? dcommi_bkt_flat(b, k, true) : NULL;
+    if (b->has_values && k->values == NULL && k->bytes > 0) {
+        DCOMMI_TRY(dcommi_bkt_memory(k, &k->values_memory));
+        k->values = k->values_memory;
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
 #include <fnmatch.h>
 
 /* ---- parameters ---- */
@@ -48579,9 +49059,9 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         : o->sum + o->weighted + o->predivide > 1
             ? "opts.sum and opts.weighted and opts.predivide exclude each other"
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
-                c->codec_report != NULL || c->codec_ledger != NULL
-            ? "opts.coll has a codec, a feedback, a report, a ledger or a factor; buckets have "
-              "their own"
+                c->codec_report != NULL || c->codec_ledger != NULL || c->stream != NULL
+            ? "opts.coll has a codec, a feedback, a report, a ledger, a stream or a factor; "
+              "buckets have their own"
         : o->sharded && o->rebuild
             ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
         : !(c->timeout_s >= 0) || c->lanes < 0 || c->chunk_bytes > (size_t)INT64_MAX / 2
@@ -48652,17 +49132,19 @@ static dcommi_bkt_feedback_words dcommi_bkt_feedback_of(const dcommi_bkt_kind *k
 static bool dcommi_bkt_alike(const dcommi_bkt_kind *x, const dcommi_bkt_kind *y)
 {
     const dcommi_bkt_feedback_words a = dcommi_bkt_feedback_of(x), b = dcommi_bkt_feedback_of(y);
-    return x->dtype == y->dtype && (x->codec == NULL) == (y->codec == NULL) &&
+    return x->dtype == y->dtype && x->place == y->place &&
+           (x->codec == NULL) == (y->codec == NULL) &&
            (x->codec == NULL ||
             strcmp(dcomm_codec_spec(x->codec), dcomm_codec_spec(y->codec)) == 0) &&
            memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* The kind of a dtype, a codec and its feedback (NULL: none), new or known. */
-static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, const char *spec,
-                                       const dcomm_feedback_opts *feedback, size_t *kind_p)
+/* The kind of a parameter with a codec and its feedback (NULL: none), new or known. */
+static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, const dcommi_bkt_param *p,
+                                       const char *spec, const dcomm_feedback_opts *feedback,
+                                       size_t *kind_p)
 {
-    dcommi_bkt_kind kind = {.dtype = dtype};
+    dcommi_bkt_kind kind = {.dtype = p->dtype, .place = p->place};
     if (spec != NULL) {
         DCOMMI_TRY(dcomm_codec_create(spec, &kind.codec));
         kind.has_feedback = feedback != NULL;
@@ -48763,7 +49245,8 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     p->bytes = given->count * element;
     b->bytes += p->bytes;
     const dcomm_bucket_rule *rule = dcommi_bkt_rule(o, given, p->name);
-    dcomm_status status = dcommi_bkt_kind_of(b, given->dtype, dcommi_bkt_spec(o, given, rule),
+    DCOMMI_TRY(dcommi_bkt_locate(b, given->count > 0 ? given->grad : NULL, &p->place));
+    dcomm_status status = dcommi_bkt_kind_of(b, p, dcommi_bkt_spec(o, given, rule),
                                              dcommi_bkt_feedback(o, rule), &p->kind);
     if (status < 0) {
         return dcommi_fail(status, "parameter %zu, \"%s\": %s", number, p->name,
@@ -48792,7 +49275,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
             "has held back until then",
             number, p->name);
     }
-    return DCOMM_OK;
+    return dcommi_bkt_check_place(b, o, p);
 }
 
 /* Everything that the caller registers, checked and copied. */
@@ -48821,17 +49304,6 @@ static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *
 
 /* ---- buckets ---- */
 
-static void dcommi_bkt_free_memory(dcommi_bkt *k)
-{
-    if (k->registered) {
-        void *memory = k->memory;
-        dcomm_mem_free(&memory);
-    } else {
-        dcommi_free(k->memory);
-    }
-    k->memory = k->data = NULL;
-}
-
 static void dcommi_bkt_layout_free(dcommi_bkt_layout *layout)
 {
     for (size_t i = 0; i < layout->n; i++) {
@@ -48840,7 +49312,6 @@ static void dcommi_bkt_layout_free(dcommi_bkt_layout *layout)
         dcomm_feedback_destroy(&k->feedback);
         dcommi_free(k->durations);
         dcommi_free(k->shards);
-        dcommi_free(k->values_memory);
         dcommi_free(k->params);
     }
     dcommi_free(layout->buckets);
@@ -48967,68 +49438,14 @@ static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequ
     return status;
 }
 
-/* The caller's gradients (or parameters) where they lie one behind another; else NULL. This rank's
- * alone to know: what is sent does not depend on it. */
-static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k, bool values)
-{
-    unsigned char *first = NULL, *next = NULL;
-    for (size_t i = 0; i < k->nparams; i++) {
-        const dcommi_bkt_param *p = &b->params[k->params[i]];
-        if (p->count == 0) {
-            continue;
-        }
-        unsigned char *at = values ? p->value : p->grad;
-        if (at == NULL || (next != NULL && at != next)) {
-            return NULL;
-        }
-        first = first != NULL ? first : at;
-        next = at + p->bytes;
-    }
-    return first;
-}
-
-/* Equal shards, but for the last ones: whole cache lines of 4-byte elements. */
-static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
-{
-    size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;
-    size_t left = k->count;
-    k->shards = dcommi_calloc((size_t)b->size, sizeof *k->shards);
-    if (k->shards == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    for (int r = 0; r < b->size; r++) {
-        k->shards[r] = left < part ? left : part;
-        left -= k->shards[r];
-    }
-    k->values = b->has_values ? dcommi_bkt_flat(b, k, true) : NULL;
-    if (b->has_values && k->values == NULL && k->bytes > 0) {
-        k->values = k->values_memory = dcommi_alloc(k->bytes);
-        return k->values != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    }
-    return DCOMM_OK;
-}
-
 static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
 {
     const dcommi_bkt_kind *kind = &b->kinds[k->kind];
-    k->data = dcommi_bkt_flat(b, k, false);
     k->durations = dcommi_calloc(b->history, sizeof *k->durations);
     if (k->durations == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    if (k->data == NULL && k->bytes > 0) {
-        void *memory = NULL;
-        k->registered =
-            b->opts.registered && dcomm_mem_alloc(b->comm->context, k->bytes, &memory) == DCOMM_OK;
-        k->memory = k->registered ? memory : dcommi_alloc(k->bytes);
-        if (k->memory == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        k->data = k->memory;
-        for (size_t i = 0; i < k->nparams; i++) {
-            k->copies = k->copies || b->params[k->params[i]].grad != NULL;
-        }
-    }
+    DCOMMI_TRY(dcommi_bkt_house(b, number, k));
     if (b->opts.sharded) {
         DCOMMI_TRY(dcommi_bkt_share(b, k));
     }
@@ -49139,6 +49556,7 @@ static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
     const dcommi_bkt_param *p = &b->params[i];
     uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
     h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
+    h = dcommi_mix(h, p->place);
     const dcommi_bkt_feedback_words w = dcommi_bkt_feedback_of(&b->kinds[p->kind]);
     for (size_t k = 0; k < sizeof w.word / sizeof *w.word; k++) {
         h = dcommi_mix(h, w.word[k]);
@@ -49168,11 +49586,14 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    char feedback[200];
+    char feedback[200], place[64] = "";
     dcommi_bkt_feedback_text(&b->kinds[p->kind], feedback, sizeof feedback);
-    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s", p->name, p->count,
-             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
-             feedback);
+    if (p->place > 0) { /* its number may differ */
+        snprintf(place, sizeof place, ", on the rank's device no. %zu,", p->place);
+    }
+    snprintf(text, room, "\"%.80s\" of %zu %s%s%s with %.80s%s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), place, p->aside ? ", aside," : "",
+             dcommi_bkt_codec_name(b, p), feedback);
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with
@@ -49668,6 +50089,40 @@ static dcomm_status dcommi_bkt_try_cards(dcomm_buckets *b)
                                 : DCOMM_IN_PROGRESS;
 }
 
+/* ---- results ---- */
+
+/* Which elements of a parameter are of this rank's shard. */
+static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, size_t *first_p,
+                             size_t *count_p)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    size_t begin = 0, end = k->count;
+    for (int r = 0; k->shards != NULL && r <= b->rank; r++) {
+        begin = r > 0 ? begin + k->shards[r - 1] : 0;
+        end = begin + k->shards[r];
+    }
+    begin = begin > p->first ? begin - p->first : 0;
+    end = end > p->first ? end - p->first : 0;
+    end = end < p->count ? end : p->count;
+    *first_p = begin < end ? begin : 0;
+    *count_p = begin < end ? end - begin : 0;
+}
+
+/* A result is there, or on a device will be: bring gradients back to their places. With b->lock. */
+static dcomm_status dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *k)
+{
+    for (size_t i = 0; i < k->nparams && k->copies; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        size_t first, count, element = dcomm_dtype_size(p->dtype);
+        dcommi_bkt_owned(b, p, &first, &count);
+        if (p->grad != NULL && count > 0) {
+            DCOMMI_TRY(dcommi_bkt_copy(k, p->grad + first * element,
+                                       dcommi_bkt_place(b, p) + first * element, count * element));
+        }
+    }
+    return DCOMM_OK;
+}
+
 /* ---- starting buckets ---- */
 
 /* The sum of a bucket, or of what has its length, in place. */
@@ -49683,18 +50138,28 @@ static dcomm_status dcommi_bkt_send(const dcomm_buckets *b, const dcommi_bkt *k,
 
 static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
 {
+    dcomm_status status = DCOMM_OK;
     dcomm_coll_opts opts = b->opts.coll;
     opts.codec = b->kinds[k->kind].codec;
     opts.feedback = k->feedback;
     opts.premul = b->opts.predivide ? 1.0 / b->size : 0;
     if (b->opts.weighted) {
         opts.premul = b->factor;
-        if (b->factor == 0 && k->bytes > 0) { /* a factor of 0 would be none */
-            memset(k->data, 0, k->bytes);
+        if (b->factor == 0) { /* a factor of 0 would be none */
+            status = dcommi_bkt_zero(k, k->data, k->bytes);
         }
     }
     k->start_at = dcommi_now();
-    dcomm_status status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
+    if (status >= 0) {
+        int before = dcommi_bkt_enter(k);
+        dcommi_bkt_on_stream(k, &opts);
+        status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
+        dcommi_bkt_leave(k, before);
+    }
+    if (status >= 0 && k->device != NULL) { /* its stream waits for the result, and nobody else */
+        status = dcommi_bkt_unpack(b, k);
+        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+    }
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
     }
@@ -49733,22 +50198,24 @@ static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
 /* ---- marks ---- */
 
 /* Bring a gradient to its place in the bucket. */
-static void dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
+static dcomm_status dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
 {
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
     unsigned char *place = dcommi_bkt_place(b, p);
     if (p->bytes == 0) {
-        return;
+        return DCOMM_OK;
     }
     if (zero) {
-        memset(place, 0, p->bytes);
+        return dcommi_bkt_zero(k, place, p->bytes);
     } else if (b->watched && !p->aside) {
         size_t bad = dcommi_bkt_look(p, place);
         if (bad < p->count) {
             dcommi_bkt_saw(b, p, bad);
         }
     } else if (p->grad != NULL && p->grad != place) {
-        memcpy(place, p->grad, p->bytes);
+        return dcommi_bkt_copy(k, place, p->grad, p->bytes);
     }
+    return DCOMM_OK;
 }
 
 /* The last gradient of its bucket starts what it can. */
@@ -49767,13 +50234,15 @@ static dcomm_status dcommi_bkt_arrive(dcomm_buckets *b, dcommi_bkt_param *p)
     return status;
 }
 
-static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i, int as)
+static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i, int as,
+                                    void *stream)
 {
     DCOMMI_TRY(dcommi_bkt_check(what, b));
     if (i >= b->nparams) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: parameter %zu of %zu", what, i, b->nparams);
     }
     dcommi_bkt_param *p = &b->params[i];
+    DCOMMI_TRY(dcommi_bkt_follow(what, b, p, stream));
     if (!atomic_load_explicit(&b->open, memory_order_acquire)) {
         pthread_mutex_lock(&b->lock);
         dcomm_status status = dcommi_bkt_open(b);
@@ -49791,44 +50260,20 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
         pthread_mutex_unlock(&b->lock);
         return status;
     }
+    dcomm_status status = DCOMM_OK;
     if (!b->step.accumulate) {
-        dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched);
+        status = dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched);
+    }
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+        return status;
     }
     return dcommi_bkt_arrive(b, p);
 }
 
 /* ---- waiting ---- */
-
-/* Which elements of a parameter are of this rank's shard. */
-static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, size_t *first_p,
-                             size_t *count_p)
-{
-    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
-    size_t begin = 0, end = k->count;
-    for (int r = 0; k->shards != NULL && r <= b->rank; r++) {
-        begin = r > 0 ? begin + k->shards[r - 1] : 0;
-        end = begin + k->shards[r];
-    }
-    begin = begin > p->first ? begin - p->first : 0;
-    end = end > p->first ? end - p->first : 0;
-    end = end < p->count ? end : p->count;
-    *first_p = begin < end ? begin : 0;
-    *count_p = begin < end ? end - begin : 0;
-}
-
-/* A result is there: bring gradients back to their places. With b->lock. */
-static void dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *k)
-{
-    for (size_t i = 0; i < k->nparams && k->copies; i++) {
-        const dcommi_bkt_param *p = &b->params[k->params[i]];
-        size_t first, count, element = dcomm_dtype_size(p->dtype);
-        dcommi_bkt_owned(b, p, &first, &count);
-        if (p->grad != NULL && count > 0) {
-            memcpy(p->grad + first * element, dcommi_bkt_place(b, p) + first * element,
-                   count * element);
-        }
-    }
-}
 
 /* End bucket k if its result is there; else DCOMM_IN_PROGRESS. With b->lock. */
 static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
@@ -49845,15 +50290,21 @@ static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
         return here;
     }
     dcommi_run *run = &k->request->run;
-    if (atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
+    int ended = atomic_load_explicit(&run->status, memory_order_acquire);
+    dcomm_status status = ended == DCOMM_OK ? dcommi_bkt_settled(k) : DCOMM_OK;
+    if (ended == DCOMM_IN_PROGRESS || status == DCOMM_IN_PROGRESS) {
         return DCOMM_IN_PROGRESS;
     }
     k->done_at = run->ended_at;
-    dcomm_status status = dcomm_wait(&k->request);
+    if (status >= 0) { /* else it is for dcommi_bkt_drain */
+        status = dcomm_wait(&k->request);
+    }
+    if (status >= 0 && k->device == NULL) {
+        status = dcommi_bkt_unpack(b, k);
+    }
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
     }
-    dcommi_bkt_unpack(b, k);
     atomic_store_explicit(&k->finished, true, memory_order_release);
     return DCOMM_OK;
 }
@@ -49915,7 +50366,7 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
             continue;
         }
         if (b->step.accumulate || b->opts.unused || p->touched) {
-            DCOMMI_TRY(dcommi_bkt_mark("dcomm_buckets_wait", b, i, DCOMMI_BKT_UNUSED));
+            DCOMMI_TRY(dcommi_bkt_mark("dcomm_buckets_wait", b, i, DCOMMI_BKT_UNUSED, NULL));
         } else {
             first = missing++ == 0 ? i : first;
         }
@@ -50250,6 +50701,7 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
         .codec = codec != NULL ? dcomm_codec_spec(codec) : NULL,
         .feedback = bucket->feedback,
         .in_place = !bucket->copies,
+        .device = bucket->device != NULL ? bucket->device->number : -1,
         .alone_s = bucket->alone_s,
         .time = dcommi_bkt_time(b, bucket->durations, sent < b->history ? (size_t)sent : b->history,
                                 room)};
@@ -50277,6 +50729,7 @@ static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *se
     dcomm_request *request = NULL;
     opts.codec = b->kinds[k->kind].codec;
     opts.premul = b->opts.weighted || b->opts.predivide ? 1 : 0;
+    opts.device = opts.device || k->device != NULL;
     DCOMMI_TRY(dcomm_barrier(b->comm, &patience));
     double start = dcommi_now();
     DCOMMI_TRY(dcommi_bkt_send(b, k, k->data, &opts, &request));
@@ -50348,12 +50801,20 @@ DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_calibrate", b, b));
     double *times = NULL;
     DCOMMI_TRY(dcommi_bkt_over(b, dcommi_bkt_agree_rounds(b, rounds, &times)));
-    for (size_t i = 0; i < b->layout.n; i++) {
-        if (b->layout.buckets[i].bytes > 0) {
-            memset(b->layout.buckets[i].data, 0, b->layout.buckets[i].bytes);
-        }
+    dcomm_status status = DCOMM_OK;
+    for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        status = dcommi_bkt_zero(k, k->data, k->bytes);
+        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+        status = status < 0 ? status : dcommi_bkt_settle_all(b, k);
     }
-    dcomm_status status = dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
+    if (status < 0) { /* the others must not wait */
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+    } else {
+        status = dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
+    }
     dcommi_free(times);
     return status;
 }
@@ -50463,7 +50924,7 @@ DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size
 
 /* Between the caller's parameters and where they lie one behind another: this rank's shard there,
  * or all of them back. */
-static void dcommi_bkt_copy_values(const dcomm_buckets *b, const dcommi_bkt *k, bool back)
+static dcomm_status dcommi_bkt_copy_values(const dcomm_buckets *b, const dcommi_bkt *k, bool back)
 {
     for (size_t i = 0; i < k->nparams && k->values_memory != NULL; i++) {
         const dcommi_bkt_param *p = &b->params[k->params[i]];
@@ -50471,11 +50932,13 @@ static void dcommi_bkt_copy_values(const dcomm_buckets *b, const dcommi_bkt *k, 
         unsigned char *place = k->values + p->first * element;
         dcommi_bkt_owned(b, p, &first, &count);
         if (back && p->bytes > 0) {
-            memcpy(p->value, place, p->bytes);
+            DCOMMI_TRY(dcommi_bkt_copy(k, p->value, place, p->bytes));
         } else if (!back && count > 0) {
-            memcpy(place + first * element, p->value + first * element, count * element);
+            DCOMMI_TRY(dcommi_bkt_copy(k, place + first * element, p->value + first * element,
+                                       count * element));
         }
     }
+    return DCOMM_OK;
 }
 
 static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
@@ -50485,12 +50948,20 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
     for (int r = 0; r < b->rank; r++) {
         own += k->shards[r];
     }
-    dcommi_bkt_copy_values(b, k, false);
+    DCOMMI_TRY(dcommi_bkt_copy_values(b, k, false));
     unsigned char *values = k->values;
     const void *mine =
         values != NULL ? values + own * dcomm_dtype_size(b->kinds[k->kind].dtype) : NULL;
-    return dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL, b->kinds[k->kind].dtype, &opts,
-                             &k->request);
+    dcommi_bkt_on_stream(k, &opts);
+    int before = dcommi_bkt_enter(k);
+    dcomm_status status = dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL,
+                                            b->kinds[k->kind].dtype, &opts, &k->request);
+    dcommi_bkt_leave(k, before);
+    if (status >= 0 && k->device != NULL) {
+        status = dcommi_bkt_copy_values(b, k, true);
+        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+    }
+    return status;
 }
 
 DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
@@ -50510,7 +50981,8 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
         dcommi_bkt *k = &b->layout.buckets[i];
         status = dcomm_wait(&k->request);
         if (status >= 0) {
-            dcommi_bkt_copy_values(b, k, true);
+            status = k->device != NULL ? dcommi_bkt_settle_all(b, k)
+                                       : dcommi_bkt_copy_values(b, k, true);
         }
     }
     if (status < 0) {
@@ -50583,6 +51055,7 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
     }
     b->nparams = nparams;
     DCOMMI_TRY(dcommi_bkt_take(b, params, opts));
+    DCOMMI_TRY(dcommi_bkt_open_devices(b));
     return dcommi_bkt_books(b);
 }
 
@@ -50636,6 +51109,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
         b->loans = loan->next;
         dcommi_free(loan);
     }
+    dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);
     dcommi_free(b->kinds);
     dcommi_free(b->params);
@@ -50696,7 +51170,9 @@ DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p)
         dcomm_comm_abort(b->comm, "its buckets were destroyed in the middle of a step");
         dcommi_bkt_drain(b);
     }
+    double timeout_s = b->comm->timeout_s;
     dcomm_status status = dcomm_comm_destroy(&b->comm);
+    dcommi_bkt_drain_devices(b, timeout_s);
     dcommi_bkt_free(b);
     return status;
 }
@@ -50735,18 +51211,12 @@ DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets
 
 DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream)
 {
-    if (stream != NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_bucket_ready: stream is %p; this build knows gradients in host "
-                           "memory only, for which it is NULL",
-                           stream);
-    }
-    return dcommi_bkt_mark("dcomm_bucket_ready", b, i, DCOMMI_BKT_READY);
+    return dcommi_bkt_mark("dcomm_bucket_ready", b, i, DCOMMI_BKT_READY, stream);
 }
 
 DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i)
 {
-    return dcommi_bkt_mark("dcomm_bucket_unused", b, i, DCOMMI_BKT_UNUSED);
+    return dcommi_bkt_mark("dcomm_bucket_unused", b, i, DCOMMI_BKT_UNUSED, NULL);
 }
 
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b)
@@ -50955,6 +51425,14 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     dcomm_status status = s == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_scaler_check(&o);
     if (status >= 0 && b->watched) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: the buckets have a scaler");
+    }
+    for (size_t i = 0; i < b->nparams && status >= 0; i++) {
+        if (b->params[i].place > 0) {
+            status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                 "dcomm_scaler_create: parameter %zu, \"%s\", lies on device %d, "
+                                 "and a scaler looks at gradients in host memory alone",
+                                 i, b->params[i].name, b->devices[b->params[i].place - 1].number);
+        }
     }
     if (status >= 0 && b->sights == NULL &&
         (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {

@@ -91,7 +91,7 @@ if printf '#include <ucp/api/ucp.h>\n#include <hwloc.h>\n' | cc -xc -fsyntax-onl
     object launchers "$scratch/launchers.cu" "${cuda[@]}" &
     with_cuda=(-Xcompiler -std=gnu11 -DDCOMM_WITH_CUDA)
     object implementation dcomm.c "${with_cuda[@]}" &
-    for name in test_device test_device_order test_device_coded; do
+    for name in test_device test_device_order test_device_coded test_device_bucket; do
         object $name tests/$name.c "${with_cuda[@]}" -I tests/plain &
     done
     object dcomm-perf bench/dcomm-perf.c "${with_cuda[@]}" &
@@ -134,7 +134,7 @@ if [ -z "$networked" ]; then
     skip "collectives of device memory" "UCX or hwloc is not installed"
 else
     libraries=(-lucp -lucs -luct -lhwloc -lpthread -ldl)
-    for name in test_device test_device_order test_device_coded; do
+    for name in test_device test_device_order test_device_coded test_device_bucket; do
         if program $name implementation launchers; then
             limited 150 "$scratch/$name" >"$results/$name.txt" 2>&1
             status=$?

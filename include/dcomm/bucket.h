@@ -17,6 +17,9 @@
  * ranks, and the sentence names the rank and the parameter. The buckets are then beyond use, but
  * not the communicator that they were made from: destroy them and make new ones.
  *
+ * Gradients may be device memory, where the implementation is built with DCOMM_WITH_CUDA
+ * (docs/cuda.md): then they are marked in the order of a stream, see dcomm_bucket_ready.
+ *
  * docs/bucketing.md has the program that one starts from. */
 #ifndef DCOMM_BUCKET_H
 #define DCOMM_BUCKET_H
@@ -29,21 +32,26 @@ extern "C" {
 
 typedef struct dcomm_buckets dcomm_buckets;
 
-/* One parameter. Name, count, dtype, codec and aside must be the same on every rank. */
+/* One parameter. Name, count, dtype, codec and aside must be the same on every rank, and whether
+ * its gradient is device memory. Where a rank has gradients on several devices, which parameters
+ * are on one must be the same, too; the devices' numbers need not be. */
 typedef struct dcomm_bucket_param {
     const char *name; /* for errors, reports and rules; copied (default: "param" and its number) */
     void *grad;       /* its gradient, `count` elements, the caller's and alive as long as the
                          buckets; it may be anywhere, also elsewhere on other ranks. Where the
                          gradients of a bucket lie one behind another, in the order of registration,
                          they are summed where they are; else they are gathered into the bucket and
-                         scattered back (default: NULL, it lives inside its bucket, see
-                         dcomm_bucket_grad) */
+                         scattered back. Device memory, aligned to its elements, is never read or
+                         written by the host; its bucket is on the same device, and summed where the
+                         gradient is if it is alone in there (default: NULL, it lives inside its
+                         bucket, which is in host memory then, see dcomm_bucket_grad) */
     size_t count;     /* elements; may be 0 */
     dcomm_dtype dtype;
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
                           opts.codec) */
     void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
-                    which dcomm_buckets_gather completes; of all parameters or of none */
+                    which dcomm_buckets_gather completes; of all parameters or of none, and where
+                    the gradient is, in host memory or on its device */
     bool aside;  /* no gradient but a loss, a count: a scaler (scaler.h) neither looks at it nor
                     changes it (default: a gradient) */
 } dcomm_bucket_param;
@@ -84,9 +92,9 @@ typedef struct dcomm_buckets_opts {
                                             rule says otherwise; copied (default: NULL, none) */
     dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, accumulate, timeout_s, lanes,
                              chunk_bytes, codec_seed; the rest must be zero */
-    bool registered;    /* memory of buckets comes from dcomm_mem_alloc, which ranks of a host read
-                           faster and which takes shared memory; ordinary memory where there is not
-                           enough (default: ordinary; may differ by rank) */
+    bool registered;    /* host memory of buckets comes from dcomm_mem_alloc, which ranks of a host
+                           read faster and which takes shared memory; ordinary memory where there
+                           is not enough (default: ordinary; may differ by rank) */
     size_t history;     /* steps that percentiles are taken over; may differ by rank (default: 256)
                          */
     size_t trace_steps; /* the last so many steps are kept for dcomm_buckets_trace; may differ by
@@ -98,8 +106,9 @@ typedef struct dcomm_buckets_opts {
  * the order in which backward is done with them.
  * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks have registered something else; the sentence
  * names the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two names
- * that are the same, a codec that is none), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do
- * the other ranks not know. */
+ * that are the same, a codec that is none), DCOMM_ERR_UNSUPPORTED (a parameter on a device has
+ * error feedback, or a codec that all-reduce does not take there, or "auto": the sentence names
+ * it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other ranks not know. */
 DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket_param *params,
                                             size_t nparams, const dcomm_buckets_opts *opts,
                                             dcomm_buckets **b_p);
@@ -129,23 +138,33 @@ DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets
 
 /* The gradient of parameter i is computed. It is the library's until dcomm_bucket_wait or
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
- * may still read it. From any thread; waits for no other rank. `stream` must be NULL, which says
- * that gradients are in host memory.
- * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step), DCOMM_ERR_UNSUPPORTED (a stream),
- * or why the step has failed. */
+ * may still read it. From any thread; waits for no other rank, nor for a device.
+ *
+ * `stream` is for gradients in device memory: a cudaStream_t of that device (its default stream is
+ * cudaStreamLegacy). The gradient is computed when what the stream holds now has been done. The
+ * stream itself waits for nothing: what is put on it next runs while the bucket is summed, on a
+ * stream of the buckets' own. Gradients of a bucket may be marked on different streams. NULL: the
+ * gradient is there already. From the first device on, the context has a progress thread.
+ * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream, and the gradient is in
+ * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
+ * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that
+ * device; the step has not failed then), or why the step has failed. */
 DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
-/* Parameter i has no gradient in this step and contributes zeros. */
+/* Parameter i has no gradient in this step and contributes zeros. Nothing may be under way for it
+ * on a device: its memory takes the result. */
 DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i);
 /* Move what is under way, and start what can be. From any thread, without blocking. Any waiting of
  * the context's does the same, and so does its progress thread (dcomm_context_opts), with which
  * nobody needs to call this; except with opts.weighted, where weights must have come first. */
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
 
-/* Wait until the gradient of parameter i is the result. The step goes on. From any thread.
+/* Wait until the gradient of parameter i is the result, in device memory too: the calling thread
+ * waits for the device. The step goes on. From any thread.
  * Errors: DCOMM_ERR_INVALID (its bucket or one before lacks a gradient: the sentence names it; the
  * step has not failed then; the step does not send), or why the step has failed. */
 DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
-/* Wait for all, and end the step. No other thread may be in a call on b but dcomm_buckets_progress.
+/* Wait for all, likewise, and end the step. No other thread may be in a call on b but
+ * dcomm_buckets_progress. After a step that does not send, what is under way on streams stays so.
  * Errors: DCOMM_ERR_INVALID (parameters that were never marked, where opts.unused is not set and
  * the step sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or why the step has failed,
  * here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
@@ -158,10 +177,11 @@ DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
  * is owned by one rank, always the same. Without opts.sharded a rank owns all. */
 DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
                                           size_t *count_p);
-/* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date: bring
- * all of them to all ranks. Collective, between steps. Buckets are sent last one first, since
- * forward begins with what backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a
- * step is under way), those of all-gather. */
+/* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date (in
+ * device memory too: nothing may be under way for them): bring all of them to all ranks.
+ * Collective, between steps. Buckets are sent last one first, since forward begins with what
+ * backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way),
+ * those of all-gather. */
 DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- what there is, and how it went ---- */
@@ -190,6 +210,7 @@ typedef struct dcomm_bucket_info {
     const char *codec;        /* its spec, NULL: exact; lives as long as the buckets */
     dcomm_feedback *feedback; /* NULL: none; not to be used while a step is under way */
     bool in_place;            /* no gradient of it is copied */
+    int device;               /* in whose memory it lies; -1: the host's */
     double ready_s;           /* of the last step that sent, from its beginning: when the last of
                                  its gradients was ready, */
     double start_s, done_s;   /* when it was sent, when the result was there */

@@ -67,7 +67,8 @@ typedef struct dcomm_scaler_verdict {
 
 /* Make a scaler for buckets; collective, not in a step. The buckets must outlive it, and have one
  * at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler
- * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY. */
+ * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_UNSUPPORTED (a gradient is in device
+ * memory), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
                                            dcomm_scaler **s_p);
 /* Destroy it and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */

@@ -64,6 +64,7 @@ static dcomm_status dcommi_bkt_prepare(dcomm_buckets *b, const dcomm_bucket_para
     }
     b->nparams = nparams;
     DCOMMI_TRY(dcommi_bkt_take(b, params, opts));
+    DCOMMI_TRY(dcommi_bkt_open_devices(b));
     return dcommi_bkt_books(b);
 }
 
@@ -117,6 +118,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
         b->loans = loan->next;
         dcommi_free(loan);
     }
+    dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);
     dcommi_free(b->kinds);
     dcommi_free(b->params);
@@ -177,7 +179,9 @@ DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p)
         dcomm_comm_abort(b->comm, "its buckets were destroyed in the middle of a step");
         dcommi_bkt_drain(b);
     }
+    double timeout_s = b->comm->timeout_s;
     dcomm_status status = dcomm_comm_destroy(&b->comm);
+    dcommi_bkt_drain_devices(b, timeout_s);
     dcommi_bkt_free(b);
     return status;
 }
@@ -216,18 +220,12 @@ DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets
 
 DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream)
 {
-    if (stream != NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_bucket_ready: stream is %p; this build knows gradients in host "
-                           "memory only, for which it is NULL",
-                           stream);
-    }
-    return dcommi_bkt_mark("dcomm_bucket_ready", b, i, DCOMMI_BKT_READY);
+    return dcommi_bkt_mark("dcomm_bucket_ready", b, i, DCOMMI_BKT_READY, stream);
 }
 
 DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i)
 {
-    return dcommi_bkt_mark("dcomm_bucket_unused", b, i, DCOMMI_BKT_UNUSED);
+    return dcommi_bkt_mark("dcomm_bucket_unused", b, i, DCOMMI_BKT_UNUSED, NULL);
 }
 
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b)

@@ -70,6 +70,7 @@ static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
     const dcommi_bkt_param *p = &b->params[i];
     uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
     h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
+    h = dcommi_mix(h, p->place);
     const dcommi_bkt_feedback_words w = dcommi_bkt_feedback_of(&b->kinds[p->kind]);
     for (size_t k = 0; k < sizeof w.word / sizeof *w.word; k++) {
         h = dcommi_mix(h, w.word[k]);
@@ -99,11 +100,14 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    char feedback[200];
+    char feedback[200], place[64] = "";
     dcommi_bkt_feedback_text(&b->kinds[p->kind], feedback, sizeof feedback);
-    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s", p->name, p->count,
-             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
-             feedback);
+    if (p->place > 0) { /* its number may differ */
+        snprintf(place, sizeof place, ", on the rank's device no. %zu,", p->place);
+    }
+    snprintf(text, room, "\"%.80s\" of %zu %s%s%s with %.80s%s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), place, p->aside ? ", aside," : "",
+             dcommi_bkt_codec_name(b, p), feedback);
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with

@@ -1,9 +1,8 @@
-/* bucket_layout.h - which parameter is in which bucket, and where buckets lie. */
+/* bucket_layout.h - what is registered, and which parameter is in which bucket. */
 #ifndef DCOMMI_BUCKET_LAYOUT_H
 #define DCOMMI_BUCKET_LAYOUT_H
 
-#include "api_mem.h"
-#include "bucket_types.h"
+#include "bucket_memory.h"
 
 #include <fnmatch.h>
 
@@ -17,9 +16,9 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         : o->sum + o->weighted + o->predivide > 1
             ? "opts.sum and opts.weighted and opts.predivide exclude each other"
         : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
-                c->codec_report != NULL || c->codec_ledger != NULL
-            ? "opts.coll has a codec, a feedback, a report, a ledger or a factor; buckets have "
-              "their own"
+                c->codec_report != NULL || c->codec_ledger != NULL || c->stream != NULL
+            ? "opts.coll has a codec, a feedback, a report, a ledger, a stream or a factor; "
+              "buckets have their own"
         : o->sharded && o->rebuild
             ? "opts.sharded and opts.rebuild exclude each other: shards would change hands"
         : !(c->timeout_s >= 0) || c->lanes < 0 || c->chunk_bytes > (size_t)INT64_MAX / 2
@@ -90,17 +89,19 @@ static dcommi_bkt_feedback_words dcommi_bkt_feedback_of(const dcommi_bkt_kind *k
 static bool dcommi_bkt_alike(const dcommi_bkt_kind *x, const dcommi_bkt_kind *y)
 {
     const dcommi_bkt_feedback_words a = dcommi_bkt_feedback_of(x), b = dcommi_bkt_feedback_of(y);
-    return x->dtype == y->dtype && (x->codec == NULL) == (y->codec == NULL) &&
+    return x->dtype == y->dtype && x->place == y->place &&
+           (x->codec == NULL) == (y->codec == NULL) &&
            (x->codec == NULL ||
             strcmp(dcomm_codec_spec(x->codec), dcomm_codec_spec(y->codec)) == 0) &&
            memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* The kind of a dtype, a codec and its feedback (NULL: none), new or known. */
-static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, dcomm_dtype dtype, const char *spec,
-                                       const dcomm_feedback_opts *feedback, size_t *kind_p)
+/* The kind of a parameter with a codec and its feedback (NULL: none), new or known. */
+static dcomm_status dcommi_bkt_kind_of(dcomm_buckets *b, const dcommi_bkt_param *p,
+                                       const char *spec, const dcomm_feedback_opts *feedback,
+                                       size_t *kind_p)
 {
-    dcommi_bkt_kind kind = {.dtype = dtype};
+    dcommi_bkt_kind kind = {.dtype = p->dtype, .place = p->place};
     if (spec != NULL) {
         DCOMMI_TRY(dcomm_codec_create(spec, &kind.codec));
         kind.has_feedback = feedback != NULL;
@@ -201,7 +202,8 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     p->bytes = given->count * element;
     b->bytes += p->bytes;
     const dcomm_bucket_rule *rule = dcommi_bkt_rule(o, given, p->name);
-    dcomm_status status = dcommi_bkt_kind_of(b, given->dtype, dcommi_bkt_spec(o, given, rule),
+    DCOMMI_TRY(dcommi_bkt_locate(b, given->count > 0 ? given->grad : NULL, &p->place));
+    dcomm_status status = dcommi_bkt_kind_of(b, p, dcommi_bkt_spec(o, given, rule),
                                              dcommi_bkt_feedback(o, rule), &p->kind);
     if (status < 0) {
         return dcommi_fail(status, "parameter %zu, \"%s\": %s", number, p->name,
@@ -230,7 +232,7 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
             "has held back until then",
             number, p->name);
     }
-    return DCOMM_OK;
+    return dcommi_bkt_check_place(b, o, p);
 }
 
 /* Everything that the caller registers, checked and copied. */
@@ -259,17 +261,6 @@ static dcomm_status dcommi_bkt_take(dcomm_buckets *b, const dcomm_bucket_param *
 
 /* ---- buckets ---- */
 
-static void dcommi_bkt_free_memory(dcommi_bkt *k)
-{
-    if (k->registered) {
-        void *memory = k->memory;
-        dcomm_mem_free(&memory);
-    } else {
-        dcommi_free(k->memory);
-    }
-    k->memory = k->data = NULL;
-}
-
 static void dcommi_bkt_layout_free(dcommi_bkt_layout *layout)
 {
     for (size_t i = 0; i < layout->n; i++) {
@@ -278,7 +269,6 @@ static void dcommi_bkt_layout_free(dcommi_bkt_layout *layout)
         dcomm_feedback_destroy(&k->feedback);
         dcommi_free(k->durations);
         dcommi_free(k->shards);
-        dcommi_free(k->values_memory);
         dcommi_free(k->params);
     }
     dcommi_free(layout->buckets);
@@ -405,68 +395,14 @@ static dcomm_status dcommi_bkt_deal(const dcomm_buckets *b, const uint32_t *sequ
     return status;
 }
 
-/* The caller's gradients (or parameters) where they lie one behind another; else NULL. This rank's
- * alone to know: what is sent does not depend on it. */
-static unsigned char *dcommi_bkt_flat(const dcomm_buckets *b, const dcommi_bkt *k, bool values)
-{
-    unsigned char *first = NULL, *next = NULL;
-    for (size_t i = 0; i < k->nparams; i++) {
-        const dcommi_bkt_param *p = &b->params[k->params[i]];
-        if (p->count == 0) {
-            continue;
-        }
-        unsigned char *at = values ? p->value : p->grad;
-        if (at == NULL || (next != NULL && at != next)) {
-            return NULL;
-        }
-        first = first != NULL ? first : at;
-        next = at + p->bytes;
-    }
-    return first;
-}
-
-/* Equal shards, but for the last ones: whole cache lines of 4-byte elements. */
-static dcomm_status dcommi_bkt_share(const dcomm_buckets *b, dcommi_bkt *k)
-{
-    size_t part = (k->count / (size_t)b->size + (k->count % (size_t)b->size > 0) + 15) / 16 * 16;
-    size_t left = k->count;
-    k->shards = dcommi_calloc((size_t)b->size, sizeof *k->shards);
-    if (k->shards == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    for (int r = 0; r < b->size; r++) {
-        k->shards[r] = left < part ? left : part;
-        left -= k->shards[r];
-    }
-    k->values = b->has_values ? dcommi_bkt_flat(b, k, true) : NULL;
-    if (b->has_values && k->values == NULL && k->bytes > 0) {
-        k->values = k->values_memory = dcommi_alloc(k->bytes);
-        return k->values != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-    }
-    return DCOMM_OK;
-}
-
 static dcomm_status dcommi_bkt_furnish(const dcomm_buckets *b, size_t number, dcommi_bkt *k)
 {
     const dcommi_bkt_kind *kind = &b->kinds[k->kind];
-    k->data = dcommi_bkt_flat(b, k, false);
     k->durations = dcommi_calloc(b->history, sizeof *k->durations);
     if (k->durations == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    if (k->data == NULL && k->bytes > 0) {
-        void *memory = NULL;
-        k->registered =
-            b->opts.registered && dcomm_mem_alloc(b->comm->context, k->bytes, &memory) == DCOMM_OK;
-        k->memory = k->registered ? memory : dcommi_alloc(k->bytes);
-        if (k->memory == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        k->data = k->memory;
-        for (size_t i = 0; i < k->nparams; i++) {
-            k->copies = k->copies || b->params[k->params[i]].grad != NULL;
-        }
-    }
+    DCOMMI_TRY(dcommi_bkt_house(b, number, k));
     if (b->opts.sharded) {
         DCOMMI_TRY(dcommi_bkt_share(b, k));
     }

@@ -139,6 +139,7 @@ DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_b
         .codec = codec != NULL ? dcomm_codec_spec(codec) : NULL,
         .feedback = bucket->feedback,
         .in_place = !bucket->copies,
+        .device = bucket->device != NULL ? bucket->device->number : -1,
         .alone_s = bucket->alone_s,
         .time = dcommi_bkt_time(b, bucket->durations, sent < b->history ? (size_t)sent : b->history,
                                 room)};
@@ -166,6 +167,7 @@ static dcomm_status dcommi_bkt_alone(dcomm_buckets *b, dcommi_bkt *k, double *se
     dcomm_request *request = NULL;
     opts.codec = b->kinds[k->kind].codec;
     opts.premul = b->opts.weighted || b->opts.predivide ? 1 : 0;
+    opts.device = opts.device || k->device != NULL;
     DCOMMI_TRY(dcomm_barrier(b->comm, &patience));
     double start = dcommi_now();
     DCOMMI_TRY(dcommi_bkt_send(b, k, k->data, &opts, &request));
@@ -237,12 +239,20 @@ DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds)
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_buckets_calibrate", b, b));
     double *times = NULL;
     DCOMMI_TRY(dcommi_bkt_over(b, dcommi_bkt_agree_rounds(b, rounds, &times)));
-    for (size_t i = 0; i < b->layout.n; i++) {
-        if (b->layout.buckets[i].bytes > 0) {
-            memset(b->layout.buckets[i].data, 0, b->layout.buckets[i].bytes);
-        }
+    dcomm_status status = DCOMM_OK;
+    for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
+        dcommi_bkt *k = &b->layout.buckets[i];
+        status = dcommi_bkt_zero(k, k->data, k->bytes);
+        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+        status = status < 0 ? status : dcommi_bkt_settle_all(b, k);
     }
-    dcomm_status status = dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
+    if (status < 0) { /* the others must not wait */
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+    } else {
+        status = dcommi_bkt_over(b, dcommi_bkt_rounds(b, times, rounds));
+    }
     dcommi_free(times);
     return status;
 }

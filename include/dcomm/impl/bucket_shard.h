@@ -19,7 +19,7 @@ DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size
 
 /* Between the caller's parameters and where they lie one behind another: this rank's shard there,
  * or all of them back. */
-static void dcommi_bkt_copy_values(const dcomm_buckets *b, const dcommi_bkt *k, bool back)
+static dcomm_status dcommi_bkt_copy_values(const dcomm_buckets *b, const dcommi_bkt *k, bool back)
 {
     for (size_t i = 0; i < k->nparams && k->values_memory != NULL; i++) {
         const dcommi_bkt_param *p = &b->params[k->params[i]];
@@ -27,11 +27,13 @@ static void dcommi_bkt_copy_values(const dcomm_buckets *b, const dcommi_bkt *k, 
         unsigned char *place = k->values + p->first * element;
         dcommi_bkt_owned(b, p, &first, &count);
         if (back && p->bytes > 0) {
-            memcpy(p->value, place, p->bytes);
+            DCOMMI_TRY(dcommi_bkt_copy(k, p->value, place, p->bytes));
         } else if (!back && count > 0) {
-            memcpy(place + first * element, p->value + first * element, count * element);
+            DCOMMI_TRY(dcommi_bkt_copy(k, place + first * element, p->value + first * element,
+                                       count * element));
         }
     }
+    return DCOMM_OK;
 }
 
 static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
@@ -41,12 +43,20 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
     for (int r = 0; r < b->rank; r++) {
         own += k->shards[r];
     }
-    dcommi_bkt_copy_values(b, k, false);
+    DCOMMI_TRY(dcommi_bkt_copy_values(b, k, false));
     unsigned char *values = k->values;
     const void *mine =
         values != NULL ? values + own * dcomm_dtype_size(b->kinds[k->kind].dtype) : NULL;
-    return dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL, b->kinds[k->kind].dtype, &opts,
-                             &k->request);
+    dcommi_bkt_on_stream(k, &opts);
+    int before = dcommi_bkt_enter(k);
+    dcomm_status status = dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL,
+                                            b->kinds[k->kind].dtype, &opts, &k->request);
+    dcommi_bkt_leave(k, before);
+    if (status >= 0 && k->device != NULL) {
+        status = dcommi_bkt_copy_values(b, k, true);
+        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+    }
+    return status;
 }
 
 DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
@@ -66,7 +76,8 @@ DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b)
         dcommi_bkt *k = &b->layout.buckets[i];
         status = dcomm_wait(&k->request);
         if (status >= 0) {
-            dcommi_bkt_copy_values(b, k, true);
+            status = k->device != NULL ? dcommi_bkt_settle_all(b, k)
+                                       : dcommi_bkt_copy_values(b, k, true);
         }
     }
     if (status < 0) {

@@ -109,6 +109,40 @@ static dcomm_status dcommi_bkt_try_cards(dcomm_buckets *b)
                                 : DCOMM_IN_PROGRESS;
 }
 
+/* ---- results ---- */
+
+/* Which elements of a parameter are of this rank's shard. */
+static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, size_t *first_p,
+                             size_t *count_p)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    size_t begin = 0, end = k->count;
+    for (int r = 0; k->shards != NULL && r <= b->rank; r++) {
+        begin = r > 0 ? begin + k->shards[r - 1] : 0;
+        end = begin + k->shards[r];
+    }
+    begin = begin > p->first ? begin - p->first : 0;
+    end = end > p->first ? end - p->first : 0;
+    end = end < p->count ? end : p->count;
+    *first_p = begin < end ? begin : 0;
+    *count_p = begin < end ? end - begin : 0;
+}
+
+/* A result is there, or on a device will be: bring gradients back to their places. With b->lock. */
+static dcomm_status dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *k)
+{
+    for (size_t i = 0; i < k->nparams && k->copies; i++) {
+        const dcommi_bkt_param *p = &b->params[k->params[i]];
+        size_t first, count, element = dcomm_dtype_size(p->dtype);
+        dcommi_bkt_owned(b, p, &first, &count);
+        if (p->grad != NULL && count > 0) {
+            DCOMMI_TRY(dcommi_bkt_copy(k, p->grad + first * element,
+                                       dcommi_bkt_place(b, p) + first * element, count * element));
+        }
+    }
+    return DCOMM_OK;
+}
+
 /* ---- starting buckets ---- */
 
 /* The sum of a bucket, or of what has its length, in place. */
@@ -124,18 +158,28 @@ static dcomm_status dcommi_bkt_send(const dcomm_buckets *b, const dcommi_bkt *k,
 
 static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
 {
+    dcomm_status status = DCOMM_OK;
     dcomm_coll_opts opts = b->opts.coll;
     opts.codec = b->kinds[k->kind].codec;
     opts.feedback = k->feedback;
     opts.premul = b->opts.predivide ? 1.0 / b->size : 0;
     if (b->opts.weighted) {
         opts.premul = b->factor;
-        if (b->factor == 0 && k->bytes > 0) { /* a factor of 0 would be none */
-            memset(k->data, 0, k->bytes);
+        if (b->factor == 0) { /* a factor of 0 would be none */
+            status = dcommi_bkt_zero(k, k->data, k->bytes);
         }
     }
     k->start_at = dcommi_now();
-    dcomm_status status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
+    if (status >= 0) {
+        int before = dcommi_bkt_enter(k);
+        dcommi_bkt_on_stream(k, &opts);
+        status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
+        dcommi_bkt_leave(k, before);
+    }
+    if (status >= 0 && k->device != NULL) { /* its stream waits for the result, and nobody else */
+        status = dcommi_bkt_unpack(b, k);
+        status = status < 0 ? status : dcommi_bkt_unsettle(k);
+    }
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
     }
@@ -174,22 +218,24 @@ static dcomm_status dcommi_bkt_launch(dcomm_buckets *b)
 /* ---- marks ---- */
 
 /* Bring a gradient to its place in the bucket. */
-static void dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
+static dcomm_status dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p, bool zero)
 {
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
     unsigned char *place = dcommi_bkt_place(b, p);
     if (p->bytes == 0) {
-        return;
+        return DCOMM_OK;
     }
     if (zero) {
-        memset(place, 0, p->bytes);
+        return dcommi_bkt_zero(k, place, p->bytes);
     } else if (b->watched && !p->aside) {
         size_t bad = dcommi_bkt_look(p, place);
         if (bad < p->count) {
             dcommi_bkt_saw(b, p, bad);
         }
     } else if (p->grad != NULL && p->grad != place) {
-        memcpy(place, p->grad, p->bytes);
+        return dcommi_bkt_copy(k, place, p->grad, p->bytes);
     }
+    return DCOMM_OK;
 }
 
 /* The last gradient of its bucket starts what it can. */
@@ -208,13 +254,15 @@ static dcomm_status dcommi_bkt_arrive(dcomm_buckets *b, dcommi_bkt_param *p)
     return status;
 }
 
-static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i, int as)
+static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i, int as,
+                                    void *stream)
 {
     DCOMMI_TRY(dcommi_bkt_check(what, b));
     if (i >= b->nparams) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: parameter %zu of %zu", what, i, b->nparams);
     }
     dcommi_bkt_param *p = &b->params[i];
+    DCOMMI_TRY(dcommi_bkt_follow(what, b, p, stream));
     if (!atomic_load_explicit(&b->open, memory_order_acquire)) {
         pthread_mutex_lock(&b->lock);
         dcomm_status status = dcommi_bkt_open(b);
@@ -232,44 +280,20 @@ static dcomm_status dcommi_bkt_mark(const char *what, dcomm_buckets *b, size_t i
         pthread_mutex_unlock(&b->lock);
         return status;
     }
+    dcomm_status status = DCOMM_OK;
     if (!b->step.accumulate) {
-        dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched);
+        status = dcommi_bkt_pack(b, p, as == DCOMMI_BKT_UNUSED && !p->touched);
+    }
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+        return status;
     }
     return dcommi_bkt_arrive(b, p);
 }
 
 /* ---- waiting ---- */
-
-/* Which elements of a parameter are of this rank's shard. */
-static void dcommi_bkt_owned(const dcomm_buckets *b, const dcommi_bkt_param *p, size_t *first_p,
-                             size_t *count_p)
-{
-    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
-    size_t begin = 0, end = k->count;
-    for (int r = 0; k->shards != NULL && r <= b->rank; r++) {
-        begin = r > 0 ? begin + k->shards[r - 1] : 0;
-        end = begin + k->shards[r];
-    }
-    begin = begin > p->first ? begin - p->first : 0;
-    end = end > p->first ? end - p->first : 0;
-    end = end < p->count ? end : p->count;
-    *first_p = begin < end ? begin : 0;
-    *count_p = begin < end ? end - begin : 0;
-}
-
-/* A result is there: bring gradients back to their places. With b->lock. */
-static void dcommi_bkt_unpack(const dcomm_buckets *b, const dcommi_bkt *k)
-{
-    for (size_t i = 0; i < k->nparams && k->copies; i++) {
-        const dcommi_bkt_param *p = &b->params[k->params[i]];
-        size_t first, count, element = dcomm_dtype_size(p->dtype);
-        dcommi_bkt_owned(b, p, &first, &count);
-        if (p->grad != NULL && count > 0) {
-            memcpy(p->grad + first * element, dcommi_bkt_place(b, p) + first * element,
-                   count * element);
-        }
-    }
-}
 
 /* End bucket k if its result is there; else DCOMM_IN_PROGRESS. With b->lock. */
 static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
@@ -286,15 +310,21 @@ static dcomm_status dcommi_bkt_end(dcomm_buckets *b, dcommi_bkt *k)
         return here;
     }
     dcommi_run *run = &k->request->run;
-    if (atomic_load_explicit(&run->status, memory_order_acquire) == DCOMM_IN_PROGRESS) {
+    int ended = atomic_load_explicit(&run->status, memory_order_acquire);
+    dcomm_status status = ended == DCOMM_OK ? dcommi_bkt_settled(k) : DCOMM_OK;
+    if (ended == DCOMM_IN_PROGRESS || status == DCOMM_IN_PROGRESS) {
         return DCOMM_IN_PROGRESS;
     }
     k->done_at = run->ended_at;
-    dcomm_status status = dcomm_wait(&k->request);
+    if (status >= 0) { /* else it is for dcommi_bkt_drain */
+        status = dcomm_wait(&k->request);
+    }
+    if (status >= 0 && k->device == NULL) {
+        status = dcommi_bkt_unpack(b, k);
+    }
     if (status < 0) {
         return dcommi_bkt_fail(b, status);
     }
-    dcommi_bkt_unpack(b, k);
     atomic_store_explicit(&k->finished, true, memory_order_release);
     return DCOMM_OK;
 }
@@ -356,7 +386,7 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
             continue;
         }
         if (b->step.accumulate || b->opts.unused || p->touched) {
-            DCOMMI_TRY(dcommi_bkt_mark("dcomm_buckets_wait", b, i, DCOMMI_BKT_UNUSED));
+            DCOMMI_TRY(dcommi_bkt_mark("dcomm_buckets_wait", b, i, DCOMMI_BKT_UNUSED, NULL));
         } else {
             first = missing++ == 0 ? i : first;
         }

@@ -20,6 +20,7 @@ typedef struct dcommi_bkt_param {
     size_t count, bytes;
     dcomm_dtype dtype;
     bool aside;
+    size_t place;  /* 0: in host memory; else 1 + its device in dcomm_buckets.devices */
     size_t kind;   /* in dcomm_buckets.kinds */
     size_t bucket; /* that it is in ... */
     size_t first;  /* ... behind so many elements */
@@ -29,9 +30,19 @@ typedef struct dcommi_bkt_param {
     double ready_at;
 } dcommi_bkt_param;
 
+/* A device that gradients lie on. Its buckets take turns on a few streams: one that waits for other
+ * ranks may hold up what shares a hardware queue with it, the caller's streams too. */
+enum { DCOMMI_BKT_STREAMS = 4 };
+typedef struct dcommi_bkt_device {
+    int number;
+    dcommi_device_handle *handle; /* the context's */
+    void *streams[DCOMMI_BKT_STREAMS];
+} dcommi_bkt_device;
+
 /* What parameters of one bucket have in common. */
 typedef struct dcommi_bkt_kind {
     dcomm_dtype dtype;
+    size_t place;
     dcomm_codec *codec; /* NULL: exact */
     bool has_feedback;
     dcomm_feedback_opts feedback;
@@ -44,7 +55,9 @@ typedef struct dcommi_bkt {
     unsigned char *data;   /* what is summed */
     unsigned char *memory; /* its own; NULL: the gradients lie one behind another in the caller's */
     bool registered;
-    bool copies;           /* some gradients are gathered and scattered */
+    const dcommi_bkt_device *device; /* whose memory it is; NULL: the host's ... */
+    void *stream;                    /* ... on which all of its own is done, in this order */
+    bool copies;                     /* some gradients are gathered and scattered */
     size_t *shards;        /* [size] elements of each rank, in rank order; NULL: not sharded */
     unsigned char *values; /* where the parameters lie one behind another ... */
     unsigned char *values_memory; /* ... to which they are copied; NULL: the caller's own */
@@ -54,6 +67,7 @@ typedef struct dcommi_bkt {
     /* of the step under way */
     _Atomic size_t pending; /* gradients that are not ready */
     dcomm_request *request;
+    void *event; /* on its stream, behind the last copy */
     _Atomic bool started, finished;
     double ready_at, start_at, done_at;
 } dcommi_bkt;
@@ -107,6 +121,8 @@ struct dcomm_buckets {
     size_t nparams, bytes;
     dcommi_bkt_kind *kinds;
     size_t nkinds, kinds_capacity;
+    dcommi_bkt_device *devices; /* in the order in which parameters name them */
+    size_t ndevices, devices_capacity;
     dcommi_bkt_layout layout;
     int built;
     dcommi_bkt_loan *loans;

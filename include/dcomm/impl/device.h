@@ -106,6 +106,19 @@ typedef struct dcommi_device_calls {
     dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
+    /* What is called between them belongs to this device; enter gives leave what was before. */
+    int (*enter)(int device);
+    void (*leave)(int device, int before);
+    /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
+     * the caller's without holding that up. Memory is taken and given back in their order. after:
+     * what is put on it from now on waits for what the other stream holds now. */
+    dcomm_status (*own_open)(int device, void **stream_p);
+    void (*own_close)(int device, void *stream);
+    dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
+    void (*own_release)(int device, void *stream, void *memory);
+    dcomm_status (*own_copy)(int device, void *stream, void *dst, const void *src, size_t len);
+    dcomm_status (*own_zero)(int device, void *stream, void *dst, size_t len);
+    dcomm_status (*own_after)(int device, void *stream, void *other);
 } dcommi_device_calls;
 
 #endif

@@ -294,7 +294,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
     if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
         (void)cudaGetLastError();
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: opts.stream is being captured into a graph, which cannot hold what "
+                           "%s: the stream is being captured into a graph, which cannot hold what "
                            "ranks do together; end the capture before the call",
                            name);
     }
@@ -335,7 +335,7 @@ static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **eve
         }
     }
     dcommi_cuda_leave(device, before);
-    DCOMMI_CUDA_TRY(error, "opts.stream: cudaEventRecord");
+    DCOMMI_CUDA_TRY(error, "the caller's stream: cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
 }
@@ -357,6 +357,76 @@ static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic ui
     return error == 0 ? DCOMM_OK
                       : dcommi_fail(DCOMM_ERR_SYSTEM, "opts.stream: cuStreamWaitValue32 returns %d",
                                     error);
+}
+
+/* ---- streams of our own, beside the queues ---- */
+
+static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
+{
+    cudaStream_t stream = NULL;
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    dcommi_cuda_leave(device, before);
+    DCOMMI_CUDA_TRY(error, "cudaStreamCreateWithFlags");
+    *stream_p = stream;
+    return DCOMM_OK;
+}
+
+static void dcommi_cuda_own_close(int device, void *stream)
+{
+    int before = dcommi_cuda_enter(device);
+    (void)cudaStreamDestroy((cudaStream_t)stream);
+    dcommi_cuda_leave(device, before);
+}
+
+static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
+                                          void **memory_p)
+{
+    int before = dcommi_cuda_enter(d->number);
+    cudaError_t error =
+        cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool, (cudaStream_t)stream);
+    dcommi_cuda_leave(d->number, before);
+    DCOMMI_CUDA_TRY(error, "cudaMallocFromPoolAsync");
+    return DCOMM_OK;
+}
+
+static void dcommi_cuda_own_release(int device, void *stream, void *memory)
+{
+    int before = dcommi_cuda_enter(device);
+    (void)cudaFreeAsync(memory, (cudaStream_t)stream);
+    dcommi_cuda_leave(device, before);
+}
+
+static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, const void *src,
+                                         size_t len)
+{
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
+    dcommi_cuda_leave(device, before);
+    DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, size_t len)
+{
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
+    dcommi_cuda_leave(device, before);
+    DCOMMI_CUDA_TRY(error, "cudaMemsetAsync");
+    return DCOMM_OK;
+}
+
+/* The event may be destroyed at once: the wait has its own share in it. */
+static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
+{
+    void *event = NULL;
+    DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
+    dcommi_cuda_leave(device, before);
+    dcommi_cuda_stream_unmark(event);
+    DCOMMI_CUDA_TRY(error, "cudaStreamWaitEvent");
+    return DCOMM_OK;
 }
 
 static int dcommi_cuda_current(void)
@@ -385,6 +455,15 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .stream_mark = dcommi_cuda_stream_mark,
     .stream_unmark = dcommi_cuda_stream_unmark,
     .stream_hold = dcommi_cuda_stream_hold,
+    .enter = dcommi_cuda_enter,
+    .leave = dcommi_cuda_leave,
+    .own_open = dcommi_cuda_own_open,
+    .own_close = dcommi_cuda_own_close,
+    .own_alloc = dcommi_cuda_own_alloc,
+    .own_release = dcommi_cuda_own_release,
+    .own_copy = dcommi_cuda_own_copy,
+    .own_zero = dcommi_cuda_own_zero,
+    .own_after = dcommi_cuda_own_after,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 

@@ -102,6 +102,14 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     if (status >= 0 && b->watched) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: the buckets have a scaler");
     }
+    for (size_t i = 0; i < b->nparams && status >= 0; i++) {
+        if (b->params[i].place > 0) {
+            status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                 "dcomm_scaler_create: parameter %zu, \"%s\", lies on device %d, "
+                                 "and a scaler looks at gradients in host memory alone",
+                                 i, b->params[i].name, b->devices[b->params[i].place - 1].number);
+        }
+    }
     if (status >= 0 && b->sights == NULL &&
         (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;

@@ -1,0 +1,323 @@
+/* test_device_bucket.c - gradient buckets in device memory: sums are right whatever the order of
+ * readiness, the streams and what they still hold; accumulation, unused parameters, weights,
+ * shards; the caller's streams wait for no rank. */
+#define _GNU_SOURCE
+#include "device_buckets.h"
+
+#include <criterion/criterion.h>
+
+static void on(int n, procs_fn fn)
+{
+    for (int threads = 0; threads < 2; threads++) {
+        bool t = threads;
+        cr_assert_eq(device_run(n, threads, 80, fn, &t), 0, "%d ranks, %s", n,
+                     threads ? "threads" : "processes");
+    }
+}
+
+/* ---- all places, sizes, orders ---- */
+
+/* Which parameters share a bucket: of one device, which is the one that was asked for. */
+static void expect_places(const device_set *d)
+{
+    for (size_t i = 0; i < d->t.n; i++) {
+        dcomm_bucket_info info;
+        size_t k = 0, first = 0;
+        RANKS_OK(dcomm_bucket_of(d->t.b, i, &k, &first));
+        RANKS_OK(dcomm_bucket_get_info(d->t.b, k, &info));
+        PROCS_CHECK(info.device == d->device[i] || d->t.params[i].count == 0,
+                    "parameter %zu, of device %d, is in a bucket of device %d", i, d->device[i],
+                    info.device);
+        PROCS_TRUE(dcomm_bucket_grad(d->t.b, i) == d->t.params[i].grad);
+    }
+}
+
+static int sums(int rank, int n, procs_shared *s, void *arg)
+{
+    const size_t sizes[] = {1, 700, 20000, 0};
+    static const device_places places[] = {ALL_ON_ONE, HOST_TOO, TWO_DEVICES};
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    uint64_t seed = (uint64_t)rank + 11;
+    device_late(rank);
+    for (int round = 0; round < 9; round++) {
+        device_set *d = device_set_new(comm, 14, round % 4 == 3 ? 30000 : 900, round % 2 == 0,
+                                       places[round % 3], (uint64_t)round);
+        dcomm_buckets_opts opts = {.bucket_bytes = sizes[round % 4],
+                                   .first_bytes = round % 3 == 0 ? 300 : 0,
+                                   .sum = n == 3 || round % 2 == 0,
+                                   .registered = round % 3 == 1,
+                                   .rebuild = round % 4 == 1,
+                                   .coll.deterministic = round % 5 == 2};
+        set_make(&d->t, &opts);
+        for (int step = 0; step < 3; step++) {
+            device_set_backward(d, step, &seed);
+            if (step == 1) {
+                size_t one = ranks_random(&seed) % d->t.n;
+                RANKS_OK(dcomm_bucket_wait(d->t.b, one));
+                device_set_compare(d, one, step);
+            }
+            RANKS_OK(dcomm_buckets_wait(d->t.b));
+            device_set_compare_all(d, step);
+            expect_places(d);
+        }
+        if (round < 3) {
+            RANKS_OK(dcomm_buckets_calibrate(d->t.b, 1));
+        }
+        device_set_end(d);
+    }
+    return ranks_leave(&comm);
+}
+
+Test(device_bucket, sums, .timeout = 300)
+{
+    for (int n = 1; n <= 4; n++) {
+        on(n, sums);
+    }
+}
+
+/* Two allocations that may lie side by side are two: no copy goes from one into the other. */
+static int side_by_side(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 1024 };
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    dcomm_bucket_param params[2];
+    dcomm_buckets *b = NULL;
+    float host[COUNT];
+    for (size_t i = 0; i < 2; i++) {
+        void *grad = NULL;
+        CUDA_OK(cudaMalloc(&grad, sizeof host));
+        for (size_t j = 0; j < COUNT; j++) {
+            host[j] = (float)set_value(i, j, rank, 0);
+        }
+        CUDA_OK(cudaMemcpy(grad, host, sizeof host, cudaMemcpyHostToDevice));
+        params[i] = (dcomm_bucket_param){.grad = grad, .count = COUNT, .dtype = DCOMM_F32};
+    }
+    RANKS_OK(dcomm_buckets_create(comm, params, 2, &(dcomm_buckets_opts){.sum = true}, &b));
+    RANKS_OK(dcomm_bucket_ready(b, 0, NULL));
+    RANKS_OK(dcomm_bucket_ready(b, 1, NULL));
+    RANKS_OK(dcomm_buckets_wait(b));
+    for (size_t i = 0; i < 2; i++) {
+        CUDA_OK(cudaMemcpy(host, params[i].grad, sizeof host, cudaMemcpyDeviceToHost));
+        for (size_t j = 0; j < COUNT; j++) {
+            double want = set_value(i, j, 0, 0) + set_value(i, j, 1, 0);
+            PROCS_TRUE((double)host[j] == want);
+        }
+    }
+    RANKS_OK(dcomm_buckets_destroy(&b));
+    CUDA_OK(cudaFree(params[0].grad));
+    CUDA_OK(cudaFree(params[1].grad));
+    return ranks_leave(&comm);
+}
+
+Test(device_bucket, side_by_side, .timeout = 60)
+{
+    on(2, side_by_side);
+}
+
+/* ---- the caller's streams ---- */
+
+/* Rank 0 marks all behind slow work, without waiting for it; then its stream comes to an end while
+ * the others have marked nothing. */
+static int free_to_go(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    device_set *d = device_set_new(comm, 12, 5000, false, ALL_ON_ONE, 3);
+    dcomm_buckets_opts opts = {.bucket_bytes = 8192, .sum = true};
+    set_make(&d->t, &opts);
+    for (int step = 0; step < 2; step++) {
+        device_slow slow = {.ms = 150}, after = {.ms = 1};
+        cudaStream_t stream = d->streams[0][0];
+        if (rank != 0) {
+            RANKS_OK(dcomm_barrier(comm, NULL));
+        }
+        CUDA_OK(cudaLaunchHostFunc(stream, device_slow_work, &slow));
+        for (size_t i = d->t.n; i-- > 0;) {
+            device_set_compute(d, i, step, false, stream);
+            RANKS_OK(dcomm_bucket_ready(d->t.b, i, stream));
+        }
+        PROCS_CHECK(atomic_load(&slow.over) == 0, "a mark has waited for the stream");
+        CUDA_OK(cudaLaunchHostFunc(stream, device_slow_work, &after));
+        CUDA_OK(cudaStreamSynchronize(stream));
+        PROCS_TRUE(atomic_load(&slow.over) && atomic_load(&after.over));
+        if (rank == 0) {
+            RANKS_OK(dcomm_barrier(comm, NULL));
+        }
+        RANKS_OK(dcomm_buckets_wait(d->t.b));
+        device_set_compare_all(d, step);
+    }
+    device_set_end(d);
+    return ranks_leave(&comm);
+}
+
+Test(device_bucket, free_to_go, .timeout = 120)
+{
+    on(2, free_to_go);
+    on(3, free_to_go);
+}
+
+/* ---- steps that are not ordinary ---- */
+
+/* Parameter 2 has a gradient in the first of two steps alone, 3 in none. */
+static int accumulated(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    device_set *d = device_set_new(comm, 8, 3000, false, HOST_TOO, 4);
+    dcomm_buckets_opts opts = {.bucket_bytes = 6000, .sum = true};
+    device_late(rank);
+    set_make(&d->t, &opts);
+    for (int round = 0; round < 3; round++) {
+        device_slow slow[2] = {{.ms = 20}, {.ms = 10}};
+        for (int step = 0; step < 2; step++) {
+            dcomm_buckets_step how = {.accumulate = step == 0};
+            RANKS_OK(dcomm_buckets_begin(d->t.b, &how));
+            CUDA_OK(cudaLaunchHostFunc(d->streams[0][step], device_slow_work, &slow[step]));
+            for (size_t i = 0; i < d->t.n; i++) {
+                cudaStream_t stream = d->streams[0][step];
+                if (i == 3) {
+                    RANKS_OK(dcomm_bucket_unused(d->t.b, i));
+                } else if (i != 2 || step == 0) {
+                    if (step == 1) { /* one behind the other, as a backward pass is */
+                        CUDA_OK(cudaStreamSynchronize(d->streams[0][0]));
+                    }
+                    device_set_compute(d, i, step, step == 1, stream);
+                    RANKS_OK(dcomm_bucket_ready(d->t.b, i, d->device[i] < 0 ? NULL : stream));
+                }
+            }
+            RANKS_OK(dcomm_buckets_wait(d->t.b));
+        }
+        for (size_t i = 0; i < d->t.n; i++) {
+            const unsigned char *got = device_set_result(d, i);
+            for (size_t j = 0; j < d->t.params[i].count; j++) {
+                double want = i == 3 ? 0 : set_sum(&d->t, i, j, 0);
+                want += i == 2 || i == 3 ? 0 : set_sum(&d->t, i, j, 1);
+                PROCS_CHECK(ranks_get(got, j, DCOMM_F32) == want, "parameter %zu, element %zu: %g",
+                            i, j, ranks_get(got, j, DCOMM_F32));
+            }
+        }
+    }
+    device_set_end(d);
+    return ranks_leave(&comm);
+}
+
+Test(device_bucket, accumulated, .timeout = 120)
+{
+    on(2, accumulated);
+    on(3, accumulated);
+}
+
+/* Weights; and a rank of weight 0 has NaN in its gradients, which nobody sees. */
+static int weighted(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    device_set *d = device_set_new(comm, 9, 2000, false, HOST_TOO, 5);
+    dcomm_buckets_opts opts = {.bucket_bytes = 5000, .weighted = true};
+    uint64_t seed = (uint64_t)rank + 1;
+    set_make(&d->t, &opts);
+    for (int step = 0; step < 2; step++) {
+        dcomm_buckets_step how = {.weight = set_weight(rank, n)};
+        RANKS_OK(dcomm_buckets_begin(d->t.b, &how));
+        device_set_backward(d, step, &seed);
+        RANKS_OK(dcomm_buckets_wait(d->t.b));
+        device_set_compare_all(d, step);
+    }
+    dcomm_buckets_step how = {.weight = rank == 0 ? 0 : 2};
+    RANKS_OK(dcomm_buckets_begin(d->t.b, &how));
+    for (size_t i = 0; i < d->t.n; i++) {
+        device_set_compute(d, i, 7, false, d->streams[0][0]);
+        if (rank == 0 && d->device[i] >= 0) {
+            CUDA_OK(cudaMemsetAsync(d->there[i], 0xff, d->t.params[i].count * 4, d->streams[0][0]));
+        }
+        RANKS_OK(dcomm_bucket_ready(d->t.b, i, d->device[i] < 0 ? NULL : d->streams[0][0]));
+    }
+    RANKS_OK(dcomm_buckets_wait(d->t.b));
+    for (size_t i = 0; i < d->t.n; i++) {
+        const unsigned char *got = device_set_result(d, i);
+        for (size_t j = 0; j < d->t.params[i].count; j++) {
+            double want = 0;
+            for (int r = 1; r < n; r++) {
+                want += set_value(i, j, r, 7) / (n - 1);
+            }
+            PROCS_CHECK(ranks_get(got, j, DCOMM_F32) == want, "parameter %zu, element %zu: %g", i,
+                        j, ranks_get(got, j, DCOMM_F32));
+        }
+    }
+    device_set_end(d);
+    return ranks_leave(&comm);
+}
+
+Test(device_bucket, weighted, .timeout = 120)
+{
+    on(2, weighted);
+    on(3, weighted);
+}
+
+/* Small whole numbers are exact in f16, so a codec's sum is, too: it is made on the device. */
+static int compressed(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    device_set *d = device_set_new(comm, 10, 6000, false, HOST_TOO, 6);
+    dcomm_buckets_opts opts = {.bucket_bytes = 30000, .sum = true, .unused = true, .codec = "f16"};
+    uint64_t seed = (uint64_t)rank + 1;
+    set_make(&d->t, &opts);
+    for (int step = 0; step < 2; step++) {
+        device_set_backward(d, step, &seed);
+        RANKS_OK(dcomm_buckets_wait(d->t.b));
+        device_set_compare_all(d, step);
+    }
+    RANKS_OK(dcomm_buckets_wait(d->t.b)); /* nobody has marked anything */
+    for (size_t i = 0; i < d->t.n; i++) {
+        const unsigned char *got = device_set_result(d, i);
+        for (size_t j = 0; j < d->t.params[i].count; j++) {
+            PROCS_TRUE(ranks_get(got, j, DCOMM_F32) == 0);
+        }
+    }
+    device_set_end(d);
+    return ranks_leave(&comm);
+}
+
+Test(device_bucket, compressed, .timeout = 120)
+{
+    on(2, compressed);
+}
+
+/* ---- shards ---- */
+
+/* The owner's part of the sum goes by way of its part of the value to all ranks. */
+static int sharded(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    device_set *d = device_set_new(comm, 9, 2000, false, HOST_TOO, 8);
+    dcomm_buckets_opts opts = {.bucket_bytes = 9000, .sum = true, .sharded = true};
+    uint64_t seed = (uint64_t)rank + 1;
+    for (size_t i = 0; i < d->t.n; i++) {
+        d->values[i] = device_memory(d->device[i], d->t.params[i].count * 4);
+        d->t.params[i].value = d->values[i];
+    }
+    device_late(rank);
+    set_make(&d->t, &opts);
+    for (int step = 0; step < 3; step++) {
+        device_set_backward(d, step, &seed);
+        RANKS_OK(dcomm_buckets_wait(d->t.b));
+        for (size_t i = 0; i < d->t.n; i++) {
+            size_t first = 0, count = 0;
+            RANKS_OK(dcomm_bucket_owned(d->t.b, i, &first, &count));
+            CUDA_OK(cudaMemcpy(d->values[i] + 4 * first,
+                               (unsigned char *)d->t.params[i].grad + 4 * first, 4 * count,
+                               cudaMemcpyDefault));
+        }
+        RANKS_OK(dcomm_buckets_gather(d->t.b));
+        for (size_t i = 0; i < d->t.n; i++) { /* as if they were the gradients */
+            CUDA_OK(cudaMemcpy(d->t.params[i].grad, d->values[i], 4 * d->t.params[i].count,
+                               cudaMemcpyDefault));
+        }
+        device_set_compare_all(d, step);
+    }
+    device_set_end(d);
+    return ranks_leave(&comm);
+}
+
+Test(device_bucket, sharded, .timeout = 120)
+{
+    on(2, sharded);
+    on(3, sharded);
+}
