@@ -49586,14 +49586,15 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    char feedback[200], place[64] = "";
-    dcommi_bkt_feedback_text(&b->kinds[p->kind], feedback, sizeof feedback);
-    if (p->place > 0) { /* its number may differ */
-        snprintf(place, sizeof place, ", on the rank's device no. %zu,", p->place);
+    char more[200];
+    if (p->place > 0) { /* without feedback; the device's own number may differ */
+        snprintf(more, sizeof more, " on the rank's device no. %zu", p->place);
+    } else {
+        dcommi_bkt_feedback_text(&b->kinds[p->kind], more, sizeof more);
     }
-    snprintf(text, room, "\"%.80s\" of %zu %s%s%s with %.80s%s", p->name, p->count,
-             dcomm_dtype_name(p->dtype), place, p->aside ? ", aside," : "",
-             dcommi_bkt_codec_name(b, p), feedback);
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
+             more);
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with
@@ -52733,6 +52734,10 @@ static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
     return DCOMM_LINK_NEAR;
 }
 
+/* What a link lets pass at once in so small a part of the time that its rate would take is not held
+ * up by the rate: between two exchanges the experts are at work, and the link is not. */
+#define DCOMMI_MOE_BURST 10
+
 /* Seconds: the network for as long as its busiest port or rank, and memory for as long as the
  * busiest rank; the two one after the other, as the hierarchical form's are. Rows of `wire` bytes;
  * messages of a stage are under way at once. */
@@ -52757,8 +52762,12 @@ static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t, 
             memory, near_start + dcommi_curve_at(&near->message, dcommi_max64(in, out) * wire) +
                         dcommi_curve_at(&terrain->copy, (in + out) * wire));
     }
-    network = dcommi_max64(network, dcommi_curve_at(&far->shared, port));
-    network = dcommi_max64(network, dcommi_curve_at(&far->sustained, port));
+    int64_t at_once = dcommi_curve_at(&far->shared, port);
+    int64_t in_a_row = dcommi_curve_at(&far->sustained, port);
+    network = dcommi_max64(network, at_once);
+    if (at_once > in_a_row / DCOMMI_MOE_BURST) {
+        network = dcommi_max64(network, in_a_row);
+    }
     return (double)(network + memory) * 1e-12;
 }
 
@@ -59277,6 +59286,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_MESSAGE_MAX
 #undef DCOMMI_MODEL_MOST
 #undef DCOMMI_MOE_BLOCK
+#undef DCOMMI_MOE_BURST
 #undef DCOMMI_MOE_HEAD
 #undef DCOMMI_MOE_LANES
 #undef DCOMMI_MOE_MARGIN

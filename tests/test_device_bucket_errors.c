@@ -55,7 +55,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     not_made(comm, params, 2, NULL, DCOMM_ERR_INVALID, "not aligned to the 4 bytes");
     params[1].grad = rank == 0 ? host + COUNT : device;
     not_made(comm, params, 2, NULL, n > 1 ? DCOMM_ERR_MISMATCH : DCOMM_OK,
-             "of 5000 f32, on the rank's device no. 1, with no codec");
+             "of 5000 f32 with no codec on the rank's device no. 1");
     params[1].grad = device;
     params[0].value = host + COUNT;
     params[1].value = host + COUNT;

@@ -100,14 +100,15 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    char feedback[200], place[64] = "";
-    dcommi_bkt_feedback_text(&b->kinds[p->kind], feedback, sizeof feedback);
-    if (p->place > 0) { /* its number may differ */
-        snprintf(place, sizeof place, ", on the rank's device no. %zu,", p->place);
+    char more[200];
+    if (p->place > 0) { /* without feedback; the device's own number may differ */
+        snprintf(more, sizeof more, " on the rank's device no. %zu", p->place);
+    } else {
+        dcommi_bkt_feedback_text(&b->kinds[p->kind], more, sizeof more);
     }
-    snprintf(text, room, "\"%.80s\" of %zu %s%s%s with %.80s%s", p->name, p->count,
-             dcomm_dtype_name(p->dtype), place, p->aside ? ", aside," : "",
-             dcommi_bkt_codec_name(b, p), feedback);
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
+             more);
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with

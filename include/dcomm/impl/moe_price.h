@@ -145,6 +145,10 @@ static int dcommi_moe_near(const dcomm_moe *m, const dcommi_terrain *terrain)
     return DCOMM_LINK_NEAR;
 }
 
+/* What a link lets pass at once in so small a part of the time that its rate would take is not held
+ * up by the rate: between two exchanges the experts are at work, and the link is not. */
+#define DCOMMI_MOE_BURST 10
+
 /* Seconds: the network for as long as its busiest port or rank, and memory for as long as the
  * busiest rank; the two one after the other, as the hierarchical form's are. Rows of `wire` bytes;
  * messages of a stage are under way at once. */
@@ -169,8 +173,12 @@ static double dcommi_moe_price(const dcomm_moe *m, const dcommi_moe_traffic *t, 
             memory, near_start + dcommi_curve_at(&near->message, dcommi_max64(in, out) * wire) +
                         dcommi_curve_at(&terrain->copy, (in + out) * wire));
     }
-    network = dcommi_max64(network, dcommi_curve_at(&far->shared, port));
-    network = dcommi_max64(network, dcommi_curve_at(&far->sustained, port));
+    int64_t at_once = dcommi_curve_at(&far->shared, port);
+    int64_t in_a_row = dcommi_curve_at(&far->sustained, port);
+    network = dcommi_max64(network, at_once);
+    if (at_once > in_a_row / DCOMMI_MOE_BURST) {
+        network = dcommi_max64(network, in_a_row);
+    }
     return (double)(network + memory) * 1e-12;
 }
 
