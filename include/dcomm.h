@@ -2165,8 +2165,8 @@ typedef struct dcomm_moe_stats {
                                dispatched into the order of ranks, and then of experts, ... */
     uint64_t permute_bytes; /* ... and the bytes of those rows, each copy counted once */
     bool hier;              /* the form that this routing takes */
-    double flat_s, hier_s;  /* what the model says a dispatch takes, and hier_s with half of what
-                               gates are told, once for dispatch and combine; 0: not priced */
+    double flat_s, hier_s;  /* what the model says a dispatch takes, hier_s with what gates are told
+                               before; 0: not priced */
 } dcomm_moe_stats;
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
 
@@ -52783,7 +52783,7 @@ static void dcommi_moe_choose(dcomm_moe *m)
     if (m->host[0] != NULL) {
         dcommi_comm_lock(m->comm); /* the numbers may be given anew by another thread */
         dcommi_moe_tell_traffic(m, t);
-        s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told) / 2;
+        s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told); /* whole: nothing hides it */
         dcommi_moe_hier_traffic(m, t);
         s->hier_s += dcommi_moe_price(m, t, (int64_t)m->wire);
         dcommi_moe_flat_traffic(m, t);

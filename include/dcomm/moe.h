@@ -182,8 +182,8 @@ typedef struct dcomm_moe_stats {
                                dispatched into the order of ranks, and then of experts, ... */
     uint64_t permute_bytes; /* ... and the bytes of those rows, each copy counted once */
     bool hier;              /* the form that this routing takes */
-    double flat_s, hier_s;  /* what the model says a dispatch takes, and hier_s with half of what
-                               gates are told, once for dispatch and combine; 0: not priced */
+    double flat_s, hier_s;  /* what the model says a dispatch takes, hier_s with what gates are told
+                               before; 0: not priced */
 } dcomm_moe_stats;
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
 

@@ -194,7 +194,7 @@ static void dcommi_moe_choose(dcomm_moe *m)
     if (m->host[0] != NULL) {
         dcommi_comm_lock(m->comm); /* the numbers may be given anew by another thread */
         dcommi_moe_tell_traffic(m, t);
-        s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told) / 2;
+        s->hier_s = dcommi_moe_price(m, t, 2 * sizeof *m->told); /* whole: nothing hides it */
         dcommi_moe_hier_traffic(m, t);
         s->hier_s += dcommi_moe_price(m, t, (int64_t)m->wire);
         dcommi_moe_flat_traffic(m, t);
