@@ -27314,11 +27314,15 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
     }
 }
 
-/* A piece of the result, kept out of the caches. */
-static void dcommi_result_past(dcommi_run *run, void *dst, const void *src, size_t len)
+/* A piece of a result; `past`: kept out of the caches. */
+static void dcommi_result_copy(dcommi_run *run, void *dst, const void *src, size_t len, bool past)
 {
-    run->comm->context->open_stores = true;
-    dcommi_host_copy_open(dst, src, len);
+    if (past && dst != src) {
+        run->comm->context->open_stores = true;
+        dcommi_host_copy_open(dst, src, len);
+    } else {
+        dcommi_host_copy(dst, src, len);
+    }
 }
 
 /* ---- receiving ---- */
@@ -27385,7 +27389,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
         status = dcommi_fold_whole(move, message, len);
     } else if (message != move->buf && len > 0) {
         if (move->past) {
-            dcommi_result_past(move->run, move->buf, message, len);
+            dcommi_result_copy(move->run, move->buf, message, len, true);
         } else {
             memcpy(move->buf, message, len);
         }
@@ -27436,11 +27440,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
         if (move->kind == DCOMMI_MOVE_FOLD) {
             return dcommi_fold_whole(move, mapped, len);
         }
-        if (move->past) {
-            dcommi_result_past(move->run, move->buf, mapped, len);
-        } else {
-            dcommi_host_copy(move->buf, mapped, len);
-        }
+        dcommi_result_copy(move->run, move->buf, mapped, len, move->past);
         return DCOMM_OK;
     }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
@@ -27804,11 +27804,7 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool pas
     if (fold) {
         return dcommi_fold_pieces(lane, dst, past, src, n, len, final);
     }
-    if (past) {
-        dcommi_result_past(lane->frame->run, dst, src[0], len);
-    } else {
-        dcommi_host_copy(dst, src[0], len);
-    }
+    dcommi_result_copy(lane->frame->run, dst, src[0], len, past);
     return DCOMM_OK;
 }
 
@@ -29140,12 +29136,7 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
             async);
     }
     if (!fold) {
-        const uint8_t *from = context->pieces[0].local;
-        if (past && dst != from) {
-            dcommi_result_past(frame->run, dst, from, len);
-        } else {
-            dcommi_host_copy(dst, from, len);
-        }
+        dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, past);
         return DCOMMI_NEXT;
     }
     for (size_t i = 0; i < n; i++) {
@@ -40152,10 +40143,9 @@ static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, in
                                     int64_t at, int64_t bytes)
 {
     dcommi_shape sub = *s;
-    dcommi_builder inner;
-    dcomm_plan *plan = NULL;
     bool near = s->groups != NULL && s->groups->count[0] == 1;
     sub.count = (size_t)bytes / sizeof(float);
+    sub.dtype = DCOMM_F32;
     sub.op = DCOMM_SUM;
     sub.in_place = true;
     sub.coding = NULL;
@@ -40163,19 +40153,9 @@ static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, in
     if (!near && dcommi_coded_linear_even(s)) {
         choice = (dcommi_hier_choice){"hier", dcommi_hier_allreduce};
     }
-    if (bytes == 0 || b->status < 0) {
-        return;
-    }
-    dcommi_build_begin(&inner, choice.name, s->rank, s->nranks, DCOMM_F32, DCOMM_SUM);
-    inner.head.in_bytes = inner.head.out_bytes = bytes;
-    dcomm_status status = choice.make(&sub, &inner);
-    if (status < 0) {
-        dcommi_build_discard(&inner);
-    } else {
-        status = dcommi_build_finish(&inner, &plan);
-    }
-    if (status < 0) {
-        dcommi_build_error(b, status);
+    dcomm_plan *plan =
+        bytes > 0 ? dcommi_sub_plan(b, &sub, choice.name, choice.make, bytes, bytes) : NULL;
+    if (plan == NULL) {
         return;
     }
     dcomm_operand values = dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes);
@@ -52277,20 +52257,28 @@ static inline size_t *dcommi_moe_matrix(const dcommi_moe_stage *s, int chunk)
     return s->matrix + (size_t)chunk * (size_t)s->n * (size_t)s->n;
 }
 
+/* What rank `me` of n sends each and gets from each, of what each sends each. */
+static void dcommi_moe_own_counts(const size_t *matrix, int n, int me, size_t *send, size_t *recv)
+{
+    for (int r = 0; r < n; r++) {
+        send[r] = matrix[me * n + r];
+        recv[r] = matrix[r * n + me];
+    }
+}
+
 /* From the matrix: counts, displacements and firsts, and room for entries and lists. */
 static dcomm_status dcommi_moe_stage_lay(const dcomm_moe *m, dcommi_moe_stage *s, size_t sources)
 {
-    size_t n = (size_t)s->n, me = (size_t)s->comm[0]->rank;
+    size_t n = (size_t)s->n;
     for (int c = 0; c < m->opts.chunks; c++) {
-        const size_t *matrix = dcommi_moe_matrix(s, c);
         size_t sent = 0, received = 0, row = (size_t)c * n;
-        for (size_t r = 0; r < n; r++) {
-            s->send[row + r] = matrix[me * n + r];
-            s->recv[row + r] = matrix[r * n + me];
-            s->send_at[row + r] = sent;
-            s->recv_at[row + r] = received;
-            sent += s->send[row + r];
-            received += s->recv[row + r];
+        dcommi_moe_own_counts(dcommi_moe_matrix(s, c), s->n, s->comm[0]->rank, s->send + row,
+                              s->recv + row);
+        for (size_t r = row; r < row + n; r++) {
+            s->send_at[r] = sent;
+            s->recv_at[r] = received;
+            sent += s->send[r];
+            received += s->recv[r];
         }
         s->send_first[c + 1] = s->send_first[c] + sent;
         s->recv_first[c + 1] = s->recv_first[c] + received;
@@ -52990,9 +52978,8 @@ static dcomm_status dcommi_moe_tell(dcomm_moe *m)
             all[from * m->size + to] = 2 * dcommi_moe_told_between(m, from, to, 0, m->opts.chunks);
         }
     }
+    dcommi_moe_own_counts(all, m->size, m->rank, send, recv);
     for (int r = 0; r < m->size; r++) {
-        send[r] = all[m->rank * m->size + r];
-        recv[r] = all[r * m->size + m->rank];
         send_at[r] = sent;
         recv_at[r] = received;
         sent += send[r];
@@ -53372,10 +53359,7 @@ static dcomm_status dcommi_moe_return_dots(dcomm_moe *m, int c)
             all[gate * m->size + from] = dcommi_moe_told_between(m, from, gate, c, c + 1);
         }
     }
-    for (int r = 0; r < m->size; r++) {
-        send[r] = all[m->rank * m->size + r];
-        recv[r] = all[r * m->size + m->rank];
-    }
+    dcommi_moe_own_counts(all, m->size, m->rank, send, recv);
     for (int h = 0; h < m->nhosts; h++) {
         recv_at[m->gate[h]] = dcommi_moe_told_before(m, h, c);
     }

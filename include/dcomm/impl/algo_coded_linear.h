@@ -34,10 +34,9 @@ static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, in
                                     int64_t at, int64_t bytes)
 {
     dcommi_shape sub = *s;
-    dcommi_builder inner;
-    dcomm_plan *plan = NULL;
     bool near = s->groups != NULL && s->groups->count[0] == 1;
     sub.count = (size_t)bytes / sizeof(float);
+    sub.dtype = DCOMM_F32;
     sub.op = DCOMM_SUM;
     sub.in_place = true;
     sub.coding = NULL;
@@ -45,19 +44,9 @@ static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, in
     if (!near && dcommi_coded_linear_even(s)) {
         choice = (dcommi_hier_choice){"hier", dcommi_hier_allreduce};
     }
-    if (bytes == 0 || b->status < 0) {
-        return;
-    }
-    dcommi_build_begin(&inner, choice.name, s->rank, s->nranks, DCOMM_F32, DCOMM_SUM);
-    inner.head.in_bytes = inner.head.out_bytes = bytes;
-    dcomm_status status = choice.make(&sub, &inner);
-    if (status < 0) {
-        dcommi_build_discard(&inner);
-    } else {
-        status = dcommi_build_finish(&inner, &plan);
-    }
-    if (status < 0) {
-        dcommi_build_error(b, status);
+    dcomm_plan *plan =
+        bytes > 0 ? dcommi_sub_plan(b, &sub, choice.name, choice.make, bytes, bytes) : NULL;
+    if (plan == NULL) {
         return;
     }
     dcomm_operand values = dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes);

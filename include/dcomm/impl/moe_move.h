@@ -281,10 +281,7 @@ static dcomm_status dcommi_moe_return_dots(dcomm_moe *m, int c)
             all[gate * m->size + from] = dcommi_moe_told_between(m, from, gate, c, c + 1);
         }
     }
-    for (int r = 0; r < m->size; r++) {
-        send[r] = all[m->rank * m->size + r];
-        recv[r] = all[r * m->size + m->rank];
-    }
+    dcommi_moe_own_counts(all, m->size, m->rank, send, recv);
     for (int h = 0; h < m->nhosts; h++) {
         recv_at[m->gate[h]] = dcommi_moe_told_before(m, h, c);
     }

@@ -193,9 +193,8 @@ static dcomm_status dcommi_moe_tell(dcomm_moe *m)
             all[from * m->size + to] = 2 * dcommi_moe_told_between(m, from, to, 0, m->opts.chunks);
         }
     }
+    dcommi_moe_own_counts(all, m->size, m->rank, send, recv);
     for (int r = 0; r < m->size; r++) {
-        send[r] = all[m->rank * m->size + r];
-        recv[r] = all[r * m->size + m->rank];
         send_at[r] = sent;
         recv_at[r] = received;
         sent += send[r];

@@ -48,20 +48,28 @@ static inline size_t *dcommi_moe_matrix(const dcommi_moe_stage *s, int chunk)
     return s->matrix + (size_t)chunk * (size_t)s->n * (size_t)s->n;
 }
 
+/* What rank `me` of n sends each and gets from each, of what each sends each. */
+static void dcommi_moe_own_counts(const size_t *matrix, int n, int me, size_t *send, size_t *recv)
+{
+    for (int r = 0; r < n; r++) {
+        send[r] = matrix[me * n + r];
+        recv[r] = matrix[r * n + me];
+    }
+}
+
 /* From the matrix: counts, displacements and firsts, and room for entries and lists. */
 static dcomm_status dcommi_moe_stage_lay(const dcomm_moe *m, dcommi_moe_stage *s, size_t sources)
 {
-    size_t n = (size_t)s->n, me = (size_t)s->comm[0]->rank;
+    size_t n = (size_t)s->n;
     for (int c = 0; c < m->opts.chunks; c++) {
-        const size_t *matrix = dcommi_moe_matrix(s, c);
         size_t sent = 0, received = 0, row = (size_t)c * n;
-        for (size_t r = 0; r < n; r++) {
-            s->send[row + r] = matrix[me * n + r];
-            s->recv[row + r] = matrix[r * n + me];
-            s->send_at[row + r] = sent;
-            s->recv_at[row + r] = received;
-            sent += s->send[row + r];
-            received += s->recv[row + r];
+        dcommi_moe_own_counts(dcommi_moe_matrix(s, c), s->n, s->comm[0]->rank, s->send + row,
+                              s->recv + row);
+        for (size_t r = row; r < row + n; r++) {
+            s->send_at[r] = sent;
+            s->recv_at[r] = received;
+            sent += s->send[r];
+            received += s->recv[r];
         }
         s->send_first[c + 1] = s->send_first[c] + sent;
         s->recv_first[c + 1] = s->recv_first[c] + received;

@@ -369,11 +369,15 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
     }
 }
 
-/* A piece of the result, kept out of the caches. */
-static void dcommi_result_past(dcommi_run *run, void *dst, const void *src, size_t len)
+/* A piece of a result; `past`: kept out of the caches. */
+static void dcommi_result_copy(dcommi_run *run, void *dst, const void *src, size_t len, bool past)
 {
-    run->comm->context->open_stores = true;
-    dcommi_host_copy_open(dst, src, len);
+    if (past && dst != src) {
+        run->comm->context->open_stores = true;
+        dcommi_host_copy_open(dst, src, len);
+    } else {
+        dcommi_host_copy(dst, src, len);
+    }
 }
 
 /* ---- receiving ---- */
@@ -440,7 +444,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
         status = dcommi_fold_whole(move, message, len);
     } else if (message != move->buf && len > 0) {
         if (move->past) {
-            dcommi_result_past(move->run, move->buf, message, len);
+            dcommi_result_copy(move->run, move->buf, message, len, true);
         } else {
             memcpy(move->buf, message, len);
         }
@@ -491,11 +495,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
         if (move->kind == DCOMMI_MOVE_FOLD) {
             return dcommi_fold_whole(move, mapped, len);
         }
-        if (move->past) {
-            dcommi_result_past(move->run, move->buf, mapped, len);
-        } else {
-            dcommi_host_copy(move->buf, mapped, len);
-        }
+        dcommi_result_copy(move->run, move->buf, mapped, len, move->past);
         return DCOMM_OK;
     }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);

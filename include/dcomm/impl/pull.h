@@ -131,11 +131,7 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool pas
     if (fold) {
         return dcommi_fold_pieces(lane, dst, past, src, n, len, final);
     }
-    if (past) {
-        dcommi_result_past(lane->frame->run, dst, src[0], len);
-    } else {
-        dcommi_host_copy(dst, src[0], len);
-    }
+    dcommi_result_copy(lane->frame->run, dst, src[0], len, past);
     return DCOMM_OK;
 }
 

@@ -221,12 +221,7 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
             async);
     }
     if (!fold) {
-        const uint8_t *from = context->pieces[0].local;
-        if (past && dst != from) {
-            dcommi_result_past(frame->run, dst, from, len);
-        } else {
-            dcommi_host_copy(dst, from, len);
-        }
+        dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, past);
         return DCOMMI_NEXT;
     }
     for (size_t i = 0; i < n; i++) {
