@@ -1393,8 +1393,9 @@ typedef struct dcomm_coll_opts {
      * is chosen as for blocks of 64 KiB) */
     const size_t *matrix;
     bool registered; /* a promise that the buffers of all ranks are registered (mem.h), by which
-                        the algorithm is chosen. Nothing else depends on it: what is not
-                        registered after all is served, if slower (default: false) */
+                        the algorithm is chosen, and blocks of 4 to 32 KiB are read where they lie
+                        instead of sent. The same on all ranks. What is not registered after all is
+                        served, if slower (default: false) */
     bool huge_pages; /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
                         which are read by the kernel at up to twice the speed; registered says
                         more (default: false) */
@@ -34873,9 +34874,13 @@ static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
 {
     return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
 }
-/* Blocks up to this long travel as messages; longer ones are read where they lie. A constant, so
- * that every rank decides alike. */
-#define DCOMMI_PEER_READ_MIN 4097
+/* Blocks of one record of the transport's, at most, travel as messages; longer ones are read where
+ * they lie, for which ordinary memory needs the kernel. What needs it not is read sooner. Every
+ * rank decides alike, by what all have promised. */
+static inline bool dcommi_reads_peers(const dcommi_shape *s, int64_t block)
+{
+    return block > (s->memory >= DCOMMI_MEMORY_REGISTERED ? 4096 : DCOMMI_CHUNK_NEAR);
+}
 
 /* The rank at a position of the order that keeps neighbours together, and the reverse. */
 static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
@@ -35319,7 +35324,7 @@ static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
         return dcommi_a2a_linear_known(s, b, &a);
     }
     int64_t n = s->nranks, block = a.longest_send;
-    bool read = !a.send.listed && block >= DCOMMI_PEER_READ_MIN;
+    bool read = !a.send.listed && dcommi_reads_peers(s, block);
     if (s->in_place) {
         /* All of it has to leave before any of it may be overwritten. */
         int64_t aside = dcommi_build_scratch(b, n * block);
@@ -36757,7 +36762,7 @@ static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder
     int64_t bytes = dcommi_shape_bytes(s, s->count);
     dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
-    if (bytes >= DCOMMI_PEER_READ_MIN) {
+    if (dcommi_reads_peers(s, bytes)) {
         uint16_t slot = dcommi_build_slot(b);
         if (s->in_place) {
             /* Others still read the input while the result is written. */
@@ -36790,7 +36795,7 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder
     int64_t length = dcommi_min64(p.block, total - begin);
     dcomm_operand own = dcommi_span(input, begin, length);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, begin, length);
-    if (p.block >= DCOMMI_PEER_READ_MIN) {
+    if (dcommi_reads_peers(s, p.block)) {
         uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
         dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
         dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own, 0);
@@ -36838,7 +36843,7 @@ static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_b
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
     dcomm_operand own = dcommi_span(input, begin, length);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
-    if (longest >= DCOMMI_PEER_READ_MIN) {
+    if (dcommi_reads_peers(s, longest)) {
         uint16_t slot = dcommi_build_slot(b);
         int64_t total = n * blocks.stride;
         for (int64_t i = 0; blocks.listed && i < n; i++) {
@@ -36869,7 +36874,7 @@ static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builde
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
     dcommi_input in = dcommi_input_of(s, begin);
     dcomm_operand own = dcommi_span(in.space, in.base, length);
-    bool read = longest >= DCOMMI_PEER_READ_MIN;
+    bool read = dcommi_reads_peers(s, longest);
     uint16_t slot = read ? dcommi_build_slot(b) : 0;
     int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
     if (read) {
@@ -36956,7 +36961,7 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder 
 static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
-    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
+    bool root = s->rank == s->root, read = dcommi_reads_peers(s, total);
     dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
     if (read) {
@@ -36985,7 +36990,7 @@ static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *
 static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
-    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
+    bool root = s->rank == s->root, read = dcommi_reads_peers(s, total);
     uint16_t slot = read ? dcommi_build_slot(b) : 0, done = read ? dcommi_build_counter(b) : 0;
     int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
@@ -38060,7 +38065,7 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
 static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_builder *b)
 {
     int64_t longest = dcommi_longest(s, s->counts);
-    if (longest < DCOMMI_PEER_READ_MIN) {
+    if (!dcommi_reads_peers(s, longest)) {
         return dcommi_scatter_linear(s, b);
     }
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
@@ -38087,7 +38092,7 @@ static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_build
 static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcommi_builder *b)
 {
     int64_t n = s->nranks, longest = dcommi_longest(s, s->counts);
-    if (longest < DCOMMI_PEER_READ_MIN) {
+    if (!dcommi_reads_peers(s, longest)) {
         return dcommi_gather_linear(s, b);
     }
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
@@ -38130,14 +38135,13 @@ typedef struct dcommi_hier_choice {
  * what decides: the same on all ranks. */
 static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
 {
-    bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
+    bool small = bytes <= 4096, few = s->nranks <= 8;
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
         /* What counts between hosts is how much is sent in all. */
         DCOMMI_HIER_CHOICE(near && small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
-        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes < DCOMMI_PEER_READ_MIN, "one_shot",
-                           dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes <= 4096, "one_shot", dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(bytes <= (s->nranks == 2 ? 32768 : 8192), "recursive_doubling",
                            dcommi_doubling_allreduce)
         DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
@@ -45140,7 +45144,8 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
     }
     uint64_t h =
         dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
-    h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 | s->rank_order);
+    h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
+                          (uint64_t)(s->memory >= DCOMMI_MEMORY_REGISTERED) << 1 | s->rank_order);
     h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
     if (s->coding != NULL) {
         h = dcommi_mix(dcommi_mix(h, s->coding->hash), (uint64_t)(algo - dcommi_coded_table));
@@ -59278,7 +59283,6 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_NET_SPIN
 #undef DCOMMI_NORMAL_BITS
 #undef DCOMMI_PAST_RESULT
-#undef DCOMMI_PEER_READ_MIN
 #undef DCOMMI_PHILOX_M0
 #undef DCOMMI_PHILOX_M1
 #undef DCOMMI_PHILOX_W0

@@ -17,10 +17,11 @@ typedef struct call {
     int n, root, lanes;
     size_t count;
     int64_t chunk;
-    bool in_place, spread; /* spread: displacements with gaps */
-    int pattern;           /* of the counts of v-collectives */
-    bool half;             /* bf16 instead of f32 (checker only) */
-    int placement;         /* of the ranks; 0: nothing is known */
+    bool in_place, spread;     /* spread: displacements with gaps */
+    int pattern;               /* of the counts of v-collectives */
+    bool half;                 /* bf16 instead of f32 (checker only) */
+    int placement;             /* of the ranks; 0: nothing is known */
+    enum dcommi_memory memory; /* what is promised */
 } call;
 
 /* The arguments and buffers of all ranks. */
@@ -57,9 +58,9 @@ static const char *text_of(const call *c)
     static char text[256];
     snprintf(text, sizeof text,
              "coll %d %s: n %d count %zu chunk %" PRId64 " lanes %d root %d in_place %d pattern %d "
-             "spread %d placement %d",
+             "spread %d placement %d memory %d",
              c->algo->coll, c->algo->name, c->n, c->count, c->chunk, c->lanes, c->root, c->in_place,
-             c->pattern, c->spread, c->placement);
+             c->pattern, c->spread, c->placement, c->memory);
     return text;
 }
 
@@ -207,6 +208,7 @@ static void world_open(world *w, const call *c)
                               .in_place = c->in_place,
                               .lanes = c->lanes,
                               .chunk_bytes = c->chunk,
+                              .memory = c->memory,
                               .groups = groups,
                               .counts = a2av ? w->recv_counts[r] : w->counts,
                               .displs = a2av ? w->recv_displs[r] : w->displs,
@@ -454,6 +456,8 @@ static void try_placed(const dcommi_algo *algo, int n, int placement, int thin, 
                               .lanes = lanes,
                               .in_place = in_place,
                               .pattern = pattern,
+                              .memory =
+                                  pick % 2 == 0 ? DCOMMI_MEMORY_REGISTERED : DCOMMI_MEMORY_ANY,
                               .placement = placement,
                               .root = is_rooted(algo->coll) ? pick % n : 0,
                               .chunk = pick % 3 == 0      ? 0
@@ -504,6 +508,7 @@ Test(algorithms, checked_up_to_64_ranks, .timeout = 240)
                       .lanes = 1 + n % 2,
                       .root = is_rooted(algo->coll) ? (i * 7) % n : 0,
                       .pattern = (n + i) % 4,
+                      .memory = i % 4 < 3 ? DCOMMI_MEMORY_REGISTERED : DCOMMI_MEMORY_ANY,
                       .chunk = i % 3 == 2 ? 1500 : 0,
                       .in_place = (n + i) % 2 == 0 && algo->coll != DCOMM_COLL_ALLTOALLV};
             check_call(&c);
@@ -688,8 +693,8 @@ Test(algorithms, bytes_are_as_documented, .timeout = 60)
                      (n - 1) * 400);
         expect_steps(DCOMM_COLL_ALLGATHER, "recursive_doubling", n, 100, log2_up(n));
         cr_expect_eq(cost_of(DCOMM_COLL_ALLGATHER, "direct", n, 100).max_rank_bytes, (n - 1) * 400);
-        cr_expect_eq(cost_of(DCOMM_COLL_ALLGATHER, "direct", n, 5000).max_rank_bytes,
-                     (n - 1) * 20000);
+        cr_expect_eq(cost_of(DCOMM_COLL_ALLGATHER, "direct", n, 10000).max_rank_bytes,
+                     (n - 1) * 40000);
         cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "binomial", n, 100).total_bytes, (n - 1) * 400);
         cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "tree", n, 100).total_bytes, (n - 1) * 400);
         cr_expect_eq(cost_of(DCOMM_COLL_REDUCE, "tree", n, 100).max_rank_bytes, 400);
@@ -698,9 +703,10 @@ Test(algorithms, bytes_are_as_documented, .timeout = 60)
                      log2_up(n) * 400);
         cr_expect_leq(cost_of(DCOMM_COLL_BROADCAST, "tree", n, 100).max_rank_bytes, 404);
         cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "linear", n, 100).max_rank_bytes, (n - 1) * 400);
-        cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "linear", n, 5000).max_rank_bytes, 20000);
+        cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "linear", n, 10000).max_rank_bytes, 40000);
         cr_expect_eq(cost_of(DCOMM_COLL_REDUCE, "linear", n, 100).max_rank_bytes, 400);
-        cr_expect_eq(cost_of(DCOMM_COLL_REDUCE, "linear", n, 5000).max_rank_bytes, (n - 1) * 20000);
+        cr_expect_eq(cost_of(DCOMM_COLL_REDUCE, "linear", n, 10000).max_rank_bytes,
+                     (n - 1) * 40000);
         cr_expect_eq(cost_of(DCOMM_COLL_GATHER, "linear", n, 100).max_rank_bytes, 400);
         cr_expect_leq(cost_of(DCOMM_COLL_GATHER, "binomial", n, 100).max_rank_bytes,
                       ((n + 1) / 2) * 400);
@@ -713,8 +719,8 @@ Test(algorithms, bytes_are_as_documented, .timeout = 60)
         cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "bruck", n, 100).max_rank_bytes, carried);
         cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "pairwise", n, 100).max_rank_bytes,
                      (n - 1) * 400);
-        cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "linear", n, 5000).max_rank_bytes,
-                     (n - 1) * 20000);
+        cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "linear", n, 10000).max_rank_bytes,
+                     (n - 1) * 40000);
         cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "bruck", n, 100).steps, log2_up(n));
         cr_expect_eq(cost_of(DCOMM_COLL_BARRIER, "dissemination", n, 0).steps, log2_up(n));
         cr_expect_eq(cost_of(DCOMM_COLL_BARRIER, "dissemination", n, 0).messages, 0);

@@ -114,6 +114,7 @@ static void examine(const call *c, facts *f)
                           .in_place = c->in_place,
                           .lanes = c->lanes > 0 ? c->lanes : 1,
                           .chunk_bytes = c->chunk,
+                          .memory = c->in_place ? DCOMMI_MEMORY_ANY : DCOMMI_MEMORY_REGISTERED,
                           .groups = groups,
                           .counts = is_v(c->coll) ? counts : NULL,
                           .displs = is_v(c->coll) ? displs : NULL};

@@ -137,6 +137,7 @@ static dcommi_shape shape_of(const call *c, const dcommi_groups *groups)
                           .in_place = c->in_place,
                           .lanes = 1,
                           .chunk_bytes = c->chunk,
+                          .memory = c->in_place ? DCOMMI_MEMORY_ANY : DCOMMI_MEMORY_REGISTERED,
                           .groups = groups,
                           .counts = is_v(c->coll) ? counts : NULL,
                           .displs = is_v(c->coll) ? displs : NULL};

@@ -113,7 +113,7 @@ static void run_grouped(world *w)
 /* ---- CALL in a loop of plans that signal and expose ---- */
 
 #define TIMES 5
-#define PORTION 40000 /* bytes of one time: long enough for peers to read */
+#define PORTION 200000 /* bytes of one time: long enough for peers to read */
 
 enum { OWN_RANGES, SAME_COUNTERS, SAME_SLOTS, TOO_FEW_COUNTERS, NEGATIVE_SLOT };
 

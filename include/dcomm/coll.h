@@ -49,8 +49,9 @@ typedef struct dcomm_coll_opts {
      * is chosen as for blocks of 64 KiB) */
     const size_t *matrix;
     bool registered; /* a promise that the buffers of all ranks are registered (mem.h), by which
-                        the algorithm is chosen. Nothing else depends on it: what is not
-                        registered after all is served, if slower (default: false) */
+                        the algorithm is chosen, and blocks of 4 to 32 KiB are read where they lie
+                        instead of sent. The same on all ranks. What is not registered after all is
+                        served, if slower (default: false) */
     bool huge_pages; /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
                         which are read by the kernel at up to twice the speed; registered says
                         more (default: false) */

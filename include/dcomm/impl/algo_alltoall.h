@@ -189,7 +189,7 @@ static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
         return dcommi_a2a_linear_known(s, b, &a);
     }
     int64_t n = s->nranks, block = a.longest_send;
-    bool read = !a.send.listed && block >= DCOMMI_PEER_READ_MIN;
+    bool read = !a.send.listed && dcommi_reads_peers(s, block);
     if (s->in_place) {
         /* All of it has to leave before any of it may be overwritten. */
         int64_t aside = dcommi_build_scratch(b, n * block);

@@ -82,7 +82,7 @@ static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder
     int64_t bytes = dcommi_shape_bytes(s, s->count);
     dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
-    if (bytes >= DCOMMI_PEER_READ_MIN) {
+    if (dcommi_reads_peers(s, bytes)) {
         uint16_t slot = dcommi_build_slot(b);
         if (s->in_place) {
             /* Others still read the input while the result is written. */
@@ -115,7 +115,7 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder
     int64_t length = dcommi_min64(p.block, total - begin);
     dcomm_operand own = dcommi_span(input, begin, length);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, begin, length);
-    if (p.block >= DCOMMI_PEER_READ_MIN) {
+    if (dcommi_reads_peers(s, p.block)) {
         uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
         dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
         dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own, 0);
@@ -163,7 +163,7 @@ static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_b
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
     dcomm_operand own = dcommi_span(input, begin, length);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
-    if (longest >= DCOMMI_PEER_READ_MIN) {
+    if (dcommi_reads_peers(s, longest)) {
         uint16_t slot = dcommi_build_slot(b);
         int64_t total = n * blocks.stride;
         for (int64_t i = 0; blocks.listed && i < n; i++) {
@@ -194,7 +194,7 @@ static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builde
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
     dcommi_input in = dcommi_input_of(s, begin);
     dcomm_operand own = dcommi_span(in.space, in.base, length);
-    bool read = longest >= DCOMMI_PEER_READ_MIN;
+    bool read = dcommi_reads_peers(s, longest);
     uint16_t slot = read ? dcommi_build_slot(b) : 0;
     int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
     if (read) {
@@ -281,7 +281,7 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder 
 static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
-    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
+    bool root = s->rank == s->root, read = dcommi_reads_peers(s, total);
     dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
     if (read) {
@@ -310,7 +310,7 @@ static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *
 static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
-    bool root = s->rank == s->root, read = total >= DCOMMI_PEER_READ_MIN;
+    bool root = s->rank == s->root, read = dcommi_reads_peers(s, total);
     uint16_t slot = read ? dcommi_build_slot(b) : 0, done = read ? dcommi_build_counter(b) : 0;
     int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);

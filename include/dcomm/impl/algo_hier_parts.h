@@ -155,7 +155,7 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
 static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_builder *b)
 {
     int64_t longest = dcommi_longest(s, s->counts);
-    if (longest < DCOMMI_PEER_READ_MIN) {
+    if (!dcommi_reads_peers(s, longest)) {
         return dcommi_scatter_linear(s, b);
     }
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
@@ -182,7 +182,7 @@ static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_build
 static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcommi_builder *b)
 {
     int64_t n = s->nranks, longest = dcommi_longest(s, s->counts);
-    if (longest < DCOMMI_PEER_READ_MIN) {
+    if (!dcommi_reads_peers(s, longest)) {
         return dcommi_gather_linear(s, b);
     }
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
@@ -225,14 +225,13 @@ typedef struct dcommi_hier_choice {
  * what decides: the same on all ranks. */
 static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
 {
-    bool small = bytes < DCOMMI_PEER_READ_MIN, few = s->nranks <= 8;
+    bool small = bytes <= 4096, few = s->nranks <= 8;
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
         /* What counts between hosts is how much is sent in all. */
         DCOMMI_HIER_CHOICE(near && small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
-        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes < DCOMMI_PEER_READ_MIN, "one_shot",
-                           dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes <= 4096, "one_shot", dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(bytes <= (s->nranks == 2 ? 32768 : 8192), "recursive_doubling",
                            dcommi_doubling_allreduce)
         DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",

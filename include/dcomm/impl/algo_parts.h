@@ -13,9 +13,13 @@ static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
 {
     return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
 }
-/* Blocks up to this long travel as messages; longer ones are read where they lie. A constant, so
- * that every rank decides alike. */
-#define DCOMMI_PEER_READ_MIN 4097
+/* Blocks of one record of the transport's, at most, travel as messages; longer ones are read where
+ * they lie, for which ordinary memory needs the kernel. What needs it not is read sooner. Every
+ * rank decides alike, by what all have promised. */
+static inline bool dcommi_reads_peers(const dcommi_shape *s, int64_t block)
+{
+    return block > (s->memory >= DCOMMI_MEMORY_REGISTERED ? 4096 : DCOMMI_CHUNK_NEAR);
+}
 
 /* The rank at a position of the order that keeps neighbours together, and the reverse. */
 static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)

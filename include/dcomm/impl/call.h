@@ -207,7 +207,8 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
     }
     uint64_t h =
         dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
-    h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 | s->rank_order);
+    h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
+                          (uint64_t)(s->memory >= DCOMMI_MEMORY_REGISTERED) << 1 | s->rank_order);
     h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
     if (s->coding != NULL) {
         h = dcommi_mix(dcommi_mix(h, s->coding->hash), (uint64_t)(algo - dcommi_coded_table));
