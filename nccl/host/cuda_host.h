@@ -3,6 +3,7 @@
 #define CUDA_HOST_H
 
 #include "cuda_runtime_api.h"
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -16,6 +17,8 @@ typedef struct cuda_host_faults {
                              that what is on different streams completes in any order */
     unsigned fail_copy;   /* the n-th copy from now on fails, 1 the next one; 0: none */
     unsigned fail_malloc; /* likewise of device and pinned memory: cudaErrorMemoryAllocation */
+    unsigned fail_open;   /* and of memory of other processes: cudaErrorMapBufferObjectFailed */
+    bool no_peer_access;  /* devices do not reach each other's memory */
 } cuda_host_faults;
 
 /* From now on, in the whole process; the error that stays from an earlier fault is forgotten. */

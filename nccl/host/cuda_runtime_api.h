@@ -4,7 +4,8 @@
  *
  * Names, values and rules are CUDA's (https://docs.nvidia.com/cuda/cuda-runtime-api), and what is
  * declared here does what is said there. What is worth knowing of this one:
- * - DCOMM_HOST_DEVICES says how many devices there are (default 8, at most 64).
+ * - DCOMM_HOST_DEVICES says how many devices there are (default 8, at most 64), and
+ *   CUDA_VISIBLE_DEVICES which of them a process sees, by number.
  * - Each stream is a queue with a thread of its own: streams really run beside the caller and each
  *   other. The default stream waits for all others that are not cudaStreamNonBlocking, and they for
  *   it, as CUDA's legacy default stream.
@@ -34,6 +35,7 @@ typedef enum cudaError {
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
     cudaErrorDeviceUninitialized = 201,
+    cudaErrorMapBufferObjectFailed = 205,
     cudaErrorPeerAccessUnsupported = 217,
     cudaErrorOperatingSystem = 304,
     cudaErrorInvalidResourceHandle = 400,
@@ -164,7 +166,8 @@ struct cudaMemPoolProps {
     struct cudaMemLocation location;
 };
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *props);
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void *value);
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute,
+                                    void *value);
 cudaError_t cudaMallocFromPoolAsync(void **ptr, size_t bytes, cudaMemPool_t pool,
                                     cudaStream_t stream);
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool);
@@ -184,7 +187,8 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 #endif
 
 /* A handle names the whole allocation that ptr lies in, and opening it gives its beginning: who
- * exports a place inside sends how far in it is. A handle is not opened in its own process. */
+ * exports a place inside sends how far in it is. A handle is not opened in its own process, and
+ * memory not freed while another has it open. */
 typedef struct cudaIpcMemHandle_st {
     char reserved[64];
 } cudaIpcMemHandle_t;

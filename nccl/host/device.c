@@ -14,9 +14,25 @@ static cudaError_t stays[CUHOST_DEVICES_MAX]; /* under the lock */
 
 static int device_count(void)
 {
-    const char *text = getenv("DCOMM_HOST_DEVICES");
-    int n = text != NULL ? atoi(text) : 8;
+    const char *text = getenv("DCOMM_HOST_DEVICES"), *visible = getenv("CUDA_VISIBLE_DEVICES");
+    int n = text != NULL ? atoi(text) : 8, seen = visible != NULL && *visible != 0;
+    while (visible != NULL && (visible = strchr(visible, ',')) != NULL) {
+        visible++;
+        seen++;
+    }
+    n = getenv("CUDA_VISIBLE_DEVICES") != NULL && seen < n ? seen : n;
     return n < 0 ? 0 : n > CUHOST_DEVICES_MAX ? CUHOST_DEVICES_MAX : n;
+}
+
+/* Where a device sits, whatever number this process knows it by. */
+static int bus_of(int device)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    for (int i = 0; visible != NULL && i < device; i++) {
+        visible = strchr(visible, ',');
+        visible += visible != NULL;
+    }
+    return 1 + (visible != NULL ? atoi(visible) : device);
 }
 
 cudaError_t cuhost_result(cudaError_t error)
@@ -92,6 +108,7 @@ static const struct {
     ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
     ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
     ERROR(cudaErrorDeviceUninitialized, "invalid device context"),
+    ERROR(cudaErrorMapBufferObjectFailed, "mapping of buffer object failed"),
     ERROR(cudaErrorPeerAccessUnsupported, "peer access is not supported between these two devices"),
     ERROR(cudaErrorOperatingSystem, "OS call failed or operation not supported on this OS"),
     ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
@@ -182,7 +199,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
                              .multiProcessorCount = 1,
                              .warpSize = 32,
                              .maxThreadsPerBlock = 1024,
-                             .pciBusID = device + 1,
+                             .pciBusID = bus_of(device),
                              .unifiedAddressing = 1,
                              .canMapHostMemory = 1,
                              .asyncEngineCount = 2,
@@ -235,7 +252,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int len, int device)
     if (text == NULL || bad_device(device)) {
         return cuhost_result(text == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
     }
-    int n = snprintf(id, sizeof id, "0000:%02x:00.0", (unsigned)device + 1);
+    int n = snprintf(id, sizeof id, "0000:%02x:00.0", (unsigned)bus_of(device) & 0xff);
     if (len <= n) {
         return cuhost_result(cudaErrorInvalidValue);
     }
@@ -250,7 +267,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
     if (can == NULL || bad_device(device) || bad_device(peer)) {
         return cuhost_result(can == NULL ? cudaErrorInvalidValue : cudaErrorInvalidDevice);
     }
-    *can = device != peer;
+    *can = device != peer && !cuhost_fault_apart();
     return cudaSuccess;
 }
 

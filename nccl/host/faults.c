@@ -45,12 +45,31 @@ cudaError_t cuhost_fault(cuhost_kind kind)
     return error;
 }
 
-bool cuhost_fault_malloc(void)
+/* Whether it is the one that is to fail. */
+static bool counted_down(unsigned *n)
 {
     pthread_mutex_lock(&cuhost_lock);
-    bool fail = faults.fail_malloc > 0 && --faults.fail_malloc == 0;
+    bool fail = *n > 0 && --*n == 0;
     pthread_mutex_unlock(&cuhost_lock);
     return fail;
+}
+
+bool cuhost_fault_malloc(void)
+{
+    return counted_down(&faults.fail_malloc);
+}
+
+bool cuhost_fault_open(void)
+{
+    return counted_down(&faults.fail_open);
+}
+
+bool cuhost_fault_apart(void)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    bool apart = faults.no_peer_access;
+    pthread_mutex_unlock(&cuhost_lock);
+    return apart;
 }
 
 void cuhost_count_copy(enum cudaMemoryType to, enum cudaMemoryType from, size_t bytes)

@@ -72,6 +72,8 @@ bool cuhost_range(const void *ptr, void **base, size_t *bytes);
 /* Before work runs: late, if it is to be, and failing, if it is to fail. */
 cudaError_t cuhost_fault(cuhost_kind kind);
 bool cuhost_fault_malloc(void);
+bool cuhost_fault_open(void);
+bool cuhost_fault_apart(void); /* devices do not reach each other */
 void cuhost_count_copy(enum cudaMemoryType to, enum cudaMemoryType from, size_t bytes);
 void cuhost_count(cuhost_kind kind);
 

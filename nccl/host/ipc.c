@@ -1,5 +1,6 @@
 /* ipc.c - device memory of another process: its arena's file is opened through /proc, and the part
- * that the allocation is mapped here. */
+ * that the allocation is mapped here. A lock on that part tells the owner, whose cudaFree must not
+ * come before it is closed. */
 #define _GNU_SOURCE
 #include "memory.h"
 #include <fcntl.h>
@@ -50,36 +51,42 @@ cudaError_t cudaIpcOpenMemHandle(void **ptr, cudaIpcMemHandle_t in, unsigned fla
     if (h.pid == (int32_t)getpid()) {
         return cuhost_result(cudaErrorDeviceUninitialized);
     }
+    if (cuhost_fault_open()) {
+        return cuhost_result(cudaErrorMapBufferObjectFailed);
+    }
     snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
-    bool mapped = fd >= 0 && cuhost_map_twice(fd, h.offset, h.bytes, &seen, &alias);
-    if (fd >= 0) {
-        close(fd);
-    }
-    if (!mapped) {
+    struct flock lock = {.l_type = F_RDLCK, .l_start = (off_t)h.offset, .l_len = (off_t)h.bytes};
+    if (fd < 0 || fcntl(fd, F_OFD_SETLK, &lock) != 0 ||
+        !cuhost_map_twice(fd, h.offset, h.bytes, &seen, &alias)) {
+        if (fd >= 0) {
+            close(fd);
+        }
         return cuhost_result(cudaErrorInvalidValue);
     }
-    const cuhost_block block = {seen,           h.bytes, alias, cudaMemoryTypeDevice,
-                                CUHOST_OF_PEER, h.device};
+    const cuhost_block block = {seen,           h.bytes,  alias, cudaMemoryTypeDevice,
+                                CUHOST_OF_PEER, h.device, fd};
     pthread_mutex_lock(&cuhost_lock);
     bool added = cuhost_block_add(&block);
     pthread_mutex_unlock(&cuhost_lock);
     if (!added) {
         munmap(seen, h.bytes);
         munmap(alias, h.bytes);
+        close(fd);
         return cuhost_result(cudaErrorMemoryAllocation);
     }
     *ptr = seen;
     return cudaSuccess;
 }
 
-/* Work on streams that uses the memory must be done, as CUDA demands. */
+/* Waits for what is under way on the device, as CUDA's may. */
 cudaError_t cudaIpcCloseMemHandle(void *ptr)
 {
     cudaError_t status = cuhost_enter();
     if (status == cudaErrorNotPermitted) {
         return cuhost_result(status);
     }
+    status = cuhost_drain_device(cuhost_current());
     pthread_mutex_lock(&cuhost_lock);
     cuhost_block *b = cuhost_block_around(ptr);
     if (b == NULL || b->owner != CUHOST_OF_PEER || b->base != ptr) {
@@ -87,6 +94,7 @@ cudaError_t cudaIpcCloseMemHandle(void *ptr)
     } else {
         munmap(b->base, b->bytes);
         munmap(b->alias, b->bytes);
+        close(b->fd);
         cuhost_block_remove(b);
     }
     pthread_mutex_unlock(&cuhost_lock);

@@ -154,8 +154,8 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes)
     char *base = open_arena(a) ? find_room(a, bytes) : NULL;
     if (base != NULL) {
         const cuhost_block block = {
-            base,  bytes, a->alias + (base - a->base), cudaMemoryTypeDevice, CUHOST_OF_ARENA,
-            device};
+            base,   bytes, a->alias + (base - a->base), cudaMemoryTypeDevice, CUHOST_OF_ARENA,
+            device, -1};
         *ptr = cuhost_block_add(&block) ? base : NULL;
     }
     pthread_mutex_unlock(&cuhost_lock);
@@ -191,7 +191,24 @@ static void release_at(void *ptr)
     pthread_mutex_unlock(&cuhost_lock);
 }
 
-/* As CUDA's: what is under way on the device is waited for. */
+/* Whether another process has it open: then CUDA does not say what becomes of it. */
+static bool open_elsewhere(void *ptr)
+{
+    struct flock lock = {.l_type = F_WRLCK};
+    pthread_mutex_lock(&cuhost_lock);
+    const cuhost_block *b = cuhost_block_around(ptr);
+    bool is_open = false;
+    if (b != NULL && b->owner == CUHOST_OF_ARENA) {
+        lock.l_start = (off_t)((char *)b->base - arenas[b->device].base);
+        lock.l_len = (off_t)b->bytes;
+        is_open = fcntl(arenas[b->device].fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+    return is_open;
+}
+
+/* As CUDA's: what is under way on the device is waited for. What another process has open is not
+ * freed, and fails the device. */
 cudaError_t cudaFree(void *ptr)
 {
     cudaError_t status = cuhost_enter();
@@ -203,6 +220,9 @@ cudaError_t cudaFree(void *ptr)
         return cuhost_result(cudaErrorInvalidValue);
     }
     status = cuhost_drain_device(device);
+    if (open_elsewhere(ptr)) {
+        return cuhost_result(cuhost_stays(device, cudaErrorIllegalAddress));
+    }
     release_at(ptr);
     return cuhost_result(status);
 }
@@ -297,7 +317,7 @@ static cudaError_t host_memory(void **ptr, size_t bytes, enum cudaMemoryType typ
     if (base == NULL) {
         return cuhost_result(cudaErrorMemoryAllocation);
     }
-    const cuhost_block block = {base, whole, base, type, CUHOST_OF_HEAP, cuhost_current()};
+    const cuhost_block block = {base, whole, base, type, CUHOST_OF_HEAP, cuhost_current(), -1};
     pthread_mutex_lock(&cuhost_lock);
     bool added = cuhost_block_add(&block);
     pthread_mutex_unlock(&cuhost_lock);
@@ -362,7 +382,7 @@ cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
         return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidValue);
     }
     const cuhost_block block = {
-        ptr, bytes, ptr, cudaMemoryTypeHost, CUHOST_OF_PROGRAM, cuhost_current()};
+        ptr, bytes, ptr, cudaMemoryTypeHost, CUHOST_OF_PROGRAM, cuhost_current(), -1};
     pthread_mutex_lock(&cuhost_lock);
     size_t i = block_at(ptr);
     if (i < n_blocks && (uintptr_t)blocks[i].base < (uintptr_t)ptr + bytes) {

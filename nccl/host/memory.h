@@ -18,6 +18,7 @@ typedef struct cuhost_block {
     enum cudaMemoryType type;
     cuhost_owner owner;
     int device;
+    int fd; /* OF_PEER: by which its owner sees that it is open here */
 } cuhost_block;
 
 typedef struct cuhost_arena {
