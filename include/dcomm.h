@@ -1325,16 +1325,45 @@ extern "C" {
  * of that size: the sentence says what to raise), DCOMM_ERR_NO_MEMORY. *ptr_p is NULL then, and
  * also for 0 bytes. */
 DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p);
-/* Free memory from dcomm_mem_alloc and set *ptr_p to NULL. No operation on it may be outstanding;
- * after an error its communicator must be destroyed first (docs/errors.md). NULL and *ptr_p NULL
- * are good. Errors: DCOMM_ERR_INVALID (not from dcomm_mem_alloc, or not its beginning). */
+/* Free memory from dcomm_mem_alloc or dcomm_mem_alloc_device and set *ptr_p to NULL. No operation
+ * on it may be outstanding; after an error its communicator must be destroyed first
+ * (docs/errors.md). NULL and *ptr_p NULL are good. Errors: DCOMM_ERR_INVALID (not from one of them,
+ * or not its beginning). */
 DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
 
+/* The same of a device: memory of the calling thread's current device, a whole number of 2 MiB so
+ * that nothing else is shared with it, aligned as cudaMalloc's and not zeroed. Processes of this
+ * host whose devices can read it open it once, by CUDA IPC, and their kernels read it where it
+ * lies: nothing goes through host memory then. All others are served as with other device memory,
+ * and so is everybody at the first operations, until they have heard of it. It may be used wherever
+ * other device memory may.
+ *
+ * context: whose communicators' peers may open it; NULL: nobody's until dcomm_mem_share.
+ *
+ * Freed memory is the device's again when the peers that have opened it have shut it, which they do
+ * in their next call on device memory or when they destroy the last communicator with this rank,
+ * while none of their streams waits for an operation; what a process that has ended had open is
+ * shut. A call that allocates or frees, destroys a communicator or starts an operation on device
+ * memory gives back what can be by then, and may take as long as cudaFree. What a peer that lives
+ * on never shuts goes with this process.
+ *
+ * Errors: DCOMM_ERR_INVALID (ptr_p is NULL), DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA),
+ * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (CUDA's, in the sentence). *ptr_p is NULL then, and also
+ * for 0 bytes. */
+DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes, void **ptr_p);
+/* Let peers of one more context open all of the memory from dcomm_mem_alloc_device that `ptr`
+ * points into; counted. unshare takes that back, with no operation on it of this context's
+ * outstanding; dcomm_mem_free does so for all. Errors: DCOMM_ERR_INVALID (no such memory; context
+ * is NULL; unshare: was not given to it), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr);
+DCOMM_API dcomm_status dcomm_mem_unshare(dcomm_context *context, const void *ptr);
+
 typedef struct dcomm_mem_info {
-    void *base;        /* what dcomm_mem_alloc gave */
+    void *base;        /* what dcomm_mem_alloc or dcomm_mem_alloc_device gave */
     size_t bytes;      /* of it; may be more than was asked for */
     size_t huge_bytes; /* of them, how many lie on huge pages */
-    bool shared;       /* ranks of this host can map it */
+    bool shared;       /* ranks of this host can map or open it */
+    int device;        /* whose memory it is; -1: the host's */
 } dcomm_mem_info;
 /* What is known of the registered memory that `ptr` points into.
  * Errors: DCOMM_ERR_INVALID (none does, info is NULL). */
@@ -13125,8 +13154,14 @@ typedef struct dcommi_device_code {
     dcomm_cuda_report *report; /* on the device */
 } dcommi_device_code;
 
-/* No call waits for a device, and none frees in a way that would: a stream of the caller's may wait
- * for the very rank that is in here. Errors have a sentence. */
+/* What it takes to open device memory of another process on this host. */
+typedef struct dcommi_device_key {
+    uint64_t place;     /* of the device, the same for all processes; 0: it cannot be opened */
+    uint8_t handle[64]; /* of the whole allocation */
+} dcommi_device_key;
+
+/* No call waits for a device but those of shared memory, and none frees in a way that would: a
+ * stream of the caller's may wait for the very rank that is in here. Errors have a sentence. */
 typedef struct dcommi_device_calls {
     /* Number of the device whose memory it is; -1: the host's. */
     int (*locate)(const void *at);
@@ -13175,6 +13210,14 @@ typedef struct dcommi_device_calls {
     dcomm_status (*own_copy)(int device, void *stream, void *dst, const void *src, size_t len);
     dcomm_status (*own_zero)(int device, void *stream, void *dst, size_t len);
     dcomm_status (*own_after)(int device, void *stream, void *other);
+    /* Memory that other processes can open, and theirs. These may wait for all that the device's
+     * streams hold, which is why shared.h alone calls them. Nobody may have open what is freed, and
+     * nothing that reads it be under way when it is closed. */
+    dcomm_status (*shared_alloc)(int device, size_t bytes, void **memory_p, dcommi_device_key *key);
+    void (*shared_free)(int device, void *memory);
+    dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
+                              void **memory_p);
+    void (*peer_close)(int device, void *memory);
 } dcommi_device_calls;
 
 #endif
@@ -24332,7 +24375,7 @@ typedef struct dcommi_transport_vtable {
  *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
  *               reserved = its region's number, low and high bits (0: in no region)
  *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
- *   OFFER       a send that waits in a device's memory    b = length
+ *   OFFER       a send that waits in a device's memory    the same
  *   FIN         the receiver has read what RTS or OFFER offered
  *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region;
  *               reserved = 1 + number of the device whose memory it is (0: the host's)
@@ -24346,8 +24389,10 @@ typedef struct dcommi_transport_vtable {
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives it took part in
  *   REGION_ASK  how is region `tag` mapped?
- *   REGION      so                                        payload = card and key (region.h)
- *   REGION_GONE region `tag` is no more */
+ *   REGION      so                                        a = 1: it is device memory;
+ *               payload = card and key (region.h)
+ *   REGION_GONE region `tag` is no more                   a = 1: it is device memory
+ *   REGION_SHUT region `tag`, device memory, is not open at its reader any more */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
     DCOMMI_MSG_RTS,
@@ -24367,6 +24412,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_REGION_GONE,
     DCOMMI_MSG_OFFER,
     DCOMMI_MSG_READ_SENT,
+    DCOMMI_MSG_REGION_SHUT,
     DCOMMI_MSG_TYPE_END
 };
 
@@ -24402,7 +24448,8 @@ _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come 
 
 #define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
 #define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
-#define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
+#define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
+#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
 
 /* A number of 32 bits in slot and reserved, where these are free. */
 static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
@@ -24435,7 +24482,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
         header->stream > DCOMMI_STREAM_P2P ||
         (header->reserved != 0 && header->type != DCOMMI_MSG_RTS &&
-         header->type != DCOMMI_MSG_EXPOSE && header->type != DCOMMI_MSG_READ_SENT)) {
+         header->type != DCOMMI_MSG_OFFER && header->type != DCOMMI_MSG_EXPOSE &&
+         header->type != DCOMMI_MSG_READ_SENT)) {
         return false;
     }
     switch (header->type) {
@@ -24447,7 +24495,9 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     case DCOMMI_MSG_ABORT:
         return len <= DCOMMI_TEXT_MAX;
     case DCOMMI_MSG_REGION:
-        return len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX;
+        return header->a == 0
+                   ? len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX
+                   : header->a == 1 && len == DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_DEVICE;
     default:
         return len == 0;
     }
@@ -25081,6 +25131,7 @@ struct dcomm_context {
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
     struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    _Atomic int memory_due;         /* peers' device memory is to be opened or shut */
     uint8_t *staging;               /* blocks read from peers */
     size_t staging_len;
     const void **pointers;
@@ -25324,25 +25375,25 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 #ifndef DCOMMI_COPY_IN_H
 #define DCOMMI_COPY_IN_H
 
-/* ==== include/dcomm/impl/pull.h ============================================================ */
-/* pull.h - COPY and REDUCE with operands in peers' memory. How a peer is read follows from what it
- * is to us: memory of a process on this host is read directly, any other is asked for by message,
- * as is what lies on a device, or is to go to one. The plan does not know. */
-#ifndef DCOMMI_PULL_H
-#define DCOMMI_PULL_H
+/* ==== include/dcomm/impl/device_region.h =================================================== */
+/* device_region.h - regions that are device memory: peers on this host open them once, by CUDA IPC,
+ * and kernels read them where they lie.
+ *
+ * CUDA forbids to free memory that another process has open. So what is freed stays until every
+ * peer that was given it has said that it is shut (REGION_SHUT), or has ended. And opening,
+ * shutting and freeing may wait for all streams of a device, one of which may wait for this very
+ * rank: they are done by threads that call, never with the token; to shut and to free, also only
+ * while no stream of the process waits for a rank. */
+#ifndef DCOMMI_DEVICE_REGION_H
+#define DCOMMI_DEVICE_REGION_H
 
-/* ==== include/dcomm/impl/copy_out.h ======================================================== */
-/* copy_out.h - what goes from a device to a peer: copied to a pinned slot, sent from there. A short
- * send goes as any other; a long one is offered, and its receiver asks for it part by part, as for
- * exposed memory, so that copying out, the network and copying in go on at once. */
-#ifndef DCOMMI_COPY_OUT_H
-#define DCOMMI_COPY_OUT_H
-
-/* ==== include/dcomm/impl/moves.h =========================================================== */
-/* moves.h - sends and receives of the engine: the payload goes along with the message, or, on one
- * host and when long, waits in the sender's memory until the receiver has read it. */
-#ifndef DCOMMI_MOVES_H
-#define DCOMMI_MOVES_H
+/* ==== include/dcomm/impl/gate.h ============================================================ */
+/* gate.h - operations in the order of a stream of the caller's. An event recorded on the stream is
+ * polled before the run enters the engine, and the stream waits for a word of pinned memory that is
+ * written when the run has ended, well or badly. Words are used again with a higher value, which is
+ * why nobody has to know whether a stream has come to its wait. */
+#ifndef DCOMMI_GATE_H
+#define DCOMMI_GATE_H
 
 /* ==== include/dcomm/impl/jobs.h ============================================================ */
 /* jobs.h - work of a device's under way: what was put on a queue and is looked for at each pass of
@@ -25356,6 +25407,17 @@ static void dcommi_recent_clear(dcomm_comm *comm)
  * device memory, and not a byte of CUDA. */
 #ifndef DCOMMI_DEVICE_CUDA_H
 #define DCOMMI_DEVICE_CUDA_H
+
+/* ==== include/dcomm/impl/cuda_shared.h ===================================================== */
+/* cuda_shared.h - device memory that another process opens, by CUDA IPC. */
+#ifndef DCOMMI_CUDA_SHARED_H
+#define DCOMMI_CUDA_SHARED_H
+
+/* ==== include/dcomm/impl/cuda_base.h ======================================================= */
+/* cuda_base.h - what all calls of CUDA's runtime share: the current device, errors as sentences,
+ * the driver's functions. */
+#ifndef DCOMMI_CUDA_BASE_H
+#define DCOMMI_CUDA_BASE_H
 
 
 #ifdef DCOMM_WITH_CUDA
@@ -25393,6 +25455,151 @@ static void dcommi_cuda_leave(int number, int before)
         (void)cudaSetDevice(before);
     }
 }
+
+/* A function of the driver's, found without linking it. */
+static dcomm_status dcommi_cuda_entry(const char *symbol, void **entry)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    *entry = NULL;
+#if CUDART_VERSION >= 12050
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion(symbol, entry, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t error = cudaGetDriverEntryPoint(symbol, entry, cudaEnableDefault, &found);
+#endif
+    DCOMMI_CUDA_TRY(error, "cudaGetDriverEntryPoint");
+    return *entry != NULL && found == cudaDriverEntryPointSuccess
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "the driver has no %s", symbol);
+}
+
+#endif
+#endif
+
+#ifdef DCOMM_WITH_CUDA
+
+/* Where a device sits, which is the same for all processes of a host, however each numbers its
+ * devices; 0: unknown. */
+static uint64_t dcommi_cuda_place(int device)
+{
+    int domain = 0, bus = 0, slot = 0;
+    if (cudaDeviceGetAttribute(&domain, cudaDevAttrPciDomainId, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&bus, cudaDevAttrPciBusId, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&slot, cudaDevAttrPciDeviceId, device) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return (uint64_t)1 << 63 | (uint64_t)(uint32_t)domain << 16 | (uint64_t)(uint8_t)bus << 8 |
+           (uint8_t)slot;
+}
+
+/* CUDA IPC knows what cudaMalloc gives, and not what pools do. */
+static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **memory_p,
+                                             dcommi_device_key *key)
+{
+    cudaIpcMemHandle_t handle;
+    _Static_assert(sizeof handle == sizeof key->handle, "a handle has 64 bytes");
+    memset(key, 0, sizeof *key);
+    int before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaMalloc(memory_p, bytes);
+    if (error == cudaSuccess) {
+        if (cudaIpcGetMemHandle(&handle, *memory_p) == cudaSuccess) {
+            key->place = dcommi_cuda_place(device);
+            memcpy(key->handle, &handle, sizeof handle);
+        } else {
+            (void)cudaGetLastError();
+        }
+    }
+    dcommi_cuda_leave(device, before);
+    DCOMMI_CUDA_TRY(error, "cudaMalloc");
+    return DCOMM_OK;
+}
+
+static void dcommi_cuda_shared_free(int device, void *memory)
+{
+    int before = dcommi_cuda_enter(device);
+    if (cudaFree(memory) != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+    dcommi_cuda_leave(device, before);
+}
+
+/* Whether a device reads memory of the one that sits there. */
+static bool dcommi_cuda_reaches(int device, uint64_t place)
+{
+    int n = 0, can = 0;
+    if (place == 0 || dcommi_cuda_place(device) == place) {
+        return place != 0;
+    }
+    if (cudaGetDeviceCount(&n) != cudaSuccess) {
+        n = 0;
+    }
+    for (int i = 0; i < n && can == 0; i++) {
+        if (i != device && dcommi_cuda_place(i) == place &&
+            cudaDeviceCanAccessPeer(&can, device, i) != cudaSuccess) {
+            can = 0;
+        }
+    }
+    (void)cudaGetLastError();
+    return can != 0;
+}
+
+/* An allocation must begin there, or before, and have these bytes from there on: what a peer says
+ * of it may be wrong, and a kernel that reads beyond fails the device for good. */
+static dcomm_status dcommi_cuda_holds(void *memory, size_t bytes)
+{
+    typedef int (*range_fn)(unsigned long long *base, size_t *bytes, unsigned long long at);
+    unsigned long long base = 0, at = (unsigned long long)(uintptr_t)memory;
+    void *entry = NULL;
+    size_t all = 0;
+    range_fn range;
+    DCOMMI_TRY(dcommi_cuda_entry("cuMemGetAddressRange", &entry));
+    memcpy(&range, &entry, sizeof range);
+    int error = range(&base, &all, at);
+    if (error != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "cuMemGetAddressRange returns %d", error);
+    }
+    return base <= at && at - base <= all && bytes <= all - (size_t)(at - base)
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_CORRUPT, "it has not the %zu bytes that it is said to have",
+                             bytes);
+}
+
+static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *key, size_t bytes,
+                                          void **memory_p)
+{
+    cudaIpcMemHandle_t handle;
+    dcomm_status status = DCOMM_OK;
+    memcpy(&handle, key->handle, sizeof handle);
+    int before = dcommi_cuda_enter(device);
+    if (!dcommi_cuda_reaches(device, key->place)) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "it lies on a device that device %d cannot read", device);
+    } else {
+        cudaError_t error = cudaIpcOpenMemHandle(memory_p, handle, cudaIpcMemLazyEnablePeerAccess);
+        if (error != cudaSuccess) {
+            status = dcommi_cuda_failed(error, "cudaIpcOpenMemHandle");
+        } else if ((status = dcommi_cuda_holds(*memory_p, bytes)) < 0) {
+            (void)cudaIpcCloseMemHandle(*memory_p);
+        }
+    }
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
+static void dcommi_cuda_peer_close(int device, void *memory)
+{
+    int before = dcommi_cuda_enter(device);
+    if (cudaIpcCloseMemHandle(memory) != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+    dcommi_cuda_leave(device, before);
+}
+
+#endif
+#endif
+
+#ifdef DCOMM_WITH_CUDA
 
 /* Number of the device whose memory `at` is, -1 for the host's. Managed memory is the device's. */
 static int dcommi_cuda_locate(const void *at)
@@ -25653,15 +25860,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
     DCOMMI_CUDA_TRY(error, "opts.stream");
     if (atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire) == NULL) {
         void *entry = NULL;
-        enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-        error = cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &entry, 12000,
-                                                 cudaEnableDefault, &found);
-#else
-        error = cudaGetDriverEntryPoint("cuStreamWaitValue32", &entry, cudaEnableDefault, &found);
-#endif
-        DCOMMI_CUDA_TRY(error, "cudaGetDriverEntryPoint");
-        if (entry == NULL || found != cudaDriverEntryPointSuccess) {
+        if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
             return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                "%s: opts.stream: the driver has no cuStreamWaitValue32, by which a "
                                "stream waits",
@@ -25816,6 +26015,10 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .own_copy = dcommi_cuda_own_copy,
     .own_zero = dcommi_cuda_own_zero,
     .own_after = dcommi_cuda_own_after,
+    .shared_alloc = dcommi_cuda_shared_alloc,
+    .shared_free = dcommi_cuda_shared_free,
+    .peer_open = dcommi_cuda_peer_open,
+    .peer_close = dcommi_cuda_peer_close,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 
@@ -25838,7 +26041,7 @@ static inline int dcommi_device_locate(const void *at)
  * 0. Who meets a number that it does not know asks for it (REGION_ASK), and reads by other means
  * meanwhile; the answer (REGION) has what it takes to map. Numbers are never used again, so that
  * one of a region that was freed can at worst be unknown; who was given a region hears when it is
- * freed (REGION_GONE). */
+ * freed (REGION_GONE). Regions of device memory are device_region.h's. */
 #ifndef DCOMMI_REGION_H
 #define DCOMMI_REGION_H
 
@@ -26317,23 +26520,32 @@ _Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has n
 /* A peer that has to do with a region of ours. */
 typedef struct dcommi_reader {
     int peer;
-    bool told;    /* was given it */
+    bool told;    /* was given it; of device memory: and has not said that it is shut */
+    bool warned;  /* of device memory: was told that it is gone */
     int refusals; /* how often it could not read an RTS in place */
 } dcommi_reader;
 
 /* A region of this rank. */
 typedef struct dcommi_own {
-    struct dcommi_own *next; /* of all in the process */
-    dcomm_context *context;  /* kept alive */
+    struct dcommi_own *next;      /* of all in the process, or of all of `shared` */
+    struct dcommi_shared *shared; /* the device memory that it is; NULL: host memory */
+    dcomm_context *context;       /* kept alive */
     uint8_t *base;
     size_t len, mapped, huge; /* mapped: with the mark */
     uint32_t id;              /* 0: nobody can map it */
+    unsigned users;           /* of device memory: who wants this context to have it */
     dcommi_region region;     /* the transport's */
     dcommi_reader *readers;
     size_t nreaders, readers_capacity;
 } dcommi_own;
 
-enum dcommi_map_state { DCOMMI_MAP_ASKED, DCOMMI_MAP_KNOWN, DCOMMI_MAP_OPEN, DCOMMI_MAP_FAILED };
+enum dcommi_map_state {
+    DCOMMI_MAP_ASKED,
+    DCOMMI_MAP_KNOWN,
+    DCOMMI_MAP_OPENING, /* device memory, by a thread without the token */
+    DCOMMI_MAP_OPEN,
+    DCOMMI_MAP_FAILED
+};
 
 /* A region of a peer. */
 typedef struct dcommi_map {
@@ -26348,6 +26560,11 @@ typedef struct dcommi_map {
     dcommi_region_card card; /* KNOWN */
     size_t key_len;
     uint8_t *key;
+    bool on_device;        /* it is device memory; the rest is of that */
+    bool gone;             /* OPENING: to be shut again */
+    bool borrowed;         /* of this very process: nothing was opened */
+    dcommi_device *device; /* by which it is read */
+    uint64_t used;         /* the last job there that reads it */
 } dcommi_map;
 
 struct dcommi_regions {
@@ -26356,7 +26573,17 @@ struct dcommi_regions {
     uint32_t last_id;
     dcommi_map *maps[DCOMMI_REGION_BUCKETS];
     size_t nmaps;
+    dcommi_own *leaving;  /* device memory that is free but for peers that may have it open */
+    dcommi_map *shutting; /* peers' device memory that is to be shut */
 };
+
+/* device_region.h */
+static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map);
+static void dcommi_device_own_left(dcommi_own *own);
+static void dcommi_device_regions_free(dcomm_context *context);
+static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id);
+static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id);
+static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id);
 
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len);
@@ -26459,6 +26686,9 @@ static dcomm_status dcommi_own_enter(dcommi_own *own)
     regions->own[i] = own;
     regions->nown++;
     own->id = ++regions->last_id;
+    if (own->shared != NULL) {
+        return DCOMM_OK;
+    }
     dcommi_region_mark mark = {.id = own->id};
     memcpy(mark.uuid, own->context->uuid, sizeof mark.uuid);
     memcpy(own->base + own->len, &mark, sizeof mark);
@@ -26482,6 +26712,16 @@ static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
     return NULL;
 }
 
+/* Tell a peer that a region is no more. Returns whether that is under way. */
+static bool dcommi_own_warn(const dcommi_own *own, int peer)
+{
+    int rank;
+    dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
+    dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id, .a = own->shared != NULL};
+    return comm != NULL && !own->context->peers[peer].lost &&
+           dcommi_send_header(comm, rank, &gone, NULL, 0) >= 0;
+}
+
 /* It is about to be freed: take it out and tell who may have mapped it. */
 static void dcommi_own_leave(dcommi_own *own)
 {
@@ -26490,11 +26730,8 @@ static void dcommi_own_leave(dcommi_own *own)
     regions->nown--;
     memmove(&regions->own[at], &regions->own[at + 1], (regions->nown - at) * sizeof *regions->own);
     for (size_t i = 0; i < own->nreaders; i++) {
-        int rank, peer = own->readers[i].peer;
-        dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
-        if (own->readers[i].told && comm != NULL && !own->context->peers[peer].lost) {
-            dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id};
-            dcommi_send_header(comm, rank, &gone, NULL, 0);
+        if (own->readers[i].told) {
+            own->readers[i].warned = dcommi_own_warn(own, own->readers[i].peer);
         }
     }
 }
@@ -26503,12 +26740,14 @@ static void dcommi_own_leave(dcommi_own *own)
 static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
 {
     struct dcommi_regions *regions = comm->context->regions;
+    const dcommi_remote *peer = &comm->context->peers[comm->members[h->src].peer];
     dcommi_own *own = NULL;
     for (size_t i = 0; regions != NULL && i < regions->nown && own == NULL; i++) {
         own = regions->own[i]->id == h->tag ? regions->own[i] : NULL;
     }
-    if (own == NULL || !comm->context->peers[comm->members[h->src].peer].same_host) {
-        return; /* freed meanwhile: the peer does without */
+    /* Of device memory it must be known when the peer's process has ended. */
+    if (own == NULL || !peer->same_host || (own->shared != NULL && peer->started == 0)) {
+        return; /* or freed meanwhile: the peer does without */
     }
     dcommi_reader *reader = dcommi_own_reader(own, comm->members[h->src].peer);
     if (reader == NULL) {
@@ -26519,10 +26758,12 @@ static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
     dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base,
                                .remote_base = (uint64_t)(uintptr_t)own->region.base,
                                .len = own->len};
-    memcpy(&card.mark, own->base + own->len, sizeof card.mark);
+    if (own->shared == NULL) {
+        memcpy(&card.mark, own->base + own->len, sizeof card.mark);
+    }
     memcpy(payload, &card, sizeof card);
     memcpy(payload + sizeof card, own->region.key, own->region.key_len);
-    dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id};
+    dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id, .a = own->shared != NULL};
     dcommi_send_header(comm, (int)h->src, &answer, payload, sizeof card + own->region.key_len);
 }
 
@@ -26537,11 +26778,19 @@ static inline dcommi_map **dcommi_map_at(struct dcommi_regions *regions, int pee
     return at;
 }
 
-static void dcommi_map_drop(struct dcommi_regions *regions, dcommi_map **at)
+static void dcommi_map_drop(dcomm_context *context, dcommi_map **at)
 {
     dcommi_map *map = *at;
+    if (map->state == DCOMMI_MAP_OPENING) { /* who opens it drops it */
+        map->gone = true;
+        return;
+    }
     *at = map->next;
-    regions->nmaps--;
+    context->regions->nmaps--;
+    if (map->on_device || map->state == DCOMMI_MAP_ASKED) {
+        dcommi_device_map_drop(context, map);
+        return;
+    }
     dcommi_huge_release(map->local, map->mapped);
     dcommi_free(map->key);
     dcommi_free(map);
@@ -26553,11 +26802,12 @@ static void dcommi_maps_forget(dcomm_context *context, int peer)
     struct dcommi_regions *regions = context->regions;
     for (size_t i = 0; regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
         for (dcommi_map **at = &regions->maps[i]; *at != NULL;) {
-            if (peer < 0 || (*at)->peer == peer) {
-                dcommi_map_drop(regions, at);
-            } else {
-                at = &(*at)->next;
+            bool ours = peer < 0 || (*at)->peer == peer;
+            bool stays = !ours || (*at)->state == DCOMMI_MAP_OPENING;
+            if (ours) {
+                dcommi_map_drop(context, at);
             }
+            at = stays ? &(*at)->next : at;
         }
     }
 }
@@ -26567,6 +26817,7 @@ static void dcommi_regions_free(dcomm_context *context)
 {
     if (context->regions != NULL) {
         dcommi_maps_forget(context, -1);
+        dcommi_device_regions_free(context);
         dcommi_free(context->regions->own);
         dcommi_free(context->regions);
         context->regions = NULL;
@@ -26603,24 +26854,33 @@ static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const voi
     if (regions == NULL) {
         return;
     }
-    dcommi_map *map = *dcommi_map_at(regions, comm->members[h->src].peer, h->tag);
+    int peer = comm->members[h->src].peer;
+    bool device = h->a == 1;
+    dcommi_map *map = *dcommi_map_at(regions, peer, h->tag);
     if (map == NULL || map->state != DCOMMI_MAP_ASKED) {
+        if (map == NULL && device) { /* forgotten meanwhile */
+            dcommi_tell_shut(comm->context, peer, h->tag);
+        }
         return;
     }
     map->state = DCOMMI_MAP_FAILED;
+    map->on_device = device;
     memcpy(&map->card, data, sizeof map->card);
     map->base = map->card.base;
     map->len = map->card.len;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t page = device ? 1 : (size_t)sysconf(_SC_PAGESIZE);
     if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX || map->len % page != 0 ||
         map->base % page != 0 || map->base + map->len < map->base) {
         return;
     }
     map->key_len = len - sizeof map->card;
-    map->key = dcommi_alloc(DCOMMI_REGION_KEY_ROOM);
+    map->key = dcommi_alloc(device ? sizeof(dcommi_device_key) : DCOMMI_REGION_KEY_ROOM);
     if (map->key != NULL) {
         memcpy(map->key, (const uint8_t *)data + sizeof map->card, map->key_len);
         map->state = DCOMMI_MAP_KNOWN;
+        if (device) {
+            atomic_store_explicit(&comm->context->memory_due, 1, memory_order_relaxed);
+        }
     }
 }
 
@@ -26673,6 +26933,9 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
         dcommi_map_ask(comm, rank, region, map);
         return NULL;
     }
+    if (DCOMMI_UNLIKELY(map->on_device)) {
+        return NULL; /* the peer has named it as the host's */
+    }
     if (DCOMMI_UNLIKELY(map->state == DCOMMI_MAP_KNOWN)) {
         dcommi_map_open(comm->context, map);
     }
@@ -26683,18 +26946,24 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
                : NULL;
 }
 
-/* REGION_ASK, REGION, REGION_GONE; the header is valid. */
+/* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */
 static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data,
                                      size_t len)
 {
+    struct dcommi_regions *regions = comm->context->regions;
+    int peer = comm->members[h->src].peer;
     if (h->type == DCOMMI_MSG_REGION_ASK) {
         dcommi_on_region_ask(comm, h);
     } else if (h->type == DCOMMI_MSG_REGION) {
         dcommi_on_region(comm, h, data, len);
-    } else if (comm->context->regions != NULL) {
-        dcommi_map **at = dcommi_map_at(comm->context->regions, comm->members[h->src].peer, h->tag);
-        if (*at != NULL) {
-            dcommi_map_drop(comm->context->regions, at);
+    } else if (h->type == DCOMMI_MSG_REGION_SHUT) {
+        dcommi_on_region_shut(comm->context, peer, h->tag);
+    } else {
+        dcommi_map **at = regions != NULL ? dcommi_map_at(regions, peer, h->tag) : NULL;
+        if (at != NULL && *at != NULL) {
+            dcommi_map_drop(comm->context, at);
+        } else if (h->a == 1) {
+            dcommi_device_map_gone(comm->context, peer, h->tag);
         }
     }
 }
@@ -26744,6 +27013,7 @@ struct dcommi_device {
         dcommi_slot_wait *waits, *last_wait;
         bool giving;
         void *pinned;
+        uint64_t started, ended; /* jobs */
     } side[DCOMMI_QUEUES];
 };
 
@@ -26774,6 +27044,7 @@ static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue qu
     job->next = NULL;
     *(side->last != NULL ? &side->last->next : &side->first) = job;
     side->last = job;
+    side->started++;
     run->jobs++;
     dcommi_run_keep(run);
     return DCOMM_OK;
@@ -26804,6 +27075,7 @@ static unsigned dcommi_side_progress(dcommi_device *device, struct dcommi_device
             side->last = NULL;
         }
         device->handle.call->over(&device->handle, job->event);
+        side->ended++;
         n++;
         if (status < 0 && run->active) {
             dcommi_device_failed(run, status);
@@ -26950,6 +27222,505 @@ static void dcommi_devices_free(dcomm_context *context)
 }
 
 #endif
+
+#define DCOMMI_GATE_WORDS 512 /* of one page */
+
+struct dcommi_gate_word {
+    struct dcommi_gate_word *next;
+    _Atomic uint32_t *word; /* pinned */
+    uint32_t value;         /* last used */
+};
+
+/* Of the process, and never given back: a stream may still be on its way to a word when the context
+ * that wrote it is closed. */
+static struct dcommi_gate_word *dcommi_gate_words;
+static size_t dcommi_gates_shut; /* streams of this process that wait for a word, with the lock */
+static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* With the lock. */
+static dcomm_status dcommi_gate_more(void)
+{
+    void *page = NULL;
+    struct dcommi_gate_word *words = dcommi_calloc(DCOMMI_GATE_WORDS, sizeof *words);
+    if (words == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcomm_status status = dcommi_devices->pin(DCOMMI_GATE_WORDS * sizeof(uint32_t), &page);
+    if (status < 0) {
+        dcommi_free(words);
+        return status;
+    }
+    memset(page, 0, DCOMMI_GATE_WORDS * sizeof(uint32_t));
+    for (int i = 0; i < DCOMMI_GATE_WORDS; i++) {
+        words[i].word = (_Atomic uint32_t *)page + i;
+        words[i].next = dcommi_gate_words;
+        dcommi_gate_words = &words[i];
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_gate_word_take(dcommi_gate *gate)
+{
+    dcomm_status status = DCOMM_OK;
+    pthread_mutex_lock(&dcommi_gate_lock);
+    if (dcommi_gate_words == NULL) {
+        status = dcommi_gate_more();
+    }
+    if (status >= 0) {
+        gate->word = dcommi_gate_words;
+        dcommi_gate_words = gate->word->next;
+        gate->value = ++gate->word->value;
+        dcommi_gates_shut++;
+    }
+    pthread_mutex_unlock(&dcommi_gate_lock);
+    return status;
+}
+
+/* The run has ended, and nothing of it is under way on a device. */
+static void dcommi_gate_open(dcommi_run *run)
+{
+    struct dcommi_gate_word *word = run->gate.word;
+    run->gate.word = NULL;
+    atomic_store_explicit(word->word, run->gate.value, memory_order_release);
+    pthread_mutex_lock(&dcommi_gate_lock);
+    word->next = dcommi_gate_words;
+    dcommi_gate_words = word;
+    dcommi_gates_shut--;
+    pthread_mutex_unlock(&dcommi_gate_lock);
+}
+
+/* Do what waits for all streams of a device, if no stream of this process waits for a rank of it,
+ * and let none begin to meanwhile. Returns whether it was done. */
+static bool dcommi_gates_open_for(void (*act)(int device, void *memory), int device, void *memory)
+{
+    pthread_mutex_lock(&dcommi_gate_lock);
+    bool open = dcommi_gates_shut == 0;
+    if (open) {
+        act(device, memory);
+    }
+    pthread_mutex_unlock(&dcommi_gate_lock);
+    return open;
+}
+
+/* The first half of tying a run to its stream: what it must come after. */
+static dcomm_status dcommi_gate_mark(dcommi_run *run)
+{
+    return dcommi_devices->stream_mark(run->gate.device, run->gate.stream, &run->gate.before);
+}
+
+/* The second: what must come after it. Several runs of a group all have the first before. */
+static dcomm_status dcommi_gate_hold(dcommi_run *run)
+{
+    dcommi_gate *gate = &run->gate;
+    DCOMMI_TRY(dcommi_gate_word_take(gate));
+    dcomm_status status =
+        dcommi_devices->stream_hold(gate->device, gate->stream, gate->word->word, gate->value);
+    if (status < 0) {
+        dcommi_gate_open(run);
+    }
+    return status;
+}
+
+/* Whether a run must wait for its stream before it enters the engine. An error of what the stream
+ * held before is the stream's own, and found by who looks at that: the run goes on, as a kernel
+ * would not, because other ranks wait for it; its data are what that left. */
+static bool dcommi_gate_shut(dcommi_run *run)
+{
+    void *before = run->gate.before;
+    if (before == NULL) {
+        return false;
+    }
+    if (dcommi_devices->poll(before) == DCOMM_IN_PROGRESS) {
+        return true;
+    }
+    dcommi_devices->stream_unmark(before);
+    run->gate.before = NULL;
+    return false;
+}
+
+#endif
+
+/* Device memory that contexts may let their peers open. */
+typedef struct dcommi_shared {
+    struct dcommi_shared *next; /* of all, or of those to be freed */
+    uint8_t *base;
+    size_t len;
+    int device;
+    bool stuck; /* a peer that cannot be heard of may have it open: it goes with the process */
+    dcommi_device_key key;
+    dcommi_own *regions;
+    _Atomic int holds; /* its owner's and its regions' */
+} dcommi_shared;
+
+static uint64_t dcommi_process_started(pid_t pid);
+
+/* ---- freeing ---- */
+
+static pthread_mutex_t dcommi_shared_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_shared *dcommi_shared_free; /* held by nobody, and not given back yet */
+static _Atomic int dcommi_shared_due;     /* there is such memory */
+
+static void dcommi_shared_put(dcommi_shared *shared)
+{
+    pthread_mutex_lock(&dcommi_shared_lock);
+    shared->next = dcommi_shared_free;
+    dcommi_shared_free = shared;
+    atomic_store(&dcommi_shared_due, 1);
+    pthread_mutex_unlock(&dcommi_shared_lock);
+}
+
+static void dcommi_shared_drop(dcommi_shared *shared)
+{
+    if (atomic_fetch_sub(&shared->holds, 1) != 1) {
+        return;
+    }
+    if (shared->stuck) {
+        dcommi_free(shared);
+    } else {
+        dcommi_shared_put(shared);
+    }
+}
+
+/* Give back what nobody holds any more, if no stream waits for a rank now. Not with a token. */
+static void dcommi_shared_reclaim(void)
+{
+    bool done = true;
+    while (done && atomic_load_explicit(&dcommi_shared_due, memory_order_relaxed) != 0) {
+        pthread_mutex_lock(&dcommi_shared_lock);
+        dcommi_shared *shared = dcommi_shared_free;
+        dcommi_shared_free = shared != NULL ? shared->next : NULL;
+        atomic_store(&dcommi_shared_due, dcommi_shared_free != NULL);
+        pthread_mutex_unlock(&dcommi_shared_lock);
+        if (shared == NULL) {
+            return;
+        }
+        done = dcommi_gates_open_for(dcommi_devices->shared_free, shared->device, shared->base);
+        if (done) {
+            dcommi_free(shared);
+        } else {
+            dcommi_shared_put(shared);
+        }
+    }
+}
+
+/* ---- our own ---- */
+
+static void dcommi_device_own_free(dcommi_own *own)
+{
+    dcommi_shared_drop(own->shared);
+    dcommi_free(own->readers);
+    dcommi_free(own);
+}
+
+/* Whether a peer may have it open. */
+static bool dcommi_device_own_open(const dcommi_own *own)
+{
+    bool open = false;
+    for (size_t i = 0; i < own->nreaders; i++) {
+        open = open || own->readers[i].told;
+    }
+    return open;
+}
+
+/* It has left the regions: free it, now or when its readers have shut it. */
+static void dcommi_device_own_left(dcommi_own *own)
+{
+    if (dcommi_device_own_open(own)) {
+        own->next = own->context->regions->leaving;
+        own->context->regions->leaving = own;
+    } else {
+        dcommi_device_own_free(own);
+    }
+}
+
+/* A peer has shut a region of ours. */
+static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id)
+{
+    struct dcommi_regions *regions = context->regions;
+    dcommi_own *own = NULL;
+    for (size_t i = 0; regions != NULL && i < regions->nown && own == NULL; i++) {
+        own = regions->own[i]->id == id ? regions->own[i] : NULL;
+    }
+    dcommi_own **at = regions != NULL ? &regions->leaving : NULL;
+    while (own == NULL && at != NULL && *at != NULL && (*at)->id != id) {
+        at = &(*at)->next;
+    }
+    dcommi_own *left = own == NULL && at != NULL ? *at : NULL;
+    own = own != NULL ? own : left;
+    if (own == NULL || own->shared == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < own->nreaders; i++) {
+        own->readers[i].told = own->readers[i].told && own->readers[i].peer != peer;
+    }
+    if (left != NULL && !dcommi_device_own_open(left)) {
+        *at = left->next;
+        dcommi_device_own_free(left);
+    }
+}
+
+/* Look after what was freed while peers had it open: processes that have ended have shut it, and
+ * who could not be told is told now. */
+static void dcommi_leaving_look(dcomm_context *context)
+{
+    struct dcommi_regions *regions = context->regions;
+    for (dcommi_own **at = regions != NULL ? &regions->leaving : NULL; at != NULL && *at != NULL;) {
+        dcommi_own *own = *at;
+        for (size_t i = 0; i < own->nreaders; i++) {
+            dcommi_reader *reader = &own->readers[i];
+            const dcommi_remote *peer = &context->peers[reader->peer];
+            if (reader->told && dcommi_process_started(peer->pid) != peer->started) {
+                reader->told = false;
+            }
+            if (reader->told && !reader->warned) {
+                reader->warned = dcommi_own_warn(own, reader->peer);
+            }
+        }
+        if (dcommi_device_own_open(own)) {
+            at = &own->next;
+        } else {
+            *at = own->next;
+            dcommi_device_own_free(own);
+        }
+    }
+}
+
+/* ---- peers' ---- */
+
+/* Tell a peer that its region is not open here any more: also by a communicator that has failed, or
+ * that it has said goodbye in, and now waits for ours. */
+static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id)
+{
+    dcommi_header shut = {.type = DCOMMI_MSG_REGION_SHUT, .tag = id};
+    dcomm_comm *by = NULL;
+    int rank = 0;
+    bool gone = true;
+    for (dcomm_comm *comm = context->comms; comm != NULL && gone; comm = comm->next) {
+        for (int r = 0; r < comm->size && gone; r++) {
+            if (comm->members[r].peer == peer) {
+                by = comm;
+                rank = r;
+                gone = comm->members[r].gone;
+            }
+        }
+    }
+    if (by != NULL && !context->peers[peer].lost) {
+        dcommi_send_header(by, rank, &shut, NULL, 0);
+    }
+}
+
+static void dcommi_device_map_free(dcommi_map *map)
+{
+    dcommi_free(map->key);
+    dcommi_free(map);
+}
+
+/* A map that has left the table: to be shut, if it is open. */
+static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map)
+{
+    if (map->state == DCOMMI_MAP_OPEN) {
+        map->next = context->regions->shutting;
+        context->regions->shutting = map;
+        atomic_store_explicit(&context->memory_due, 1, memory_order_relaxed);
+    } else {
+        dcommi_tell_shut(context, map->peer, map->id);
+        dcommi_device_map_free(map);
+    }
+}
+
+/* A peer's region that is in no table is gone: say that it is shut, unless that is to come. */
+static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id)
+{
+    const dcommi_map *map = context->regions != NULL ? context->regions->shutting : NULL;
+    while (map != NULL && (map->peer != peer || map->id != id)) {
+        map = map->next;
+    }
+    if (map == NULL) {
+        dcommi_tell_shut(context, peer, id);
+    }
+}
+
+/* Whether nothing under way reads it. */
+static bool dcommi_device_map_idle(const dcommi_map *map)
+{
+    const struct dcommi_device_side *in = &map->device->side[DCOMMI_QUEUE_IN];
+    return in->ended >= map->used || in->ended == in->started;
+}
+
+/* Open one that is known, by a device; lets go of the token meanwhile. */
+static void dcommi_device_map_open(dcomm_context *context, dcommi_map *map, dcommi_device *device)
+{
+    const dcommi_remote peer = context->peers[map->peer];
+    dcommi_device_key key;
+    void *memory = NULL;
+    dcomm_status status = DCOMM_OK;
+    memcpy(&key, map->key, sizeof key);
+    map->state = DCOMMI_MAP_OPENING;
+    map->device = device;
+    map->borrowed = peer.pid == getpid();
+    dcommi_token_release(context);
+    if (map->borrowed) {
+        memory = (void *)(uintptr_t)map->base;
+        if (dcommi_devices->locate(memory) != device->handle.number) {
+            status = dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is not memory of device %d",
+                                 device->handle.number);
+        }
+    } else {
+        status = dcommi_devices->peer_open(device->handle.number, &key, (size_t)map->len, &memory);
+    }
+    dcommi_token_take(context);
+    map->state = status >= 0 ? DCOMMI_MAP_OPEN : DCOMMI_MAP_FAILED;
+    map->local = memory;
+    if (status < 0) {
+        dcommi_log(DCOMMI_LOG_INFO, "device memory of process %d is read by messages: %s",
+                   (int)peer.pid, dcommi_message);
+    }
+    if (map->gone) {
+        dcommi_map_drop(context, dcommi_map_at(context->regions, map->peer, map->id));
+    }
+}
+
+static void dcommi_maps_open(dcomm_context *context, dcommi_device *device)
+{
+    for (size_t i = 0; i < DCOMMI_REGION_BUCKETS; i++) {
+        dcommi_map *map = context->regions->maps[i];
+        while (map != NULL && (!map->on_device || map->state != DCOMMI_MAP_KNOWN)) {
+            map = map->next;
+        }
+        if (map != NULL) {
+            dcommi_device_map_open(context, map, device);
+            i--; /* whatever has become of the bucket meanwhile */
+        }
+    }
+}
+
+/* Shut what can be shut now; lets go of the token meanwhile. */
+static void dcommi_maps_shut(dcomm_context *context)
+{
+    struct dcommi_regions *regions = context->regions;
+    dcommi_map *map = regions->shutting;
+    while (map != NULL) {
+        if (map->state == DCOMMI_MAP_OPENING || !dcommi_device_map_idle(map)) {
+            map = map->next;
+            continue;
+        }
+        map->state = DCOMMI_MAP_OPENING; /* by this thread */
+        dcommi_token_release(context);
+        bool shut = map->borrowed || dcommi_gates_open_for(dcommi_devices->peer_close,
+                                                           map->device->handle.number, map->local);
+        dcommi_token_take(context);
+        if (!shut) {
+            map->state = DCOMMI_MAP_OPEN;
+            return;
+        }
+        dcommi_map **at = &regions->shutting;
+        while (*at != map) {
+            at = &(*at)->next;
+        }
+        *at = map->next;
+        dcommi_tell_shut(context, map->peer, map->id);
+        dcommi_device_map_free(map);
+        map = regions->shutting;
+    }
+}
+
+/* Open by `device` (NULL: nothing) and shut what is due, in a thread that calls. */
+static void dcommi_memory_serve(dcomm_context *context, dcommi_device *device)
+{
+    if (DCOMMI_LIKELY(atomic_load_explicit(&context->memory_due, memory_order_relaxed) == 0)) {
+        return;
+    }
+    dcommi_token_take(context);
+    atomic_store_explicit(&context->memory_due, 0, memory_order_relaxed);
+    if (device != NULL) {
+        dcommi_maps_open(context, device);
+    }
+    dcommi_maps_shut(context);
+    if (device == NULL || context->regions->shutting != NULL) {
+        atomic_store_explicit(&context->memory_due, 1, memory_order_relaxed);
+    }
+    dcommi_token_release(context);
+}
+
+/* Whether something is still to be shut. */
+static bool dcommi_memory_shutting(dcomm_context *context)
+{
+    dcommi_token_take(context);
+    bool shutting = context->regions != NULL && context->regions->shutting != NULL;
+    dcommi_token_release(context);
+    return shutting;
+}
+
+/* Device memory that a rank has offered, as region number and address, where kernels of the run's
+ * device read it: good for what is put on queue IN in this pass of progress. NULL: it is to be read
+ * by messages. */
+static const uint8_t *dcommi_resolve_peer_device(const dcommi_run *run, int rank, uint32_t region,
+                                                 uint64_t address, size_t len)
+{
+    dcomm_context *context = run->comm->context;
+    int peer = run->comm->members[rank].peer;
+    if (region == 0 || !context->peers[peer].same_host || context->peers[peer].started == 0) {
+        return NULL;
+    }
+    struct dcommi_regions *regions = context->regions;
+    dcommi_map *map = regions != NULL ? *dcommi_map_at(regions, peer, region) : NULL;
+    if (map == NULL || map->state == DCOMMI_MAP_ASKED) {
+        dcommi_map_ask(run->comm, rank, region, map);
+        return NULL;
+    }
+    uint64_t offset = address - map->base;
+    if (map->state != DCOMMI_MAP_OPEN || !map->on_device || map->gone ||
+        map->device != run->device || address < map->base || offset > map->len ||
+        len > map->len - offset) {
+        return NULL;
+    }
+    map->used = run->device->side[DCOMMI_QUEUE_IN].started + 1;
+    return map->local + offset;
+}
+
+/* The context closes: nothing is under way. */
+static void dcommi_device_regions_free(dcomm_context *context)
+{
+    struct dcommi_regions *regions = context->regions;
+    while (regions->shutting != NULL) {
+        dcommi_map *map = regions->shutting;
+        regions->shutting = map->next;
+        if (!map->borrowed) { /* what cannot be shut now is, when the process ends */
+            (void)dcommi_gates_open_for(dcommi_devices->peer_close, map->device->handle.number,
+                                        map->local);
+        }
+        dcommi_device_map_free(map);
+    }
+    dcommi_leaving_look(context);
+    while (regions->leaving != NULL) {
+        dcommi_own *own = regions->leaving;
+        regions->leaving = own->next;
+        own->shared->stuck = true;
+        dcommi_device_own_free(own);
+    }
+}
+
+#endif
+/* ==== include/dcomm/impl/pull.h ============================================================ */
+/* pull.h - COPY and REDUCE with operands in peers' memory. How a peer is read follows from what it
+ * is to us: memory of a process on this host is read directly, any other is asked for by message,
+ * as is what lies on a device, or is to go to one. The plan does not know. */
+#ifndef DCOMMI_PULL_H
+#define DCOMMI_PULL_H
+
+/* ==== include/dcomm/impl/copy_out.h ======================================================== */
+/* copy_out.h - what goes from a device to a peer: copied to a pinned slot, sent from there. A short
+ * send goes as any other; a long one is offered, and its receiver asks for it part by part, as for
+ * exposed memory, so that copying out, the network and copying in go on at once. */
+#ifndef DCOMMI_COPY_OUT_H
+#define DCOMMI_COPY_OUT_H
+
+/* ==== include/dcomm/impl/moves.h =========================================================== */
+/* moves.h - sends and receives of the engine: the payload goes along with the message, or, on one
+ * host and when long, waits in the sender's memory until the receiver has read it. */
+#ifndef DCOMMI_MOVES_H
+#define DCOMMI_MOVES_H
+
 
 #include <sys/uio.h>
 
@@ -27465,7 +28236,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     return DCOMM_OK;
 }
 
-static void dcommi_take_offer(dcommi_move *move, size_t len);
+static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len);
 static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
                                      dcommi_transport *transport, const void *data, void *desc,
                                      size_t len);
@@ -27496,7 +28267,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     }
     move->arrived = len;
     if (DCOMMI_UNLIKELY(h->type == DCOMMI_MSG_OFFER)) {
-        dcommi_take_offer(move, len);
+        dcommi_take_offer(move, h, len);
         return DCOMMI_CONSUMED;
     }
     if (DCOMMI_UNLIKELY(move->device)) {
@@ -27674,7 +28445,9 @@ static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag
         return DCOMM_IN_PROGRESS;
     }
     dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_OFFER, tag);
+    header.a = (uint64_t)(uintptr_t)data;
     header.b = len;
+    dcommi_header_set_wide(&header, dcommi_region_number(move->run->comm->context, data, len));
     return dcommi_move_offer(move, &header);
 }
 
@@ -27687,6 +28460,7 @@ typedef struct dcommi_piece {
     uint16_t slot;
     bool by_message;
     bool device;      /* it lies on one */
+    bool opened;      /* local is the rank's device memory, opened: only for now */
     bool sent;        /* it is what the rank's OFFER means, not what it exposed */
     uint32_t region;  /* of that rank's; 0: none */
     uint64_t address; /* in that rank's process */
@@ -28306,8 +29080,49 @@ static void dcommi_offer_taken(dcommi_move *move)
     dcommi_received_all(move, move->arrived);
 }
 
+/* What is offered is read where it lies. */
+static void dcommi_offer_read(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    if (status >= 0 && job->run->active) {
+        dcommi_run_event(job->run);
+        dcommi_offer_taken(slot->user);
+    }
+    dcommi_free(slot);
+}
+
+static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, size_t len)
+{
+    dcommi_device_handle *d = &move->run->device->handle;
+    const void *src[DCOMMI_FOLD_MAX];
+    dcommi_slot *slot = dcommi_alloc(sizeof *slot); /* without memory: a job and its move */
+    if (slot == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    slot->user = move;
+    dcomm_status status;
+    if (move->kind == DCOMMI_MOVE_FOLD) {
+        for (int i = 0; i < move->nsrc; i++) {
+            src[i] = i == move->msg_at ? at : move->src[i];
+        }
+        status = dcommi_fold_on_device(move->lane, move->dst, src, move->nsrc, len, move->final);
+    } else {
+        status = d->call->copy(d, DCOMMI_QUEUE_IN, move->buf, at, len);
+    }
+    if (status >= 0) {
+        status = dcommi_job_start(move->run->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
+                                  dcommi_offer_read);
+    }
+    if (status < 0) {
+        dcommi_free(slot);
+        return status;
+    }
+    move->run->comm->stats.bytes_mapped += len;
+    return DCOMM_OK;
+}
+
 /* A receive meets a send that waits on its sender's device. */
-static void dcommi_take_offer(dcommi_move *move, size_t len)
+static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len)
 {
     dcommi_run *run = move->run;
     dcommi_device *device = move->device ? run->device : NULL;
@@ -28316,6 +29131,17 @@ static void dcommi_take_offer(dcommi_move *move, size_t len)
     size_t n = fold ? move->nsrc : 1;
     if (len == 0) {
         dcommi_offer_taken(move);
+        return;
+    }
+    const uint8_t *there =
+        device != NULL
+            ? dcommi_resolve_peer_device(run, move->node.peer, dcommi_header_wide(h), h->a, len)
+            : NULL;
+    if (there != NULL) {
+        dcomm_status read = dcommi_read_device(move, there, len);
+        if (read < 0) {
+            dcommi_device_failed(run, read);
+        }
         return;
     }
     memset(pieces, 0, sizeof pieces);
@@ -28864,23 +29690,45 @@ static bool dcommi_reads_device_of(const dcommi_run *run, int rank, uint16_t dev
            peer->started != 0;
 }
 
-/* COPY and REDUCE: of what the device can read at once, or else by messages. */
-static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst,
-                                              const dcommi_piece *pieces, size_t n, size_t len,
-                                              bool fold, bool final, bool async)
+/* Where the run's device reads what a rank has exposed of one, if it can. */
+static void dcommi_piece_on_device(const dcommi_run *run, dcommi_piece *piece,
+                                   const dcommi_exposed *e, size_t len)
 {
-    dcomm_context *context = lane->frame->run->comm->context;
+    if (dcommi_reads_device_of(run, piece->rank, e->device)) {
+        piece->local = (const uint8_t *)(uintptr_t)piece->address;
+    } else {
+        piece->local = dcommi_resolve_peer_device(run, piece->rank, e->region, piece->address, len);
+        piece->opened = piece->local != NULL;
+    }
+}
+
+/* COPY and REDUCE: of what the device can read at once, or else by messages. */
+static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, dcommi_piece *pieces,
+                                              size_t n, size_t len, bool fold, bool final,
+                                              bool async)
+{
+    dcomm_comm *comm = lane->frame->run->comm;
+    dcomm_context *context = comm->context;
     dcommi_device *device = lane->frame->run->device;
     if (!fold && dst == pieces[0].local) {
         return DCOMMI_NEXT;
     }
+    bool here = true;
     for (size_t i = 0; i < n; i++) {
-        if (pieces[i].local == NULL) {
-            return dcommi_moving(lane,
-                                 dcommi_pull_by_message(lane, device, NULL, dst, false, pieces, n,
-                                                        len, fold, final, async),
-                                 async);
-        }
+        here = here && pieces[i].local != NULL;
+    }
+    for (size_t i = 0; i < n && !here; i++) { /* a pointer into it would not be good for so long */
+        pieces[i].local = pieces[i].opened ? NULL : pieces[i].local;
+    }
+    if (!here) {
+        return dcommi_moving(lane,
+                             dcommi_pull_by_message(lane, device, NULL, dst, false, pieces, n, len,
+                                                    fold, final, async),
+                             async);
+    }
+    for (size_t i = 0; i < n; i++) {
+        comm->stats.bytes_read += pieces[i].device ? len : 0;
+        comm->stats.bytes_mapped += pieces[i].device ? len : 0;
     }
     for (size_t i = 0; i < n && fold; i++) {
         context->pointers[i] = pieces[i].local;
@@ -29082,13 +29930,13 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
                                          len, offset, e->len, rank);
             }
             piece->rank = rank;
-            piece->region = e->region;
+            piece->region = e->device == 0 ? e->region : 0;
             piece->slot = (uint16_t)slot;
             piece->address = e->address + (uint64_t)offset;
             piece->offset = (uint64_t)offset;
             piece->device = e->device != 0;
-            if (device && dcommi_reads_device_of(frame->run, rank, e->device)) {
-                piece->local = (const uint8_t *)(uintptr_t)piece->address;
+            if (device && piece->device) {
+                dcommi_piece_on_device(frame->run, piece, e, len);
             }
         }
     }
@@ -29168,9 +30016,8 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
         bool device = dcommi_on_device(frame, frame->plan->operands[step->src].space);
         if (DCOMMI_UNLIKELY(device)) {
             header.reserved = (uint16_t)(1 + run->device->handle.number);
-        } else {
-            header.tag = dcommi_region_number(run->comm->context, base, len);
         }
+        header.tag = dcommi_region_number(run->comm->context, base, len);
         if (run->offers == NULL || header.slot >= run->plan->nslots) {
             return dcommi_step_error(lane, DCOMM_ERR_PLAN, "slot %d of %u", (int)header.slot,
                                      run->plan->nslots);
@@ -29228,7 +30075,7 @@ static enum dcommi_outcome dcommi_step_commit(dcommi_lane *lane, const dcomm_ste
                                  dst_len);
     }
     if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
-        const dcommi_piece from = {.local = src};
+        dcommi_piece from = {.local = src};
         return dcommi_sources_on(lane->frame, step, true)
                    ? dcommi_device_fold(lane, dst, &from, 1, src_len, false, false, false)
                    : dcommi_step_mixed(lane);
@@ -30086,115 +30933,6 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 }
 
 #endif
-/* ==== include/dcomm/impl/gate.h ============================================================ */
-/* gate.h - operations in the order of a stream of the caller's. An event recorded on the stream is
- * polled before the run enters the engine, and the stream waits for a word of pinned memory that is
- * written when the run has ended, well or badly. Words are used again with a higher value, which is
- * why nobody has to know whether a stream has come to its wait. */
-#ifndef DCOMMI_GATE_H
-#define DCOMMI_GATE_H
-
-
-#define DCOMMI_GATE_WORDS 512 /* of one page */
-
-struct dcommi_gate_word {
-    struct dcommi_gate_word *next;
-    _Atomic uint32_t *word; /* pinned */
-    uint32_t value;         /* last used */
-};
-
-/* Of the process, and never given back: a stream may still be on its way to a word when the context
- * that wrote it is closed. */
-static struct dcommi_gate_word *dcommi_gate_words;
-static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* With the lock. */
-static dcomm_status dcommi_gate_more(void)
-{
-    void *page = NULL;
-    struct dcommi_gate_word *words = dcommi_calloc(DCOMMI_GATE_WORDS, sizeof *words);
-    if (words == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcomm_status status = dcommi_devices->pin(DCOMMI_GATE_WORDS * sizeof(uint32_t), &page);
-    if (status < 0) {
-        dcommi_free(words);
-        return status;
-    }
-    memset(page, 0, DCOMMI_GATE_WORDS * sizeof(uint32_t));
-    for (int i = 0; i < DCOMMI_GATE_WORDS; i++) {
-        words[i].word = (_Atomic uint32_t *)page + i;
-        words[i].next = dcommi_gate_words;
-        dcommi_gate_words = &words[i];
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_gate_word_take(dcommi_gate *gate)
-{
-    dcomm_status status = DCOMM_OK;
-    pthread_mutex_lock(&dcommi_gate_lock);
-    if (dcommi_gate_words == NULL) {
-        status = dcommi_gate_more();
-    }
-    if (status >= 0) {
-        gate->word = dcommi_gate_words;
-        dcommi_gate_words = gate->word->next;
-        gate->value = ++gate->word->value;
-    }
-    pthread_mutex_unlock(&dcommi_gate_lock);
-    return status;
-}
-
-/* The run has ended, and nothing of it is under way on a device. */
-static void dcommi_gate_open(dcommi_run *run)
-{
-    struct dcommi_gate_word *word = run->gate.word;
-    run->gate.word = NULL;
-    atomic_store_explicit(word->word, run->gate.value, memory_order_release);
-    pthread_mutex_lock(&dcommi_gate_lock);
-    word->next = dcommi_gate_words;
-    dcommi_gate_words = word;
-    pthread_mutex_unlock(&dcommi_gate_lock);
-}
-
-/* The first half of tying a run to its stream: what it must come after. */
-static dcomm_status dcommi_gate_mark(dcommi_run *run)
-{
-    return dcommi_devices->stream_mark(run->gate.device, run->gate.stream, &run->gate.before);
-}
-
-/* The second: what must come after it. Several runs of a group all have the first before. */
-static dcomm_status dcommi_gate_hold(dcommi_run *run)
-{
-    dcommi_gate *gate = &run->gate;
-    DCOMMI_TRY(dcommi_gate_word_take(gate));
-    dcomm_status status =
-        dcommi_devices->stream_hold(gate->device, gate->stream, gate->word->word, gate->value);
-    if (status < 0) {
-        dcommi_gate_open(run);
-    }
-    return status;
-}
-
-/* Whether a run must wait for its stream before it enters the engine. An error of what the stream
- * held before is the stream's own, and found by who looks at that: the run goes on, as a kernel
- * would not, because other ranks wait for it; its data are what that left. */
-static bool dcommi_gate_shut(dcommi_run *run)
-{
-    void *before = run->gate.before;
-    if (before == NULL) {
-        return false;
-    }
-    if (dcommi_devices->poll(before) == DCOMM_IN_PROGRESS) {
-        return true;
-    }
-    dcommi_devices->stream_unmark(before);
-    run->gate.before = NULL;
-    return false;
-}
-
-#endif
 
 static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached);
 
@@ -30703,6 +31441,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     case DCOMMI_MSG_REGION_ASK:
     case DCOMMI_MSG_REGION:
     case DCOMMI_MSG_REGION_GONE:
+    case DCOMMI_MSG_REGION_SHUT:
         dcommi_on_region_message(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     default: /* CREDIT: learned above */
@@ -30755,6 +31494,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
         } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
             comm->members[h.src].gone = true;
+        } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
+            dcommi_on_region_message(comm, &h, NULL, 0);
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
             dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
@@ -34577,7 +35318,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 3u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 4u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -34792,6 +35533,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_free(context->pieces);
     dcommi_free(context->peers);
     dcommi_context_unhold(context);
+    dcommi_shared_reclaim();
     return DCOMM_OK;
 }
 
@@ -42291,6 +43033,7 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
 #endif
 
 #define DCOMMI_GOODBYE_S 5.0 /* how long destroy waits for its peers */
+#define DCOMMI_SHUT_S 0.5    /* and for what still reads their device memory */
 
 /* ---- derived communicators ---- */
 
@@ -42536,6 +43279,27 @@ static bool dcommi_comm_awaits(dcomm_comm *comm)
     return awaits;
 }
 
+/* Peers that this is the last communicator with are to hear that their device memory is shut here,
+ * before they hear goodbye: they do not free it before. */
+static void dcommi_comm_shut(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        if (peer >= 0 && context->peers[peer].users == 1) {
+            dcommi_maps_forget(context, peer);
+        }
+    }
+    dcommi_token_release(context);
+    double until = dcommi_now() + DCOMMI_SHUT_S;
+    dcommi_memory_serve(context, NULL);
+    while (dcommi_memory_shutting(context) && dcommi_now() < until) {
+        dcommi_progress_or_yield(context);
+        dcommi_memory_serve(context, NULL);
+    }
+}
+
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
 {
     if (comm_p == NULL || *comm_p == NULL) {
@@ -42563,6 +43327,9 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
         failed = true;
     }
+    dcommi_token_release(context);
+    dcommi_comm_shut(comm);
+    dcommi_token_take(context);
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
         if (m->peer < 0 || context->peers[m->peer].lost) {
@@ -42603,8 +43370,10 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
             t->call->remove_peer(t, peer);
         }
     }
+    dcommi_leaving_look(context);
     dcommi_token_release(context);
     dcommi_comm_drop(comm);
+    dcommi_shared_reclaim();
     return DCOMM_OK;
 }
 
@@ -45122,7 +45891,10 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
     if (s->coding != NULL) {
         DCOMMI_TRY(dcommi_coded_device_check(s, opts));
     }
-    return dcommi_device_of(comm->context, number, device_p);
+    DCOMMI_TRY(dcommi_device_of(comm->context, number, device_p));
+    dcommi_memory_serve(comm->context, *device_p);
+    dcommi_shared_reclaim();
+    return DCOMM_OK;
 }
 
 /* ---- keys ---- */
@@ -46729,16 +47501,243 @@ DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, 
 
 #endif
 /* ==== include/dcomm/impl/api_mem.h ========================================================= */
-/* api_mem.h - registered memory for the caller: allocated, looked up, freed. */
+/* api_mem.h - registered memory for the caller: allocated, looked up, freed. Of devices' there is
+ * api_mem_device.h. */
 #ifndef DCOMMI_API_MEM_H
 #define DCOMMI_API_MEM_H
 
+/* ==== include/dcomm/impl/api_mem_device.h ================================================== */
+/* api_mem_device.h - device memory for the caller that peers may open: allocated, given to
+ * contexts, looked up, freed. */
+#ifndef DCOMMI_API_MEM_DEVICE_H
+#define DCOMMI_API_MEM_DEVICE_H
+
+
+/* CUDA IPC shares whole blocks of this length, with whatever else lies in them. */
+#define DCOMMI_SHARED_GRAIN ((size_t)2 << 20)
+
+static pthread_mutex_t dcommi_mem_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_shared *dcommi_shared_all; /* with dcommi_mem_lock, like the regions of each */
+
+/* What is due before memory comes or goes. */
+static void dcommi_device_mem_tidy(dcomm_context *context)
+{
+    if (context != NULL) {
+        dcommi_memory_serve(context, NULL);
+        dcommi_token_take(context);
+        dcommi_leaving_look(context);
+        dcommi_token_release(context);
+    }
+    dcommi_shared_reclaim();
+}
+
+/* The memory that `at` points into, by the lock; NULL: none. */
+static dcommi_shared *dcommi_shared_find(const void *at)
+{
+    dcommi_shared *shared = dcommi_shared_all;
+    while (shared != NULL && (uintptr_t)at - (uintptr_t)shared->base >= shared->len) {
+        shared = shared->next;
+    }
+    return shared;
+}
+
+/* A context's region of it, by the lock; *end: where one is to be put, if there is none. */
+static dcommi_own *dcommi_shared_region(dcommi_shared *shared, const dcomm_context *context,
+                                        dcommi_own ***at_p)
+{
+    dcommi_own **at = &shared->regions;
+    while (*at != NULL && (*at)->context != context) {
+        at = &(*at)->next;
+    }
+    *at_p = at;
+    return *at;
+}
+
+/* By the lock: the ranks of this context may open it from now on. */
+static dcomm_status dcommi_shared_add(dcommi_shared *shared, dcomm_context *context)
+{
+    dcommi_own **at, *own = dcommi_shared_region(shared, context, &at);
+    if (own != NULL) {
+        own->users++;
+        return DCOMM_OK;
+    }
+    own = dcommi_alloc(sizeof *own);
+    if (own == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    own->context = context;
+    own->shared = shared;
+    own->base = shared->base;
+    own->len = shared->len;
+    own->users = 1;
+    own->region.key = &shared->key;
+    own->region.key_len = sizeof shared->key;
+    dcommi_token_take(context);
+    dcomm_status status = shared->key.place != 0 ? dcommi_own_enter(own) : DCOMM_OK;
+    dcommi_token_release(context);
+    if (status < 0) {
+        dcommi_free(own);
+        return status;
+    }
+    *at = own;
+    atomic_fetch_add(&shared->holds, 1);
+    atomic_fetch_add(&context->refs, 1);
+    return DCOMM_OK;
+}
+
+/* What was taken from its memory: peers shut it, then it is no more. */
+static dcomm_status dcommi_shared_remove(dcommi_own *own)
+{
+    dcomm_context *context = own->context;
+    dcommi_token_take(context);
+    if (own->id != 0) {
+        dcommi_own_leave(own);
+    }
+    dcommi_device_own_left(own);
+    dcommi_token_release(context);
+    dcommi_device_mem_tidy(context);
+    return dcommi_context_release(context);
+}
+
+DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes, void **ptr_p)
+{
+    void *memory = NULL;
+    if (ptr_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "ptr_p is NULL");
+    }
+    *ptr_p = NULL;
+    DCOMMI_TRY(dcommi_check_fork());
+    if (dcommi_devices == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%zu bytes of device memory are wanted: this "
+                           "needs an implementation built with "
+                           "DCOMM_WITH_CUDA",
+                           bytes);
+    }
+    if (bytes == 0) {
+        return DCOMM_OK;
+    }
+    if (bytes > DCOMMI_REGION_LEN_MAX) {
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "%zu bytes of device memory are wanted", bytes);
+    }
+    dcommi_device_mem_tidy(context);
+    dcommi_shared *shared = dcommi_alloc(sizeof *shared);
+    if (shared == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    shared->len = (bytes + DCOMMI_SHARED_GRAIN - 1) / DCOMMI_SHARED_GRAIN * DCOMMI_SHARED_GRAIN;
+    shared->device = dcommi_devices->current();
+    atomic_store(&shared->holds, 1);
+    dcomm_status status =
+        dcommi_devices->shared_alloc(shared->device, shared->len, &memory, &shared->key);
+    if (status < 0) {
+        dcommi_free(shared);
+        return dcommi_fail(status, "%zu bytes of device memory are wanted: %s", bytes,
+                           dcommi_message);
+    }
+    shared->base = memory;
+    pthread_mutex_lock(&dcommi_mem_lock);
+    status = context != NULL ? dcommi_shared_add(shared, context) : DCOMM_OK;
+    if (status >= 0) {
+        shared->next = dcommi_shared_all;
+        dcommi_shared_all = shared;
+    }
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    if (status < 0) {
+        dcommi_shared_drop(shared);
+        dcommi_shared_reclaim();
+        return status;
+    }
+    *ptr_p = memory;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr)
+{
+    if (context == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    pthread_mutex_lock(&dcommi_mem_lock);
+    dcommi_shared *shared = dcommi_shared_find(ptr);
+    dcomm_status status =
+        shared != NULL ? dcommi_shared_add(shared, context)
+                       : dcommi_fail(DCOMM_ERR_INVALID,
+                                     "%p lies in no memory from dcomm_mem_alloc_device", ptr);
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_mem_unshare(dcomm_context *context, const void *ptr)
+{
+    DCOMMI_TRY(dcommi_check_fork());
+    pthread_mutex_lock(&dcommi_mem_lock);
+    dcommi_shared *shared = dcommi_shared_find(ptr);
+    dcommi_own **at = NULL;
+    dcommi_own *own = shared != NULL ? dcommi_shared_region(shared, context, &at) : NULL;
+    bool last = own != NULL && --own->users == 0;
+    if (last) {
+        *at = own->next;
+    }
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    if (own == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%p lies in no memory that this context was given by dcomm_mem_share",
+                           ptr);
+    }
+    return last ? dcommi_shared_remove(own) : DCOMM_OK;
+}
+
+/* Free memory that begins there. Returns whether there was such. */
+static bool dcommi_shared_release(const void *base, dcomm_status *status)
+{
+    pthread_mutex_lock(&dcommi_mem_lock);
+    dcommi_shared **at = &dcommi_shared_all;
+    while (*at != NULL && (*at)->base != base) {
+        at = &(*at)->next;
+    }
+    dcommi_shared *shared = *at;
+    dcommi_own *own = shared != NULL ? shared->regions : NULL;
+    if (shared != NULL) {
+        *at = shared->next;
+        shared->regions = NULL;
+    }
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    *status = DCOMM_OK;
+    if (shared == NULL) {
+        return false;
+    }
+    while (own != NULL) {
+        dcommi_own *next = own->next;
+        dcomm_status one = dcommi_shared_remove(own);
+        *status = one < 0 ? one : *status;
+        own = next;
+    }
+    dcommi_shared_drop(shared);
+    dcommi_shared_reclaim();
+    return true;
+}
+
+static bool dcommi_shared_query(const void *at, dcomm_mem_info *info)
+{
+    const dcommi_shared *shared = dcommi_shared_find(at);
+    if (shared != NULL) {
+        bool open = false;
+        for (const dcommi_own *own = shared->regions; own != NULL; own = own->next) {
+            open = open || own->id != 0;
+        }
+        *info = (dcomm_mem_info){
+            .base = shared->base, .bytes = shared->len, .shared = open, .device = shared->device};
+    }
+    return shared != NULL;
+}
+
+#endif
 
 /* From here on memory is given in whole huge pages. */
 #define DCOMMI_MEM_HUGE_MIN ((size_t)256 << 10)
 
-static pthread_mutex_t dcommi_mem_lock = PTHREAD_MUTEX_INITIALIZER;
-static dcommi_own *dcommi_mem_all;
+static dcommi_own *dcommi_mem_all; /* with dcommi_mem_lock */
 
 /* "not on huge pages" is worth one line a process. */
 static void dcommi_mem_report(const dcommi_own *own)
@@ -46907,6 +47906,11 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
         *at = own->next;
     }
     pthread_mutex_unlock(&dcommi_mem_lock);
+    dcomm_status status;
+    if (own == NULL && dcommi_shared_release(*ptr_p, &status)) {
+        *ptr_p = NULL;
+        return status;
+    }
     if (own == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%p is not from dcomm_mem_alloc, or is free already",
                            *ptr_p);
@@ -46936,12 +47940,12 @@ DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info)
         own = own->next;
     }
     if (own != NULL) {
-        *info = (dcomm_mem_info){own->base, own->len, own->huge, own->id != 0};
+        *info = (dcomm_mem_info){own->base, own->len, own->huge, own->id != 0, -1};
     }
+    bool found = own != NULL || dcommi_shared_query(ptr, info);
     pthread_mutex_unlock(&dcommi_mem_lock);
-    return own != NULL
-               ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_INVALID, "%p lies in no memory from dcomm_mem_alloc", ptr);
+    return found ? DCOMM_OK
+                 : dcommi_fail(DCOMM_ERR_INVALID, "%p lies in no memory from dcomm_mem_alloc", ptr);
 }
 
 #endif
@@ -59352,6 +60356,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_RECENT
 #undef DCOMMI_REGION_BUCKETS
 #undef DCOMMI_REGION_CARD
+#undef DCOMMI_REGION_KEY_DEVICE
 #undef DCOMMI_REGION_KEY_MAX
 #undef DCOMMI_REGION_KEY_ROOM
 #undef DCOMMI_REGION_LEN_MAX
@@ -59373,7 +60378,9 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_SECRET_MAX
 #undef DCOMMI_SHA256_BLOCK
 #undef DCOMMI_SHA256_BYTES
+#undef DCOMMI_SHARED_GRAIN
 #undef DCOMMI_SHORT_MAX
+#undef DCOMMI_SHUT_S
 #undef DCOMMI_SIMD_AHEAD
 #undef DCOMMI_SIMD_FLOAT
 #undef DCOMMI_SIMD_FOLD

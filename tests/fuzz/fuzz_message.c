@@ -338,7 +338,7 @@ static void deliver(dcomm_comm *comm, input *in)
             ((uint8_t *)&h)[i] = take(in);
         }
     } else {
-        h.type = take(in) % 16;
+        h.type = take(in) % (DCOMMI_MSG_TYPE_END + 1);
         h.stream = kind & 1;
         h.src = 1 + take(in) % RANKS;
         h.comm = kind & 2 ? take(in) : comm->id;
@@ -444,11 +444,86 @@ static void answer(dcomm_comm *comm, input *in)
     arrive(comm, &h, sizeof h, NULL, len, how);
 }
 
+/* ---- device memory, without a device ---- */
+
+static dcommi_device fake_device;
+static uint8_t fake_memory[4096];
+
+/* Memory that peers may open. It has no key, and is never given back. */
+static dcommi_shared *make_shared(dcomm_context *context)
+{
+    dcommi_shared *shared = dcommi_alloc(sizeof *shared);
+    shared->base = fake_memory;
+    shared->len = sizeof fake_memory;
+    shared->key.place = 1;
+    shared->stuck = true;
+    atomic_store(&shared->holds, 1);
+    pthread_mutex_lock(&dcommi_mem_lock);
+    if (dcommi_shared_add(shared, context) < 0) {
+        abort();
+    }
+    pthread_mutex_unlock(&dcommi_mem_lock);
+    return shared;
+}
+
+static void drop_shared(dcommi_shared **shared_p)
+{
+    dcommi_shared *shared = *shared_p;
+    *shared_p = NULL;
+    if (shared != NULL) {
+        dcommi_shared_remove(shared->regions);
+        dcommi_shared_drop(shared);
+    }
+}
+
+/* What a thread that calls would do: open what is known, as if by a device, and shut what is due.
+ */
+static void serve(dcomm_context *context, bool in_use)
+{
+    for (int i = 0; context->regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
+        for (dcommi_map *map = context->regions->maps[i]; map != NULL; map = map->next) {
+            if (map->on_device && map->state == DCOMMI_MAP_KNOWN) {
+                if (map->key_len != sizeof(dcommi_device_key) || map->len == 0 ||
+                    map->len > DCOMMI_REGION_LEN_MAX || map->base + map->len < map->base) {
+                    abort();
+                }
+                map->state = DCOMMI_MAP_OPEN;
+                map->borrowed = true;
+                map->device = &fake_device;
+                map->local = fake_memory;
+                map->used = fake_device.side[DCOMMI_QUEUE_IN].started + in_use;
+            }
+        }
+    }
+    fake_device.side[DCOMMI_QUEUE_IN].started += in_use;
+    fake_device.side[DCOMMI_QUEUE_IN].ended +=
+        !in_use &&
+        fake_device.side[DCOMMI_QUEUE_IN].ended < fake_device.side[DCOMMI_QUEUE_IN].started;
+    dcommi_memory_serve(context, NULL);
+}
+
+/* A region of a device is named, wherever the run's memory lies: asked for, or looked up. */
+static void resolve(dcomm_comm *comm, input *in)
+{
+    dcommi_run run = {.comm = comm, .device = &fake_device};
+    uint32_t region = take(in) % 8;
+    uint64_t address = take_wide(in), len = take_wide(in);
+    const uint8_t *at =
+        dcommi_resolve_peer_device(&run, 1 + take(in) % (RANKS - 1), region, address, len);
+    uint64_t offset = (uint64_t)((uintptr_t)at - (uintptr_t)fake_memory);
+    if (at != NULL &&
+        (region == 0 || offset + len < offset || offset + len > DCOMMI_REGION_LEN_MAX)) {
+        abort();
+    }
+}
+
 /* The answer to the which-th question for a region, but for what `spoil` changes. */
 static void answer_region(dcomm_comm *comm, input *in)
 {
-    uint8_t which = take(in) % 8, spoil = take(in), other = take(in);
+    uint8_t which = take(in), spoil = take(in), other = take(in);
+    bool device = which & 8;
     const dcommi_map *map = NULL;
+    which %= 8;
     for (int i = 0; comm->context->regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
         for (const dcommi_map *at = comm->context->regions->maps[i]; at != NULL; at = at->next) {
             if (map == NULL || which-- > 0) {
@@ -459,7 +534,8 @@ static void answer_region(dcomm_comm *comm, input *in)
     dcommi_header h = {.comm = comm->id,
                        .type = other & 64 ? DCOMMI_MSG_REGION_GONE : DCOMMI_MSG_REGION,
                        .src = map != NULL ? (uint32_t)map->peer + 1 : 1,
-                       .tag = map != NULL ? map->id : other};
+                       .tag = map != NULL ? map->id : other,
+                       .a = device};
     dcommi_region_card card = {.len = (uint64_t)(1 + other % 16) * 4096, .mark = {.id = h.tag}};
     fake_key key = {.pages = 1 + other % 16, .mark = card.mark};
     switch (spoil) {
@@ -481,13 +557,17 @@ static void answer_region(dcomm_comm *comm, input *in)
     case 6:
         h.src = take(in);
         break;
+    case 8:
+        h.a = take_wide(in);
+        break;
     default:
         break;
     }
-    uint8_t payload[sizeof card + sizeof key];
+    uint8_t payload[sizeof card + sizeof(dcommi_device_key)] = {0};
+    size_t whole = sizeof card + (device ? sizeof(dcommi_device_key) : sizeof key);
     memcpy(payload, &card, sizeof card);
     memcpy(payload + sizeof card, &key, sizeof key);
-    size_t len = h.type == DCOMMI_MSG_REGION_GONE ? 0 : spoil == 7 ? other : sizeof payload;
+    size_t len = h.type == DCOMMI_MSG_REGION_GONE ? 0 : spoil == 7 ? other : whole;
     arrive(comm, &h, sizeof h, payload, len < sizeof payload ? len : sizeof payload, spoil);
 }
 
@@ -504,6 +584,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool wanted =
         take(&in) % 4 == 3 && dcomm_mem_alloc(context, sizeof ordinary, &registered) == DCOMM_OK;
     source = wanted ? registered : ordinary;
+    dcommi_shared *shared = make_shared(context);
     start(comm, take(&in), &requests[n++]);
     while (in.at < in.end) {
         uint8_t command = take(&in);
@@ -527,7 +608,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             dcommi_comm_check(comm, dcommi_now() + (command < 230 ? 0.3 : 200));
             break;
         case 5:
-            if (command > 220) {
+            if (command < 64) {
+                serve(context, command < 32);
+            } else if (command < 128) {
+                resolve(comm, &in);
+            } else if (command < 144) {
+                drop_shared(&shared);
+            } else if (command > 220) {
                 dcommi_on_peer_lost(context, &fake_transport, command % (RANKS - 1), "gone");
             }
             break;
@@ -557,7 +644,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (int r = 0; r < RANKS; r++) {
         comm->members[r].gone = true;
     }
+    if (size % 2 == 0) { /* before the communicator goes, or behind it */
+        drop_shared(&shared);
+    }
     dcomm_comm_destroy(&comm);
+    drop_shared(&shared);
     dcomm_mem_free(&registered);
     for (int i = 0; i < n; i++) {
         dcomm_wait(&requests[i]);

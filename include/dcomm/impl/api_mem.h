@@ -1,15 +1,14 @@
-/* api_mem.h - registered memory for the caller: allocated, looked up, freed. */
+/* api_mem.h - registered memory for the caller: allocated, looked up, freed. Of devices' there is
+ * api_mem_device.h. */
 #ifndef DCOMMI_API_MEM_H
 #define DCOMMI_API_MEM_H
 
-#include "../mem.h"
-#include "context.h"
+#include "api_mem_device.h"
 
 /* From here on memory is given in whole huge pages. */
 #define DCOMMI_MEM_HUGE_MIN ((size_t)256 << 10)
 
-static pthread_mutex_t dcommi_mem_lock = PTHREAD_MUTEX_INITIALIZER;
-static dcommi_own *dcommi_mem_all;
+static dcommi_own *dcommi_mem_all; /* with dcommi_mem_lock */
 
 /* "not on huge pages" is worth one line a process. */
 static void dcommi_mem_report(const dcommi_own *own)
@@ -178,6 +177,11 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
         *at = own->next;
     }
     pthread_mutex_unlock(&dcommi_mem_lock);
+    dcomm_status status;
+    if (own == NULL && dcommi_shared_release(*ptr_p, &status)) {
+        *ptr_p = NULL;
+        return status;
+    }
     if (own == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%p is not from dcomm_mem_alloc, or is free already",
                            *ptr_p);
@@ -207,12 +211,12 @@ DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info)
         own = own->next;
     }
     if (own != NULL) {
-        *info = (dcomm_mem_info){own->base, own->len, own->huge, own->id != 0};
+        *info = (dcomm_mem_info){own->base, own->len, own->huge, own->id != 0, -1};
     }
+    bool found = own != NULL || dcommi_shared_query(ptr, info);
     pthread_mutex_unlock(&dcommi_mem_lock);
-    return own != NULL
-               ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_INVALID, "%p lies in no memory from dcomm_mem_alloc", ptr);
+    return found ? DCOMM_OK
+                 : dcommi_fail(DCOMM_ERR_INVALID, "%p lies in no memory from dcomm_mem_alloc", ptr);
 }
 
 #endif

@@ -213,6 +213,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     case DCOMMI_MSG_REGION_ASK:
     case DCOMMI_MSG_REGION:
     case DCOMMI_MSG_REGION_GONE:
+    case DCOMMI_MSG_REGION_SHUT:
         dcommi_on_region_message(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     default: /* CREDIT: learned above */
@@ -265,6 +266,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
         } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
             comm->members[h.src].gone = true;
+        } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
+            dcommi_on_region_message(comm, &h, NULL, 0);
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
             dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&

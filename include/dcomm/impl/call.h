@@ -185,7 +185,10 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
     if (s->coding != NULL) {
         DCOMMI_TRY(dcommi_coded_device_check(s, opts));
     }
-    return dcommi_device_of(comm->context, number, device_p);
+    DCOMMI_TRY(dcommi_device_of(comm->context, number, device_p));
+    dcommi_memory_serve(comm->context, *device_p);
+    dcommi_shared_reclaim();
+    return DCOMM_OK;
 }
 
 /* ---- keys ---- */

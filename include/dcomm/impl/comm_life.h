@@ -6,6 +6,7 @@
 #include "comm_create.h"
 
 #define DCOMMI_GOODBYE_S 5.0 /* how long destroy waits for its peers */
+#define DCOMMI_SHUT_S 0.5    /* and for what still reads their device memory */
 
 /* ---- derived communicators ---- */
 
@@ -251,6 +252,27 @@ static bool dcommi_comm_awaits(dcomm_comm *comm)
     return awaits;
 }
 
+/* Peers that this is the last communicator with are to hear that their device memory is shut here,
+ * before they hear goodbye: they do not free it before. */
+static void dcommi_comm_shut(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        if (peer >= 0 && context->peers[peer].users == 1) {
+            dcommi_maps_forget(context, peer);
+        }
+    }
+    dcommi_token_release(context);
+    double until = dcommi_now() + DCOMMI_SHUT_S;
+    dcommi_memory_serve(context, NULL);
+    while (dcommi_memory_shutting(context) && dcommi_now() < until) {
+        dcommi_progress_or_yield(context);
+        dcommi_memory_serve(context, NULL);
+    }
+}
+
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
 {
     if (comm_p == NULL || *comm_p == NULL) {
@@ -278,6 +300,9 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
         failed = true;
     }
+    dcommi_token_release(context);
+    dcommi_comm_shut(comm);
+    dcommi_token_take(context);
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
         if (m->peer < 0 || context->peers[m->peer].lost) {
@@ -318,8 +343,10 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
             t->call->remove_peer(t, peer);
         }
     }
+    dcommi_leaving_look(context);
     dcommi_token_release(context);
     dcommi_comm_drop(comm);
+    dcommi_shared_reclaim();
     return DCOMM_OK;
 }
 

@@ -58,7 +58,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 3u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 4u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -273,6 +273,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_free(context->pieces);
     dcommi_free(context->peers);
     dcommi_context_unhold(context);
+    dcommi_shared_reclaim();
     return DCOMM_OK;
 }
 

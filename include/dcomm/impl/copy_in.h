@@ -4,6 +4,7 @@
 #ifndef DCOMMI_COPY_IN_H
 #define DCOMMI_COPY_IN_H
 
+#include "device_region.h"
 #include "pull.h"
 
 /* The payload is where it belongs: the receive is over. */
@@ -29,8 +30,49 @@ static void dcommi_offer_taken(dcommi_move *move)
     dcommi_received_all(move, move->arrived);
 }
 
+/* What is offered is read where it lies. */
+static void dcommi_offer_read(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    if (status >= 0 && job->run->active) {
+        dcommi_run_event(job->run);
+        dcommi_offer_taken(slot->user);
+    }
+    dcommi_free(slot);
+}
+
+static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, size_t len)
+{
+    dcommi_device_handle *d = &move->run->device->handle;
+    const void *src[DCOMMI_FOLD_MAX];
+    dcommi_slot *slot = dcommi_alloc(sizeof *slot); /* without memory: a job and its move */
+    if (slot == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    slot->user = move;
+    dcomm_status status;
+    if (move->kind == DCOMMI_MOVE_FOLD) {
+        for (int i = 0; i < move->nsrc; i++) {
+            src[i] = i == move->msg_at ? at : move->src[i];
+        }
+        status = dcommi_fold_on_device(move->lane, move->dst, src, move->nsrc, len, move->final);
+    } else {
+        status = d->call->copy(d, DCOMMI_QUEUE_IN, move->buf, at, len);
+    }
+    if (status >= 0) {
+        status = dcommi_job_start(move->run->device, DCOMMI_QUEUE_IN, &slot->job, move->run,
+                                  dcommi_offer_read);
+    }
+    if (status < 0) {
+        dcommi_free(slot);
+        return status;
+    }
+    move->run->comm->stats.bytes_mapped += len;
+    return DCOMM_OK;
+}
+
 /* A receive meets a send that waits on its sender's device. */
-static void dcommi_take_offer(dcommi_move *move, size_t len)
+static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len)
 {
     dcommi_run *run = move->run;
     dcommi_device *device = move->device ? run->device : NULL;
@@ -39,6 +81,17 @@ static void dcommi_take_offer(dcommi_move *move, size_t len)
     size_t n = fold ? move->nsrc : 1;
     if (len == 0) {
         dcommi_offer_taken(move);
+        return;
+    }
+    const uint8_t *there =
+        device != NULL
+            ? dcommi_resolve_peer_device(run, move->node.peer, dcommi_header_wide(h), h->a, len)
+            : NULL;
+    if (there != NULL) {
+        dcomm_status read = dcommi_read_device(move, there, len);
+        if (read < 0) {
+            dcommi_device_failed(run, read);
+        }
         return;
     }
     memset(pieces, 0, sizeof pieces);

@@ -108,7 +108,9 @@ static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag
         return DCOMM_IN_PROGRESS;
     }
     dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_OFFER, tag);
+    header.a = (uint64_t)(uintptr_t)data;
     header.b = len;
+    dcommi_header_set_wide(&header, dcommi_region_number(move->run->comm->context, data, len));
     return dcommi_move_offer(move, &header);
 }
 

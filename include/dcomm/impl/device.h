@@ -69,8 +69,14 @@ typedef struct dcommi_device_code {
     dcomm_cuda_report *report; /* on the device */
 } dcommi_device_code;
 
-/* No call waits for a device, and none frees in a way that would: a stream of the caller's may wait
- * for the very rank that is in here. Errors have a sentence. */
+/* What it takes to open device memory of another process on this host. */
+typedef struct dcommi_device_key {
+    uint64_t place;     /* of the device, the same for all processes; 0: it cannot be opened */
+    uint8_t handle[64]; /* of the whole allocation */
+} dcommi_device_key;
+
+/* No call waits for a device but those of shared memory, and none frees in a way that would: a
+ * stream of the caller's may wait for the very rank that is in here. Errors have a sentence. */
 typedef struct dcommi_device_calls {
     /* Number of the device whose memory it is; -1: the host's. */
     int (*locate)(const void *at);
@@ -119,6 +125,14 @@ typedef struct dcommi_device_calls {
     dcomm_status (*own_copy)(int device, void *stream, void *dst, const void *src, size_t len);
     dcomm_status (*own_zero)(int device, void *stream, void *dst, size_t len);
     dcomm_status (*own_after)(int device, void *stream, void *other);
+    /* Memory that other processes can open, and theirs. These may wait for all that the device's
+     * streams hold, which is why shared.h alone calls them. Nobody may have open what is freed, and
+     * nothing that reads it be under way when it is closed. */
+    dcomm_status (*shared_alloc)(int device, size_t bytes, void **memory_p, dcommi_device_key *key);
+    void (*shared_free)(int device, void *memory);
+    dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
+                              void **memory_p);
+    void (*peer_close)(int device, void *memory);
 } dcommi_device_calls;
 
 #endif

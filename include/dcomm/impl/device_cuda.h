@@ -4,43 +4,9 @@
 #define DCOMMI_DEVICE_CUDA_H
 
 #include "../plan.h"
-#include "device.h"
+#include "cuda_shared.h"
 
 #ifdef DCOMM_WITH_CUDA
-
-#include <cuda_runtime_api.h>
-
-static dcomm_status dcommi_cuda_failed(cudaError_t error, const char *what)
-{
-    (void)cudaGetLastError(); /* it is told here: the program's next look must not find it again */
-    return dcommi_fail(error == cudaErrorMemoryAllocation ? DCOMM_ERR_NO_MEMORY : DCOMM_ERR_SYSTEM,
-                       "%s: %s", what, cudaGetErrorString(error));
-}
-
-#define DCOMMI_CUDA_TRY(call, what)                              \
-    do {                                                         \
-        cudaError_t dcommi_cuda_error = (call);                  \
-        if (DCOMMI_UNLIKELY(dcommi_cuda_error != cudaSuccess)) { \
-            return dcommi_cuda_failed(dcommi_cuda_error, what);  \
-        }                                                        \
-    } while (0)
-
-/* Streams and events belong to the current device, which is the calling thread's own. */
-static int dcommi_cuda_enter(int number)
-{
-    int before = number;
-    if (cudaGetDevice(&before) != cudaSuccess || before != number) {
-        (void)cudaSetDevice(number);
-    }
-    return before;
-}
-
-static void dcommi_cuda_leave(int number, int before)
-{
-    if (before != number) {
-        (void)cudaSetDevice(before);
-    }
-}
 
 /* Number of the device whose memory `at` is, -1 for the host's. Managed memory is the device's. */
 static int dcommi_cuda_locate(const void *at)
@@ -301,15 +267,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
     DCOMMI_CUDA_TRY(error, "opts.stream");
     if (atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire) == NULL) {
         void *entry = NULL;
-        enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-        error = cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &entry, 12000,
-                                                 cudaEnableDefault, &found);
-#else
-        error = cudaGetDriverEntryPoint("cuStreamWaitValue32", &entry, cudaEnableDefault, &found);
-#endif
-        DCOMMI_CUDA_TRY(error, "cudaGetDriverEntryPoint");
-        if (entry == NULL || found != cudaDriverEntryPointSuccess) {
+        if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
             return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                "%s: opts.stream: the driver has no cuStreamWaitValue32, by which a "
                                "stream waits",
@@ -464,6 +422,10 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .own_copy = dcommi_cuda_own_copy,
     .own_zero = dcommi_cuda_own_zero,
     .own_after = dcommi_cuda_own_after,
+    .shared_alloc = dcommi_cuda_shared_alloc,
+    .shared_free = dcommi_cuda_shared_free,
+    .peer_open = dcommi_cuda_peer_open,
+    .peer_close = dcommi_cuda_peer_close,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 

@@ -18,6 +18,7 @@ struct dcommi_gate_word {
 /* Of the process, and never given back: a stream may still be on its way to a word when the context
  * that wrote it is closed. */
 static struct dcommi_gate_word *dcommi_gate_words;
+static size_t dcommi_gates_shut; /* streams of this process that wait for a word, with the lock */
 static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* With the lock. */
@@ -53,6 +54,7 @@ static dcomm_status dcommi_gate_word_take(dcommi_gate *gate)
         gate->word = dcommi_gate_words;
         dcommi_gate_words = gate->word->next;
         gate->value = ++gate->word->value;
+        dcommi_gates_shut++;
     }
     pthread_mutex_unlock(&dcommi_gate_lock);
     return status;
@@ -67,7 +69,21 @@ static void dcommi_gate_open(dcommi_run *run)
     pthread_mutex_lock(&dcommi_gate_lock);
     word->next = dcommi_gate_words;
     dcommi_gate_words = word;
+    dcommi_gates_shut--;
     pthread_mutex_unlock(&dcommi_gate_lock);
+}
+
+/* Do what waits for all streams of a device, if no stream of this process waits for a rank of it,
+ * and let none begin to meanwhile. Returns whether it was done. */
+static bool dcommi_gates_open_for(void (*act)(int device, void *memory), int device, void *memory)
+{
+    pthread_mutex_lock(&dcommi_gate_lock);
+    bool open = dcommi_gates_shut == 0;
+    if (open) {
+        act(device, memory);
+    }
+    pthread_mutex_unlock(&dcommi_gate_lock);
+    return open;
 }
 
 /* The first half of tying a run to its stream: what it must come after. */

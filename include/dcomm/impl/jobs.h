@@ -50,6 +50,7 @@ struct dcommi_device {
         dcommi_slot_wait *waits, *last_wait;
         bool giving;
         void *pinned;
+        uint64_t started, ended; /* jobs */
     } side[DCOMMI_QUEUES];
 };
 
@@ -80,6 +81,7 @@ static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue qu
     job->next = NULL;
     *(side->last != NULL ? &side->last->next : &side->first) = job;
     side->last = job;
+    side->started++;
     run->jobs++;
     dcommi_run_keep(run);
     return DCOMM_OK;
@@ -110,6 +112,7 @@ static unsigned dcommi_side_progress(dcommi_device *device, struct dcommi_device
             side->last = NULL;
         }
         device->handle.call->over(&device->handle, job->event);
+        side->ended++;
         n++;
         if (status < 0 && run->active) {
             dcommi_device_failed(run, status);

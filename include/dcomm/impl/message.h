@@ -3,6 +3,7 @@
 #ifndef DCOMMI_MESSAGE_H
 #define DCOMMI_MESSAGE_H
 
+#include "device.h"
 #include "transport.h"
 
 /* a, b and the payload by type:
@@ -10,7 +11,7 @@
  *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
  *               reserved = its region's number, low and high bits (0: in no region)
  *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
- *   OFFER       a send that waits in a device's memory    b = length
+ *   OFFER       a send that waits in a device's memory    the same
  *   FIN         the receiver has read what RTS or OFFER offered
  *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region;
  *               reserved = 1 + number of the device whose memory it is (0: the host's)
@@ -24,8 +25,10 @@
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives it took part in
  *   REGION_ASK  how is region `tag` mapped?
- *   REGION      so                                        payload = card and key (region.h)
- *   REGION_GONE region `tag` is no more */
+ *   REGION      so                                        a = 1: it is device memory;
+ *               payload = card and key (region.h)
+ *   REGION_GONE region `tag` is no more                   a = 1: it is device memory
+ *   REGION_SHUT region `tag`, device memory, is not open at its reader any more */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
     DCOMMI_MSG_RTS,
@@ -45,6 +48,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_REGION_GONE,
     DCOMMI_MSG_OFFER,
     DCOMMI_MSG_READ_SENT,
+    DCOMMI_MSG_REGION_SHUT,
     DCOMMI_MSG_TYPE_END
 };
 
@@ -80,7 +84,8 @@ _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come 
 
 #define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
 #define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
-#define DCOMMI_TEXT_MAX 400       /* bytes of text in QUERY, REPLY and ABORT */
+#define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
+#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
 
 /* A number of 32 bits in slot and reserved, where these are free. */
 static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
@@ -113,7 +118,8 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
         header->stream > DCOMMI_STREAM_P2P ||
         (header->reserved != 0 && header->type != DCOMMI_MSG_RTS &&
-         header->type != DCOMMI_MSG_EXPOSE && header->type != DCOMMI_MSG_READ_SENT)) {
+         header->type != DCOMMI_MSG_OFFER && header->type != DCOMMI_MSG_EXPOSE &&
+         header->type != DCOMMI_MSG_READ_SENT)) {
         return false;
     }
     switch (header->type) {
@@ -125,7 +131,9 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     case DCOMMI_MSG_ABORT:
         return len <= DCOMMI_TEXT_MAX;
     case DCOMMI_MSG_REGION:
-        return len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX;
+        return header->a == 0
+                   ? len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX
+                   : header->a == 1 && len == DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_DEVICE;
     default:
         return len == 0;
     }

@@ -519,7 +519,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     return DCOMM_OK;
 }
 
-static void dcommi_take_offer(dcommi_move *move, size_t len);
+static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len);
 static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
                                      dcommi_transport *transport, const void *data, void *desc,
                                      size_t len);
@@ -550,7 +550,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     }
     move->arrived = len;
     if (DCOMMI_UNLIKELY(h->type == DCOMMI_MSG_OFFER)) {
-        dcommi_take_offer(move, len);
+        dcommi_take_offer(move, h, len);
         return DCOMMI_CONSUMED;
     }
     if (DCOMMI_UNLIKELY(move->device)) {

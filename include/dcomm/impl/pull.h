@@ -13,6 +13,7 @@ typedef struct dcommi_piece {
     uint16_t slot;
     bool by_message;
     bool device;      /* it lies on one */
+    bool opened;      /* local is the rank's device memory, opened: only for now */
     bool sent;        /* it is what the rank's OFFER means, not what it exposed */
     uint32_t region;  /* of that rank's; 0: none */
     uint64_t address; /* in that rank's process */

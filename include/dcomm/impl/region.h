@@ -5,7 +5,7 @@
  * 0. Who meets a number that it does not know asks for it (REGION_ASK), and reads by other means
  * meanwhile; the answer (REGION) has what it takes to map. Numbers are never used again, so that
  * one of a region that was freed can at worst be unknown; who was given a region hears when it is
- * freed (REGION_GONE). */
+ * freed (REGION_GONE). Regions of device memory are device_region.h's. */
 #ifndef DCOMMI_REGION_H
 #define DCOMMI_REGION_H
 
@@ -39,23 +39,32 @@ _Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has n
 /* A peer that has to do with a region of ours. */
 typedef struct dcommi_reader {
     int peer;
-    bool told;    /* was given it */
+    bool told;    /* was given it; of device memory: and has not said that it is shut */
+    bool warned;  /* of device memory: was told that it is gone */
     int refusals; /* how often it could not read an RTS in place */
 } dcommi_reader;
 
 /* A region of this rank. */
 typedef struct dcommi_own {
-    struct dcommi_own *next; /* of all in the process */
-    dcomm_context *context;  /* kept alive */
+    struct dcommi_own *next;      /* of all in the process, or of all of `shared` */
+    struct dcommi_shared *shared; /* the device memory that it is; NULL: host memory */
+    dcomm_context *context;       /* kept alive */
     uint8_t *base;
     size_t len, mapped, huge; /* mapped: with the mark */
     uint32_t id;              /* 0: nobody can map it */
+    unsigned users;           /* of device memory: who wants this context to have it */
     dcommi_region region;     /* the transport's */
     dcommi_reader *readers;
     size_t nreaders, readers_capacity;
 } dcommi_own;
 
-enum dcommi_map_state { DCOMMI_MAP_ASKED, DCOMMI_MAP_KNOWN, DCOMMI_MAP_OPEN, DCOMMI_MAP_FAILED };
+enum dcommi_map_state {
+    DCOMMI_MAP_ASKED,
+    DCOMMI_MAP_KNOWN,
+    DCOMMI_MAP_OPENING, /* device memory, by a thread without the token */
+    DCOMMI_MAP_OPEN,
+    DCOMMI_MAP_FAILED
+};
 
 /* A region of a peer. */
 typedef struct dcommi_map {
@@ -70,6 +79,11 @@ typedef struct dcommi_map {
     dcommi_region_card card; /* KNOWN */
     size_t key_len;
     uint8_t *key;
+    bool on_device;        /* it is device memory; the rest is of that */
+    bool gone;             /* OPENING: to be shut again */
+    bool borrowed;         /* of this very process: nothing was opened */
+    dcommi_device *device; /* by which it is read */
+    uint64_t used;         /* the last job there that reads it */
 } dcommi_map;
 
 struct dcommi_regions {
@@ -78,7 +92,17 @@ struct dcommi_regions {
     uint32_t last_id;
     dcommi_map *maps[DCOMMI_REGION_BUCKETS];
     size_t nmaps;
+    dcommi_own *leaving;  /* device memory that is free but for peers that may have it open */
+    dcommi_map *shutting; /* peers' device memory that is to be shut */
 };
+
+/* device_region.h */
+static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map);
+static void dcommi_device_own_left(dcommi_own *own);
+static void dcommi_device_regions_free(dcomm_context *context);
+static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id);
+static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id);
+static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id);
 
 static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
                                        const void *data, size_t len);
@@ -181,6 +205,9 @@ static dcomm_status dcommi_own_enter(dcommi_own *own)
     regions->own[i] = own;
     regions->nown++;
     own->id = ++regions->last_id;
+    if (own->shared != NULL) {
+        return DCOMM_OK;
+    }
     dcommi_region_mark mark = {.id = own->id};
     memcpy(mark.uuid, own->context->uuid, sizeof mark.uuid);
     memcpy(own->base + own->len, &mark, sizeof mark);
@@ -204,6 +231,16 @@ static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
     return NULL;
 }
 
+/* Tell a peer that a region is no more. Returns whether that is under way. */
+static bool dcommi_own_warn(const dcommi_own *own, int peer)
+{
+    int rank;
+    dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
+    dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id, .a = own->shared != NULL};
+    return comm != NULL && !own->context->peers[peer].lost &&
+           dcommi_send_header(comm, rank, &gone, NULL, 0) >= 0;
+}
+
 /* It is about to be freed: take it out and tell who may have mapped it. */
 static void dcommi_own_leave(dcommi_own *own)
 {
@@ -212,11 +249,8 @@ static void dcommi_own_leave(dcommi_own *own)
     regions->nown--;
     memmove(&regions->own[at], &regions->own[at + 1], (regions->nown - at) * sizeof *regions->own);
     for (size_t i = 0; i < own->nreaders; i++) {
-        int rank, peer = own->readers[i].peer;
-        dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
-        if (own->readers[i].told && comm != NULL && !own->context->peers[peer].lost) {
-            dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id};
-            dcommi_send_header(comm, rank, &gone, NULL, 0);
+        if (own->readers[i].told) {
+            own->readers[i].warned = dcommi_own_warn(own, own->readers[i].peer);
         }
     }
 }
@@ -225,12 +259,14 @@ static void dcommi_own_leave(dcommi_own *own)
 static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
 {
     struct dcommi_regions *regions = comm->context->regions;
+    const dcommi_remote *peer = &comm->context->peers[comm->members[h->src].peer];
     dcommi_own *own = NULL;
     for (size_t i = 0; regions != NULL && i < regions->nown && own == NULL; i++) {
         own = regions->own[i]->id == h->tag ? regions->own[i] : NULL;
     }
-    if (own == NULL || !comm->context->peers[comm->members[h->src].peer].same_host) {
-        return; /* freed meanwhile: the peer does without */
+    /* Of device memory it must be known when the peer's process has ended. */
+    if (own == NULL || !peer->same_host || (own->shared != NULL && peer->started == 0)) {
+        return; /* or freed meanwhile: the peer does without */
     }
     dcommi_reader *reader = dcommi_own_reader(own, comm->members[h->src].peer);
     if (reader == NULL) {
@@ -241,10 +277,12 @@ static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
     dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base,
                                .remote_base = (uint64_t)(uintptr_t)own->region.base,
                                .len = own->len};
-    memcpy(&card.mark, own->base + own->len, sizeof card.mark);
+    if (own->shared == NULL) {
+        memcpy(&card.mark, own->base + own->len, sizeof card.mark);
+    }
     memcpy(payload, &card, sizeof card);
     memcpy(payload + sizeof card, own->region.key, own->region.key_len);
-    dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id};
+    dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id, .a = own->shared != NULL};
     dcommi_send_header(comm, (int)h->src, &answer, payload, sizeof card + own->region.key_len);
 }
 
@@ -259,11 +297,19 @@ static inline dcommi_map **dcommi_map_at(struct dcommi_regions *regions, int pee
     return at;
 }
 
-static void dcommi_map_drop(struct dcommi_regions *regions, dcommi_map **at)
+static void dcommi_map_drop(dcomm_context *context, dcommi_map **at)
 {
     dcommi_map *map = *at;
+    if (map->state == DCOMMI_MAP_OPENING) { /* who opens it drops it */
+        map->gone = true;
+        return;
+    }
     *at = map->next;
-    regions->nmaps--;
+    context->regions->nmaps--;
+    if (map->on_device || map->state == DCOMMI_MAP_ASKED) {
+        dcommi_device_map_drop(context, map);
+        return;
+    }
     dcommi_huge_release(map->local, map->mapped);
     dcommi_free(map->key);
     dcommi_free(map);
@@ -275,11 +321,12 @@ static void dcommi_maps_forget(dcomm_context *context, int peer)
     struct dcommi_regions *regions = context->regions;
     for (size_t i = 0; regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
         for (dcommi_map **at = &regions->maps[i]; *at != NULL;) {
-            if (peer < 0 || (*at)->peer == peer) {
-                dcommi_map_drop(regions, at);
-            } else {
-                at = &(*at)->next;
+            bool ours = peer < 0 || (*at)->peer == peer;
+            bool stays = !ours || (*at)->state == DCOMMI_MAP_OPENING;
+            if (ours) {
+                dcommi_map_drop(context, at);
             }
+            at = stays ? &(*at)->next : at;
         }
     }
 }
@@ -289,6 +336,7 @@ static void dcommi_regions_free(dcomm_context *context)
 {
     if (context->regions != NULL) {
         dcommi_maps_forget(context, -1);
+        dcommi_device_regions_free(context);
         dcommi_free(context->regions->own);
         dcommi_free(context->regions);
         context->regions = NULL;
@@ -325,24 +373,33 @@ static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const voi
     if (regions == NULL) {
         return;
     }
-    dcommi_map *map = *dcommi_map_at(regions, comm->members[h->src].peer, h->tag);
+    int peer = comm->members[h->src].peer;
+    bool device = h->a == 1;
+    dcommi_map *map = *dcommi_map_at(regions, peer, h->tag);
     if (map == NULL || map->state != DCOMMI_MAP_ASKED) {
+        if (map == NULL && device) { /* forgotten meanwhile */
+            dcommi_tell_shut(comm->context, peer, h->tag);
+        }
         return;
     }
     map->state = DCOMMI_MAP_FAILED;
+    map->on_device = device;
     memcpy(&map->card, data, sizeof map->card);
     map->base = map->card.base;
     map->len = map->card.len;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t page = device ? 1 : (size_t)sysconf(_SC_PAGESIZE);
     if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX || map->len % page != 0 ||
         map->base % page != 0 || map->base + map->len < map->base) {
         return;
     }
     map->key_len = len - sizeof map->card;
-    map->key = dcommi_alloc(DCOMMI_REGION_KEY_ROOM);
+    map->key = dcommi_alloc(device ? sizeof(dcommi_device_key) : DCOMMI_REGION_KEY_ROOM);
     if (map->key != NULL) {
         memcpy(map->key, (const uint8_t *)data + sizeof map->card, map->key_len);
         map->state = DCOMMI_MAP_KNOWN;
+        if (device) {
+            atomic_store_explicit(&comm->context->memory_due, 1, memory_order_relaxed);
+        }
     }
 }
 
@@ -395,6 +452,9 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
         dcommi_map_ask(comm, rank, region, map);
         return NULL;
     }
+    if (DCOMMI_UNLIKELY(map->on_device)) {
+        return NULL; /* the peer has named it as the host's */
+    }
     if (DCOMMI_UNLIKELY(map->state == DCOMMI_MAP_KNOWN)) {
         dcommi_map_open(comm->context, map);
     }
@@ -405,18 +465,24 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
                : NULL;
 }
 
-/* REGION_ASK, REGION, REGION_GONE; the header is valid. */
+/* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */
 static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data,
                                      size_t len)
 {
+    struct dcommi_regions *regions = comm->context->regions;
+    int peer = comm->members[h->src].peer;
     if (h->type == DCOMMI_MSG_REGION_ASK) {
         dcommi_on_region_ask(comm, h);
     } else if (h->type == DCOMMI_MSG_REGION) {
         dcommi_on_region(comm, h, data, len);
-    } else if (comm->context->regions != NULL) {
-        dcommi_map **at = dcommi_map_at(comm->context->regions, comm->members[h->src].peer, h->tag);
-        if (*at != NULL) {
-            dcommi_map_drop(comm->context->regions, at);
+    } else if (h->type == DCOMMI_MSG_REGION_SHUT) {
+        dcommi_on_region_shut(comm->context, peer, h->tag);
+    } else {
+        dcommi_map **at = regions != NULL ? dcommi_map_at(regions, peer, h->tag) : NULL;
+        if (at != NULL && *at != NULL) {
+            dcommi_map_drop(comm->context, at);
+        } else if (h->a == 1) {
+            dcommi_device_map_gone(comm->context, peer, h->tag);
         }
     }
 }

@@ -166,13 +166,13 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
                                          len, offset, e->len, rank);
             }
             piece->rank = rank;
-            piece->region = e->region;
+            piece->region = e->device == 0 ? e->region : 0;
             piece->slot = (uint16_t)slot;
             piece->address = e->address + (uint64_t)offset;
             piece->offset = (uint64_t)offset;
             piece->device = e->device != 0;
-            if (device && dcommi_reads_device_of(frame->run, rank, e->device)) {
-                piece->local = (const uint8_t *)(uintptr_t)piece->address;
+            if (device && piece->device) {
+                dcommi_piece_on_device(frame->run, piece, e, len);
             }
         }
     }
@@ -252,9 +252,8 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
         bool device = dcommi_on_device(frame, frame->plan->operands[step->src].space);
         if (DCOMMI_UNLIKELY(device)) {
             header.reserved = (uint16_t)(1 + run->device->handle.number);
-        } else {
-            header.tag = dcommi_region_number(run->comm->context, base, len);
         }
+        header.tag = dcommi_region_number(run->comm->context, base, len);
         if (run->offers == NULL || header.slot >= run->plan->nslots) {
             return dcommi_step_error(lane, DCOMM_ERR_PLAN, "slot %d of %u", (int)header.slot,
                                      run->plan->nslots);
@@ -312,7 +311,7 @@ static enum dcommi_outcome dcommi_step_commit(dcommi_lane *lane, const dcomm_ste
                                  dst_len);
     }
     if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
-        const dcommi_piece from = {.local = src};
+        dcommi_piece from = {.local = src};
         return dcommi_sources_on(lane->frame, step, true)
                    ? dcommi_device_fold(lane, dst, &from, 1, src_len, false, false, false)
                    : dcommi_step_mixed(lane);

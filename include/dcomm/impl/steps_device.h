@@ -74,23 +74,45 @@ static bool dcommi_reads_device_of(const dcommi_run *run, int rank, uint16_t dev
            peer->started != 0;
 }
 
-/* COPY and REDUCE: of what the device can read at once, or else by messages. */
-static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst,
-                                              const dcommi_piece *pieces, size_t n, size_t len,
-                                              bool fold, bool final, bool async)
+/* Where the run's device reads what a rank has exposed of one, if it can. */
+static void dcommi_piece_on_device(const dcommi_run *run, dcommi_piece *piece,
+                                   const dcommi_exposed *e, size_t len)
 {
-    dcomm_context *context = lane->frame->run->comm->context;
+    if (dcommi_reads_device_of(run, piece->rank, e->device)) {
+        piece->local = (const uint8_t *)(uintptr_t)piece->address;
+    } else {
+        piece->local = dcommi_resolve_peer_device(run, piece->rank, e->region, piece->address, len);
+        piece->opened = piece->local != NULL;
+    }
+}
+
+/* COPY and REDUCE: of what the device can read at once, or else by messages. */
+static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, dcommi_piece *pieces,
+                                              size_t n, size_t len, bool fold, bool final,
+                                              bool async)
+{
+    dcomm_comm *comm = lane->frame->run->comm;
+    dcomm_context *context = comm->context;
     dcommi_device *device = lane->frame->run->device;
     if (!fold && dst == pieces[0].local) {
         return DCOMMI_NEXT;
     }
+    bool here = true;
     for (size_t i = 0; i < n; i++) {
-        if (pieces[i].local == NULL) {
-            return dcommi_moving(lane,
-                                 dcommi_pull_by_message(lane, device, NULL, dst, false, pieces, n,
-                                                        len, fold, final, async),
-                                 async);
-        }
+        here = here && pieces[i].local != NULL;
+    }
+    for (size_t i = 0; i < n && !here; i++) { /* a pointer into it would not be good for so long */
+        pieces[i].local = pieces[i].opened ? NULL : pieces[i].local;
+    }
+    if (!here) {
+        return dcommi_moving(lane,
+                             dcommi_pull_by_message(lane, device, NULL, dst, false, pieces, n, len,
+                                                    fold, final, async),
+                             async);
+    }
+    for (size_t i = 0; i < n; i++) {
+        comm->stats.bytes_read += pieces[i].device ? len : 0;
+        comm->stats.bytes_mapped += pieces[i].device ? len : 0;
     }
     for (size_t i = 0; i < n && fold; i++) {
         context->pointers[i] = pieces[i].local;

@@ -375,6 +375,7 @@ struct dcomm_context {
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
     struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    _Atomic int memory_due;         /* peers' device memory is to be opened or shut */
     uint8_t *staging;               /* blocks read from peers */
     size_t staging_len;
     const void **pointers;
