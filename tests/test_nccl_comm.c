@@ -2,6 +2,7 @@
  * refused is refused with a sentence. */
 #define _GNU_SOURCE
 #include "nccl_ranks.h"
+#include "cuda_host.h"
 #include <criterion/criterion.h>
 
 static void runs(int n, procs_fn fn, int dies)
@@ -296,4 +297,74 @@ static int disagree(int rank, int n, procs_shared *s, void *arg)
 Test(nccl_comm, ranks_that_disagree_are_told)
 {
     runs(2, disagree, -1);
+}
+
+/* ---- memory that is registered ---- */
+
+/* Bytes that one sum copies out of the device. */
+static uint64_t copied_by_sum(ncclComm_t comm, float *x, size_t count)
+{
+    cuda_host_counts before, after;
+    float one = 1, all = 0;
+    int n = 0;
+    NCCL(ncclCommCount(comm, &n));
+    CUDA(cudaMemcpy(x + count - 1, &one, sizeof one, cudaMemcpyHostToDevice));
+    cuda_host_get_counts(&before);
+    NCCL(ncclAllReduce(x, x + count, count, ncclFloat, ncclSum, comm, NULL));
+    CUDA(cudaStreamSynchronize(NULL));
+    cuda_host_get_counts(&after);
+    CUDA(cudaMemcpy(&all, x + 2 * count - 1, sizeof all, cudaMemcpyDeviceToHost));
+    PROCS_CHECK(all == (float)n, "the sum is %g, not %d", (double)all, n);
+    return after.to_host.bytes - before.to_host.bytes;
+}
+
+/* Memory of ncclMemAlloc's is read by peers where it lies while it is registered, and given back
+ * whether or not it was deregistered before. */
+static int registered(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { SIZE = 300000, TIMES = 6 };
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t comm = NULL;
+    float *x = NULL, *y = NULL;
+    void *handle, *another;
+    uint64_t bytes = 0;
+    (void)arg;
+    config.commName = "registered dcomm:algo=two_shot";
+    CUDA(cudaSetDevice(rank % 8));
+    NCCL(ncclCommInitRankConfig(&comm, n, ranks_id(rank, s), rank, &config));
+    NCCL(ncclMemAlloc((void **)&x, 2 * SIZE * sizeof *x));
+    NCCL(ncclMemAlloc((void **)&y, 2 * SIZE * sizeof *y));
+    CUDA(cudaMemset(x, 0, 2 * SIZE * sizeof *x));
+    CUDA(cudaMemset(y, 0, 2 * SIZE * sizeof *y));
+    for (int i = 0; i < TIMES; i++) {
+        bytes = copied_by_sum(comm, x, SIZE);
+    }
+    PROCS_CHECK(bytes > 0, "memory that is not registered was read in place");
+    NCCL(ncclCommRegister(comm, x, 2 * SIZE * sizeof *x, &handle));
+    NCCL(ncclCommRegister(comm, y + 100, SIZE * sizeof *y, &another));
+    for (int i = 0; i < 2 * TIMES; i++) {
+        bytes = copied_by_sum(comm, i % 2 ? x : y, SIZE);
+    }
+    PROCS_CHECK(bytes == 0, "%lu bytes were copied out", (unsigned long)bytes);
+    NCCL(ncclCommDeregister(comm, handle));
+    NCCL_REFUSES(ncclCommDeregister(comm, handle), ncclInvalidArgument, "not that of the handle");
+    for (int i = 0; i < TIMES; i++) {
+        bytes = copied_by_sum(comm, x, SIZE);
+    }
+    PROCS_CHECK(bytes > 0, "memory that was deregistered was read in place");
+    NCCL(ncclMemFree(x));
+    NCCL(ncclMemFree(NULL));
+    NCCL_REFUSES(ncclMemFree(x), ncclInvalidArgument, "free already");
+    NCCL(ncclMemFree(y)); /* `another` is a handle still */
+    for (int i = 0; i < TIMES; i++) {
+        PROCS_TRUE(summed(comm) == n);
+    }
+    PROCS_TRUE(cudaGetLastError() == cudaSuccess);
+    return ranks_leave(rank, n, -1, s, comm);
+}
+
+Test(nccl_comm, registered_memory_is_read_where_it_lies)
+{
+    runs(2, registered, -1);
+    runs(3, registered, -1);
 }

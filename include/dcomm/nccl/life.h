@@ -17,10 +17,24 @@ static ncclResult_t dcommi_nccl_new(struct ncclComm **comm_p)
     return dcommi_nccl_cuda("cudaGetDevice", cudaGetDevice(&comm->device));
 }
 
-/* A communicator that never came to be. */
+/* Forget a buffer that a communicator does not have in its list any more. */
+static void dcommi_nccl_unregister(const struct ncclComm *comm, dcommi_nccl_registered *r)
+{
+    if (r->shared) { /* which fails where the memory is free already */
+        (void)dcomm_mem_unshare(dcomm_comm_context(comm->comm), r->buff);
+    }
+    free(r);
+}
+
+/* What there is of a communicator, after its end or where it never came to be. */
 static void dcommi_nccl_discard(struct ncclComm *comm)
 {
     if (comm != NULL) {
+        while (comm->registered != NULL) {
+            dcommi_nccl_registered *r = comm->registered;
+            comm->registered = r->next;
+            dcommi_nccl_unregister(comm, r);
+        }
         (void)dcomm_comm_destroy(&comm->comm);
         (void)dcomm_codec_destroy(&comm->codec);
         free(comm);

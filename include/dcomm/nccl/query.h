@@ -62,7 +62,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
     return ncclSuccess;
 }
 
-static ncclResult_t dcommi_nccl_ask(const char *call, ncclComm_t comm, int *out)
+static ncclResult_t dcommi_nccl_ask(const char *call, ncclComm_t comm, const void *out)
 {
     if (comm == NULL || out == NULL) {
         return dcommi_nccl_fail(ncclInvalidArgument, "%s: %s is NULL", call,
@@ -97,46 +97,70 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
 
 /* ---- memory ---- */
 
+/* Peers may open it where it is registered. */
 ncclResult_t ncclMemAlloc(void **ptr, size_t bytes)
 {
     return ptr == NULL ? dcommi_nccl_fail(ncclInvalidArgument, "ncclMemAlloc: ptr is NULL")
-                       : dcommi_nccl_cuda("ncclMemAlloc", cudaMalloc(ptr, bytes));
+                       : dcommi_nccl_from(dcomm_mem_alloc_device(NULL, bytes, ptr));
 }
 
 ncclResult_t ncclMemFree(void *ptr)
 {
-    return dcommi_nccl_cuda("ncclMemFree", cudaFree(ptr));
+    return dcommi_nccl_from(dcomm_mem_free(&ptr));
 }
 
-/* A handle is a pointer to what was registered, so that a wrong one is found. */
-typedef struct dcommi_nccl_registered {
-    const struct ncclComm *comm;
-    void *buff;
-} dcommi_nccl_registered;
-
+/* Of memory that is not ncclMemAlloc's there is nothing to do: nobody would tell when it is freed,
+ * which must not be while a peer has it open. */
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t bytes, void **handle)
 {
-    if (comm == NULL || buff == NULL || handle == NULL || bytes == 0) {
+    dcomm_mem_info info;
+    if (buff == NULL || bytes == 0) {
         return dcommi_nccl_fail(ncclInvalidArgument,
-                                "ncclCommRegister: comm, buff or handle is NULL, or bytes is 0");
+                                "ncclCommRegister: buff is NULL, or bytes is 0");
     }
-    dcommi_nccl_registered *r = malloc(sizeof *r);
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommRegister", comm, handle));
+    dcommi_nccl_registered *r = calloc(1, sizeof *r);
     if (r == NULL) {
         return dcommi_nccl_no_memory();
     }
-    *r = (dcommi_nccl_registered){comm, buff};
+    r->buff = buff;
+    if (dcomm_mem_query(buff, &info) == DCOMM_OK && info.device >= 0) {
+        dcomm_status status = dcomm_mem_share(dcomm_comm_context(comm->comm), buff);
+        if (status < 0) {
+            free(r);
+            return dcommi_nccl_from(status);
+        }
+        r->shared = true;
+    }
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    r->next = comm->registered;
+    comm->registered = r;
+    pthread_mutex_unlock(&dcommi_nccl_lock);
     *handle = r;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
 {
-    dcommi_nccl_registered *r = handle;
-    if (comm == NULL || (r != NULL && r->comm != comm)) {
+    dcommi_nccl_registered **at, *r = NULL;
+    if (comm != NULL && handle == NULL) {
+        return ncclSuccess;
+    }
+    if (comm != NULL) {
+        pthread_mutex_lock(&dcommi_nccl_lock);
+        for (at = &comm->registered; *at != NULL && *at != handle; at = &(*at)->next) {
+        }
+        r = *at;
+        if (r != NULL) {
+            *at = r->next;
+        }
+        pthread_mutex_unlock(&dcommi_nccl_lock);
+    }
+    if (r == NULL) {
         return dcommi_nccl_fail(ncclInvalidArgument,
                                 "ncclCommDeregister: comm is NULL, or not that of the handle");
     }
-    free(r);
+    dcommi_nccl_unregister(comm, r);
     return ncclSuccess;
 }
 

@@ -31,6 +31,13 @@ typedef struct dcommi_nccl_op {
     double factor;
 } dcommi_nccl_op;
 
+/* A buffer that is registered with a communicator: a handle is a pointer to it. */
+typedef struct dcommi_nccl_registered {
+    struct dcommi_nccl_registered *next; /* of the communicator */
+    const void *buff;
+    bool shared; /* it lies in memory of ncclMemAlloc's, which peers may open */
+} dcommi_nccl_registered;
+
 struct ncclComm {
     struct ncclComm *next; /* of all that are alive */
     dcomm_comm *comm;
@@ -44,7 +51,8 @@ struct ncclComm {
         cudaStream_t stream;
         cudaEvent_t event; /* NULL: the slot is free */
     } last[DCOMMI_NCCL_STREAMS];
-    int last_next; /* the slot that is taken when none is free */
+    int last_next;                      /* the slot that is taken when none is free */
+    dcommi_nccl_registered *registered; /* with dcommi_nccl_lock */
 };
 
 /* ---- errors ---- */
