@@ -449,8 +449,8 @@ static int perf_one(perf_run *run, perf_case *c, const char *algo)
                             .chunk_bytes = args->chunk,
                             .registered = args->mem == PERF_MEM_REGISTERED,
                             .huge_pages = args->mem == PERF_MEM_HUGE,
-                            .device = args->mem == PERF_MEM_CUDA,
-                            .stream = args->mem == PERF_MEM_CUDA ? perf_cuda_stream() : NULL};
+                            .device = perf_mem_on_device(args->mem),
+                            .stream = perf_mem_on_device(args->mem) ? perf_cuda_stream() : NULL};
     perf_row row = {.min_s = NAN, .median_s = NAN, .checked = args->check, .codec = "none"};
     dcomm_feedback *feedback = NULL;
     int result = perf_codec(run, c, &opts, &feedback);
@@ -487,9 +487,9 @@ static int perf_size(perf_run *run, dcomm_dtype dtype, dcomm_op op, size_t bytes
                    .root = args->root,
                    .in_place = args->in_place};
     if (!perf_case_open(&c, bytes, args->rotate, args->mem, dcomm_comm_context(run->comm))) {
+        bool named = args->mem == PERF_MEM_REGISTERED || args->mem == PERF_MEM_CUDA_SHARED;
         fprintf(stderr, "dcomm-perf: rank %d: no memory for buffers of %zu bytes%s%s\n", run->rank,
-                bytes, args->mem == PERF_MEM_REGISTERED ? ": " : "",
-                args->mem == PERF_MEM_REGISTERED ? dcomm_last_error() : "");
+                bytes, named ? ": " : "", named ? dcomm_last_error() : "");
         return PERF_COMM;
     }
     if (run->rank == 0) {

@@ -280,7 +280,9 @@ static const char *explain_path(const arguments *a)
     return a->mem_name == NULL ? NULL
            : a->mem.device     ? "copied out to pinned memory, sent, copied in and folded on the "
                                  "device, piece by piece; between threads of one process on one "
-                                 "device read from the peer's memory. Prices of copies are assumed"
+                                 "device, and between processes of a host where it is from "
+                                 "dcomm_mem_alloc_device, read from the peer's memory. Prices of "
+                                 "copies are assumed"
            : a->mem.registered
                ? "on a host read from the peer's memory, which is mapped; between "
                  "hosts messages of UCX"

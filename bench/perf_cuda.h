@@ -3,6 +3,7 @@
 #ifndef PERF_CUDA_H
 #define PERF_CUDA_H
 
+#include "dcomm.h"
 #include "perf_rule.h"
 
 #include <stdlib.h>
@@ -41,20 +42,27 @@ static void *perf_cuda_stream(void)
     return perf_cuda_stream_now;
 }
 
-static bool perf_cuda_open(perf_pool *p)
+/* Of `context` where peers are to open it. */
+static bool perf_cuda_open(perf_pool *p, dcomm_context *context)
 {
     void *device = NULL;
-    bool good = perf_cuda_start() && perf_cuda_good(cudaMalloc(&device, p->bytes), "cudaMalloc");
+    bool good =
+        perf_cuda_start() && (p->mem == PERF_MEM_CUDA_SHARED
+                                  ? dcomm_mem_alloc_device(context, p->bytes, &device) == DCOMM_OK
+                                  : perf_cuda_good(cudaMalloc(&device, p->bytes), "cudaMalloc"));
     p->device = device;
     return good;
 }
 
 static void perf_cuda_close(perf_pool *p)
 {
-    if (p->device != NULL) {
-        cudaFree(p->device);
-        p->device = NULL;
+    void *device = p->device;
+    if (p->mem == PERF_MEM_CUDA_SHARED) {
+        dcomm_mem_free(&device);
+    } else if (device != NULL) {
+        cudaFree(device);
     }
+    p->device = NULL;
 }
 
 /* All of the pool, to its double or back. */
@@ -94,8 +102,9 @@ static double perf_cuda_end(void)
 
 #else
 
-static inline bool perf_cuda_open(perf_pool *p)
+static inline bool perf_cuda_open(perf_pool *p, dcomm_context *context)
 {
+    (void)context;
     (void)p;
     fprintf(stderr, "dcomm-perf: --mem cuda needs a build with DCOMM_WITH_CUDA\n");
     return false;

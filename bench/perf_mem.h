@@ -10,7 +10,8 @@ static bool perf_mem_open(perf_pool *pool, dcomm_context *context)
 {
     void *p = NULL;
     if (pool->mem != PERF_MEM_REGISTERED) {
-        return perf_pool_alloc(pool) && (pool->mem != PERF_MEM_CUDA || perf_cuda_open(pool));
+        return perf_pool_alloc(pool) &&
+               (!perf_mem_on_device(pool->mem) || perf_cuda_open(pool, context));
     }
     if (dcomm_mem_alloc(context, pool->bytes, &p) < 0) {
         return false;

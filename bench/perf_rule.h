@@ -45,17 +45,24 @@ static inline double perf_median(double *values, int n)
 
 /* ---- memory ---- */
 
-/* Ordinary; advised to be on huge pages; dcomm's own (dcomm_mem_alloc); a device's. Peers have the
- * first two. */
+/* Ordinary; advised to be on huge pages; dcomm's own (dcomm_mem_alloc); a device's; dcomm's own of
+ * a device (dcomm_mem_alloc_device). Peers have the first two. */
 typedef enum perf_mem {
     PERF_MEM_HOST,
     PERF_MEM_HUGE,
     PERF_MEM_REGISTERED,
     PERF_MEM_CUDA,
+    PERF_MEM_CUDA_SHARED,
     PERF_MEM_COUNT
 } perf_mem;
-static const char *const perf_mem_names[PERF_MEM_COUNT] = {"host", "huge", "registered", "cuda"};
+static const char *const perf_mem_names[PERF_MEM_COUNT] = {"host", "huge", "registered", "cuda",
+                                                           "cuda-shared"};
 enum { PERF_PAGE = 4096, PERF_HUGE_PAGE = 2 << 20, PERF_PAIRS_MAX = 512 };
+
+static inline bool perf_mem_on_device(perf_mem mem)
+{
+    return mem == PERF_MEM_CUDA || mem == PERF_MEM_CUDA_SHARED;
+}
 
 static inline size_t perf_round_up(size_t bytes, size_t to)
 {

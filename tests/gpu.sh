@@ -84,6 +84,7 @@ cuda=(-std=c++17 -lineinfo "-arch=sm_$arch")
 object alone "$scratch/alone.c" -Xcompiler -std=gnu11 &
 object reference tests/cuda_reference.c -Xcompiler -std=gnu11 &
 object cuda_kernels tests/cuda_kernels.cu "${cuda[@]}" &
+device_tests=(test_device test_device_order test_device_coded test_device_bucket test_device_shared)
 networked=
 if printf '#include <ucp/api/ucp.h>\n#include <hwloc.h>\n' | cc -xc -fsyntax-only - 2>/dev/null; then
     networked=yes
@@ -91,7 +92,7 @@ if printf '#include <ucp/api/ucp.h>\n#include <hwloc.h>\n' | cc -xc -fsyntax-onl
     object launchers "$scratch/launchers.cu" "${cuda[@]}" &
     with_cuda=(-Xcompiler -std=gnu11 -DDCOMM_WITH_CUDA)
     object implementation dcomm.c "${with_cuda[@]}" &
-    for name in test_device test_device_order test_device_coded test_device_bucket; do
+    for name in "${device_tests[@]}"; do
         object $name tests/$name.c "${with_cuda[@]}" -I tests/plain &
     done
     object dcomm-perf bench/dcomm-perf.c "${with_cuda[@]}" &
@@ -134,7 +135,7 @@ if [ -z "$networked" ]; then
     skip "collectives of device memory" "UCX or hwloc is not installed"
 else
     libraries=(-lucp -lucs -luct -lhwloc -lpthread -ldl)
-    for name in test_device test_device_order test_device_coded test_device_bucket; do
+    for name in "${device_tests[@]}"; do
         if program $name implementation launchers; then
             limited 150 "$scratch/$name" >"$results/$name.txt" 2>&1
             status=$?
@@ -144,10 +145,11 @@ else
     done
     if [ "${DCOMM_GPU_BENCH:-1}" != 0 ] && program dcomm-perf implementation launchers &&
         libraries=() program dcomm-run; then
-        for n in 2 4; do
-            limited 60 "$scratch/dcomm-run" -n $n -- "$scratch/dcomm-perf" allreduce --mem cuda -b 64K \
-                -e 64M -f 32 --algo auto,ring,two_shot --json "$results/perf$n.json"
-            ok "collectives: dcomm-perf --mem cuda, $n ranks, after $SECONDS s" $?
+        for run in 2:cuda 4:cuda 2:cuda-shared 4:cuda-shared; do
+            n=${run%%:*} mem=${run#*:}
+            limited 60 "$scratch/dcomm-run" -n "$n" -- "$scratch/dcomm-perf" allreduce --mem "$mem" \
+                -b 64K -e 64M -f 32 --algo auto,ring,two_shot --json "$results/perf$n-$mem.json"
+            ok "collectives: dcomm-perf --mem $mem, $n ranks, after $SECONDS s" $?
         done
     fi
     libraries=()
