@@ -140,7 +140,11 @@ static int again(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(p == NULL);
         talk(comm);
     }
+#ifdef CUDA_HOST_STAND_IN /* another allocator need not */
     PROCS_CHECK(reused > 0, "no address came again");
+#else
+    (void)reused;
+#endif
     PROCS_TRUE(cudaGetLastError() == cudaSuccess);
     return ranks_leave(&comm);
 }
@@ -198,8 +202,9 @@ static int held_streams(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_shared, streams_that_wait_are_not_waited_for, .timeout = 60)
 {
-    cr_assert_eq(runs(2, held_streams, NULL), 0);
-    cr_assert_eq(runs(3, held_streams, NULL), 0);
+    for (int n = 2; n <= 3; n++) {
+        cr_assert_eq(runs(n, held_streams, NULL), 0, "%d ranks", n);
+    }
 }
 
 /* ---- death ---- */
@@ -256,6 +261,6 @@ Test(device_shared, a_peer_that_dies, .timeout = 100)
     procs_run(RANKS, 40, killed, NULL, ended);
     for (int r = 0; r < RANKS; r++) {
         int want = r == VICTIM ? 128 + SIGKILL : 0;
-        cr_expect(ended[r] == want, "rank %d ended with %d, not %d", r, ended[r], want);
+        cr_assert_eq(ended[r], want, "rank %d ended with %d, not %d", r, ended[r], want);
     }
 }
