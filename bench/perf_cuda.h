@@ -105,8 +105,8 @@ static double perf_cuda_end(void)
 static inline bool perf_cuda_open(perf_pool *p, dcomm_context *context)
 {
     (void)context;
-    (void)p;
-    fprintf(stderr, "dcomm-perf: --mem cuda needs a build with DCOMM_WITH_CUDA\n");
+    fprintf(stderr, "dcomm-perf: --mem %s needs a build with DCOMM_WITH_CUDA\n",
+            perf_mem_names[p->mem]);
     return false;
 }
 

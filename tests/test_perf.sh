@@ -51,6 +51,8 @@ if [ -x "$build/nccl/dcomm-perf-host-cuda" ]; then
     done
     check "a device's, in place" timeout 120 "$build/dcomm-run" -n 2 -- \
         "$build/nccl/dcomm-perf-host-cuda" allgather -b 4 -e 3M -f 17 -n 3 --mem cuda --inplace
+    check "memory of a device that peers open" timeout 120 "$build/dcomm-run" -n 3 -- \
+        "$build/nccl/dcomm-perf-host-cuda" allreduce -b 4 -e 3M -f 17 -n 3 --mem cuda-shared
 fi
 expect "memory of a device, without CUDA" 3 "DCOMM_WITH_CUDA" perf 2 allreduce -b 4 -e 4 --mem cuda
 check "every type and operator, another root" perf 3 reduce -r 2 -b 400 -e 400 -n 2 -o all -d all
