@@ -431,6 +431,7 @@ typedef struct dcomm_feedback_info {
     double worker_norm, owner_norm; /* two-norms of the residuals (ef21: of gradient estimates) */
     double factor;                  /* what is encoded is multiplied by this: 1, or 1/(1+omega) */
     size_t state_bytes;             /* memory */
+    int device;                     /* whose memory the residuals lie in; -1: the host's */
 } dcomm_feedback_info;
 
 /* A state of zeros for a tensor of `count` elements. The codec must live as long.
@@ -605,6 +606,11 @@ DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size
  * floats; for integers the product is an f64, rounded towards zero. dst may be src. */
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
+
+/* x[i] += factor * y[i], of f32: the product is exact, the sum rounded once, and what is too large
+ * for f32 becomes its largest number. For residuals of error feedback. y is no part of x. */
+DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
+                                             void *stream);
 
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
 
@@ -11276,6 +11282,11 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
 #ifndef DCOMMI_FEEDBACK_H
 #define DCOMMI_FEEDBACK_H
 
+/* ==== include/dcomm/impl/feedback_move.h =================================================== */
+/* feedback_move.h - residuals that move: home from a device, and an owner's into its worker's. */
+#ifndef DCOMMI_FEEDBACK_MOVE_H
+#define DCOMMI_FEEDBACK_MOVE_H
+
 /* ==== include/dcomm/impl/feedback_state.h ================================================== */
 /* feedback_state.h - the memory of error feedback: residuals in f32 or bf16, of this step and of
  * the one that comes; which codec a step takes. */
@@ -11285,13 +11296,38 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
 
 #include <math.h>
 
+/* A device whose memory arrays lie in, for the life of the process (feedback_device.h). All but
+ * `read` is put behind what was asked of it before, and waits for nothing. */
+typedef struct dcommi_feedback_place dcommi_feedback_place;
+struct dcommi_feedback_place {
+    int device;
+    dcomm_status (*make)(const dcommi_feedback_place *at, size_t bytes, void **memory_p);
+    void (*release)(const dcommi_feedback_place *at, void *memory);
+    dcomm_status (*zero)(const dcommi_feedback_place *at, void *memory, size_t bytes);
+    dcomm_status (*swap)(const dcommi_feedback_place *at, void *a, void *b, size_t bytes);
+    /* x += factor * y, as dcommi_feedback_plus, and bounded. */
+    dcomm_status (*add)(const dcommi_feedback_place *at, float *x, float factor, const float *y,
+                        size_t count);
+    /* To host memory, when all that was asked before has been done. */
+    dcomm_status (*read)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
+};
+
 /* An array that a step changes: `now` stays as it is until the commit, which takes `next`. Not
  * needed: both NULL. In place: both the same. */
 typedef struct dcommi_feedback_store {
     void *now, *next;
     size_t count;
     bool bf16;
+    const dcommi_feedback_place *place; /* NULL: host memory */
 } dcommi_feedback_store;
+
+/* A workspace on a device, which the encoding of one range has from step to step. */
+typedef struct dcommi_feedback_kept {
+    struct dcommi_feedback_kept *next;
+    size_t first, bytes;
+    bool owner;
+    void *memory;
+} dcommi_feedback_kept;
 
 /* f32 arrays as long as the longest range so far. */
 enum {
@@ -11355,6 +11391,7 @@ struct dcomm_feedback {
     size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
     void *workspace;
     size_t workspace_room;
+    dcommi_feedback_kept *kept; /* where the worker's residual lies on a device */
     dcomm_ledger *ledger;
 };
 
@@ -11365,13 +11402,32 @@ static inline size_t dcommi_feedback_width(const dcommi_feedback_store *s)
     return s->bf16 ? sizeof(uint16_t) : sizeof(float);
 }
 
+static inline void dcommi_feedback_store_give(const dcommi_feedback_store *s, void *memory)
+{
+    if (s->place != NULL && memory != NULL) {
+        s->place->release(s->place, memory);
+    } else {
+        dcommi_free(memory);
+    }
+}
+
 static void dcommi_feedback_store_free(dcommi_feedback_store *s)
 {
     if (s->next != s->now) {
-        dcommi_free(s->next);
+        dcommi_feedback_store_give(s, s->next);
     }
-    dcommi_free(s->now);
+    dcommi_feedback_store_give(s, s->now);
     *s = (dcommi_feedback_store){.bf16 = s->bf16};
+}
+
+static void dcommi_feedback_kept_free(dcomm_feedback *fb)
+{
+    while (fb->kept != NULL) {
+        dcommi_feedback_kept *kept = fb->kept;
+        fb->kept = kept->next;
+        fb->worker.place->release(fb->worker.place, kept->memory);
+        dcommi_free(kept);
+    }
 }
 
 /* Zeros. */
@@ -11446,14 +11502,27 @@ static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *bas
     }
 }
 
-static double dcommi_feedback_norm2(const dcommi_feedback_store *s)
+#define DCOMMI_FEEDBACK_READ ((size_t)1 << 18) /* elements that are read from a device at a time \
+                                                */
+
+/* Squares of a residual: *sum_p grows. */
+static dcomm_status dcommi_feedback_norm2(const dcommi_feedback_store *s, double *sum_p)
 {
-    double sum = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        double x = (double)dcommi_feedback_get(s, s->now, i);
-        sum += x * x;
+    const size_t most = s->count < DCOMMI_FEEDBACK_READ ? s->count : DCOMMI_FEEDBACK_READ;
+    float *room = s->place != NULL ? dcommi_alloc_raw(most * sizeof *room) : NULL;
+    dcomm_status status = s->place == NULL || room != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    for (size_t at = 0, n; at < s->count && status == DCOMM_OK; at += n) {
+        n = s->place == NULL || s->count - at < most ? s->count - at : most;
+        if (s->place != NULL) {
+            status = s->place->read(s->place, room, (const float *)s->now + at, n * sizeof *room);
+        }
+        for (size_t i = 0; i < n && status == DCOMM_OK; i++) {
+            double x = (double)(room != NULL ? room[i] : dcommi_feedback_get(s, s->now, at + i));
+            *sum_p += x * x;
+        }
     }
-    return sum;
+    dcommi_free(room);
+    return status;
 }
 
 static inline void dcommi_feedback_store_clear(dcommi_feedback_store *s)
@@ -11472,13 +11541,19 @@ static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
 }
 
 /* Where only some elements were encoded, the others stay as they are. */
-static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
+static dcomm_status dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
 {
     unsigned char room[4096];
     size_t width = dcommi_feedback_width(s), most = sizeof room / width;
     for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
-        size_t end = fb->span[i].first + fb->span[i].count, n;
-        for (size_t at = fb->span[i].first; at < end; at += n) {
+        size_t first = fb->span[i].first, end = first + fb->span[i].count, n;
+        if (s->place != NULL) {
+            DCOMMI_TRY(s->place->swap(s->place, dcommi_feedback_at(s, s->now, first),
+                                      dcommi_feedback_at(s, s->next, first),
+                                      fb->span[i].count * width));
+            continue;
+        }
+        for (size_t at = first; at < end; at += n) {
             n = end - at < most ? end - at : most;
             void *now = dcommi_feedback_at(s, s->now, at),
                  *next = dcommi_feedback_at(s, s->next, at);
@@ -11487,15 +11562,16 @@ static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback
             memcpy(next, room, n * width);
         }
     }
+    return DCOMM_OK;
 }
 
 /* What the step has made becomes the state, and what that was is kept; and back again. */
-static void dcommi_feedback_exchange(dcomm_feedback *fb)
+static dcomm_status dcommi_feedback_exchange(dcomm_feedback *fb)
 {
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
     for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
         if (fb->now.partly) {
-            dcommi_feedback_swap_spans(fb, stores[k]);
+            DCOMMI_TRY(dcommi_feedback_swap_spans(fb, stores[k]));
         } else {
             dcommi_feedback_swap(stores[k]);
         }
@@ -11504,6 +11580,7 @@ static void dcommi_feedback_exchange(dcomm_feedback *fb)
     if (fb->learned) {
         dcommi_feedback_swap(&fb->basis);
     }
+    return DCOMM_OK;
 }
 
 /* A scratch array of at least `count` floats; NULL without memory. */
@@ -11541,7 +11618,7 @@ DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)
     if (fb == NULL) {
         return NULL;
     }
-    if (fb->step >= fb->opts.warmup_steps) {
+    if (fb->opts.warmup_steps == 0 || fb->step >= fb->opts.warmup_steps) {
         return fb->codec;
     }
     double done = (double)fb->step / (double)fb->opts.warmup_steps; /* may be rounded up to 1 */
@@ -11662,6 +11739,7 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     dcomm_feedback *fb = *fb_p;
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate,
                                        &fb->basis};
+    dcommi_feedback_kept_free(fb);
     for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
         dcommi_feedback_store_free(stores[i]);
     }
@@ -11714,6 +11792,9 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_get_info: %s is NULL",
                            fb == NULL ? "fb" : "info");
     }
+    double worker = 0, owner = 0;
+    DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &worker));
+    DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &owner));
     *info = (dcomm_feedback_info){
         .variant = fb->opts.variant,
         .count = fb->count,
@@ -11722,8 +11803,9 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .begun = fb->begun,
         .own_first = fb->own_first,
         .own_count = fb->owner.count,
-        .worker_norm = sqrt(dcommi_feedback_norm2(&fb->worker)),
-        .owner_norm = sqrt(dcommi_feedback_norm2(&fb->owner)),
+        .worker_norm = sqrt(worker),
+        .owner_norm = sqrt(owner),
+        .device = fb->worker.place != NULL ? fb->worker.place->device : -1,
         .factor = fb->factor,
         .state_bytes =
             dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
@@ -11746,6 +11828,168 @@ DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledge
 
 #include <float.h>
 
+static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback *fb, bool begun)
+{
+    if (fb == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: fb is NULL", what);
+    }
+    if (fb->begun != begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", what,
+                           begun ? "no step was begun" : "a step is under way");
+    }
+    return DCOMM_OK;
+}
+
+/* The same for what the host does to the residuals within a step. */
+static dcomm_status dcommi_feedback_here(const char *what, const dcomm_feedback *fb)
+{
+    DCOMMI_TRY(dcommi_feedback_open(what, fb, true));
+    return fb->worker.place == NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d has the step", what,
+                             fb->worker.place->device);
+}
+
+/* ---- home from a device ---- */
+
+static dcomm_status dcommi_feedback_store_read(const dcommi_feedback_store *s, void *to,
+                                               const void *from)
+{
+    const size_t bytes = s->count * dcommi_feedback_width(s);
+    if (bytes > 0 && s->place != NULL) {
+        return s->place->read(s->place, to, from, bytes);
+    }
+    if (bytes > 0) {
+        memcpy(to, from, bytes);
+    }
+    return DCOMM_OK;
+}
+
+/* A copy in host memory; of what there was before the step, too, where that can come back. */
+static dcomm_status dcommi_feedback_store_copy(const dcomm_feedback *fb,
+                                               const dcommi_feedback_store *s,
+                                               dcommi_feedback_store *copy)
+{
+    DCOMMI_TRY(dcommi_feedback_store_make(copy, s->count, s->bf16, fb->opts.in_place));
+    dcomm_status status = dcommi_feedback_store_read(s, copy->now, s->now);
+    if (status == DCOMM_OK && fb->last == DCOMMI_FEEDBACK_COMMITTED && copy->next != copy->now) {
+        status = dcommi_feedback_store_read(s, copy->next, s->next);
+    }
+    if (status < 0) {
+        dcommi_feedback_store_free(copy);
+    }
+    return status;
+}
+
+/* For what the host does to residuals. Waits for the device, but for nothing that waits for other
+ * ranks. */
+static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
+{
+    if (fb == NULL || fb->worker.place == NULL) {
+        return DCOMM_OK;
+    }
+    if (fb->begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d has a step under way",
+                           what, fb->worker.place->device);
+    }
+    dcommi_feedback_store worker, owner;
+    DCOMMI_TRY(dcommi_feedback_store_copy(fb, &fb->worker, &worker));
+    dcomm_status status = dcommi_feedback_store_copy(fb, &fb->owner, &owner);
+    if (status < 0) {
+        dcommi_feedback_store_free(&worker);
+        return status;
+    }
+    dcommi_feedback_kept_free(fb);
+    dcommi_feedback_store_free(&fb->worker);
+    dcommi_feedback_store_free(&fb->owner);
+    fb->worker = worker;
+    fb->owner = owner;
+    return DCOMM_OK;
+}
+
+/* Zeros there; `next` is written before it is read. */
+static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t count,
+                                                bool in_place, const dcommi_feedback_place *place)
+{
+    const size_t bytes = count * sizeof(float);
+    *s = (dcommi_feedback_store){.count = count, .place = place};
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    dcomm_status status = place->make(place, bytes, &s->now);
+    if (status == DCOMM_OK) {
+        status = place->zero(place, s->now, bytes);
+    }
+    s->next = s->now;
+    if (status == DCOMM_OK && !in_place) {
+        status = place->make(place, bytes, &s->next);
+    }
+    if (status < 0) {
+        s->next = s->now;
+        dcommi_feedback_store_free(s);
+    }
+    return status;
+}
+
+/* ---- an owner's ---- */
+
+/* a + b c. The product is exact in f64, so that it does not show whether a compiler fuses it. */
+static inline float dcommi_feedback_plus(float a, float b, float c)
+{
+    return (float)((double)a + (double)b * (double)c);
+}
+
+/* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
+ * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
+static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
+{
+    dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
+    double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
+    float factor = (float)(sign / fb->owner_factor);
+    if (o->place != NULL) { /* `next` will be written as a whole, or where spans are swapped */
+        DCOMMI_TRY(
+            o->place->add(o->place, (float *)w->now + fb->own_first, factor, o->now, o->count));
+    }
+    for (size_t i = 0; o->place == NULL && i < o->count; i++) {
+        size_t at = fb->own_first + i;
+        float sum = dcommi_feedback_plus(dcommi_feedback_get(w, w->now, at), factor,
+                                         dcommi_feedback_get(o, o->now, i));
+        sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
+        dcommi_feedback_set(w, w->now, at, sum);
+        dcommi_feedback_set(w, w->next, at, sum);
+    }
+    dcommi_feedback_store_free(o);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_feedback_own(dcomm_feedback *fb, size_t first, size_t count)
+{
+    if (first == fb->own_first && count == fb->owner.count) {
+        return DCOMM_OK;
+    }
+    dcommi_feedback_store owner;
+    DCOMMI_TRY(fb->worker.place != NULL
+                   ? dcommi_feedback_store_there(&owner, count, fb->opts.in_place, fb->worker.place)
+                   : dcommi_feedback_store_make(&owner, count, fb->opts.bf16, fb->opts.in_place));
+    dcomm_status status = dcommi_feedback_fold_owner(fb);
+    if (status < 0) {
+        dcommi_feedback_store_free(&owner);
+        return status;
+    }
+    fb->owner = owner;
+    fb->own_first = first;
+    return DCOMM_OK;
+}
+
+static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
+{
+    if (s->now != s->next) {
+        memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
+    }
+}
+
+#endif
+
 /* The owner's encodings draw other random numbers than the worker's. */
 #define DCOMMI_FEEDBACK_OWNER 0x80000000u
 
@@ -11766,62 +12010,6 @@ typedef struct dcommi_feedback_call {
 
 /* ---- the beginning ---- */
 
-static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback *fb, bool begun)
-{
-    if (fb == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: fb is NULL", what);
-    }
-    if (fb->begun != begun) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", what,
-                           begun ? "no step was begun" : "a step is under way");
-    }
-    return DCOMM_OK;
-}
-
-/* a + b c. The product is exact in f64, so that it does not show whether a compiler fuses it. */
-static inline float dcommi_feedback_plus(float a, float b, float c)
-{
-    return (float)((double)a + (double)b * (double)c);
-}
-
-/* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
- * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
-static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
-{
-    dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
-    double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
-    float factor = (float)(sign / fb->owner_factor);
-    for (size_t i = 0; i < o->count; i++) {
-        size_t at = fb->own_first + i;
-        float sum = dcommi_feedback_plus(dcommi_feedback_get(w, w->now, at), factor,
-                                         dcommi_feedback_get(o, o->now, i));
-        sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
-        dcommi_feedback_set(w, w->now, at, sum);
-        dcommi_feedback_set(w, w->next, at, sum);
-    }
-    dcommi_feedback_store_free(o);
-}
-
-static dcomm_status dcommi_feedback_own(dcomm_feedback *fb, size_t first, size_t count)
-{
-    if (first == fb->own_first && count == fb->owner.count) {
-        return DCOMM_OK;
-    }
-    dcommi_feedback_store owner;
-    DCOMMI_TRY(dcommi_feedback_store_make(&owner, count, fb->opts.bf16, fb->opts.in_place));
-    dcommi_feedback_fold_owner(fb);
-    fb->owner = owner;
-    fb->own_first = first;
-    return DCOMM_OK;
-}
-
-static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
-{
-    if (s->now != s->next) {
-        memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
-    }
-}
-
 /* DGC clips each rank's gradient so that the norm of the sum of independent ones is `clip`. */
 static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback_step *step)
 {
@@ -11834,7 +12022,8 @@ static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback
     return sum > most * most && most > 0 ? (float)(most / sqrt(sum)) : 1;
 }
 
-DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+/* Wherever the state lies. */
+static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_begin", fb, false));
     if (given == NULL || (given->x == NULL && fb->count > 0)) {
@@ -11876,6 +12065,12 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
     fb->next_factor = fb->owner_factor;
     fb->begun = true;
     return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+{
+    DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_begin", fb));
+    return dcommi_feedback_begin(fb, given);
 }
 
 /* ---- one encoding ---- */
@@ -12148,10 +12343,8 @@ static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedba
     return DCOMM_OK;
 }
 
-/* With g in place of what begin was told: a sum in which this rank's gradient is. */
-static dcomm_status dcommi_feedback_encode_of(dcomm_feedback *fb, const float *g, size_t first,
-                                              size_t count, void *wire, size_t capacity,
-                                              size_t *bytes_p, dcomm_codec_report *report)
+/* The worker encodes these elements. */
+static dcomm_status dcommi_feedback_encode_range(dcomm_feedback *fb, size_t first, size_t count)
 {
     DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_encode", first, count, fb->now.first,
                                      fb->now.count, fb->encoded));
@@ -12160,6 +12353,15 @@ static dcomm_status dcommi_feedback_encode_of(dcomm_feedback *fb, const float *g
             dcommi_grow((void **)&fb->span, &fb->spans_capacity, fb->nspans + 1, sizeof *fb->span));
         fb->span[fb->nspans++] = (dcommi_feedback_span){first, count};
     }
+    return DCOMM_OK;
+}
+
+/* With g in place of what begin was told: a sum in which this rank's gradient is. */
+static dcomm_status dcommi_feedback_encode_of(dcomm_feedback *fb, const float *g, size_t first,
+                                              size_t count, void *wire, size_t capacity,
+                                              size_t *bytes_p, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_encode_range(fb, first, count));
     bool dgc = fb->opts.variant == DCOMM_FEEDBACK_DGC;
     float *u = dgc ? dcommi_feedback_momentum(fb, g, first, count) : NULL;
     if (dgc && u == NULL) {
@@ -12187,7 +12389,7 @@ DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, s
                                              void *wire, size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_encode", fb));
     return dcommi_feedback_encode_of(fb, fb->now.x + (first - fb->now.first), first, count, wire,
                                      capacity, bytes_p, report);
 }
@@ -12196,7 +12398,7 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
                                                 const uint32_t *index, const float *value, size_t n,
                                                 const uint32_t *agreed, size_t nagreed)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_give_back", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_give_back", fb));
     if (n > 0 && (index == NULL || value == NULL || (agreed == NULL && nagreed > 0))) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_give_back: %s is NULL",
                            index == NULL   ? "index"
@@ -12248,7 +12450,7 @@ DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *con
                                              size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recode", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_recode", fb));
     dcommi_feedback_call c = {.in = {wires, bytes, n},
                               .factor = factor,
                               .count = count,
@@ -12297,7 +12499,7 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
                                                    void *wire, size_t capacity, size_t *bytes_p,
                                                    dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode_owned", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_encode_owned", fb));
     if (sum == NULL && count > 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_encode_owned: sum is NULL");
     }
@@ -12322,7 +12524,7 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
 static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **e_p,
                                               dcomm_codec_report *seen)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_gather", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_gather", fb));
     if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
         return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
                            "dcomm_feedback_gather: %s",
@@ -12363,7 +12565,7 @@ DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e
 DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
                                            const float *part)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_keep", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_keep", fb));
     DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
                                      fb->now.count, fb->encoded));
     dcommi_feedback_store *s = &fb->worker;
@@ -12395,7 +12597,7 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
 DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
                                              float *result)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_finish", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_finish", fb));
     if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
         return DCOMM_OK;
     }
@@ -12428,7 +12630,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
                            "owned ones, and %zu of the result finished",
                            fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
     }
-    dcommi_feedback_exchange(fb);
+    DCOMMI_TRY(dcommi_feedback_exchange(fb));
     fb->before.owner_factor = fb->owner_factor;
     fb->before.average = fb->average;
     fb->before.nranks = fb->nranks;
@@ -12455,6 +12657,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
                                               double *lost_p)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recover", fb, false));
+    DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_recover", fb));
     fb->last = DCOMMI_FEEDBACK_NOTHING;
     double lost = 0;
     if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
@@ -12467,7 +12670,9 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_level(&fb->velocity);
         dcommi_feedback_store_level(&fb->estimate);
     } else {
-        lost = sqrt(dcommi_feedback_norm2(&fb->worker) + dcommi_feedback_norm2(&fb->owner));
+        DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &lost));
+        DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &lost));
+        lost = sqrt(lost);
         dcommi_feedback_store_clear(&fb->worker);
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
@@ -12484,6 +12689,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
 DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_rescale", fb, false));
+    DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_rescale", fb));
     fb->last = DCOMMI_FEEDBACK_NOTHING;
     if (!(fabs(factor) <= DBL_MAX)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);
@@ -12612,9 +12818,7 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
     const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
     for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
-        if (stores[i]->count > 0) {
-            memcpy(at, stores[i]->now, stores[i]->count * dcommi_feedback_width(stores[i]));
-        }
+        DCOMMI_TRY(dcommi_feedback_store_read(stores[i], at, stores[i]->now));
         at += dcommi_feedback_store_saved(stores[i]);
     }
     uint64_t hash = dcommi_feedback_hash(to, bytes - sizeof hash);
@@ -12859,6 +13063,9 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
     }
     const dcomm_feedback *like;
     DCOMMI_TRY(dcommi_feedback_alike(old, nold, &like));
+    for (size_t r = 0; r < nold; r++) { /* which changes where they lie, and nothing else */
+        DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_reshard", (dcomm_feedback *)old[r]));
+    }
     dcomm_feedback *fb;
     DCOMMI_TRY(dcomm_feedback_create(like->codec, like->count, &like->opts, &fb));
     dcomm_feedback_loss seen = {0};
@@ -12904,7 +13111,7 @@ DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
                                                "or taken back");
     }
     if (fb->last == DCOMMI_FEEDBACK_COMMITTED) {
-        dcommi_feedback_exchange(fb);
+        DCOMMI_TRY(dcommi_feedback_exchange(fb));
         fb->owner_factor = fb->before.owner_factor;
         fb->average = fb->before.average;
         fb->nranks = fb->before.nranks;
@@ -13144,14 +13351,18 @@ typedef struct dcommi_device_code {
     uint8_t kind; /* dcomm_step_kind: ENCODE, RECODE, DECODE, DECODE_REDUCE */
     const dcomm_codec *codec;
     dcomm_codec_key key;
-    float factor; /* RECODE */
+    float factor;          /* RECODE */
+    const float *residual; /* ENCODE, RECODE: error feedback; NULL: none */
+    float *next;
     size_t count; /* elements */
     const void *const *src;
     const size_t *len; /* bytes of each */
     size_t n;
     void *dst;
     size_t dst_len;
+    void *workspace;           /* of ENCODE or RECODE, kept from step to step; NULL: one for now */
     dcomm_cuda_report *report; /* on the device */
+    dcomm_cuda_ledger *ledger; /* likewise; NULL: not wanted */
 } dcommi_device_code;
 
 /* What it takes to open device memory of another process on this host. */
@@ -13177,12 +13388,16 @@ typedef struct dcommi_device_calls {
     /* dst <- src, either of which may be pinned. */
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
-    /* On queue IN: as dcommi_host_reduce and dcommi_host_scale. */
+    /* On queue IN: as dcommi_host_reduce and dcommi_host_scale, the codec's steps, and
+     * dcomm_cuda_ledger_compare. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
                           dcomm_dtype dtype, double factor);
     dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
+    size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
+    dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
+                            const float *y, const float *next, size_t count);
     /* An event behind all that a queue holds; poll gives DCOMM_IN_PROGRESS, DCOMM_OK or what went
      * wrong before it; over, when that is known. */
     dcomm_status (*mark)(dcommi_device_handle *d, enum dcommi_queue queue, void **event_p);
@@ -13202,7 +13417,9 @@ typedef struct dcommi_device_calls {
     void (*leave)(int device, int before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
-     * what is put on it from now on waits for what the other stream holds now. */
+     * what is put on it from now on waits for what the other stream holds now. add:
+     * dcomm_cuda_add_scaled. A handle without a pool has its memory of the device's usual one,
+     * which outlives contexts. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
     dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
@@ -13218,6 +13435,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
                               void **memory_p);
     void (*peer_close)(int device, void *memory);
+    dcomm_status (*own_add)(int device, void *stream, float *x, float factor, const float *y,
+                            size_t count);
 } dcommi_device_calls;
 
 #endif
@@ -25760,11 +25979,16 @@ static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *works
 {
     switch (c->kind) {
     case DCOMM_STEP_ENCODE:
-        return dcomm_cuda_encode(c->codec, c->src[0], NULL, NULL, c->count, &c->key, c->dst,
-                                 c->dst_len, workspace, c->report, stream);
+        return c->ledger == NULL
+                   ? dcomm_cuda_encode(c->codec, c->src[0], c->residual, c->next, c->count, &c->key,
+                                       c->dst, c->dst_len, workspace, c->report, stream)
+                   : dcomm_cuda_encode_ledger(c->codec, c->src[0], c->residual, c->next, c->count,
+                                              &c->key, c->dst, c->dst_len, workspace, c->report,
+                                              c->ledger, stream);
     case DCOMM_STEP_RECODE:
-        return dcomm_cuda_recode(c->codec, c->src, c->len, c->n, c->factor, NULL, NULL, c->count,
-                                 &c->key, c->dst, c->dst_len, workspace, c->report, stream);
+        return dcomm_cuda_recode(c->codec, c->src, c->len, c->n, c->factor, c->residual, c->next,
+                                 c->count, &c->key, c->dst, c->dst_len, workspace, c->report,
+                                 stream);
     case DCOMM_STEP_DECODE:
         return dcomm_cuda_decode_sum(c->codec, c->src, c->len, c->n, c->dst, c->count, workspace,
                                      c->report, stream);
@@ -25774,22 +25998,70 @@ static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *works
     }
 }
 
-/* The workspace goes back in the order of the queue, behind the kernels. */
+static size_t dcommi_cuda_code_bytes(const dcommi_device_code *c)
+{
+    return c->kind == DCOMM_STEP_ENCODE && c->ledger != NULL
+               ? dcomm_cuda_ledger_workspace_bytes(c->codec, c->count)
+           : c->kind == DCOMM_STEP_ENCODE ? dcomm_cuda_workspace_bytes(c->codec, c->count)
+           : c->kind == DCOMM_STEP_RECODE ? dcomm_cuda_recode_workspace_bytes(c->codec, c->count)
+                                          : dcomm_cuda_decode_workspace_bytes(c->codec, c->count);
+}
+
+/* dcomm_cuda_ledger_compare on queue IN. */
+static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledger *ledger,
+                                        const float *x, const float *y, const float *next,
+                                        size_t count)
+{
+    void *room = NULL;
+    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
+    int before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_ledger_compare(ledger, x, y, next, count, room, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_release(d, room);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
+
+/* What a recoding with feedback has sent is decoded, for its ledger: what it took in, nobody has.
+ */
+static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_device_code *c)
+{
+    const void *wire = c->dst;
+    const size_t bytes = dcomm_codec_max_bytes(c->codec, c->count);
+    void *sent = NULL;
+    DCOMMI_TRY(dcommi_cuda_alloc(d, c->count * sizeof(float), &sent));
+    const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
+                                       .codec = c->codec,
+                                       .count = c->count,
+                                       .src = &wire,
+                                       .len = &bytes,
+                                       .n = 1,
+                                       .dst = sent,
+                                       .report = c->report};
+    dcomm_status status = dcommi_cuda_code(d, &decode);
+    status = status < 0 ? status : dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count);
+    dcommi_cuda_release(d, sent);
+    return status;
+}
+
+/* A workspace for now goes back in the order of the queue, behind the kernels. */
 static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c)
 {
-    size_t need = c->kind == DCOMM_STEP_ENCODE ? dcomm_cuda_workspace_bytes(c->codec, c->count)
-                  : c->kind == DCOMM_STEP_RECODE
-                      ? dcomm_cuda_recode_workspace_bytes(c->codec, c->count)
-                      : dcomm_cuda_decode_workspace_bytes(c->codec, c->count);
+    size_t need = c->workspace == NULL ? dcommi_cuda_code_bytes(c) : 0;
     void *workspace = NULL;
     if (need > 0) {
         DCOMMI_TRY(dcommi_cuda_alloc(d, need, &workspace));
     }
     int before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_code_on(c, workspace, d->stream[DCOMMI_QUEUE_IN]);
+    dcomm_status status = dcommi_cuda_code_on(c, c->workspace != NULL ? c->workspace : workspace,
+                                              d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(d->number, before);
     dcommi_cuda_release(d, workspace);
-    return status;
+    return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL && c->ledger != NULL
+               ? dcommi_cuda_recoded(d, c)
+               : status;
 }
 
 /* ---- events ---- */
@@ -25934,10 +26206,12 @@ static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream,
                                           void **memory_p)
 {
     int before = dcommi_cuda_enter(d->number);
-    cudaError_t error =
-        cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool, (cudaStream_t)stream);
+    cudaError_t error = d->pool == NULL
+                            ? cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream)
+                            : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
+                                                      (cudaStream_t)stream);
     dcommi_cuda_leave(d->number, before);
-    DCOMMI_CUDA_TRY(error, "cudaMallocFromPoolAsync");
+    DCOMMI_CUDA_TRY(error, d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
 
@@ -25980,6 +26254,15 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     return DCOMM_OK;
 }
 
+static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, float factor,
+                                        const float *y, size_t count)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_add_scaled(x, factor, y, count, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
 static int dcommi_cuda_current(void)
 {
     int device = 0;
@@ -25998,6 +26281,8 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .reduce = dcommi_cuda_reduce,
     .scale = dcommi_cuda_scale,
     .code = dcommi_cuda_code,
+    .code_bytes = dcommi_cuda_code_bytes,
+    .compare = dcommi_cuda_compare,
     .mark = dcommi_cuda_mark,
     .poll = dcommi_cuda_poll,
     .over = dcommi_cuda_over,
@@ -26019,6 +26304,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .shared_free = dcommi_cuda_shared_free,
     .peer_open = dcommi_cuda_peer_open,
     .peer_close = dcommi_cuda_peer_close,
+    .own_add = dcommi_cuda_own_add,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 
@@ -42156,7 +42442,8 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
     }
     return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
            !(algo->make == dcommi_coded_sparse &&
-             (s->coding->spread == NULL || !s->coding->feedback)) &&
+             (s->coding->spread == NULL || !s->coding->feedback ||
+              s->memory == DCOMMI_MEMORY_DEVICE)) && /* devices have no kernels for it */
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
@@ -44186,9 +44473,21 @@ static inline uint32_t dcommi_express_run(dcommi_express *e)
 #endif
 /* ==== include/dcomm/impl/coded_device.h ==================================================== */
 /* coded_device.h - the codec's steps of a run whose operands lie on a device: the kernels of
- * cuda.h, so that only encodings leave it. What kernels find in the data comes back in a report. */
+ * cuda.h, so that only encodings leave it. What kernels find in the data comes back in a report,
+ * and in a ledger where one is kept. */
 #ifndef DCOMMI_CODED_DEVICE_H
 #define DCOMMI_CODED_DEVICE_H
+
+/* ==== include/dcomm/impl/feedback_device.h ================================================= */
+/* feedback_device.h - error feedback whose residuals lie on a device: they move there with the
+ * first all-reduce of device memory, and the codec's kernels read and write them.
+ *
+ * States outlive communicators, and contexts with their queues and pools. So the memory is the
+ * device's usual pool's, and is taken, filled and given back in the order of one stream of the
+ * process for each device. A run's queue begins behind that stream, and the stream goes on behind a
+ * run that failed, of which kernels may still be under way. Neither ever waits for a rank. */
+#ifndef DCOMMI_FEEDBACK_DEVICE_H
+#define DCOMMI_FEEDBACK_DEVICE_H
 
 /* ==== include/dcomm/impl/coded.h =========================================================== */
 /* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
@@ -44217,9 +44516,10 @@ typedef struct dcommi_coded {
     dcomm_feedback_step begins; /* what it is told before the first encoding */
     bool begun;
     uint32_t rank;
-    dcomm_codec_report *report; /* NULL: not wanted */
-    dcomm_ledger *ledger;       /* likewise */
-    dcomm_ledger *replaced;     /* what the feedback state had instead */
+    const dcommi_device_handle *device; /* that the run is on; NULL: none */
+    dcomm_codec_report *report;         /* NULL: not wanted */
+    dcomm_ledger *ledger;               /* likewise */
+    dcomm_ledger *replaced;             /* what the feedback state had instead */
     void *workspace;
     size_t workspace_len;
     bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
@@ -44247,7 +44547,7 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     }
     /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
     c->begins.x = c->begins.partly ? src : src - first;
-    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
+    DCOMMI_TRY(dcommi_feedback_begin(c->feedback, &c->begins));
     c->begun = true;
     c->replaced = c->feedback->ledger;
     c->feedback->ledger = c->ledger != NULL ? c->ledger : c->replaced;
@@ -44274,6 +44574,12 @@ static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec
     key.first = place->first;
     key.rank = c->rank ^ place->round << 31;
     return key;
+}
+
+/* The ledger of a run's encodings; NULL: none. */
+static dcomm_ledger *dcommi_coded_ledger(const dcommi_coded *c)
+{
+    return c->feedback != NULL ? c->feedback->ledger : c->ledger;
 }
 
 static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
@@ -44777,7 +45083,7 @@ static dcomm_status dcommi_spread_room(void *array_p, size_t *room, size_t need)
 
 static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
 {
-    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    dcomm_ledger *ledger = dcommi_coded_ledger(c);
     if (c->report != NULL) {
         c->report->bytes += bytes;
         c->report->clipped += clipped;
@@ -44808,7 +45114,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
         dcomm_codec_key key = dcommi_coded_key(c, &all);
         status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
-    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    dcomm_ledger *ledger = dcommi_coded_ledger(c);
     if (ledger != NULL) { /* it stays here: what is sent of it is told apart */
         ledger->wire_bytes -= report.bytes;
     }
@@ -45315,7 +45621,8 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
                            dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
                            opts->codec != NULL ? opts->codec->spec : "the same");
     }
-    if (fb->stale || fb->begun) {
+    /* Behind a call on the same stream, it is looked at when that has ended and this one begins. */
+    if (opts->stream == NULL && (fb->stale || fb->begun)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
                            fb->stale ? "stale, for a collective with it failed; see "
                                        "dcomm_feedback_recover"
@@ -45372,6 +45679,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     c->codec = dcommi_coded_codec_of(opts);
     c->feedback = opts->feedback;
     c->begun = false;
+    c->device = NULL;
     c->rank = (uint32_t)comm->rank;
     c->report = opts->codec_report;
     c->ledger = opts->codec_ledger;
@@ -45411,6 +45719,10 @@ static uint32_t dcommi_coded_agreed(const dcommi_coded *c)
     return (uint32_t)(h ^ (h >> 32));
 }
 
+/* A run that failed may still write to residuals on its device: what is done with them from now on
+ * comes behind that. */
+static void dcommi_coded_left(const dcommi_coded *c);
+
 /* The run is over: residuals are those of the next step now, or nobody knows what they are. */
 static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
 {
@@ -45421,9 +45733,11 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
         c->feedback->ledger = c->replaced;
     }
     if (status < 0) {
+        dcommi_coded_left(c);
         dcomm_feedback_fail(c->feedback);
     } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
         dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
+        dcomm_feedback_fail(c->feedback);
     } else if (!c->begun && c->begins.partly) {
         dcommi_feedback_skip(c->feedback);
     }
@@ -45548,8 +45862,312 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
 
 #endif
 
-/* Where in a slot a report comes back; before it lies the empty one. */
-#define DCOMMI_REPORT_AT 64
+#include <pthread.h>
+#include <sched.h>
+
+/* What states of error feedback have of a device, made at the first use and never given back. */
+typedef struct dcommi_feedback_side {
+    dcommi_feedback_place place; /* first */
+    struct dcommi_feedback_side *next;
+    dcommi_device_handle handle; /* without queues and pool */
+    void *stream;
+} dcommi_feedback_side;
+
+static dcommi_feedback_side *dcommi_feedback_side_of(const dcommi_feedback_place *place)
+{
+    return (dcommi_feedback_side *)place;
+}
+
+/* ---- what is asked of it ---- */
+
+static dcomm_status dcommi_feedback_side_make(const dcommi_feedback_place *place, size_t bytes,
+                                              void **memory_p)
+{
+    dcommi_feedback_side *side = dcommi_feedback_side_of(place);
+    return dcommi_devices->own_alloc(&side->handle, side->stream, bytes, memory_p);
+}
+
+static void dcommi_feedback_side_release(const dcommi_feedback_place *place, void *memory)
+{
+    dcommi_devices->own_release(place->device, dcommi_feedback_side_of(place)->stream, memory);
+}
+
+static dcomm_status dcommi_feedback_side_zero(const dcommi_feedback_place *place, void *memory,
+                                              size_t bytes)
+{
+    return dcommi_devices->own_zero(place->device, dcommi_feedback_side_of(place)->stream, memory,
+                                    bytes);
+}
+
+static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place, void *dst,
+                                              const void *src, size_t bytes)
+{
+    return dcommi_devices->own_copy(place->device, dcommi_feedback_side_of(place)->stream, dst, src,
+                                    bytes);
+}
+
+static dcomm_status dcommi_feedback_side_swap(const dcommi_feedback_place *place, void *a, void *b,
+                                              size_t bytes)
+{
+    void *room = NULL;
+    if (bytes == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_feedback_side_make(place, bytes, &room));
+    dcomm_status status = dcommi_feedback_side_copy(place, room, a, bytes);
+    status = status < 0 ? status : dcommi_feedback_side_copy(place, a, b, bytes);
+    status = status < 0 ? status : dcommi_feedback_side_copy(place, b, room, bytes);
+    dcommi_feedback_side_release(place, room);
+    return status;
+}
+
+static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place, float *x,
+                                             float factor, const float *y, size_t count)
+{
+    return dcommi_devices->own_add(place->device, dcommi_feedback_side_of(place)->stream, x, factor,
+                                   y, count);
+}
+
+static dcomm_status dcommi_feedback_side_read(const dcommi_feedback_place *place, void *to,
+                                              const void *from, size_t bytes)
+{
+    void *event = NULL;
+    DCOMMI_TRY(dcommi_feedback_side_copy(place, to, from, bytes));
+    DCOMMI_TRY(
+        dcommi_devices->stream_mark(place->device, dcommi_feedback_side_of(place)->stream, &event));
+    dcomm_status status;
+    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS) {
+        sched_yield();
+    }
+    dcommi_devices->stream_unmark(event);
+    return status;
+}
+
+static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_place **place_p)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static dcommi_feedback_side *sides;
+    dcomm_status status = DCOMM_OK;
+    pthread_mutex_lock(&lock);
+    dcommi_feedback_side *side = sides;
+    for (; side != NULL && side->place.device != device; side = side->next) {
+    }
+    if (side == NULL && (side = dcommi_alloc(sizeof *side)) == NULL) {
+        status = DCOMM_ERR_NO_MEMORY;
+    } else if (side->stream == NULL) {
+        side->place = (dcommi_feedback_place){.device = device,
+                                              .make = dcommi_feedback_side_make,
+                                              .release = dcommi_feedback_side_release,
+                                              .zero = dcommi_feedback_side_zero,
+                                              .swap = dcommi_feedback_side_swap,
+                                              .add = dcommi_feedback_side_add,
+                                              .read = dcommi_feedback_side_read};
+        side->handle.call = dcommi_devices;
+        side->handle.number = device;
+        status = dcommi_devices->own_open(device, &side->stream);
+        if (status < 0) {
+            dcommi_free(side);
+        } else {
+            side->next = sides;
+            sides = side;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    *place_p = status < 0 ? NULL : &side->place;
+    return status;
+}
+
+/* ---- there ---- */
+
+/* A store's contents, there. What was before the step goes along where that can come back. */
+static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
+                                               const dcommi_feedback_store *s,
+                                               const dcommi_feedback_place *place,
+                                               dcommi_feedback_store *there)
+{
+    const size_t bytes = s->count * sizeof(float);
+    DCOMMI_TRY(dcommi_feedback_store_there(there, s->count, fb->opts.in_place, place));
+    dcomm_status status =
+        bytes > 0 ? dcommi_feedback_side_copy(place, there->now, s->now, bytes) : DCOMM_OK;
+    if (status >= 0 && bytes > 0 && fb->last == DCOMMI_FEEDBACK_COMMITTED &&
+        there->next != there->now) {
+        status = dcommi_feedback_side_copy(place, there->next, s->next, bytes);
+    }
+    if (status < 0) {
+        dcommi_feedback_store_free(there);
+    }
+    return status;
+}
+
+/* Before a call, by the thread that calls: residuals lie where its buffers do. On a device that is
+ * not left, this waits for nothing. device < 0: host memory. */
+static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb, int device)
+{
+    const dcommi_feedback_place *place = fb->worker.place;
+    if (device == (place != NULL ? place->device : -1)) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_feedback_home(what, fb));
+    if (device < 0) {
+        return DCOMM_OK;
+    }
+    dcommi_feedback_store worker, owner;
+    DCOMMI_TRY(dcommi_feedback_side_find(device, &place));
+    DCOMMI_TRY(dcommi_feedback_store_send(fb, &fb->worker, place, &worker));
+    dcomm_status status = dcommi_feedback_store_send(fb, &fb->owner, place, &owner);
+    if (status < 0) {
+        dcommi_feedback_store_free(&worker);
+        return status;
+    }
+    dcommi_feedback_store_free(&fb->worker);
+    dcommi_feedback_store_free(&fb->owner);
+    fb->worker = worker;
+    fb->owner = owner;
+    return DCOMM_OK;
+}
+
+/* ---- a run's ---- */
+
+/* What is put on the run's queue from now on is behind what was asked of the state so far. */
+static dcomm_status dcommi_feedback_before(const dcomm_feedback *fb, const dcommi_device_handle *d)
+{
+    return dcommi_devices->own_after(d->number, d->stream[DCOMMI_QUEUE_IN],
+                                     dcommi_feedback_side_of(fb->worker.place)->stream);
+}
+
+/* And the other way round. */
+static dcomm_status dcommi_feedback_behind(const dcomm_feedback *fb, const dcommi_device_handle *d)
+{
+    return dcommi_devices->own_after(d->number, dcommi_feedback_side_of(fb->worker.place)->stream,
+                                     d->stream[DCOMMI_QUEUE_IN]);
+}
+
+/* A sparse codec's workspace for a range, whose contents make its next call faster. */
+static dcomm_status dcommi_feedback_keep_room(dcomm_feedback *fb, const dcommi_device_handle *d,
+                                              size_t first, bool owner, dcommi_device_code *code)
+{
+    const dcommi_feedback_place *place = fb->worker.place;
+    dcomm_codec_layout dense;
+    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
+    dcommi_feedback_kept *kept = fb->kept;
+    if (need == 0) {
+        return DCOMM_OK;
+    }
+    while (kept != NULL && (kept->first != first || kept->owner != owner)) {
+        kept = kept->next;
+    }
+    if (kept == NULL) {
+        kept = dcommi_alloc(sizeof *kept);
+        if (kept == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = first, .owner = owner};
+        fb->kept = kept;
+    }
+    if (kept->bytes < need) {
+        void *memory = NULL;
+        DCOMMI_TRY(dcommi_feedback_side_make(place, need, &memory));
+        if (kept->memory != NULL) {
+            (void)dcommi_feedback_behind(fb, d);
+            dcommi_feedback_side_release(place, kept->memory);
+        }
+        kept->memory = memory;
+        kept->bytes = need;
+        DCOMMI_TRY(dcommi_feedback_before(fb, d));
+    }
+    code->workspace = kept->memory;
+    return DCOMM_OK;
+}
+
+/* What an encoding, or a recoding that has an owner's residual, reads and writes of the state. */
+static dcomm_status dcommi_feedback_arrays(dcomm_feedback *fb, const dcommi_device_handle *d,
+                                           const dcomm_codec_place *place, dcommi_device_code *code)
+{
+    const size_t first = (size_t)place->first, count = code->count;
+    const bool owner = code->kind == DCOMM_STEP_RECODE;
+    dcommi_feedback_store *s = owner ? &fb->owner : &fb->worker;
+    if (owner) {
+        DCOMMI_TRY(dcommi_feedback_range("a recoding", first, count, fb->own_first, fb->owner.count,
+                                         fb->owned));
+        fb->next_factor = (double)code->factor;
+        fb->owned += count;
+    } else {
+        DCOMMI_TRY(dcommi_feedback_encode_range(fb, first, count));
+        fb->encoded += count;
+    }
+    const size_t at = owner ? first - fb->own_first : first;
+    code->residual = (const float *)s->now + at;
+    code->next = (float *)s->next + at;
+    code->key = dcommi_feedback_key(fb, first, owner ? DCOMMI_FEEDBACK_OWNER : 0);
+    return dcommi_feedback_keep_room(fb, d, first, owner, code);
+}
+
+/* Before a step of the codec's. *raised_p: an owner without a residual of its own raises the
+ * worker's here. */
+static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_place *place,
+                                         dcommi_device_code *code, float **raised_p)
+{
+    dcomm_feedback *fb = c->feedback;
+    *raised_p = NULL;
+    if (code->kind != DCOMM_STEP_ENCODE && code->kind != DCOMM_STEP_RECODE) {
+        return DCOMM_OK;
+    }
+    if (!c->begun) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], place->first));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+    }
+    if (code->kind == DCOMM_STEP_RECODE && c->begins.partly) {
+        DCOMMI_TRY(dcommi_feedback_range("a recoding", (size_t)place->first, code->count, 0,
+                                         fb->count, 0));
+        code->key = dcommi_feedback_key(fb, (size_t)place->first, DCOMMI_FEEDBACK_OWNER);
+        *raised_p = (float *)fb->worker.next + place->first;
+        return DCOMM_OK;
+    }
+    return dcommi_feedback_arrays(fb, c->device, place, code);
+}
+
+/* A recoding whose residual is 0 before it, and after it goes into the worker's. *before, *after
+ * (NULL: not wanted): ledgers on the device, of squares of that. */
+static dcomm_status dcommi_feedback_raise_there(dcommi_device_handle *d, dcommi_device_code *code,
+                                                float *raised, uint32_t divisor,
+                                                dcomm_cuda_ledger *before, dcomm_cuda_ledger *after)
+{
+    const size_t count = code->count, bytes = count * sizeof(float);
+    void *queue = d->stream[DCOMMI_QUEUE_IN], *zeros = NULL, *lost = NULL;
+    dcomm_status status = d->call->alloc(d, bytes, &zeros);
+    status = status < 0 ? status : d->call->alloc(d, bytes, &lost);
+    status = status < 0 ? status : d->call->own_zero(d->number, queue, zeros, bytes);
+    if (status >= 0) {
+        code->residual = zeros;
+        code->next = lost;
+        status = d->call->code(d, code);
+    }
+    if (status >= 0 && before != NULL) {
+        status = d->call->compare(d, before, raised, raised, NULL, count);
+    }
+    if (status >= 0) {
+        status = d->call->own_add(d->number, queue, raised, (float)divisor, lost, count);
+    }
+    if (status >= 0 && after != NULL) {
+        status = d->call->compare(d, after, raised, raised, NULL, count);
+    }
+    d->call->release(d, zeros);
+    d->call->release(d, lost);
+    return status;
+}
+
+#endif
+
+/* What a step's kernels find. */
+typedef struct dcommi_code_found {
+    dcomm_cuda_report report;
+    dcomm_cuda_ledger ledger;
+    dcomm_cuda_ledger before, after; /* of a residual that is raised: its squares */
+} dcommi_code_found;
+
+/* Where in a slot it comes back; before it lies the empty one. */
+#define DCOMMI_FOUND_AT 512
+_Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
 /* Whether a compressed call can run on a device. All ranks whose buffers lie on one say the same.
  */
@@ -45561,10 +46179,11 @@ static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm
     dcomm_sparse_layout sparse;
     if (s->apart) {
         what = "compresses f32 sums and averages alone";
-    } else if (opts->feedback != NULL) {
-        what = "has no error feedback";
-    } else if (opts->codec_ledger != NULL) {
-        what = "keeps no ledger";
+    } else if (opts->feedback != NULL &&
+               (opts->feedback->opts.variant != DCOMM_FEEDBACK_CLASSIC ||
+                opts->feedback->opts.bf16 || opts->feedback->factor != 1)) {
+        what = "has error feedback of the classic variant alone, in f32, by codecs that need no "
+               "opts.scale";
     } else if (dcomm_codec_get_layout(codec, &dense) < 0 &&
                dcomm_codec_get_sparse_layout(codec, s->count, &sparse) < 0) {
         what = "has no kernels for it";
@@ -45586,8 +46205,16 @@ static dcomm_status dcommi_coded_device_plan(const dcomm_plan *plan, const char 
                : dcommi_fail(
                      DCOMM_ERR_UNSUPPORTED,
                      "all-reduce by %s: there are no kernels for what it does with encodings; "
-                     "coded_allgather and coded_two_shot work on device memory",
+                     "coded_allgather and coded_two_shot work on device memory, and with "
+                     "opts.device none but those is chosen",
                      algo);
+}
+
+static void dcommi_coded_left(const dcommi_coded *c)
+{
+    if (c->device != NULL && c->feedback->worker.place != NULL) {
+        (void)dcommi_feedback_behind(c->feedback, c->device);
+    }
 }
 
 /* A step of the codec's: it waits for a slot, and then is on the device's queue. */
@@ -45596,28 +46223,48 @@ typedef struct dcommi_code_job {
     int32_t word;
     dcomm_codec_place place;
     dcommi_device_code code;
+    float *raised; /* the worker's residual, where an owner's has no place of its own */
     size_t n;
     const void *src[]; /* n of them, and as many lengths */
 } dcommi_code_job;
+
+/* An encoding as the host's would tell of it. */
+static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *found,
+                             const dcomm_codec_report *report)
+{
+    dcommi_coded *c = job->lane->frame->run->coded;
+    dcomm_ledger *ledger = dcommi_coded_ledger(c);
+    dcommi_coded_tell(c, &job->place, report);
+    if (ledger == NULL) {
+        return;
+    }
+    dcomm_cuda_ledger_add(ledger, job->code.count, &found->ledger, report);
+    if (c->feedback != NULL) {
+        c->feedback->held += job->raised == NULL ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
+                                                 : found->after.sums[DCOMMI_LEDGER_XX] -
+                                                       found->before.sums[DCOMMI_LEDGER_XX];
+        ledger->residual_norm = sqrt(fmax(c->feedback->held, 0));
+    }
+}
 
 static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_status status)
 {
     dcommi_lane *lane = job->lane;
     dcommi_run *run = lane->frame->run;
-    dcomm_cuda_report found;
+    dcommi_code_found found;
     dcomm_codec_report report = {0};
-    memcpy(&found, slot->memory + DCOMMI_REPORT_AT, sizeof found);
+    memcpy(&found, slot->memory + DCOMMI_FOUND_AT, sizeof found);
     dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
     if (status >= 0 && run->active) {
-        dcommi_coded *c = run->coded;
         bool encodes = job->code.kind == DCOMM_STEP_ENCODE || job->code.kind == DCOMM_STEP_RECODE;
-        status = dcomm_cuda_report_check(c->codec, job->code.count, &found, &report);
+        status =
+            dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
+        if (encodes && (status >= 0 || report.nonfinite > 0)) {
+            dcommi_code_tell(job, &found, &report);
+        }
         if (status < 0) {
             dcommi_step_error(lane, status, "%s", dcommi_message);
         } else {
-            if (encodes) {
-                dcommi_coded_tell(c, &job->place, &report);
-            }
             if (encodes && job->word >= 0) {
                 lane->frame->words[job->word] = report.bytes;
             }
@@ -45634,29 +46281,46 @@ static void dcommi_code_done(dcommi_job *job, dcomm_status status)
     dcommi_code_end(slot->user, slot, status);
 }
 
-/* On queue IN: an empty report, the kernels, and the report back to the slot. */
+/* On queue IN: the kernels. */
+static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
+                                    dcommi_code_found *there)
+{
+    const dcommi_coded *c = job->lane->frame->run->coded;
+    bool counts = dcommi_coded_ledger(c) != NULL;
+    dcommi_device_code *code = &job->code;
+    code->report = &there->report;
+    code->ledger = counts ? &there->ledger : NULL;
+    if (job->raised != NULL) {
+        return dcommi_feedback_raise_there(d, code, job->raised, job->place.divisor,
+                                           counts ? &there->before : NULL,
+                                           counts ? &there->after : NULL);
+    }
+    DCOMMI_TRY(d->call->code(d, code));
+    if (job->place.divisor > 1 && code->kind != DCOMM_STEP_RECODE) {
+        const void *sum = code->dst;
+        return d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
+                               job->place.divisor);
+    }
+    return DCOMM_OK;
+}
+
+/* What is found begins as nothing, and is brought back to the slot. */
 static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
 {
     dcommi_device_handle *d = &slot->device->handle;
-    void *report = NULL;
-    memset(slot->memory, 0, DCOMMI_REPORT_AT);
-    DCOMMI_TRY(d->call->alloc(d, sizeof(dcomm_cuda_report), &report));
+    void *there = NULL;
+    memset(slot->memory, 0, sizeof(dcommi_code_found));
+    DCOMMI_TRY(d->call->alloc(d, sizeof(dcommi_code_found), &there));
     dcomm_status status =
-        d->call->copy(d, DCOMMI_QUEUE_IN, report, slot->memory, sizeof(dcomm_cuda_report));
+        d->call->copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
     if (status >= 0) {
-        job->code.report = report;
-        status = d->call->code(d, &job->code);
-    }
-    if (status >= 0 && job->place.divisor > 1 && job->code.kind != DCOMM_STEP_RECODE) {
-        const void *sum = job->code.dst;
-        status = d->call->reduce(d, job->code.dst, &sum, 1, job->code.count, DCOMM_F32, DCOMM_AVG,
-                                 job->place.divisor);
+        status = dcommi_code_run(job, d, there);
     }
     if (status >= 0) {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_REPORT_AT, report,
-                               sizeof(dcomm_cuda_report));
+        status = d->call->copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
+                               sizeof(dcommi_code_found));
     }
-    d->call->release(d, report);
+    d->call->release(d, there);
     return status;
 }
 
@@ -45695,8 +46359,16 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
     job->place = *place;
     job->code = *code;
     job->code.codec = run->coded->codec;
-    job->code.key = dcommi_coded_key(run->coded, place);
     job->code.factor = 1.0f / (float)place->divisor;
+    if (run->coded->feedback == NULL) {
+        job->code.key = dcommi_coded_key(run->coded, place);
+    } else {
+        dcomm_status state = dcommi_feedback_step(run->coded, place, &job->code, &job->raised);
+        if (state < 0) {
+            dcommi_free(job);
+            return state;
+        }
+    }
     memcpy(job->src, code->src, code->n * sizeof *job->src);
     job->code.src = job->src;
     job->code.len = memcpy(job->src + code->n, code->len, code->n * sizeof(size_t));
@@ -46268,6 +46940,10 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_shape_spaces(s, &in_bytes, &out_bytes);
         DCOMMI_TRY(dcommi_call_place(comm, s, in, in_bytes, out, out_bytes, opts, &device));
     }
+    if (s->coding != NULL && opts->feedback != NULL) {
+        DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
+                                          device != NULL ? device->handle.number : -1));
+    }
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
     if (status < 0) {
@@ -46329,6 +47005,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
+        coded->device = device != NULL ? &device->handle : NULL;
         run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }
@@ -49779,9 +50456,11 @@ static const char *dcommi_bkt_no_kernels(const dcomm_buckets_opts *o, const dcom
 {
     dcomm_codec_layout dense;
     dcomm_sparse_layout sparse;
-    return kind->codec == NULL           ? NULL
-           : kind->has_feedback          ? "error feedback keeps what is left in host memory"
-           : kind->codec->automatic      ? "\"auto\" is decided by what codecs take in host memory"
+    return kind->codec == NULL      ? NULL
+           : kind->codec->automatic ? "\"auto\" is decided by what codecs take in host memory"
+           : kind->has_feedback && (kind->feedback.variant != DCOMM_FEEDBACK_CLASSIC ||
+                                    kind->feedback.bf16 || kind->feedback.scale)
+               ? "error feedback there is the classic variant in f32, without scale"
            : kind->dtype != DCOMM_F32    ? "the codecs' kernels take f32 alone"
            : o->weighted || o->predivide ? "compressed sums there have no factor (opts.weighted, "
                                            "opts.predivide)"
@@ -50575,15 +51254,14 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    char more[200];
-    if (p->place > 0) { /* without feedback; the device's own number may differ */
-        snprintf(more, sizeof more, " on the rank's device no. %zu", p->place);
-    } else {
-        dcommi_bkt_feedback_text(&b->kinds[p->kind], more, sizeof more);
+    char feedback[200], device[48] = "";
+    dcommi_bkt_feedback_text(&b->kinds[p->kind], feedback, sizeof feedback);
+    if (p->place > 0) { /* its own number may differ */
+        snprintf(device, sizeof device, " on the rank's device no. %zu", p->place);
     }
-    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s", p->name, p->count,
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s%s", p->name, p->count,
              dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
-             more);
+             feedback, device);
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with
@@ -51531,7 +52209,8 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
         if (b->layout.buckets[i].feedback !=
             NULL) { /* what a shard's owner has goes with its rank */
-            status = dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0);
+            status = dcommi_feedback_home("opts.rebuild", b->layout.buckets[i].feedback);
+            status = status < 0 ? status : dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0);
         }
     }
     if (status < 0) {
@@ -59636,6 +60315,52 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
 }
 
 #endif
+/* ==== kernels/cuda_add.cuh ================================================================= */
+/* cuda_add.cuh - a multiple of one array added to another: what residuals of error feedback need
+ * between encodings. */
+#ifndef DCOMMI_CUDA_ADD_H
+#define DCOMMI_CUDA_ADD_H
+
+
+#define DCOMMI_CUDA_ADD_THREADS 256u
+#define DCOMMI_CUDA_ADD_OWN 4u /* elements of a thread */
+
+struct dcommi_cuda_addition {
+    float *x;
+    const float *y;
+    float factor;
+    uint64_t count;
+};
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_ADD_THREADS)
+    dcommi_cuda_add_kernel(const __grid_constant__ dcommi_cuda_addition p)
+{
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_ADD_THREADS * DCOMMI_CUDA_ADD_OWN + threadIdx.x;
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_ADD_OWN; k++, i += DCOMMI_CUDA_ADD_THREADS) {
+        if (i < p.count) {
+            const double more = __dmul_rn((double)p.factor, (double)p.y[i]);
+            const uint32_t sum = dcommi_f32_bits((float)__dadd_rn((double)p.x[i], more));
+            p.x[i] = dcommi_f32_from_bits(
+                (sum & 0x7f800000u) == 0x7f800000u ? (sum & 0x80000000u) | 0x7f7fffffu : sum);
+        }
+    }
+}
+
+extern "C" dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
+                                              void *stream)
+{
+    const char *call = "dcomm_cuda_add_scaled";
+    const uint64_t tile = DCOMMI_CUDA_ADD_THREADS * DCOMMI_CUDA_ADD_OWN;
+    const dcommi_cuda_addition p = {x, y, factor, count};
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "y", y, count, sizeof(float)));
+    return count == 0 ? DCOMM_OK
+                      : dcommi_cuda_launch(call, dcommi_cuda_add_kernel, (count + tile - 1) / tile,
+                                           DCOMMI_CUDA_ADD_THREADS, p, stream);
+}
+
+#endif
 /* ==== kernels/cuda_fp8.cuh ================================================================= */
 /* cuda_fp8.cuh - folds of operands that are wires of codec fp8, in f32, by any operator and in one
  * pass: what dcomm_cuda_reduce would make of the decoded arrays. */
@@ -60146,6 +60871,8 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_COUNTS_MOST
 #undef DCOMMI_CREDIT_EVERY
 #undef DCOMMI_CUDA_ABS
+#undef DCOMMI_CUDA_ADD_OWN
+#undef DCOMMI_CUDA_ADD_THREADS
 #undef DCOMMI_CUDA_ALL
 #undef DCOMMI_CUDA_APART_OWN
 #undef DCOMMI_CUDA_BIT
@@ -60206,6 +60933,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_FEEDBACK_BLOCK
 #undef DCOMMI_FEEDBACK_MAGIC
 #undef DCOMMI_FEEDBACK_OWNER
+#undef DCOMMI_FEEDBACK_READ
 #undef DCOMMI_FIFO_AHEAD
 #undef DCOMMI_FIFO_FETCH
 #undef DCOMMI_FIFO_SKIP
@@ -60213,6 +60941,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_FOLD_MAX
 #undef DCOMMI_FOLD_ROW
 #undef DCOMMI_FOLD_TABLE
+#undef DCOMMI_FOUND_AT
 #undef DCOMMI_GATE_WORDS
 #undef DCOMMI_GOODBYE_S
 #undef DCOMMI_HD
@@ -60362,7 +61091,6 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_REGION_LEN_MAX
 #undef DCOMMI_REGION_MAPS
 #undef DCOMMI_REGION_REFUSALS
-#undef DCOMMI_REPORT_AT
 #undef DCOMMI_RNG_GROUP
 #undef DCOMMI_RNG_ROUNDS
 #undef DCOMMI_RTS_BYTES

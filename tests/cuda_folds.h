@@ -5,6 +5,8 @@
 
 #include "cuda_areas.h"
 
+#include <cfloat>
+
 extern "C" int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                      int dtype, int op, int64_t divisor);
 extern "C" void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype,
@@ -118,6 +120,41 @@ static void test_scale(dcomm_dtype dtype)
                       }),
                       what) ||
                 !same(to.get(), want.data(), what) || !to.guarded()) {
+                break;
+            }
+        }
+    }
+    ok(name);
+}
+
+/* Residuals: sums that are rounded once, and those that are too large. */
+static void test_add_scaled(void)
+{
+    const float factors[] = {1, -1, 3, 1.0f / 3, 3e38f};
+    const size_t counts[] = {0, 1, 700, 5003};
+    const std::string name = std::string("add scaled") + launch_names[launch_now];
+    if (late(name)) {
+        return;
+    }
+    for (float factor : factors) {
+        for (size_t count : counts) {
+            const std::vector<float> from = numbers(count, NORMAL), to = numbers(count, NORMAL);
+            std::vector<float> want(count + 1);
+            area x(4 * count, 4), y(4 * count, 8);
+            x.put(to.data());
+            y.put(from.data());
+            for (size_t i = 0; i < count; i++) {
+                const float sum = (float)((double)to[i] + (double)factor * (double)from[i]);
+                want[i] = std::isinf(sum) ? std::copysign(FLT_MAX, sum) : sum;
+            }
+            const std::string what = where("adding", count, 2, (int)factor);
+            if (!good(launched([&](void *stream) {
+                          return dcomm_cuda_add_scaled(reinterpret_cast<float *>(x.at), factor,
+                                                       reinterpret_cast<float *>(y.at), count,
+                                                       stream);
+                      }),
+                      what) ||
+                !same(x.get(), want.data(), what) || !x.guarded()) {
                 break;
             }
         }

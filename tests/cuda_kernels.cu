@@ -53,6 +53,7 @@ static void test_arguments(void)
     says(dcomm_cuda_reduce(a.at, many, DCOMM_CUDA_OPERANDS + 1, 4, DCOMM_F32, DCOMM_SUM, 0, NULL),
          DCOMM_ERR_UNSUPPORTED, "operands are more than");
     says(dcomm_cuda_scale(a.at, NULL, 4, DCOMM_F32, 2, NULL), bad, "number 0 is NULL");
+    says(dcomm_cuda_add_scaled(x, 1, NULL, 4, NULL), bad, "y is NULL");
     says(dcomm_cuda_encode(NULL, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL), bad, "codec");
     says(dcomm_cuda_encode(products, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL),
          DCOMM_ERR_UNSUPPORTED, "no kernels");
@@ -130,6 +131,7 @@ static void test_kernels(void)
     for (const char *spec : specs) {
         test_codec(spec, turn++);
     }
+    test_add_scaled();
     test_ledger();
     test_compare();
     test_lowrank();

@@ -37,10 +37,10 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     dcomm_bucket_param params[] = {
         {.name = "host", .grad = host, .count = COUNT, .dtype = DCOMM_F32},
         {.name = "there", .grad = device, .count = COUNT, .dtype = DCOMM_F32}};
-    dcomm_feedback_opts feedback = {0};
+    dcomm_feedback_opts feedback = {.variant = DCOMM_FEEDBACK_EF21};
     dcomm_buckets_opts opts = {.codec = "f16", .feedback = &feedback};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED,
-             "nonfinite=fail: error feedback keeps what is left in host memory");
+             "nonfinite=fail: error feedback there is the classic variant");
     opts = (dcomm_buckets_opts){.codec = "auto"};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "\"auto\" is decided");
     opts = (dcomm_buckets_opts){.codec = "randk:k=0.1"};

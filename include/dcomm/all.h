@@ -53,6 +53,7 @@
 #ifdef DCOMM_CUDA_IMPLEMENTATION
 #include "../../kernels/cuda_reduce.cuh"
 #include "../../kernels/cuda_codec.cuh"
+#include "../../kernels/cuda_add.cuh"
 #include "../../kernels/cuda_fp8.cuh"
 #include "../../kernels/cuda_powersgd.cuh"
 #endif

@@ -62,6 +62,11 @@ DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
+/* x[i] += factor * y[i], of f32: the product is exact, the sum rounded once, and what is too large
+ * for f32 becomes its largest number. For residuals of error feedback. y is no part of x. */
+DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
+                                             void *stream);
+
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly

@@ -91,6 +91,7 @@ typedef struct dcomm_feedback_info {
     double worker_norm, owner_norm; /* two-norms of the residuals (ef21: of gradient estimates) */
     double factor;                  /* what is encoded is multiplied by this: 1, or 1/(1+omega) */
     size_t state_bytes;             /* memory */
+    int device;                     /* whose memory the residuals lie in; -1: the host's */
 } dcomm_feedback_info;
 
 /* A state of zeros for a tensor of `count` elements. The codec must live as long.

@@ -4,6 +4,9 @@
 #include "kernels.h"
 #include "dcomm.h"
 #include "host.h"
+#include "../../kernels/wire_sparse.h"
+#include <float.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,6 +178,35 @@ dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dt
     return launch(call, &j, run_scale, stream);
 }
 
+static cudaError_t run_add(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    for (size_t i = 0; i < j->count; i++) {
+        float sum = (float)((double)j->out[i] + j->factor * (double)j->x[i]);
+        j->out[i] = isfinite(sum) ? sum : copysignf(FLT_MAX, sum);
+    }
+    return cudaSuccess;
+}
+
+dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
+                                   void *stream)
+{
+    static const char call[] = "dcomm_cuda_add_scaled";
+    job j = {.count = count, .factor = (double)factor};
+    if (count > 0 && (x == NULL || y == NULL)) {
+        return fail(DCOMM_ERR_INVALID, call, "%s is NULL", x == NULL ? "x" : "y");
+    }
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    j.out = reach(&j, x, count * sizeof *x);
+    j.x = reach(&j, y, count * sizeof *y);
+    return launch(call, &j, run_add, stream);
+}
+
 /* ---- codecs ---- */
 
 static void add_report(dcomm_cuda_report *to, const dcomm_codec_report *r)
@@ -200,6 +232,14 @@ static cudaError_t encoded(const job *j, dcomm_status status, const dcomm_codec_
     return cudaSuccess;
 }
 
+static void add_sums(dcomm_cuda_ledger *to, const dcomm_ledger *sums)
+{
+    to->count += sums->count;
+    for (int s = 0; s < 8; s++) {
+        to->sums[s] += sums->sums[s];
+    }
+}
+
 static cudaError_t run_encode(void *arg)
 {
     const job *j = arg;
@@ -219,10 +259,7 @@ static cudaError_t run_encode(void *arg)
             : dcomm_encode(j->codec, j->x, j->count, &j->key, j->wire, j->capacity, &bytes,
                            j->workspace, &r);
     if (j->ledger != NULL) {
-        j->ledger->count += ledger.count;
-        for (int s = 0; s < 8; s++) {
-            j->ledger->sums[s] += ledger.sums[s];
-        }
+        add_sums(j->ledger, &ledger);
     }
     return encoded(j, status, &r);
 }
@@ -289,6 +326,46 @@ dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
     return launch(call, &j, run_encode, stream);
 }
 
+/* y + next, and next, are what a ledger knows of a residual: sums[6] and sums[7]. */
+static cudaError_t run_compare(void *arg)
+{
+    const job *j = arg;
+    dcomm_ledger ledger = {0};
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    if (j->x != NULL) {
+        dcomm_ledger_compare(&ledger, j->x, j->out, j->count);
+    }
+    for (size_t i = 0; j->residual != NULL && i < j->count; i++) {
+        double e = (double)(j->out[i] + j->residual[i]), left = (double)j->residual[i];
+        ledger.sums[6] += isfinite(e) ? e * e : 0;
+        ledger.sums[7] += isfinite(e) ? left * left : 0;
+    }
+    add_sums(j->ledger, &ledger);
+    return cudaSuccess;
+}
+
+dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x, const float *y,
+                                       const float *next, size_t count, void *workspace,
+                                       void *stream)
+{
+    static const char call[] = "dcomm_cuda_ledger_compare";
+    job j = {.count = count};
+    if (ledger == NULL || (count > 0 && (y == NULL || workspace == NULL))) {
+        return fail(DCOMM_ERR_INVALID, call, "ledger, y or workspace is NULL");
+    }
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    j.ledger = reach(&j, ledger, sizeof *ledger);
+    j.x = reach(&j, x, count * sizeof *x);
+    j.out = reach(&j, y, count * sizeof *y);
+    j.residual = reach(&j, next, count * sizeof *next);
+    (void)reach(&j, workspace, dcomm_cuda_compare_workspace_bytes(count));
+    return launch(call, &j, run_compare, stream);
+}
+
 static cudaError_t run_recode(void *arg)
 {
     const job *j = arg;
@@ -328,13 +405,35 @@ dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wire
     return launch(call, &j, run_recode, stream);
 }
 
+/* As kernels: a wire of `threshold` of whose bytes only the most is known says how long it is. */
+static void measure(job *j)
+{
+    dcomm_sparse_layout sparse;
+    if (dcomm_codec_get_sparse_layout(j->codec, j->count, &sparse) < 0 ||
+        sparse.least == sparse.most) {
+        return;
+    }
+    const size_t most = dcomm_codec_max_bytes(j->codec, j->count);
+    const size_t width = sparse.values.format == DCOMM_FORMAT_F32 ? 4 : 2;
+    for (size_t i = 0; i < j->n; i++) {
+        dcommi_sparse_head head;
+        if (j->bytes[i] == most && most >= sizeof head) {
+            memcpy(&head, j->at[i], sizeof head);
+            const size_t bytes =
+                sizeof head + width * head.kept + dcommi_sparse_index_bytes(j->count, head.kept);
+            j->bytes[i] = bytes < most ? bytes : most;
+        }
+    }
+}
+
 static cudaError_t run_decode(void *arg)
 {
-    const job *j = arg;
+    job *j = arg;
     dcomm_status status = DCOMM_OK;
     if (j->bad) {
         return cudaErrorIllegalAddress;
     }
+    measure(j);
     if (j->op == 0) {
         status = dcomm_decode_sum(j->codec, j->at, j->bytes, j->n, j->out, j->count);
     }
@@ -393,6 +492,11 @@ size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count)
 size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count)
 {
     return codec == NULL || count == 0 ? 0 : 64;
+}
+
+size_t dcomm_cuda_compare_workspace_bytes(size_t count)
+{
+    return count == 0 ? 0 : 64;
 }
 
 size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count)

@@ -100,15 +100,14 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    char more[200];
-    if (p->place > 0) { /* without feedback; the device's own number may differ */
-        snprintf(more, sizeof more, " on the rank's device no. %zu", p->place);
-    } else {
-        dcommi_bkt_feedback_text(&b->kinds[p->kind], more, sizeof more);
+    char feedback[200], device[48] = "";
+    dcommi_bkt_feedback_text(&b->kinds[p->kind], feedback, sizeof feedback);
+    if (p->place > 0) { /* its own number may differ */
+        snprintf(device, sizeof device, " on the rank's device no. %zu", p->place);
     }
-    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s", p->name, p->count,
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s%s", p->name, p->count,
              dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
-             more);
+             feedback, device);
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with

@@ -86,9 +86,11 @@ static const char *dcommi_bkt_no_kernels(const dcomm_buckets_opts *o, const dcom
 {
     dcomm_codec_layout dense;
     dcomm_sparse_layout sparse;
-    return kind->codec == NULL           ? NULL
-           : kind->has_feedback          ? "error feedback keeps what is left in host memory"
-           : kind->codec->automatic      ? "\"auto\" is decided by what codecs take in host memory"
+    return kind->codec == NULL      ? NULL
+           : kind->codec->automatic ? "\"auto\" is decided by what codecs take in host memory"
+           : kind->has_feedback && (kind->feedback.variant != DCOMM_FEEDBACK_CLASSIC ||
+                                    kind->feedback.bf16 || kind->feedback.scale)
+               ? "error feedback there is the classic variant in f32, without scale"
            : kind->dtype != DCOMM_F32    ? "the codecs' kernels take f32 alone"
            : o->weighted || o->predivide ? "compressed sums there have no factor (opts.weighted, "
                                            "opts.predivide)"

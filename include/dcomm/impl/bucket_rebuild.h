@@ -102,7 +102,8 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
         if (b->layout.buckets[i].feedback !=
             NULL) { /* what a shard's owner has goes with its rank */
-            status = dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0);
+            status = dcommi_feedback_home("opts.rebuild", b->layout.buckets[i].feedback);
+            status = status < 0 ? status : dcommi_feedback_own(b->layout.buckets[i].feedback, 0, 0);
         }
     }
     if (status < 0) {

@@ -562,6 +562,10 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_shape_spaces(s, &in_bytes, &out_bytes);
         DCOMMI_TRY(dcommi_call_place(comm, s, in, in_bytes, out, out_bytes, opts, &device));
     }
+    if (s->coding != NULL && opts->feedback != NULL) {
+        DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
+                                          device != NULL ? device->handle.number : -1));
+    }
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
     if (status < 0) {
@@ -623,6 +627,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
+        coded->device = device != NULL ? &device->handle : NULL;
         run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }

@@ -272,7 +272,8 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
     }
     return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
            !(algo->make == dcommi_coded_sparse &&
-             (s->coding->spread == NULL || !s->coding->feedback)) &&
+             (s->coding->spread == NULL || !s->coding->feedback ||
+              s->memory == DCOMMI_MEMORY_DEVICE)) && /* devices have no kernels for it */
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 

@@ -193,7 +193,8 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
                            dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
                            opts->codec != NULL ? opts->codec->spec : "the same");
     }
-    if (fb->stale || fb->begun) {
+    /* Behind a call on the same stream, it is looked at when that has ended and this one begins. */
+    if (opts->stream == NULL && (fb->stale || fb->begun)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
                            fb->stale ? "stale, for a collective with it failed; see "
                                        "dcomm_feedback_recover"
@@ -250,6 +251,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     c->codec = dcommi_coded_codec_of(opts);
     c->feedback = opts->feedback;
     c->begun = false;
+    c->device = NULL;
     c->rank = (uint32_t)comm->rank;
     c->report = opts->codec_report;
     c->ledger = opts->codec_ledger;
@@ -289,6 +291,10 @@ static uint32_t dcommi_coded_agreed(const dcommi_coded *c)
     return (uint32_t)(h ^ (h >> 32));
 }
 
+/* A run that failed may still write to residuals on its device: what is done with them from now on
+ * comes behind that. */
+static void dcommi_coded_left(const dcommi_coded *c);
+
 /* The run is over: residuals are those of the next step now, or nobody knows what they are. */
 static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
 {
@@ -299,9 +305,11 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
         c->feedback->ledger = c->replaced;
     }
     if (status < 0) {
+        dcommi_coded_left(c);
         dcomm_feedback_fail(c->feedback);
     } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
         dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
+        dcomm_feedback_fail(c->feedback);
     } else if (!c->begun && c->begins.partly) {
         dcommi_feedback_skip(c->feedback);
     }

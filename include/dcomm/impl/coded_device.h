@@ -1,13 +1,22 @@
 /* coded_device.h - the codec's steps of a run whose operands lie on a device: the kernels of
- * cuda.h, so that only encodings leave it. What kernels find in the data comes back in a report. */
+ * cuda.h, so that only encodings leave it. What kernels find in the data comes back in a report,
+ * and in a ledger where one is kept. */
 #ifndef DCOMMI_CODED_DEVICE_H
 #define DCOMMI_CODED_DEVICE_H
 
-#include "coded.h"
+#include "feedback_device.h"
 #include "steps_device.h"
 
-/* Where in a slot a report comes back; before it lies the empty one. */
-#define DCOMMI_REPORT_AT 64
+/* What a step's kernels find. */
+typedef struct dcommi_code_found {
+    dcomm_cuda_report report;
+    dcomm_cuda_ledger ledger;
+    dcomm_cuda_ledger before, after; /* of a residual that is raised: its squares */
+} dcommi_code_found;
+
+/* Where in a slot it comes back; before it lies the empty one. */
+#define DCOMMI_FOUND_AT 512
+_Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
 /* Whether a compressed call can run on a device. All ranks whose buffers lie on one say the same.
  */
@@ -19,10 +28,11 @@ static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm
     dcomm_sparse_layout sparse;
     if (s->apart) {
         what = "compresses f32 sums and averages alone";
-    } else if (opts->feedback != NULL) {
-        what = "has no error feedback";
-    } else if (opts->codec_ledger != NULL) {
-        what = "keeps no ledger";
+    } else if (opts->feedback != NULL &&
+               (opts->feedback->opts.variant != DCOMM_FEEDBACK_CLASSIC ||
+                opts->feedback->opts.bf16 || opts->feedback->factor != 1)) {
+        what = "has error feedback of the classic variant alone, in f32, by codecs that need no "
+               "opts.scale";
     } else if (dcomm_codec_get_layout(codec, &dense) < 0 &&
                dcomm_codec_get_sparse_layout(codec, s->count, &sparse) < 0) {
         what = "has no kernels for it";
@@ -44,8 +54,16 @@ static dcomm_status dcommi_coded_device_plan(const dcomm_plan *plan, const char 
                : dcommi_fail(
                      DCOMM_ERR_UNSUPPORTED,
                      "all-reduce by %s: there are no kernels for what it does with encodings; "
-                     "coded_allgather and coded_two_shot work on device memory",
+                     "coded_allgather and coded_two_shot work on device memory, and with "
+                     "opts.device none but those is chosen",
                      algo);
+}
+
+static void dcommi_coded_left(const dcommi_coded *c)
+{
+    if (c->device != NULL && c->feedback->worker.place != NULL) {
+        (void)dcommi_feedback_behind(c->feedback, c->device);
+    }
 }
 
 /* A step of the codec's: it waits for a slot, and then is on the device's queue. */
@@ -54,28 +72,48 @@ typedef struct dcommi_code_job {
     int32_t word;
     dcomm_codec_place place;
     dcommi_device_code code;
+    float *raised; /* the worker's residual, where an owner's has no place of its own */
     size_t n;
     const void *src[]; /* n of them, and as many lengths */
 } dcommi_code_job;
+
+/* An encoding as the host's would tell of it. */
+static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *found,
+                             const dcomm_codec_report *report)
+{
+    dcommi_coded *c = job->lane->frame->run->coded;
+    dcomm_ledger *ledger = dcommi_coded_ledger(c);
+    dcommi_coded_tell(c, &job->place, report);
+    if (ledger == NULL) {
+        return;
+    }
+    dcomm_cuda_ledger_add(ledger, job->code.count, &found->ledger, report);
+    if (c->feedback != NULL) {
+        c->feedback->held += job->raised == NULL ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
+                                                 : found->after.sums[DCOMMI_LEDGER_XX] -
+                                                       found->before.sums[DCOMMI_LEDGER_XX];
+        ledger->residual_norm = sqrt(fmax(c->feedback->held, 0));
+    }
+}
 
 static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_status status)
 {
     dcommi_lane *lane = job->lane;
     dcommi_run *run = lane->frame->run;
-    dcomm_cuda_report found;
+    dcommi_code_found found;
     dcomm_codec_report report = {0};
-    memcpy(&found, slot->memory + DCOMMI_REPORT_AT, sizeof found);
+    memcpy(&found, slot->memory + DCOMMI_FOUND_AT, sizeof found);
     dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
     if (status >= 0 && run->active) {
-        dcommi_coded *c = run->coded;
         bool encodes = job->code.kind == DCOMM_STEP_ENCODE || job->code.kind == DCOMM_STEP_RECODE;
-        status = dcomm_cuda_report_check(c->codec, job->code.count, &found, &report);
+        status =
+            dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
+        if (encodes && (status >= 0 || report.nonfinite > 0)) {
+            dcommi_code_tell(job, &found, &report);
+        }
         if (status < 0) {
             dcommi_step_error(lane, status, "%s", dcommi_message);
         } else {
-            if (encodes) {
-                dcommi_coded_tell(c, &job->place, &report);
-            }
             if (encodes && job->word >= 0) {
                 lane->frame->words[job->word] = report.bytes;
             }
@@ -92,29 +130,46 @@ static void dcommi_code_done(dcommi_job *job, dcomm_status status)
     dcommi_code_end(slot->user, slot, status);
 }
 
-/* On queue IN: an empty report, the kernels, and the report back to the slot. */
+/* On queue IN: the kernels. */
+static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
+                                    dcommi_code_found *there)
+{
+    const dcommi_coded *c = job->lane->frame->run->coded;
+    bool counts = dcommi_coded_ledger(c) != NULL;
+    dcommi_device_code *code = &job->code;
+    code->report = &there->report;
+    code->ledger = counts ? &there->ledger : NULL;
+    if (job->raised != NULL) {
+        return dcommi_feedback_raise_there(d, code, job->raised, job->place.divisor,
+                                           counts ? &there->before : NULL,
+                                           counts ? &there->after : NULL);
+    }
+    DCOMMI_TRY(d->call->code(d, code));
+    if (job->place.divisor > 1 && code->kind != DCOMM_STEP_RECODE) {
+        const void *sum = code->dst;
+        return d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
+                               job->place.divisor);
+    }
+    return DCOMM_OK;
+}
+
+/* What is found begins as nothing, and is brought back to the slot. */
 static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
 {
     dcommi_device_handle *d = &slot->device->handle;
-    void *report = NULL;
-    memset(slot->memory, 0, DCOMMI_REPORT_AT);
-    DCOMMI_TRY(d->call->alloc(d, sizeof(dcomm_cuda_report), &report));
+    void *there = NULL;
+    memset(slot->memory, 0, sizeof(dcommi_code_found));
+    DCOMMI_TRY(d->call->alloc(d, sizeof(dcommi_code_found), &there));
     dcomm_status status =
-        d->call->copy(d, DCOMMI_QUEUE_IN, report, slot->memory, sizeof(dcomm_cuda_report));
+        d->call->copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
     if (status >= 0) {
-        job->code.report = report;
-        status = d->call->code(d, &job->code);
-    }
-    if (status >= 0 && job->place.divisor > 1 && job->code.kind != DCOMM_STEP_RECODE) {
-        const void *sum = job->code.dst;
-        status = d->call->reduce(d, job->code.dst, &sum, 1, job->code.count, DCOMM_F32, DCOMM_AVG,
-                                 job->place.divisor);
+        status = dcommi_code_run(job, d, there);
     }
     if (status >= 0) {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_REPORT_AT, report,
-                               sizeof(dcomm_cuda_report));
+        status = d->call->copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
+                               sizeof(dcommi_code_found));
     }
-    d->call->release(d, report);
+    d->call->release(d, there);
     return status;
 }
 
@@ -153,8 +208,16 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
     job->place = *place;
     job->code = *code;
     job->code.codec = run->coded->codec;
-    job->code.key = dcommi_coded_key(run->coded, place);
     job->code.factor = 1.0f / (float)place->divisor;
+    if (run->coded->feedback == NULL) {
+        job->code.key = dcommi_coded_key(run->coded, place);
+    } else {
+        dcomm_status state = dcommi_feedback_step(run->coded, place, &job->code, &job->raised);
+        if (state < 0) {
+            dcommi_free(job);
+            return state;
+        }
+    }
     memcpy(job->src, code->src, code->n * sizeof *job->src);
     job->code.src = job->src;
     job->code.len = memcpy(job->src + code->n, code->len, code->n * sizeof(size_t));

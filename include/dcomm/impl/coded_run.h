@@ -15,9 +15,10 @@ typedef struct dcommi_coded {
     dcomm_feedback_step begins; /* what it is told before the first encoding */
     bool begun;
     uint32_t rank;
-    dcomm_codec_report *report; /* NULL: not wanted */
-    dcomm_ledger *ledger;       /* likewise */
-    dcomm_ledger *replaced;     /* what the feedback state had instead */
+    const dcommi_device_handle *device; /* that the run is on; NULL: none */
+    dcomm_codec_report *report;         /* NULL: not wanted */
+    dcomm_ledger *ledger;               /* likewise */
+    dcomm_ledger *replaced;             /* what the feedback state had instead */
     void *workspace;
     size_t workspace_len;
     bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
@@ -45,7 +46,7 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     }
     /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
     c->begins.x = c->begins.partly ? src : src - first;
-    DCOMMI_TRY(dcomm_feedback_begin(c->feedback, &c->begins));
+    DCOMMI_TRY(dcommi_feedback_begin(c->feedback, &c->begins));
     c->begun = true;
     c->replaced = c->feedback->ledger;
     c->feedback->ledger = c->ledger != NULL ? c->ledger : c->replaced;
@@ -72,6 +73,12 @@ static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec
     key.first = place->first;
     key.rank = c->rank ^ place->round << 31;
     return key;
+}
+
+/* The ledger of a run's encodings; NULL: none. */
+static dcomm_ledger *dcommi_coded_ledger(const dcommi_coded *c)
+{
+    return c->feedback != NULL ? c->feedback->ledger : c->ledger;
 }
 
 static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,

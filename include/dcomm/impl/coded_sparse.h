@@ -56,7 +56,7 @@ static dcomm_status dcommi_spread_room(void *array_p, size_t *room, size_t need)
 
 static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
 {
-    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    dcomm_ledger *ledger = dcommi_coded_ledger(c);
     if (c->report != NULL) {
         c->report->bytes += bytes;
         c->report->clipped += clipped;
@@ -87,7 +87,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
         dcomm_codec_key key = dcommi_coded_key(c, &all);
         status = dcommi_coded_plain(c, x, count, &key, wire, room, bytes, &report);
     }
-    dcomm_ledger *ledger = c->feedback != NULL ? c->feedback->ledger : c->ledger;
+    dcomm_ledger *ledger = dcommi_coded_ledger(c);
     if (ledger != NULL) { /* it stays here: what is sent of it is told apart */
         ledger->wire_bytes -= report.bytes;
     }

@@ -59,14 +59,18 @@ typedef struct dcommi_device_code {
     uint8_t kind; /* dcomm_step_kind: ENCODE, RECODE, DECODE, DECODE_REDUCE */
     const dcomm_codec *codec;
     dcomm_codec_key key;
-    float factor; /* RECODE */
+    float factor;          /* RECODE */
+    const float *residual; /* ENCODE, RECODE: error feedback; NULL: none */
+    float *next;
     size_t count; /* elements */
     const void *const *src;
     const size_t *len; /* bytes of each */
     size_t n;
     void *dst;
     size_t dst_len;
+    void *workspace;           /* of ENCODE or RECODE, kept from step to step; NULL: one for now */
     dcomm_cuda_report *report; /* on the device */
+    dcomm_cuda_ledger *ledger; /* likewise; NULL: not wanted */
 } dcommi_device_code;
 
 /* What it takes to open device memory of another process on this host. */
@@ -92,12 +96,16 @@ typedef struct dcommi_device_calls {
     /* dst <- src, either of which may be pinned. */
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
-    /* On queue IN: as dcommi_host_reduce and dcommi_host_scale. */
+    /* On queue IN: as dcommi_host_reduce and dcommi_host_scale, the codec's steps, and
+     * dcomm_cuda_ledger_compare. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
                           dcomm_dtype dtype, double factor);
     dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
+    size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
+    dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
+                            const float *y, const float *next, size_t count);
     /* An event behind all that a queue holds; poll gives DCOMM_IN_PROGRESS, DCOMM_OK or what went
      * wrong before it; over, when that is known. */
     dcomm_status (*mark)(dcommi_device_handle *d, enum dcommi_queue queue, void **event_p);
@@ -117,7 +125,9 @@ typedef struct dcommi_device_calls {
     void (*leave)(int device, int before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
-     * what is put on it from now on waits for what the other stream holds now. */
+     * what is put on it from now on waits for what the other stream holds now. add:
+     * dcomm_cuda_add_scaled. A handle without a pool has its memory of the device's usual one,
+     * which outlives contexts. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
     dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
@@ -133,6 +143,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
                               void **memory_p);
     void (*peer_close)(int device, void *memory);
+    dcomm_status (*own_add)(int device, void *stream, float *x, float factor, const float *y,
+                            size_t count);
 } dcommi_device_calls;
 
 #endif

@@ -167,11 +167,16 @@ static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *works
 {
     switch (c->kind) {
     case DCOMM_STEP_ENCODE:
-        return dcomm_cuda_encode(c->codec, c->src[0], NULL, NULL, c->count, &c->key, c->dst,
-                                 c->dst_len, workspace, c->report, stream);
+        return c->ledger == NULL
+                   ? dcomm_cuda_encode(c->codec, c->src[0], c->residual, c->next, c->count, &c->key,
+                                       c->dst, c->dst_len, workspace, c->report, stream)
+                   : dcomm_cuda_encode_ledger(c->codec, c->src[0], c->residual, c->next, c->count,
+                                              &c->key, c->dst, c->dst_len, workspace, c->report,
+                                              c->ledger, stream);
     case DCOMM_STEP_RECODE:
-        return dcomm_cuda_recode(c->codec, c->src, c->len, c->n, c->factor, NULL, NULL, c->count,
-                                 &c->key, c->dst, c->dst_len, workspace, c->report, stream);
+        return dcomm_cuda_recode(c->codec, c->src, c->len, c->n, c->factor, c->residual, c->next,
+                                 c->count, &c->key, c->dst, c->dst_len, workspace, c->report,
+                                 stream);
     case DCOMM_STEP_DECODE:
         return dcomm_cuda_decode_sum(c->codec, c->src, c->len, c->n, c->dst, c->count, workspace,
                                      c->report, stream);
@@ -181,22 +186,70 @@ static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *works
     }
 }
 
-/* The workspace goes back in the order of the queue, behind the kernels. */
+static size_t dcommi_cuda_code_bytes(const dcommi_device_code *c)
+{
+    return c->kind == DCOMM_STEP_ENCODE && c->ledger != NULL
+               ? dcomm_cuda_ledger_workspace_bytes(c->codec, c->count)
+           : c->kind == DCOMM_STEP_ENCODE ? dcomm_cuda_workspace_bytes(c->codec, c->count)
+           : c->kind == DCOMM_STEP_RECODE ? dcomm_cuda_recode_workspace_bytes(c->codec, c->count)
+                                          : dcomm_cuda_decode_workspace_bytes(c->codec, c->count);
+}
+
+/* dcomm_cuda_ledger_compare on queue IN. */
+static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledger *ledger,
+                                        const float *x, const float *y, const float *next,
+                                        size_t count)
+{
+    void *room = NULL;
+    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
+    int before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_ledger_compare(ledger, x, y, next, count, room, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_release(d, room);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
+
+/* What a recoding with feedback has sent is decoded, for its ledger: what it took in, nobody has.
+ */
+static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_device_code *c)
+{
+    const void *wire = c->dst;
+    const size_t bytes = dcomm_codec_max_bytes(c->codec, c->count);
+    void *sent = NULL;
+    DCOMMI_TRY(dcommi_cuda_alloc(d, c->count * sizeof(float), &sent));
+    const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
+                                       .codec = c->codec,
+                                       .count = c->count,
+                                       .src = &wire,
+                                       .len = &bytes,
+                                       .n = 1,
+                                       .dst = sent,
+                                       .report = c->report};
+    dcomm_status status = dcommi_cuda_code(d, &decode);
+    status = status < 0 ? status : dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count);
+    dcommi_cuda_release(d, sent);
+    return status;
+}
+
+/* A workspace for now goes back in the order of the queue, behind the kernels. */
 static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c)
 {
-    size_t need = c->kind == DCOMM_STEP_ENCODE ? dcomm_cuda_workspace_bytes(c->codec, c->count)
-                  : c->kind == DCOMM_STEP_RECODE
-                      ? dcomm_cuda_recode_workspace_bytes(c->codec, c->count)
-                      : dcomm_cuda_decode_workspace_bytes(c->codec, c->count);
+    size_t need = c->workspace == NULL ? dcommi_cuda_code_bytes(c) : 0;
     void *workspace = NULL;
     if (need > 0) {
         DCOMMI_TRY(dcommi_cuda_alloc(d, need, &workspace));
     }
     int before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_code_on(c, workspace, d->stream[DCOMMI_QUEUE_IN]);
+    dcomm_status status = dcommi_cuda_code_on(c, c->workspace != NULL ? c->workspace : workspace,
+                                              d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(d->number, before);
     dcommi_cuda_release(d, workspace);
-    return status;
+    return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL && c->ledger != NULL
+               ? dcommi_cuda_recoded(d, c)
+               : status;
 }
 
 /* ---- events ---- */
@@ -341,10 +394,12 @@ static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream,
                                           void **memory_p)
 {
     int before = dcommi_cuda_enter(d->number);
-    cudaError_t error =
-        cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool, (cudaStream_t)stream);
+    cudaError_t error = d->pool == NULL
+                            ? cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream)
+                            : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
+                                                      (cudaStream_t)stream);
     dcommi_cuda_leave(d->number, before);
-    DCOMMI_CUDA_TRY(error, "cudaMallocFromPoolAsync");
+    DCOMMI_CUDA_TRY(error, d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
 
@@ -387,6 +442,15 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     return DCOMM_OK;
 }
 
+static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, float factor,
+                                        const float *y, size_t count)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_add_scaled(x, factor, y, count, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
 static int dcommi_cuda_current(void)
 {
     int device = 0;
@@ -405,6 +469,8 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .reduce = dcommi_cuda_reduce,
     .scale = dcommi_cuda_scale,
     .code = dcommi_cuda_code,
+    .code_bytes = dcommi_cuda_code_bytes,
+    .compare = dcommi_cuda_compare,
     .mark = dcommi_cuda_mark,
     .poll = dcommi_cuda_poll,
     .over = dcommi_cuda_over,
@@ -426,6 +492,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .shared_free = dcommi_cuda_shared_free,
     .peer_open = dcommi_cuda_peer_open,
     .peer_close = dcommi_cuda_peer_close,
+    .own_add = dcommi_cuda_own_add,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 

@@ -2,9 +2,7 @@
 #ifndef DCOMMI_FEEDBACK_H
 #define DCOMMI_FEEDBACK_H
 
-#include "feedback_state.h"
-
-#include <float.h>
+#include "feedback_move.h"
 
 /* The owner's encodings draw other random numbers than the worker's. */
 #define DCOMMI_FEEDBACK_OWNER 0x80000000u
@@ -26,62 +24,6 @@ typedef struct dcommi_feedback_call {
 
 /* ---- the beginning ---- */
 
-static dcomm_status dcommi_feedback_open(const char *what, const dcomm_feedback *fb, bool begun)
-{
-    if (fb == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: fb is NULL", what);
-    }
-    if (fb->begun != begun) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s", what,
-                           begun ? "no step was begun" : "a step is under way");
-    }
-    return DCOMM_OK;
-}
-
-/* a + b c. The product is exact in f64, so that it does not show whether a compiler fuses it. */
-static inline float dcommi_feedback_plus(float a, float b, float c)
-{
-    return (float)((double)a + (double)b * (double)c);
-}
-
-/* The owner residual is still to be sent: by this rank's worker residual, whoever owns the shard
- * from now on. (EF21: what the sum lacks, the estimate must not claim.) */
-static void dcommi_feedback_fold_owner(dcomm_feedback *fb)
-{
-    dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
-    double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
-    float factor = (float)(sign / fb->owner_factor);
-    for (size_t i = 0; i < o->count; i++) {
-        size_t at = fb->own_first + i;
-        float sum = dcommi_feedback_plus(dcommi_feedback_get(w, w->now, at), factor,
-                                         dcommi_feedback_get(o, o->now, i));
-        sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
-        dcommi_feedback_set(w, w->now, at, sum);
-        dcommi_feedback_set(w, w->next, at, sum);
-    }
-    dcommi_feedback_store_free(o);
-}
-
-static dcomm_status dcommi_feedback_own(dcomm_feedback *fb, size_t first, size_t count)
-{
-    if (first == fb->own_first && count == fb->owner.count) {
-        return DCOMM_OK;
-    }
-    dcommi_feedback_store owner;
-    DCOMMI_TRY(dcommi_feedback_store_make(&owner, count, fb->opts.bf16, fb->opts.in_place));
-    dcommi_feedback_fold_owner(fb);
-    fb->owner = owner;
-    fb->own_first = first;
-    return DCOMM_OK;
-}
-
-static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
-{
-    if (s->now != s->next) {
-        memcpy(s->next, s->now, s->count * dcommi_feedback_width(s));
-    }
-}
-
 /* DGC clips each rank's gradient so that the norm of the sum of independent ones is `clip`. */
 static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback_step *step)
 {
@@ -94,7 +36,8 @@ static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback
     return sum > most * most && most > 0 ? (float)(most / sqrt(sum)) : 1;
 }
 
-DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+/* Wherever the state lies. */
+static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_begin", fb, false));
     if (given == NULL || (given->x == NULL && fb->count > 0)) {
@@ -136,6 +79,12 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
     fb->next_factor = fb->owner_factor;
     fb->begun = true;
     return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+{
+    DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_begin", fb));
+    return dcommi_feedback_begin(fb, given);
 }
 
 /* ---- one encoding ---- */
@@ -408,10 +357,8 @@ static dcomm_status dcommi_feedback_mask(dcomm_feedback *fb, const dcommi_feedba
     return DCOMM_OK;
 }
 
-/* With g in place of what begin was told: a sum in which this rank's gradient is. */
-static dcomm_status dcommi_feedback_encode_of(dcomm_feedback *fb, const float *g, size_t first,
-                                              size_t count, void *wire, size_t capacity,
-                                              size_t *bytes_p, dcomm_codec_report *report)
+/* The worker encodes these elements. */
+static dcomm_status dcommi_feedback_encode_range(dcomm_feedback *fb, size_t first, size_t count)
 {
     DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_encode", first, count, fb->now.first,
                                      fb->now.count, fb->encoded));
@@ -420,6 +367,15 @@ static dcomm_status dcommi_feedback_encode_of(dcomm_feedback *fb, const float *g
             dcommi_grow((void **)&fb->span, &fb->spans_capacity, fb->nspans + 1, sizeof *fb->span));
         fb->span[fb->nspans++] = (dcommi_feedback_span){first, count};
     }
+    return DCOMM_OK;
+}
+
+/* With g in place of what begin was told: a sum in which this rank's gradient is. */
+static dcomm_status dcommi_feedback_encode_of(dcomm_feedback *fb, const float *g, size_t first,
+                                              size_t count, void *wire, size_t capacity,
+                                              size_t *bytes_p, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_feedback_encode_range(fb, first, count));
     bool dgc = fb->opts.variant == DCOMM_FEEDBACK_DGC;
     float *u = dgc ? dcommi_feedback_momentum(fb, g, first, count) : NULL;
     if (dgc && u == NULL) {
@@ -447,7 +403,7 @@ DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, s
                                              void *wire, size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_encode", fb));
     return dcommi_feedback_encode_of(fb, fb->now.x + (first - fb->now.first), first, count, wire,
                                      capacity, bytes_p, report);
 }
@@ -456,7 +412,7 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
                                                 const uint32_t *index, const float *value, size_t n,
                                                 const uint32_t *agreed, size_t nagreed)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_give_back", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_give_back", fb));
     if (n > 0 && (index == NULL || value == NULL || (agreed == NULL && nagreed > 0))) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_give_back: %s is NULL",
                            index == NULL   ? "index"
@@ -508,7 +464,7 @@ DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *con
                                              size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recode", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_recode", fb));
     dcommi_feedback_call c = {.in = {wires, bytes, n},
                               .factor = factor,
                               .count = count,
@@ -557,7 +513,7 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
                                                    void *wire, size_t capacity, size_t *bytes_p,
                                                    dcomm_codec_report *report)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_encode_owned", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_encode_owned", fb));
     if (sum == NULL && count > 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_encode_owned: sum is NULL");
     }
@@ -582,7 +538,7 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
 static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **e_p,
                                               dcomm_codec_report *seen)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_gather", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_gather", fb));
     if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
         return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
                            "dcomm_feedback_gather: %s",
@@ -623,7 +579,7 @@ DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e
 DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
                                            const float *part)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_keep", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_keep", fb));
     DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
                                      fb->now.count, fb->encoded));
     dcommi_feedback_store *s = &fb->worker;
@@ -655,7 +611,7 @@ DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, siz
 DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
                                              float *result)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_finish", fb, true));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_finish", fb));
     if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
         return DCOMM_OK;
     }
@@ -688,7 +644,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
                            "owned ones, and %zu of the result finished",
                            fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
     }
-    dcommi_feedback_exchange(fb);
+    DCOMMI_TRY(dcommi_feedback_exchange(fb));
     fb->before.owner_factor = fb->owner_factor;
     fb->before.average = fb->average;
     fb->before.nranks = fb->nranks;
@@ -715,6 +671,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
                                               double *lost_p)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_recover", fb, false));
+    DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_recover", fb));
     fb->last = DCOMMI_FEEDBACK_NOTHING;
     double lost = 0;
     if (how == DCOMM_FEEDBACK_RETRY && fb->stale && fb->opts.in_place) {
@@ -727,7 +684,9 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_level(&fb->velocity);
         dcommi_feedback_store_level(&fb->estimate);
     } else {
-        lost = sqrt(dcommi_feedback_norm2(&fb->worker) + dcommi_feedback_norm2(&fb->owner));
+        DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &lost));
+        DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &lost));
+        lost = sqrt(lost);
         dcommi_feedback_store_clear(&fb->worker);
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
@@ -744,6 +703,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
 DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 {
     DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_rescale", fb, false));
+    DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_rescale", fb));
     fb->last = DCOMMI_FEEDBACK_NOTHING;
     if (!(fabs(factor) <= DBL_MAX)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_rescale: factor %g", factor);

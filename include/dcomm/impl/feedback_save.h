@@ -111,9 +111,7 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
     const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
     for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
-        if (stores[i]->count > 0) {
-            memcpy(at, stores[i]->now, stores[i]->count * dcommi_feedback_width(stores[i]));
-        }
+        DCOMMI_TRY(dcommi_feedback_store_read(stores[i], at, stores[i]->now));
         at += dcommi_feedback_store_saved(stores[i]);
     }
     uint64_t hash = dcommi_feedback_hash(to, bytes - sizeof hash);
@@ -358,6 +356,9 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
     }
     const dcomm_feedback *like;
     DCOMMI_TRY(dcommi_feedback_alike(old, nold, &like));
+    for (size_t r = 0; r < nold; r++) { /* which changes where they lie, and nothing else */
+        DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_reshard", (dcomm_feedback *)old[r]));
+    }
     dcomm_feedback *fb;
     DCOMMI_TRY(dcomm_feedback_create(like->codec, like->count, &like->opts, &fb));
     dcomm_feedback_loss seen = {0};

@@ -9,13 +9,38 @@
 
 #include <math.h>
 
+/* A device whose memory arrays lie in, for the life of the process (feedback_device.h). All but
+ * `read` is put behind what was asked of it before, and waits for nothing. */
+typedef struct dcommi_feedback_place dcommi_feedback_place;
+struct dcommi_feedback_place {
+    int device;
+    dcomm_status (*make)(const dcommi_feedback_place *at, size_t bytes, void **memory_p);
+    void (*release)(const dcommi_feedback_place *at, void *memory);
+    dcomm_status (*zero)(const dcommi_feedback_place *at, void *memory, size_t bytes);
+    dcomm_status (*swap)(const dcommi_feedback_place *at, void *a, void *b, size_t bytes);
+    /* x += factor * y, as dcommi_feedback_plus, and bounded. */
+    dcomm_status (*add)(const dcommi_feedback_place *at, float *x, float factor, const float *y,
+                        size_t count);
+    /* To host memory, when all that was asked before has been done. */
+    dcomm_status (*read)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
+};
+
 /* An array that a step changes: `now` stays as it is until the commit, which takes `next`. Not
  * needed: both NULL. In place: both the same. */
 typedef struct dcommi_feedback_store {
     void *now, *next;
     size_t count;
     bool bf16;
+    const dcommi_feedback_place *place; /* NULL: host memory */
 } dcommi_feedback_store;
+
+/* A workspace on a device, which the encoding of one range has from step to step. */
+typedef struct dcommi_feedback_kept {
+    struct dcommi_feedback_kept *next;
+    size_t first, bytes;
+    bool owner;
+    void *memory;
+} dcommi_feedback_kept;
 
 /* f32 arrays as long as the longest range so far. */
 enum {
@@ -79,6 +104,7 @@ struct dcomm_feedback {
     size_t scratch_room[DCOMMI_FEEDBACK_SCRATCH];
     void *workspace;
     size_t workspace_room;
+    dcommi_feedback_kept *kept; /* where the worker's residual lies on a device */
     dcomm_ledger *ledger;
 };
 
@@ -89,13 +115,32 @@ static inline size_t dcommi_feedback_width(const dcommi_feedback_store *s)
     return s->bf16 ? sizeof(uint16_t) : sizeof(float);
 }
 
+static inline void dcommi_feedback_store_give(const dcommi_feedback_store *s, void *memory)
+{
+    if (s->place != NULL && memory != NULL) {
+        s->place->release(s->place, memory);
+    } else {
+        dcommi_free(memory);
+    }
+}
+
 static void dcommi_feedback_store_free(dcommi_feedback_store *s)
 {
     if (s->next != s->now) {
-        dcommi_free(s->next);
+        dcommi_feedback_store_give(s, s->next);
     }
-    dcommi_free(s->now);
+    dcommi_feedback_store_give(s, s->now);
     *s = (dcommi_feedback_store){.bf16 = s->bf16};
+}
+
+static void dcommi_feedback_kept_free(dcomm_feedback *fb)
+{
+    while (fb->kept != NULL) {
+        dcommi_feedback_kept *kept = fb->kept;
+        fb->kept = kept->next;
+        fb->worker.place->release(fb->worker.place, kept->memory);
+        dcommi_free(kept);
+    }
 }
 
 /* Zeros. */
@@ -170,14 +215,27 @@ static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *bas
     }
 }
 
-static double dcommi_feedback_norm2(const dcommi_feedback_store *s)
+#define DCOMMI_FEEDBACK_READ ((size_t)1 << 18) /* elements that are read from a device at a time \
+                                                */
+
+/* Squares of a residual: *sum_p grows. */
+static dcomm_status dcommi_feedback_norm2(const dcommi_feedback_store *s, double *sum_p)
 {
-    double sum = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        double x = (double)dcommi_feedback_get(s, s->now, i);
-        sum += x * x;
+    const size_t most = s->count < DCOMMI_FEEDBACK_READ ? s->count : DCOMMI_FEEDBACK_READ;
+    float *room = s->place != NULL ? dcommi_alloc_raw(most * sizeof *room) : NULL;
+    dcomm_status status = s->place == NULL || room != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    for (size_t at = 0, n; at < s->count && status == DCOMM_OK; at += n) {
+        n = s->place == NULL || s->count - at < most ? s->count - at : most;
+        if (s->place != NULL) {
+            status = s->place->read(s->place, room, (const float *)s->now + at, n * sizeof *room);
+        }
+        for (size_t i = 0; i < n && status == DCOMM_OK; i++) {
+            double x = (double)(room != NULL ? room[i] : dcommi_feedback_get(s, s->now, at + i));
+            *sum_p += x * x;
+        }
     }
-    return sum;
+    dcommi_free(room);
+    return status;
 }
 
 static inline void dcommi_feedback_store_clear(dcommi_feedback_store *s)
@@ -196,13 +254,19 @@ static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
 }
 
 /* Where only some elements were encoded, the others stay as they are. */
-static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
+static dcomm_status dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
 {
     unsigned char room[4096];
     size_t width = dcommi_feedback_width(s), most = sizeof room / width;
     for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
-        size_t end = fb->span[i].first + fb->span[i].count, n;
-        for (size_t at = fb->span[i].first; at < end; at += n) {
+        size_t first = fb->span[i].first, end = first + fb->span[i].count, n;
+        if (s->place != NULL) {
+            DCOMMI_TRY(s->place->swap(s->place, dcommi_feedback_at(s, s->now, first),
+                                      dcommi_feedback_at(s, s->next, first),
+                                      fb->span[i].count * width));
+            continue;
+        }
+        for (size_t at = first; at < end; at += n) {
             n = end - at < most ? end - at : most;
             void *now = dcommi_feedback_at(s, s->now, at),
                  *next = dcommi_feedback_at(s, s->next, at);
@@ -211,15 +275,16 @@ static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback
             memcpy(next, room, n * width);
         }
     }
+    return DCOMM_OK;
 }
 
 /* What the step has made becomes the state, and what that was is kept; and back again. */
-static void dcommi_feedback_exchange(dcomm_feedback *fb)
+static dcomm_status dcommi_feedback_exchange(dcomm_feedback *fb)
 {
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
     for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
         if (fb->now.partly) {
-            dcommi_feedback_swap_spans(fb, stores[k]);
+            DCOMMI_TRY(dcommi_feedback_swap_spans(fb, stores[k]));
         } else {
             dcommi_feedback_swap(stores[k]);
         }
@@ -228,6 +293,7 @@ static void dcommi_feedback_exchange(dcomm_feedback *fb)
     if (fb->learned) {
         dcommi_feedback_swap(&fb->basis);
     }
+    return DCOMM_OK;
 }
 
 /* A scratch array of at least `count` floats; NULL without memory. */
@@ -265,7 +331,7 @@ DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb)
     if (fb == NULL) {
         return NULL;
     }
-    if (fb->step >= fb->opts.warmup_steps) {
+    if (fb->opts.warmup_steps == 0 || fb->step >= fb->opts.warmup_steps) {
         return fb->codec;
     }
     double done = (double)fb->step / (double)fb->opts.warmup_steps; /* may be rounded up to 1 */
@@ -386,6 +452,7 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     dcomm_feedback *fb = *fb_p;
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate,
                                        &fb->basis};
+    dcommi_feedback_kept_free(fb);
     for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
         dcommi_feedback_store_free(stores[i]);
     }
@@ -438,6 +505,9 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_get_info: %s is NULL",
                            fb == NULL ? "fb" : "info");
     }
+    double worker = 0, owner = 0;
+    DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &worker));
+    DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &owner));
     *info = (dcomm_feedback_info){
         .variant = fb->opts.variant,
         .count = fb->count,
@@ -446,8 +516,9 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .begun = fb->begun,
         .own_first = fb->own_first,
         .own_count = fb->owner.count,
-        .worker_norm = sqrt(dcommi_feedback_norm2(&fb->worker)),
-        .owner_norm = sqrt(dcommi_feedback_norm2(&fb->owner)),
+        .worker_norm = sqrt(worker),
+        .owner_norm = sqrt(owner),
+        .device = fb->worker.place != NULL ? fb->worker.place->device : -1,
         .factor = fb->factor,
         .state_bytes =
             dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +

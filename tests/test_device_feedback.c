@@ -1,0 +1,241 @@
+/* test_device_feedback.c - error feedback and ledgers of compressed all-reduces of device memory:
+ * results and residuals have the bits of the same steps in host memory, and ledgers the same
+ * figures. */
+#define _GNU_SOURCE
+#include "device_ranks.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+
+typedef struct where {
+    ranks_place place;
+    bool threads, in_place;
+} where;
+
+static const char *const specs[] = {"topk:k=0.02",
+                                    "topk:k=0.1,values=bf16",
+                                    "threshold:k=0.05",
+                                    "topk+qsgd:k=0.03",
+                                    "qsgd:bits=4,rounding=nearest",
+                                    "qsgd:bits=8",
+                                    "qsgd:bits=8,bucket=128,norm=two,rounding=nearest",
+                                    "sign",
+                                    "fp8",
+                                    "f16",
+                                    "bf16"};
+enum { SPECS = sizeof specs / sizeof *specs, SPARSE = 4, STEPS = 4 };
+
+static float gradient(int rank, int step, size_t i)
+{
+    size_t at = (i * 37 + (size_t)rank * 101 + (size_t)step * 1009) % 10007;
+    return sinf((float)at) * (i % 97 == 0 ? 8.0f : 1.0f);
+}
+
+static dcomm_comm *join(int rank, int n, procs_shared *s, const where *w)
+{
+    if (!w->threads || rank == 0) {
+        ranks_settle(rank, n, w->place);
+    }
+    return ranks_join(rank, n, s, NULL);
+}
+
+/* ---- one side: host memory or a device ---- */
+
+typedef struct side {
+    bool device;
+    dcomm_feedback *feedback;
+    dcomm_ledger ledger;
+    dcomm_codec_report report;
+    float *x, *out; /* the host's, and what came of it */
+    float *there;
+} side;
+
+static void side_open(side *s, bool device, const dcomm_codec *codec, size_t count,
+                      const dcomm_feedback_opts *opts)
+{
+    *s = (side){
+        .device = device, .x = malloc(count * sizeof *s->x), .out = malloc(count * sizeof *s->out)};
+    PROCS_TRUE(s->x != NULL && s->out != NULL);
+    CUDA_OK(cudaMalloc((void **)&s->there, count * sizeof *s->there));
+    if (opts != NULL) {
+        RANKS_OK(dcomm_feedback_create(codec, count, opts, &s->feedback));
+    }
+}
+
+static void side_close(side *s)
+{
+    RANKS_OK(dcomm_feedback_destroy(&s->feedback));
+    CUDA_OK(cudaFree(s->there));
+    free(s->x);
+    free(s->out);
+}
+
+static dcomm_status side_step(side *s, dcomm_comm *comm, int step, size_t count, dcomm_op op,
+                              dcomm_coll_opts opts)
+{
+    const size_t bytes = count * sizeof *s->x;
+    for (size_t i = 0; i < count; i++) {
+        s->x[i] = gradient(dcomm_comm_rank(comm), step, i);
+    }
+    opts.feedback = s->feedback;
+    opts.codec_ledger = &s->ledger;
+    opts.codec_report = &s->report;
+    if (!s->device) {
+        return dcomm_allreduce(comm, s->x, s->out, count, DCOMM_F32, op, &opts);
+    }
+    CUDA_OK(cudaMemcpy(s->there, s->x, bytes, cudaMemcpyHostToDevice));
+    dcomm_status status = dcomm_allreduce(comm, s->there, s->there, count, DCOMM_F32, op, &opts);
+    if (opts.stream != NULL) {
+        CUDA_OK(cudaStreamSynchronize(opts.stream));
+        status = status < 0 ? status : dcomm_comm_status(comm);
+    }
+    CUDA_OK(cudaMemcpy(s->out, s->there, bytes, cudaMemcpyDeviceToHost));
+    return status;
+}
+
+static void *saved(const dcomm_feedback *fb, size_t *bytes)
+{
+    *bytes = dcomm_feedback_save_bytes(fb);
+    void *to = malloc(*bytes);
+    PROCS_TRUE(to != NULL);
+    RANKS_OK(dcomm_feedback_save(fb, to, *bytes));
+    return to;
+}
+
+static void same_states(const dcomm_feedback *a, const dcomm_feedback *b, const char *what)
+{
+    size_t x_bytes, y_bytes;
+    void *x = saved(a, &x_bytes), *y = saved(b, &y_bytes);
+    PROCS_CHECK(x_bytes == y_bytes && memcmp(x, y, x_bytes) == 0, "%s: the states differ", what);
+    free(x);
+    free(y);
+}
+
+static void near(double got, double want, const char *field, const char *what)
+{
+    PROCS_CHECK(fabs(got - want) <= 1e-12 * fabs(want) || (isnan(got) && isnan(want)),
+                "%s: %s is %.17g, not %.17g", what, field, got, want);
+}
+
+static void same_ledgers(const dcomm_ledger *got, const dcomm_ledger *want, const char *what)
+{
+    PROCS_CHECK(got->count == want->count && got->clipped == want->clipped &&
+                    got->nonfinite == want->nonfinite && got->kept == want->kept &&
+                    got->encoded == want->encoded && got->wire_bytes == want->wire_bytes,
+                "%s: %lu compared, %lu kept, %lu encoded, %lu bytes; not %lu, %lu, %lu, %lu", what,
+                (unsigned long)got->count, (unsigned long)got->kept, (unsigned long)got->encoded,
+                (unsigned long)got->wire_bytes, (unsigned long)want->count,
+                (unsigned long)want->kept, (unsigned long)want->encoded,
+                (unsigned long)want->wire_bytes);
+    near(got->nmse, want->nmse, "nmse", what);
+    near(got->cosine, want->cosine, "cosine", what);
+    PROCS_CHECK(fabs(got->mean_signed_error - want->mean_signed_error) <= 1e-12,
+                "%s: mean_signed_error is %.17g, not %.17g", what, got->mean_signed_error,
+                want->mean_signed_error);
+    near(got->bits, want->bits, "bits", what);
+    near(got->residual_norm, want->residual_norm, "residual_norm", what);
+    near(got->contraction, want->contraction, "contraction", what);
+}
+
+static void same_results(const side *got, const side *want, size_t count, const char *what)
+{
+    for (size_t i = 0; i < count; i++) {
+        PROCS_CHECK(memcmp(&got->out[i], &want->out[i], sizeof *got->out) == 0,
+                    "%s: element %zu is %g, not %g", what, i, (double)got->out[i],
+                    (double)want->out[i]);
+    }
+    PROCS_CHECK(got->report.bytes == want->report.bytes && got->report.kept == want->report.kept,
+                "%s: %zu bytes, %zu kept; not %zu, %zu", what, got->report.bytes, got->report.kept,
+                want->report.bytes, want->report.kept);
+}
+
+/* ---- the same bits ---- */
+
+static void device_of(const dcomm_feedback *fb, int device)
+{
+    dcomm_feedback_info info;
+    RANKS_OK(dcomm_feedback_get_info(fb, &info));
+    PROCS_CHECK(info.device == device, "the state lies on %d, not %d", info.device, device);
+}
+
+/* Some steps, the last ones from what was saved. */
+static void take(dcomm_comm *comm, const dcomm_codec *codec, size_t count, dcomm_op op,
+                 const dcomm_feedback_opts *feedback, const dcomm_coll_opts *opts, void *stream)
+{
+    side here, there;
+    char what[160];
+    side_open(&here, false, codec, count, feedback);
+    side_open(&there, true, codec, count, feedback);
+    for (int step = 0; step < STEPS; step++) {
+        dcomm_coll_opts on = *opts;
+        snprintf(what, sizeof what, "%s by %s, %zu elements, %s%s, step %d",
+                 dcomm_codec_spec(codec), opts->algo != NULL ? opts->algo : "auto", count,
+                 dcomm_op_name(op), feedback == NULL ? ", no feedback" : "", step);
+        on.codec_step = feedback == NULL ? (uint64_t)step + 1 : 0;
+        dcomm_status status = side_step(&here, comm, step, count, op, on);
+        on.stream = step % 2 ? stream : NULL;
+        dcomm_status got = side_step(&there, comm, step, count, op, on);
+        PROCS_CHECK(got == status, "%s: %s (%s), not %s", what, dcomm_status_name(got),
+                    dcomm_last_error(), dcomm_status_name(status));
+        if (status < 0) { /* the algorithm is not for these ranks */
+            break;
+        }
+        same_results(&there, &here, count, what);
+        same_ledgers(&there.ledger, &here.ledger, what);
+        if (feedback == NULL) {
+            continue;
+        }
+        device_of(there.feedback, 0);
+        same_states(there.feedback, here.feedback, what);
+        if (step == STEPS / 2) {
+            size_t bytes;
+            void *from = saved(there.feedback, &bytes);
+            RANKS_OK(dcomm_feedback_destroy(&there.feedback));
+            RANKS_OK(dcomm_feedback_load(codec, from, bytes, &there.feedback));
+            device_of(there.feedback, -1);
+            free(from);
+        }
+    }
+    side_close(&here);
+    side_close(&there);
+}
+
+static int same(int rank, int n, procs_shared *s, void *arg)
+{
+    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier",
+                                        "coded_ring"};
+    const size_t counts[] = {2048, 10011, 70003};
+    const where *w = arg;
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int c = 0; c < SPECS; c++) {
+        dcomm_codec *codec = NULL;
+        RANKS_OK(dcomm_codec_create(specs[c], &codec));
+        for (int a = 0; a < (c < SPARSE ? 3 : 4); a++) {
+            dcomm_feedback_opts feedback = {
+                .seed = 7, .tensor = (uint32_t)c, .in_place = w->in_place};
+            dcomm_coll_opts opts = {.codec = codec, .algo = algos[a], .codec_seed = 5};
+            dcomm_op op = (a + c) % 2 ? DCOMM_AVG : DCOMM_SUM;
+            take(comm, codec, counts[(a + c) % 3], op, &feedback, &opts, stream);
+            take(comm, codec, counts[(a + c) % 3], op, NULL, &opts, stream);
+        }
+        RANKS_OK(dcomm_codec_destroy(&codec));
+    }
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+static void on(int n, where w, procs_fn fn)
+{
+    cr_assert_eq(device_run(n, w.threads, 100, fn, &w), 0, "%d ranks, %s%s", n,
+                 ranks_place_name(w.place), w.threads ? ", threads" : "");
+}
+
+Test(device_feedback, same_bits, .timeout = 280)
+{
+    on(2, (where){.place = RANKS_LOCAL}, same);
+    on(3, (where){.place = RANKS_HOSTS, .in_place = true}, same);
+    on(4, (where){.place = RANKS_PAIRS}, same);
+    on(3, (where){.threads = true}, same);
+}
