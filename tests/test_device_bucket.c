@@ -280,6 +280,75 @@ Test(device_bucket, compressed, .timeout = 120)
     on(2, compressed);
 }
 
+/* Residuals of buckets: gradients and states have the bits of the same buckets in host memory, also
+ * when parameters change their buckets. */
+static int fed(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { PARAMS = 9, COUNT = 3001, STEPS = 5 };
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    dcomm_bucket_param here[PARAMS], there[PARAMS];
+    dcomm_buckets *host = NULL, *device = NULL;
+    float got[COUNT];
+    device_late(rank);
+    for (size_t i = 0; i < PARAMS; i++) {
+        here[i] = (dcomm_bucket_param){.count = COUNT - 7 * i, .dtype = DCOMM_F32};
+        there[i] = here[i];
+        here[i].grad = device_memory(-1, sizeof got);
+        there[i].grad = device_memory(0, sizeof got);
+    }
+    dcomm_feedback_opts feedback = {.seed = 9};
+    dcomm_buckets_opts opts = {
+        .bucket_bytes = 30000, .codec = "topk:k=0.1", .feedback = &feedback, .rebuild = true};
+    RANKS_OK(dcomm_buckets_create(comm, here, PARAMS, &opts, &host));
+    RANKS_OK(dcomm_buckets_create(comm, there, PARAMS, &opts, &device));
+    for (int step = 0; step < STEPS; step++) {
+        for (size_t k = 0; k < PARAMS; k++) {
+            size_t i = k * 5 % PARAMS, bytes = here[i].count * sizeof(float);
+            float *x = here[i].grad;
+            for (size_t j = 0; j < here[i].count; j++) {
+                x[j] = (float)set_value(i, j * j, rank, step) + 0.3f * (float)j;
+            }
+            CUDA_OK(cudaMemcpy(there[i].grad, x, bytes, cudaMemcpyHostToDevice));
+            RANKS_OK(dcomm_bucket_ready(host, i, NULL));
+            RANKS_OK(dcomm_bucket_ready(device, i, NULL));
+        }
+        RANKS_OK(dcomm_buckets_wait(host));
+        RANKS_OK(dcomm_buckets_wait(device));
+        for (size_t i = 0; i < PARAMS; i++) {
+            size_t bytes = here[i].count * sizeof(float);
+            CUDA_OK(cudaMemcpy(got, there[i].grad, bytes, cudaMemcpyDeviceToHost));
+            PROCS_CHECK(memcmp(got, here[i].grad, bytes) == 0, "step %d, parameter %zu", step, i);
+        }
+        for (size_t k = 0; k < dcomm_buckets_count(host); k++) {
+            dcomm_bucket_info x, y;
+            RANKS_OK(dcomm_bucket_get_info(host, k, &x));
+            RANKS_OK(dcomm_bucket_get_info(device, k, &y));
+            size_t bytes = dcomm_feedback_save_bytes(x.feedback);
+            void *a = malloc(bytes), *b = malloc(bytes);
+            PROCS_TRUE(a != NULL && b != NULL && bytes == dcomm_feedback_save_bytes(y.feedback));
+            RANKS_OK(dcomm_feedback_save(x.feedback, a, bytes));
+            RANKS_OK(dcomm_feedback_save(y.feedback, b, bytes));
+            PROCS_CHECK(memcmp(a, b, bytes) == 0, "step %d, bucket %zu: the states differ", step,
+                        k);
+            free(a);
+            free(b);
+        }
+    }
+    RANKS_OK(dcomm_buckets_destroy(&host));
+    RANKS_OK(dcomm_buckets_destroy(&device));
+    for (size_t i = 0; i < PARAMS; i++) {
+        device_memory_free(-1, here[i].grad);
+        device_memory_free(0, there[i].grad);
+    }
+    return ranks_leave(&comm);
+}
+
+Test(device_bucket, fed, .timeout = 120)
+{
+    on(2, fed);
+    on(3, fed);
+}
+
 /* ---- shards ---- */
 
 /* The owner's part of the sum goes by way of its part of the value to all ranks. */

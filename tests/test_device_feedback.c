@@ -3,13 +3,16 @@
  * figures. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
+#ifdef CUDA_HOST_STAND_IN
+#include "cuda_host.h"
+#endif
 
 #include <criterion/criterion.h>
 #include <math.h>
 
 typedef struct where {
     ranks_place place;
-    bool threads, in_place;
+    bool threads, in_place, late;
 } where;
 
 static const char *const specs[] = {"topk:k=0.02",
@@ -111,9 +114,16 @@ static void same_states(const dcomm_feedback *a, const dcomm_feedback *b, const 
     free(y);
 }
 
+/* A device takes sparse codecs' sums in another way: to what they are taken out of. */
+#ifdef CUDA_HOST_STAND_IN
+#define WITHIN 1e-12
+#else
+#define WITHIN 1e-6
+#endif
+
 static void near(double got, double want, const char *field, const char *what)
 {
-    PROCS_CHECK(fabs(got - want) <= 1e-12 * fabs(want) || (isnan(got) && isnan(want)),
+    PROCS_CHECK(fabs(got - want) <= WITHIN * fabs(want) || (isnan(got) && isnan(want)),
                 "%s: %s is %.17g, not %.17g", what, field, got, want);
 }
 
@@ -129,7 +139,7 @@ static void same_ledgers(const dcomm_ledger *got, const dcomm_ledger *want, cons
                 (unsigned long)want->wire_bytes);
     near(got->nmse, want->nmse, "nmse", what);
     near(got->cosine, want->cosine, "cosine", what);
-    PROCS_CHECK(fabs(got->mean_signed_error - want->mean_signed_error) <= 1e-12,
+    PROCS_CHECK(fabs(got->mean_signed_error - want->mean_signed_error) <= WITHIN,
                 "%s: mean_signed_error is %.17g, not %.17g", what, got->mean_signed_error,
                 want->mean_signed_error);
     near(got->bits, want->bits, "bits", what);
@@ -209,7 +219,11 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (int c = 0; c < SPECS; c++) {
+#ifdef CUDA_HOST_STAND_IN
+    cuda_host_faults faults = {.delay_s = w->late ? 0.0002 : 0, .shuffle = (uint64_t)rank + 1};
+    cuda_host_set_faults(&faults);
+#endif
+    for (int c = 0; c < SPECS; c += w->late ? 3 : 1) {
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(specs[c], &codec));
         for (int a = 0; a < (c < SPARSE ? 3 : 4); a++) {
@@ -238,4 +252,227 @@ Test(device_feedback, same_bits, .timeout = 280)
     on(3, (where){.place = RANKS_HOSTS, .in_place = true}, same);
     on(4, (where){.place = RANKS_PAIRS}, same);
     on(3, (where){.threads = true}, same);
+    on(4, (where){.place = RANKS_PAIRS, .late = true}, same);
 }
+
+/* ---- between steps ---- */
+
+static void both(side *here, side *there, dcomm_comm *comm, int step, size_t count,
+                 const dcomm_coll_opts *opts, const char *what)
+{
+    RANKS_OK(side_step(here, comm, step, count, DCOMM_AVG, *opts));
+    RANKS_OK(side_step(there, comm, step, count, DCOMM_AVG, *opts));
+    same_results(there, here, count, what);
+    same_states(there->feedback, here->feedback, what);
+}
+
+/* Steps that are taken back, on either side, with owners and without; shards that are given up;
+ * what else is done to a state. */
+static int between(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 20011 };
+    static const char *const algos[] = {"coded_two_shot", "coded_allgather", "coded_hier"};
+    dcomm_comm *comm = join(rank, n, s, arg);
+    dcomm_codec *codec = NULL;
+    RANKS_OK(dcomm_codec_create("topk:k=0.05", &codec));
+    dcomm_feedback_opts feedback = {.seed = 3};
+    side here, there;
+    int step = 0;
+    side_open(&here, false, codec, COUNT, &feedback);
+    side_open(&there, true, codec, COUNT, &feedback);
+    for (int a = 0; a < 6; a++, step++) {
+        dcomm_coll_opts opts = {.codec = codec, .algo = algos[a % 3]};
+        size_t bytes, after;
+        both(&here, &there, comm, step, COUNT, &opts, algos[a % 3]);
+        void *was = saved(there.feedback, &bytes);
+        both(&here, &there, comm, 50 + step, COUNT, &opts, "another step");
+        RANKS_OK(dcomm_feedback_undo(here.feedback));
+        RANKS_OK(dcomm_feedback_undo(there.feedback));
+        void *is = saved(there.feedback, &after);
+        PROCS_CHECK(bytes == after && memcmp(was, is, bytes) == 0, "%s: undone, it differs",
+                    algos[a % 3]);
+        free(was);
+        free(is);
+        same_states(there.feedback, here.feedback, "undone");
+        there.device = a != 3; /* once in host memory, and back */
+        device_of(there.feedback, a == 4 ? -1 : 0);
+        dcomm_feedback_info x, y;
+        RANKS_OK(dcomm_feedback_get_info(here.feedback, &x));
+        RANKS_OK(dcomm_feedback_get_info(there.feedback, &y));
+        PROCS_TRUE(x.worker_norm == y.worker_norm && x.owner_norm == y.owner_norm);
+    }
+    dcomm_coll_opts opts = {.codec = codec, .algo = algos[0]};
+    both(&here, &there, comm, step, COUNT, &opts, "before it is rescaled");
+    RANKS_OK(dcomm_feedback_rescale(here.feedback, 0.3));
+    RANKS_OK(dcomm_feedback_rescale(there.feedback, 0.3));
+    both(&here, &there, comm, step + 1, COUNT, &opts, "rescaled");
+    double lost[2];
+    RANKS_OK(dcomm_feedback_recover(here.feedback, DCOMM_FEEDBACK_RESET, &lost[0]));
+    RANKS_OK(dcomm_feedback_recover(there.feedback, DCOMM_FEEDBACK_RESET, &lost[1]));
+    PROCS_TRUE(lost[0] == lost[1] && lost[0] > 0);
+    both(&here, &there, comm, step + 2, COUNT, &opts, "reset");
+    /* The state's own ledger. */
+    dcomm_ledger own[2] = {{0}};
+    here.ledger = there.ledger = (dcomm_ledger){0};
+    both(&here, &there, comm, step + 3, COUNT, &opts, "with a call's ledger");
+    same_ledgers(&there.ledger, &here.ledger, "a call's ledger");
+    opts.feedback = there.feedback;
+    RANKS_OK(dcomm_feedback_set_ledger(there.feedback, &own[0]));
+    RANKS_OK(dcomm_feedback_set_ledger(here.feedback, &own[1]));
+    RANKS_OK(dcomm_allreduce(comm, there.there, there.there, COUNT, DCOMM_F32, DCOMM_AVG, &opts));
+    opts.feedback = here.feedback;
+    RANKS_OK(dcomm_allreduce(comm, here.out, here.out, COUNT, DCOMM_F32, DCOMM_AVG, &opts));
+    same_ledgers(&own[0], &own[1], "a state's ledger");
+    PROCS_TRUE(own[0].encoded > 0);
+    dcomm_feedback_step begin = {.x = here.x};
+    RANKS_OK(dcomm_feedback_begin(there.feedback, &begin)); /* the host takes it on */
+    device_of(there.feedback, -1);
+    side_close(&here);
+    side_close(&there);
+    RANKS_OK(dcomm_codec_destroy(&codec));
+    return ranks_leave(&comm);
+}
+
+Test(device_feedback, between_steps, .timeout = 120)
+{
+    on(4, (where){.place = RANKS_PAIRS}, between);
+}
+
+/* Calls that follow one another on a stream, with nobody waiting. All that came in has come out, or
+ * is held back. */
+static int streamed(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 9001, MANY = 6 };
+    dcomm_comm *comm = join(rank, n, s, arg);
+    dcomm_codec *codec = NULL;
+    dcomm_feedback *fb = NULL;
+    cudaStream_t stream;
+    float *host[MANY], *device[MANY], *out = malloc(COUNT * sizeof *out);
+    double *in = calloc(COUNT, sizeof *in), *all = calloc(COUNT, sizeof *all);
+    PROCS_TRUE(out != NULL && in != NULL && all != NULL);
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    RANKS_OK(dcomm_codec_create("topk:k=0.05", &codec));
+    RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb));
+    dcomm_coll_opts opts = {.feedback = fb, .stream = stream, .algo = "coded_allgather"};
+    for (int k = 0; k < MANY; k++) {
+        CUDA_OK(cudaMallocHost((void **)&host[k], COUNT * sizeof *out));
+        CUDA_OK(cudaMalloc((void **)&device[k], COUNT * sizeof *out));
+        for (size_t i = 0; i < COUNT; i++) {
+            host[k][i] = gradient(rank, k, i);
+            in[i] += (double)host[k][i];
+        }
+        CUDA_OK(cudaMemcpyAsync(device[k], host[k], COUNT * sizeof *out, cudaMemcpyHostToDevice,
+                                stream));
+        RANKS_OK(dcomm_allreduce(comm, device[k], device[k], COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+    }
+    CUDA_OK(cudaStreamSynchronize(stream));
+    RANKS_OK(dcomm_comm_status(comm));
+    size_t bytes;
+    unsigned char *state = saved(fb, &bytes);
+    float residual[COUNT]; /* it comes last, but for the hash */
+    memcpy(residual, state + bytes - 8 - (4 * COUNT + 7) / 8 * 8, sizeof residual);
+    for (size_t i = 0; i < COUNT; i++) {
+        in[i] -= (double)residual[i];
+    }
+    RANKS_OK(dcomm_allreduce(comm, in, all, COUNT, DCOMM_F64, DCOMM_SUM, NULL));
+    for (int k = 0; k < MANY; k++) {
+        CUDA_OK(cudaMemcpy(out, device[k], COUNT * sizeof *out, cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < COUNT; i++) {
+            all[i] -= (double)out[i];
+        }
+        CUDA_OK(cudaFreeHost(host[k]));
+        CUDA_OK(cudaFree(device[k]));
+    }
+    for (size_t i = 0; i < COUNT; i++) {
+        PROCS_CHECK(fabs(all[i]) < 1e-4, "element %zu: %g is lost", i, all[i]);
+    }
+    free(state);
+    free(out);
+    free(in);
+    free(all);
+    RANKS_OK(dcomm_feedback_destroy(&fb));
+    RANKS_OK(dcomm_codec_destroy(&codec));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_feedback, streamed, .timeout = 120)
+{
+    on(3, (where){.place = RANKS_LOCAL}, streamed);
+    on(2, (where){.threads = true}, streamed);
+}
+
+#ifdef CUDA_HOST_STAND_IN /* which can be made to fail */
+typedef struct failing {
+    unsigned copy;
+    const char *algo;
+} failing;
+
+/* On rank 0 a copy of the third step fails: the state of every rank for which it did is stale, and
+ * retried it is as before the step. */
+static int fails(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 60013 };
+    static const cuda_host_faults none;
+    const failing *f = arg;
+    ranks_settle(rank, n, RANKS_PAIRS);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    dcomm_codec *codec = NULL;
+    side t;
+    RANKS_OK(dcomm_codec_create("threshold:k=0.1", &codec));
+    dcomm_feedback_opts feedback = {.seed = 3};
+    dcomm_coll_opts opts = {.codec = codec, .algo = f->algo, .timeout_s = 20};
+    side_open(&t, true, codec, COUNT, &feedback);
+    RANKS_OK(side_step(&t, comm, 0, COUNT, DCOMM_SUM, opts));
+    RANKS_OK(side_step(&t, comm, 1, COUNT, DCOMM_SUM, opts));
+    size_t bytes, after;
+    void *was = saved(t.feedback, &bytes);
+    procs_post(s, rank, 1);
+    while (!procs_all(s, n, 1, -1)) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    cuda_host_faults faults = {.fail_copy = rank == 0 ? f->copy : 0};
+    opts.feedback = t.feedback;
+    cuda_host_set_faults(&faults);
+    dcomm_status status =
+        dcomm_allreduce(comm, t.there, t.there, COUNT, DCOMM_F32, DCOMM_SUM, &opts);
+    cuda_host_set_faults(&none);
+    dcomm_feedback_info info;
+    RANKS_OK(dcomm_feedback_get_info(t.feedback, &info));
+    PROCS_CHECK(info.stale == (status < 0), "%s, copy %u: %s, stale %d", f->algo, f->copy,
+                dcomm_status_name(status), info.stale);
+    if (status < 0) {
+        RANKS_OK(dcomm_feedback_recover(t.feedback, DCOMM_FEEDBACK_RETRY, NULL));
+    } else {
+        RANKS_OK(dcomm_feedback_undo(t.feedback));
+    }
+    void *is = saved(t.feedback, &after);
+    PROCS_CHECK(bytes == after && memcmp(was, is, bytes) == 0, "%s, copy %u: %s, not as before",
+                f->algo, f->copy, dcomm_status_name(status));
+    free(was);
+    free(is);
+    side_close(&t);
+    RANKS_OK(dcomm_codec_destroy(&codec));
+    int left = ranks_leave(&comm);
+    return left != 0 ? left : status == DCOMM_OK ? 10 : 20;
+}
+
+Test(device_feedback, failing_copies, .timeout = 200)
+{
+    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier"};
+    int ended[PROCS_MAX];
+    for (int a = 0; a < 3; a++) {
+        unsigned failures = 0;
+        for (unsigned copy = 1; copy <= 16; copy += copy < 8 ? 1 : 4) {
+            failing f = {copy, algos[a]};
+            procs_run(4, 40, fails, &f, ended);
+            for (int r = 0; r < 4; r++) { /* who had its part already may have gone on */
+                cr_assert(ended[r] == 10 || ended[r] == 20, "%s, copy %u: rank %d: %d", f.algo,
+                          copy, r, ended[r]);
+            }
+            failures += ended[0] == 20;
+        }
+        cr_assert_gt(failures, 3, "%s has failed %u times", algos[a], failures);
+    }
+}
+#endif

@@ -100,14 +100,15 @@ static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, si
         return;
     }
     const dcommi_bkt_param *p = &b->params[i];
-    char feedback[200], device[48] = "";
-    dcommi_bkt_feedback_text(&b->kinds[p->kind], feedback, sizeof feedback);
+    char more[256];
+    int n = 0;
     if (p->place > 0) { /* its own number may differ */
-        snprintf(device, sizeof device, " on the rank's device no. %zu", p->place);
+        n = snprintf(more, sizeof more, " on the rank's device no. %zu", p->place);
     }
-    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%s%s", p->name, p->count,
+    dcommi_bkt_feedback_text(&b->kinds[p->kind], more + n, sizeof more - (size_t)n);
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%.199s", p->name, p->count,
              dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
-             feedback, device);
+             more);
 }
 
 /* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with
