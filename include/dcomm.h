@@ -370,7 +370,12 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
  * Nothing is lost: the sum of what was sent and of the residuals is the sum of what came in, to the
  * rounding of f32 additions (with bf16 residuals: of bf16).
  *
- * A state is used by one thread at a time. The collectives of coll.h do all this by themselves. */
+ * A state is used by one thread at a time. The collectives of coll.h do all this by themselves.
+ * With buffers in device memory, its residuals lie there after the first call. What is said here
+ * works all the same, but not while a collective is under way: saving and asking copy them, undo
+ * leaves them there, and the rest brings them back to host memory, for the next collective to take
+ * along. Such calls wait for the device's work on residuals, never for a rank or a stream of the
+ * caller's. To destroy a state waits for nothing. */
 #ifndef DCOMM_FEEDBACK_H
 #define DCOMM_FEEDBACK_H
 
@@ -1453,8 +1458,10 @@ typedef struct dcomm_coll_opts {
     dcomm_feedback *feedback; /* what the codec rounds away is kept here and sent the next time; one
                                  per tensor and rank, in use until the operation is complete, of
                                  `count` elements. Its codec is taken where codec is NULL, and its
-                                 seed. Committed when the operation succeeds, stale when it fails
-                                 (default: NULL, none) */
+                                 seed. Committed when the operation succeeds, stale when it fails.
+                                 Its residuals move to where the buffers lie; in device memory,
+                                 classic in f32 alone. A call may come while one before it with
+                                 this state is under way on the same stream (default: NULL, none) */
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
                                  encodings are summed, it must be the same on every rank, and
                                  codec_step too; with feedback its seed, tensor and step */
@@ -1759,8 +1766,9 @@ typedef struct dcomm_buckets_opts {
  * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks have registered something else; the sentence
  * names the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two names
  * that are the same, a codec that is none), DCOMM_ERR_UNSUPPORTED (a parameter on a device has
- * error feedback, or a codec that all-reduce does not take there, or "auto": the sentence names
- * it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other ranks not know. */
+ * error feedback that is not classic in f32, or a codec that all-reduce does not take there, or
+ * "auto": the sentence names it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other
+ * ranks not know. */
 DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket_param *params,
                                             size_t nparams, const dcomm_buckets_opts *opts,
                                             dcomm_buckets **b_p);

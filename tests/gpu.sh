@@ -84,7 +84,8 @@ cuda=(-std=c++17 -lineinfo "-arch=sm_$arch")
 object alone "$scratch/alone.c" -Xcompiler -std=gnu11 &
 object reference tests/cuda_reference.c -Xcompiler -std=gnu11 &
 object cuda_kernels tests/cuda_kernels.cu "${cuda[@]}" &
-device_tests=(test_device test_device_order test_device_coded test_device_bucket test_device_shared)
+device_tests=(test_device test_device_order test_device_coded test_device_feedback test_device_bucket
+    test_device_shared)
 networked=
 if printf '#include <ucp/api/ucp.h>\n#include <hwloc.h>\n' | cc -xc -fsyntax-only - 2>/dev/null; then
     networked=yes

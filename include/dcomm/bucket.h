@@ -107,8 +107,9 @@ typedef struct dcomm_buckets_opts {
  * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks have registered something else; the sentence
  * names the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two names
  * that are the same, a codec that is none), DCOMM_ERR_UNSUPPORTED (a parameter on a device has
- * error feedback, or a codec that all-reduce does not take there, or "auto": the sentence names
- * it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other ranks not know. */
+ * error feedback that is not classic in f32, or a codec that all-reduce does not take there, or
+ * "auto": the sentence names it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other
+ * ranks not know. */
 DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket_param *params,
                                             size_t nparams, const dcomm_buckets_opts *opts,
                                             dcomm_buckets **b_p);

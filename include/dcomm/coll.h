@@ -74,8 +74,10 @@ typedef struct dcomm_coll_opts {
     dcomm_feedback *feedback; /* what the codec rounds away is kept here and sent the next time; one
                                  per tensor and rank, in use until the operation is complete, of
                                  `count` elements. Its codec is taken where codec is NULL, and its
-                                 seed. Committed when the operation succeeds, stale when it fails
-                                 (default: NULL, none) */
+                                 seed. Committed when the operation succeeds, stale when it fails.
+                                 Its residuals move to where the buffers lie; in device memory,
+                                 classic in f32 alone. A call may come while one before it with
+                                 this state is under way on the same stream (default: NULL, none) */
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
                                  encodings are summed, it must be the same on every rank, and
                                  codec_step too; with feedback its seed, tensor and step */

@@ -28,7 +28,12 @@
  * Nothing is lost: the sum of what was sent and of the residuals is the sum of what came in, to the
  * rounding of f32 additions (with bf16 residuals: of bf16).
  *
- * A state is used by one thread at a time. The collectives of coll.h do all this by themselves. */
+ * A state is used by one thread at a time. The collectives of coll.h do all this by themselves.
+ * With buffers in device memory, its residuals lie there after the first call. What is said here
+ * works all the same, but not while a collective is under way: saving and asking copy them, undo
+ * leaves them there, and the rest brings them back to host memory, for the next collective to take
+ * along. Such calls wait for the device's work on residuals, never for a rank or a stream of the
+ * caller's. To destroy a state waits for nothing. */
 #ifndef DCOMM_FEEDBACK_H
 #define DCOMM_FEEDBACK_H
 

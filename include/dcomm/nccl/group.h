@@ -120,11 +120,13 @@ static bool dcommi_nccl_codes(const dcommi_nccl_job *j)
 static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
 {
     dcomm_comm *c = j->comm->comm;
+    const bool codes = dcommi_nccl_codes(j), counts = codes && dcommi_nccl_summary_path() != NULL;
     const dcomm_coll_opts opts = {.stream = j->stream != NULL ? (void *)j->stream
                                                               : (void *)cudaStreamLegacy,
                                   .device = true,
                                   .premul = j->factor,
-                                  .codec = dcommi_nccl_codes(j) ? j->comm->codec : NULL};
+                                  .codec = codes ? j->comm->codec : NULL,
+                                  .codec_ledger = counts ? &j->comm->ledger : NULL};
     switch (j->coll) {
     case DCOMM_COLL_ALLREDUCE:
         return dcomm_allreduce(c, j->in, j->recv, j->count, j->dtype, j->op, &opts);

@@ -133,8 +133,13 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
                      dcomm_comm_size(comm->comm), (unsigned long long)stats.operations,
                      (unsigned long long)stats.bytes_sent, (unsigned long long)stats.bytes_read);
     if (comm->codec != NULL && n < (int)sizeof line) {
-        snprintf(line + n, sizeof line - (size_t)n, "; %s: %.3g s in codecs",
-                 dcomm_codec_spec(comm->codec), 1e-9 * (double)stats.codec_ns);
+        const dcomm_ledger *l = &comm->ledger;
+        snprintf(line + n, sizeof line - (size_t)n,
+                 "; %s: %llu elements encoded in %.3g bits each, nmse %.3g, cosine %.6g, mean "
+                 "signed error %.3g, %llu clipped, %llu not finite",
+                 dcomm_codec_spec(comm->codec), (unsigned long long)l->encoded, l->bits, l->nmse,
+                 l->cosine, l->mean_signed_error, (unsigned long long)l->clipped,
+                 (unsigned long long)l->nonfinite);
     }
     FILE *out = strcmp(path, "-") == 0 ? stderr : fopen(path, "a");
     if (out != NULL) {

@@ -44,7 +44,8 @@ struct ncclComm {
     int device;
     bool blocking;
     char name[64];
-    dcomm_codec *codec; /* of all-reduces of floats; NULL: they are exact */
+    dcomm_codec *codec;  /* of all-reduces of floats; NULL: they are exact */
+    dcomm_ledger ledger; /* what it did to them, where a summary is asked for */
     dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
     /* Behind the last operation of each stream: what has to be over before the communicator is. */
     struct {
