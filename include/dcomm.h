@@ -11312,7 +11312,7 @@ struct dcommi_feedback_place {
     dcomm_status (*make)(const dcommi_feedback_place *at, size_t bytes, void **memory_p);
     void (*release)(const dcommi_feedback_place *at, void *memory);
     dcomm_status (*zero)(const dcommi_feedback_place *at, void *memory, size_t bytes);
-    dcomm_status (*swap)(const dcommi_feedback_place *at, void *a, void *b, size_t bytes);
+    dcomm_status (*copy)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
     /* x += factor * y, as dcommi_feedback_plus, and bounded. */
     dcomm_status (*add)(const dcommi_feedback_place *at, float *x, float factor, const float *y,
                         size_t count);
@@ -11510,8 +11510,9 @@ static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *bas
     }
 }
 
-#define DCOMMI_FEEDBACK_READ ((size_t)1 << 18) /* elements that are read from a device at a time \
-                                                */
+#define DCOMMI_FEEDBACK_READ                                            \
+    ((size_t)1 << 18) /* elements that are read from a device at a time \
+                       */
 
 /* Squares of a residual: *sum_p grows. */
 static dcomm_status dcommi_feedback_norm2(const dcommi_feedback_store *s, double *sum_p)
@@ -11549,19 +11550,13 @@ static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
 }
 
 /* Where only some elements were encoded, the others stay as they are. */
-static dcomm_status dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
+static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
 {
     unsigned char room[4096];
     size_t width = dcommi_feedback_width(s), most = sizeof room / width;
     for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
-        size_t first = fb->span[i].first, end = first + fb->span[i].count, n;
-        if (s->place != NULL) {
-            DCOMMI_TRY(s->place->swap(s->place, dcommi_feedback_at(s, s->now, first),
-                                      dcommi_feedback_at(s, s->next, first),
-                                      fb->span[i].count * width));
-            continue;
-        }
-        for (size_t at = first; at < end; at += n) {
+        size_t end = fb->span[i].first + fb->span[i].count, n;
+        for (size_t at = fb->span[i].first; at < end; at += n) {
             n = end - at < most ? end - at : most;
             void *now = dcommi_feedback_at(s, s->now, at),
                  *next = dcommi_feedback_at(s, s->next, at);
@@ -11570,16 +11565,16 @@ static dcomm_status dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_
             memcpy(next, room, n * width);
         }
     }
-    return DCOMM_OK;
 }
 
-/* What the step has made becomes the state, and what that was is kept; and back again. */
-static dcomm_status dcommi_feedback_exchange(dcomm_feedback *fb)
+/* What the step has made becomes the state, and what that was is kept; and back again. On a device
+ * `next` began as a copy where only some elements would be encoded. */
+static void dcommi_feedback_exchange(dcomm_feedback *fb)
 {
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
     for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
-        if (fb->now.partly) {
-            DCOMMI_TRY(dcommi_feedback_swap_spans(fb, stores[k]));
+        if (fb->now.partly && stores[k]->place == NULL) {
+            dcommi_feedback_swap_spans(fb, stores[k]);
         } else {
             dcommi_feedback_swap(stores[k]);
         }
@@ -11588,7 +11583,6 @@ static dcomm_status dcommi_feedback_exchange(dcomm_feedback *fb)
     if (fb->learned) {
         dcommi_feedback_swap(&fb->basis);
     }
-    return DCOMM_OK;
 }
 
 /* A scratch array of at least `count` floats; NULL without memory. */
@@ -11939,6 +11933,13 @@ static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t
     return status;
 }
 
+/* On a device: a step that encodes only some elements leaves the others as they are. */
+static dcomm_status dcommi_feedback_store_ready(const dcommi_feedback_store *s)
+{
+    return s->now == s->next ? DCOMM_OK
+                             : s->place->copy(s->place, s->next, s->now, s->count * sizeof(float));
+}
+
 /* ---- an owner's ---- */
 
 /* a + b c. The product is exact in f64, so that it does not show whether a compiler fuses it. */
@@ -11954,7 +11955,7 @@ static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
     dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
     double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
     float factor = (float)(sign / fb->owner_factor);
-    if (o->place != NULL) { /* `next` will be written as a whole, or where spans are swapped */
+    if (o->place != NULL) { /* `next` is going to be written as a whole */
         DCOMMI_TRY(
             o->place->add(o->place, (float *)w->now + fb->own_first, factor, o->now, o->count));
     }
@@ -12056,6 +12057,9 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
             "not fit together any more; see dcomm_feedback_recover");
     }
     DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
+    if (fb->worker.place != NULL && step.partly) {
+        DCOMMI_TRY(dcommi_feedback_store_ready(&fb->worker));
+    }
     if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
         dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
         dcommi_feedback_store_level(&fb->velocity);
@@ -12638,7 +12642,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
                            "owned ones, and %zu of the result finished",
                            fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
     }
-    DCOMMI_TRY(dcommi_feedback_exchange(fb));
+    dcommi_feedback_exchange(fb);
     fb->before.owner_factor = fb->owner_factor;
     fb->before.average = fb->average;
     fb->before.nranks = fb->nranks;
@@ -13119,7 +13123,7 @@ DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
                                                "or taken back");
     }
     if (fb->last == DCOMMI_FEEDBACK_COMMITTED) {
-        DCOMMI_TRY(dcommi_feedback_exchange(fb));
+        dcommi_feedback_exchange(fb);
         fb->owner_factor = fb->before.owner_factor;
         fb->average = fb->before.average;
         fb->nranks = fb->before.nranks;
@@ -44550,8 +44554,16 @@ static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
 /* Before the first encoding, of src = element `first`. */
 static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
 {
+    const dcommi_feedback_place *place = c->feedback->worker.place;
+    const int device = c->device != NULL ? c->device->number : -1;
     if (c->begun) {
         return DCOMM_OK;
+    }
+    if (device != (place != NULL ? place->device : -1)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "opts.feedback was given to another call before this one began, and its "
+                           "residuals lie on device %d now, not %d (-1: host memory)",
+                           place != NULL ? place->device : -1, device);
     }
     /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
     c->begins.x = c->begins.partly ? src : src - first;
@@ -45629,8 +45641,10 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
                            dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
                            opts->codec != NULL ? opts->codec->spec : "the same");
     }
-    /* Behind a call on the same stream, it is looked at when that has ended and this one begins. */
-    if (opts->stream == NULL && (fb->stale || fb->begun)) {
+    /* Behind a call on the same stream, it is looked at when that has ended and this one begins. Of
+     * linear codecs ranks agree on the step before. */
+    if ((opts->stream == NULL || dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR)) &&
+        (fb->stale || fb->begun)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
                            fb->stale ? "stale, for a collective with it failed; see "
                                        "dcomm_feedback_recover"
@@ -45745,7 +45759,6 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
         dcomm_feedback_fail(c->feedback);
     } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
         dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
-        dcomm_feedback_fail(c->feedback);
     } else if (!c->begun && c->begins.partly) {
         dcommi_feedback_skip(c->feedback);
     }
@@ -45914,21 +45927,6 @@ static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place
                                     bytes);
 }
 
-static dcomm_status dcommi_feedback_side_swap(const dcommi_feedback_place *place, void *a, void *b,
-                                              size_t bytes)
-{
-    void *room = NULL;
-    if (bytes == 0) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(dcommi_feedback_side_make(place, bytes, &room));
-    dcomm_status status = dcommi_feedback_side_copy(place, room, a, bytes);
-    status = status < 0 ? status : dcommi_feedback_side_copy(place, a, b, bytes);
-    status = status < 0 ? status : dcommi_feedback_side_copy(place, b, room, bytes);
-    dcommi_feedback_side_release(place, room);
-    return status;
-}
-
 static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place, float *x,
                                              float factor, const float *y, size_t count)
 {
@@ -45967,7 +45965,7 @@ static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_
                                               .make = dcommi_feedback_side_make,
                                               .release = dcommi_feedback_side_release,
                                               .zero = dcommi_feedback_side_zero,
-                                              .swap = dcommi_feedback_side_swap,
+                                              .copy = dcommi_feedback_side_copy,
                                               .add = dcommi_feedback_side_add,
                                               .read = dcommi_feedback_side_read};
         side->handle.call = dcommi_devices;
@@ -45987,7 +45985,27 @@ static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_
 
 /* ---- there ---- */
 
-/* A store's contents, there. What was before the step goes along where that can come back. */
+/* What there was before the step that was committed last, for an undo. In host memory, that of a
+ * step that encoded only some elements is there for those alone. */
+static dcomm_status dcommi_feedback_store_before(const dcomm_feedback *fb,
+                                                 const dcommi_feedback_store *s,
+                                                 dcommi_feedback_store *there)
+{
+    const dcommi_feedback_place *place = there->place;
+    if (!fb->now.partly) {
+        return dcommi_feedback_side_copy(place, there->next, s->next, s->count * sizeof(float));
+    }
+    DCOMMI_TRY(dcommi_feedback_store_ready(there));
+    for (size_t i = 0; i < fb->nspans; i++) {
+        const dcommi_feedback_span *span = &fb->span[i];
+        DCOMMI_TRY(dcommi_feedback_side_copy(place, (float *)there->next + span->first,
+                                             (const float *)s->next + span->first,
+                                             span->count * sizeof(float)));
+    }
+    return DCOMM_OK;
+}
+
+/* A store's contents, there. */
 static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
                                                const dcommi_feedback_store *s,
                                                const dcommi_feedback_place *place,
@@ -45997,9 +46015,8 @@ static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
     DCOMMI_TRY(dcommi_feedback_store_there(there, s->count, fb->opts.in_place, place));
     dcomm_status status =
         bytes > 0 ? dcommi_feedback_side_copy(place, there->now, s->now, bytes) : DCOMM_OK;
-    if (status >= 0 && bytes > 0 && fb->last == DCOMMI_FEEDBACK_COMMITTED &&
-        there->next != there->now) {
-        status = dcommi_feedback_side_copy(place, there->next, s->next, bytes);
+    if (status >= 0 && fb->last == DCOMMI_FEEDBACK_COMMITTED && there->next != there->now) {
+        status = dcommi_feedback_store_before(fb, s, there);
     }
     if (status < 0) {
         dcommi_feedback_store_free(there);
@@ -46018,6 +46035,10 @@ static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb,
     DCOMMI_TRY(dcommi_feedback_home(what, fb));
     if (device < 0) {
         return DCOMM_OK;
+    }
+    if (fb->begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.feedback is in use by a call in host memory", what);
     }
     dcommi_feedback_store worker, owner;
     DCOMMI_TRY(dcommi_feedback_side_find(device, &place));
@@ -46177,14 +46198,22 @@ typedef struct dcommi_code_found {
 #define DCOMMI_FOUND_AT 512
 _Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
+static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
+{
+    dcomm_codec_layout dense;
+    dcomm_sparse_layout sparse;
+    dcomm_randk_layout randk;
+    return dcomm_codec_get_layout(codec, &dense) >= 0 ||
+           dcomm_codec_get_sparse_layout(codec, count, &sparse) >= 0 ||
+           dcomm_codec_get_randk_layout(codec, count, &randk) >= 0;
+}
+
 /* Whether a compressed call can run on a device. All ranks whose buffers lie on one say the same.
  */
 static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     const dcomm_codec *codec = dcommi_coded_codec_of(opts);
     const char *name = dcomm_coll_name(s->coll), *what = NULL;
-    dcomm_codec_layout dense;
-    dcomm_sparse_layout sparse;
     if (s->apart) {
         what = "compresses f32 sums and averages alone";
     } else if (opts->feedback != NULL &&
@@ -46192,8 +46221,9 @@ static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm
                 opts->feedback->opts.bf16 || opts->feedback->factor != 1)) {
         what = "has error feedback of the classic variant alone, in f32, by codecs that need no "
                "opts.scale";
-    } else if (dcomm_codec_get_layout(codec, &dense) < 0 &&
-               dcomm_codec_get_sparse_layout(codec, s->count, &sparse) < 0) {
+    } else if (opts->feedback != NULL && dcommi_codec_has(codec, DCOMMI_CODEC_LINEAR)) {
+        what = "has error feedback for codecs whose encodings are not summed";
+    } else if (!dcommi_coded_kernels_for(codec, s->count)) {
         what = "has no kernels for it";
     }
     return what == NULL ? DCOMM_OK
@@ -46208,7 +46238,7 @@ static dcomm_status dcommi_coded_device_plan(const dcomm_plan *plan, const char 
     for (uint32_t i = 0; i < plan->nsubs && codec == NULL; i++) {
         codec = plan->subs[i]->codec;
     }
-    return codec == &dcommi_coded_codec && !plan->codec_linear
+    return codec == &dcommi_coded_codec
                ? DCOMM_OK
                : dcommi_fail(
                      DCOMM_ERR_UNSUPPORTED,
@@ -50462,20 +50492,18 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 static const char *dcommi_bkt_no_kernels(const dcomm_buckets_opts *o, const dcommi_bkt_kind *kind,
                                          size_t count)
 {
-    dcomm_codec_layout dense;
-    dcomm_sparse_layout sparse;
     return kind->codec == NULL      ? NULL
            : kind->codec->automatic ? "\"auto\" is decided by what codecs take in host memory"
            : kind->has_feedback && (kind->feedback.variant != DCOMM_FEEDBACK_CLASSIC ||
                                     kind->feedback.bf16 || kind->feedback.scale)
                ? "error feedback there is the classic variant in f32, without scale"
+           : kind->has_feedback && dcommi_codec_has(kind->codec, DCOMMI_CODEC_LINEAR)
+               ? "error feedback there is for codecs whose encodings are not summed"
            : kind->dtype != DCOMM_F32    ? "the codecs' kernels take f32 alone"
            : o->weighted || o->predivide ? "compressed sums there have no factor (opts.weighted, "
                                            "opts.predivide)"
-           : dcomm_codec_get_layout(kind->codec, &dense) < 0 &&
-                   dcomm_codec_get_sparse_layout(kind->codec, count, &sparse) < 0
-               ? "this codec has no kernels"
-               : NULL;
+           : !dcommi_coded_kernels_for(kind->codec, count) ? "this codec has no kernels"
+                                                           : NULL;
 }
 
 /* A parameter whose kind is known, and its value. */

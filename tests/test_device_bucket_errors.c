@@ -43,7 +43,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
              "nonfinite=fail: error feedback there is the classic variant");
     opts = (dcomm_buckets_opts){.codec = "auto"};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "\"auto\" is decided");
-    opts = (dcomm_buckets_opts){.codec = "randk:k=0.1"};
+    opts = (dcomm_buckets_opts){.codec = "powersgd"};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no kernels");
     opts = (dcomm_buckets_opts){.codec = "f16", .predivide = true};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "have no factor");

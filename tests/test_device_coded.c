@@ -24,8 +24,10 @@ static const char *const specs[] = {"qsgd:bits=4",
                                     "bf16",
                                     "topk:k=0.02",
                                     "threshold:k=0.05",
-                                    "topk+qsgd:k=0.03"};
-enum { SPECS = sizeof specs / sizeof *specs, DENSE = 7 };
+                                    "topk+qsgd:k=0.03",
+                                    "randk:k=0.05",
+                                    "randk:k=0.1,scale=none"};
+enum { SPECS = sizeof specs / sizeof *specs, DENSE = 7, LINEAR = 10 };
 
 static float gradient(int rank, size_t i)
 {
@@ -51,7 +53,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     for (int c = 0; c < SPECS; c++) {
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(specs[c], &codec));
-        for (int a = 0; a < (c < DENSE ? 5 : 2); a++) {
+        for (int a = 0; a < (c < DENSE ? 5 : c < LINEAR ? 2 : 1); a++) {
             size_t count = counts[(a + c) % 3];
             float *in = malloc(count * sizeof *in), *out = malloc(count * sizeof *in);
             float *want = malloc(count * sizeof *in), *device = NULL;

@@ -236,6 +236,11 @@ static int same(int rank, int n, procs_shared *s, void *arg)
         }
         RANKS_OK(dcomm_codec_destroy(&codec));
     }
+    dcomm_codec *drawn = NULL; /* summed before they are decoded: without feedback there */
+    RANKS_OK(dcomm_codec_create("randk:k=0.05", &drawn));
+    dcomm_coll_opts opts = {.codec = drawn, .algo = "coded_linear", .codec_seed = 5};
+    take(comm, drawn, 10011, DCOMM_AVG, NULL, &opts, stream);
+    RANKS_OK(dcomm_codec_destroy(&drawn));
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
@@ -280,6 +285,21 @@ static int between(int rank, int n, procs_shared *s, void *arg)
     int step = 0;
     side_open(&here, false, codec, COUNT, &feedback);
     side_open(&there, true, codec, COUNT, &feedback);
+#ifdef CUDA_HOST_STAND_IN /* without memory for the residuals, the call is refused, and that is \
+                             all */
+    CUDA_OK(cudaMemset(there.there, 0, COUNT * sizeof *there.there));
+    RANKS_OK(dcomm_allreduce(comm, there.there, there.there, 100, DCOMM_F32, DCOMM_SUM, NULL));
+    for (unsigned k = 1; k <= 2; k++) {
+        cuda_host_faults faults = {.fail_malloc = k};
+        dcomm_coll_opts opts = {.feedback = there.feedback};
+        cuda_host_set_faults(&faults);
+        dcomm_status status =
+            dcomm_allreduce(comm, there.there, there.there, COUNT, DCOMM_F32, DCOMM_SUM, &opts);
+        PROCS_CHECK(status == DCOMM_ERR_NO_MEMORY, "%s", dcomm_status_name(status));
+        cuda_host_set_faults(&(cuda_host_faults){0});
+        device_of(there.feedback, -1);
+    }
+#endif
     for (int a = 0; a < 6; a++, step++) {
         dcomm_coll_opts opts = {.codec = codec, .algo = algos[a % 3]};
         size_t bytes, after;

@@ -7,6 +7,7 @@
 #define DCOMMI_BUCKET_DEVICE_H
 
 #include "bucket_types.h"
+#include "coded_device.h"
 
 #include <sched.h>
 
@@ -84,20 +85,18 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 static const char *dcommi_bkt_no_kernels(const dcomm_buckets_opts *o, const dcommi_bkt_kind *kind,
                                          size_t count)
 {
-    dcomm_codec_layout dense;
-    dcomm_sparse_layout sparse;
     return kind->codec == NULL      ? NULL
            : kind->codec->automatic ? "\"auto\" is decided by what codecs take in host memory"
            : kind->has_feedback && (kind->feedback.variant != DCOMM_FEEDBACK_CLASSIC ||
                                     kind->feedback.bf16 || kind->feedback.scale)
                ? "error feedback there is the classic variant in f32, without scale"
+           : kind->has_feedback && dcommi_codec_has(kind->codec, DCOMMI_CODEC_LINEAR)
+               ? "error feedback there is for codecs whose encodings are not summed"
            : kind->dtype != DCOMM_F32    ? "the codecs' kernels take f32 alone"
            : o->weighted || o->predivide ? "compressed sums there have no factor (opts.weighted, "
                                            "opts.predivide)"
-           : dcomm_codec_get_layout(kind->codec, &dense) < 0 &&
-                   dcomm_codec_get_sparse_layout(kind->codec, count, &sparse) < 0
-               ? "this codec has no kernels"
-               : NULL;
+           : !dcommi_coded_kernels_for(kind->codec, count) ? "this codec has no kernels"
+                                                           : NULL;
 }
 
 /* A parameter whose kind is known, and its value. */

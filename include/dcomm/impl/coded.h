@@ -193,8 +193,10 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
                            dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
                            opts->codec != NULL ? opts->codec->spec : "the same");
     }
-    /* Behind a call on the same stream, it is looked at when that has ended and this one begins. */
-    if (opts->stream == NULL && (fb->stale || fb->begun)) {
+    /* Behind a call on the same stream, it is looked at when that has ended and this one begins. Of
+     * linear codecs ranks agree on the step before. */
+    if ((opts->stream == NULL || dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR)) &&
+        (fb->stale || fb->begun)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
                            fb->stale ? "stale, for a collective with it failed; see "
                                        "dcomm_feedback_recover"
@@ -309,7 +311,6 @@ static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
         dcomm_feedback_fail(c->feedback);
     } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
         dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
-        dcomm_feedback_fail(c->feedback);
     } else if (!c->begun && c->begins.partly) {
         dcommi_feedback_skip(c->feedback);
     }

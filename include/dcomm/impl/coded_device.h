@@ -18,14 +18,22 @@ typedef struct dcommi_code_found {
 #define DCOMMI_FOUND_AT 512
 _Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
+static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
+{
+    dcomm_codec_layout dense;
+    dcomm_sparse_layout sparse;
+    dcomm_randk_layout randk;
+    return dcomm_codec_get_layout(codec, &dense) >= 0 ||
+           dcomm_codec_get_sparse_layout(codec, count, &sparse) >= 0 ||
+           dcomm_codec_get_randk_layout(codec, count, &randk) >= 0;
+}
+
 /* Whether a compressed call can run on a device. All ranks whose buffers lie on one say the same.
  */
 static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm_coll_opts *opts)
 {
     const dcomm_codec *codec = dcommi_coded_codec_of(opts);
     const char *name = dcomm_coll_name(s->coll), *what = NULL;
-    dcomm_codec_layout dense;
-    dcomm_sparse_layout sparse;
     if (s->apart) {
         what = "compresses f32 sums and averages alone";
     } else if (opts->feedback != NULL &&
@@ -33,8 +41,9 @@ static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm
                 opts->feedback->opts.bf16 || opts->feedback->factor != 1)) {
         what = "has error feedback of the classic variant alone, in f32, by codecs that need no "
                "opts.scale";
-    } else if (dcomm_codec_get_layout(codec, &dense) < 0 &&
-               dcomm_codec_get_sparse_layout(codec, s->count, &sparse) < 0) {
+    } else if (opts->feedback != NULL && dcommi_codec_has(codec, DCOMMI_CODEC_LINEAR)) {
+        what = "has error feedback for codecs whose encodings are not summed";
+    } else if (!dcommi_coded_kernels_for(codec, s->count)) {
         what = "has no kernels for it";
     }
     return what == NULL ? DCOMM_OK
@@ -49,7 +58,7 @@ static dcomm_status dcommi_coded_device_plan(const dcomm_plan *plan, const char 
     for (uint32_t i = 0; i < plan->nsubs && codec == NULL; i++) {
         codec = plan->subs[i]->codec;
     }
-    return codec == &dcommi_coded_codec && !plan->codec_linear
+    return codec == &dcommi_coded_codec
                ? DCOMM_OK
                : dcommi_fail(
                      DCOMM_ERR_UNSUPPORTED,

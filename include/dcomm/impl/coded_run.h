@@ -41,8 +41,16 @@ static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
 /* Before the first encoding, of src = element `first`. */
 static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
 {
+    const dcommi_feedback_place *place = c->feedback->worker.place;
+    const int device = c->device != NULL ? c->device->number : -1;
     if (c->begun) {
         return DCOMM_OK;
+    }
+    if (device != (place != NULL ? place->device : -1)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "opts.feedback was given to another call before this one began, and its "
+                           "residuals lie on device %d now, not %d (-1: host memory)",
+                           place != NULL ? place->device : -1, device);
     }
     /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
     c->begins.x = c->begins.partly ? src : src - first;

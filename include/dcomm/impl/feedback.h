@@ -62,6 +62,9 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
             "not fit together any more; see dcomm_feedback_recover");
     }
     DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
+    if (fb->worker.place != NULL && step.partly) {
+        DCOMMI_TRY(dcommi_feedback_store_ready(&fb->worker));
+    }
     if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
         dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
         dcommi_feedback_store_level(&fb->velocity);
@@ -644,7 +647,7 @@ DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb)
                            "owned ones, and %zu of the result finished",
                            fb->encoded, fb->now.count, fb->owned, fb->owner.count, fb->finished);
     }
-    DCOMMI_TRY(dcommi_feedback_exchange(fb));
+    dcommi_feedback_exchange(fb);
     fb->before.owner_factor = fb->owner_factor;
     fb->before.average = fb->average;
     fb->before.nranks = fb->nranks;

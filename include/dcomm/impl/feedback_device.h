@@ -55,21 +55,6 @@ static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place
                                     bytes);
 }
 
-static dcomm_status dcommi_feedback_side_swap(const dcommi_feedback_place *place, void *a, void *b,
-                                              size_t bytes)
-{
-    void *room = NULL;
-    if (bytes == 0) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(dcommi_feedback_side_make(place, bytes, &room));
-    dcomm_status status = dcommi_feedback_side_copy(place, room, a, bytes);
-    status = status < 0 ? status : dcommi_feedback_side_copy(place, a, b, bytes);
-    status = status < 0 ? status : dcommi_feedback_side_copy(place, b, room, bytes);
-    dcommi_feedback_side_release(place, room);
-    return status;
-}
-
 static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place, float *x,
                                              float factor, const float *y, size_t count)
 {
@@ -108,7 +93,7 @@ static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_
                                               .make = dcommi_feedback_side_make,
                                               .release = dcommi_feedback_side_release,
                                               .zero = dcommi_feedback_side_zero,
-                                              .swap = dcommi_feedback_side_swap,
+                                              .copy = dcommi_feedback_side_copy,
                                               .add = dcommi_feedback_side_add,
                                               .read = dcommi_feedback_side_read};
         side->handle.call = dcommi_devices;
@@ -128,7 +113,27 @@ static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_
 
 /* ---- there ---- */
 
-/* A store's contents, there. What was before the step goes along where that can come back. */
+/* What there was before the step that was committed last, for an undo. In host memory, that of a
+ * step that encoded only some elements is there for those alone. */
+static dcomm_status dcommi_feedback_store_before(const dcomm_feedback *fb,
+                                                 const dcommi_feedback_store *s,
+                                                 dcommi_feedback_store *there)
+{
+    const dcommi_feedback_place *place = there->place;
+    if (!fb->now.partly) {
+        return dcommi_feedback_side_copy(place, there->next, s->next, s->count * sizeof(float));
+    }
+    DCOMMI_TRY(dcommi_feedback_store_ready(there));
+    for (size_t i = 0; i < fb->nspans; i++) {
+        const dcommi_feedback_span *span = &fb->span[i];
+        DCOMMI_TRY(dcommi_feedback_side_copy(place, (float *)there->next + span->first,
+                                             (const float *)s->next + span->first,
+                                             span->count * sizeof(float)));
+    }
+    return DCOMM_OK;
+}
+
+/* A store's contents, there. */
 static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
                                                const dcommi_feedback_store *s,
                                                const dcommi_feedback_place *place,
@@ -138,9 +143,8 @@ static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
     DCOMMI_TRY(dcommi_feedback_store_there(there, s->count, fb->opts.in_place, place));
     dcomm_status status =
         bytes > 0 ? dcommi_feedback_side_copy(place, there->now, s->now, bytes) : DCOMM_OK;
-    if (status >= 0 && bytes > 0 && fb->last == DCOMMI_FEEDBACK_COMMITTED &&
-        there->next != there->now) {
-        status = dcommi_feedback_side_copy(place, there->next, s->next, bytes);
+    if (status >= 0 && fb->last == DCOMMI_FEEDBACK_COMMITTED && there->next != there->now) {
+        status = dcommi_feedback_store_before(fb, s, there);
     }
     if (status < 0) {
         dcommi_feedback_store_free(there);
@@ -159,6 +163,10 @@ static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb,
     DCOMMI_TRY(dcommi_feedback_home(what, fb));
     if (device < 0) {
         return DCOMM_OK;
+    }
+    if (fb->begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.feedback is in use by a call in host memory", what);
     }
     dcommi_feedback_store worker, owner;
     DCOMMI_TRY(dcommi_feedback_side_find(device, &place));

@@ -109,6 +109,13 @@ static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t
     return status;
 }
 
+/* On a device: a step that encodes only some elements leaves the others as they are. */
+static dcomm_status dcommi_feedback_store_ready(const dcommi_feedback_store *s)
+{
+    return s->now == s->next ? DCOMM_OK
+                             : s->place->copy(s->place, s->next, s->now, s->count * sizeof(float));
+}
+
 /* ---- an owner's ---- */
 
 /* a + b c. The product is exact in f64, so that it does not show whether a compiler fuses it. */
@@ -124,7 +131,7 @@ static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
     dcommi_feedback_store *w = &fb->worker, *o = &fb->owner;
     double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
     float factor = (float)(sign / fb->owner_factor);
-    if (o->place != NULL) { /* `next` will be written as a whole, or where spans are swapped */
+    if (o->place != NULL) { /* `next` is going to be written as a whole */
         DCOMMI_TRY(
             o->place->add(o->place, (float *)w->now + fb->own_first, factor, o->now, o->count));
     }

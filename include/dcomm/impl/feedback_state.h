@@ -17,7 +17,7 @@ struct dcommi_feedback_place {
     dcomm_status (*make)(const dcommi_feedback_place *at, size_t bytes, void **memory_p);
     void (*release)(const dcommi_feedback_place *at, void *memory);
     dcomm_status (*zero)(const dcommi_feedback_place *at, void *memory, size_t bytes);
-    dcomm_status (*swap)(const dcommi_feedback_place *at, void *a, void *b, size_t bytes);
+    dcomm_status (*copy)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
     /* x += factor * y, as dcommi_feedback_plus, and bounded. */
     dcomm_status (*add)(const dcommi_feedback_place *at, float *x, float factor, const float *y,
                         size_t count);
@@ -215,8 +215,9 @@ static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *bas
     }
 }
 
-#define DCOMMI_FEEDBACK_READ ((size_t)1 << 18) /* elements that are read from a device at a time \
-                                                */
+#define DCOMMI_FEEDBACK_READ                                            \
+    ((size_t)1 << 18) /* elements that are read from a device at a time \
+                       */
 
 /* Squares of a residual: *sum_p grows. */
 static dcomm_status dcommi_feedback_norm2(const dcommi_feedback_store *s, double *sum_p)
@@ -254,19 +255,13 @@ static inline void dcommi_feedback_swap(dcommi_feedback_store *s)
 }
 
 /* Where only some elements were encoded, the others stay as they are. */
-static dcomm_status dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
+static void dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_feedback_store *s)
 {
     unsigned char room[4096];
     size_t width = dcommi_feedback_width(s), most = sizeof room / width;
     for (size_t i = 0; s->now != s->next && i < fb->nspans; i++) {
-        size_t first = fb->span[i].first, end = first + fb->span[i].count, n;
-        if (s->place != NULL) {
-            DCOMMI_TRY(s->place->swap(s->place, dcommi_feedback_at(s, s->now, first),
-                                      dcommi_feedback_at(s, s->next, first),
-                                      fb->span[i].count * width));
-            continue;
-        }
-        for (size_t at = first; at < end; at += n) {
+        size_t end = fb->span[i].first + fb->span[i].count, n;
+        for (size_t at = fb->span[i].first; at < end; at += n) {
             n = end - at < most ? end - at : most;
             void *now = dcommi_feedback_at(s, s->now, at),
                  *next = dcommi_feedback_at(s, s->next, at);
@@ -275,16 +270,16 @@ static dcomm_status dcommi_feedback_swap_spans(const dcomm_feedback *fb, dcommi_
             memcpy(next, room, n * width);
         }
     }
-    return DCOMM_OK;
 }
 
-/* What the step has made becomes the state, and what that was is kept; and back again. */
-static dcomm_status dcommi_feedback_exchange(dcomm_feedback *fb)
+/* What the step has made becomes the state, and what that was is kept; and back again. On a device
+ * `next` began as a copy where only some elements would be encoded. */
+static void dcommi_feedback_exchange(dcomm_feedback *fb)
 {
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->velocity, &fb->estimate};
     for (size_t k = 0; k < sizeof stores / sizeof *stores; k++) {
-        if (fb->now.partly) {
-            DCOMMI_TRY(dcommi_feedback_swap_spans(fb, stores[k]));
+        if (fb->now.partly && stores[k]->place == NULL) {
+            dcommi_feedback_swap_spans(fb, stores[k]);
         } else {
             dcommi_feedback_swap(stores[k]);
         }
@@ -293,7 +288,6 @@ static dcomm_status dcommi_feedback_exchange(dcomm_feedback *fb)
     if (fb->learned) {
         dcommi_feedback_swap(&fb->basis);
     }
-    return DCOMM_OK;
 }
 
 /* A scratch array of at least `count` floats; NULL without memory. */

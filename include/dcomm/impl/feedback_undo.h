@@ -14,7 +14,7 @@ DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
                                                "or taken back");
     }
     if (fb->last == DCOMMI_FEEDBACK_COMMITTED) {
-        DCOMMI_TRY(dcommi_feedback_exchange(fb));
+        dcommi_feedback_exchange(fb);
         fb->owner_factor = fb->before.owner_factor;
         fb->average = fb->before.average;
         fb->nranks = fb->before.nranks;
