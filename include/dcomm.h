@@ -26025,6 +26025,9 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
                                         size_t count)
 {
     void *room = NULL;
+    if (count == 0) {
+        return DCOMM_OK;
+    }
     DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
     int before = dcommi_cuda_enter(d->number);
     dcomm_status status =
@@ -26071,7 +26074,8 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
                                               d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(d->number, before);
     dcommi_cuda_release(d, workspace);
-    return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL && c->ledger != NULL
+    return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL &&
+                   c->ledger != NULL && c->count > 0
                ? dcommi_cuda_recoded(d, c)
                : status;
 }
@@ -46163,6 +46167,9 @@ static dcomm_status dcommi_feedback_raise_there(dcommi_device_handle *d, dcommi_
 {
     const size_t count = code->count, bytes = count * sizeof(float);
     void *queue = d->stream[DCOMMI_QUEUE_IN], *zeros = NULL, *lost = NULL;
+    if (count == 0) {
+        return d->call->code(d, code);
+    }
     dcomm_status status = d->call->alloc(d, bytes, &zeros);
     status = status < 0 ? status : d->call->alloc(d, bytes, &lost);
     status = status < 0 ? status : d->call->own_zero(d->number, queue, zeros, bytes);

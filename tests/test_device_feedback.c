@@ -214,7 +214,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
 {
     static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier",
                                         "coded_ring"};
-    const size_t counts[] = {2048, 10011, 70003};
+    const size_t counts[] = {2049, 10011, 70003};
     const where *w = arg;
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream;

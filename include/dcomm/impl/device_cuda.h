@@ -201,6 +201,9 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
                                         size_t count)
 {
     void *room = NULL;
+    if (count == 0) {
+        return DCOMM_OK;
+    }
     DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
     int before = dcommi_cuda_enter(d->number);
     dcomm_status status =
@@ -247,7 +250,8 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
                                               d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(d->number, before);
     dcommi_cuda_release(d, workspace);
-    return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL && c->ledger != NULL
+    return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL &&
+                   c->ledger != NULL && c->count > 0
                ? dcommi_cuda_recoded(d, c)
                : status;
 }

@@ -291,6 +291,9 @@ static dcomm_status dcommi_feedback_raise_there(dcommi_device_handle *d, dcommi_
 {
     const size_t count = code->count, bytes = count * sizeof(float);
     void *queue = d->stream[DCOMMI_QUEUE_IN], *zeros = NULL, *lost = NULL;
+    if (count == 0) {
+        return d->call->code(d, code);
+    }
     dcomm_status status = d->call->alloc(d, bytes, &zeros);
     status = status < 0 ? status : d->call->alloc(d, bytes, &lost);
     status = status < 0 ? status : d->call->own_zero(d->number, queue, zeros, bytes);
