@@ -13440,7 +13440,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*own_zero)(int device, void *stream, void *dst, size_t len);
     dcomm_status (*own_after)(int device, void *stream, void *other);
     /* Memory that other processes can open, and theirs. These may wait for all that the device's
-     * streams hold, which is why shared.h alone calls them. Nobody may have open what is freed, and
+     * streams hold, which is why device_region.h and
+     * api_mem_device.h alone call them. Nobody may have open what is freed, and
      * nothing that reads it be under way when it is closed. */
     dcomm_status (*shared_alloc)(int device, size_t bytes, void **memory_p, dcommi_device_key *key);
     void (*shared_free)(int device, void *memory);
