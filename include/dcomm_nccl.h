@@ -1,17 +1,21 @@
-/* dcomm_nccl.h - NCCL's calls, made by dcomm: include it in place of <nccl.h>, or put nccl/include
- * first on the include path, and link dcomm's libnccl.so.2. docs/from-nccl.md says call by call
- * what is the same and what is not.
+/* dcomm_nccl.h 0.1.0 - NCCL's calls, made by dcomm: include it in place of <nccl.h>, or put
+ * nccl/include first on the include path, and link dcomm's libnccl.so.2.
+ * GENERATED from include/dcomm/nccl/ by tools/amalgamate.py: do not edit.
  *
- * Names, types, values and layouts are those of NCCL 2.27, so that a program which was compiled
- * against NCCL's header runs with this library too. It needs <cuda_runtime.h>: CUDA's, or the host
- * stand-in's (nccl/host), with which N "GPUs" are threads and memory of this machine.
- *
- * In place of the library, one C file may hold the implementation, which needs dcomm's with CUDA:
+ * In place of the library, one C file may hold the implementation, beside dcomm.h:
  *     #define _GNU_SOURCE
  *     #define DCOMM_IMPLEMENTATION
  *     #define DCOMM_WITH_CUDA
  *     #define DCOMM_NCCL_IMPLEMENTATION
- *     #include "dcomm_nccl.h" */
+ *     #include "dcomm_nccl.h"
+ * and one .cu file dcomm's kernels. */
+/* ==== include/dcomm/nccl/face.h ============================================================ */
+/* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and what
+ * is not.
+ *
+ * Names, types, values and layouts are those of NCCL 2.27, so that a program which was compiled
+ * against NCCL's header runs with this library too. It needs <cuda_runtime.h>: CUDA's, or the host
+ * stand-in's (nccl/host), with which N "GPUs" are threads and memory of this machine. */
 #ifndef DCOMM_NCCL_H
 #define DCOMM_NCCL_H
 #define NCCL_H_ /* NCCL's own header, were it included too, is this one */
@@ -254,7 +258,1691 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 }
 #endif
 #endif
-
 #ifdef DCOMM_NCCL_IMPLEMENTATION
-#include "dcomm/nccl/query.h"
+/* ==== include/dcomm/nccl/query.h =========================================================== */
+/* query.h - NCCL's calls that ask, and its memory. */
+#ifndef DCOMMI_NCCL_QUERY_H
+#define DCOMMI_NCCL_QUERY_H
+
+/* ==== include/dcomm/nccl/coll.h ============================================================ */
+/* coll.h - NCCL's collectives: arguments are checked here, and jobs of the thread's group made. */
+#ifndef DCOMMI_NCCL_COLL_H
+#define DCOMMI_NCCL_COLL_H
+
+/* ==== include/dcomm/nccl/group.h =========================================================== */
+/* group.h - groups: what a thread calls between ncclGroupStart and ncclGroupEnd is kept, and
+ * started together at the end. A call outside of groups is a group of one. */
+#ifndef DCOMMI_NCCL_GROUP_H
+#define DCOMMI_NCCL_GROUP_H
+
+/* ==== include/dcomm/nccl/life.h ============================================================ */
+/* life.h - how communicators of NCCL's face begin and end. */
+#ifndef DCOMMI_NCCL_LIFE_H
+#define DCOMMI_NCCL_LIFE_H
+
+/* ==== include/dcomm/nccl/options.h ========================================================= */
+/* options.h - dcomm's options under NCCL's calls: DCOMM_CODEC, and what a communicator's name says
+ * behind "dcomm:"; and the summary at exit. */
+#ifndef DCOMMI_NCCL_OPTIONS_H
+#define DCOMMI_NCCL_OPTIONS_H
+
+/* ==== include/dcomm/nccl/state.h =========================================================== */
+/* state.h - NCCL's face: what a communicator of it holds, and how its calls say what went wrong. */
+#ifndef DCOMMI_NCCL_STATE_H
+#define DCOMMI_NCCL_STATE_H
+
+#ifndef _GNU_SOURCE
+#error "dcomm_nccl: define _GNU_SOURCE before the first include"
 #endif
+#ifdef __cplusplus
+#error "dcomm_nccl: the implementation is C: give it a C file of its own"
+#endif
+
+#include "dcomm.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define DCOMMI_NCCL_STREAMS 8
+#define DCOMMI_NCCL_OPS 64
+#define DCOMMI_NCCL_TEXT 640
+
+/* A pre-multiplied sum that the program has made. */
+typedef struct dcommi_nccl_op {
+    bool used;
+    ncclDataType_t type;
+    const void *scalar; /* in device memory, to be read at each call; NULL: the factor is known */
+    double factor;
+} dcommi_nccl_op;
+
+/* A buffer that is registered with a communicator: a handle is a pointer to it. */
+typedef struct dcommi_nccl_registered {
+    struct dcommi_nccl_registered *next; /* of the communicator */
+    const void *buff;
+    bool shared; /* it lies in memory of ncclMemAlloc's, which peers may open */
+} dcommi_nccl_registered;
+
+struct ncclComm {
+    struct ncclComm *next; /* of all that are alive */
+    dcomm_comm *comm;
+    int device;
+    bool blocking;
+    char name[64];
+    dcomm_codec *codec;  /* of all-reduces of floats; NULL: they are exact */
+    dcomm_ledger ledger; /* what it did to them, where a summary is asked for */
+    dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
+    /* Behind the last operation of each stream: what has to be over before the communicator is. */
+    struct {
+        cudaStream_t stream;
+        cudaEvent_t event; /* NULL: the slot is free */
+    } last[DCOMMI_NCCL_STREAMS];
+    int last_next;                      /* the slot that is taken when none is free */
+    dcommi_nccl_registered *registered; /* with dcommi_nccl_lock */
+};
+
+/* ---- errors ---- */
+
+static _Thread_local char dcommi_nccl_text[DCOMMI_NCCL_TEXT];
+
+__attribute__((format(printf, 2, 3))) static ncclResult_t dcommi_nccl_fail(ncclResult_t result,
+                                                                           const char *format, ...)
+{
+    char text[DCOMMI_NCCL_TEXT]; /* an argument may be the text itself */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    memcpy(dcommi_nccl_text, text, sizeof text);
+    return result;
+}
+
+static ncclResult_t dcommi_nccl_result(dcomm_status status)
+{
+    switch (status) {
+    case DCOMM_OK:
+        return ncclSuccess;
+    case DCOMM_IN_PROGRESS:
+        return ncclInProgress;
+    case DCOMM_ERR_INVALID:
+        return ncclInvalidArgument;
+    case DCOMM_ERR_UNSUPPORTED:
+    case DCOMM_ERR_MISMATCH:
+    case DCOMM_ERR_AUTH:
+    case DCOMM_ERR_FORKED:
+        return ncclInvalidUsage;
+    case DCOMM_ERR_PEER:
+    case DCOMM_ERR_TIMEOUT:
+    case DCOMM_ERR_ABORTED:
+    case DCOMM_ERR_RENDEZVOUS:
+        return ncclRemoteError;
+    case DCOMM_ERR_NO_MEMORY:
+    case DCOMM_ERR_TRANSPORT:
+    case DCOMM_ERR_SYSTEM:
+        return ncclSystemError;
+    default:
+        return ncclInternalError;
+    }
+}
+
+/* The result of a dcomm call of this thread, with its sentence. */
+static ncclResult_t dcommi_nccl_from(dcomm_status status)
+{
+    return status < 0 ? dcommi_nccl_fail(dcommi_nccl_result(status), "%s", dcomm_last_error())
+                      : dcommi_nccl_result(status);
+}
+
+static ncclResult_t dcommi_nccl_cuda(const char *call, cudaError_t error)
+{
+    if (error == cudaSuccess) {
+        return ncclSuccess;
+    }
+    (void)cudaGetLastError(); /* the caller has it: the program's next check need not */
+    return dcommi_nccl_fail(ncclUnhandledCudaError, "%s: %s", call, cudaGetErrorString(error));
+}
+
+static ncclResult_t dcommi_nccl_no_memory(void)
+{
+    return dcommi_nccl_fail(ncclSystemError, "out of memory");
+}
+
+#define DCOMMI_NCCL_TRY(call)          \
+    do {                               \
+        ncclResult_t result_ = (call); \
+        if (result_ != ncclSuccess) {  \
+            return result_;            \
+        }                              \
+    } while (0)
+
+/* A call under both its names. */
+#define DCOMMI_NCCL_CALL(name) extern __typeof__(name) p##name __attribute__((alias(#name)))
+
+/* ---- devices ---- */
+
+/* Make a communicator's device the current one; give back what was. */
+static int dcommi_nccl_enter(const struct ncclComm *comm)
+{
+    int before = 0;
+    (void)cudaGetDevice(&before);
+    if (before != comm->device) {
+        (void)cudaSetDevice(comm->device);
+    }
+    return before;
+}
+
+static void dcommi_nccl_leave(const struct ncclComm *comm, int before)
+{
+    if (before != comm->device) {
+        (void)cudaSetDevice(before);
+    }
+}
+
+static void dcommi_nccl_nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
+#endif
+
+typedef struct dcommi_nccl_options {
+    char text[512]; /* what the values point into */
+    const char *algo, *codec;
+    bool deterministic, set; /* set: one that only a new communicator can be given */
+    size_t chunk_bytes;
+    double timeout_s;
+} dcommi_nccl_options;
+
+static ncclResult_t dcommi_nccl_option(dcommi_nccl_options *o, const char *key, const char *value)
+{
+    char *end = NULL;
+    if (strcmp(key, "codec") == 0) {
+        o->codec = value;
+        return ncclSuccess;
+    }
+    o->set = true;
+    if (strcmp(key, "algo") == 0) {
+        o->algo = value;
+        return ncclSuccess;
+    }
+    if (strcmp(key, "deterministic") == 0) {
+        o->deterministic = strtol(value, &end, 10) != 0;
+    } else if (strcmp(key, "chunk") == 0) {
+        o->chunk_bytes = strtoull(value, &end, 10);
+    } else if (strcmp(key, "timeout") == 0) {
+        o->timeout_s = strtod(value, &end);
+    } else {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "commName: there is no option '%s': algo, chunk, codec, "
+                                "deterministic and timeout are",
+                                key);
+    }
+    return end == value || *end != '\0'
+               ? dcommi_nccl_fail(ncclInvalidArgument, "commName: %s=%s is not a number", key,
+                                  value)
+               : ncclSuccess;
+}
+
+/* "name dcomm:key=value key=value" */
+static ncclResult_t dcommi_nccl_read_options(const char *name, dcommi_nccl_options *o)
+{
+    *o = (dcommi_nccl_options){.codec = getenv("DCOMM_CODEC")};
+    const char *from = name != NULL ? strstr(name, "dcomm:") : NULL;
+    if (from == NULL) {
+        return ncclSuccess;
+    }
+    if (snprintf(o->text, sizeof o->text, "%s", from + 6) >= (int)sizeof o->text) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "commName is too long");
+    }
+    char *next = NULL;
+    for (char *word = strtok_r(o->text, " ", &next); word != NULL;
+         word = strtok_r(NULL, " ", &next)) {
+        char *value = strchr(word, '=');
+        if (value == NULL) {
+            return dcommi_nccl_fail(ncclInvalidArgument, "commName: '%s' is not key=value", word);
+        }
+        *value = '\0';
+        DCOMMI_NCCL_TRY(dcommi_nccl_option(o, word, value + 1));
+    }
+    return ncclSuccess;
+}
+
+static const char *dcommi_nccl_config_name(const ncclConfig_t *config)
+{
+    return config != NULL && config->size > offsetof(ncclConfig_t, commName) ? config->commName
+                                                                             : NULL;
+}
+
+/* What a communicator takes of a config that is known when it begins. */
+static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfig_t *config,
+                                          dcommi_nccl_options *o)
+{
+    const char *name = dcommi_nccl_config_name(config);
+    if (config != NULL && config->magic != 0xcafebeef) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "config does not begin as NCCL_CONFIG_INITIALIZER");
+    }
+    if (config != NULL && config->blocking != NCCL_CONFIG_UNDEF_INT) {
+        if (config->blocking != 0 && config->blocking != 1) {
+            return dcommi_nccl_fail(ncclInvalidArgument, "config.blocking is %d, not 0 or 1",
+                                    config->blocking);
+        }
+        comm->blocking = config->blocking == 1;
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_read_options(name, o));
+    if (name != NULL) {
+        const char *end = strstr(name, "dcomm:");
+        size_t len = end != NULL ? (size_t)(end - name) : strlen(name);
+        while (len > 0 && name[len - 1] == ' ') {
+            len--;
+        }
+        len = len < sizeof comm->name ? len : sizeof comm->name - 1;
+        memcpy(comm->name, name, len);
+        comm->name[len] = '\0';
+    }
+    return o->codec != NULL && *o->codec != '\0' && strcmp(o->codec, "none") != 0
+               ? dcommi_nccl_from(dcomm_codec_create(o->codec, &comm->codec))
+               : ncclSuccess;
+}
+
+/* ---- the summary: DCOMM_SUMMARY names a file, or is "-" for stderr ---- */
+
+static pthread_mutex_t dcommi_nccl_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ncclComm *dcommi_nccl_all; /* these under the lock */
+static int dcommi_nccl_closing;          /* communicators whose end is under way */
+
+static const char *dcommi_nccl_summary_path(void)
+{
+    const char *path = getenv("DCOMM_SUMMARY");
+    return path != NULL && *path != '\0' ? path : NULL;
+}
+
+/* One line, in one write, so that ranks may share the file. */
+static void dcommi_nccl_summarize(const struct ncclComm *comm)
+{
+    char line[1024];
+    dcomm_stats stats = {0};
+    const char *path = dcommi_nccl_summary_path();
+    if (path == NULL || dcomm_comm_stats(comm->comm, &stats) != DCOMM_OK) {
+        return;
+    }
+    int n = snprintf(line, sizeof line,
+                     "dcomm: %s%srank %d of %d: %llu operations, %llu bytes sent, %llu read from "
+                     "peers",
+                     comm->name, comm->name[0] != '\0' ? ": " : "", dcomm_comm_rank(comm->comm),
+                     dcomm_comm_size(comm->comm), (unsigned long long)stats.operations,
+                     (unsigned long long)stats.bytes_sent, (unsigned long long)stats.bytes_read);
+    if (comm->codec != NULL && n < (int)sizeof line) {
+        const dcomm_ledger *l = &comm->ledger;
+        snprintf(line + n, sizeof line - (size_t)n,
+                 "; %s: %llu elements encoded in %.3g bits each, nmse %.3g, cosine %.6g, mean "
+                 "signed error %.3g, %llu clipped, %llu not finite",
+                 dcomm_codec_spec(comm->codec), (unsigned long long)l->encoded, l->bits, l->nmse,
+                 l->cosine, l->mean_signed_error, (unsigned long long)l->clipped,
+                 (unsigned long long)l->nonfinite);
+    }
+    FILE *out = strcmp(path, "-") == 0 ? stderr : fopen(path, "a");
+    if (out != NULL) {
+        fprintf(out, "%s\n", line);
+        if (out != stderr) {
+            fclose(out);
+        }
+    }
+}
+
+/* At exit: communicators that were destroyed say goodbye, and those that were not are summed up. */
+static void dcommi_nccl_at_exit(void)
+{
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    while (dcommi_nccl_closing > 0) {
+        pthread_mutex_unlock(&dcommi_nccl_lock);
+        dcommi_nccl_nap();
+        pthread_mutex_lock(&dcommi_nccl_lock);
+    }
+    for (struct ncclComm *c = dcommi_nccl_all; c != NULL; c = c->next) {
+        if (dcomm_comm_ready(c->comm) == DCOMM_OK) {
+            dcommi_nccl_summarize(c);
+        }
+    }
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+}
+
+static pthread_once_t dcommi_nccl_once = PTHREAD_ONCE_INIT;
+
+static void dcommi_nccl_register_exit(void)
+{
+    atexit(dcommi_nccl_at_exit);
+}
+
+#endif
+
+/* ---- the beginning ---- */
+
+static ncclResult_t dcommi_nccl_new(struct ncclComm **comm_p)
+{
+    struct ncclComm *comm = calloc(1, sizeof *comm);
+    *comm_p = comm;
+    if (comm == NULL) {
+        return dcommi_nccl_no_memory();
+    }
+    comm->blocking = true;
+    return dcommi_nccl_cuda("cudaGetDevice", cudaGetDevice(&comm->device));
+}
+
+/* Forget a buffer that a communicator does not have in its list any more. */
+static void dcommi_nccl_unregister(const struct ncclComm *comm, dcommi_nccl_registered *r)
+{
+    if (r->shared) { /* which fails where the memory is free already */
+        (void)dcomm_mem_unshare(dcomm_comm_context(comm->comm), r->buff);
+    }
+    free(r);
+}
+
+/* What there is of a communicator, after its end or where it never came to be. */
+static void dcommi_nccl_discard(struct ncclComm *comm)
+{
+    if (comm != NULL) {
+        while (comm->registered != NULL) {
+            dcommi_nccl_registered *r = comm->registered;
+            comm->registered = r->next;
+            dcommi_nccl_unregister(comm, r);
+        }
+        (void)dcomm_comm_destroy(&comm->comm);
+        (void)dcomm_codec_destroy(&comm->codec);
+        free(comm);
+    }
+}
+
+static void dcommi_nccl_enlist(struct ncclComm *comm)
+{
+    pthread_once(&dcommi_nccl_once, dcommi_nccl_register_exit);
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    comm->next = dcommi_nccl_all;
+    dcommi_nccl_all = comm;
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+}
+
+/* Begin to create a communicator: dcommi_nccl_await ends it. */
+static ncclResult_t dcommi_nccl_begin(struct ncclComm **comm_p, int nranks, const ncclUniqueId *id,
+                                      int rank, const ncclConfig_t *config)
+{
+    _Static_assert(sizeof(ncclUniqueId) == sizeof(dcomm_id), "one is the other");
+    dcommi_nccl_options o;
+    struct ncclComm *comm = NULL;
+    if (comm_p == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "comm is NULL");
+    }
+    *comm_p = NULL;
+    if (nranks < 1 || rank < 0 || rank >= nranks) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "rank %d of %d ranks", rank, nranks);
+    }
+    ncclResult_t result = dcommi_nccl_new(&comm);
+    if (result == ncclSuccess) {
+        result = dcommi_nccl_configure(comm, config, &o);
+    }
+    if (result == ncclSuccess) {
+        dcomm_comm_opts opts = {.boot = DCOMM_BOOT_ID,
+                                .rank = rank,
+                                .size = nranks,
+                                .algo = o.algo,
+                                .deterministic = o.deterministic,
+                                .chunk_bytes = o.chunk_bytes,
+                                .timeout_s = o.timeout_s,
+                                .context_opts.progress_thread = true};
+        memcpy(&opts.id, id, sizeof opts.id);
+        result = dcommi_nccl_from(dcomm_comm_create_start(&opts, &comm->comm));
+    }
+    if (result != ncclSuccess) {
+        dcommi_nccl_discard(comm);
+        return result;
+    }
+    dcommi_nccl_enlist(comm);
+    *comm_p = comm;
+    return ncclSuccess;
+}
+
+static ncclResult_t dcommi_nccl_await(const struct ncclComm *comm)
+{
+    dcomm_status status;
+    while ((status = dcomm_comm_ready(comm->comm)) == DCOMM_IN_PROGRESS) {
+        dcommi_nccl_nap();
+    }
+    return dcommi_nccl_from(status);
+}
+
+/* ---- the end ---- */
+
+/* Until what was enqueued is over, whatever became of it. */
+static void dcommi_nccl_quiesce(struct ncclComm *comm)
+{
+    int before = dcommi_nccl_enter(comm);
+    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
+        if (comm->last[i].event != NULL) {
+            (void)cudaEventSynchronize(comm->last[i].event);
+        }
+    }
+    dcommi_nccl_leave(comm, before);
+}
+
+/* Ranks wait for each other's goodbye when they end, and one thread may own them all: so each ends
+ * in a thread of its own, which the process waits for at exit. */
+static void *dcommi_nccl_end(void *arg)
+{
+    struct ncclComm *comm = arg;
+    dcommi_nccl_quiesce(comm);
+    (void)dcommi_nccl_enter(comm);
+    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
+        if (comm->last[i].event != NULL) {
+            (void)cudaEventDestroy(comm->last[i].event);
+        }
+    }
+    if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
+        dcommi_nccl_summarize(comm);
+    }
+    dcommi_nccl_discard(comm);
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    dcommi_nccl_closing--;
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+    return NULL;
+}
+
+static ncclResult_t dcommi_nccl_close(struct ncclComm *comm)
+{
+    pthread_t thread;
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    struct ncclComm **at = &dcommi_nccl_all;
+    while (*at != NULL && *at != comm) {
+        at = &(*at)->next;
+    }
+    bool known = *at == comm;
+    if (known) {
+        *at = comm->next;
+        dcommi_nccl_closing++;
+    }
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+    if (!known) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "comm is none, or was destroyed before");
+    }
+    if (pthread_create(&thread, NULL, dcommi_nccl_end, comm) == 0) {
+        pthread_detach(thread);
+    } else {
+        (void)dcommi_nccl_end(comm);
+    }
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    if (comm == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "ncclCommFinalize: comm is NULL");
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_await(comm));
+    dcommi_nccl_quiesce(comm);
+    return dcomm_comm_status(comm->comm) == DCOMM_OK
+               ? ncclSuccess
+               : dcommi_nccl_fail(dcommi_nccl_result(dcomm_comm_status(comm->comm)), "%s",
+                                  dcomm_comm_error(comm->comm));
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    return comm == NULL ? ncclSuccess : dcommi_nccl_close(comm);
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    if (comm == NULL) {
+        return ncclSuccess;
+    }
+    if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
+        (void)dcomm_comm_abort(comm->comm, "ncclCommAbort was called");
+    }
+    return dcommi_nccl_close(comm);
+}
+
+DCOMMI_NCCL_CALL(ncclCommFinalize);
+DCOMMI_NCCL_CALL(ncclCommDestroy);
+DCOMMI_NCCL_CALL(ncclCommAbort);
+
+#endif
+/* ==== include/dcomm/nccl/types.h =========================================================== */
+/* types.h - NCCL's data types and operators as dcomm's. */
+#ifndef DCOMMI_NCCL_TYPES_H
+#define DCOMMI_NCCL_TYPES_H
+
+
+static bool dcommi_nccl_is_fp8(ncclDataType_t type)
+{
+    return type == ncclFloat8e4m3 || type == ncclFloat8e5m2;
+}
+
+static bool dcommi_nccl_is_float(dcomm_dtype type)
+{
+    return type == DCOMM_F64 || type == DCOMM_F32 || type == DCOMM_F16 || type == DCOMM_BF16;
+}
+
+/* reduced: the elements are computed with. 8-bit floats are only moved, as bytes. */
+static ncclResult_t dcommi_nccl_type(ncclDataType_t type, bool reduced, dcomm_dtype *out)
+{
+    static const dcomm_dtype types[ncclNumTypes] = {
+        [ncclInt8] = DCOMM_I8,       [ncclUint8] = DCOMM_U8,      [ncclInt32] = DCOMM_I32,
+        [ncclUint32] = DCOMM_U32,    [ncclInt64] = DCOMM_I64,     [ncclUint64] = DCOMM_U64,
+        [ncclFloat16] = DCOMM_F16,   [ncclFloat32] = DCOMM_F32,   [ncclFloat64] = DCOMM_F64,
+        [ncclBfloat16] = DCOMM_BF16, [ncclFloat8e4m3] = DCOMM_U8, [ncclFloat8e5m2] = DCOMM_U8};
+    if ((unsigned)type >= ncclNumTypes) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "datatype is %d, which is none", (int)type);
+    }
+    if (reduced && dcommi_nccl_is_fp8(type)) {
+        return dcommi_nccl_fail(ncclInvalidUsage,
+                                "dcomm does not reduce arrays of 8-bit floats; it moves them, and "
+                                "DCOMM_CODEC=fp8 sends float32 gradients in 8 bits");
+    }
+    *out = types[type];
+    return ncclSuccess;
+}
+
+static ncclResult_t dcommi_nccl_operator(const struct ncclComm *comm, ncclRedOp_t op,
+                                         ncclDataType_t type, dcomm_op *out,
+                                         const dcommi_nccl_op **premul)
+{
+    static const dcomm_op ops[ncclNumOps] = {[ncclSum] = DCOMM_SUM,
+                                             [ncclProd] = DCOMM_PROD,
+                                             [ncclMax] = DCOMM_MAX,
+                                             [ncclMin] = DCOMM_MIN,
+                                             [ncclAvg] = DCOMM_AVG};
+    const unsigned own = (unsigned)op - ncclNumOps;
+    *premul = NULL;
+    if ((unsigned)op < ncclNumOps) {
+        *out = ops[op];
+        return ncclSuccess;
+    }
+    if (own >= DCOMMI_NCCL_OPS || !comm->ops[own].used) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "op is %d, which this communicator has not",
+                                (int)op);
+    }
+    if (comm->ops[own].type != type) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "op %d was created for datatype %d, not for %d", (int)op,
+                                (int)comm->ops[own].type, (int)type);
+    }
+    *out = DCOMM_PREMUL_SUM;
+    *premul = &comm->ops[own];
+    return ncclSuccess;
+}
+
+/* ---- scalars of pre-multiplied sums ---- */
+
+static double dcommi_nccl_small_float(unsigned bits, unsigned fraction, int bias)
+{
+    const unsigned digits = bits & ((1u << fraction) - 1);
+    const unsigned top = (1u << (15 - fraction)) - 1;
+    const unsigned exponent = bits >> fraction & top;
+    double value = exponent == top && digits != 0 ? (double)__builtin_nanf("")
+                   : exponent == top              ? __builtin_huge_val()
+                   : exponent == 0 ? __builtin_ldexp(digits, 1 - bias - (int)fraction)
+                                   : __builtin_ldexp((1u << fraction) + digits,
+                                                     (int)exponent - bias - (int)fraction);
+    return (bits >> 15 & 1) != 0 ? -value : value;
+}
+
+static double dcommi_nccl_scalar(const void *p, ncclDataType_t type)
+{
+    union {
+        int8_t i8;
+        uint8_t u8;
+        int32_t i32;
+        uint32_t u32;
+        int64_t i64;
+        uint64_t u64;
+        uint16_t bits;
+        float f32;
+        double f64;
+    } v;
+    dcomm_dtype known = DCOMM_U8;
+    if (dcommi_nccl_type(type, true, &known) != ncclSuccess) {
+        return 0;
+    }
+    memcpy(&v, p, dcomm_dtype_size(known));
+    switch (known) {
+    case DCOMM_I8:
+        return v.i8;
+    case DCOMM_U8:
+        return v.u8;
+    case DCOMM_I32:
+        return v.i32;
+    case DCOMM_U32:
+        return v.u32;
+    case DCOMM_I64:
+        return (double)v.i64;
+    case DCOMM_U64:
+        return (double)v.u64;
+    case DCOMM_F16:
+        return dcommi_nccl_small_float(v.bits, 10, 15);
+    case DCOMM_BF16:
+        return dcommi_nccl_small_float(v.bits, 7, 127);
+    case DCOMM_F32:
+        return (double)v.f32;
+    default:
+        return v.f64;
+    }
+}
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
+                                      ncclScalarResidence_t residence, ncclComm_t comm)
+{
+    dcomm_dtype type = DCOMM_F32;
+    if (op == NULL || scalar == NULL || comm == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "ncclRedOpCreatePreMulSum: %s is NULL",
+                                op == NULL       ? "op"
+                                : scalar == NULL ? "scalar"
+                                                 : "comm");
+    }
+    if ((unsigned)residence > ncclScalarHostImmediate) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclRedOpCreatePreMulSum: residence is %d, which is none",
+                                (int)residence);
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_type(datatype, true, &type));
+    for (int i = 0; i < DCOMMI_NCCL_OPS; i++) {
+        if (!comm->ops[i].used) {
+            const bool here = residence == ncclScalarHostImmediate;
+            comm->ops[i] = (dcommi_nccl_op){true, datatype, here ? NULL : scalar,
+                                            here ? dcommi_nccl_scalar(scalar, datatype) : 1};
+            *op = (ncclRedOp_t)(ncclNumOps + i);
+            return ncclSuccess;
+        }
+    }
+    return dcommi_nccl_fail(ncclInvalidUsage, "a communicator has %d operators at most",
+                            DCOMMI_NCCL_OPS);
+}
+
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
+{
+    const unsigned own = (unsigned)op - ncclNumOps;
+    if (comm == NULL || (unsigned)op < ncclNumOps || own >= DCOMMI_NCCL_OPS ||
+        !comm->ops[own].used) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclRedOpDestroy: comm is NULL, or has no operator %d", (int)op);
+    }
+    comm->ops[own].used = false;
+    return ncclSuccess;
+}
+
+DCOMMI_NCCL_CALL(ncclRedOpCreatePreMulSum);
+DCOMMI_NCCL_CALL(ncclRedOpDestroy);
+
+#endif
+
+typedef enum dcommi_nccl_kind {
+    DCOMMI_NCCL_CREATE, /* begun: wait for it */
+    DCOMMI_NCCL_DERIVE, /* split or shrink */
+    DCOMMI_NCCL_COLL
+} dcommi_nccl_kind;
+
+typedef struct dcommi_nccl_job {
+    struct dcommi_nccl_job *next;
+    dcommi_nccl_kind kind;
+    struct ncclComm *comm;
+    ncclComm_t *out; /* of CREATE and DERIVE */
+    ncclResult_t result;
+    char text[DCOMMI_NCCL_TEXT];
+    /* DERIVE */
+    bool shrink;
+    int color, key, n;
+    int *excluded; /* the job's own */
+    struct ncclComm *made;
+    pthread_t thread;
+    bool threaded, done;
+    /* COLL */
+    dcomm_coll coll;
+    const void *in;
+    void *recv;
+    size_t count;
+    dcomm_dtype dtype;
+    dcomm_op op;
+    const dcommi_nccl_op *premul;
+    double factor;
+    int root; /* or the peer */
+    cudaStream_t stream;
+} dcommi_nccl_job;
+
+static _Thread_local struct {
+    int depth;
+    dcommi_nccl_job *first, **last;
+    ncclResult_t result; /* of a call that was refused */
+    char text[DCOMMI_NCCL_TEXT];
+} dcommi_nccl_group;
+
+/* ---- derived communicators ---- */
+
+static void *dcommi_nccl_derive(void *arg)
+{
+    dcommi_nccl_job *j = arg;
+    dcomm_comm *comm = NULL;
+    j->done = true;
+    dcomm_status status = j->shrink ? dcomm_comm_shrink(j->comm->comm, j->excluded, j->n, &comm)
+                                    : dcomm_comm_split(j->comm->comm, j->color, j->key, &comm);
+    j->result = dcommi_nccl_from(status);
+    if (status != DCOMM_OK) {
+        memcpy(j->text, dcommi_nccl_text, sizeof j->text);
+    }
+    j->made->comm = comm;
+    return NULL;
+}
+
+/* Each waits for its other ranks, which may be this thread's too: so those of different
+ * communicators run at once, in threads, and those of one in turn. */
+static void dcommi_nccl_derive_all(dcommi_nccl_job *first)
+{
+    for (dcommi_nccl_job *from = first; from != NULL;) {
+        dcommi_nccl_job *rest = NULL;
+        for (dcommi_nccl_job *j = from; j != NULL; j = j->next) {
+            bool taken = false;
+            if (j->kind != DCOMMI_NCCL_DERIVE || j->done) {
+                continue;
+            }
+            for (dcommi_nccl_job *k = from; k != j && !taken; k = k->next) {
+                taken = k->threaded && k->comm == j->comm;
+            }
+            if (taken) {
+                rest = rest != NULL ? rest : j;
+                continue;
+            }
+            j->threaded = pthread_create(&j->thread, NULL, dcommi_nccl_derive, j) == 0;
+            if (!j->threaded) {
+                (void)dcommi_nccl_derive(j);
+            }
+        }
+        for (dcommi_nccl_job *j = from; j != NULL; j = j->next) {
+            if (j->threaded) {
+                pthread_join(j->thread, NULL);
+                j->threaded = false;
+            }
+        }
+        from = rest;
+    }
+}
+
+/* What came of a derivation, in the caller's thread. */
+static ncclResult_t dcommi_nccl_derived(dcommi_nccl_job *j)
+{
+    if (j->result == ncclSuccess && j->made->comm != NULL) {
+        dcommi_nccl_enlist(j->made);
+        *j->out = j->made;
+    } else {
+        dcommi_nccl_discard(j->made); /* an error, or NCCL_SPLIT_NOCOLOR */
+    }
+    free(j->excluded);
+    return j->result == ncclSuccess ? ncclSuccess : dcommi_nccl_fail(j->result, "%s", j->text);
+}
+
+/* ---- collectives ---- */
+
+static bool dcommi_nccl_codes(const dcommi_nccl_job *j)
+{
+    return j->comm->codec != NULL && j->coll == DCOMM_COLL_ALLREDUCE &&
+           dcommi_nccl_is_float(j->dtype) && (j->op == DCOMM_SUM || j->op == DCOMM_AVG);
+}
+
+static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
+{
+    dcomm_comm *c = j->comm->comm;
+    const bool codes = dcommi_nccl_codes(j), counts = codes && dcommi_nccl_summary_path() != NULL;
+    const dcomm_coll_opts opts = {.stream = j->stream != NULL ? (void *)j->stream
+                                                              : (void *)cudaStreamLegacy,
+                                  .device = true,
+                                  .premul = j->factor,
+                                  .codec = codes ? j->comm->codec : NULL,
+                                  .codec_ledger = counts ? &j->comm->ledger : NULL};
+    switch (j->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        return dcomm_allreduce(c, j->in, j->recv, j->count, j->dtype, j->op, &opts);
+    case DCOMM_COLL_REDUCE:
+        return dcomm_reduce(c, j->in, j->recv, j->count, j->dtype, j->op, j->root, &opts);
+    case DCOMM_COLL_REDUCE_SCATTER:
+        return dcomm_reduce_scatter(c, j->in, j->recv, j->count, j->dtype, j->op, &opts);
+    case DCOMM_COLL_ALLGATHER:
+        return dcomm_allgather(c, j->in, j->recv, j->count, j->dtype, &opts);
+    case DCOMM_COLL_BROADCAST:
+        return dcomm_broadcast(c, j->in, j->recv, j->count, j->dtype, j->root, &opts);
+    case DCOMM_COLL_ALLTOALL:
+        return dcomm_alltoall(c, j->in, j->recv, j->count, j->dtype, &opts);
+    case DCOMM_COLL_GATHER:
+        return dcomm_gather(c, j->in, j->recv, j->count, j->dtype, j->root, &opts);
+    case DCOMM_COLL_SCATTER:
+        return dcomm_scatter(c, j->in, j->recv, j->count, j->dtype, j->root, &opts);
+    case DCOMM_COLL_SEND:
+        return dcomm_send(c, j->in, j->count, j->dtype, j->root, &opts);
+    default:
+        return dcomm_recv(c, j->recv, j->count, j->dtype, j->root, &opts);
+    }
+}
+
+/* The factor of a pre-multiplied sum that is in device memory, after what the stream holds. */
+static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j, ncclDataType_t type)
+{
+    uint64_t value[1] = {0};
+    j->factor = j->premul->factor;
+    if (j->premul->scalar == NULL) {
+        return ncclSuccess;
+    }
+    DCOMMI_NCCL_TRY(
+        dcommi_nccl_cuda("the operator's scalar",
+                         cudaMemcpyAsync(value, j->premul->scalar, dcomm_dtype_size(j->dtype),
+                                         cudaMemcpyDefault, j->stream)));
+    DCOMMI_NCCL_TRY(dcommi_nccl_cuda("the operator's scalar", cudaStreamSynchronize(j->stream)));
+    j->factor = dcommi_nccl_scalar(value, type);
+    return ncclSuccess;
+}
+
+static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)
+{
+    return j->kind == DCOMMI_NCCL_COLL &&
+           (j->coll == DCOMM_COLL_SEND || j->coll == DCOMM_COLL_RECV) &&
+           j->root == dcomm_comm_rank(j->comm->comm);
+}
+
+/* A copy on the receive's stream, after what the send's holds, which goes on after it. */
+static ncclResult_t dcommi_nccl_copy(const dcommi_nccl_job *send, const dcommi_nccl_job *recv)
+{
+    cudaEvent_t event = NULL;
+    const size_t bytes = send->count * dcomm_dtype_size(send->dtype);
+    if (recv->count != send->count || recv->dtype != send->dtype) {
+        return dcommi_nccl_fail(
+            ncclInvalidUsage, "rank %d sends %zu %s to itself, and receives %zu %s", send->root,
+            send->count, dcomm_dtype_name(send->dtype), recv->count, dcomm_dtype_name(recv->dtype));
+    }
+    const bool two = send->stream != recv->stream;
+    cudaError_t error =
+        two ? cudaEventCreateWithFlags(&event, cudaEventDisableTiming) : cudaSuccess;
+    if (error == cudaSuccess && two) {
+        error = cudaEventRecord(event, send->stream);
+    }
+    if (error == cudaSuccess && two) {
+        error = cudaStreamWaitEvent(recv->stream, event, 0);
+    }
+    if (error == cudaSuccess) {
+        error = cudaMemcpyAsync(recv->recv, send->in, bytes, cudaMemcpyDefault, recv->stream);
+    }
+    if (error == cudaSuccess && two) {
+        error = cudaEventRecord(event, recv->stream);
+    }
+    if (error == cudaSuccess && two) {
+        error = cudaStreamWaitEvent(send->stream, event, 0);
+    }
+    if (event != NULL) {
+        (void)cudaEventDestroy(event);
+    }
+    return dcommi_nccl_cuda("a copy within a rank", error);
+}
+
+/* Sends of ranks to themselves meet the receives, in order. */
+static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
+{
+    ncclResult_t result = ncclSuccess;
+    for (dcommi_nccl_job *a = first; a != NULL; a = a->next) {
+        if (a->done || !dcommi_nccl_to_itself(a)) {
+            continue;
+        }
+        dcommi_nccl_job *b = a->next;
+        while (b != NULL &&
+               (b->done || !dcommi_nccl_to_itself(b) || b->comm != a->comm || b->coll == a->coll)) {
+            b = b->next;
+        }
+        a->done = true;
+        ncclResult_t one;
+        if (b == NULL) {
+            one = dcommi_nccl_fail(ncclInvalidUsage,
+                                   "rank %d sends to itself, or receives, and the group has no "
+                                   "call that meets it",
+                                   a->root);
+        } else {
+            const bool sends = a->coll == DCOMM_COLL_SEND;
+            int before = dcommi_nccl_enter(a->comm);
+            b->done = true;
+            one = dcommi_nccl_copy(sends ? a : b, sends ? b : a);
+            dcommi_nccl_leave(a->comm, before);
+        }
+        result = result == ncclSuccess ? one : result;
+    }
+    return result;
+}
+
+/* Remember where in the stream the communicator's last operation is. */
+static void dcommi_nccl_note(const dcommi_nccl_job *j)
+{
+    struct ncclComm *comm = j->comm;
+    int slot = -1;
+    for (int i = DCOMMI_NCCL_STREAMS - 1; i >= 0; i--) {
+        if (comm->last[i].event == NULL || comm->last[i].stream == j->stream) {
+            slot = i;
+        }
+    }
+    if (slot < 0) {
+        slot = comm->last_next;
+        comm->last_next = (slot + 1) % DCOMMI_NCCL_STREAMS;
+        (void)cudaEventSynchronize(comm->last[slot].event);
+    }
+    if (comm->last[slot].event == NULL &&
+        cudaEventCreateWithFlags(&comm->last[slot].event, cudaEventDisableTiming) != cudaSuccess) {
+        comm->last[slot].event = NULL;
+        return;
+    }
+    comm->last[slot].stream = j->stream;
+    (void)cudaEventRecord(comm->last[slot].event, j->stream);
+}
+
+static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
+{
+    ncclResult_t result = dcommi_nccl_copy_own(first);
+    int n = 0;
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        n += j->kind == DCOMMI_NCCL_COLL && !j->done;
+    }
+    if (n > 1) {
+        (void)dcomm_group_start();
+    }
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
+            int before = dcommi_nccl_enter(j->comm);
+            ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
+            dcommi_nccl_leave(j->comm, before);
+            result = result == ncclSuccess ? one : result;
+        }
+    }
+    if (n > 1) {
+        ncclResult_t one = dcommi_nccl_from(dcomm_group_end());
+        result = result == ncclSuccess ? one : result;
+    }
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
+            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_note(j);
+            dcommi_nccl_leave(j->comm, before);
+        }
+    }
+    return result;
+}
+
+/* ---- the group ---- */
+
+/* A call that was refused: the group's end says so again. */
+static ncclResult_t dcommi_nccl_refused(ncclResult_t result)
+{
+    if (dcommi_nccl_group.depth > 0 && result > ncclSuccess && result != ncclInProgress &&
+        dcommi_nccl_group.result == ncclSuccess) {
+        dcommi_nccl_group.result = result;
+        memcpy(dcommi_nccl_group.text, dcommi_nccl_text, sizeof dcommi_nccl_text);
+    }
+    return result;
+}
+
+static ncclResult_t dcommi_nccl_created(const dcommi_nccl_job *j)
+{
+    if (!j->comm->blocking) {
+        return ncclInProgress;
+    }
+    ncclResult_t result = dcommi_nccl_await(j->comm);
+    if (result != ncclSuccess) {
+        *j->out = NULL;
+        (void)dcommi_nccl_close(j->comm);
+    }
+    return result;
+}
+
+static void dcommi_nccl_drop_jobs(dcommi_nccl_job *first)
+{
+    while (first != NULL) {
+        dcommi_nccl_job *next = first->next;
+        free(first);
+        first = next;
+    }
+}
+
+static ncclResult_t dcommi_nccl_end_group(void)
+{
+    if (--dcommi_nccl_group.depth > 0) {
+        return ncclSuccess;
+    }
+    dcommi_nccl_job *first = dcommi_nccl_group.first;
+    ncclResult_t result = dcommi_nccl_group.result;
+    char text[DCOMMI_NCCL_TEXT];
+    memcpy(text, dcommi_nccl_group.text, sizeof text);
+    dcommi_nccl_group.first = NULL;
+    dcommi_nccl_group.result = ncclSuccess;
+    dcommi_nccl_derive_all(first);
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        ncclResult_t one = j->kind == DCOMMI_NCCL_CREATE   ? dcommi_nccl_created(j)
+                           : j->kind == DCOMMI_NCCL_DERIVE ? dcommi_nccl_derived(j)
+                                                           : ncclSuccess;
+        if (one != ncclSuccess && (result == ncclSuccess || result == ncclInProgress)) {
+            result = one;
+            memcpy(text, dcommi_nccl_text, sizeof text);
+        }
+    }
+    ncclResult_t one = dcommi_nccl_call_all(first);
+    dcommi_nccl_drop_jobs(first);
+    if (one != ncclSuccess && (result == ncclSuccess || result == ncclInProgress)) {
+        return one;
+    }
+    return result == ncclSuccess || result == ncclInProgress ? result
+                                                             : dcommi_nccl_fail(result, "%s", text);
+}
+
+/* Put a job at the end of the thread's group, and start it where there is none. */
+static ncclResult_t dcommi_nccl_submit(const dcommi_nccl_job *job)
+{
+    dcommi_nccl_job *j = malloc(sizeof *j);
+    if (j == NULL) {
+        return dcommi_nccl_refused(dcommi_nccl_no_memory());
+    }
+    *j = *job;
+    if (dcommi_nccl_group.first == NULL) {
+        dcommi_nccl_group.last = &dcommi_nccl_group.first;
+    }
+    *dcommi_nccl_group.last = j;
+    dcommi_nccl_group.last = &j->next;
+    if (dcommi_nccl_group.depth > 0) {
+        return ncclSuccess;
+    }
+    dcommi_nccl_group.depth = 1;
+    return dcommi_nccl_end_group();
+}
+
+ncclResult_t ncclGroupStart(void)
+{
+    dcommi_nccl_group.depth++;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    return dcommi_nccl_group.depth == 0
+               ? dcommi_nccl_fail(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart")
+               : dcommi_nccl_end_group();
+}
+
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *info)
+{
+    (void)info;
+    if (dcommi_nccl_group.depth > 0 && --dcommi_nccl_group.depth == 0) {
+        dcommi_nccl_drop_jobs(dcommi_nccl_group.first);
+        dcommi_nccl_group.first = NULL;
+        dcommi_nccl_group.result = ncclSuccess;
+    }
+    return dcommi_nccl_fail(ncclInvalidUsage,
+                            "ncclGroupSimulateEnd: dcomm prices single collectives "
+                            "(dcomm_explain_all, dcomm-crossover), and not groups");
+}
+
+DCOMMI_NCCL_CALL(ncclGroupStart);
+DCOMMI_NCCL_CALL(ncclGroupEnd);
+DCOMMI_NCCL_CALL(ncclGroupSimulateEnd);
+
+#endif
+
+/* Check what all calls have in common, and put the job into the group. in_needed and out_needed:
+ * the pointer must be there. */
+static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, ncclDataType_t datatype,
+                                      bool reduced, ncclRedOp_t op, bool in_needed, bool out_needed)
+{
+    if (j->comm == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "%s: comm is NULL", call);
+    }
+    dcomm_status ready = dcomm_comm_ready(j->comm->comm);
+    if (ready != DCOMM_OK) {
+        return ready == DCOMM_IN_PROGRESS
+                   ? dcommi_nccl_fail(ncclInvalidUsage,
+                                      "%s: the communicator is still being created: wait until "
+                                      "ncclCommGetAsyncError says ncclSuccess",
+                                      call)
+                   : dcommi_nccl_from(ready);
+    }
+    const int size = dcomm_comm_size(j->comm->comm);
+    if (j->root < 0 || j->root >= size) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "%s: rank %d is none of the %d ranks", call,
+                                j->root, size);
+    }
+    if (j->count > 0 && ((in_needed && j->in == NULL) || (out_needed && j->recv == NULL))) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "%s: %s is NULL", call,
+                                in_needed && j->in == NULL ? "sendbuff" : "recvbuff");
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_type(datatype, reduced, &j->dtype));
+    if (reduced) {
+        DCOMMI_NCCL_TRY(dcommi_nccl_operator(j->comm, op, datatype, &j->op, &j->premul));
+    }
+    if (j->premul != NULL) {
+        int before = dcommi_nccl_enter(j->comm);
+        ncclResult_t result = dcommi_nccl_factor(j, datatype);
+        dcommi_nccl_leave(j->comm, before);
+        return result;
+    }
+    return ncclSuccess;
+}
+
+static ncclResult_t dcommi_nccl_coll(const char *call, dcommi_nccl_job *j, ncclDataType_t datatype,
+                                     bool reduced, ncclRedOp_t op, bool in_needed, bool out_needed)
+{
+    j->kind = DCOMMI_NCCL_COLL;
+    ncclResult_t result = dcommi_nccl_check(call, j, datatype, reduced, op, in_needed, out_needed);
+    return result == ncclSuccess ? dcommi_nccl_submit(j) : dcommi_nccl_refused(result);
+}
+
+static bool dcommi_nccl_is_rank(ncclComm_t comm, int rank)
+{
+    return comm != NULL && dcomm_comm_rank(comm->comm) == rank;
+}
+
+ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count,
+                           ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_ALLREDUCE,
+                         .comm = comm,
+                         .in = sendbuff,
+                         .recv = recvbuff,
+                         .count = count,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclAllReduce", &j, datatype, true, op, true, true);
+}
+
+ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                        ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_REDUCE,
+                         .comm = comm,
+                         .in = sendbuff,
+                         .recv = recvbuff,
+                         .count = count,
+                         .root = root,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclReduce", &j, datatype, true, op, true,
+                            dcommi_nccl_is_rank(comm, root));
+}
+
+ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count,
+                           ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_BROADCAST,
+                         .comm = comm,
+                         .in = sendbuff,
+                         .recv = recvbuff,
+                         .count = count,
+                         .root = root,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclBroadcast", &j, datatype, false, ncclSum,
+                            dcommi_nccl_is_rank(comm, root), true);
+}
+
+ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
+                       cudaStream_t stream)
+{
+    return ncclBroadcast(buff, buff, count, datatype, root, comm, stream);
+}
+
+ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
+                               ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_REDUCE_SCATTER,
+                         .comm = comm,
+                         .in = sendbuff,
+                         .recv = recvbuff,
+                         .count = recvcount,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclReduceScatter", &j, datatype, true, op, true, true);
+}
+
+ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcount,
+                           ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_ALLGATHER,
+                         .comm = comm,
+                         .in = sendbuff,
+                         .recv = recvbuff,
+                         .count = sendcount,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclAllGather", &j, datatype, false, ncclSum, true, true);
+}
+
+ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size_t count,
+                          ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_ALLTOALL,
+                         .comm = comm,
+                         .in = sendbuff,
+                         .recv = recvbuff,
+                         .count = count,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclAlltoAll", &j, datatype, false, ncclSum, true, true);
+}
+
+ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                        int root, ncclComm_t comm, cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_GATHER,
+                         .comm = comm,
+                         .in = sendbuff,
+                         .recv = recvbuff,
+                         .count = count,
+                         .root = root,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclGather", &j, datatype, false, ncclSum, true,
+                            dcommi_nccl_is_rank(comm, root));
+}
+
+ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count,
+                         ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_SCATTER,
+                         .comm = comm,
+                         .in = sendbuff,
+                         .recv = recvbuff,
+                         .count = count,
+                         .root = root,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclScatter", &j, datatype, false, ncclSum,
+                            dcommi_nccl_is_rank(comm, root), true);
+}
+
+ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
+                      ncclComm_t comm, cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_SEND,
+                         .comm = comm,
+                         .in = sendbuff,
+                         .count = count,
+                         .root = peer,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclSend", &j, datatype, false, ncclSum, true, false);
+}
+
+ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer,
+                      ncclComm_t comm, cudaStream_t stream)
+{
+    dcommi_nccl_job j = {.coll = DCOMM_COLL_RECV,
+                         .comm = comm,
+                         .recv = recvbuff,
+                         .count = count,
+                         .root = peer,
+                         .stream = stream};
+    return dcommi_nccl_coll("ncclRecv", &j, datatype, false, ncclSum, false, true);
+}
+
+DCOMMI_NCCL_CALL(ncclAllReduce);
+DCOMMI_NCCL_CALL(ncclReduce);
+DCOMMI_NCCL_CALL(ncclBroadcast);
+DCOMMI_NCCL_CALL(ncclBcast);
+DCOMMI_NCCL_CALL(ncclReduceScatter);
+DCOMMI_NCCL_CALL(ncclAllGather);
+DCOMMI_NCCL_CALL(ncclAlltoAll);
+DCOMMI_NCCL_CALL(ncclGather);
+DCOMMI_NCCL_CALL(ncclScatter);
+DCOMMI_NCCL_CALL(ncclSend);
+DCOMMI_NCCL_CALL(ncclRecv);
+
+#endif
+/* ==== include/dcomm/nccl/comm.h ============================================================ */
+/* comm.h - NCCL's calls that make communicators: by an id, from others, all in one process. */
+#ifndef DCOMMI_NCCL_COMM_H
+#define DCOMMI_NCCL_COMM_H
+
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+    dcomm_id made;
+    if (id == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "ncclGetUniqueId: id is NULL");
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_from(dcomm_id_create(&made)));
+    memcpy(id, &made, sizeof *id);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config)
+{
+    dcommi_nccl_job j = {.kind = DCOMMI_NCCL_CREATE, .out = comm};
+    ncclResult_t result = dcommi_nccl_begin(&j.comm, nranks, &id, rank, config);
+    if (result != ncclSuccess || comm == NULL) {
+        return dcommi_nccl_refused(result);
+    }
+    *comm = j.comm;
+    return dcommi_nccl_submit(&j);
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank)
+{
+    return ncclCommInitRankConfig(comm, nranks, id, rank, NULL);
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int nranks, int rank, int nids,
+                                      ncclUniqueId *ids, ncclConfig_t *config)
+{
+    if (ids == NULL || nids < 1) {
+        return dcommi_nccl_refused(dcommi_nccl_fail(
+            ncclInvalidArgument, "ncclCommInitRankScalable: ids is NULL, or nids is %d", nids));
+    }
+    return ncclCommInitRankConfig(comm, nranks, ids[0], rank, config);
+}
+
+ncclResult_t ncclCommInitAll(ncclComm_t *comms, int ndev, const int *devices)
+{
+    ncclUniqueId id;
+    int before = 0, count = 0;
+    if (comms == NULL || ndev < 1) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclCommInitAll: comms is NULL, or ndev is %d", ndev);
+    }
+    memset(comms, 0, (size_t)ndev * sizeof *comms);
+    DCOMMI_NCCL_TRY(dcommi_nccl_cuda("cudaGetDevice", cudaGetDevice(&before)));
+    DCOMMI_NCCL_TRY(dcommi_nccl_cuda("cudaGetDeviceCount", cudaGetDeviceCount(&count)));
+    for (int i = 0; i < ndev; i++) {
+        const int device = devices != NULL ? devices[i] : i;
+        if (device < 0 || device >= count) {
+            return dcommi_nccl_fail(ncclInvalidArgument,
+                                    "ncclCommInitAll: there is no device %d, of %d", device, count);
+        }
+    }
+    DCOMMI_NCCL_TRY(ncclGetUniqueId(&id));
+    (void)ncclGroupStart();
+    for (int i = 0; i < ndev; i++) {
+        (void)cudaSetDevice(devices != NULL ? devices[i] : i);
+        (void)ncclCommInitRank(&comms[i], ndev, id, i); /* the group's end tells */
+    }
+    ncclResult_t result = ncclGroupEnd();
+    (void)cudaSetDevice(before);
+    return result;
+}
+
+/* A communicator that comes from another: with the same device, codec and way to wait, unless
+ * config says otherwise. */
+static ncclResult_t dcommi_nccl_inherit(const struct ncclComm *from, const ncclConfig_t *config,
+                                        struct ncclComm **made_p)
+{
+    dcommi_nccl_options o = {.codec = NULL};
+    DCOMMI_NCCL_TRY(dcommi_nccl_new(made_p));
+    struct ncclComm *made = *made_p;
+    made->device = from->device;
+    made->blocking = from->blocking;
+    memcpy(made->name, from->name, sizeof made->name);
+    if (config != NULL) {
+        DCOMMI_NCCL_TRY(dcommi_nccl_configure(made, config, &o));
+    } else if (from->codec != NULL) {
+        DCOMMI_NCCL_TRY(
+            dcommi_nccl_from(dcomm_codec_create(dcomm_codec_spec(from->codec), &made->codec)));
+    }
+    return o.set ? dcommi_nccl_fail(ncclInvalidUsage,
+                                    "commName: a derived communicator can be given a codec; the "
+                                    "other options are its parent's")
+                 : ncclSuccess;
+}
+
+static ncclResult_t dcommi_nccl_submit_derived(dcommi_nccl_job *j, const ncclConfig_t *config)
+{
+    *j->out = NULL;
+    ncclResult_t result = dcommi_nccl_await(j->comm);
+    if (result != ncclSuccess && !j->shrink) {
+        return result;
+    }
+    result = dcommi_nccl_inherit(j->comm, config, &j->made);
+    if (result != ncclSuccess) {
+        dcommi_nccl_discard(j->made);
+        free(j->excluded);
+        return result;
+    }
+    return dcommi_nccl_submit(j);
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm,
+                           ncclConfig_t *config)
+{
+    dcommi_nccl_job j = {
+        .kind = DCOMMI_NCCL_DERIVE, .comm = comm, .out = newcomm, .color = color, .key = key};
+    if (comm == NULL || newcomm == NULL || color < NCCL_SPLIT_NOCOLOR) {
+        return dcommi_nccl_refused(dcommi_nccl_fail(
+            ncclInvalidArgument, "ncclCommSplit: comm or newcomm is NULL, or color is %d", color));
+    }
+    return dcommi_nccl_refused(dcommi_nccl_submit_derived(&j, config));
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t comm, int *excluded, int n, ncclComm_t *newcomm,
+                            ncclConfig_t *config, int flags)
+{
+    dcommi_nccl_job j = {
+        .kind = DCOMMI_NCCL_DERIVE, .comm = comm, .out = newcomm, .shrink = true, .n = n};
+    if (comm == NULL || newcomm == NULL || excluded == NULL || n < 1 ||
+        (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT)) {
+        return dcommi_nccl_refused(dcommi_nccl_fail(
+            ncclInvalidArgument,
+            "ncclCommShrink: comm, newcomm or excluded is NULL, n is %d, or flags is %d", n,
+            flags));
+    }
+    j.excluded = malloc((size_t)n * sizeof *excluded);
+    if (j.excluded == NULL) {
+        return dcommi_nccl_refused(dcommi_nccl_no_memory());
+    }
+    memcpy(j.excluded, excluded, (size_t)n * sizeof *excluded);
+    if (flags == NCCL_SHRINK_ABORT) {
+        (void)dcomm_comm_abort(comm->comm, "ncclCommShrink was called with NCCL_SHRINK_ABORT");
+    }
+    return dcommi_nccl_refused(dcommi_nccl_submit_derived(&j, config));
+}
+
+DCOMMI_NCCL_CALL(ncclGetUniqueId);
+DCOMMI_NCCL_CALL(ncclCommInitRank);
+DCOMMI_NCCL_CALL(ncclCommInitRankConfig);
+DCOMMI_NCCL_CALL(ncclCommInitRankScalable);
+DCOMMI_NCCL_CALL(ncclCommInitAll);
+DCOMMI_NCCL_CALL(ncclCommSplit);
+DCOMMI_NCCL_CALL(ncclCommShrink);
+
+#endif
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    if (version == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "ncclGetVersion: version is NULL");
+    }
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t result)
+{
+    switch (result) {
+    case ncclSuccess:
+        return "no error";
+    case ncclUnhandledCudaError:
+        return "unhandled cuda error (see ncclGetLastError)";
+    case ncclSystemError:
+        return "unhandled system error (see ncclGetLastError)";
+    case ncclInternalError:
+        return "internal error (see ncclGetLastError)";
+    case ncclInvalidArgument:
+        return "invalid argument (see ncclGetLastError)";
+    case ncclInvalidUsage:
+        return "invalid usage (see ncclGetLastError)";
+    case ncclRemoteError:
+        return "remote process exited or there was a network error";
+    case ncclInProgress:
+        return "NCCL operation in progress";
+    default:
+        return "unknown result code";
+    }
+}
+
+const char *ncclGetLastError(ncclComm_t comm)
+{
+    if (comm != NULL && dcomm_comm_ready(comm->comm) == DCOMM_OK &&
+        dcomm_comm_status(comm->comm) != DCOMM_OK) {
+        return dcomm_comm_error(comm->comm);
+    }
+    return dcommi_nccl_text;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
+{
+    if (comm == NULL || error == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "ncclCommGetAsyncError: %s is NULL",
+                                comm == NULL ? "comm" : "error");
+    }
+    dcomm_status status = dcomm_comm_ready(comm->comm);
+    if (status == DCOMM_OK) {
+        *error = dcommi_nccl_result(dcomm_comm_status(comm->comm));
+    } else {
+        *error = dcommi_nccl_from(status);
+    }
+    return ncclSuccess;
+}
+
+static ncclResult_t dcommi_nccl_ask(const char *call, ncclComm_t comm, const void *out)
+{
+    if (comm == NULL || out == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument, "%s: %s is NULL", call,
+                                comm == NULL ? "comm" : "the pointer for the answer");
+    }
+    return dcomm_comm_ready(comm->comm) == DCOMM_IN_PROGRESS
+               ? dcommi_nccl_fail(ncclInvalidUsage, "%s: the communicator is still being created",
+                                  call)
+               : ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommCount", comm, count));
+    *count = dcomm_comm_size(comm->comm);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommCuDevice", comm, device));
+    *device = comm->device;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
+{
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommUserRank", comm, rank));
+    *rank = dcomm_comm_rank(comm->comm);
+    return ncclSuccess;
+}
+
+/* ---- memory ---- */
+
+/* Peers may open it where it is registered. */
+ncclResult_t ncclMemAlloc(void **ptr, size_t bytes)
+{
+    return ptr == NULL ? dcommi_nccl_fail(ncclInvalidArgument, "ncclMemAlloc: ptr is NULL")
+                       : dcommi_nccl_from(dcomm_mem_alloc_device(NULL, bytes, ptr));
+}
+
+ncclResult_t ncclMemFree(void *ptr)
+{
+    return dcommi_nccl_from(dcomm_mem_free(&ptr));
+}
+
+/* Of memory that is not ncclMemAlloc's there is nothing to do: nobody would tell when it is freed,
+ * which must not be while a peer has it open. */
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t bytes, void **handle)
+{
+    dcomm_mem_info info;
+    if (buff == NULL || bytes == 0) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclCommRegister: buff is NULL, or bytes is 0");
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommRegister", comm, handle));
+    dcommi_nccl_registered *r = calloc(1, sizeof *r);
+    if (r == NULL) {
+        return dcommi_nccl_no_memory();
+    }
+    r->buff = buff;
+    if (dcomm_mem_query(buff, &info) == DCOMM_OK && info.device >= 0) {
+        dcomm_status status = dcomm_mem_share(dcomm_comm_context(comm->comm), buff);
+        if (status < 0) {
+            free(r);
+            return dcommi_nccl_from(status);
+        }
+        r->shared = true;
+    }
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    r->next = comm->registered;
+    comm->registered = r;
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+    *handle = r;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
+{
+    dcommi_nccl_registered **at, *r = NULL;
+    if (comm != NULL && handle == NULL) {
+        return ncclSuccess;
+    }
+    if (comm != NULL) {
+        pthread_mutex_lock(&dcommi_nccl_lock);
+        for (at = &comm->registered; *at != NULL && *at != handle; at = &(*at)->next) {
+        }
+        r = *at;
+        if (r != NULL) {
+            *at = r->next;
+        }
+        pthread_mutex_unlock(&dcommi_nccl_lock);
+    }
+    if (r == NULL) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclCommDeregister: comm is NULL, or not that of the handle");
+    }
+    dcommi_nccl_unregister(comm, r);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window,
+                                    int flags)
+{
+    (void)comm;
+    (void)buff;
+    (void)bytes;
+    (void)flags;
+    if (window != NULL) {
+        *window = NULL;
+    }
+    return dcommi_nccl_fail(ncclInvalidUsage,
+                            "ncclCommWindowRegister: dcomm has no symmetric windows; its "
+                            "collectives take any device memory without");
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window)
+{
+    (void)comm;
+    return window == NULL ? ncclSuccess
+                          : dcommi_nccl_fail(ncclInvalidUsage,
+                                             "ncclCommWindowDeregister: dcomm has no windows");
+}
+
+DCOMMI_NCCL_CALL(ncclGetVersion);
+DCOMMI_NCCL_CALL(ncclGetErrorString);
+DCOMMI_NCCL_CALL(ncclGetLastError);
+DCOMMI_NCCL_CALL(ncclCommGetAsyncError);
+DCOMMI_NCCL_CALL(ncclCommCount);
+DCOMMI_NCCL_CALL(ncclCommCuDevice);
+DCOMMI_NCCL_CALL(ncclCommUserRank);
+DCOMMI_NCCL_CALL(ncclMemAlloc);
+DCOMMI_NCCL_CALL(ncclMemFree);
+DCOMMI_NCCL_CALL(ncclCommRegister);
+DCOMMI_NCCL_CALL(ncclCommDeregister);
+DCOMMI_NCCL_CALL(ncclCommWindowRegister);
+DCOMMI_NCCL_CALL(ncclCommWindowDeregister);
+
+#endif
+#endif
+
+/* ==== helper macros end here =========================================================== */
+#undef DCOMMI_NCCL_CALL
+#undef DCOMMI_NCCL_OPS
+#undef DCOMMI_NCCL_STREAMS
+#undef DCOMMI_NCCL_TEXT
+#undef DCOMMI_NCCL_TRY

@@ -7,7 +7,7 @@ amalgamate=$PWD/tools/amalgamate.py
 # tree: a fresh copy of the small tree, entered.
 tree() {
     rm -rf "$scratch/tree"
-    mkdir -p "$scratch/tree"/{tools,kernels,include/dcomm/impl}
+    mkdir -p "$scratch/tree"/{tools,kernels,include/dcomm/{impl,nccl}}
     cd "$scratch/tree" || exit 2
     cp "$amalgamate" tools/
     cat >include/dcomm/all.h <<'END'
@@ -24,6 +24,9 @@ END
     printf '#ifndef DCOMMI_TWO_H\n#define DCOMMI_TWO_H\n#include "one.h"\n#define DCOMMI_N 1\n#include "../../../kernels/template.h"\n#undef DCOMMI_N\n#define DCOMMI_N 2\n#include "../../../kernels/template.h"\n#undef DCOMMI_N\n#endif\n' >include/dcomm/impl/two.h
     printf '#ifndef DCOMMI_K_H\n#define DCOMMI_K_H\n#include <math.h>\nstatic int k;\n#endif\n' >kernels/k.h
     printf 'static int in_template;\n' >kernels/template.h
+    printf '/* all.h - speaks too. */\n#include "face.h"\n#ifdef I\n#include "made.h"\n#endif\n' >include/dcomm/nccl/all.h
+    printf '#ifndef FACE_H\n#define FACE_H\n#include <limits.h>\nstatic int face;\n#endif\n' >include/dcomm/nccl/face.h
+    printf '#ifndef MADE_H\n#define MADE_H\n#include "dcomm.h"\n#include "face.h"\nstatic int made;\n#endif\n' >include/dcomm/nccl/made.h
 }
 header=include/dcomm.h
 
@@ -37,6 +40,14 @@ expanded() {
         ! grep -q 'speaks of' $header && grep -q 'dcomm.h 1.2.3' $header
 }
 check "each part once, templates each time, system includes kept" expanded
+beside() {
+    cat include/dcomm_nccl.h &&
+        [ "$(grep -c 'static int face' include/dcomm_nccl.h)" = 1 ] &&
+        [ "$(grep -c 'static int made' include/dcomm_nccl.h)" = 1 ] &&
+        [ "$(grep -c '^#include "' include/dcomm_nccl.h)" = 1 ] &&
+        grep -q '^#include "dcomm.h"' include/dcomm_nccl.h && ! grep -q 'speaks' include/dcomm_nccl.h
+}
+check "the other header includes the first" beside
 undefined() {
     [ "$(grep '^#undef' $header | tail -1)" = "#undef DCOMMI_KEPT" ] &&
         [ "$(grep -c '#undef DCOMMI_GONE' $header)" = 1 ]

@@ -89,4 +89,20 @@ host_home() {
         LD_LIBRARY_PATH=$scratch/host/lib "$scratch/laptop" 2
 }
 check "a folder like NCCL's for machines without CUDA, and a program with it" host_home
+copied() {
+    mkdir "$scratch/copied" && cp include/dcomm.h include/dcomm_nccl.h "$scratch/copied" &&
+        printf '#define %s\n' _GNU_SOURCE DCOMM_IMPLEMENTATION DCOMM_WITH_CUDA \
+            DCOMM_NCCL_IMPLEMENTATION >"$scratch/copied/all.c" &&
+        echo '#include "dcomm_nccl.h"' >>"$scratch/copied/all.c" &&
+        cp examples/nccl/{check.h,single_process.c} "$scratch/copied" &&
+        sed -i 's/<nccl.h>/"dcomm_nccl.h"/' "$scratch"/copied/{check.h,single_process.c} &&
+        for f in fold kernels; do # in the .cu file's place
+            gcc -std=c11 -I include "${stand_in[@]}" -c -o "$scratch/copied/$f.o" nccl/host/$f.c || return 1
+        done &&
+        gcc -std=c11 -I "$scratch/copied" "${stand_in[@]}" -o "$scratch/copied/program" \
+            "$scratch"/copied/*.[co] -L "$scratch/host/lib" -lcudart -lucp -lucs -luct -lhwloc -lm \
+            -lpthread -ldl &&
+        LD_LIBRARY_PATH=$scratch/host/lib "$scratch/copied/program" 2
+}
+check "the two headers, copied, and a program with the implementation" copied
 finish

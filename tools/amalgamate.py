@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Expand include/dcomm/all.h into the one header that is shipped, include/dcomm.h.
+"""Expand include/dcomm/all.h into the one header that is shipped, include/dcomm.h, and
+include/dcomm/nccl/all.h into include/dcomm_nccl.h, which includes that.
 
-  tools/amalgamate.py            write include/dcomm.h
-  tools/amalgamate.py --check    exit 1, and show where, if include/dcomm.h is stale
+  tools/amalgamate.py            write both
+  tools/amalgamate.py --check    exit 1, and show where, if one of them is stale
 
 A part with an include guard is expanded once, where it is first included; one without is a
 template and is expanded at each include. System includes stay where they stand."""
@@ -13,9 +14,8 @@ import re
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SOURCE = os.path.join(ROOT, "include", "dcomm", "all.h")
-TARGET = os.path.join(ROOT, "include", "dcomm.h")
-PUBLIC = os.path.dirname(SOURCE)
+PUBLIC = os.path.join(ROOT, "include", "dcomm")
+SHIPPED = "dcomm.h"  # one that is shipped is included, not expanded
 CODECS_ALONE = "ifndef DCOMM_NO_COMM"  # public parts may stand under it
 # What holds wherever a condition does: there stand the parts that C and CUDA share.
 EITHER = "if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)"
@@ -39,7 +39,8 @@ def guard_of(lines):
 
 
 class Amalgam:
-    def __init__(self):
+    def __init__(self, source):
+        self.source = source
         self.out = []
         self.expanded = {}  # path -> conditions under which it was expanded
         self.conditions = []
@@ -84,7 +85,7 @@ class Amalgam:
         self.expanded[path] = now
         self.open.append(path)
         depth = len(self.conditions)
-        top = path == SOURCE
+        top = path == self.source
         if not top:
             self.out.append(f"/* ==== {name} " + "=" * max(4, 85 - len(name)) + " */")
         comment = top
@@ -95,7 +96,7 @@ class Amalgam:
                 comment = "*/" not in line
                 continue
             include = INCLUDE.match(line)
-            if include:
+            if include and include.group(1) != SHIPPED:
                 self.add(os.path.normpath(os.path.join(os.path.dirname(path), include.group(1))))
                 continue
             found = DIRECTIVE.match(line)
@@ -106,54 +107,87 @@ class Amalgam:
             raise Refused(f"{name}: #if without #endif")
         self.open.pop()
 
-    def text(self):
-        self.add(SOURCE)
+    def text(self, comment):
+        self.add(self.source)
         body = "\n".join(self.out)
-        version = re.search(r'#define DCOMM_VERSION_STRING "([^"]+)"', body)
-        if not version:
-            raise Refused("no DCOMM_VERSION_STRING in the parts")
         left = sorted(m for m, defined in self.macros.items() if defined)
         undefs = "".join(f"#undef {m}\n" for m in left)
-        return (f"/* dcomm.h {version.group(1)} - collective communication in one header.\n"
-                " * GENERATED from include/dcomm/ by tools/amalgamate.py: do not edit.\n"
-                " *\n"
-                " * Include it wherever dcomm is used. In exactly one C file:\n"
-                " *     #define _GNU_SOURCE\n"
-                " *     #define DCOMM_IMPLEMENTATION\n"
-                ' *     #include "dcomm.h"\n'
-                " * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. With the kernels of\n"
-                " * cuda.h, in exactly one .cu file:\n"
-                " *     #define DCOMM_CUDA_IMPLEMENTATION\n"
-                ' *     #include "dcomm.h" */\n'
-                f"{body.strip()}\n"
+        return (f"{comment}{body.strip()}\n"
                 + (f"\n/* ==== helper macros end here {'=' * 59} */\n{undefs}" if undefs else ""))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether dcomm.h is stale")
-    args = parser.parse_args()
+DCOMM = """\
+/* dcomm.h {version} - collective communication in one header.
+ * GENERATED from include/dcomm/ by tools/amalgamate.py: do not edit.
+ *
+ * Include it wherever dcomm is used. In exactly one C file:
+ *     #define _GNU_SOURCE
+ *     #define DCOMM_IMPLEMENTATION
+ *     #include "dcomm.h"
+ * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. With the kernels of
+ * cuda.h, in exactly one .cu file:
+ *     #define DCOMM_CUDA_IMPLEMENTATION
+ *     #include "dcomm.h" */
+"""
+NCCL = """\
+/* dcomm_nccl.h {version} - NCCL's calls, made by dcomm: include it in place of <nccl.h>, or put
+ * nccl/include first on the include path, and link dcomm's libnccl.so.2.
+ * GENERATED from include/dcomm/nccl/ by tools/amalgamate.py: do not edit.
+ *
+ * In place of the library, one C file may hold the implementation, beside dcomm.h:
+ *     #define _GNU_SOURCE
+ *     #define DCOMM_IMPLEMENTATION
+ *     #define DCOMM_WITH_CUDA
+ *     #define DCOMM_NCCL_IMPLEMENTATION
+ *     #include "dcomm_nccl.h"
+ * and one .cu file dcomm's kernels. */
+"""
+HEADERS = [("dcomm/all.h", "dcomm.h", DCOMM), ("dcomm/nccl/all.h", "dcomm_nccl.h", NCCL)]
+
+
+def version():
+    with open(os.path.join(PUBLIC, "base.h"), encoding="utf-8") as f:
+        found = re.search(r'#define DCOMM_VERSION_STRING "([^"]+)"', f.read())
+    if not found:
+        raise Refused("no DCOMM_VERSION_STRING in include/dcomm/base.h")
+    return found.group(1)
+
+
+def renew(target, wanted, check):
+    """Write a header, or only say whether it is stale; whether it is good now."""
+    name = os.path.relpath(target, ROOT)
     try:
-        wanted = Amalgam().text()
-    except Refused as e:
-        print(f"amalgamate: {e}", file=sys.stderr)
-        return 1
-    try:
-        with open(TARGET, encoding="utf-8") as f:
+        with open(target, encoding="utf-8") as f:
             present = f.read()
     except FileNotFoundError:
         present = ""
     if present == wanted:
-        return 0
-    if args.check:
+        return True
+    if check:
         diff = list(difflib.unified_diff(present.splitlines(), wanted.splitlines(),
-                                         "include/dcomm.h", "generated", lineterm="", n=1))
+                                         name, "generated", lineterm="", n=1))
         print("\n".join(diff[:30]), file=sys.stderr)
-        print("include/dcomm.h is stale: run tools/amalgamate.py and commit it", file=sys.stderr)
-        return 1
-    with open(TARGET, "w", encoding="utf-8") as f:
+        print(f"{name} is stale: run tools/amalgamate.py and commit it", file=sys.stderr)
+        return False
+    with open(target, "w", encoding="utf-8") as f:
         f.write(wanted)
-    return 0
+    return True
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only say whether one is stale")
+    args = parser.parse_args()
+    include = os.path.join(ROOT, "include")
+    try:
+        wanted = [(os.path.join(include, target),
+                   Amalgam(os.path.join(include, source)).text(
+                       comment.replace("{version}", version())))
+                  for source, target, comment in HEADERS]
+    except Refused as e:
+        print(f"amalgamate: {e}", file=sys.stderr)
+        return 1
+    return 0 if all([renew(*header, args.check) for header in wanted]) else 1
 
 
 if __name__ == "__main__":

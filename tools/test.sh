@@ -233,7 +233,7 @@ lists_complete() {
 }
 
 stage_house() {
-    check "dcomm.h is up to date" tools/amalgamate.py --check
+    check "dcomm.h and dcomm_nccl.h are up to date" tools/amalgamate.py --check
     check "every source is in its meson.build" lists_complete
 }
 

@@ -9,8 +9,8 @@
 #error "dcomm_nccl: the implementation is C: give it a C file of its own"
 #endif
 
-#include "../../dcomm_nccl.h"
 #include "dcomm.h"
+#include "face.h"
 
 #include <pthread.h>
 #include <stdarg.h>
