@@ -3,6 +3,7 @@
 #include "perf_args.h"
 #include "perf_case.h"
 #include "perf_json.h"
+#include "perf_rates.h"
 #include "perf_rule.h"
 
 #include <math.h>
@@ -17,6 +18,7 @@ typedef struct perf_run {
     int rank, nranks;
     dcomm_codec *codec; /* NULL: exact */
     perf_json json;
+    perf_rates rates;
     uint64_t wrong;
 } perf_run;
 
@@ -236,6 +238,11 @@ static void perf_print_header(const perf_run *run)
     if (run->args->mem != PERF_MEM_HOST) {
         printf("# memory: %s\n", perf_mem_names[run->args->mem]);
     }
+    if (run->rates.pinned > 0) {
+        printf("# copies by all ranks at once, each: %.3g GB/s out of the device and as much in, "
+               "%.3g GB/s within it\n",
+               run->rates.pinned, run->rates.within);
+    }
     printf("# time: of the slowest rank, over the iterations; algbw, busbw: from the median\n");
     printf("#%12s %12s %7s %6s  %-24s %11s %11s %8s %8s %8s %9s %9s %8s %12s  %s\n", "bytes",
            "count", "type", "redop", "algo", "min(us)", "median(us)", "algbw", "busbw", "wrong",
@@ -255,6 +262,10 @@ static void perf_start_json(perf_run *run)
     perf_json_open(j, "hardware", '{');
     perf_json_text(j, "cpu", cpu);
     perf_json_int(j, "cores", sysconf(_SC_NPROCESSORS_ONLN));
+    if (run->rates.pinned > 0) {
+        perf_json_number(j, "pinned_GBps", run->rates.pinned);
+        perf_json_number(j, "device_GBps", run->rates.within);
+    }
     perf_json_close(j, '}');
     perf_json_open(j, "results", '[');
 }
@@ -550,6 +561,11 @@ static int perf_main(perf_run *run)
     run->nranks = dcomm_comm_size(run->comm);
     if (run->args->root >= run->nranks) {
         return perf_usage("-r is not a rank", NULL);
+    }
+    if (perf_mem_on_device(run->args->mem) && !perf_rates_measure(run->comm, &run->rates)) {
+        fprintf(stderr, "dcomm-perf: rank %d: no copies of a device could be measured\n",
+                run->rank);
+        return PERF_COMM;
     }
     int result = PERF_GOOD;
     if (run->rank == 0) {
