@@ -152,6 +152,9 @@ else
                 -b 64K -e 64M -f 32 --algo auto,ring,two_shot --json "$results/perf$n-$mem.json"
             ok "collectives: dcomm-perf --mem $mem, $n ranks, after $SECONDS s" $?
         done
+        limited 60 "$scratch/dcomm-run" -n 2 -- "$scratch/dcomm-perf" allreduce --mem cuda \
+            -b 64K -e 64M -f 32 --codec qsgd:bits=4 --json "$results/perf2-qsgd.json"
+        ok "collectives: dcomm-perf --mem cuda --codec qsgd:bits=4, after $SECONDS s" $?
     fi
     libraries=()
 fi
