@@ -1461,7 +1461,8 @@ typedef struct dcomm_coll_opts {
                                  seed. Committed when the operation succeeds, stale when it fails.
                                  Its residuals move to where the buffers lie; in device memory,
                                  classic in f32 alone. A call may come while one before it with
-                                 this state is under way on the same stream (default: NULL, none) */
+                                 this state is under way on the same stream, but not where the
+                                 codec is linear or the state warms up (default: NULL, none) */
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
                                  encodings are summed, it must be the same on every rank, and
                                  codec_step too; with feedback its seed, tensor and step */
@@ -45646,10 +45647,11 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
                            dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
                            opts->codec != NULL ? opts->codec->spec : "the same");
     }
-    /* Behind a call on the same stream, it is looked at when that has ended and this one begins. Of
-     * linear codecs ranks agree on the step before. */
-    if ((opts->stream == NULL || dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR)) &&
-        (fb->stale || fb->begun)) {
+    /* Behind a call on the same stream, it is looked at when that has ended and this one begins.
+     * The step's number decides beforehand what linear codecs draw and what warms up. */
+    bool behind = opts->stream != NULL && fb->opts.warmup_steps == 0 &&
+                  !dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR);
+    if (!behind && (fb->stale || fb->begun)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
                            fb->stale ? "stale, for a collective with it failed; see "
                                        "dcomm_feedback_recover"

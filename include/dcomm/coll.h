@@ -77,7 +77,8 @@ typedef struct dcomm_coll_opts {
                                  seed. Committed when the operation succeeds, stale when it fails.
                                  Its residuals move to where the buffers lie; in device memory,
                                  classic in f32 alone. A call may come while one before it with
-                                 this state is under way on the same stream (default: NULL, none) */
+                                 this state is under way on the same stream, but not where the
+                                 codec is linear or the state warms up (default: NULL, none) */
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
                                  encodings are summed, it must be the same on every rank, and
                                  codec_step too; with feedback its seed, tensor and step */

@@ -193,10 +193,11 @@ static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dco
                            dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
                            opts->codec != NULL ? opts->codec->spec : "the same");
     }
-    /* Behind a call on the same stream, it is looked at when that has ended and this one begins. Of
-     * linear codecs ranks agree on the step before. */
-    if ((opts->stream == NULL || dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR)) &&
-        (fb->stale || fb->begun)) {
+    /* Behind a call on the same stream, it is looked at when that has ended and this one begins.
+     * The step's number decides beforehand what linear codecs draw and what warms up. */
+    bool behind = opts->stream != NULL && fb->opts.warmup_steps == 0 &&
+                  !dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR);
+    if (!behind && (fb->stale || fb->begun)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
                            fb->stale ? "stale, for a collective with it failed; see "
                                        "dcomm_feedback_recover"
