@@ -35920,12 +35920,14 @@ static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
 {
     return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
 }
+#define DCOMMI_BLOCK_SHORT 4096 /* bytes that are sent wherever they lie */
+
 /* Blocks of one record of the transport's, at most, travel as messages; longer ones are read where
  * they lie, for which ordinary memory needs the kernel. What needs it not is read sooner. Every
  * rank decides alike, by what all have promised. */
 static inline bool dcommi_reads_peers(const dcommi_shape *s, int64_t block)
 {
-    return block > (s->memory >= DCOMMI_MEMORY_REGISTERED ? 4096 : DCOMMI_CHUNK_NEAR);
+    return block > (s->memory >= DCOMMI_MEMORY_REGISTERED ? DCOMMI_BLOCK_SHORT : DCOMMI_CHUNK_NEAR);
 }
 
 /* The rank at a position of the order that keeps neighbours together, and the reverse. */
@@ -39181,13 +39183,14 @@ typedef struct dcommi_hier_choice {
  * what decides: the same on all ranks. */
 static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
 {
-    bool small = bytes <= 4096, few = s->nranks <= 8;
+    bool small = bytes <= DCOMMI_BLOCK_SHORT, few = s->nranks <= 8;
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
         /* What counts between hosts is how much is sent in all. */
         DCOMMI_HIER_CHOICE(near && small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
-        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes <= 4096, "one_shot", dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes <= DCOMMI_BLOCK_SHORT, "one_shot",
+                           dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(bytes <= (s->nranks == 2 ? 32768 : 8192), "recursive_doubling",
                            dcommi_doubling_allreduce)
         DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",
@@ -60864,6 +60867,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_BKT_OPTIONS
 #undef DCOMMI_BKT_REALS
 #undef DCOMMI_BKT_SPEC_MAX
+#undef DCOMMI_BLOCK_SHORT
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
 #undef DCOMMI_BUCKETS

@@ -46,6 +46,15 @@ static inline void procs_nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 }
 
+/* A thread that kills its process while that is at work. */
+static inline void *procs_die_soon(void *unused)
+{
+    (void)unused;
+    nanosleep(&(struct timespec){.tv_nsec = 20000000 + getpid() % 16 * 1000000}, NULL);
+    kill(getpid(), SIGKILL);
+    return NULL;
+}
+
 /* Publish this process's blob, once. */
 static inline void procs_give(procs_shared *s, int rank, const void *bytes, size_t len)
 {

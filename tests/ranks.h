@@ -67,6 +67,14 @@ static inline dcomm_comm *ranks_join(int rank, int n, procs_shared *s, const dco
                     dcomm_last_error());                                                 \
     } while (0)
 
+/* What the last call of this thread's gave, and a word of its sentence. */
+static inline void ranks_refused(dcomm_status status, dcomm_status want, const char *word)
+{
+    PROCS_CHECK(status == want && strstr(dcomm_last_error(), word) != NULL,
+                "looking for %s and '%s': %s: %s", dcomm_status_name(want), word,
+                dcomm_status_name(status), dcomm_last_error());
+}
+
 /* Set where ranks are threads of one process: who joins them looks for leaks. */
 static bool ranks_are_threads;
 

@@ -277,13 +277,6 @@ Test(collectives, wire, .timeout = 60)
 
 /* ---- what the calls say, and what they refuse ---- */
 
-static void refused(dcomm_status status, dcomm_status want, const char *word)
-{
-    PROCS_CHECK(status == want && strstr(dcomm_last_error(), word) != NULL,
-                "looking for %s and '%s': %s: %s", dcomm_status_name(want), word,
-                dcomm_status_name(status), dcomm_last_error());
-}
-
 static int talk(int rank, int n, procs_shared *s, void *arg)
 {
     ranks_settle(rank, n, ((place_of *)arg)->place);
@@ -310,35 +303,36 @@ static int talk(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_test(&request));
 
     opts.algo = "bruck";
-    refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
-            DCOMM_ERR_UNSUPPORTED, "bruck");
+    ranks_refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
+                  DCOMM_ERR_UNSUPPORTED, "bruck");
     opts = (dcomm_coll_opts){.algo = "ring", .deterministic = true};
-    refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
-            DCOMM_ERR_UNSUPPORTED, "two_shot");
-    refused(dcomm_allreduce(comm, NULL, more, 4, DCOMM_F32, DCOMM_SUM, NULL), DCOMM_ERR_INVALID,
-            "sendbuf");
-    refused(dcomm_allreduce(comm, data, NULL, 4, DCOMM_F32, DCOMM_SUM, NULL), DCOMM_ERR_INVALID,
-            "recvbuf");
-    refused(dcomm_allreduce(comm, data, more, 4, (dcomm_dtype)33, DCOMM_SUM, NULL),
-            DCOMM_ERR_INVALID, "dtype");
-    refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, (dcomm_op)33, NULL), DCOMM_ERR_INVALID,
-            "op");
-    refused(dcomm_broadcast(comm, data, data, 4, DCOMM_F32, n, NULL), DCOMM_ERR_INVALID, "rank");
-    refused(dcomm_allreduce(comm, data, more, SIZE_MAX / 4, DCOMM_F32, DCOMM_SUM, NULL),
-            DCOMM_ERR_INVALID, "count");
-    refused(dcomm_send(comm, data, 4, DCOMM_F32, rank, NULL), DCOMM_ERR_INVALID, "itself");
-    refused(dcomm_iallreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, NULL, NULL),
-            DCOMM_ERR_INVALID, "request_p");
-    refused(dcomm_allreduce(NULL, data, more, 4, DCOMM_F32, DCOMM_SUM, NULL), DCOMM_ERR_INVALID,
-            "comm");
+    ranks_refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
+                  DCOMM_ERR_UNSUPPORTED, "two_shot");
+    ranks_refused(dcomm_allreduce(comm, NULL, more, 4, DCOMM_F32, DCOMM_SUM, NULL),
+                  DCOMM_ERR_INVALID, "sendbuf");
+    ranks_refused(dcomm_allreduce(comm, data, NULL, 4, DCOMM_F32, DCOMM_SUM, NULL),
+                  DCOMM_ERR_INVALID, "recvbuf");
+    ranks_refused(dcomm_allreduce(comm, data, more, 4, (dcomm_dtype)33, DCOMM_SUM, NULL),
+                  DCOMM_ERR_INVALID, "dtype");
+    ranks_refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, (dcomm_op)33, NULL),
+                  DCOMM_ERR_INVALID, "op");
+    ranks_refused(dcomm_broadcast(comm, data, data, 4, DCOMM_F32, n, NULL), DCOMM_ERR_INVALID,
+                  "rank");
+    ranks_refused(dcomm_allreduce(comm, data, more, SIZE_MAX / 4, DCOMM_F32, DCOMM_SUM, NULL),
+                  DCOMM_ERR_INVALID, "count");
+    ranks_refused(dcomm_send(comm, data, 4, DCOMM_F32, rank, NULL), DCOMM_ERR_INVALID, "itself");
+    ranks_refused(dcomm_iallreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, NULL, NULL),
+                  DCOMM_ERR_INVALID, "request_p");
+    ranks_refused(dcomm_allreduce(NULL, data, more, 4, DCOMM_F32, DCOMM_SUM, NULL),
+                  DCOMM_ERR_INVALID, "comm");
     opts = (dcomm_coll_opts){.lanes = -1};
-    refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts), DCOMM_ERR_INVALID,
-            "lanes");
+    ranks_refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
+                  DCOMM_ERR_INVALID, "lanes");
     opts = (dcomm_coll_opts){.stream = data};
-    refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
-            DCOMM_ERR_UNSUPPORTED, "opts.stream needs");
-    refused(dcomm_barrier(comm, &opts), DCOMM_ERR_UNSUPPORTED, "DCOMM_WITH_CUDA");
-    refused(dcomm_group_end(), DCOMM_ERR_INVALID, "dcomm_group_start");
+    ranks_refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
+                  DCOMM_ERR_UNSUPPORTED, "opts.stream needs");
+    ranks_refused(dcomm_barrier(comm, &opts), DCOMM_ERR_UNSUPPORTED, "DCOMM_WITH_CUDA");
+    ranks_refused(dcomm_group_end(), DCOMM_ERR_INVALID, "dcomm_group_start");
 
     /* Nothing of all that has been sent: the communicator works on. */
     RANKS_OK(dcomm_allreduce(comm, NULL, NULL, 0, DCOMM_F32, DCOMM_SUM, NULL));

@@ -14,17 +14,11 @@ static void on(int n, procs_fn fn)
     }
 }
 
-static void refused(dcomm_status status, dcomm_status want, const char *word)
-{
-    PROCS_CHECK(status == want && strstr(dcomm_last_error(), word) != NULL, "%s: %s",
-                dcomm_status_name(status), dcomm_last_error());
-}
-
 static void not_made(dcomm_comm *comm, const dcomm_bucket_param *params, size_t n,
                      const dcomm_buckets_opts *opts, dcomm_status want, const char *word)
 {
     dcomm_buckets *b = NULL;
-    refused(dcomm_buckets_create(comm, params, n, opts, &b), want, word);
+    ranks_refused(dcomm_buckets_create(comm, params, n, opts, &b), want, word);
     PROCS_TRUE(b == NULL);
 }
 
@@ -69,23 +63,23 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     cudaStream_t stream;
     cudaGraph_t graph;
     RANKS_OK(dcomm_buckets_create(comm, params, 2, NULL, &b));
-    refused(dcomm_scaler_create(b, NULL, &scaler), DCOMM_ERR_UNSUPPORTED,
-            "parameter 1, \"there\", lies on device 0");
+    ranks_refused(dcomm_scaler_create(b, NULL, &scaler), DCOMM_ERR_UNSUPPORTED,
+                  "parameter 1, \"there\", lies on device 0");
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    refused(dcomm_bucket_ready(b, 0, stream), DCOMM_ERR_INVALID,
-            "parameter 0, \"host\", lies in host memory");
+    ranks_refused(dcomm_bucket_ready(b, 0, stream), DCOMM_ERR_INVALID,
+                  "parameter 0, \"host\", lies in host memory");
     int devices = 0;
     CUDA_OK(cudaGetDeviceCount(&devices));
     if (devices > 1) { /* a stream of another device */
         cudaStream_t other;
         CUDA_OK(cudaSetDevice(1));
         CUDA_OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
-        refused(dcomm_bucket_ready(b, 1, other), DCOMM_ERR_SYSTEM, "the caller's stream");
+        ranks_refused(dcomm_bucket_ready(b, 1, other), DCOMM_ERR_SYSTEM, "the caller's stream");
         CUDA_OK(cudaStreamDestroy(other));
         CUDA_OK(cudaSetDevice(0));
     }
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    refused(dcomm_bucket_ready(b, 1, stream), DCOMM_ERR_UNSUPPORTED, "captured into a graph");
+    ranks_refused(dcomm_bucket_ready(b, 1, stream), DCOMM_ERR_UNSUPPORTED, "captured into a graph");
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
     CUDA_OK(cudaGraphDestroy(graph));
     /* None of this has marked anything. */

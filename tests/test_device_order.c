@@ -313,12 +313,6 @@ Test(device_order, trouble, .timeout = 120)
     }
 }
 
-static void refused(dcomm_status status, dcomm_status want, const char *word)
-{
-    PROCS_CHECK(status == want && strstr(dcomm_last_error(), word) != NULL, "%s: %s",
-                dcomm_status_name(status), dcomm_last_error());
-}
-
 static void xor_fn(const void *in, void *inout, size_t count, dcomm_dtype dtype, void *user)
 {
     (void)in, (void)inout, (void)count, (void)dtype, (void)user;
@@ -333,20 +327,20 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     dcomm_coll_opts opts = {.stream = stream};
     dcomm_op op;
     cudaGraph_t graph;
-    refused(dcomm_allreduce(comm, host, device, COUNT, DCOMM_F32, DCOMM_SUM, NULL),
-            DCOMM_ERR_INVALID, "sendbuf lies in host memory and recvbuf on device 0");
-    refused(dcomm_alltoall(comm, device, host, 1, DCOMM_F32, &opts), DCOMM_ERR_INVALID,
-            "sendbuf lies on device 0 and recvbuf in host memory");
-    refused(
+    ranks_refused(dcomm_allreduce(comm, host, device, COUNT, DCOMM_F32, DCOMM_SUM, NULL),
+                  DCOMM_ERR_INVALID, "sendbuf lies in host memory and recvbuf on device 0");
+    ranks_refused(dcomm_alltoall(comm, device, host, 1, DCOMM_F32, &opts), DCOMM_ERR_INVALID,
+                  "sendbuf lies on device 0 and recvbuf in host memory");
+    ranks_refused(
         dcomm_allreduce(comm, DCOMM_IN_PLACE, (char *)device + 2, 5, DCOMM_F32, DCOMM_SUM, NULL),
         DCOMM_ERR_INVALID, "not aligned to the 4 bytes");
     RANKS_OK(dcomm_op_create(xor_fn, NULL, &op));
-    refused(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, op, NULL),
-            DCOMM_ERR_UNSUPPORTED, "operator of the caller's own");
+    ranks_refused(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, op, NULL),
+                  DCOMM_ERR_UNSUPPORTED, "operator of the caller's own");
     RANKS_OK(dcomm_op_destroy(op));
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    refused(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts),
-            DCOMM_ERR_UNSUPPORTED, "captured into a graph");
+    ranks_refused(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts),
+                  DCOMM_ERR_UNSUPPORTED, "captured into a graph");
     CUDA_OK(cudaStreamEndCapture(stream, &graph)); /* and the capture is not harmed */
     CUDA_OK(cudaGraphDestroy(graph));
     /* Nothing of this has been numbered: the ranks still agree. */

@@ -211,14 +211,6 @@ Test(device_shared, streams_that_wait_are_not_waited_for, .timeout = 60)
 
 enum { RANKS = 3, VICTIM = 1 };
 
-static void *die_soon(void *unused)
-{
-    (void)unused;
-    nanosleep(&(struct timespec){.tv_nsec = 20000000 + getpid() % 16 * 1000000}, NULL);
-    kill(getpid(), SIGKILL);
-    return NULL;
-}
-
 /* A rank is killed in the middle of operations on memory that all have open. */
 static int killed(int rank, int n, procs_shared *s, void *arg)
 {
@@ -231,7 +223,7 @@ static int killed(int rank, int n, procs_shared *s, void *arg)
     pthread_t thread;
     meet(s, rank, n, 1);
     if (rank == VICTIM) {
-        PROCS_TRUE(pthread_create(&thread, NULL, die_soon, NULL) == 0);
+        PROCS_TRUE(pthread_create(&thread, NULL, procs_die_soon, NULL) == 0);
     }
     dcomm_status status = DCOMM_OK;
     for (int i = 0; status == DCOMM_OK; i++) {

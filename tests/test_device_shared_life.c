@@ -32,13 +32,6 @@ static way look(dcomm_comm *comm, float *device, int salt, const char *algo)
 
 /* ---- the calls ---- */
 
-static void refused(dcomm_status status, dcomm_status want, const char *word)
-{
-    PROCS_CHECK(status == want && strstr(dcomm_last_error(), word) != NULL,
-                "looking for %s and '%s': %s: %s", dcomm_status_name(want), word,
-                dcomm_status_name(status), dcomm_last_error());
-}
-
 static int calls(int rank, int n, procs_shared *s, void *arg)
 {
     (void)rank, (void)n, (void)s, (void)arg;
@@ -49,36 +42,36 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_context_create(NULL, &other));
     CUDA_OK(cudaSetDevice(1));
     size_t before = available();
-    refused(dcomm_mem_alloc_device(context, 100, NULL), DCOMM_ERR_INVALID, "ptr_p");
-    refused(dcomm_mem_alloc_device(context, SIZE_MAX, &p), DCOMM_ERR_NO_MEMORY, "bytes");
-    refused(dcomm_mem_alloc_device(context, (size_t)1 << 45, &p), DCOMM_ERR_NO_MEMORY,
-            "cudaMalloc");
+    ranks_refused(dcomm_mem_alloc_device(context, 100, NULL), DCOMM_ERR_INVALID, "ptr_p");
+    ranks_refused(dcomm_mem_alloc_device(context, SIZE_MAX, &p), DCOMM_ERR_NO_MEMORY, "bytes");
+    ranks_refused(dcomm_mem_alloc_device(context, (size_t)1 << 45, &p), DCOMM_ERR_NO_MEMORY,
+                  "cudaMalloc");
     PROCS_TRUE(p == NULL);
     RANKS_OK(dcomm_mem_alloc_device(context, 0, &p));
     PROCS_TRUE(p == NULL);
     RANKS_OK(dcomm_mem_alloc_device(context, 5000, &p));
     RANKS_OK(dcomm_mem_query((char *)p + 4999, &info));
     PROCS_TRUE(info.base == p && info.bytes == GRAIN && info.shared && info.device == 1);
-    refused(dcomm_mem_query((char *)p + GRAIN, &info), DCOMM_ERR_INVALID, "lies in no");
+    ranks_refused(dcomm_mem_query((char *)p + GRAIN, &info), DCOMM_ERR_INVALID, "lies in no");
     q = (char *)p + 1;
-    refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "not from");
+    ranks_refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "not from");
     RANKS_OK(dcomm_mem_share(context, p)); /* counted */
     RANKS_OK(dcomm_mem_share(other, (char *)p + 10));
     RANKS_OK(dcomm_mem_unshare(other, p));
-    refused(dcomm_mem_unshare(other, p), DCOMM_ERR_INVALID, "this context");
+    ranks_refused(dcomm_mem_unshare(other, p), DCOMM_ERR_INVALID, "this context");
     RANKS_OK(dcomm_mem_unshare(context, p));
     RANKS_OK(dcomm_mem_unshare(context, p));
-    refused(dcomm_mem_unshare(context, p), DCOMM_ERR_INVALID, "this context");
+    ranks_refused(dcomm_mem_unshare(context, p), DCOMM_ERR_INVALID, "this context");
     RANKS_OK(dcomm_mem_query(p, &info));
     PROCS_TRUE(!info.shared);
-    refused(dcomm_mem_share(NULL, p), DCOMM_ERR_INVALID, "context");
-    refused(dcomm_mem_share(context, &info), DCOMM_ERR_INVALID, "dcomm_mem_alloc_device");
+    ranks_refused(dcomm_mem_share(NULL, p), DCOMM_ERR_INVALID, "context");
+    ranks_refused(dcomm_mem_share(context, &info), DCOMM_ERR_INVALID, "dcomm_mem_alloc_device");
     RANKS_OK(dcomm_mem_share(other, p));
     RANKS_OK(dcomm_context_destroy(&other)); /* the memory keeps it */
     q = p;
     RANKS_OK(dcomm_mem_free(&p));
     PROCS_TRUE(p == NULL && available() == before);
-    refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "free already");
+    ranks_refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "free already");
     RANKS_OK(dcomm_mem_alloc_device(NULL, 5000, &p));
     RANKS_OK(dcomm_mem_query(p, &info));
     PROCS_TRUE(!info.shared);

@@ -88,13 +88,6 @@ static int segments(size_t bytes)
 
 /* ---- the calls ---- */
 
-static void refused(dcomm_status status, dcomm_status want, const char *word)
-{
-    PROCS_CHECK(status == want && strstr(dcomm_last_error(), word) != NULL,
-                "looking for %s and '%s': %s: %s", dcomm_status_name(want), word,
-                dcomm_status_name(status), dcomm_last_error());
-}
-
 static int calls(int rank, int n, procs_shared *s, void *arg)
 {
     (void)rank, (void)n, (void)s, (void)arg;
@@ -103,18 +96,18 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
     void *p = &info, *q = NULL;
     RANKS_OK(dcomm_context_create(NULL, &context));
     int before = segments(PAGE);
-    refused(dcomm_mem_alloc(NULL, 100, &p), DCOMM_ERR_INVALID, "context");
+    ranks_refused(dcomm_mem_alloc(NULL, 100, &p), DCOMM_ERR_INVALID, "context");
     PROCS_TRUE(p == NULL);
-    refused(dcomm_mem_alloc(context, 100, NULL), DCOMM_ERR_INVALID, "ptr_p");
-    refused(dcomm_mem_alloc(context, SIZE_MAX, &p), DCOMM_ERR_SYSTEM, "bytes");
-    refused(dcomm_mem_alloc(context, (size_t)1 << 45, &p), DCOMM_ERR_SYSTEM, "bytes");
+    ranks_refused(dcomm_mem_alloc(context, 100, NULL), DCOMM_ERR_INVALID, "ptr_p");
+    ranks_refused(dcomm_mem_alloc(context, SIZE_MAX, &p), DCOMM_ERR_SYSTEM, "bytes");
+    ranks_refused(dcomm_mem_alloc(context, (size_t)1 << 45, &p), DCOMM_ERR_SYSTEM, "bytes");
     PROCS_TRUE(p == NULL);
     RANKS_OK(dcomm_mem_alloc(context, 0, &p));
     PROCS_TRUE(p == NULL);
     RANKS_OK(dcomm_mem_free(&p));
     RANKS_OK(dcomm_mem_free(NULL));
-    refused(dcomm_mem_query(&info, NULL), DCOMM_ERR_INVALID, "info");
-    refused(dcomm_mem_query(&info, &info), DCOMM_ERR_INVALID, "dcomm_mem_alloc");
+    ranks_refused(dcomm_mem_query(&info, NULL), DCOMM_ERR_INVALID, "info");
+    ranks_refused(dcomm_mem_query(&info, &info), DCOMM_ERR_INVALID, "dcomm_mem_alloc");
 
     static const size_t sizes[] = {1, 4096, 4097, 262143, 262144, 5000000};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -128,13 +121,14 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_mem_query((char *)p + sizes[i] - 1, &info));
         PROCS_TRUE(info.base == p && info.bytes >= sizes[i] && info.bytes % grain == 0);
         PROCS_TRUE(info.shared && info.huge_bytes <= info.bytes);
-        refused(dcomm_mem_query((char *)p + info.bytes, &info), DCOMM_ERR_INVALID, "lies in no");
+        ranks_refused(dcomm_mem_query((char *)p + info.bytes, &info), DCOMM_ERR_INVALID,
+                      "lies in no");
         q = (char *)p + 1;
-        refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "not from");
+        ranks_refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "not from");
         q = p;
         RANKS_OK(dcomm_mem_free(&p));
         PROCS_TRUE(p == NULL);
-        refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "free already");
+        ranks_refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "free already");
     }
     PROCS_TRUE(segments(PAGE) == before);
     RANKS_OK(dcomm_context_destroy(&context));
@@ -368,14 +362,6 @@ Test(memory, threads, .timeout = 60)
 
 enum { RANKS = 4, VICTIM = 2 };
 
-static void *die_soon(void *unused)
-{
-    (void)unused;
-    nanosleep(&(struct timespec){.tv_nsec = 20000000 + getpid() % 16 * 1000000}, NULL);
-    kill(getpid(), SIGKILL);
-    return NULL;
-}
-
 /* The owner of mapped memory is killed in the middle of operations on it. */
 static int killed(int rank, int n, procs_shared *s, void *arg)
 {
@@ -387,7 +373,7 @@ static int killed(int rank, int n, procs_shared *s, void *arg)
     fault_meet(&f, -1);
     pthread_t thread;
     if (rank == VICTIM) {
-        PROCS_TRUE(pthread_create(&thread, NULL, die_soon, NULL) == 0);
+        PROCS_TRUE(pthread_create(&thread, NULL, procs_die_soon, NULL) == 0);
     }
     dcomm_status status = DCOMM_OK;
     static const char *const algos[] = {"one_shot", "ring", "two_shot", "halving_doubling"};

@@ -180,9 +180,9 @@ def main():
     args = parser.parse_args()
     include = os.path.join(ROOT, "include")
     try:
+        now = version()
         wanted = [(os.path.join(include, target),
-                   Amalgam(os.path.join(include, source)).text(
-                       comment.replace("{version}", version())))
+                   Amalgam(os.path.join(include, source)).text(comment.replace("{version}", now)))
                   for source, target, comment in HEADERS]
     except Refused as e:
         print(f"amalgamate: {e}", file=sys.stderr)

@@ -225,13 +225,14 @@ typedef struct dcommi_hier_choice {
  * what decides: the same on all ranks. */
 static dcommi_hier_choice dcommi_hier_plain(const dcommi_shape *s, bool near, int64_t bytes)
 {
-    bool small = bytes <= 4096, few = s->nranks <= 8;
+    bool small = bytes <= DCOMMI_BLOCK_SHORT, few = s->nranks <= 8;
     switch (s->coll) {
     case DCOMM_COLL_ALLREDUCE:
         /* What counts between hosts is how much is sent in all. */
         DCOMMI_HIER_CHOICE(near && small && s->nranks <= 16, "one_shot", dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(near, "two_shot", dcommi_direct_two_shot)
-        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes <= 4096, "one_shot", dcommi_direct_one_shot)
+        DCOMMI_HIER_CHOICE((s->nranks - 1) * bytes <= DCOMMI_BLOCK_SHORT, "one_shot",
+                           dcommi_direct_one_shot)
         DCOMMI_HIER_CHOICE(bytes <= (s->nranks == 2 ? 32768 : 8192), "recursive_doubling",
                            dcommi_doubling_allreduce)
         DCOMMI_HIER_CHOICE(bytes <= 262144 || s->nranks > 16, "halving_doubling",

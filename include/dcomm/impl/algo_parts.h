@@ -13,12 +13,14 @@ static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
 {
     return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
 }
+#define DCOMMI_BLOCK_SHORT 4096 /* bytes that are sent wherever they lie */
+
 /* Blocks of one record of the transport's, at most, travel as messages; longer ones are read where
  * they lie, for which ordinary memory needs the kernel. What needs it not is read sooner. Every
  * rank decides alike, by what all have promised. */
 static inline bool dcommi_reads_peers(const dcommi_shape *s, int64_t block)
 {
-    return block > (s->memory >= DCOMMI_MEMORY_REGISTERED ? 4096 : DCOMMI_CHUNK_NEAR);
+    return block > (s->memory >= DCOMMI_MEMORY_REGISTERED ? DCOMMI_BLOCK_SHORT : DCOMMI_CHUNK_NEAR);
 }
 
 /* The rank at a position of the order that keeps neighbours together, and the reverse. */
