@@ -25005,9 +25005,9 @@ static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
 #define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
 #define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
 /* Outputs from here on are stored past the caches. Where neither buffer is in a cache that takes a
- * quarter less from 128 KiB to 1 MiB; where both are (one call after another on the same 256 KiB
- * and nothing else) it takes a quarter more. */
-#define DCOMMI_PAST_RESULT ((int64_t)128 << 10)
+ * quarter less from 64 KiB to 1 MiB; where both are (one call after another on the same 64 or 256
+ * KiB and nothing else) it takes a quarter more. */
+#define DCOMMI_PAST_RESULT ((int64_t)64 << 10)
 #define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* operations from here on move much */
 #define DCOMMI_PULL_BLOCK 65536                 /* bytes read from a peer before they are folded */
 
@@ -32817,6 +32817,7 @@ typedef struct dcommi_local_peer {
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
     unsigned fills;      /* payloads of some length */
+    unsigned in_place;   /* > 0: a long payload was written in place lately */
     double fill_time[2]; /* s/byte of the last one by way of the caches, and past them */
     bool past;           /* the latter is faster */
     bool waiting;        /* something is queued or going: to be looked at in progress */
@@ -33154,9 +33155,13 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 /* Payloads from this long on may go past the caches; both ways are tried at every so manieth. */
 #define DCOMMI_LOCAL_PAST 8192
 #define DCOMMI_LOCAL_TRIALS 64
-/* Such payloads leave this much of a fifo to those that are written in place (reserve): these would
- * otherwise have to wait behind them, to be copied when they have left the cache. */
+/* Such payloads do not fill a fifo: what was written long before it is read has left the cache.
+ * Still more is left to payloads that are written in place (reserve), where there were any lately:
+ * these would otherwise have to wait behind the others, to be copied when they have left the cache
+ * too. */
 #define DCOMMI_LOCAL_SPARE ((size_t)3 * DCOMMI_LOCAL_EAGER)
+#define DCOMMI_LOCAL_SPARE_IN_PLACE ((size_t)4 * DCOMMI_LOCAL_EAGER)
+#define DCOMMI_LOCAL_LATELY 64 /* payloads */
 /* Payloads up to this long are copied when the fifo is full. */
 #define DCOMMI_LOCAL_COPIED 256
 
@@ -33189,9 +33194,11 @@ static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, co
     return copy ? DCOMM_OK : DCOMM_IN_PROGRESS;
 }
 
-static inline size_t dcommi_local_spare(size_t len)
+static inline size_t dcommi_local_spare(const dcommi_local_peer *p, size_t len)
 {
-    return len < DCOMMI_LOCAL_PAST ? 0 : DCOMMI_LOCAL_SPARE;
+    return len < DCOMMI_LOCAL_PAST ? 0
+           : p->in_place > 0       ? DCOMMI_LOCAL_SPARE_IN_PLACE
+                                   : DCOMMI_LOCAL_SPARE;
 }
 
 /* Copy a payload into the fifo. Where the reader's core is far, each line that it has read is slow
@@ -33208,6 +33215,7 @@ static inline void dcommi_local_fill(dcommi_local_peer *p, unsigned char *to, co
         }
         return;
     }
+    p->in_place -= p->in_place > 0;
     unsigned turn = p->fills++ % DCOMMI_LOCAL_TRIALS;
     bool past = turn < 2 ? turn == 1 : p->past;
     double start = turn < 2 ? dcommi_now() : 0;
@@ -33232,7 +33240,7 @@ static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind,
 {
     if (DCOMMI_LIKELY(p->queue == NULL && p->out.lines != NULL)) {
         unsigned char *body =
-            dcommi_fifo_reserve(&p->out, header_len + len, dcommi_local_spare(len));
+            dcommi_fifo_reserve(&p->out, header_len + len, dcommi_local_spare(p, len));
         if (DCOMMI_LIKELY(body != NULL)) {
             /* The header last: its line is the one that the reader looks at. */
             dcommi_local_fill(p, body + header_len, data, len);
@@ -33271,6 +33279,7 @@ static void *dcommi_local_reserve(dcommi_transport *t, int peer, size_t header_l
     if (p == NULL || p->lost || p->ended || p->out.lines == NULL || len > DCOMMI_LOCAL_EAGER) {
         return NULL;
     }
+    p->in_place = len < DCOMMI_LOCAL_PAST ? p->in_place : DCOMMI_LOCAL_LATELY;
     unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len, 0);
     *past = p->past && t->bulk;
     return body != NULL ? body + header_len : NULL;
@@ -33337,7 +33346,7 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
     while (p->queue != NULL) {
         dcommi_local_queued *q = p->queue;
         unsigned char *body =
-            dcommi_fifo_reserve(&p->out, q->header_len + q->len, dcommi_local_spare(q->len));
+            dcommi_fifo_reserve(&p->out, q->header_len + q->len, dcommi_local_spare(p, q->len));
         if (body == NULL) {
             return n;
         }
@@ -33358,7 +33367,7 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
             size_t part = f->len - f->at;
             part = part < DCOMMI_LOCAL_EAGER ? part : DCOMMI_LOCAL_EAGER;
             unsigned char *body =
-                dcommi_fifo_reserve(&p->out, sizeof f->id + part, dcommi_local_spare(part));
+                dcommi_fifo_reserve(&p->out, sizeof f->id + part, dcommi_local_spare(p, part));
             if (body == NULL) {
                 return n;
             }
@@ -36988,9 +36997,19 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     dcommi_fence(b, 1);
 }
 
+/* Blocks from here on that two ranks of a host exchange as messages are worth two: the first goes
+ * back while the second comes. */
+#define DCOMMI_HALVING_TWO_CHUNKS (16 << 10)
+
 static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_shape two_chunks = *s;
+    if (s->nranks == 2 && s->chunk_bytes == 0 && !dcommi_reads_peers(s, cut.stride) &&
+        cut.stride >= DCOMMI_HALVING_TWO_CHUNKS && dcommi_chunk_default(s) == DCOMMI_CHUNK_NEAR) {
+        two_chunks.chunk_bytes = dcommi_ceil_div(cut.stride, 2);
+        s = &two_chunks;
+    }
     dcommi_exchange x =
         dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
     dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
@@ -60995,6 +61014,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_FOUND_AT
 #undef DCOMMI_GATE_WORDS
 #undef DCOMMI_GOODBYE_S
+#undef DCOMMI_HALVING_TWO_CHUNKS
 #undef DCOMMI_HD
 #undef DCOMMI_HEADER_MAX
 #undef DCOMMI_HEADER_SHORT
@@ -61032,10 +61052,12 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_LOCAL_EAGER
 #undef DCOMMI_LOCAL_FIFO
 #undef DCOMMI_LOCAL_KEY_MAX
+#undef DCOMMI_LOCAL_LATELY
 #undef DCOMMI_LOCAL_PAST
 #undef DCOMMI_LOCAL_PEERS
 #undef DCOMMI_LOCAL_PER_BLOCK
 #undef DCOMMI_LOCAL_SPARE
+#undef DCOMMI_LOCAL_SPARE_IN_PLACE
 #undef DCOMMI_LOCAL_TRIALS
 #undef DCOMMI_LOCAL_WATCH
 #undef DCOMMI_MADV_COLLAPSE

@@ -357,9 +357,19 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     dcommi_fence(b, 1);
 }
 
+/* Blocks from here on that two ranks of a host exchange as messages are worth two: the first goes
+ * back while the second comes. */
+#define DCOMMI_HALVING_TWO_CHUNKS (16 << 10)
+
 static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_shape two_chunks = *s;
+    if (s->nranks == 2 && s->chunk_bytes == 0 && !dcommi_reads_peers(s, cut.stride) &&
+        cut.stride >= DCOMMI_HALVING_TWO_CHUNKS && dcommi_chunk_default(s) == DCOMMI_CHUNK_NEAR) {
+        two_chunks.chunk_bytes = dcommi_ceil_div(cut.stride, 2);
+        s = &two_chunks;
+    }
     dcommi_exchange x =
         dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
     dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};

@@ -98,9 +98,13 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 /* Payloads from this long on may go past the caches; both ways are tried at every so manieth. */
 #define DCOMMI_LOCAL_PAST 8192
 #define DCOMMI_LOCAL_TRIALS 64
-/* Such payloads leave this much of a fifo to those that are written in place (reserve): these would
- * otherwise have to wait behind them, to be copied when they have left the cache. */
+/* Such payloads do not fill a fifo: what was written long before it is read has left the cache.
+ * Still more is left to payloads that are written in place (reserve), where there were any lately:
+ * these would otherwise have to wait behind the others, to be copied when they have left the cache
+ * too. */
 #define DCOMMI_LOCAL_SPARE ((size_t)3 * DCOMMI_LOCAL_EAGER)
+#define DCOMMI_LOCAL_SPARE_IN_PLACE ((size_t)4 * DCOMMI_LOCAL_EAGER)
+#define DCOMMI_LOCAL_LATELY 64 /* payloads */
 /* Payloads up to this long are copied when the fifo is full. */
 #define DCOMMI_LOCAL_COPIED 256
 
@@ -133,9 +137,11 @@ static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, co
     return copy ? DCOMM_OK : DCOMM_IN_PROGRESS;
 }
 
-static inline size_t dcommi_local_spare(size_t len)
+static inline size_t dcommi_local_spare(const dcommi_local_peer *p, size_t len)
 {
-    return len < DCOMMI_LOCAL_PAST ? 0 : DCOMMI_LOCAL_SPARE;
+    return len < DCOMMI_LOCAL_PAST ? 0
+           : p->in_place > 0       ? DCOMMI_LOCAL_SPARE_IN_PLACE
+                                   : DCOMMI_LOCAL_SPARE;
 }
 
 /* Copy a payload into the fifo. Where the reader's core is far, each line that it has read is slow
@@ -152,6 +158,7 @@ static inline void dcommi_local_fill(dcommi_local_peer *p, unsigned char *to, co
         }
         return;
     }
+    p->in_place -= p->in_place > 0;
     unsigned turn = p->fills++ % DCOMMI_LOCAL_TRIALS;
     bool past = turn < 2 ? turn == 1 : p->past;
     double start = turn < 2 ? dcommi_now() : 0;
@@ -176,7 +183,7 @@ static inline dcomm_status dcommi_local_put(dcommi_local_peer *p, unsigned kind,
 {
     if (DCOMMI_LIKELY(p->queue == NULL && p->out.lines != NULL)) {
         unsigned char *body =
-            dcommi_fifo_reserve(&p->out, header_len + len, dcommi_local_spare(len));
+            dcommi_fifo_reserve(&p->out, header_len + len, dcommi_local_spare(p, len));
         if (DCOMMI_LIKELY(body != NULL)) {
             /* The header last: its line is the one that the reader looks at. */
             dcommi_local_fill(p, body + header_len, data, len);
@@ -215,6 +222,7 @@ static void *dcommi_local_reserve(dcommi_transport *t, int peer, size_t header_l
     if (p == NULL || p->lost || p->ended || p->out.lines == NULL || len > DCOMMI_LOCAL_EAGER) {
         return NULL;
     }
+    p->in_place = len < DCOMMI_LOCAL_PAST ? p->in_place : DCOMMI_LOCAL_LATELY;
     unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len, 0);
     *past = p->past && t->bulk;
     return body != NULL ? body + header_len : NULL;
@@ -281,7 +289,7 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
     while (p->queue != NULL) {
         dcommi_local_queued *q = p->queue;
         unsigned char *body =
-            dcommi_fifo_reserve(&p->out, q->header_len + q->len, dcommi_local_spare(q->len));
+            dcommi_fifo_reserve(&p->out, q->header_len + q->len, dcommi_local_spare(p, q->len));
         if (body == NULL) {
             return n;
         }
@@ -302,7 +310,7 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
             size_t part = f->len - f->at;
             part = part < DCOMMI_LOCAL_EAGER ? part : DCOMMI_LOCAL_EAGER;
             unsigned char *body =
-                dcommi_fifo_reserve(&p->out, sizeof f->id + part, dcommi_local_spare(part));
+                dcommi_fifo_reserve(&p->out, sizeof f->id + part, dcommi_local_spare(p, part));
             if (body == NULL) {
                 return n;
             }

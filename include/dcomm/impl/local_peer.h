@@ -89,6 +89,7 @@ typedef struct dcommi_local_peer {
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
     unsigned fills;      /* payloads of some length */
+    unsigned in_place;   /* > 0: a long payload was written in place lately */
     double fill_time[2]; /* s/byte of the last one by way of the caches, and past them */
     bool past;           /* the latter is faster */
     bool waiting;        /* something is queued or going: to be looked at in progress */

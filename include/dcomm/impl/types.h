@@ -16,9 +16,9 @@
 #define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
 #define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
 /* Outputs from here on are stored past the caches. Where neither buffer is in a cache that takes a
- * quarter less from 128 KiB to 1 MiB; where both are (one call after another on the same 256 KiB
- * and nothing else) it takes a quarter more. */
-#define DCOMMI_PAST_RESULT ((int64_t)128 << 10)
+ * quarter less from 64 KiB to 1 MiB; where both are (one call after another on the same 64 or 256
+ * KiB and nothing else) it takes a quarter more. */
+#define DCOMMI_PAST_RESULT ((int64_t)64 << 10)
 #define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* operations from here on move much */
 #define DCOMMI_PULL_BLOCK 65536                 /* bytes read from a peer before they are folded */
 
