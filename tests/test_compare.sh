@@ -37,6 +37,10 @@ for peer in openmpi mpich gloo; do
         skip "$peer beside dcomm" "$(head -n 1 "$out")"
     fi
 done
+expect "what no library can beat, and a library's loops alone" 0 "^ +65536 .* [0-9.]+\.\.[0-9.]+" "${tiny[@]}" \
+    --peers limit,bare --max 1M --json "$scratch/yardsticks.json"
+check "yardsticks: the report" rows "$scratch/yardsticks.json" \
+    'len(results) == 9 and {row["library"] for row in results} == {"dcomm", "limit", "bare"}'
 expect "auto beside the best forced algorithm" 0 "best forced" "${tiny[@]}" --peers none --forced all \
     -n 3 --json "$scratch/forced.json"
 check "forced: the report" rows "$scratch/forced.json" \

@@ -12,9 +12,11 @@ import statistics
 import sys
 
 NAMES = {"dcomm": "dcomm", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo",
-         "ucc": "UCC", "intelmpi": "Intel MPI", "oneccl": "oneCCL", "limit": "the limit"}
+         "ucc": "UCC", "intelmpi": "Intel MPI", "oneccl": "oneCCL", "limit": "the limit",
+         "bare": "bare loops"}
 COLORS = {"dcomm": "#d62728", "openmpi": "#1f77b4", "mpich": "#2ca02c", "gloo": "#9467bd",
-          "ucc": "#17becf", "intelmpi": "#ff7f0e", "oneccl": "#8c564b", "limit": "#7f7f7f"}
+          "ucc": "#17becf", "intelmpi": "#ff7f0e", "oneccl": "#8c564b", "limit": "#7f7f7f",
+          "bare": "#bcbd22"}
 KIB, MIB = 1 << 10, 1 << 20
 
 

@@ -27,20 +27,21 @@ available() {
 # beside what was chosen: only those that may be the best. MPICH spins, so that four ranks on two cores
 # wait ten milliseconds for each call: it would take most of the time there.
 options() {
-    local here crowded hosts
+    local here pair crowded hosts
     here="--peers $(available openmpi mpich gloo ucc intelmpi oneccl limit)"
+    pair="--peers $(available openmpi mpich gloo ucc intelmpi oneccl limit bare)"
     crowded="--peers $(available openmpi gloo ucc intelmpi oneccl limit)
         --forced one_shot,two_shot,recursive_doubling,halving_doubling,ring,star"
     hosts="--min 4K --warmup 1 --timeout 600 --peers $(available openmpi)
         --forced ring,halving_doubling,hier"
     case $1 in
-    two-ranks) echo "-n 2" $here "--forced one_shot,two_shot,recursive_doubling,halving_doubling" ;;
+    two-ranks) echo "-n 2" $pair "--forced one_shot,two_shot,recursive_doubling,halving_doubling" ;;
     two-ranks-huge) echo "-n 2 --mem huge --min 64K" $here \
         "--forced two_shot,recursive_doubling,halving_doubling" ;;
     registered) echo "-n 2 --mem registered --min 64K" $here \
         "--forced two_shot,recursive_doubling,halving_doubling" ;;
     four-ranks) echo "-n 4" $crowded ;;
-    two-ranks-row) echo "-n 2 --row 50 --max 16K" $here \
+    two-ranks-row) echo "-n 2 --row 50 --max 16K" $pair \
         "--forced one_shot,recursive_doubling,halving_doubling" ;;
     four-ranks-row) echo "-n 4 --row 50 --max 64K" $crowded ;;
     exchange) echo "--ops alltoall,allgather -n 2,4 --min 4K --factor 16" $here ;;

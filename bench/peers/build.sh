@@ -4,7 +4,7 @@
 # installed, says so on stderr and exits with 1.
 #
 # PEER: openmpi mpich gloo ucc intelmpi oneccl; moe-openmpi and moe-mpich exchange experts' rows; limit,
-# core-pair and core-copy are the machine's own speed.
+# bare, core-pair and core-copy are the machine's own speed.
 set -u
 here=$(dirname "$(realpath "$0")")
 build=$(realpath -m "${2:-$here/../../build}")
@@ -100,6 +100,11 @@ limit)
     program=$out/limit-perf
     launcher=$build/dcomm-run
     compile "$program" "${CC:-cc}" -O2 -std=c11 "${warnings[@]}" "$here/limit-perf.c" -lm
+    ;;
+bare)
+    program=$out/bare-perf
+    launcher=$build/dcomm-run
+    compile "$program" "${CC:-cc}" -O3 -march=native -std=c11 "${warnings[@]}" "$here/bare-perf.c" -lm
     ;;
 core-pair | core-copy)
     program=$out/$peer

@@ -82,9 +82,10 @@ def parse_args():
                         help="time these algorithms of dcomm too, and name the best beside auto")
     parser.add_argument("--inplace", action="store_true", help="all sides in place")
     parser.add_argument("--peers", metavar="NAMES",
-                        type=list_of(libraries.PEERS + [libraries.LIMIT, "none"]),
+                        type=list_of(libraries.PEERS + list(libraries.YARDSTICKS) + ["none"]),
                         help="of " + ",".join(libraries.PEERS) + "; limit: a signal each way and "
-                             "a copy of input to result, on one host; or none (those installed)")
+                             "a copy of input to result, on one host; bare: the loops of an "
+                             "all-reduce of two ranks alone; or none (those installed)")
     parser.add_argument("--yield", action="store_true", dest="yields",
                         help="tell peers to yield; with more ranks than cores they always are")
     parser.add_argument("--check", type=float, metavar="RATIO",
@@ -116,8 +117,9 @@ def parse_args():
         parser.error("--max is smaller than --min")
     if args.hosts == 1:
         parser.error("--hosts is at least 2")
-    if args.hosts and libraries.LIMIT in (args.peers or []):
-        parser.error("--peers limit is one host's; --hosts prints the links' limit")
+    for name in libraries.YARDSTICKS:
+        if args.hosts and name in (args.peers or []):
+            parser.error(f"--peers {name} is one host's; --hosts prints the links' limit")
     args.peer_args = {name: getattr(args, name + "_args")
                       for name in LAUNCHED}
     return args
@@ -136,8 +138,8 @@ class Table:
         mem = (MEMORY[mem], MEMORY[self.peer_mem])
         self.sides = [libraries.Side("dcomm", dcomm, op, ranks, mem, args, args.algo)]
         self.peers = [name for name in peers
-                      if op in {"gloo": libraries.GLOO_OPS,
-                                libraries.LIMIT: libraries.LIMIT_OPS}.get(name, OPS)]
+                      if op in {"gloo": libraries.GLOO_OPS, **libraries.YARDSTICKS}.get(name, OPS)
+                      and (name != libraries.BARE or (ranks == 2 and not args.inplace))]
         for name in self.peers:
             self.sides.append(libraries.Side(name, peers[name], op, ranks, mem, args))
         self.forced = []
@@ -317,7 +319,7 @@ class Table:
 def check(tables, limit):
     """GOOD or TOO_SLOW, after a sentence for each size that is too slow."""
     compared = [row for table in tables for row in table.results
-                if "ratio" in row and row["library"] != libraries.LIMIT
+                if "ratio" in row and row["library"] not in libraries.YARDSTICKS
                 and (row["library"] in table.peers or row.get("best_forced"))]
     slow = [row for row in compared if row["ratio"] > limit]
     for row in slow:

@@ -14,8 +14,9 @@ ROOT = HERE.parent.parent
 CLUSTER = ROOT / "bench" / "cluster.sh"
 PEERS = ["openmpi", "mpich", "gloo", "ucc", "intelmpi", "oneccl"]
 NO_YIELD = {"mpich"}  # it only spins, however many ranks share a core
-LIMIT = "limit"  # no library: what none can beat (limit-perf.c)
-LIMIT_OPS = {"allreduce", "alltoall"}
+# No libraries: what none can beat (limit-perf.c), and the loops of one alone (bare-perf.c).
+LIMIT, BARE = "limit", "bare"
+YARDSTICKS = {LIMIT: {"allreduce", "alltoall"}, BARE: {"allreduce"}}
 GLOO_OPS = {"allreduce", "allgather", "broadcast", "alltoall"}
 
 
@@ -121,7 +122,7 @@ def on_cluster(name, args):
 def on_this_machine(name, launcher, ranks, args):
     """Rank i on core i, round robin where there are more ranks than cores."""
     crowded = ranks > len(cores())
-    if name in ("dcomm", "gloo", LIMIT):
+    if name in ("dcomm", "gloo", *YARDSTICKS):
         # Gloo's I/O thread and its rank would take turns on one core, at the scheduler's pace.
         bind = "none" if name == "gloo" else "core"
         return [str(args.build / "dcomm-run"), "-n", str(ranks), "--bind", bind, "--"]
@@ -182,7 +183,7 @@ class Side:
             # mpirun's own variables, where this runs under one, would confuse the ranks.
             env = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_COMM_", "PMI"))}
             env.update(self.variables, **self.more)
-            if self.name in ("gloo", LIMIT):
+            if self.name in ("gloo", *YARDSTICKS):
                 env["PEER_STORE"] = folder
             run(self.command + ["-b", str(size), "-e", str(size), "--json", file], timeout, env)
             with open(file, encoding="utf-8") as opened:
