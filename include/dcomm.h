@@ -32093,6 +32093,12 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 #define DCOMMI_LINE 64
 #define DCOMMI_FIFO_AHEAD 512  /* bytes */
 #define DCOMMI_FIFO_FETCH 2048 /* bytes */
+/* Records longer than this, up to that, are followed by a gap. A reader that goes through some
+ * lines in order has its processor fetch those that come next, which the writer has got ready for
+ * the next record: 1 KiB took 0.74 us instead of 0.58 (Intel Xeon). Longer ones gain nothing. */
+#define DCOMMI_FIFO_GAP_ABOVE 640
+#define DCOMMI_FIFO_GAP_BELOW 16384
+#define DCOMMI_FIFO_GAP 2048
 
 /* Ask for a line to write. The builtin does so only where the compiler was told that it may; the
  * instruction is skipped by processors that do not know it. */
@@ -32148,9 +32154,12 @@ static inline _Atomic uint64_t *dcommi_fifo_word(const dcommi_fifo_end *e, uint6
     return (_Atomic uint64_t *)(void *)(e->lines + (at & (e->size - 1)));
 }
 
+/* Whole cache lines that a record of so many bytes takes, its word and its gap included. */
 static inline size_t dcommi_fifo_lines(size_t bytes)
 {
-    return (sizeof(uint64_t) + bytes + DCOMMI_LINE - 1) & ~(size_t)(DCOMMI_LINE - 1);
+    size_t lines = (sizeof(uint64_t) + bytes + DCOMMI_LINE - 1) & ~(size_t)(DCOMMI_LINE - 1);
+    bool gap = bytes > DCOMMI_FIFO_GAP_ABOVE && bytes < DCOMMI_FIFO_GAP_BELOW;
+    return gap ? lines + DCOMMI_FIFO_GAP : lines;
 }
 
 /* ---- writing ---- */
@@ -32179,7 +32188,8 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
     }
     /* The next record is likely as long: have its lines back from the reader by then. One line
      * comes as fast by itself, and the reader is looking at it. */
-    uint64_t end = e->at + (lines < DCOMMI_FIFO_FETCH ? lines : DCOMMI_FIFO_FETCH);
+    size_t used = sizeof(uint64_t) + header_len + len;
+    uint64_t end = e->at + (used < DCOMMI_FIFO_FETCH ? used : DCOMMI_FIFO_FETCH);
     end = lines == DCOMMI_LINE ? e->at : end;
     for (at = e->at; at < end && at < e->limit + e->size; at += DCOMMI_LINE) {
         dcommi_prefetch_write(dcommi_fifo_word(e, at));
@@ -61006,6 +61016,9 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_FEEDBACK_READ
 #undef DCOMMI_FIFO_AHEAD
 #undef DCOMMI_FIFO_FETCH
+#undef DCOMMI_FIFO_GAP
+#undef DCOMMI_FIFO_GAP_ABOVE
+#undef DCOMMI_FIFO_GAP_BELOW
 #undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FLUSH_LINE
 #undef DCOMMI_FOLD_MAX
