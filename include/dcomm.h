@@ -32099,6 +32099,7 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 #define DCOMMI_FIFO_GAP_ABOVE 640
 #define DCOMMI_FIFO_GAP_BELOW 16384
 #define DCOMMI_FIFO_GAP 2048
+#define DCOMMI_FIFO_GAP_SIZE 65536 /* in fifos from here on */
 
 /* Ask for a line to write. The builtin does so only where the compiler was told that it may; the
  * instruction is skipped by processors that do not know it. */
@@ -32155,10 +32156,11 @@ static inline _Atomic uint64_t *dcommi_fifo_word(const dcommi_fifo_end *e, uint6
 }
 
 /* Whole cache lines that a record of so many bytes takes, its word and its gap included. */
-static inline size_t dcommi_fifo_lines(size_t bytes)
+static inline size_t dcommi_fifo_lines(const dcommi_fifo_end *e, size_t bytes)
 {
     size_t lines = (sizeof(uint64_t) + bytes + DCOMMI_LINE - 1) & ~(size_t)(DCOMMI_LINE - 1);
-    bool gap = bytes > DCOMMI_FIFO_GAP_ABOVE && bytes < DCOMMI_FIFO_GAP_BELOW;
+    bool gap = bytes > DCOMMI_FIFO_GAP_ABOVE && bytes < DCOMMI_FIFO_GAP_BELOW &&
+               e->size >= DCOMMI_FIFO_GAP_SIZE;
     return gap ? lines + DCOMMI_FIFO_GAP : lines;
 }
 
@@ -32200,7 +32202,7 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
  * `spare` bytes are left; NULL: full. */
 static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes, size_t spare)
 {
-    size_t lines = dcommi_fifo_lines(bytes), left = e->size - (e->at & (e->size - 1));
+    size_t lines = dcommi_fifo_lines(e, bytes), left = e->size - (e->at & (e->size - 1));
     size_t skip = lines > left ? left : 0;
     /* One line more: the word behind the record. */
     uint64_t end = e->at + skip + lines + DCOMMI_LINE + spare;
@@ -32224,7 +32226,7 @@ static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t byte
 static inline void dcommi_fifo_commit(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                       size_t len)
 {
-    dcommi_fifo_publish(e, kind, header_len, len, dcommi_fifo_lines(header_len + len));
+    dcommi_fifo_publish(e, kind, header_len, len, dcommi_fifo_lines(e, header_len + len));
 }
 
 /* ---- reading ---- */
@@ -32261,7 +32263,7 @@ static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
             dcommi_fifo_forward(e, left);
             continue;
         }
-        if (DCOMMI_UNLIKELY(dcommi_fifo_lines(r->header_len + r->len) > left)) {
+        if (DCOMMI_UNLIKELY(dcommi_fifo_lines(e, r->header_len + r->len) > left)) {
             return -1;
         }
         r->header = (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof word;
@@ -32272,7 +32274,7 @@ static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
 
 static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
 {
-    dcommi_fifo_forward(e, dcommi_fifo_lines(r->header_len + r->len));
+    dcommi_fifo_forward(e, dcommi_fifo_lines(e, r->header_len + r->len));
 }
 
 /* ---- coming and leaving ---- */
@@ -61019,6 +61021,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_FIFO_GAP
 #undef DCOMMI_FIFO_GAP_ABOVE
 #undef DCOMMI_FIFO_GAP_BELOW
+#undef DCOMMI_FIFO_GAP_SIZE
 #undef DCOMMI_FIFO_SKIP
 #undef DCOMMI_FLUSH_LINE
 #undef DCOMMI_FOLD_MAX

@@ -17,6 +17,7 @@
 #define DCOMMI_FIFO_GAP_ABOVE 640
 #define DCOMMI_FIFO_GAP_BELOW 16384
 #define DCOMMI_FIFO_GAP 2048
+#define DCOMMI_FIFO_GAP_SIZE 65536 /* in fifos from here on */
 
 /* Ask for a line to write. The builtin does so only where the compiler was told that it may; the
  * instruction is skipped by processors that do not know it. */
@@ -73,10 +74,11 @@ static inline _Atomic uint64_t *dcommi_fifo_word(const dcommi_fifo_end *e, uint6
 }
 
 /* Whole cache lines that a record of so many bytes takes, its word and its gap included. */
-static inline size_t dcommi_fifo_lines(size_t bytes)
+static inline size_t dcommi_fifo_lines(const dcommi_fifo_end *e, size_t bytes)
 {
     size_t lines = (sizeof(uint64_t) + bytes + DCOMMI_LINE - 1) & ~(size_t)(DCOMMI_LINE - 1);
-    bool gap = bytes > DCOMMI_FIFO_GAP_ABOVE && bytes < DCOMMI_FIFO_GAP_BELOW;
+    bool gap = bytes > DCOMMI_FIFO_GAP_ABOVE && bytes < DCOMMI_FIFO_GAP_BELOW &&
+               e->size >= DCOMMI_FIFO_GAP_SIZE;
     return gap ? lines + DCOMMI_FIFO_GAP : lines;
 }
 
@@ -118,7 +120,7 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
  * `spare` bytes are left; NULL: full. */
 static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t bytes, size_t spare)
 {
-    size_t lines = dcommi_fifo_lines(bytes), left = e->size - (e->at & (e->size - 1));
+    size_t lines = dcommi_fifo_lines(e, bytes), left = e->size - (e->at & (e->size - 1));
     size_t skip = lines > left ? left : 0;
     /* One line more: the word behind the record. */
     uint64_t end = e->at + skip + lines + DCOMMI_LINE + spare;
@@ -142,7 +144,7 @@ static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t byte
 static inline void dcommi_fifo_commit(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                       size_t len)
 {
-    dcommi_fifo_publish(e, kind, header_len, len, dcommi_fifo_lines(header_len + len));
+    dcommi_fifo_publish(e, kind, header_len, len, dcommi_fifo_lines(e, header_len + len));
 }
 
 /* ---- reading ---- */
@@ -179,7 +181,7 @@ static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
             dcommi_fifo_forward(e, left);
             continue;
         }
-        if (DCOMMI_UNLIKELY(dcommi_fifo_lines(r->header_len + r->len) > left)) {
+        if (DCOMMI_UNLIKELY(dcommi_fifo_lines(e, r->header_len + r->len) > left)) {
             return -1;
         }
         r->header = (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof word;
@@ -190,7 +192,7 @@ static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
 
 static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
 {
-    dcommi_fifo_forward(e, dcommi_fifo_lines(r->header_len + r->len));
+    dcommi_fifo_forward(e, dcommi_fifo_lines(e, r->header_len + r->len));
 }
 
 /* ---- coming and leaving ---- */
