@@ -7,12 +7,14 @@
 #include <criterion/criterion.h>
 #include <sched.h>
 
-enum { SIZE = 4096, MOST = SIZE / 4 - 72 };
+enum { SIZE = 4096, WIDE = DCOMMI_FIFO_GAP_SIZE }; /* the latter has gaps */
+
+static uint32_t size = SIZE;
 
 static dcommi_fifo *fresh(void)
 {
-    dcommi_fifo *memory = aligned_alloc(64, dcommi_fifo_bytes(SIZE));
-    memset(memory, 0, dcommi_fifo_bytes(SIZE));
+    dcommi_fifo *memory = aligned_alloc(64, dcommi_fifo_bytes(size));
+    memset(memory, 0, dcommi_fifo_bytes(size));
     return memory;
 }
 
@@ -27,7 +29,7 @@ static size_t lengths(unsigned seed, unsigned i, size_t *header)
 {
     unsigned x = seed + i * 2654435761u;
     *header = next(&x) % 81;
-    return next(&x) % 3 == 0 ? next(&x) % (MOST - 80) : next(&x) % 100;
+    return next(&x) % 3 == 0 ? next(&x) % (size / 4 - 152) : next(&x) % 100;
 }
 
 static void fill(unsigned char *body, size_t len, unsigned i)
@@ -52,7 +54,7 @@ static bool put(dcommi_fifo_end *w, unsigned seed, unsigned i)
 /* NULL: right. */
 static const char *wrong(const dcommi_record *r, unsigned seed, unsigned i)
 {
-    unsigned char want[SIZE];
+    static unsigned char want[WIDE];
     size_t header, len = lengths(seed, i, &header);
     fill(want, header + len, i);
     if (r->kind != 1 + i % 5 || r->header_len != header || r->len != len) {
@@ -62,11 +64,11 @@ static const char *wrong(const dcommi_record *r, unsigned seed, unsigned i)
                                                                                        : "bytes";
 }
 
-Test(fifo, any_pace)
+static void at_any_pace(void)
 {
     for (unsigned seed = 1; seed <= 40; seed++) {
         dcommi_fifo *memory = fresh();
-        dcommi_fifo_end w = dcommi_fifo_writer(memory, SIZE), r = dcommi_fifo_reader(memory, SIZE);
+        dcommi_fifo_end w = dcommi_fifo_writer(memory, size), r = dcommi_fifo_reader(memory, size);
         unsigned x = seed, written = 0, read = 0;
         bool was_full = false;
         while (read < 3000) {
@@ -90,12 +92,23 @@ Test(fifo, any_pace)
             }
             if (next(&x) % 10 == 0) { /* the writer comes anew */
                 dcommi_fifo_leave(&w);
-                w = dcommi_fifo_writer(memory, SIZE);
+                w = dcommi_fifo_writer(memory, size);
             }
         }
         cr_assert(was_full, "the fifo was never full");
         free(memory);
     }
+}
+
+Test(fifo, any_pace)
+{
+    at_any_pace();
+}
+
+Test(fifo, any_pace_with_gaps)
+{
+    size = WIDE;
+    at_any_pace();
 }
 
 typedef struct pair {
@@ -106,7 +119,7 @@ typedef struct pair {
 static void *write_all(void *user)
 {
     const pair *p = user;
-    dcommi_fifo_end w = dcommi_fifo_writer(p->memory, SIZE);
+    dcommi_fifo_end w = dcommi_fifo_writer(p->memory, size);
     for (unsigned i = 0; i < p->count; i++) {
         while (!put(&w, 7, i)) {
             sched_yield();
@@ -115,12 +128,12 @@ static void *write_all(void *user)
     return NULL;
 }
 
-Test(fifo, two_threads, .timeout = 60)
+static void between_threads(void)
 {
     pair p = {fresh(), 60000};
     pthread_t writer;
     cr_assert_eq(pthread_create(&writer, NULL, write_all, &p), 0);
-    dcommi_fifo_end r = dcommi_fifo_reader(p.memory, SIZE);
+    dcommi_fifo_end r = dcommi_fifo_reader(p.memory, size);
     for (unsigned i = 0; i < p.count; i++) {
         dcommi_record record;
         while (dcommi_fifo_next(&r, &record) == 0) {
@@ -134,11 +147,22 @@ Test(fifo, two_threads, .timeout = 60)
     free(p.memory);
 }
 
+Test(fifo, two_threads, .timeout = 60)
+{
+    between_threads();
+}
+
+Test(fifo, two_threads_with_gaps, .timeout = 60)
+{
+    size = WIDE;
+    between_threads();
+}
+
 /* Half a record is none, and does not hold up what came before. */
 Test(fifo, a_writer_that_dies)
 {
     dcommi_fifo *memory = fresh();
-    dcommi_fifo_end w = dcommi_fifo_writer(memory, SIZE), r = dcommi_fifo_reader(memory, SIZE);
+    dcommi_fifo_end w = dcommi_fifo_writer(memory, size), r = dcommi_fifo_reader(memory, size);
     dcommi_record record;
     cr_assert(put(&w, 3, 0));
     unsigned char *body = dcommi_fifo_reserve(&w, 500, 0);
@@ -152,7 +176,7 @@ Test(fifo, a_writer_that_dies)
 Test(fifo, nonsense)
 {
     dcommi_fifo *memory = fresh();
-    dcommi_fifo_end w = dcommi_fifo_writer(memory, SIZE), r = dcommi_fifo_reader(memory, SIZE);
+    dcommi_fifo_end w = dcommi_fifo_writer(memory, size), r = dcommi_fifo_reader(memory, size);
     dcommi_record record;
     atomic_store(dcommi_fifo_word(&r, 0), dcommi_fifo_turn(0) | (uint64_t)SIZE << 12 | 1);
     cr_assert_eq(dcommi_fifo_next(&r, &record), -1, "a record longer than the fifo");

@@ -4,9 +4,7 @@
 #ifndef MEET_H
 #define MEET_H
 
-#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
-#endif
 #include "peer_perf.h"
 
 #include <fcntl.h>

@@ -40,12 +40,14 @@ typedef struct dcommi_exchange {
     int64_t tag;  /* next free one; counted alike on every rank */
 } dcommi_exchange;
 
-/* `messages` of at most `longest` bytes to come. */
+/* `messages` of at most `longest` bytes to come, in chunks of `grain` where the caller names none.
+ */
 static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
-                                            int64_t longest, int64_t messages, bool folds)
+                                            int64_t longest, int64_t grain, int64_t messages,
+                                            bool folds)
 {
     dcommi_exchange x = {.s = s, .b = b};
-    x.chunk = dcommi_chunk_for(s, longest, dcommi_chunk_default(s));
+    x.chunk = dcommi_chunk_for(s, longest, grain);
     x.tags = dcommi_chunks_of(longest, x.chunk);
     x.tag = dcommi_build_tags(b, x.tags * messages);
     x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
@@ -98,7 +100,7 @@ static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_buil
         steps++;
     }
     int64_t paired = 2 * (n - power), rank = s->rank;
-    dcommi_exchange x = dcommi_exchange_make(s, b, bytes, steps + 2, true);
+    dcommi_exchange x = dcommi_exchange_make(s, b, bytes, dcommi_chunk_default(s), steps + 2, true);
     dcommi_range out = {DCOMM_SPACE_OUT, 0, bytes};
     dcommi_range input = {dcommi_input_of(s, 0).space, 0, bytes};
     int64_t back = x.tag + (steps + 1) * x.tags;
@@ -361,17 +363,19 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
  * back while the second comes. */
 #define DCOMMI_HALVING_TWO_CHUNKS (16 << 10)
 
+static int64_t dcommi_halving_grain(const dcommi_shape *s, int64_t block)
+{
+    int64_t grain = dcommi_chunk_default(s);
+    bool two = s->nranks == 2 && grain == DCOMMI_CHUNK_NEAR && !dcommi_reads_peers(s, block) &&
+               block >= DCOMMI_HALVING_TWO_CHUNKS;
+    return two ? dcommi_ceil_div(block, 2) : grain;
+}
+
 static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_shape two_chunks = *s;
-    if (s->nranks == 2 && s->chunk_bytes == 0 && !dcommi_reads_peers(s, cut.stride) &&
-        cut.stride >= DCOMMI_HALVING_TWO_CHUNKS && dcommi_chunk_default(s) == DCOMMI_CHUNK_NEAR) {
-        two_chunks.chunk_bytes = dcommi_ceil_div(cut.stride, 2);
-        s = &two_chunks;
-    }
-    dcommi_exchange x =
-        dcommi_exchange_make(s, b, cut.total, 2 * dcommi_halving_messages(s->nranks), true);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_grain(s, cut.stride),
+                                             2 * dcommi_halving_messages(s->nranks), true);
     dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
     if (s->nranks == 2 && cut.stride > x.chunk) {
         dcommi_halving_pair(&x, &cut, input, out);
@@ -389,7 +393,8 @@ static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_
 {
     int64_t n = s->nranks, rank = s->rank;
     dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), true);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_chunk_default(s),
+                                             dcommi_halving_messages(n), true);
     dcommi_place input = {dcommi_input_of(s, 0).space, 0, false};
     /* The one block of the result, placed so that its position in the packed buffer fits. */
     dcommi_place result = {DCOMM_SPACE_OUT, s->in_place ? 0 : -dcommi_cut_at(&cut, rank), false};
@@ -431,7 +436,8 @@ static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_buil
 {
     int64_t n = s->nranks, rank = s->rank;
     dcommi_cut cut = dcommi_cut_make(s);
-    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_messages(n), false);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_chunk_default(s),
+                                             dcommi_halving_messages(n), false);
     bool packed = dcommi_doubling_packed(s);
     dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
     if (!packed) {
