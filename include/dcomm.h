@@ -24337,10 +24337,12 @@ typedef struct dcommi_algo {
     dcommi_algo_fn make;
     bool rank_order; /* can fold in rank order */
     /* Who goes first where prices say nothing: the lowest; `between`: of calls on several hosts, of
-     * which one has several ranks. Few steps with few bytes come first, then what spreads the work
-     * evenly, then what passes everything through some ranks, whose queues the model takes for
-     * boundless. hier hides what is done within hosts behind their links; on one host it is
-     * two_shot by another name. */
+     * which one has several ranks. Few steps with few bytes come first (within a host
+     * recursive_doubling before one_shot: fewer messages, which matters more to ranks that share
+     * cores and do not meet at once than calls in a row show), then what spreads the work evenly,
+     * then what passes everything through some ranks, whose queues the model takes for boundless.
+     * hier hides what is done within hosts behind their links; on one host it is two_shot by
+     * another name. */
     uint8_t favour, favour_between;
     /* What of the groups it leaves aside, as a sentence; NULL: nothing to say. */
     void (*note)(const dcommi_shape *shape, char *text, size_t len);
@@ -41970,7 +41972,7 @@ static const dcommi_algo dcommi_algo_table[] = {
     {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false, 16, 16, NULL,
      "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
      "Thakur, Rabenseifner and Gropp 2005"},
-    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false, 9, 9, NULL,
+    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false, 3, 9, NULL,
      "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
      "Thakur, Rabenseifner and Gropp 2005"},
     {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false, 6, 6, NULL,
@@ -49907,8 +49909,8 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
 
 /* Beyond the last, prices differ as they do there. The last is for ranks that share cores, among
  * whose algorithms some fall behind only where calls are that long. */
-static const int64_t dcommi_trial_sizes[] = {4096,    16384,   65536,   262144,
-                                             1 << 20, 4 << 20, 16 << 20};
+static const int64_t dcommi_trial_sizes[] = {1024,   4096,    16384,   65536,
+                                             262144, 1 << 20, 4 << 20, 16 << 20};
 enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
 
 /* The trials of one size. */

@@ -25,7 +25,7 @@ static const dcommi_algo dcommi_algo_table[] = {
     {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false, 16, 16, NULL,
      "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
      "Thakur, Rabenseifner and Gropp 2005"},
-    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false, 9, 9, NULL,
+    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false, 3, 9, NULL,
      "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
      "Thakur, Rabenseifner and Gropp 2005"},
     {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false, 6, 6, NULL,
