@@ -25262,6 +25262,7 @@ typedef struct dcommi_member {
 typedef struct dcommi_recent {
     uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
     size_t count;
+    const char *algo;      /* that the call named; NULL: none */
     dcommi_cached *cached; /* with a reference */
 } dcommi_recent;
 
@@ -25509,17 +25510,23 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
 /* ---- recent calls ---- */
 
 /* The plan of a recent call, NULL when it is none. */
-static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count)
+static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count,
+                                                const char *algo)
 {
     for (int i = 0; i < DCOMMI_RECENT; i++) {
-        if (comm->recent[i].call == call && comm->recent[i].count == count) {
-            return comm->recent[i].cached;
+        const dcommi_recent *recent = &comm->recent[i];
+        if (recent->call == call && recent->count == count &&
+            (recent->algo == algo ||
+             (recent->algo != NULL && algo != NULL && strcmp(recent->algo, algo) == 0))) {
+            return recent->cached;
         }
     }
     return NULL;
 }
 
-static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, dcommi_cached *cached)
+/* `algo` stays where it is. */
+static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, const char *algo,
+                              dcommi_cached *cached)
 {
     dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
     if (last->call != 0) {
@@ -25529,7 +25536,7 @@ static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, dco
         dcommi_cached_release(comm, last->cached);
     }
     memmove(comm->recent + 1, comm->recent, (DCOMMI_RECENT - 1) * sizeof *comm->recent);
-    comm->recent[0] = (dcommi_recent){call, count, cached};
+    comm->recent[0] = (dcommi_recent){call, count, algo, cached};
     cached->refs++;
 }
 
@@ -46984,18 +46991,18 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
            (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
-/* Options that say nothing, but for what is in the call's code. */
+/* Options that say nothing, but for an algorithm's name and what is in the call's code. */
 static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
-    return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
-                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
-                            opts->codec == NULL && opts->feedback == NULL && opts->stream == NULL);
+    return opts == NULL || (!opts->deterministic && opts->timeout_s == 0 && opts->premul == 0 &&
+                            opts->lanes == 0 && opts->chunk_bytes == 0 && opts->codec == NULL &&
+                            opts->feedback == NULL && opts->stream == NULL);
 }
 
-/* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
+/* A blocking call with plain options that was made a moment ago, with buffers elsewhere perhaps.
  * DCOMM_IN_PROGRESS: it must go the long way. */
 static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, size_t count,
-                                             const void *in, void *out)
+                                             const dcomm_coll_opts *opts, const void *in, void *out)
 {
     dcommi_express e;
     if (dcommi_this_group.depth > 0 || comm == NULL || dcommi_device_locate(in) >= 0 ||
@@ -47005,7 +47012,7 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
         !dcommi_token_enter(comm->context)) {
         return DCOMM_IN_PROGRESS;
     }
-    dcommi_cached *cached = dcommi_recent_find(comm, code, count);
+    dcommi_cached *cached = dcommi_recent_find(comm, code, count, opts != NULL ? opts->algo : NULL);
     if (cached != NULL && dcommi_express_able(comm, cached->script) &&
         dcommi_express_begin(&e, comm, cached, in, out)) {
         comm->stats.plans_reused++;
@@ -47042,11 +47049,13 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0 &&
         device == NULL && opts->stream == NULL) {
-        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
+        const char *named = opts->algo != NULL ? cached->signature.algo : NULL;
+        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG &&
+            (named == NULL || strcmp(named, opts->algo) == 0)) {
             uint64_t code =
                 dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->memory);
-            if (dcommi_recent_find(comm, code, s->count) == NULL) {
-                dcommi_recent_set(comm, code, s->count, cached);
+            if (dcommi_recent_find(comm, code, s->count, named) == NULL) {
+                dcommi_recent_set(comm, code, s->count, named, cached);
             }
         }
         if (dcommi_token_try(comm->context)) {
@@ -47653,7 +47662,7 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
         const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
         uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf,
                                          dcommi_opts_memory(opts));
-        dcomm_status again = dcommi_call_again(comm, code, count, in, recvbuf);
+        dcomm_status again = dcommi_call_again(comm, code, count, opts, in, recvbuf);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;
         }
@@ -47777,7 +47786,7 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
     if (request_p == NULL && dcommi_opts_plain(opts)) {
         uint64_t code =
             dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, DCOMMI_MEMORY_ANY);
-        dcomm_status again = dcommi_call_again(comm, code, 0, NULL, NULL);
+        dcomm_status again = dcommi_call_again(comm, code, 0, opts, NULL, NULL);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;
         }

@@ -37,7 +37,7 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
         const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
         uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf,
                                          dcommi_opts_memory(opts));
-        dcomm_status again = dcommi_call_again(comm, code, count, in, recvbuf);
+        dcomm_status again = dcommi_call_again(comm, code, count, opts, in, recvbuf);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;
         }
@@ -161,7 +161,7 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
     if (request_p == NULL && dcommi_opts_plain(opts)) {
         uint64_t code =
             dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, DCOMMI_MEMORY_ANY);
-        dcomm_status again = dcommi_call_again(comm, code, 0, NULL, NULL);
+        dcomm_status again = dcommi_call_again(comm, code, 0, opts, NULL, NULL);
         if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
             return again;
         }

@@ -101,17 +101,23 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
 /* ---- recent calls ---- */
 
 /* The plan of a recent call, NULL when it is none. */
-static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count)
+static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count,
+                                                const char *algo)
 {
     for (int i = 0; i < DCOMMI_RECENT; i++) {
-        if (comm->recent[i].call == call && comm->recent[i].count == count) {
-            return comm->recent[i].cached;
+        const dcommi_recent *recent = &comm->recent[i];
+        if (recent->call == call && recent->count == count &&
+            (recent->algo == algo ||
+             (recent->algo != NULL && algo != NULL && strcmp(recent->algo, algo) == 0))) {
+            return recent->cached;
         }
     }
     return NULL;
 }
 
-static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, dcommi_cached *cached)
+/* `algo` stays where it is. */
+static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, const char *algo,
+                              dcommi_cached *cached)
 {
     dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
     if (last->call != 0) {
@@ -121,7 +127,7 @@ static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, dco
         dcommi_cached_release(comm, last->cached);
     }
     memmove(comm->recent + 1, comm->recent, (DCOMMI_RECENT - 1) * sizeof *comm->recent);
-    comm->recent[0] = (dcommi_recent){call, count, cached};
+    comm->recent[0] = (dcommi_recent){call, count, algo, cached};
     cached->refs++;
 }
 

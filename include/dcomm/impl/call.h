@@ -516,18 +516,18 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
            (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
-/* Options that say nothing, but for what is in the call's code. */
+/* Options that say nothing, but for an algorithm's name and what is in the call's code. */
 static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
-    return opts == NULL || (opts->algo == NULL && !opts->deterministic && opts->timeout_s == 0 &&
-                            opts->premul == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
-                            opts->codec == NULL && opts->feedback == NULL && opts->stream == NULL);
+    return opts == NULL || (!opts->deterministic && opts->timeout_s == 0 && opts->premul == 0 &&
+                            opts->lanes == 0 && opts->chunk_bytes == 0 && opts->codec == NULL &&
+                            opts->feedback == NULL && opts->stream == NULL);
 }
 
-/* A blocking call without options that was made a moment ago, with buffers elsewhere perhaps.
+/* A blocking call with plain options that was made a moment ago, with buffers elsewhere perhaps.
  * DCOMM_IN_PROGRESS: it must go the long way. */
 static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, size_t count,
-                                             const void *in, void *out)
+                                             const dcomm_coll_opts *opts, const void *in, void *out)
 {
     dcommi_express e;
     if (dcommi_this_group.depth > 0 || comm == NULL || dcommi_device_locate(in) >= 0 ||
@@ -537,7 +537,7 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
         !dcommi_token_enter(comm->context)) {
         return DCOMM_IN_PROGRESS;
     }
-    dcommi_cached *cached = dcommi_recent_find(comm, code, count);
+    dcommi_cached *cached = dcommi_recent_find(comm, code, count, opts != NULL ? opts->algo : NULL);
     if (cached != NULL && dcommi_express_able(comm, cached->script) &&
         dcommi_express_begin(&e, comm, cached, in, out)) {
         comm->stats.plans_reused++;
@@ -574,11 +574,13 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0 &&
         device == NULL && opts->stream == NULL) {
-        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG) {
+        const char *named = opts->algo != NULL ? cached->signature.algo : NULL;
+        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG &&
+            (named == NULL || strcmp(named, opts->algo) == 0)) {
             uint64_t code =
                 dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->memory);
-            if (dcommi_recent_find(comm, code, s->count) == NULL) {
-                dcommi_recent_set(comm, code, s->count, cached);
+            if (dcommi_recent_find(comm, code, s->count, named) == NULL) {
+                dcommi_recent_set(comm, code, s->count, named, cached);
             }
         }
         if (dcommi_token_try(comm->context)) {

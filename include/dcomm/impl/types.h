@@ -271,6 +271,7 @@ typedef struct dcommi_member {
 typedef struct dcommi_recent {
     uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
     size_t count;
+    const char *algo;      /* that the call named; NULL: none */
     dcommi_cached *cached; /* with a reference */
 } dcommi_recent;
 
