@@ -275,6 +275,42 @@ Test(collectives, wire, .timeout = 60)
     on(4, RANKS_MESSAGE, wire);
 }
 
+/* ---- calls again ---- */
+
+/* Calls of one size that name one algorithm after another, or none: each runs its own, first or
+ * again, as its messages tell. */
+static int again(int rank, int n, procs_shared *s, void *arg)
+{
+    static const char *const names[] = {"one_shot", "recursive_doubling", NULL, "binomial", "auto"};
+    enum { NAMES = sizeof names / sizeof names[0] };
+    uint64_t sent[NAMES] = {0};
+    char name[32];
+    ranks_settle(rank, n, ((place_of *)arg)->place);
+    dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.algo = "ring"});
+    for (int turn = 0; turn < 4 * NAMES; turn++) {
+        const int k = turn % NAMES;
+        dcomm_coll_opts opts = {.algo = names[k] != NULL ? strcpy(name, names[k]) : NULL};
+        float data[8] = {1}, sum[8] = {0};
+        dcomm_stats before, after;
+        RANKS_OK(dcomm_comm_stats(comm, &before));
+        RANKS_OK(dcomm_allreduce(comm, data, sum, 8, DCOMM_F32, DCOMM_SUM, &opts));
+        RANKS_OK(dcomm_comm_stats(comm, &after));
+        PROCS_TRUE(sum[0] == (float)n && sum[7] == 0);
+        uint64_t more = after.messages_sent - before.messages_sent;
+        PROCS_CHECK(turn < NAMES || more == sent[k], "%s: %lu messages, then %lu", opts.algo,
+                    (unsigned long)sent[k], (unsigned long)more);
+        sent[k] = more;
+    }
+    PROCS_CHECK(sent[0] == 3 && sent[1] == 2 && sent[2] == 6, "%lu %lu %lu", (unsigned long)sent[0],
+                (unsigned long)sent[1], (unsigned long)sent[2]);
+    return ranks_leave(&comm);
+}
+
+Test(collectives, again, .timeout = 60)
+{
+    on(4, RANKS_MESSAGE, again);
+}
+
 /* ---- what the calls say, and what they refuse ---- */
 
 static int talk(int rank, int n, procs_shared *s, void *arg)
