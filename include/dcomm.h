@@ -406,7 +406,7 @@ typedef struct dcomm_feedback_opts {
     uint32_t tensor; /* likewise, which tensor this is (default: 0) */
     double momentum; /* dgc: m; below 0: none (default: 0.9) */
     double clip;     /* dgc: the gradient's norm over all ranks is clipped to this, each rank's to
-                        clip / sqrt(nranks) (default: no clipping) */
+                        clip / sqrt(nranks); not in device memory (default: no clipping) */
     uint64_t warmup_steps; /* dgc: sparsity grows over so many steps, in four stages that send 25%,
                               6.25%, 1.6% and 0.4% of the elements, as long as that is more than the
                               codec's own k (default: 0, none) */
@@ -616,6 +616,29 @@ DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count
  * for f32 becomes its largest number. For residuals of error feedback. y is no part of x. */
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
+
+/* What error feedback does to its arrays beside encoding, of a gradient g, a residual or estimate
+ * r, a velocity u, e that is encoded, and s, what is sent of it, as decoded. */
+typedef enum dcomm_cuda_feedback_op {
+    DCOMM_CUDA_FEEDBACK_WIDEN = 0,    /* f32 <- bf16: dst = a */
+    DCOMM_CUDA_FEEDBACK_NARROW = 1,   /* bf16 <- f32, to nearest even, but not to an infinity */
+    DCOMM_CUDA_FEEDBACK_ADD = 2,      /* e = g + r; r where g is not finite, which is counted */
+    DCOMM_CUDA_FEEDBACK_LACK = 3,     /* e = g - r; 0 where g is not finite, likewise */
+    DCOMM_CUDA_FEEDBACK_MISSING = 4,  /* g - r; 0 where g is not finite */
+    DCOMM_CUDA_FEEDBACK_LEFT = 5,     /* e - s, a value that is not finite being none */
+    DCOMM_CUDA_FEEDBACK_LEARN = 6,    /* r + s, likewise */
+    DCOMM_CUDA_FEEDBACK_MOMENTUM = 7, /* g + factor u: the product exact, the sum rounded once */
+    DCOMM_CUDA_FEEDBACK_FORGET = 8,   /* u; 0 where s is not 0, or u not finite */
+    DCOMM_CUDA_FEEDBACK_FINISH = 9    /* r + s, all as it is */
+} dcomm_cuda_feedback_op;
+
+/* One of them: dst of a, the first that is named, and b, the second (NULL for WIDEN and NARROW).
+ * Arrays are f32 but for what is bf16; dst may be a or b, if their elements are as wide. What
+ * exceeds f32 in ADD and LACK becomes its largest number, which is counted, too. factor is for
+ * MOMENTUM alone, report (NULL: not wanted) for ADD and LACK. */
+DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                           float factor, const float *b, size_t count,
+                                           dcomm_cuda_report *report, void *stream);
 
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
 
@@ -11308,15 +11331,17 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
 /* A device whose memory arrays lie in, for the life of the process (feedback_device.h). All but
  * `read` is put behind what was asked of it before, and waits for nothing. */
 typedef struct dcommi_feedback_place dcommi_feedback_place;
+struct dcommi_feedback_store;
 struct dcommi_feedback_place {
     int device;
     dcomm_status (*make)(const dcommi_feedback_place *at, size_t bytes, void **memory_p);
     void (*release)(const dcommi_feedback_place *at, void *memory);
     dcomm_status (*zero)(const dcommi_feedback_place *at, void *memory, size_t bytes);
     dcomm_status (*copy)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
-    /* x += factor * y, as dcommi_feedback_plus, and bounded. */
-    dcomm_status (*add)(const dcommi_feedback_place *at, float *x, float factor, const float *y,
-                        size_t count);
+    /* All that y holds now to x from element `first` on: x += factor * y, as dcommi_feedback_plus,
+     * and bounded. */
+    dcomm_status (*add)(const dcommi_feedback_place *at, const struct dcommi_feedback_store *x,
+                        size_t first, float factor, const struct dcommi_feedback_store *y);
     /* To host memory, when all that was asked before has been done. */
     dcomm_status (*read)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
 };
@@ -11519,15 +11544,17 @@ static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *bas
 static dcomm_status dcommi_feedback_norm2(const dcommi_feedback_store *s, double *sum_p)
 {
     const size_t most = s->count < DCOMMI_FEEDBACK_READ ? s->count : DCOMMI_FEEDBACK_READ;
-    float *room = s->place != NULL ? dcommi_alloc_raw(most * sizeof *room) : NULL;
+    const size_t width = dcommi_feedback_width(s);
+    void *room = s->place != NULL ? dcommi_alloc_raw(most * width) : NULL;
     dcomm_status status = s->place == NULL || room != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     for (size_t at = 0, n; at < s->count && status == DCOMM_OK; at += n) {
         n = s->place == NULL || s->count - at < most ? s->count - at : most;
         if (s->place != NULL) {
-            status = s->place->read(s->place, room, (const float *)s->now + at, n * sizeof *room);
+            status = s->place->read(s->place, room, dcommi_feedback_at(s, s->now, at), n * width);
         }
         for (size_t i = 0; i < n && status == DCOMM_OK; i++) {
-            double x = (double)(room != NULL ? room[i] : dcommi_feedback_get(s, s->now, at + i));
+            double x = (double)(room != NULL ? dcommi_feedback_get(s, room, i)
+                                             : dcommi_feedback_get(s, s->now, at + i));
             *sum_p += x * x;
         }
     }
@@ -11884,6 +11911,33 @@ static dcomm_status dcommi_feedback_store_copy(const dcomm_feedback *fb,
     return status;
 }
 
+/* What follows the buffers of calls. */
+enum { DCOMMI_FEEDBACK_MOVING = 4 };
+
+static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **stores)
+{
+    stores[0] = &fb->worker;
+    stores[1] = &fb->owner;
+    stores[2] = &fb->velocity;
+    stores[3] = &fb->estimate;
+}
+
+static void dcommi_feedback_stores_free(dcommi_feedback_store *stores, int n)
+{
+    for (int k = 0; k < n; k++) {
+        dcommi_feedback_store_free(&stores[k]);
+    }
+}
+
+static void dcommi_feedback_stores_replace(dcommi_feedback_store **stores,
+                                           const dcommi_feedback_store *moved)
+{
+    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+        dcommi_feedback_store_free(stores[k]);
+        *stores[k] = moved[k];
+    }
+}
+
 /* For what the host does to residuals. Waits for the device, but for nothing that waits for other
  * ranks. */
 static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
@@ -11895,27 +11949,26 @@ static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d has a step under way",
                            what, fb->worker.place->device);
     }
-    dcommi_feedback_store worker, owner;
-    DCOMMI_TRY(dcommi_feedback_store_copy(fb, &fb->worker, &worker));
-    dcomm_status status = dcommi_feedback_store_copy(fb, &fb->owner, &owner);
-    if (status < 0) {
-        dcommi_feedback_store_free(&worker);
-        return status;
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
+    dcommi_feedback_moving(fb, stores);
+    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+        dcomm_status status = dcommi_feedback_store_copy(fb, stores[k], &moved[k]);
+        if (status < 0) {
+            dcommi_feedback_stores_free(moved, k);
+            return status;
+        }
     }
     dcommi_feedback_kept_free(fb);
-    dcommi_feedback_store_free(&fb->worker);
-    dcommi_feedback_store_free(&fb->owner);
-    fb->worker = worker;
-    fb->owner = owner;
+    dcommi_feedback_stores_replace(stores, moved);
     return DCOMM_OK;
 }
 
 /* Zeros there; `next` is written before it is read. */
-static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t count,
+static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t count, bool bf16,
                                                 bool in_place, const dcommi_feedback_place *place)
 {
-    const size_t bytes = count * sizeof(float);
-    *s = (dcommi_feedback_store){.count = count, .place = place};
+    *s = (dcommi_feedback_store){.count = count, .bf16 = bf16, .place = place};
+    const size_t bytes = count * dcommi_feedback_width(s);
     if (count == 0) {
         return DCOMM_OK;
     }
@@ -11937,8 +11990,9 @@ static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t
 /* On a device: a step that encodes only some elements leaves the others as they are. */
 static dcomm_status dcommi_feedback_store_ready(const dcommi_feedback_store *s)
 {
-    return s->now == s->next ? DCOMM_OK
-                             : s->place->copy(s->place, s->next, s->now, s->count * sizeof(float));
+    return s->now == s->next
+               ? DCOMM_OK
+               : s->place->copy(s->place, s->next, s->now, s->count * dcommi_feedback_width(s));
 }
 
 /* ---- an owner's ---- */
@@ -11957,8 +12011,7 @@ static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
     double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
     float factor = (float)(sign / fb->owner_factor);
     if (o->place != NULL) { /* `next` is going to be written as a whole */
-        DCOMMI_TRY(
-            o->place->add(o->place, (float *)w->now + fb->own_first, factor, o->now, o->count));
+        DCOMMI_TRY(o->place->add(o->place, w, fb->own_first, factor, o));
     }
     for (size_t i = 0; o->place == NULL && i < o->count; i++) {
         size_t at = fb->own_first + i;
@@ -11979,7 +12032,8 @@ static dcomm_status dcommi_feedback_own(dcomm_feedback *fb, size_t first, size_t
     }
     dcommi_feedback_store owner;
     DCOMMI_TRY(fb->worker.place != NULL
-                   ? dcommi_feedback_store_there(&owner, count, fb->opts.in_place, fb->worker.place)
+                   ? dcommi_feedback_store_there(&owner, count, fb->opts.bf16, fb->opts.in_place,
+                                                 fb->worker.place)
                    : dcommi_feedback_store_make(&owner, count, fb->opts.bf16, fb->opts.in_place));
     dcomm_status status = dcommi_feedback_fold_owner(fb);
     if (status < 0) {
@@ -12060,6 +12114,7 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
     if (fb->worker.place != NULL && step.partly) {
         DCOMMI_TRY(dcommi_feedback_store_ready(&fb->worker));
+        DCOMMI_TRY(dcommi_feedback_store_ready(&fb->velocity));
     }
     if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
         dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
@@ -13431,8 +13486,8 @@ typedef struct dcommi_device_calls {
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
      * what is put on it from now on waits for what the other stream holds now. add:
-     * dcomm_cuda_add_scaled. A handle without a pool has its memory of the device's usual one,
-     * which outlives contexts. */
+     * dcomm_cuda_add_scaled; feedback: dcomm_cuda_feedback. A handle without a pool has its memory
+     * of the device's usual one, which outlives contexts. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
     dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
@@ -13451,6 +13506,9 @@ typedef struct dcommi_device_calls {
     void (*peer_close)(int device, void *memory);
     dcomm_status (*own_add)(int device, void *stream, float *x, float factor, const float *y,
                             size_t count);
+    dcomm_status (*own_feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,
+                                 const void *a, float factor, const float *b, size_t count,
+                                 dcomm_cuda_report *report);
 } dcommi_device_calls;
 
 #endif
@@ -26290,6 +26348,16 @@ static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, floa
     return status;
 }
 
+static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cuda_feedback_op op,
+                                             void *dst, const void *a, float factor, const float *b,
+                                             size_t count, dcomm_cuda_report *report)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
 static int dcommi_cuda_current(void)
 {
     int device = 0;
@@ -26332,6 +26400,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .peer_open = dcommi_cuda_peer_open,
     .peer_close = dcommi_cuda_peer_close,
     .own_add = dcommi_cuda_own_add,
+    .own_feedback = dcommi_cuda_own_feedback,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 
@@ -44545,6 +44614,13 @@ static inline uint32_t dcommi_express_run(dcommi_express *e)
 #ifndef DCOMMI_CODED_DEVICE_H
 #define DCOMMI_CODED_DEVICE_H
 
+/* ==== include/dcomm/impl/feedback_kernels.h ================================================ */
+/* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device:
+ * what feedback.h does to arrays, by kernels on queue IN. The codec takes f32, so bf16 is widened
+ * before it and rounded behind. */
+#ifndef DCOMMI_FEEDBACK_KERNELS_H
+#define DCOMMI_FEEDBACK_KERNELS_H
+
 /* ==== include/dcomm/impl/feedback_device.h ================================================= */
 /* feedback_device.h - error feedback whose residuals lie on a device: they move there with the
  * first all-reduce of device memory, and the codec's kernels read and write them.
@@ -45983,11 +46059,42 @@ static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place
                                     bytes);
 }
 
-static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place, float *x,
-                                             float factor, const float *y, size_t count)
+/* bf16 is widened, and rounded again: x by this, and y. */
+static dcomm_status dcommi_feedback_side_add_narrow(const dcommi_feedback_place *place, uint16_t *x,
+                                                    float factor, const uint16_t *y, size_t count,
+                                                    float *wide, float *more)
 {
-    return dcommi_devices->own_add(place->device, dcommi_feedback_side_of(place)->stream, x, factor,
-                                   y, count);
+    const int device = place->device;
+    void *stream = dcommi_feedback_side_of(place)->stream;
+    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, wide, x, 0,
+                                            NULL, count, NULL));
+    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, more, y, 0,
+                                            NULL, count, NULL));
+    DCOMMI_TRY(dcommi_devices->own_add(device, stream, wide, factor, more, count));
+    return dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_NARROW, x, wide, 0,
+                                        NULL, count, NULL);
+}
+
+static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
+                                             const dcommi_feedback_store *x, size_t first,
+                                             float factor, const dcommi_feedback_store *y)
+{
+    void *at = dcommi_feedback_at(x, x->now, first), *wide = NULL, *more = NULL;
+    if (y->count == 0) {
+        return DCOMM_OK;
+    }
+    if (!x->bf16) {
+        return dcommi_devices->own_add(place->device, dcommi_feedback_side_of(place)->stream, at,
+                                       factor, y->now, y->count);
+    }
+    DCOMMI_TRY(dcommi_feedback_side_make(place, y->count * sizeof(float), &wide));
+    dcomm_status status = dcommi_feedback_side_make(place, y->count * sizeof(float), &more);
+    if (status >= 0) {
+        status = dcommi_feedback_side_add_narrow(place, at, factor, y->now, y->count, wide, more);
+        dcommi_feedback_side_release(place, more);
+    }
+    dcommi_feedback_side_release(place, wide);
+    return status;
 }
 
 static dcomm_status dcommi_feedback_side_read(const dcommi_feedback_place *place, void *to,
@@ -46048,15 +46155,16 @@ static dcomm_status dcommi_feedback_store_before(const dcomm_feedback *fb,
                                                  dcommi_feedback_store *there)
 {
     const dcommi_feedback_place *place = there->place;
+    const size_t width = dcommi_feedback_width(s);
     if (!fb->now.partly) {
-        return dcommi_feedback_side_copy(place, there->next, s->next, s->count * sizeof(float));
+        return dcommi_feedback_side_copy(place, there->next, s->next, s->count * width);
     }
     DCOMMI_TRY(dcommi_feedback_store_ready(there));
     for (size_t i = 0; i < fb->nspans; i++) {
         const dcommi_feedback_span *span = &fb->span[i];
-        DCOMMI_TRY(dcommi_feedback_side_copy(place, (float *)there->next + span->first,
-                                             (const float *)s->next + span->first,
-                                             span->count * sizeof(float)));
+        DCOMMI_TRY(dcommi_feedback_side_copy(
+            place, dcommi_feedback_at(there, there->next, span->first),
+            dcommi_feedback_at(s, s->next, span->first), span->count * width));
     }
     return DCOMM_OK;
 }
@@ -46067,8 +46175,8 @@ static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
                                                const dcommi_feedback_place *place,
                                                dcommi_feedback_store *there)
 {
-    const size_t bytes = s->count * sizeof(float);
-    DCOMMI_TRY(dcommi_feedback_store_there(there, s->count, fb->opts.in_place, place));
+    const size_t bytes = s->count * dcommi_feedback_width(s);
+    DCOMMI_TRY(dcommi_feedback_store_there(there, s->count, s->bf16, fb->opts.in_place, place));
     dcomm_status status =
         bytes > 0 ? dcommi_feedback_side_copy(place, there->now, s->now, bytes) : DCOMM_OK;
     if (status >= 0 && fb->last == DCOMMI_FEEDBACK_COMMITTED && there->next != there->now) {
@@ -46096,18 +46204,17 @@ static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb,
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: opts.feedback is in use by a call in host memory", what);
     }
-    dcommi_feedback_store worker, owner;
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
+    dcommi_feedback_moving(fb, stores);
     DCOMMI_TRY(dcommi_feedback_side_find(device, &place));
-    DCOMMI_TRY(dcommi_feedback_store_send(fb, &fb->worker, place, &worker));
-    dcomm_status status = dcommi_feedback_store_send(fb, &fb->owner, place, &owner);
-    if (status < 0) {
-        dcommi_feedback_store_free(&worker);
-        return status;
+    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+        dcomm_status status = dcommi_feedback_store_send(fb, stores[k], place, &moved[k]);
+        if (status < 0) {
+            dcommi_feedback_stores_free(moved, k);
+            return status;
+        }
     }
-    dcommi_feedback_store_free(&fb->worker);
-    dcommi_feedback_store_free(&fb->owner);
-    fb->worker = worker;
-    fb->owner = owner;
+    dcommi_feedback_stores_replace(stores, moved);
     return DCOMM_OK;
 }
 
@@ -46127,18 +46234,81 @@ static dcomm_status dcommi_feedback_behind(const dcomm_feedback *fb, const dcomm
                                      d->stream[DCOMMI_QUEUE_IN]);
 }
 
-/* A sparse codec's workspace for a range, whose contents make its next call faster. */
-static dcomm_status dcommi_feedback_keep_room(dcomm_feedback *fb, const dcommi_device_handle *d,
-                                              size_t first, bool owner, dcommi_device_code *code)
+#endif
+
+/* What a step does to the state, once its ranges have been accepted. */
+typedef struct dcommi_feedback_job {
+    dcomm_feedback *fb;   /* NULL: nothing */
+    size_t first;         /* element of the tensor */
+    bool owner;           /* a recoding */
+    bool raises;          /* whose loss goes into the worker's residual */
+    const float *learned; /* EF21, a decoding: the estimate that its result is added to, */
+    float *learns;        /* and what that becomes */
+} dcommi_feedback_job;
+
+/* Where its ledgers are, on the device; NULL: not wanted. before, after: of squares of a residual
+ * that is raised. */
+typedef struct dcommi_feedback_books {
+    dcomm_cuda_ledger *ledger, *before, *after;
+} dcommi_feedback_books;
+
+/* Before a step, by the thread that takes it. */
+static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_place *place,
+                                         dcommi_device_code *code, dcommi_feedback_job *job)
 {
+    dcomm_feedback *fb = c->feedback;
+    const size_t first = (size_t)place->first, count = code->count;
+    const bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    *job = (dcommi_feedback_job){.first = first};
+    if (code->kind == DCOMM_STEP_DECODE && ef21) {
+        DCOMMI_TRY(dcommi_feedback_open("a decoding", fb, true));
+        DCOMMI_TRY(dcommi_feedback_range("a decoding", first, count, 0, fb->count, fb->finished));
+        fb->finished += count;
+        job->fb = fb;
+        job->learned = (const float *)fb->estimate.now + first;
+        job->learns = (float *)fb->estimate.next + first;
+        return DCOMM_OK;
+    }
+    if (code->kind != DCOMM_STEP_ENCODE && code->kind != DCOMM_STEP_RECODE) {
+        return DCOMM_OK;
+    }
+    if (!c->begun) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], place->first));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+    }
+    job->fb = fb;
+    job->owner = code->kind == DCOMM_STEP_RECODE;
+    job->raises = job->owner && c->begins.partly;
+    code->key = dcommi_feedback_key(fb, first, job->owner ? DCOMMI_FEEDBACK_OWNER : 0);
+    if (job->raises) {
+        return dcommi_feedback_range("a recoding", first, count, 0, fb->count, 0);
+    }
+    if (job->owner) {
+        DCOMMI_TRY(dcommi_feedback_range("a recoding", first, count, fb->own_first, fb->owner.count,
+                                         fb->owned));
+        fb->next_factor = (double)code->factor;
+        fb->owned += count;
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_feedback_encode_range(fb, first, count));
+    fb->encoded += count;
+    return DCOMM_OK;
+}
+
+/* A sparse codec's workspace for a range, whose contents make its next call faster. */
+static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
+                                              const dcommi_device_handle *d,
+                                              dcommi_device_code *code)
+{
+    dcomm_feedback *fb = job->fb;
     const dcommi_feedback_place *place = fb->worker.place;
     dcomm_codec_layout dense;
     size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
     dcommi_feedback_kept *kept = fb->kept;
-    if (need == 0) {
+    if (need == 0 || job->raises) {
         return DCOMM_OK;
     }
-    while (kept != NULL && (kept->first != first || kept->owner != owner)) {
+    while (kept != NULL && (kept->first != job->first || kept->owner != job->owner)) {
         kept = kept->next;
     }
     if (kept == NULL) {
@@ -46146,7 +46316,7 @@ static dcomm_status dcommi_feedback_keep_room(dcomm_feedback *fb, const dcommi_d
         if (kept == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
-        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = first, .owner = owner};
+        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = job->first, .owner = job->owner};
         fb->kept = kept;
     }
     if (kept->bytes < need) {
@@ -46164,84 +46334,275 @@ static dcomm_status dcommi_feedback_keep_room(dcomm_feedback *fb, const dcommi_d
     return DCOMM_OK;
 }
 
-/* What an encoding, or a recoding that has an owner's residual, reads and writes of the state. */
-static dcomm_status dcommi_feedback_arrays(dcomm_feedback *fb, const dcommi_device_handle *d,
-                                           const dcomm_codec_place *place, dcommi_device_code *code)
+/* ---- one step's arrays ---- */
+
+enum { DCOMMI_FEEDBACK_ROOMS = 8 };
+
+/* On queue IN. Once something has failed, nothing more is done. */
+typedef struct dcommi_feedback_arrays {
+    dcommi_device_handle *d;
+    const dcommi_device_code *code;
+    const dcommi_feedback_job *job;
+    dcommi_feedback_books books;
+    dcomm_status status;
+    void *room[DCOMMI_FEEDBACK_ROOMS]; /* f32 arrays, for this step alone */
+    int nroom;
+    const dcommi_feedback_store *store; /* NULL: what is lost goes into the worker's residual */
+    size_t at;                          /* its element */
+    const float *gradient;              /* for the ledger; NULL: nobody has it */
+    const float *x; /* what is encoded with what is held; a recoding's: NULL, or its sum */
+    const float *held;
+    float *next;     /* as the store has it, or to be rounded */
+    float *velocity; /* DGC: likewise; else NULL */
+    float *sent;     /* the encoding, decoded; NULL: not yet */
+} dcommi_feedback_arrays;
+
+static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
 {
-    const size_t first = (size_t)place->first, count = code->count;
-    const bool owner = code->kind == DCOMM_STEP_RECODE;
-    dcommi_feedback_store *s = owner ? &fb->owner : &fb->worker;
-    if (owner) {
-        DCOMMI_TRY(dcommi_feedback_range("a recoding", first, count, fb->own_first, fb->owner.count,
-                                         fb->owned));
-        fb->next_factor = (double)code->factor;
-        fb->owned += count;
-    } else {
-        DCOMMI_TRY(dcommi_feedback_encode_range(fb, first, count));
-        fb->encoded += count;
+    void *memory = NULL;
+    if (a->status >= 0) {
+        a->status = a->d->call->alloc(a->d, a->code->count * sizeof(float), &memory);
     }
-    const size_t at = owner ? first - fb->own_first : first;
-    code->residual = (const float *)s->now + at;
-    code->next = (float *)s->next + at;
-    code->key = dcommi_feedback_key(fb, first, owner ? DCOMMI_FEEDBACK_OWNER : 0);
-    return dcommi_feedback_keep_room(fb, d, first, owner, code);
+    if (a->status >= 0) {
+        a->room[a->nroom++] = memory;
+    }
+    return memory;
 }
 
-/* Before a step of the codec's. *raised_p: an owner without a residual of its own raises the
- * worker's here. */
-static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_place *place,
-                                         dcommi_device_code *code, float **raised_p)
+static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
+                               const void *x, float factor, const float *y)
 {
-    dcomm_feedback *fb = c->feedback;
-    *raised_p = NULL;
-    if (code->kind != DCOMM_STEP_ENCODE && code->kind != DCOMM_STEP_RECODE) {
-        return DCOMM_OK;
+    if (a->status >= 0) {
+        a->status = a->d->call->own_feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst,
+                                             x, factor, y, a->code->count, a->code->report);
     }
-    if (!c->begun) {
-        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], place->first));
-        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
-    }
-    if (code->kind == DCOMM_STEP_RECODE && c->begins.partly) {
-        DCOMMI_TRY(dcommi_feedback_range("a recoding", (size_t)place->first, code->count, 0,
-                                         fb->count, 0));
-        code->key = dcommi_feedback_key(fb, (size_t)place->first, DCOMMI_FEEDBACK_OWNER);
-        *raised_p = (float *)fb->worker.next + place->first;
-        return DCOMM_OK;
-    }
-    return dcommi_feedback_arrays(fb, c->device, place, code);
 }
 
-/* A recoding whose residual is 0 before it, and after it goes into the worker's. *before, *after
- * (NULL: not wanted): ledgers on the device, of squares of that. */
-static dcomm_status dcommi_feedback_raise_there(dcommi_device_handle *d, dcommi_device_code *code,
-                                                float *raised, uint32_t divisor,
-                                                dcomm_cuda_ledger *before, dcomm_cuda_ledger *after)
+static void dcommi_feedback_compare(dcommi_feedback_arrays *a, dcomm_cuda_ledger *ledger,
+                                    const float *x, const float *y, const float *next)
 {
-    const size_t count = code->count, bytes = count * sizeof(float);
-    void *queue = d->stream[DCOMMI_QUEUE_IN], *zeros = NULL, *lost = NULL;
-    if (count == 0) {
+    if (a->status >= 0 && ledger != NULL) {
+        a->status = a->d->call->compare(a->d, ledger, x, y, next, a->code->count);
+    }
+}
+
+/* Elements of `base` as f32: where they lie, or widened. */
+static float *dcommi_feedback_wide(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
+                                   void *base, size_t at)
+{
+    void *from = dcommi_feedback_at(s, base, at);
+    if (!s->bf16) {
+        return from;
+    }
+    float *wide = dcommi_feedback_take(a);
+    dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_WIDEN, wide, from, 0, NULL);
+    return wide;
+}
+
+/* To what the store will hold; and what that is, rounded. */
+static void dcommi_feedback_round(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
+                                  size_t at, float *wide)
+{
+    if (s->bf16) {
+        void *to = dcommi_feedback_at(s, s->next, at);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_NARROW, to, wide, 0, NULL);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_WIDEN, wide, to, 0, NULL);
+    }
+}
+
+static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const *wires,
+                                   const size_t *bytes, size_t n, float *to)
+{
+    const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
+                                       .codec = a->code->codec,
+                                       .count = a->code->count,
+                                       .src = wires,
+                                       .len = bytes,
+                                       .n = n,
+                                       .dst = to,
+                                       .report = a->code->report};
+    if (a->status >= 0) {
+        a->status = a->d->call->code(a->d, &decode);
+    }
+}
+
+/* x, or the wires of a recoding where that is NULL. */
+static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float *x,
+                                         const float *residual, float *next,
+                                         dcomm_cuda_ledger *ledger)
+{
+    const void *const src = x;
+    dcommi_device_code code = *a->code;
+    code.kind = x != NULL ? DCOMM_STEP_ENCODE : DCOMM_STEP_RECODE;
+    code.src = x != NULL ? &src : code.src;
+    code.n = x != NULL ? 1 : code.n;
+    code.residual = residual;
+    code.next = next;
+    code.ledger = ledger;
+    if (a->status >= 0) {
+        a->status = dcommi_feedback_keep_room(a->job, a->d, &code);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->code(a->d, &code);
+    }
+}
+
+/* What was sent, as ranks will have it. */
+static void dcommi_feedback_see(dcommi_feedback_arrays *a)
+{
+    const void *wire = a->code->dst;
+    const size_t bytes = dcomm_codec_max_bytes(a->code->codec, a->code->count);
+    a->sent = dcommi_feedback_take(a);
+    dcommi_feedback_decode(a, &wire, &bytes, 1, a->sent);
+}
+
+/* ---- one step ---- */
+
+/* DGC: u = m u + g is what is encoded. */
+static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
+{
+    const dcomm_feedback *fb = a->job->fb;
+    const dcommi_feedback_store *v = &fb->velocity;
+    const float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
+    const float *before = dcommi_feedback_wide(a, v, v->now, a->at);
+    a->velocity = v->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(v, v->next, a->at);
+    dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MOMENTUM, a->velocity, a->gradient, m, before);
+    a->x = a->velocity;
+}
+
+/* Where things lie. */
+static void dcommi_feedback_find(dcommi_feedback_arrays *a)
+{
+    const dcommi_feedback_job *job = a->job;
+    if (!job->owner) {
+        a->x = a->gradient = a->code->src[0];
+    }
+    if (job->raises) {
+        float *zeros = dcommi_feedback_take(a);
+        if (a->status >= 0) {
+            a->status = a->d->call->own_zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
+                                             a->code->count * sizeof *zeros);
+        }
+        a->held = zeros;
+        a->next = dcommi_feedback_take(a);
+        return;
+    }
+    const dcommi_feedback_store *s = job->owner ? &job->fb->owner : &job->fb->worker;
+    a->store = s;
+    a->at = job->owner ? job->first - job->fb->own_first : job->first;
+    a->held = dcommi_feedback_wide(a, s, s->now, a->at);
+    a->next = s->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(s, s->next, a->at);
+    if (!job->owner && job->fb->opts.variant == DCOMM_FEEDBACK_DGC) {
+        dcommi_feedback_momentum_there(a);
+    }
+}
+
+/* The codec does all in one pass; but its ledger is of what it takes in, which with DGC is not the
+ * gradient. As dcommi_feedback_fused. */
+static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
+{
+    const bool dgc = a->velocity != NULL;
+    dcommi_feedback_encode_there(a, a->x, a->held, a->next, dgc ? NULL : a->books.ledger);
+    if (dgc) {
+        dcommi_feedback_see(a);
+        dcommi_feedback_compare(a, a->books.ledger, a->gradient, a->sent, a->next);
+    }
+    if (a->store != NULL) {
+        dcommi_feedback_round(a, a->store, a->at, a->next);
+    }
+}
+
+/* For a scaled codec, and for EF21: as dcommi_feedback_apart. */
+static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
+{
+    const dcommi_device_code *code = a->code;
+    const float factor = (float)a->job->fb->factor;
+    const bool estimates = !a->job->owner && a->job->fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    float *e = dcommi_feedback_take(a), *scaled = factor != 1 ? dcommi_feedback_take(a) : e;
+    if (a->job->owner) {
+        float *sum = dcommi_feedback_take(a);
+        dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
+        if (a->status >= 0) {
+            a->status =
+                a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
+        }
+        a->x = sum;
+    }
+    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LACK : DCOMM_CUDA_FEEDBACK_ADD, e, a->x,
+                       0, a->held);
+    if (a->status >= 0 && factor != 1) {
+        a->status = a->d->call->scale(a->d, scaled, e, code->count, DCOMM_F32, a->job->fb->factor);
+    }
+    dcommi_feedback_encode_there(a, scaled, NULL, NULL, NULL);
+    dcommi_feedback_see(a);
+    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
+                       estimates ? a->held : e, 0, a->sent);
+    if (a->store != NULL) {
+        dcommi_feedback_round(a, a->store, a->at, a->next);
+    }
+    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
+                            estimates ? NULL : a->next);
+    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, e, a->gradient, 0, a->next);
+        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, e);
+    }
+}
+
+/* What an owner without a residual of its own has lost, into the worker's. */
+static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divisor)
+{
+    const dcommi_feedback_store *w = &a->job->fb->worker;
+    float *raised = dcommi_feedback_wide(a, w, w->next, a->job->first);
+    dcommi_feedback_compare(a, a->books.before, raised, raised, NULL);
+    if (a->status >= 0) {
+        a->status = a->d->call->own_add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
+                                        (float)divisor, a->next, a->code->count);
+    }
+    dcommi_feedback_round(a, w, a->job->first, raised);
+    dcommi_feedback_compare(a, a->books.after, raised, raised, NULL);
+}
+
+/* An encoding or a recoding. */
+static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_device_code *code,
+                                         const dcommi_feedback_job *job, uint32_t divisor,
+                                         const dcommi_feedback_books *books)
+{
+    dcommi_feedback_arrays a = {.d = d, .code = code, .job = job, .books = *books};
+    const dcomm_feedback *fb = job->fb;
+    if (code->count == 0) {
         return d->call->code(d, code);
     }
-    dcomm_status status = d->call->alloc(d, bytes, &zeros);
-    status = status < 0 ? status : d->call->alloc(d, bytes, &lost);
-    status = status < 0 ? status : d->call->own_zero(d->number, queue, zeros, bytes);
-    if (status >= 0) {
-        code->residual = zeros;
-        code->next = lost;
-        status = d->call->code(d, code);
+    dcommi_feedback_find(&a);
+    if (fb->factor != 1 || (fb->opts.variant == DCOMM_FEEDBACK_EF21 && !job->owner)) {
+        dcommi_feedback_apart_there(&a);
+    } else {
+        dcommi_feedback_fused_there(&a);
     }
-    if (status >= 0 && before != NULL) {
-        status = d->call->compare(d, before, raised, raised, NULL, count);
+    if (a.velocity != NULL) { /* the momentum of what was sent is forgotten */
+        dcommi_feedback_do(&a, DCOMM_CUDA_FEEDBACK_FORGET, a.velocity, a.velocity, 0, a.sent);
+        dcommi_feedback_round(&a, &fb->velocity, a.at, a.velocity);
     }
-    if (status >= 0) {
-        status = d->call->own_add(d->number, queue, raised, (float)divisor, lost, count);
+    if (job->raises) {
+        dcommi_feedback_raise_there(&a, divisor);
     }
-    if (status >= 0 && after != NULL) {
-        status = d->call->compare(d, after, raised, raised, NULL, count);
+    for (int k = 0; k < a.nroom; k++) {
+        d->call->release(d, a.room[k]);
     }
-    d->call->release(d, zeros);
-    d->call->release(d, lost);
-    return status;
+    return a.status;
+}
+
+/* EF21: the differences that were decoded become gradients. */
+static dcomm_status dcommi_feedback_finish_there(dcommi_device_handle *d,
+                                                 const dcommi_device_code *code,
+                                                 const dcommi_feedback_job *job)
+{
+    if (code->count == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(d->call->own_feedback(d->number, d->stream[DCOMMI_QUEUE_IN],
+                                     DCOMM_CUDA_FEEDBACK_FINISH, code->dst, job->learned, 0,
+                                     code->dst, code->count, NULL));
+    return d->call->copy(d, DCOMMI_QUEUE_IN, job->learns, code->dst, code->count * sizeof(float));
 }
 
 #endif
@@ -46267,6 +46628,16 @@ static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
            dcomm_codec_get_randk_layout(codec, count, &randk) >= 0;
 }
 
+/* Why a codec, and its error feedback (NULL: none), cannot be on a device; NULL: they can. */
+static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
+                                             const dcomm_feedback_opts *feedback, size_t count)
+{
+    return feedback != NULL && feedback->clip > 0
+               ? "has no clipping (feedback's opts.clip), whose norm the host takes in its order"
+           : !dcommi_coded_kernels_for(codec, count) ? "has no kernels for it"
+                                                     : NULL;
+}
+
 /* Whether a compressed call can run on a device. All ranks whose buffers lie on one say the same.
  */
 static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm_coll_opts *opts)
@@ -46275,15 +46646,9 @@ static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm
     const char *name = dcomm_coll_name(s->coll), *what = NULL;
     if (s->apart) {
         what = "compresses f32 sums and averages alone";
-    } else if (opts->feedback != NULL &&
-               (opts->feedback->opts.variant != DCOMM_FEEDBACK_CLASSIC ||
-                opts->feedback->opts.bf16 || opts->feedback->factor != 1)) {
-        what = "has error feedback of the classic variant alone, in f32, by codecs that need no "
-               "opts.scale";
-    } else if (opts->feedback != NULL && dcommi_codec_has(codec, DCOMMI_CODEC_LINEAR)) {
-        what = "has error feedback for codecs whose encodings are not summed";
-    } else if (!dcommi_coded_kernels_for(codec, s->count)) {
-        what = "has no kernels for it";
+    } else {
+        what = dcommi_coded_device_lacks(
+            codec, opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
     }
     return what == NULL ? DCOMM_OK
                         : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s with codec %s: device memory %s",
@@ -46320,7 +46685,7 @@ typedef struct dcommi_code_job {
     int32_t word;
     dcomm_codec_place place;
     dcommi_device_code code;
-    float *raised; /* the worker's residual, where an owner's has no place of its own */
+    dcommi_feedback_job feedback;
     size_t n;
     const void *src[]; /* n of them, and as many lengths */
 } dcommi_code_job;
@@ -46337,9 +46702,9 @@ static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *foun
     }
     dcomm_cuda_ledger_add(ledger, job->code.count, &found->ledger, report);
     if (c->feedback != NULL) {
-        c->feedback->held += job->raised == NULL ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
-                                                 : found->after.sums[DCOMMI_LEDGER_XX] -
-                                                       found->before.sums[DCOMMI_LEDGER_XX];
+        c->feedback->held += !job->feedback.raises ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
+                                                   : found->after.sums[DCOMMI_LEDGER_XX] -
+                                                         found->before.sums[DCOMMI_LEDGER_XX];
         ledger->residual_norm = sqrt(fmax(c->feedback->held, 0));
     }
 }
@@ -46382,23 +46747,24 @@ static void dcommi_code_done(dcommi_job *job, dcomm_status status)
 static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
                                     dcommi_code_found *there)
 {
-    const dcommi_coded *c = job->lane->frame->run->coded;
-    bool counts = dcommi_coded_ledger(c) != NULL;
+    const bool counts = dcommi_coded_ledger(job->lane->frame->run->coded) != NULL;
+    const bool finishes = job->feedback.learns != NULL;
     dcommi_device_code *code = &job->code;
     code->report = &there->report;
-    code->ledger = counts ? &there->ledger : NULL;
-    if (job->raised != NULL) {
-        return dcommi_feedback_raise_there(d, code, job->raised, job->place.divisor,
-                                           counts ? &there->before : NULL,
-                                           counts ? &there->after : NULL);
+    if (job->feedback.fb != NULL && !finishes) {
+        const dcommi_feedback_books books = {.ledger = counts ? &there->ledger : NULL,
+                                             .before = counts ? &there->before : NULL,
+                                             .after = counts ? &there->after : NULL};
+        return dcommi_feedback_code(d, code, &job->feedback, job->place.divisor, &books);
     }
+    code->ledger = counts ? &there->ledger : NULL;
     DCOMMI_TRY(d->call->code(d, code));
     if (job->place.divisor > 1 && code->kind != DCOMM_STEP_RECODE) {
         const void *sum = code->dst;
-        return d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
-                               job->place.divisor);
+        DCOMMI_TRY(d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
+                                   job->place.divisor));
     }
-    return DCOMM_OK;
+    return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
 }
 
 /* What is found begins as nothing, and is brought back to the slot. */
@@ -46460,7 +46826,7 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
     if (run->coded->feedback == NULL) {
         job->code.key = dcommi_coded_key(run->coded, place);
     } else {
-        dcomm_status state = dcommi_feedback_step(run->coded, place, &job->code, &job->raised);
+        dcomm_status state = dcommi_feedback_step(run->coded, place, &job->code, &job->feedback);
         if (state < 0) {
             dcommi_free(job);
             return state;
@@ -50553,18 +50919,15 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 static const char *dcommi_bkt_no_kernels(const dcomm_buckets_opts *o, const dcommi_bkt_kind *kind,
                                          size_t count)
 {
-    return kind->codec == NULL      ? NULL
-           : kind->codec->automatic ? "\"auto\" is decided by what codecs take in host memory"
-           : kind->has_feedback && (kind->feedback.variant != DCOMM_FEEDBACK_CLASSIC ||
-                                    kind->feedback.bf16 || kind->feedback.scale)
-               ? "error feedback there is the classic variant in f32, without scale"
-           : kind->has_feedback && dcommi_codec_has(kind->codec, DCOMMI_CODEC_LINEAR)
-               ? "error feedback there is for codecs whose encodings are not summed"
-           : kind->dtype != DCOMM_F32    ? "the codecs' kernels take f32 alone"
-           : o->weighted || o->predivide ? "compressed sums there have no factor (opts.weighted, "
-                                           "opts.predivide)"
-           : !dcommi_coded_kernels_for(kind->codec, count) ? "this codec has no kernels"
-                                                           : NULL;
+    return kind->codec == NULL        ? NULL
+           : kind->codec->automatic   ? "has no \"auto\", which is decided by what codecs take in "
+                                        "host memory"
+           : kind->dtype != DCOMM_F32 ? "compresses f32 alone"
+           : o->weighted || o->predivide
+               ? "has no factor for compressed sums (opts.weighted, "
+                 "opts.predivide)"
+               : dcommi_coded_device_lacks(kind->codec, kind->has_feedback ? &kind->feedback : NULL,
+                                           count);
 }
 
 /* A parameter whose kind is known, and its value. */
@@ -50597,7 +50960,7 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
     return why == NULL ? DCOMM_OK
                        : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                      "dcomm_buckets_create: parameter %zu, \"%s\", lies on device "
-                                     "%d and has codec %s: %s",
+                                     "%d and has codec %s: device memory %s",
                                      number, p->name, device, dcomm_codec_spec(kind->codec), why);
 }
 
@@ -60459,6 +60822,143 @@ extern "C" dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const floa
 }
 
 #endif
+/* ==== kernels/cuda_feedback.cuh ============================================================ */
+/* cuda_feedback.cuh - what error feedback does to its arrays beside encoding, element by element.
+ */
+#ifndef DCOMMI_CUDA_FEEDBACK_H
+#define DCOMMI_CUDA_FEEDBACK_H
+
+
+#define DCOMMI_CUDA_FEEDBACK_THREADS 256u
+#define DCOMMI_CUDA_FEEDBACK_OWN 4u /* elements of a thread */
+
+struct dcommi_cuda_feedback {
+    void *dst;
+    const void *a;
+    const float *b;
+    float factor;
+    uint64_t count;
+    dcomm_cuda_report *report;
+};
+
+DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
+{
+    const uint32_t bits = dcommi_f32_bits(e);
+    if (dcommi_cuda_odd(bits)) {
+        found->clipped++;
+        return dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f7fffffu);
+    }
+    return e;
+}
+
+/* One element, of f32. */
+template <int OP>
+DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor, uint64_t i,
+                                                  dcommi_cuda_found *found)
+{
+    const bool odd = dcommi_cuda_odd(dcommi_f32_bits(a));
+    const float gone = dcommi_cuda_odd(dcommi_f32_bits(b)) ? 0 : b;
+    switch (OP) {
+    case DCOMM_CUDA_FEEDBACK_ADD:
+    case DCOMM_CUDA_FEEDBACK_LACK:
+        if (odd) {
+            found->nonfinite++;
+            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            return OP == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
+        }
+        return dcommi_cuda_feedback_bounded(
+            OP == DCOMM_CUDA_FEEDBACK_ADD ? __fadd_rn(a, b) : __fsub_rn(a, b), found);
+    case DCOMM_CUDA_FEEDBACK_MISSING:
+        return odd ? 0 : __fsub_rn(a, b);
+    case DCOMM_CUDA_FEEDBACK_LEFT:
+        return __fsub_rn(a, gone);
+    case DCOMM_CUDA_FEEDBACK_LEARN:
+        return dcommi_cuda_add(a, gone);
+    case DCOMM_CUDA_FEEDBACK_MOMENTUM:
+        return (float)__dadd_rn((double)a, __dmul_rn((double)factor, (double)b));
+    case DCOMM_CUDA_FEEDBACK_FORGET:
+        return b != 0 || odd ? 0 : a;
+    default: /* DCOMM_CUDA_FEEDBACK_FINISH */
+        return dcommi_cuda_add(a, b);
+    }
+}
+
+/* Not up to infinity; see dcommi_feedback_narrow. */
+DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_feedback_narrow(float x)
+{
+    const uint16_t h = dcommi_f32_to_bf16(x);
+    return (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h);
+}
+
+template <int OP>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_FEEDBACK_THREADS)
+    dcommi_cuda_feedback_kernel(const __grid_constant__ dcommi_cuda_feedback p)
+{
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN +
+                 threadIdx.x;
+    dcommi_cuda_found found = {};
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++, i += DCOMMI_CUDA_FEEDBACK_THREADS) {
+        if (i >= p.count) {
+            continue;
+        }
+        if (OP == DCOMM_CUDA_FEEDBACK_WIDEN) {
+            static_cast<float *>(p.dst)[i] =
+                dcommi_bf16_to_f32(static_cast<const uint16_t *>(p.a)[i]);
+        } else if (OP == DCOMM_CUDA_FEEDBACK_NARROW) {
+            static_cast<uint16_t *>(p.dst)[i] =
+                dcommi_cuda_feedback_narrow(static_cast<const float *>(p.a)[i]);
+        } else {
+            static_cast<float *>(p.dst)[i] = dcommi_cuda_feedback_one<OP>(
+                static_cast<const float *>(p.a)[i], p.b[i], p.factor, i, &found);
+        }
+    }
+    if (found.nonfinite > 0 || found.clipped > 0) {
+        dcommi_cuda_report_add(p.report, found);
+    }
+}
+
+template <int OP>
+static dcomm_status dcommi_cuda_feedback_launch(const char *call, const dcommi_cuda_feedback &p,
+                                                void *stream)
+{
+    const uint64_t tile = DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN;
+    return dcommi_cuda_launch(call, dcommi_cuda_feedback_kernel<OP>, (p.count + tile - 1) / tile,
+                              DCOMMI_CUDA_FEEDBACK_THREADS, p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                            float factor, const float *b, size_t count,
+                                            dcomm_cuda_report *report, void *stream)
+{
+    const char *call = "dcomm_cuda_feedback";
+    static dcomm_status (*const launch[])(const char *, const dcommi_cuda_feedback &, void *) = {
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_WIDEN>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_NARROW>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_ADD>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LACK>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_MISSING>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LEFT>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LEARN>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_MOMENTUM>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_FORGET>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_FINISH>};
+    if ((unsigned)op >= sizeof launch / sizeof *launch) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: op %d is unknown", call, (int)op);
+    }
+    const size_t half = sizeof(uint16_t), whole = sizeof(float);
+    const bool casts = op == DCOMM_CUDA_FEEDBACK_WIDEN || op == DCOMM_CUDA_FEEDBACK_NARROW;
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "dst", dst, count,
+                                      op == DCOMM_CUDA_FEEDBACK_NARROW ? half : whole));
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_array(call, "a", a, count, op == DCOMM_CUDA_FEEDBACK_WIDEN ? half : whole));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "b", b, casts ? 0 : count, whole));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    const dcommi_cuda_feedback p = {dst, a, b, factor, count, report};
+    return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
+}
+
+#endif
 /* ==== kernels/cuda_fp8.cuh ================================================================= */
 /* cuda_fp8.cuh - folds of operands that are wires of codec fp8, in f32, by any operator and in one
  * pass: what dcomm_cuda_reduce would make of the decoded arrays. */
@@ -60981,6 +61481,8 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_COMPARE_TILE
 #undef DCOMMI_CUDA_DECODE_THREADS
 #undef DCOMMI_CUDA_ENCODE_THREADS
+#undef DCOMMI_CUDA_FEEDBACK_OWN
+#undef DCOMMI_CUDA_FEEDBACK_THREADS
 #undef DCOMMI_CUDA_FOLD_THREADS
 #undef DCOMMI_CUDA_INF
 #undef DCOMMI_CUDA_INLINE

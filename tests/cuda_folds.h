@@ -162,6 +162,130 @@ static void test_add_scaled(void)
     ok(name);
 }
 
+/* What error feedback does on the CPU with one element (feedback.h, feedback_state.h), and what of
+ * it is reported. */
+static float feedback_wants(int op, float a, float factor, float b, size_t i,
+                            dcomm_codec_report *seen)
+{
+    const float gone = std::isfinite(b) ? b : 0;
+    switch (op) {
+    case DCOMM_CUDA_FEEDBACK_ADD:
+    case DCOMM_CUDA_FEEDBACK_LACK: {
+        if (!std::isfinite(a)) {
+            seen->first_nonfinite = seen->nonfinite++ == 0 ? i : seen->first_nonfinite;
+            return op == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
+        }
+        const float e = op == DCOMM_CUDA_FEEDBACK_ADD ? a + b : a - b;
+        seen->clipped += !std::isfinite(e);
+        return std::isfinite(e) ? e : std::copysign(FLT_MAX, e);
+    }
+    case DCOMM_CUDA_FEEDBACK_MISSING:
+        return std::isfinite(a) ? a - b : 0;
+    case DCOMM_CUDA_FEEDBACK_LEFT:
+        return a - gone;
+    case DCOMM_CUDA_FEEDBACK_LEARN:
+        return a + gone;
+    case DCOMM_CUDA_FEEDBACK_MOMENTUM:
+        return (float)((double)a + (double)factor * (double)b);
+    case DCOMM_CUDA_FEEDBACK_FORGET:
+        return b != 0 || !std::isfinite(a) ? 0 : a;
+    default:
+        return a + b;
+    }
+}
+
+static bool feedback_one(int op, size_t count, int a_kind, int b_kind, bool over)
+{
+    const float factor = 0.9f;
+    const std::vector<float> a = numbers(count, a_kind), b = numbers(count, b_kind);
+    std::vector<float> want(count + 1);
+    dcomm_codec_report seen = dcomm_codec_report(), found = dcomm_codec_report();
+    const std::string what = where("feedback", count, (size_t)op, a_kind);
+    area x(4 * count, 4), y(4 * count, 8), to(4 * count), report(sizeof(dcomm_cuda_report));
+    dcomm_cuda_report there = dcomm_cuda_report();
+    x.put(a.data());
+    y.put(b.data());
+    report.put(&there);
+    for (size_t i = 0; i < count; i++) {
+        want[i] = feedback_wants(op, a[i], factor, b[i], i, &seen);
+    }
+    area &out = over ? x : to;
+    if (!good(launched([&](void *stream) {
+                  return dcomm_cuda_feedback((dcomm_cuda_feedback_op)op, out.at, x.at, factor,
+                                             reinterpret_cast<float *>(y.at), count,
+                                             reinterpret_cast<dcomm_cuda_report *>(report.at),
+                                             stream);
+              }),
+              what)) {
+        return false;
+    }
+    bytes got = out.get();
+    for (size_t i = 0; i < count; i++) { /* which NaN it is, nobody asks */
+        float g;
+        std::memcpy(&g, got.data() + 4 * i, sizeof g);
+        if (std::isnan(g) && std::isnan(want[i])) {
+            std::memcpy(got.data() + 4 * i, &want[i], sizeof g);
+        }
+    }
+    const bytes raw = report.get();
+    std::memcpy(&there, raw.data(), sizeof there);
+    found.clipped = (size_t)there.clipped;
+    found.nonfinite = (size_t)there.nonfinite;
+    found.first_nonfinite = there.first > 0 ? (size_t)(UINT64_MAX - there.first) : 0;
+    return same(got, want.data(), what) && out.guarded() && report.guarded() &&
+           ((found.clipped == seen.clipped && found.nonfinite == seen.nonfinite &&
+             found.first_nonfinite == seen.first_nonfinite) ||
+            wrong(what + ": another report"));
+}
+
+/* Residuals of bf16, there and back. */
+static bool feedback_casts(size_t count, int kind)
+{
+    const std::vector<float> in = numbers(count, kind);
+    std::vector<uint16_t> narrow(count + 1);
+    std::vector<float> wide(count + 1);
+    const std::string what = where("bf16", count, 0, kind);
+    area x(4 * count), half(2 * count, 2), again(4 * count, 4);
+    x.put(in.data());
+    for (size_t i = 0; i < count; i++) {
+        const uint16_t h = dcommi_f32_to_bf16(in[i]);
+        narrow[i] = (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h);
+        wide[i] = dcommi_bf16_to_f32(narrow[i]);
+    }
+    return good(launched([&](void *stream) {
+                    return dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_NARROW, half.at, x.at, 0, NULL,
+                                               count, NULL, stream);
+                }),
+                what) &&
+           same(half.get(), narrow.data(), what) && half.guarded() &&
+           good(launched([&](void *stream) {
+                    return dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_WIDEN, again.at, half.at, 0,
+                                               NULL, count, NULL, stream);
+                }),
+                what) &&
+           same(again.get(), wide.data(), what) && again.guarded();
+}
+
+static void test_feedback(void)
+{
+    const size_t counts[] = {0, 1, 700, 5003};
+    const std::string name = std::string("feedback") + launch_names[launch_now];
+    bool fine = !late(name);
+    if (!fine) {
+        return;
+    }
+    for (size_t count : counts) {
+        for (int kind : {(int)NORMAL, (int)ODD, (int)HUGE_ONES, (int)BITS}) {
+            for (int op = DCOMM_CUDA_FEEDBACK_ADD; op <= DCOMM_CUDA_FEEDBACK_FINISH; op++) {
+                fine = fine && feedback_one(op, count, kind, NORMAL, op % 2 != 0) &&
+                       feedback_one(op, count, HUGE_ONES, kind, op % 2 == 0);
+            }
+            fine = fine && feedback_casts(count, kind);
+        }
+    }
+    ok(name);
+}
+
 /* Operands that are wires of fp8: the fold of what the CPU decodes. */
 static bool reduce_fp8_one(const dcomm_codec *codec, dcomm_op op, size_t n, size_t count,
                            int64_t divisor, int kind)

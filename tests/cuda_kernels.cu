@@ -54,6 +54,11 @@ static void test_arguments(void)
          DCOMM_ERR_UNSUPPORTED, "operands are more than");
     says(dcomm_cuda_scale(a.at, NULL, 4, DCOMM_F32, 2, NULL), bad, "number 0 is NULL");
     says(dcomm_cuda_add_scaled(x, 1, NULL, 4, NULL), bad, "y is NULL");
+    says(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_ADD, x, x, 0, NULL, 4, NULL, NULL), bad,
+         "b is NULL");
+    says(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_WIDEN, x, NULL, 0, NULL, 4, NULL, NULL), bad,
+         "a is NULL");
+    says(dcomm_cuda_feedback((dcomm_cuda_feedback_op)10, x, x, 0, x, 4, NULL, NULL), bad, "op 10");
     says(dcomm_cuda_encode(NULL, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL), bad, "codec");
     says(dcomm_cuda_encode(products, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL),
          DCOMM_ERR_UNSUPPORTED, "no kernels");
@@ -132,6 +137,7 @@ static void test_kernels(void)
         test_codec(spec, turn++);
     }
     test_add_scaled();
+    test_feedback();
     test_ledger();
     test_compare();
     test_lowrank();

@@ -282,10 +282,11 @@ Test(device_bucket, compressed, .timeout = 120)
 
 /* Residuals of buckets: gradients and states have the bits of the same buckets in host memory, also
  * when parameters change their buckets. */
-static int fed(int rank, int n, procs_shared *s, void *arg)
+static void fed_by(dcomm_comm *comm, const char *codec, const char *algo,
+                   const dcomm_feedback_opts *feedback)
 {
     enum { PARAMS = 9, COUNT = 3001, STEPS = 5 };
-    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    const int rank = dcomm_comm_rank(comm);
     dcomm_bucket_param here[PARAMS], there[PARAMS];
     dcomm_buckets *host = NULL, *device = NULL;
     float got[COUNT];
@@ -296,9 +297,11 @@ static int fed(int rank, int n, procs_shared *s, void *arg)
         here[i].grad = device_memory(-1, sizeof got);
         there[i].grad = device_memory(0, sizeof got);
     }
-    dcomm_feedback_opts feedback = {.seed = 9};
-    dcomm_buckets_opts opts = {
-        .bucket_bytes = 30000, .codec = "topk:k=0.1", .feedback = &feedback, .rebuild = true};
+    dcomm_buckets_opts opts = {.bucket_bytes = 30000,
+                               .codec = codec,
+                               .feedback = feedback,
+                               .rebuild = true,
+                               .coll.algo = algo};
     RANKS_OK(dcomm_buckets_create(comm, here, PARAMS, &opts, &host));
     RANKS_OK(dcomm_buckets_create(comm, there, PARAMS, &opts, &device));
     for (int step = 0; step < STEPS; step++) {
@@ -317,7 +320,9 @@ static int fed(int rank, int n, procs_shared *s, void *arg)
         for (size_t i = 0; i < PARAMS; i++) {
             size_t bytes = here[i].count * sizeof(float);
             CUDA_OK(cudaMemcpy(got, there[i].grad, bytes, cudaMemcpyDeviceToHost));
-            PROCS_CHECK(memcmp(got, here[i].grad, bytes) == 0, "step %d, parameter %zu", step, i);
+            PROCS_CHECK(memcmp(got, here[i].grad, bytes) == 0,
+                        "%s, variant %d: step %d, parameter %zu", codec, (int)feedback->variant,
+                        step, i);
         }
         dcomm_buckets_info all;
         RANKS_OK(dcomm_buckets_get_info(host, &all));
@@ -342,6 +347,18 @@ static int fed(int rank, int n, procs_shared *s, void *arg)
         device_memory_free(-1, here[i].grad);
         device_memory_free(0, there[i].grad);
     }
+}
+
+static int fed(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    fed_by(comm, "topk:k=0.1", NULL, &(dcomm_feedback_opts){.seed = 9});
+    fed_by(comm, "topk:k=0.1", "coded_two_shot",
+           &(dcomm_feedback_opts){.variant = DCOMM_FEEDBACK_EF21});
+    fed_by(comm, "topk:k=0.1", "coded_two_shot",
+           &(dcomm_feedback_opts){.variant = DCOMM_FEEDBACK_DGC, .bf16 = true, .warmup_steps = 8});
+    fed_by(comm, "tern", "coded_allgather", &(dcomm_feedback_opts){.scale = true, .seed = 9});
+    fed_by(comm, "randk:k=0.1,scale=none", "coded_linear", &(dcomm_feedback_opts){.seed = 9});
     return ranks_leave(&comm);
 }
 

@@ -31,19 +31,19 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     dcomm_bucket_param params[] = {
         {.name = "host", .grad = host, .count = COUNT, .dtype = DCOMM_F32},
         {.name = "there", .grad = device, .count = COUNT, .dtype = DCOMM_F32}};
-    dcomm_feedback_opts feedback = {.variant = DCOMM_FEEDBACK_EF21};
-    dcomm_buckets_opts opts = {.codec = "f16", .feedback = &feedback};
+    dcomm_feedback_opts feedback = {.variant = DCOMM_FEEDBACK_DGC, .clip = 1};
+    dcomm_buckets_opts opts = {.codec = "topk:k=0.1", .feedback = &feedback};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED,
-             "nonfinite=fail: error feedback there is the classic variant");
+             "nonfinite=fail: device memory has no clipping");
     opts = (dcomm_buckets_opts){.codec = "auto"};
-    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "\"auto\" is decided");
+    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no \"auto\", which is decided");
     opts = (dcomm_buckets_opts){.codec = "powersgd"};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no kernels");
     opts = (dcomm_buckets_opts){.codec = "f16", .predivide = true};
-    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "have no factor");
+    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no factor");
     params[1].dtype = DCOMM_BF16;
     opts = (dcomm_buckets_opts){.codec = "qsgd:bits=4"};
-    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "take f32 alone");
+    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "compresses f32 alone");
     params[1].dtype = DCOMM_F32;
     params[1].grad = (char *)device + 2;
     not_made(comm, params, 2, NULL, DCOMM_ERR_INVALID, "not aligned to the 4 bytes");

@@ -13,6 +13,8 @@
 typedef struct where {
     ranks_place place;
     bool threads, in_place, late;
+    dcomm_feedback_variant variant; /* of `between` */
+    bool bf16;
 } where;
 
 static const char *const specs[] = {"topk:k=0.02",
@@ -27,6 +29,28 @@ static const char *const specs[] = {"topk:k=0.02",
                                     "f16",
                                     "bf16"};
 enum { SPECS = sizeof specs / sizeof *specs, SPARSE = 4, STEPS = 4 };
+
+/* Feedback that is not the classic one in f32, or whose codec is scaled or summed. */
+static const struct {
+    const char *spec;
+    dcomm_feedback_opts opts;
+} others[] = {
+    {"qsgd:bits=4", {.scale = true}},
+    {"tern:nonfinite=zero", {.scale = true, .bf16 = true}},
+    {"topk:k=0.03,nonfinite=zero", {.bf16 = true}},
+    {"sign", {.bf16 = true}},
+    {"bf16", {.variant = DCOMM_FEEDBACK_EF21}},
+    {"topk+qsgd:k=0.05,nonfinite=zero", {.variant = DCOMM_FEEDBACK_EF21}},
+    {"qsgd:bits=4,nonfinite=pass", {.variant = DCOMM_FEEDBACK_EF21, .scale = true}},
+    {"topk:k=0.02,nonfinite=zero", {.variant = DCOMM_FEEDBACK_DGC}},
+    {"threshold:k=0.05", {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true, .momentum = 0.5}},
+    {"topk:k=0.001", {.variant = DCOMM_FEEDBACK_DGC, .warmup_steps = STEPS, .momentum = -1}},
+    {"randk:k=0.05,scale=none,nonfinite=zero", {.momentum = 0}},
+    {"randk:k=0.05", {.scale = true}},
+    {"randk:k=0.1,scale=none", {.bf16 = true}},
+    {"randk:k=0.1,scale=none", {.variant = DCOMM_FEEDBACK_EF21}},
+};
+enum { OTHERS = sizeof others / sizeof *others };
 
 static float gradient(int rank, int step, size_t i)
 {
@@ -77,8 +101,14 @@ static dcomm_status side_step(side *s, dcomm_comm *comm, int step, size_t count,
                               dcomm_coll_opts opts)
 {
     const size_t bytes = count * sizeof *s->x;
+    const bool odd =
+        opts.codec != NULL && (strstr(dcomm_codec_spec(opts.codec), "nonfinite=zero") != NULL ||
+                               strstr(dcomm_codec_spec(opts.codec), "nonfinite=pass") != NULL);
     for (size_t i = 0; i < count; i++) {
         s->x[i] = gradient(dcomm_comm_rank(comm), step, i);
+        if (odd && i % 1999 == (size_t)step) {
+            s->x[i] = i % 2 == 0 ? NAN : -INFINITY;
+        }
     }
     opts.feedback = s->feedback;
     opts.codec_ledger = &s->ledger;
@@ -236,11 +266,38 @@ static int same(int rank, int n, procs_shared *s, void *arg)
         }
         RANKS_OK(dcomm_codec_destroy(&codec));
     }
-    dcomm_codec *drawn = NULL; /* summed before they are decoded: without feedback there */
+    dcomm_codec *drawn = NULL; /* summed before they are decoded */
     RANKS_OK(dcomm_codec_create("randk:k=0.05", &drawn));
     dcomm_coll_opts opts = {.codec = drawn, .algo = "coded_linear", .codec_seed = 5};
     take(comm, drawn, 10011, DCOMM_AVG, NULL, &opts, stream);
     RANKS_OK(dcomm_codec_destroy(&drawn));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+/* The same of what is not the classic variant in f32. */
+static int same_others(int rank, int n, procs_shared *s, void *arg)
+{
+    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier"};
+    const size_t counts[] = {2049, 10011, 30003};
+    const where *w = arg;
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int c = 0; c < OTHERS; c++) {
+        const bool drawn = strncmp(others[c].spec, "randk", 5) == 0;
+        dcomm_codec *codec = NULL;
+        RANKS_OK(dcomm_codec_create(others[c].spec, &codec));
+        for (int a = 0; a < (drawn ? 1 : 3); a++) {
+            dcomm_feedback_opts feedback = others[c].opts;
+            dcomm_coll_opts opts = {.codec = codec, .algo = drawn ? "coded_linear" : algos[a]};
+            dcomm_op op = (a + c) % 2 ? DCOMM_AVG : DCOMM_SUM;
+            feedback.seed = 11;
+            feedback.in_place = w->in_place;
+            take(comm, codec, counts[(a + c) % 3], op, &feedback, &opts, stream);
+        }
+        RANKS_OK(dcomm_codec_destroy(&codec));
+    }
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
@@ -260,6 +317,13 @@ Test(device_feedback, same_bits, .timeout = 280)
     on(4, (where){.place = RANKS_PAIRS, .late = true}, same);
 }
 
+Test(device_feedback, same_bits_others, .timeout = 200)
+{
+    on(2, (where){.place = RANKS_LOCAL}, same_others);
+    on(3, (where){.place = RANKS_HOSTS, .in_place = true}, same_others);
+    on(4, (where){.place = RANKS_PAIRS}, same_others);
+}
+
 /* ---- between steps ---- */
 
 static void both(side *here, side *there, dcomm_comm *comm, int step, size_t count,
@@ -276,11 +340,14 @@ static void both(side *here, side *there, dcomm_comm *comm, int step, size_t cou
 static int between(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 20011 };
-    static const char *const algos[] = {"coded_two_shot", "coded_allgather", "coded_hier"};
+    const where *w = arg;
+    const bool ef21 = w->variant == DCOMM_FEEDBACK_EF21; /* which coded_hier refuses */
+    const char *const algos[] = {"coded_two_shot", "coded_allgather",
+                                 ef21 ? "coded_two_shot" : "coded_hier"};
     dcomm_comm *comm = join(rank, n, s, arg);
     dcomm_codec *codec = NULL;
     RANKS_OK(dcomm_codec_create("topk:k=0.05", &codec));
-    dcomm_feedback_opts feedback = {.seed = 3};
+    dcomm_feedback_opts feedback = {.seed = 3, .variant = w->variant, .bf16 = w->bf16};
     side here, there;
     int step = 0;
     side_open(&here, false, codec, COUNT, &feedback);
@@ -356,6 +423,8 @@ static int between(int rank, int n, procs_shared *s, void *arg)
 Test(device_feedback, between_steps, .timeout = 120)
 {
     on(4, (where){.place = RANKS_PAIRS}, between);
+    on(4, (where){.place = RANKS_PAIRS, .variant = DCOMM_FEEDBACK_EF21}, between);
+    on(4, (where){.place = RANKS_PAIRS, .variant = DCOMM_FEEDBACK_DGC, .bf16 = true}, between);
 }
 
 /* Calls that follow one another on a stream, with nobody waiting. All that came in has come out, or
@@ -426,6 +495,7 @@ Test(device_feedback, streamed, .timeout = 120)
 typedef struct failing {
     unsigned copy;
     const char *algo;
+    dcomm_feedback_opts feedback;
 } failing;
 
 /* On rank 0 a copy of the third step fails: the state of every rank for which it did is stale, and
@@ -440,9 +510,8 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     dcomm_codec *codec = NULL;
     side t;
     RANKS_OK(dcomm_codec_create("threshold:k=0.1", &codec));
-    dcomm_feedback_opts feedback = {.seed = 3};
     dcomm_coll_opts opts = {.codec = codec, .algo = f->algo, .timeout_s = 20};
-    side_open(&t, true, codec, COUNT, &feedback);
+    side_open(&t, true, codec, COUNT, &f->feedback);
     RANKS_OK(side_step(&t, comm, 0, COUNT, DCOMM_SUM, opts));
     RANKS_OK(side_step(&t, comm, 1, COUNT, DCOMM_SUM, opts));
     size_t bytes, after;
@@ -480,11 +549,15 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
 Test(device_feedback, failing_copies, .timeout = 200)
 {
     static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier"};
+    static const dcomm_feedback_opts states[] = {{.variant = DCOMM_FEEDBACK_EF21},
+                                                 {.bf16 = true},
+                                                 {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true}};
     int ended[PROCS_MAX];
     for (int a = 0; a < 3; a++) {
         unsigned failures = 0;
         for (unsigned copy = 1; copy <= 16; copy += copy < 8 ? 1 : 4) {
-            failing f = {copy, algos[a]};
+            failing f = {copy, algos[a],
+                         copy % 2 == 0 ? states[a] : (dcomm_feedback_opts){.seed = 3}};
             procs_run(4, 40, fails, &f, ended);
             for (int r = 0; r < 4; r++) { /* who had its part already may have gone on */
                 cr_assert(ended[r] == 10 || ended[r] == 20, "%s, copy %u: rank %d: %d", f.algo,

@@ -67,6 +67,29 @@ DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
+/* What error feedback does to its arrays beside encoding, of a gradient g, a residual or estimate
+ * r, a velocity u, e that is encoded, and s, what is sent of it, as decoded. */
+typedef enum dcomm_cuda_feedback_op {
+    DCOMM_CUDA_FEEDBACK_WIDEN = 0,    /* f32 <- bf16: dst = a */
+    DCOMM_CUDA_FEEDBACK_NARROW = 1,   /* bf16 <- f32, to nearest even, but not to an infinity */
+    DCOMM_CUDA_FEEDBACK_ADD = 2,      /* e = g + r; r where g is not finite, which is counted */
+    DCOMM_CUDA_FEEDBACK_LACK = 3,     /* e = g - r; 0 where g is not finite, likewise */
+    DCOMM_CUDA_FEEDBACK_MISSING = 4,  /* g - r; 0 where g is not finite */
+    DCOMM_CUDA_FEEDBACK_LEFT = 5,     /* e - s, a value that is not finite being none */
+    DCOMM_CUDA_FEEDBACK_LEARN = 6,    /* r + s, likewise */
+    DCOMM_CUDA_FEEDBACK_MOMENTUM = 7, /* g + factor u: the product exact, the sum rounded once */
+    DCOMM_CUDA_FEEDBACK_FORGET = 8,   /* u; 0 where s is not 0, or u not finite */
+    DCOMM_CUDA_FEEDBACK_FINISH = 9    /* r + s, all as it is */
+} dcomm_cuda_feedback_op;
+
+/* One of them: dst of a, the first that is named, and b, the second (NULL for WIDEN and NARROW).
+ * Arrays are f32 but for what is bf16; dst may be a or b, if their elements are as wide. What
+ * exceeds f32 in ADD and LACK becomes its largest number, which is counted, too. factor is for
+ * MOMENTUM alone, report (NULL: not wanted) for ADD and LACK. */
+DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                           float factor, const float *b, size_t count,
+                                           dcomm_cuda_report *report, void *stream);
+
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly

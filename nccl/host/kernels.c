@@ -232,6 +232,42 @@ static cudaError_t encoded(const job *j, dcomm_status status, const dcomm_codec_
     return cudaSuccess;
 }
 
+static cudaError_t run_feedback(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    const cuhost_seen seen =
+        cuhost_feedback(j->op, j->wire, j->x, (float)j->factor, j->residual, j->count);
+    const dcomm_codec_report report = {.clipped = seen.clipped,
+                                       .nonfinite = seen.nonfinite,
+                                       .first_nonfinite = seen.first,
+                                       .kept = j->report != NULL ? j->report->kept : 0};
+    add_report(j->report, &report);
+    return cudaSuccess;
+}
+
+dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a, float factor,
+                                 const float *b, size_t count, dcomm_cuda_report *report,
+                                 void *stream)
+{
+    static const char call[] = "dcomm_cuda_feedback";
+    const bool widens = op == DCOMM_CUDA_FEEDBACK_WIDEN, narrows = op == DCOMM_CUDA_FEEDBACK_NARROW;
+    job j = {.count = count, .op = (int)op, .factor = (double)factor};
+    if (count > 0 && (dst == NULL || a == NULL || (b == NULL && !widens && !narrows))) {
+        return fail(DCOMM_ERR_INVALID, call, "dst, a or b is NULL");
+    }
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    j.wire = reach(&j, dst, count * (narrows ? sizeof(uint16_t) : sizeof(float)));
+    j.x = reach(&j, a, count * (widens ? sizeof(uint16_t) : sizeof(float)));
+    j.residual = reach(&j, b, count * sizeof(float));
+    j.report = reach(&j, report, sizeof *report);
+    return launch(call, &j, run_feedback, stream);
+}
+
 static void add_sums(dcomm_cuda_ledger *to, const dcomm_ledger *sums)
 {
     to->count += sums->count;
@@ -491,7 +527,9 @@ size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count)
 
 size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count)
 {
-    return codec == NULL || count == 0 ? 0 : 64;
+    return codec == NULL || count == 0
+               ? 0
+               : dcomm_codec_workspace_bytes(codec, count) + count * sizeof(float);
 }
 
 size_t dcomm_cuda_compare_workspace_bytes(size_t count)

@@ -1,4 +1,4 @@
-/* kernels.h - the folds that fold.c lends to kernels.c. */
+/* kernels.h - what fold.c and residual.c lend to kernels.c. */
 #ifndef CUDA_HOST_KERNELS_H
 #define CUDA_HOST_KERNELS_H
 
@@ -9,5 +9,13 @@
 bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype, int op,
                  int64_t divisor);
 void cuhost_scale(void *dst, const void *src, size_t count, int dtype, double factor);
+
+/* What was clipped, what was not finite, and the first of that. */
+typedef struct cuhost_seen {
+    size_t clipped, nonfinite, first;
+} cuhost_seen;
+
+cuhost_seen cuhost_feedback(int op, void *dst, const void *a, float factor, const float *b,
+                            size_t count);
 
 #endif

@@ -85,18 +85,15 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 static const char *dcommi_bkt_no_kernels(const dcomm_buckets_opts *o, const dcommi_bkt_kind *kind,
                                          size_t count)
 {
-    return kind->codec == NULL      ? NULL
-           : kind->codec->automatic ? "\"auto\" is decided by what codecs take in host memory"
-           : kind->has_feedback && (kind->feedback.variant != DCOMM_FEEDBACK_CLASSIC ||
-                                    kind->feedback.bf16 || kind->feedback.scale)
-               ? "error feedback there is the classic variant in f32, without scale"
-           : kind->has_feedback && dcommi_codec_has(kind->codec, DCOMMI_CODEC_LINEAR)
-               ? "error feedback there is for codecs whose encodings are not summed"
-           : kind->dtype != DCOMM_F32    ? "the codecs' kernels take f32 alone"
-           : o->weighted || o->predivide ? "compressed sums there have no factor (opts.weighted, "
-                                           "opts.predivide)"
-           : !dcommi_coded_kernels_for(kind->codec, count) ? "this codec has no kernels"
-                                                           : NULL;
+    return kind->codec == NULL        ? NULL
+           : kind->codec->automatic   ? "has no \"auto\", which is decided by what codecs take in "
+                                        "host memory"
+           : kind->dtype != DCOMM_F32 ? "compresses f32 alone"
+           : o->weighted || o->predivide
+               ? "has no factor for compressed sums (opts.weighted, "
+                 "opts.predivide)"
+               : dcommi_coded_device_lacks(kind->codec, kind->has_feedback ? &kind->feedback : NULL,
+                                           count);
 }
 
 /* A parameter whose kind is known, and its value. */
@@ -129,7 +126,7 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
     return why == NULL ? DCOMM_OK
                        : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                      "dcomm_buckets_create: parameter %zu, \"%s\", lies on device "
-                                     "%d and has codec %s: %s",
+                                     "%d and has codec %s: device memory %s",
                                      number, p->name, device, dcomm_codec_spec(kind->codec), why);
 }
 

@@ -4,7 +4,7 @@
 #ifndef DCOMMI_CODED_DEVICE_H
 #define DCOMMI_CODED_DEVICE_H
 
-#include "feedback_device.h"
+#include "feedback_kernels.h"
 #include "steps_device.h"
 
 /* What a step's kernels find. */
@@ -28,6 +28,16 @@ static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
            dcomm_codec_get_randk_layout(codec, count, &randk) >= 0;
 }
 
+/* Why a codec, and its error feedback (NULL: none), cannot be on a device; NULL: they can. */
+static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
+                                             const dcomm_feedback_opts *feedback, size_t count)
+{
+    return feedback != NULL && feedback->clip > 0
+               ? "has no clipping (feedback's opts.clip), whose norm the host takes in its order"
+           : !dcommi_coded_kernels_for(codec, count) ? "has no kernels for it"
+                                                     : NULL;
+}
+
 /* Whether a compressed call can run on a device. All ranks whose buffers lie on one say the same.
  */
 static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm_coll_opts *opts)
@@ -36,15 +46,9 @@ static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm
     const char *name = dcomm_coll_name(s->coll), *what = NULL;
     if (s->apart) {
         what = "compresses f32 sums and averages alone";
-    } else if (opts->feedback != NULL &&
-               (opts->feedback->opts.variant != DCOMM_FEEDBACK_CLASSIC ||
-                opts->feedback->opts.bf16 || opts->feedback->factor != 1)) {
-        what = "has error feedback of the classic variant alone, in f32, by codecs that need no "
-               "opts.scale";
-    } else if (opts->feedback != NULL && dcommi_codec_has(codec, DCOMMI_CODEC_LINEAR)) {
-        what = "has error feedback for codecs whose encodings are not summed";
-    } else if (!dcommi_coded_kernels_for(codec, s->count)) {
-        what = "has no kernels for it";
+    } else {
+        what = dcommi_coded_device_lacks(
+            codec, opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
     }
     return what == NULL ? DCOMM_OK
                         : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s with codec %s: device memory %s",
@@ -81,7 +85,7 @@ typedef struct dcommi_code_job {
     int32_t word;
     dcomm_codec_place place;
     dcommi_device_code code;
-    float *raised; /* the worker's residual, where an owner's has no place of its own */
+    dcommi_feedback_job feedback;
     size_t n;
     const void *src[]; /* n of them, and as many lengths */
 } dcommi_code_job;
@@ -98,9 +102,9 @@ static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *foun
     }
     dcomm_cuda_ledger_add(ledger, job->code.count, &found->ledger, report);
     if (c->feedback != NULL) {
-        c->feedback->held += job->raised == NULL ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
-                                                 : found->after.sums[DCOMMI_LEDGER_XX] -
-                                                       found->before.sums[DCOMMI_LEDGER_XX];
+        c->feedback->held += !job->feedback.raises ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
+                                                   : found->after.sums[DCOMMI_LEDGER_XX] -
+                                                         found->before.sums[DCOMMI_LEDGER_XX];
         ledger->residual_norm = sqrt(fmax(c->feedback->held, 0));
     }
 }
@@ -143,23 +147,24 @@ static void dcommi_code_done(dcommi_job *job, dcomm_status status)
 static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
                                     dcommi_code_found *there)
 {
-    const dcommi_coded *c = job->lane->frame->run->coded;
-    bool counts = dcommi_coded_ledger(c) != NULL;
+    const bool counts = dcommi_coded_ledger(job->lane->frame->run->coded) != NULL;
+    const bool finishes = job->feedback.learns != NULL;
     dcommi_device_code *code = &job->code;
     code->report = &there->report;
-    code->ledger = counts ? &there->ledger : NULL;
-    if (job->raised != NULL) {
-        return dcommi_feedback_raise_there(d, code, job->raised, job->place.divisor,
-                                           counts ? &there->before : NULL,
-                                           counts ? &there->after : NULL);
+    if (job->feedback.fb != NULL && !finishes) {
+        const dcommi_feedback_books books = {.ledger = counts ? &there->ledger : NULL,
+                                             .before = counts ? &there->before : NULL,
+                                             .after = counts ? &there->after : NULL};
+        return dcommi_feedback_code(d, code, &job->feedback, job->place.divisor, &books);
     }
+    code->ledger = counts ? &there->ledger : NULL;
     DCOMMI_TRY(d->call->code(d, code));
     if (job->place.divisor > 1 && code->kind != DCOMM_STEP_RECODE) {
         const void *sum = code->dst;
-        return d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
-                               job->place.divisor);
+        DCOMMI_TRY(d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
+                                   job->place.divisor));
     }
-    return DCOMM_OK;
+    return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
 }
 
 /* What is found begins as nothing, and is brought back to the slot. */
@@ -221,7 +226,7 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
     if (run->coded->feedback == NULL) {
         job->code.key = dcommi_coded_key(run->coded, place);
     } else {
-        dcomm_status state = dcommi_feedback_step(run->coded, place, &job->code, &job->raised);
+        dcomm_status state = dcommi_feedback_step(run->coded, place, &job->code, &job->feedback);
         if (state < 0) {
             dcommi_free(job);
             return state;

@@ -455,6 +455,16 @@ static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, floa
     return status;
 }
 
+static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cuda_feedback_op op,
+                                             void *dst, const void *a, float factor, const float *b,
+                                             size_t count, dcomm_cuda_report *report)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
 static int dcommi_cuda_current(void)
 {
     int device = 0;
@@ -497,6 +507,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .peer_open = dcommi_cuda_peer_open,
     .peer_close = dcommi_cuda_peer_close,
     .own_add = dcommi_cuda_own_add,
+    .own_feedback = dcommi_cuda_own_feedback,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 

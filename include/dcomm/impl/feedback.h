@@ -64,6 +64,7 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
     if (fb->worker.place != NULL && step.partly) {
         DCOMMI_TRY(dcommi_feedback_store_ready(&fb->worker));
+        DCOMMI_TRY(dcommi_feedback_store_ready(&fb->velocity));
     }
     if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
         dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */

@@ -55,11 +55,42 @@ static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place
                                     bytes);
 }
 
-static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place, float *x,
-                                             float factor, const float *y, size_t count)
+/* bf16 is widened, and rounded again: x by this, and y. */
+static dcomm_status dcommi_feedback_side_add_narrow(const dcommi_feedback_place *place, uint16_t *x,
+                                                    float factor, const uint16_t *y, size_t count,
+                                                    float *wide, float *more)
 {
-    return dcommi_devices->own_add(place->device, dcommi_feedback_side_of(place)->stream, x, factor,
-                                   y, count);
+    const int device = place->device;
+    void *stream = dcommi_feedback_side_of(place)->stream;
+    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, wide, x, 0,
+                                            NULL, count, NULL));
+    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, more, y, 0,
+                                            NULL, count, NULL));
+    DCOMMI_TRY(dcommi_devices->own_add(device, stream, wide, factor, more, count));
+    return dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_NARROW, x, wide, 0,
+                                        NULL, count, NULL);
+}
+
+static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
+                                             const dcommi_feedback_store *x, size_t first,
+                                             float factor, const dcommi_feedback_store *y)
+{
+    void *at = dcommi_feedback_at(x, x->now, first), *wide = NULL, *more = NULL;
+    if (y->count == 0) {
+        return DCOMM_OK;
+    }
+    if (!x->bf16) {
+        return dcommi_devices->own_add(place->device, dcommi_feedback_side_of(place)->stream, at,
+                                       factor, y->now, y->count);
+    }
+    DCOMMI_TRY(dcommi_feedback_side_make(place, y->count * sizeof(float), &wide));
+    dcomm_status status = dcommi_feedback_side_make(place, y->count * sizeof(float), &more);
+    if (status >= 0) {
+        status = dcommi_feedback_side_add_narrow(place, at, factor, y->now, y->count, wide, more);
+        dcommi_feedback_side_release(place, more);
+    }
+    dcommi_feedback_side_release(place, wide);
+    return status;
 }
 
 static dcomm_status dcommi_feedback_side_read(const dcommi_feedback_place *place, void *to,
@@ -120,15 +151,16 @@ static dcomm_status dcommi_feedback_store_before(const dcomm_feedback *fb,
                                                  dcommi_feedback_store *there)
 {
     const dcommi_feedback_place *place = there->place;
+    const size_t width = dcommi_feedback_width(s);
     if (!fb->now.partly) {
-        return dcommi_feedback_side_copy(place, there->next, s->next, s->count * sizeof(float));
+        return dcommi_feedback_side_copy(place, there->next, s->next, s->count * width);
     }
     DCOMMI_TRY(dcommi_feedback_store_ready(there));
     for (size_t i = 0; i < fb->nspans; i++) {
         const dcommi_feedback_span *span = &fb->span[i];
-        DCOMMI_TRY(dcommi_feedback_side_copy(place, (float *)there->next + span->first,
-                                             (const float *)s->next + span->first,
-                                             span->count * sizeof(float)));
+        DCOMMI_TRY(dcommi_feedback_side_copy(
+            place, dcommi_feedback_at(there, there->next, span->first),
+            dcommi_feedback_at(s, s->next, span->first), span->count * width));
     }
     return DCOMM_OK;
 }
@@ -139,8 +171,8 @@ static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
                                                const dcommi_feedback_place *place,
                                                dcommi_feedback_store *there)
 {
-    const size_t bytes = s->count * sizeof(float);
-    DCOMMI_TRY(dcommi_feedback_store_there(there, s->count, fb->opts.in_place, place));
+    const size_t bytes = s->count * dcommi_feedback_width(s);
+    DCOMMI_TRY(dcommi_feedback_store_there(there, s->count, s->bf16, fb->opts.in_place, place));
     dcomm_status status =
         bytes > 0 ? dcommi_feedback_side_copy(place, there->now, s->now, bytes) : DCOMM_OK;
     if (status >= 0 && fb->last == DCOMMI_FEEDBACK_COMMITTED && there->next != there->now) {
@@ -168,18 +200,17 @@ static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb,
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: opts.feedback is in use by a call in host memory", what);
     }
-    dcommi_feedback_store worker, owner;
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
+    dcommi_feedback_moving(fb, stores);
     DCOMMI_TRY(dcommi_feedback_side_find(device, &place));
-    DCOMMI_TRY(dcommi_feedback_store_send(fb, &fb->worker, place, &worker));
-    dcomm_status status = dcommi_feedback_store_send(fb, &fb->owner, place, &owner);
-    if (status < 0) {
-        dcommi_feedback_store_free(&worker);
-        return status;
+    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+        dcomm_status status = dcommi_feedback_store_send(fb, stores[k], place, &moved[k]);
+        if (status < 0) {
+            dcommi_feedback_stores_free(moved, k);
+            return status;
+        }
     }
-    dcommi_feedback_store_free(&fb->worker);
-    dcommi_feedback_store_free(&fb->owner);
-    fb->worker = worker;
-    fb->owner = owner;
+    dcommi_feedback_stores_replace(stores, moved);
     return DCOMM_OK;
 }
 
@@ -197,123 +228,6 @@ static dcomm_status dcommi_feedback_behind(const dcomm_feedback *fb, const dcomm
 {
     return dcommi_devices->own_after(d->number, dcommi_feedback_side_of(fb->worker.place)->stream,
                                      d->stream[DCOMMI_QUEUE_IN]);
-}
-
-/* A sparse codec's workspace for a range, whose contents make its next call faster. */
-static dcomm_status dcommi_feedback_keep_room(dcomm_feedback *fb, const dcommi_device_handle *d,
-                                              size_t first, bool owner, dcommi_device_code *code)
-{
-    const dcommi_feedback_place *place = fb->worker.place;
-    dcomm_codec_layout dense;
-    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
-    dcommi_feedback_kept *kept = fb->kept;
-    if (need == 0) {
-        return DCOMM_OK;
-    }
-    while (kept != NULL && (kept->first != first || kept->owner != owner)) {
-        kept = kept->next;
-    }
-    if (kept == NULL) {
-        kept = dcommi_alloc(sizeof *kept);
-        if (kept == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = first, .owner = owner};
-        fb->kept = kept;
-    }
-    if (kept->bytes < need) {
-        void *memory = NULL;
-        DCOMMI_TRY(dcommi_feedback_side_make(place, need, &memory));
-        if (kept->memory != NULL) {
-            (void)dcommi_feedback_behind(fb, d);
-            dcommi_feedback_side_release(place, kept->memory);
-        }
-        kept->memory = memory;
-        kept->bytes = need;
-        DCOMMI_TRY(dcommi_feedback_before(fb, d));
-    }
-    code->workspace = kept->memory;
-    return DCOMM_OK;
-}
-
-/* What an encoding, or a recoding that has an owner's residual, reads and writes of the state. */
-static dcomm_status dcommi_feedback_arrays(dcomm_feedback *fb, const dcommi_device_handle *d,
-                                           const dcomm_codec_place *place, dcommi_device_code *code)
-{
-    const size_t first = (size_t)place->first, count = code->count;
-    const bool owner = code->kind == DCOMM_STEP_RECODE;
-    dcommi_feedback_store *s = owner ? &fb->owner : &fb->worker;
-    if (owner) {
-        DCOMMI_TRY(dcommi_feedback_range("a recoding", first, count, fb->own_first, fb->owner.count,
-                                         fb->owned));
-        fb->next_factor = (double)code->factor;
-        fb->owned += count;
-    } else {
-        DCOMMI_TRY(dcommi_feedback_encode_range(fb, first, count));
-        fb->encoded += count;
-    }
-    const size_t at = owner ? first - fb->own_first : first;
-    code->residual = (const float *)s->now + at;
-    code->next = (float *)s->next + at;
-    code->key = dcommi_feedback_key(fb, first, owner ? DCOMMI_FEEDBACK_OWNER : 0);
-    return dcommi_feedback_keep_room(fb, d, first, owner, code);
-}
-
-/* Before a step of the codec's. *raised_p: an owner without a residual of its own raises the
- * worker's here. */
-static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_place *place,
-                                         dcommi_device_code *code, float **raised_p)
-{
-    dcomm_feedback *fb = c->feedback;
-    *raised_p = NULL;
-    if (code->kind != DCOMM_STEP_ENCODE && code->kind != DCOMM_STEP_RECODE) {
-        return DCOMM_OK;
-    }
-    if (!c->begun) {
-        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], place->first));
-        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
-    }
-    if (code->kind == DCOMM_STEP_RECODE && c->begins.partly) {
-        DCOMMI_TRY(dcommi_feedback_range("a recoding", (size_t)place->first, code->count, 0,
-                                         fb->count, 0));
-        code->key = dcommi_feedback_key(fb, (size_t)place->first, DCOMMI_FEEDBACK_OWNER);
-        *raised_p = (float *)fb->worker.next + place->first;
-        return DCOMM_OK;
-    }
-    return dcommi_feedback_arrays(fb, c->device, place, code);
-}
-
-/* A recoding whose residual is 0 before it, and after it goes into the worker's. *before, *after
- * (NULL: not wanted): ledgers on the device, of squares of that. */
-static dcomm_status dcommi_feedback_raise_there(dcommi_device_handle *d, dcommi_device_code *code,
-                                                float *raised, uint32_t divisor,
-                                                dcomm_cuda_ledger *before, dcomm_cuda_ledger *after)
-{
-    const size_t count = code->count, bytes = count * sizeof(float);
-    void *queue = d->stream[DCOMMI_QUEUE_IN], *zeros = NULL, *lost = NULL;
-    if (count == 0) {
-        return d->call->code(d, code);
-    }
-    dcomm_status status = d->call->alloc(d, bytes, &zeros);
-    status = status < 0 ? status : d->call->alloc(d, bytes, &lost);
-    status = status < 0 ? status : d->call->own_zero(d->number, queue, zeros, bytes);
-    if (status >= 0) {
-        code->residual = zeros;
-        code->next = lost;
-        status = d->call->code(d, code);
-    }
-    if (status >= 0 && before != NULL) {
-        status = d->call->compare(d, before, raised, raised, NULL, count);
-    }
-    if (status >= 0) {
-        status = d->call->own_add(d->number, queue, raised, (float)divisor, lost, count);
-    }
-    if (status >= 0 && after != NULL) {
-        status = d->call->compare(d, after, raised, raised, NULL, count);
-    }
-    d->call->release(d, zeros);
-    d->call->release(d, lost);
-    return status;
 }
 
 #endif

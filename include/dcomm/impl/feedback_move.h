@@ -59,6 +59,33 @@ static dcomm_status dcommi_feedback_store_copy(const dcomm_feedback *fb,
     return status;
 }
 
+/* What follows the buffers of calls. */
+enum { DCOMMI_FEEDBACK_MOVING = 4 };
+
+static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **stores)
+{
+    stores[0] = &fb->worker;
+    stores[1] = &fb->owner;
+    stores[2] = &fb->velocity;
+    stores[3] = &fb->estimate;
+}
+
+static void dcommi_feedback_stores_free(dcommi_feedback_store *stores, int n)
+{
+    for (int k = 0; k < n; k++) {
+        dcommi_feedback_store_free(&stores[k]);
+    }
+}
+
+static void dcommi_feedback_stores_replace(dcommi_feedback_store **stores,
+                                           const dcommi_feedback_store *moved)
+{
+    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+        dcommi_feedback_store_free(stores[k]);
+        *stores[k] = moved[k];
+    }
+}
+
 /* For what the host does to residuals. Waits for the device, but for nothing that waits for other
  * ranks. */
 static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
@@ -70,27 +97,26 @@ static dcomm_status dcommi_feedback_home(const char *what, dcomm_feedback *fb)
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: a collective on device %d has a step under way",
                            what, fb->worker.place->device);
     }
-    dcommi_feedback_store worker, owner;
-    DCOMMI_TRY(dcommi_feedback_store_copy(fb, &fb->worker, &worker));
-    dcomm_status status = dcommi_feedback_store_copy(fb, &fb->owner, &owner);
-    if (status < 0) {
-        dcommi_feedback_store_free(&worker);
-        return status;
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
+    dcommi_feedback_moving(fb, stores);
+    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+        dcomm_status status = dcommi_feedback_store_copy(fb, stores[k], &moved[k]);
+        if (status < 0) {
+            dcommi_feedback_stores_free(moved, k);
+            return status;
+        }
     }
     dcommi_feedback_kept_free(fb);
-    dcommi_feedback_store_free(&fb->worker);
-    dcommi_feedback_store_free(&fb->owner);
-    fb->worker = worker;
-    fb->owner = owner;
+    dcommi_feedback_stores_replace(stores, moved);
     return DCOMM_OK;
 }
 
 /* Zeros there; `next` is written before it is read. */
-static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t count,
+static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t count, bool bf16,
                                                 bool in_place, const dcommi_feedback_place *place)
 {
-    const size_t bytes = count * sizeof(float);
-    *s = (dcommi_feedback_store){.count = count, .place = place};
+    *s = (dcommi_feedback_store){.count = count, .bf16 = bf16, .place = place};
+    const size_t bytes = count * dcommi_feedback_width(s);
     if (count == 0) {
         return DCOMM_OK;
     }
@@ -112,8 +138,9 @@ static dcomm_status dcommi_feedback_store_there(dcommi_feedback_store *s, size_t
 /* On a device: a step that encodes only some elements leaves the others as they are. */
 static dcomm_status dcommi_feedback_store_ready(const dcommi_feedback_store *s)
 {
-    return s->now == s->next ? DCOMM_OK
-                             : s->place->copy(s->place, s->next, s->now, s->count * sizeof(float));
+    return s->now == s->next
+               ? DCOMM_OK
+               : s->place->copy(s->place, s->next, s->now, s->count * dcommi_feedback_width(s));
 }
 
 /* ---- an owner's ---- */
@@ -132,8 +159,7 @@ static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
     double sign = fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1 : 1;
     float factor = (float)(sign / fb->owner_factor);
     if (o->place != NULL) { /* `next` is going to be written as a whole */
-        DCOMMI_TRY(
-            o->place->add(o->place, (float *)w->now + fb->own_first, factor, o->now, o->count));
+        DCOMMI_TRY(o->place->add(o->place, w, fb->own_first, factor, o));
     }
     for (size_t i = 0; o->place == NULL && i < o->count; i++) {
         size_t at = fb->own_first + i;
@@ -154,7 +180,8 @@ static dcomm_status dcommi_feedback_own(dcomm_feedback *fb, size_t first, size_t
     }
     dcommi_feedback_store owner;
     DCOMMI_TRY(fb->worker.place != NULL
-                   ? dcommi_feedback_store_there(&owner, count, fb->opts.in_place, fb->worker.place)
+                   ? dcommi_feedback_store_there(&owner, count, fb->opts.bf16, fb->opts.in_place,
+                                                 fb->worker.place)
                    : dcommi_feedback_store_make(&owner, count, fb->opts.bf16, fb->opts.in_place));
     dcomm_status status = dcommi_feedback_fold_owner(fb);
     if (status < 0) {

@@ -12,15 +12,17 @@
 /* A device whose memory arrays lie in, for the life of the process (feedback_device.h). All but
  * `read` is put behind what was asked of it before, and waits for nothing. */
 typedef struct dcommi_feedback_place dcommi_feedback_place;
+struct dcommi_feedback_store;
 struct dcommi_feedback_place {
     int device;
     dcomm_status (*make)(const dcommi_feedback_place *at, size_t bytes, void **memory_p);
     void (*release)(const dcommi_feedback_place *at, void *memory);
     dcomm_status (*zero)(const dcommi_feedback_place *at, void *memory, size_t bytes);
     dcomm_status (*copy)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
-    /* x += factor * y, as dcommi_feedback_plus, and bounded. */
-    dcomm_status (*add)(const dcommi_feedback_place *at, float *x, float factor, const float *y,
-                        size_t count);
+    /* All that y holds now to x from element `first` on: x += factor * y, as dcommi_feedback_plus,
+     * and bounded. */
+    dcomm_status (*add)(const dcommi_feedback_place *at, const struct dcommi_feedback_store *x,
+                        size_t first, float factor, const struct dcommi_feedback_store *y);
     /* To host memory, when all that was asked before has been done. */
     dcomm_status (*read)(const dcommi_feedback_place *at, void *to, const void *from, size_t bytes);
 };
@@ -223,15 +225,17 @@ static inline void dcommi_feedback_set(const dcommi_feedback_store *s, void *bas
 static dcomm_status dcommi_feedback_norm2(const dcommi_feedback_store *s, double *sum_p)
 {
     const size_t most = s->count < DCOMMI_FEEDBACK_READ ? s->count : DCOMMI_FEEDBACK_READ;
-    float *room = s->place != NULL ? dcommi_alloc_raw(most * sizeof *room) : NULL;
+    const size_t width = dcommi_feedback_width(s);
+    void *room = s->place != NULL ? dcommi_alloc_raw(most * width) : NULL;
     dcomm_status status = s->place == NULL || room != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     for (size_t at = 0, n; at < s->count && status == DCOMM_OK; at += n) {
         n = s->place == NULL || s->count - at < most ? s->count - at : most;
         if (s->place != NULL) {
-            status = s->place->read(s->place, room, (const float *)s->now + at, n * sizeof *room);
+            status = s->place->read(s->place, room, dcommi_feedback_at(s, s->now, at), n * width);
         }
         for (size_t i = 0; i < n && status == DCOMM_OK; i++) {
-            double x = (double)(room != NULL ? room[i] : dcommi_feedback_get(s, s->now, at + i));
+            double x = (double)(room != NULL ? dcommi_feedback_get(s, room, i)
+                                             : dcommi_feedback_get(s, s->now, at + i));
             *sum_p += x * x;
         }
     }

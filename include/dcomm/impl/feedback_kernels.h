@@ -1,0 +1,378 @@
+/* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device:
+ * what feedback.h does to arrays, by kernels on queue IN. The codec takes f32, so bf16 is widened
+ * before it and rounded behind. */
+#ifndef DCOMMI_FEEDBACK_KERNELS_H
+#define DCOMMI_FEEDBACK_KERNELS_H
+
+#include "feedback_device.h"
+
+/* What a step does to the state, once its ranges have been accepted. */
+typedef struct dcommi_feedback_job {
+    dcomm_feedback *fb;   /* NULL: nothing */
+    size_t first;         /* element of the tensor */
+    bool owner;           /* a recoding */
+    bool raises;          /* whose loss goes into the worker's residual */
+    const float *learned; /* EF21, a decoding: the estimate that its result is added to, */
+    float *learns;        /* and what that becomes */
+} dcommi_feedback_job;
+
+/* Where its ledgers are, on the device; NULL: not wanted. before, after: of squares of a residual
+ * that is raised. */
+typedef struct dcommi_feedback_books {
+    dcomm_cuda_ledger *ledger, *before, *after;
+} dcommi_feedback_books;
+
+/* Before a step, by the thread that takes it. */
+static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_place *place,
+                                         dcommi_device_code *code, dcommi_feedback_job *job)
+{
+    dcomm_feedback *fb = c->feedback;
+    const size_t first = (size_t)place->first, count = code->count;
+    const bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    *job = (dcommi_feedback_job){.first = first};
+    if (code->kind == DCOMM_STEP_DECODE && ef21) {
+        DCOMMI_TRY(dcommi_feedback_open("a decoding", fb, true));
+        DCOMMI_TRY(dcommi_feedback_range("a decoding", first, count, 0, fb->count, fb->finished));
+        fb->finished += count;
+        job->fb = fb;
+        job->learned = (const float *)fb->estimate.now + first;
+        job->learns = (float *)fb->estimate.next + first;
+        return DCOMM_OK;
+    }
+    if (code->kind != DCOMM_STEP_ENCODE && code->kind != DCOMM_STEP_RECODE) {
+        return DCOMM_OK;
+    }
+    if (!c->begun) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], place->first));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+    }
+    job->fb = fb;
+    job->owner = code->kind == DCOMM_STEP_RECODE;
+    job->raises = job->owner && c->begins.partly;
+    code->key = dcommi_feedback_key(fb, first, job->owner ? DCOMMI_FEEDBACK_OWNER : 0);
+    if (job->raises) {
+        return dcommi_feedback_range("a recoding", first, count, 0, fb->count, 0);
+    }
+    if (job->owner) {
+        DCOMMI_TRY(dcommi_feedback_range("a recoding", first, count, fb->own_first, fb->owner.count,
+                                         fb->owned));
+        fb->next_factor = (double)code->factor;
+        fb->owned += count;
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_feedback_encode_range(fb, first, count));
+    fb->encoded += count;
+    return DCOMM_OK;
+}
+
+/* A sparse codec's workspace for a range, whose contents make its next call faster. */
+static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
+                                              const dcommi_device_handle *d,
+                                              dcommi_device_code *code)
+{
+    dcomm_feedback *fb = job->fb;
+    const dcommi_feedback_place *place = fb->worker.place;
+    dcomm_codec_layout dense;
+    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
+    dcommi_feedback_kept *kept = fb->kept;
+    if (need == 0 || job->raises) {
+        return DCOMM_OK;
+    }
+    while (kept != NULL && (kept->first != job->first || kept->owner != job->owner)) {
+        kept = kept->next;
+    }
+    if (kept == NULL) {
+        kept = dcommi_alloc(sizeof *kept);
+        if (kept == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = job->first, .owner = job->owner};
+        fb->kept = kept;
+    }
+    if (kept->bytes < need) {
+        void *memory = NULL;
+        DCOMMI_TRY(dcommi_feedback_side_make(place, need, &memory));
+        if (kept->memory != NULL) {
+            (void)dcommi_feedback_behind(fb, d);
+            dcommi_feedback_side_release(place, kept->memory);
+        }
+        kept->memory = memory;
+        kept->bytes = need;
+        DCOMMI_TRY(dcommi_feedback_before(fb, d));
+    }
+    code->workspace = kept->memory;
+    return DCOMM_OK;
+}
+
+/* ---- one step's arrays ---- */
+
+enum { DCOMMI_FEEDBACK_ROOMS = 8 };
+
+/* On queue IN. Once something has failed, nothing more is done. */
+typedef struct dcommi_feedback_arrays {
+    dcommi_device_handle *d;
+    const dcommi_device_code *code;
+    const dcommi_feedback_job *job;
+    dcommi_feedback_books books;
+    dcomm_status status;
+    void *room[DCOMMI_FEEDBACK_ROOMS]; /* f32 arrays, for this step alone */
+    int nroom;
+    const dcommi_feedback_store *store; /* NULL: what is lost goes into the worker's residual */
+    size_t at;                          /* its element */
+    const float *gradient;              /* for the ledger; NULL: nobody has it */
+    const float *x; /* what is encoded with what is held; a recoding's: NULL, or its sum */
+    const float *held;
+    float *next;     /* as the store has it, or to be rounded */
+    float *velocity; /* DGC: likewise; else NULL */
+    float *sent;     /* the encoding, decoded; NULL: not yet */
+} dcommi_feedback_arrays;
+
+static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
+{
+    void *memory = NULL;
+    if (a->status >= 0) {
+        a->status = a->d->call->alloc(a->d, a->code->count * sizeof(float), &memory);
+    }
+    if (a->status >= 0) {
+        a->room[a->nroom++] = memory;
+    }
+    return memory;
+}
+
+static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
+                               const void *x, float factor, const float *y)
+{
+    if (a->status >= 0) {
+        a->status = a->d->call->own_feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst,
+                                             x, factor, y, a->code->count, a->code->report);
+    }
+}
+
+static void dcommi_feedback_compare(dcommi_feedback_arrays *a, dcomm_cuda_ledger *ledger,
+                                    const float *x, const float *y, const float *next)
+{
+    if (a->status >= 0 && ledger != NULL) {
+        a->status = a->d->call->compare(a->d, ledger, x, y, next, a->code->count);
+    }
+}
+
+/* Elements of `base` as f32: where they lie, or widened. */
+static float *dcommi_feedback_wide(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
+                                   void *base, size_t at)
+{
+    void *from = dcommi_feedback_at(s, base, at);
+    if (!s->bf16) {
+        return from;
+    }
+    float *wide = dcommi_feedback_take(a);
+    dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_WIDEN, wide, from, 0, NULL);
+    return wide;
+}
+
+/* To what the store will hold; and what that is, rounded. */
+static void dcommi_feedback_round(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
+                                  size_t at, float *wide)
+{
+    if (s->bf16) {
+        void *to = dcommi_feedback_at(s, s->next, at);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_NARROW, to, wide, 0, NULL);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_WIDEN, wide, to, 0, NULL);
+    }
+}
+
+static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const *wires,
+                                   const size_t *bytes, size_t n, float *to)
+{
+    const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
+                                       .codec = a->code->codec,
+                                       .count = a->code->count,
+                                       .src = wires,
+                                       .len = bytes,
+                                       .n = n,
+                                       .dst = to,
+                                       .report = a->code->report};
+    if (a->status >= 0) {
+        a->status = a->d->call->code(a->d, &decode);
+    }
+}
+
+/* x, or the wires of a recoding where that is NULL. */
+static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float *x,
+                                         const float *residual, float *next,
+                                         dcomm_cuda_ledger *ledger)
+{
+    const void *const src = x;
+    dcommi_device_code code = *a->code;
+    code.kind = x != NULL ? DCOMM_STEP_ENCODE : DCOMM_STEP_RECODE;
+    code.src = x != NULL ? &src : code.src;
+    code.n = x != NULL ? 1 : code.n;
+    code.residual = residual;
+    code.next = next;
+    code.ledger = ledger;
+    if (a->status >= 0) {
+        a->status = dcommi_feedback_keep_room(a->job, a->d, &code);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->code(a->d, &code);
+    }
+}
+
+/* What was sent, as ranks will have it. */
+static void dcommi_feedback_see(dcommi_feedback_arrays *a)
+{
+    const void *wire = a->code->dst;
+    const size_t bytes = dcomm_codec_max_bytes(a->code->codec, a->code->count);
+    a->sent = dcommi_feedback_take(a);
+    dcommi_feedback_decode(a, &wire, &bytes, 1, a->sent);
+}
+
+/* ---- one step ---- */
+
+/* DGC: u = m u + g is what is encoded. */
+static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
+{
+    const dcomm_feedback *fb = a->job->fb;
+    const dcommi_feedback_store *v = &fb->velocity;
+    const float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
+    const float *before = dcommi_feedback_wide(a, v, v->now, a->at);
+    a->velocity = v->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(v, v->next, a->at);
+    dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MOMENTUM, a->velocity, a->gradient, m, before);
+    a->x = a->velocity;
+}
+
+/* Where things lie. */
+static void dcommi_feedback_find(dcommi_feedback_arrays *a)
+{
+    const dcommi_feedback_job *job = a->job;
+    if (!job->owner) {
+        a->x = a->gradient = a->code->src[0];
+    }
+    if (job->raises) {
+        float *zeros = dcommi_feedback_take(a);
+        if (a->status >= 0) {
+            a->status = a->d->call->own_zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
+                                             a->code->count * sizeof *zeros);
+        }
+        a->held = zeros;
+        a->next = dcommi_feedback_take(a);
+        return;
+    }
+    const dcommi_feedback_store *s = job->owner ? &job->fb->owner : &job->fb->worker;
+    a->store = s;
+    a->at = job->owner ? job->first - job->fb->own_first : job->first;
+    a->held = dcommi_feedback_wide(a, s, s->now, a->at);
+    a->next = s->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(s, s->next, a->at);
+    if (!job->owner && job->fb->opts.variant == DCOMM_FEEDBACK_DGC) {
+        dcommi_feedback_momentum_there(a);
+    }
+}
+
+/* The codec does all in one pass; but its ledger is of what it takes in, which with DGC is not the
+ * gradient. As dcommi_feedback_fused. */
+static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
+{
+    const bool dgc = a->velocity != NULL;
+    dcommi_feedback_encode_there(a, a->x, a->held, a->next, dgc ? NULL : a->books.ledger);
+    if (dgc) {
+        dcommi_feedback_see(a);
+        dcommi_feedback_compare(a, a->books.ledger, a->gradient, a->sent, a->next);
+    }
+    if (a->store != NULL) {
+        dcommi_feedback_round(a, a->store, a->at, a->next);
+    }
+}
+
+/* For a scaled codec, and for EF21: as dcommi_feedback_apart. */
+static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
+{
+    const dcommi_device_code *code = a->code;
+    const float factor = (float)a->job->fb->factor;
+    const bool estimates = !a->job->owner && a->job->fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    float *e = dcommi_feedback_take(a), *scaled = factor != 1 ? dcommi_feedback_take(a) : e;
+    if (a->job->owner) {
+        float *sum = dcommi_feedback_take(a);
+        dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
+        if (a->status >= 0) {
+            a->status =
+                a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
+        }
+        a->x = sum;
+    }
+    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LACK : DCOMM_CUDA_FEEDBACK_ADD, e, a->x,
+                       0, a->held);
+    if (a->status >= 0 && factor != 1) {
+        a->status = a->d->call->scale(a->d, scaled, e, code->count, DCOMM_F32, a->job->fb->factor);
+    }
+    dcommi_feedback_encode_there(a, scaled, NULL, NULL, NULL);
+    dcommi_feedback_see(a);
+    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
+                       estimates ? a->held : e, 0, a->sent);
+    if (a->store != NULL) {
+        dcommi_feedback_round(a, a->store, a->at, a->next);
+    }
+    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
+                            estimates ? NULL : a->next);
+    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, e, a->gradient, 0, a->next);
+        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, e);
+    }
+}
+
+/* What an owner without a residual of its own has lost, into the worker's. */
+static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divisor)
+{
+    const dcommi_feedback_store *w = &a->job->fb->worker;
+    float *raised = dcommi_feedback_wide(a, w, w->next, a->job->first);
+    dcommi_feedback_compare(a, a->books.before, raised, raised, NULL);
+    if (a->status >= 0) {
+        a->status = a->d->call->own_add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
+                                        (float)divisor, a->next, a->code->count);
+    }
+    dcommi_feedback_round(a, w, a->job->first, raised);
+    dcommi_feedback_compare(a, a->books.after, raised, raised, NULL);
+}
+
+/* An encoding or a recoding. */
+static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_device_code *code,
+                                         const dcommi_feedback_job *job, uint32_t divisor,
+                                         const dcommi_feedback_books *books)
+{
+    dcommi_feedback_arrays a = {.d = d, .code = code, .job = job, .books = *books};
+    const dcomm_feedback *fb = job->fb;
+    if (code->count == 0) {
+        return d->call->code(d, code);
+    }
+    dcommi_feedback_find(&a);
+    if (fb->factor != 1 || (fb->opts.variant == DCOMM_FEEDBACK_EF21 && !job->owner)) {
+        dcommi_feedback_apart_there(&a);
+    } else {
+        dcommi_feedback_fused_there(&a);
+    }
+    if (a.velocity != NULL) { /* the momentum of what was sent is forgotten */
+        dcommi_feedback_do(&a, DCOMM_CUDA_FEEDBACK_FORGET, a.velocity, a.velocity, 0, a.sent);
+        dcommi_feedback_round(&a, &fb->velocity, a.at, a.velocity);
+    }
+    if (job->raises) {
+        dcommi_feedback_raise_there(&a, divisor);
+    }
+    for (int k = 0; k < a.nroom; k++) {
+        d->call->release(d, a.room[k]);
+    }
+    return a.status;
+}
+
+/* EF21: the differences that were decoded become gradients. */
+static dcomm_status dcommi_feedback_finish_there(dcommi_device_handle *d,
+                                                 const dcommi_device_code *code,
+                                                 const dcommi_feedback_job *job)
+{
+    if (code->count == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(d->call->own_feedback(d->number, d->stream[DCOMMI_QUEUE_IN],
+                                     DCOMM_CUDA_FEEDBACK_FINISH, code->dst, job->learned, 0,
+                                     code->dst, code->count, NULL));
+    return d->call->copy(d, DCOMMI_QUEUE_IN, job->learns, code->dst, code->count * sizeof(float));
+}
+
+#endif
