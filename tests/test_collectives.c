@@ -308,6 +308,7 @@ static int again(int rank, int n, procs_shared *s, void *arg)
 
 Test(collectives, again, .timeout = 60)
 {
+    on(4, RANKS_LOCAL, again);
     on(4, RANKS_MESSAGE, again);
 }
 
