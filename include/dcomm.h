@@ -561,9 +561,9 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
- * - A call launches one kernel on the stream (with a ledger, three; with sparse codecs, a few), and
- *   returns. It allocates nothing, waits for nothing, and launches the same whatever the data: it
- *   can be captured into a graph, and keeps its arguments there.
+ * - A call launches one kernel on the stream (with sparse codecs, a few; with a ledger, two more),
+ *   and returns. It allocates nothing, waits for nothing, and launches the same whatever the data:
+ *   it can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -636,12 +636,13 @@ typedef struct dcomm_cuda_ledger {
     double sums[8];
 } dcomm_cuda_ledger;
 
-/* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. Dense codecs count in the
- * pass that encodes, and one or two short launches follow; the wires of others are decoded and
- * compared. The sums are taken in an order that depends on codec and count alone, and which is not
- * the CPU's: they are the same from run to run, and differ from the CPU's by what rounding of f64
- * sums amounts to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64, to
- * be kept as that of dcomm_cuda_encode. */
+/* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. It is counted in the
+ * passes that encode, and one or two short launches follow; the wires of topk+qsgd with
+ * nonfinite=pass are decoded and compared. The sums are taken in an order that depends on codec and
+ * count alone (of sparse codecs: and on numbers and key), and which is not the CPU's: they are the
+ * same from run to run, and differ from the CPU's by what rounding of f64 sums amounts to.
+ * workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not use
+ * what an earlier call has left in it. */
 DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
                                                 const float *residual, float *next, size_t count,
                                                 const dcomm_codec_key *key, void *wire,
@@ -651,8 +652,9 @@ DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const 
 DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
 /* dcomm_ledger_compare of y with x (NULL: nothing is compared), and where next is not NULL what an
  * encoding with feedback that sent y has left. For powersgd, whose y dcomm_cuda_powersgd_product
- * gives, and for recodings, whose input nobody has: x is NULL, and y the wire decoded. Two or three
- * launches. workspace: dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+ * gives (with a residual that call sees x + residual, and no x), and for recodings, whose input
+ * nobody has: x is NULL, and y the wire decoded. Two or three launches. workspace:
+ * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
                                                  const float *y, const float *next, size_t count,
                                                  void *workspace, void *stream);
@@ -58368,7 +58370,8 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
 /* ==== kernels/cuda_randk.cuh =============================================================== */
 /* cuda_randk.cuh - randk: one pass over the input, and a thread for each part that takes or brings
  * its element. With nonfinite=pass, a pass before that finds the parts that are sent as NaN and
- * whose residuals stay. */
+ * whose residuals stay. A ledger counts what is not sent in the pass over the input, and the rest
+ * as it is taken. */
 #ifndef DCOMMI_CUDA_RANDK_H
 #define DCOMMI_CUDA_RANDK_H
 
@@ -58391,6 +58394,7 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
  * - digit, three times: the k-th magnitude of the candidates, by digits.
  * - count: how many of each tile are sent, and so where they go.
  * - emit: the wire.
+ * A ledger counts what is below the threshold as it is scanned, and candidates as they are emitted.
  * Where the threshold has misled, so that there are too few candidates or more than there is room
  * for, digit, count and emit read all elements instead: that costs time, never exactness.
  *
@@ -58439,12 +58443,14 @@ struct dcommi_cuda_topk {
     bool exact, pass, vectors;    /* vectors: arrays are aligned to 16 */
     bool first;                   /* digit: of a choice */
     dcommi_cuda_topk_state *state;
-    uint32_t *hist;         /* BINS, zero between launches */
-    uint2 *tile;            /* x: where its candidates begin, y: how many they are */
-    uint2 *found;           /* of a tile: above the k-th magnitude, and equal to it */
-    uint2 *group;           /* likewise of all groups before this one */
-    uint32_t *bits, *index; /* of candidates */
-    uint32_t *value, *at;   /* of what is sent, where values are coded; else NULL */
+    uint32_t *hist;             /* BINS, zero between launches */
+    uint2 *tile;                /* x: where its candidates begin, y: how many they are */
+    uint2 *found;               /* of a tile: above the k-th magnitude, and equal to it */
+    uint2 *group;               /* likewise of all groups before this one */
+    uint32_t *bits, *index;     /* of candidates */
+    uint32_t *value, *at;       /* of what is sent, where values are coded; else NULL */
+    dcommi_cuda_tally *tally;   /* of each group, where there is a ledger */
+    dcommi_cuda_tally *scanned; /* likewise of each tile: of elements below the threshold */
 };
 
 /* ---- warps and blocks ---- */
@@ -58638,7 +58644,9 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_sample(const dcommi_cuda_topk &p, u
     return dcommi_f32_bits(sum) & DCOMMI_CUDA_ABS;
 }
 
-/* One block: the state, and a threshold that a sample suggests where the last call left none. */
+/* One block: the state, and a threshold that a sample suggests where the last call left none. A
+ * ledger's sums are taken in an order that depends on the threshold: so that they are the same in
+ * every run, they take none from another call. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     dcommi_cuda_topk_begin_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -58646,7 +58654,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     __shared__ dcommi_cuda_picked picked;
     dcommi_cuda_topk_state *s = p.state;
     const bool known = s->known == DCOMMI_CUDA_TOPK_MAGIC && s->count == p.count &&
-                       s->wanted == p.wanted && p.exact;
+                       s->wanted == p.wanted && p.exact && p.tally == NULL;
     __syncthreads(); /* all have read what is set below */
     uint32_t low = 0, need = p.rank;
     if (p.exact && p.rank > 0 && !known) {
@@ -58792,8 +58800,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_topk_decide(const dcommi_cuda_topk &p, uint3
 }
 
 /* ADDS: there is a residual. */
-template <bool ADDS>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
+template <bool ADDS, bool LEDGER>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ? 1 : 2)
     dcommi_cuda_topk_scan_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
     __shared__ uint32_t room[DCOMMI_CUDA_TOPK_SCAN_THREADS / DCOMMI_CUDA_WARP];
@@ -58808,6 +58816,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
                                                                    : DCOMMI_CUDA_INF;
     float v[DCOMMI_CUDA_TOPK_OWN], r[DCOMMI_CUDA_TOPK_OWN];
     dcommi_cuda_found found = {};
+    dcommi_cuda_tally tally = {};
     uint32_t mask = 0, counts = 0; /* counts: of a row, in eight bits */
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
@@ -58827,12 +58836,16 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
         for (uint32_t c = 0; c < 4; c++) {
             float *e = &v[4 * k + c], *rest = &r[4 * k + c];
             if (c < left) {
+                const float x = *e;
                 const uint32_t b =
-                    dcommi_cuda_topk_take<ADDS>(p, *e, *rest, (uint32_t)at + c, &found);
+                    dcommi_cuda_topk_take<ADDS>(p, x, *rest, (uint32_t)at + c, &found);
                 const bool candidate = (b & DCOMMI_CUDA_ABS) >= threshold;
                 row |= (candidate ? 1u : 0u) << c;
                 *e = dcommi_f32_from_bits(b);
                 *rest = dcommi_cuda_odd(b) ? *rest : candidate ? 0 : *e;
+                if (LEDGER && !candidate) {
+                    dcommi_cuda_tally_one(&tally, x, 0, ADDS, ADDS ? *rest : 0);
+                }
             }
         }
         if (ADDS) {
@@ -58843,6 +58856,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
         dcommi_cuda_report_add(p.report, found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.scanned[blockIdx.x] = tally;
+        }
     }
     /* At most 128 in a row of a warp: the sums of four rows do not meet. */
     const uint32_t upto = dcommi_cuda_warp_prefix(counts), before = upto - counts;
@@ -58899,6 +58918,8 @@ struct dcommi_cuda_randk {
     float *next; /* of a decoding: what is written */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each tile, where there is a ledger; then of blocks that take */
+    uint64_t tiles;
     uint32_t count, kept;
     uint64_t seed;
     dcommi_rng rng;
@@ -58925,8 +58946,40 @@ DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_randk_index(const dcommi_rng &rng, uint6
 
 /* ---- encoding ---- */
 
+/* Which elements of this block's tile are sent: a bit each. All its threads call this. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_randk_sent(const dcommi_cuda_randk &p, uint32_t *sent)
+{
+    const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_RANDK_TILE;
+    const uint64_t left = p.count - first;
+    const uint32_t n = left < DCOMMI_CUDA_RANDK_TILE ? (uint32_t)left : DCOMMI_CUDA_RANDK_TILE;
+    const uint64_t last = dcommi_randk_part(p.count, p.kept, first + n - 1);
+    for (uint32_t i = threadIdx.x; i < DCOMMI_CUDA_RANDK_TILE / 32; i += blockDim.x) {
+        sent[i] = 0;
+    }
+    __syncthreads();
+    for (uint64_t part = dcommi_randk_part(p.count, p.kept, first) + threadIdx.x; part <= last;
+         part += blockDim.x) {
+        const uint64_t at =
+            dcommi_cuda_randk_index(p.rng, part, dcommi_randk_begin(p.count, p.kept, part),
+                                    dcommi_randk_begin(p.count, p.kept, part + 1));
+        if (at >= first && at - first < n) { /* parts at its ends may send one of another tile */
+            atomicOr(&sent[(at - first) / 32], 1u << (at - first) % 32);
+        }
+    }
+    __syncthreads();
+}
+
+/* Whether element i arrives as 0: it is not sent, and its part not as NaN. */
+DCOMMI_CUDA_INLINE bool dcommi_cuda_randk_stays(const dcommi_cuda_randk &p, const uint32_t *sent,
+                                                uint64_t i, bool marked)
+{
+    const uint32_t at = (uint32_t)(i % DCOMMI_CUDA_RANDK_TILE);
+    return (sent[at / 32] >> at % 32 & 1) == 0 &&
+           !(marked && dcommi_cuda_randk_odd(p, dcommi_randk_part(p.count, p.kept, i)));
+}
+
 /* What an element counts as; see dcommi_read_one. */
-template <bool ADDS>
+template <bool ADDS, bool LEDGER>
 DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint64_t i, float x,
                                                 float r, bool marked, dcommi_cuda_found *found)
 {
@@ -58934,7 +58987,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint
     if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
         found->nonfinite++;
         found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
-        if (!ADDS && p.odd != NULL) {
+        if (!ADDS && !LEDGER && p.odd != NULL) {
             const uint64_t part = dcommi_randk_part(p.count, p.kept, i);
             atomicOr(p.odd + 1 + part / 32, 1u << part % 32);
             atomicOr(p.odd, 1u);
@@ -58951,15 +59004,21 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint
     return dcommi_f32_from_bits(b);
 }
 
-/* ADDS: with a residual, which becomes the sum. Without, what is not finite marks its part. */
-template <bool ADDS>
+/* ADDS: with a residual, which becomes the sum. With neither that nor a ledger, what is not finite
+ * marks its part. */
+template <bool ADDS, bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     dcommi_cuda_randk_read_kernel(const __grid_constant__ dcommi_cuda_randk p)
 {
     const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_RANDK_TILE + threadIdx.x * 4;
-    const bool marked = ADDS && p.odd != NULL && p.odd[0] != 0;
+    __shared__ uint32_t sent[LEDGER ? DCOMMI_CUDA_RANDK_TILE / 32 : 1];
+    const bool marked = (ADDS || LEDGER) && p.odd != NULL && p.odd[0] != 0;
     float v[4 * DCOMMI_CUDA_RANDK_ROWS], r[4 * DCOMMI_CUDA_RANDK_ROWS] = {0};
     dcommi_cuda_found found = {};
+    dcommi_cuda_tally tally = {};
+    if (LEDGER) {
+        dcommi_cuda_randk_sent(p, sent);
+    }
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_RANDK_ROWS; k++) {
         const uint64_t at = first + k * 4 * DCOMMI_CUDA_RANDK_THREADS;
@@ -58976,8 +59035,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
 #pragma unroll
         for (uint32_t c = 0; c < 4; c++) {
             if (c < left) {
-                v[4 * k + c] = dcommi_cuda_randk_read<ADDS>(p, at + c, v[4 * k + c], r[4 * k + c],
-                                                            marked, &found);
+                const float x = v[4 * k + c];
+                v[4 * k + c] = dcommi_cuda_randk_read<ADDS, LEDGER>(p, at + c, x, r[4 * k + c],
+                                                                    marked, &found);
+                if (LEDGER && dcommi_cuda_randk_stays(p, sent, at + c, marked)) {
+                    dcommi_cuda_tally_one(&tally, x, 0, ADDS, v[4 * k + c]);
+                }
             }
         }
         if (ADDS) {
@@ -58989,6 +59052,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
         dcommi_cuda_report_add(p.report, found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
 }
 
@@ -59006,6 +59075,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_value(float x, float factor, dcommi_c
     return dcommi_f32_from_bits((bits & DCOMMI_CUDA_INF) == 0 ? bits & 0x80000000u : bits);
 }
 
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     dcommi_cuda_randk_take_kernel(const __grid_constant__ dcommi_cuda_randk p)
 {
@@ -59015,26 +59085,49 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
         to[0] = (uint32_t)p.seed;
         to[1] = (uint32_t)(p.seed >> 32);
     }
-    if (part >= p.kept) {
+    if (!LEDGER && part >= p.kept) {
         return;
     }
-    const uint64_t begin = dcommi_randk_begin(p.count, p.kept, part);
-    const uint64_t end = dcommi_randk_begin(p.count, p.kept, part + 1);
     float value = dcommi_f32_from_bits(DCOMMI_F32_NAN);
     dcommi_cuda_found found = {};
-    if (p.odd == NULL || !dcommi_cuda_randk_odd(p, part)) {
+    dcommi_cuda_tally tally = {};
+    if (part < p.kept && (p.odd == NULL || !dcommi_cuda_randk_odd(p, part))) {
+        const uint64_t begin = dcommi_randk_begin(p.count, p.kept, part);
+        const uint64_t end = dcommi_randk_begin(p.count, p.kept, part + 1);
         const uint64_t index = dcommi_cuda_randk_index(p.rng, part, begin, end);
         const float x = p.residual != NULL ? p.next[index] : p.x[index];
         const float e = dcommi_cuda_odd(dcommi_f32_bits(x)) ? 0 : x;
         value = dcommi_cuda_randk_value(e, p.unbiased ? (float)(end - begin) : 1, &found);
+        const float left = __fsub_rn(e, value);
         if (p.residual != NULL) {
-            p.next[index] = __fsub_rn(e, value);
+            p.next[index] = left;
+        }
+        if (LEDGER) {
+            dcommi_cuda_tally_one(&tally, p.x[index], value, p.residual != NULL, left);
         }
     }
-    to[2 + part] = dcommi_f32_bits(value);
+    if (part < p.kept) {
+        to[2 + part] = dcommi_f32_bits(value);
+    }
     if (found.clipped > 0) {
         dcommi_cuda_report_add(p.report, found);
     }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[p.tiles + blockIdx.x] = tally;
+        }
+    }
+}
+
+static uint64_t dcommi_cuda_randk_tiles(uint64_t count)
+{
+    return (count + DCOMMI_CUDA_RANDK_TILE - 1) / DCOMMI_CUDA_RANDK_TILE;
+}
+
+static uint64_t dcommi_cuda_randk_takers(const dcomm_randk_layout &layout)
+{
+    return layout.kept / DCOMMI_CUDA_RANDK_THREADS + 1;
 }
 
 static size_t dcommi_cuda_randk_bytes(const dcomm_randk_layout &layout)
@@ -59050,8 +59143,10 @@ static dcomm_status dcommi_cuda_randk_run(const dcommi_cuda_job &job,
     const dcomm_codec_key none = dcomm_codec_key();
     const dcomm_codec_key &k = key != NULL ? *key : none;
     const size_t need = dcommi_cuda_randk_bytes(layout);
-    const uint64_t tiles = (job.count + DCOMMI_CUDA_RANDK_TILE - 1) / DCOMMI_CUDA_RANDK_TILE;
+    const bool adds = job.residual != NULL, counts = job.tally != NULL;
     dcommi_cuda_job_tell(job, &p);
+    p.tally = job.tally;
+    p.tiles = dcommi_cuda_randk_tiles(job.count);
     p.count = (uint32_t)job.count;
     p.kept = (uint32_t)layout.kept;
     p.seed = dcommi_randk_seed(k.seed, k.tensor, k.step, k.first);
@@ -59065,18 +59160,22 @@ static dcomm_status dcommi_cuda_randk_run(const dcommi_cuda_job &job,
         DCOMMI_CUDA_TRY(dcommi_cuda_zero(job.call, workspace, need, stream));
         p.odd = static_cast<uint32_t *>(workspace);
     }
-    if (job.count > 0 && (p.pass || p.residual == NULL)) {
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_randk_read_kernel<false>, tiles,
-                                           DCOMMI_CUDA_RANDK_THREADS, p, stream));
+    if (job.count > 0 && (p.pass || !(adds || counts))) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_randk_read_kernel<false, false>,
+                                           p.tiles, DCOMMI_CUDA_RANDK_THREADS, p, stream));
         p.counts = false;
     }
-    if (job.count > 0 && p.residual != NULL) {
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_randk_read_kernel<true>, tiles,
-                                           DCOMMI_CUDA_RANDK_THREADS, p, stream));
+    if (job.count > 0 && (adds || counts)) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
+                                           !counts ? dcommi_cuda_randk_read_kernel<true, false>
+                                           : adds  ? dcommi_cuda_randk_read_kernel<true, true>
+                                                   : dcommi_cuda_randk_read_kernel<false, true>,
+                                           p.tiles, DCOMMI_CUDA_RANDK_THREADS, p, stream));
     }
-    return dcommi_cuda_launch(job.call, dcommi_cuda_randk_take_kernel,
-                              layout.kept / DCOMMI_CUDA_RANDK_THREADS + 1,
-                              DCOMMI_CUDA_RANDK_THREADS, p, stream);
+    return dcommi_cuda_launch(
+        job.call,
+        counts ? dcommi_cuda_randk_take_kernel<true> : dcommi_cuda_randk_take_kernel<false>,
+        dcommi_cuda_randk_takers(layout), DCOMMI_CUDA_RANDK_THREADS, p, stream);
 }
 
 /* ---- decoding ---- */
@@ -59574,34 +59673,55 @@ DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_topk_half(uint32_t bits, bool bf16, uint
     return h;
 }
 
+/* What a value has become. */
+struct dcommi_cuda_topk_sent {
+    float y, left; /* what arrives of it, and what is left */
+};
+
 /* Value number `at`; what is left of it stays behind. */
-DCOMMI_CUDA_INLINE void dcommi_cuda_topk_put(const dcommi_cuda_topk &p, uint32_t at, uint32_t bits,
-                                             uint32_t index, bool full, uint32_t *clipped)
+DCOMMI_CUDA_INLINE dcommi_cuda_topk_sent dcommi_cuda_topk_put(const dcommi_cuda_topk &p,
+                                                              uint32_t at, uint32_t bits,
+                                                              uint32_t index, bool full,
+                                                              uint32_t *clipped)
 {
     unsigned char *values = p.wire + DCOMMI_SPARSE_HEAD;
-    uint32_t left = 0;
+    dcommi_cuda_topk_sent sent = {};
     if (p.value != NULL) {
         p.value[at] = bits;
         p.at[at] = index;
-        return;
+        return sent;
     }
     if (p.values == DCOMM_FORMAT_F32) {
         const uint32_t flushed = dcommi_cuda_flushed(bits);
         reinterpret_cast<uint32_t *>(values)[at] = flushed;
-        left = flushed == bits ? 0 : bits;
+        sent.y = dcommi_f32_from_bits(flushed);
+        sent.left = dcommi_f32_from_bits(flushed == bits ? 0 : bits);
     } else {
         const bool bf16 = p.values == DCOMM_FORMAT_BF16;
         const uint16_t h = dcommi_cuda_topk_half(bits, bf16, clipped);
         reinterpret_cast<uint16_t *>(values)[at] = h;
-        const float sent = bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
-        left = dcommi_f32_bits(__fsub_rn(dcommi_f32_from_bits(bits), sent));
+        sent.y = bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+        sent.left = __fsub_rn(dcommi_f32_from_bits(bits), sent.y);
     }
     /* The scan left a zero there if it was a candidate, or what the residual was. */
-    if (p.residual != NULL && !dcommi_cuda_odd(bits) && (full || left != 0)) {
-        p.next[index] = dcommi_f32_from_bits(left);
+    if (p.residual != NULL && !dcommi_cuda_odd(bits) && (full || dcommi_f32_bits(sent.left) != 0)) {
+        p.next[index] = sent.left;
     }
+    return sent;
 }
 
+/* Element `index`, which counts as `bits`, to a ledger. Where that is not finite, the residual is
+ * what it was. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_topk_tally(const dcommi_cuda_topk &p, uint32_t index,
+                                               uint32_t bits, const dcommi_cuda_topk_sent &sent,
+                                               dcommi_cuda_tally *tally)
+{
+    const bool feedback = p.residual != NULL;
+    const float next = feedback && dcommi_cuda_odd(bits) ? __ldcg(p.next + index) : sent.left;
+    dcommi_cuda_tally_one(tally, dcommi_cuda_load<float>(p.x + index), sent.y, feedback, next);
+}
+
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     dcommi_cuda_topk_emit_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -59631,6 +59751,10 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
         }
         __syncwarp();
     }
+    dcommi_cuda_tally tally = {};
+    if (LEDGER && lane == 0 && !items.full && (uint64_t)tile * DCOMMI_CUDA_TOPK_TILE < p.count) {
+        tally = p.scanned[tile];
+    }
     uint32_t clipped = 0;
     const uint32_t below = (1u << lane) - 1;
     for (uint32_t from = 0; from < items.n; from += DCOMMI_CUDA_WARP) {
@@ -59653,7 +59777,11 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
         own.x += (uint32_t)__popc(all_more);
         own.y += (uint32_t)__popc(all_ties);
         if (more || (ties && equal < need)) {
-            dcommi_cuda_topk_put(p, at, bits, index, items.full, &clipped);
+            const dcommi_cuda_topk_sent sent =
+                dcommi_cuda_topk_put(p, at, bits, index, items.full, &clipped);
+            if (LEDGER && p.value == NULL) {
+                dcommi_cuda_topk_tally(p, index, bits, sent, &tally);
+            }
             if (form == DCOMMI_SPARSE_FLAT) {
                 dcommi_cuda_put32(out + 4 * (uint64_t)at, index);
             } else if (form == DCOMMI_SPARSE_BLOCKS) {
@@ -59661,8 +59789,20 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
             } else {
                 atomicOr(&map[warp][index % DCOMMI_CUDA_TOPK_TILE / 32], 1u << index % 32);
             }
-        } else if (there && !items.full && p.residual != NULL && !dcommi_cuda_odd(bits)) {
-            p.next[index] = dcommi_f32_from_bits(bits);
+        } else if (there) {
+            if (!items.full && p.residual != NULL && !dcommi_cuda_odd(bits)) {
+                p.next[index] = dcommi_f32_from_bits(bits);
+            }
+            if (LEDGER) {
+                const dcommi_cuda_topk_sent nothing = {0, dcommi_f32_from_bits(bits)};
+                dcommi_cuda_topk_tally(p, index, bits, nothing, &tally);
+            }
+        }
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
         }
     }
     if (clipped > 0 && p.report != NULL) {
@@ -59693,16 +59833,31 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
 /* Of coded values: what they lost stays behind. */
 struct dcommi_cuda_topk_lost {
     dcommi_cuda_topk topk;
-    const float *sent; /* as decoded; NULL: without a residual */
+    const float *sent;        /* as decoded; NULL: with neither residual nor ledger */
+    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
 };
 
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     dcommi_cuda_topk_lost_kernel(const __grid_constant__ dcommi_cuda_topk_lost p)
 {
     const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
     const dcommi_cuda_topk &t = p.topk;
+    dcommi_cuda_tally tally = {};
     if (i < t.wanted && p.sent != NULL) {
-        t.next[t.at[i]] = __fsub_rn(dcommi_f32_from_bits(t.value[i]), p.sent[i]);
+        const float left = __fsub_rn(dcommi_f32_from_bits(t.value[i]), p.sent[i]);
+        if (t.residual != NULL) {
+            t.next[t.at[i]] = left;
+        }
+        if (LEDGER) {
+            dcommi_cuda_tally_one(&tally, t.x[t.at[i]], p.sent[i], t.residual != NULL, left);
+        }
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
     if (i == 0 && t.report != NULL && t.state->coded.clipped > 0) {
         atomicAdd(reinterpret_cast<unsigned long long *>(&t.report->clipped),
@@ -59757,6 +59912,25 @@ static size_t dcommi_cuda_topk_parts(const dcomm_sparse_layout &layout, size_t c
     return parts.at;
 }
 
+/* Blocks that leave sums of a ledger: those that emit, and those that see coded values. */
+static uint64_t dcommi_cuda_lost_blocks(const dcomm_sparse_layout &layout)
+{
+    return (layout.most + DCOMMI_CUDA_TOPK_THREADS - 1) / DCOMMI_CUDA_TOPK_THREADS;
+}
+
+static uint64_t dcommi_cuda_topk_tallies(const dcomm_sparse_layout &layout, size_t count)
+{
+    return dcommi_cuda_groups(count) +
+           (dcommi_cuda_coded(layout) ? dcommi_cuda_lost_blocks(layout) : 0);
+}
+
+/* Room for their sums, for the launch that adds them up, and behind it for those of the scan. */
+static size_t dcommi_cuda_topk_ledger_bytes(const dcomm_sparse_layout &layout, size_t count)
+{
+    return dcommi_cuda_ledger_bytes(dcommi_cuda_topk_tallies(layout, count)) +
+           dcommi_cuda_groups(count) * DCOMMI_CUDA_TOPK_WARPS * sizeof(dcommi_cuda_tally);
+}
+
 static size_t dcommi_cuda_scatter_parts(const dcomm_sparse_layout &layout, size_t count,
                                         void *workspace, dcommi_cuda_scatter *p)
 {
@@ -59797,9 +59971,13 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
     coding.next = NULL;
     coding.wire = p.wire + DCOMMI_SPARSE_HEAD;
     coding.report = &p.state->coded;
+    coding.tally = NULL;
     DCOMMI_CUDA_TRY(dcommi_cuda_job_run(coding, NULL, 1, key, stream));
-    dcommi_cuda_topk_lost lost = {p, NULL};
-    if (p.residual != NULL) {
+    dcommi_cuda_topk_lost lost = {p, NULL, NULL};
+    if (p.tally != NULL) {
+        lost.tally = p.tally + dcommi_cuda_groups(p.count);
+    }
+    if (p.residual != NULL || p.tally != NULL) {
         dcommi_cuda_operands in = dcommi_cuda_operands();
         in.at[0] = coding.wire;
         in.n = 1;
@@ -59808,9 +59986,10 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
                                                reinterpret_cast<float *>(p.bits), layout.most,
                                                false, NULL, stream));
     }
-    const uint64_t blocks = (layout.most + DCOMMI_CUDA_TOPK_THREADS - 1) / DCOMMI_CUDA_TOPK_THREADS;
-    return dcommi_cuda_launch(job.call, dcommi_cuda_topk_lost_kernel, blocks,
-                              DCOMMI_CUDA_TOPK_THREADS, lost, stream);
+    return dcommi_cuda_launch(
+        job.call,
+        p.tally != NULL ? dcommi_cuda_topk_lost_kernel<true> : dcommi_cuda_topk_lost_kernel<false>,
+        dcommi_cuda_lost_blocks(layout), DCOMMI_CUDA_TOPK_THREADS, lost, stream);
 }
 
 /* The sample for a threshold that may mislead is one that a single block can take. */
@@ -59820,6 +59999,20 @@ static void dcommi_cuda_topk_guessing(dcommi_cuda_topk *p)
     p->lines = p->lines < DCOMMI_CUDA_TOPK_LINES ? p->lines : DCOMMI_CUDA_TOPK_LINES;
     p->lines = p->count > DCOMMI_CUDA_TOPK_TILE ? p->lines : 0;
     p->rank = (uint32_t)dcommi_topk_sample_rank(p->lines, p->count, p->wanted, 4);
+}
+
+/* The pass over the input. */
+static dcomm_status dcommi_cuda_topk_scan(const char *call, const dcommi_cuda_topk &p, void *stream)
+{
+    const uint64_t tiles = ((uint64_t)p.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;
+    void (*plain)(dcommi_cuda_topk) = p.residual != NULL
+                                          ? dcommi_cuda_topk_scan_kernel<true, false>
+                                          : dcommi_cuda_topk_scan_kernel<false, false>;
+    void (*counting)(dcommi_cuda_topk) = p.residual != NULL
+                                             ? dcommi_cuda_topk_scan_kernel<true, true>
+                                             : dcommi_cuda_topk_scan_kernel<false, true>;
+    return dcommi_cuda_launch(call, p.tally != NULL ? counting : plain, tiles,
+                              DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream);
 }
 
 static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
@@ -59842,6 +60035,11 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
     p.exact = layout.exact;
     p.pass = layout.values.nonfinite == 2;
     p.vectors = dcommi_cuda_job_aligned(job, 16);
+    if (job.tally != NULL) {
+        p.tally = job.tally;
+        p.scanned =
+            p.tally + dcommi_cuda_topk_tallies(layout, job.count) + DCOMMI_CUDA_LEDGER_BLOCKS;
+    }
     p.lines = (uint32_t)layout.lines;
     p.rank = (uint32_t)layout.rank;
     if (p.exact) {
@@ -59856,16 +60054,14 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
                                            DCOMMI_CUDA_TOPK_THREADS, p, stream));
         DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     }
-    const uint64_t tiles = (job.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;
-    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
-                                       p.residual != NULL ? dcommi_cuda_topk_scan_kernel<true>
-                                                          : dcommi_cuda_topk_scan_kernel<false>,
-                                       tiles, DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_topk_scan(job.call, p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_count_kernel, groups,
                                        DCOMMI_CUDA_TOPK_THREADS, p, stream));
-    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_emit_kernel, groups,
-                                       DCOMMI_CUDA_TOPK_THREADS, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
+                                       p.tally != NULL ? dcommi_cuda_topk_emit_kernel<true>
+                                                       : dcommi_cuda_topk_emit_kernel<false>,
+                                       groups, DCOMMI_CUDA_TOPK_THREADS, p, stream));
     return dcommi_cuda_coded(layout) ? dcommi_cuda_topk_code(job, layout, p, key, stream)
                                      : DCOMM_OK;
 }
@@ -60118,7 +60314,7 @@ static size_t dcommi_cuda_decode_room(const dcommi_cuda_form &form, size_t count
 }
 
 /* An encoding's own workspace, an array that is decoded to, and room for what goes with that: of
- * codecs that do not recode, or count, in the pass that encodes. */
+ * codecs that do not recode, or count, in the passes that encode. */
 struct dcommi_cuda_rooms {
     unsigned char *encode, *other;
     float *array;
@@ -60139,6 +60335,35 @@ static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_
 {
     return dcommi_cuda_casts(layout) ? dcommi_cuda_cast_blocks(count)
                                      : dcommi_cuda_encode_blocks(count, layout.bucket);
+}
+
+/* Whether a ledger takes a decoding, and a comparison: the values of these are known only after
+ * passes of their own over all elements, which see neither the input nor what is sent. */
+static bool dcommi_cuda_counts_apart(const dcommi_cuda_form &form)
+{
+    return form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse);
+}
+
+/* Blocks that leave sums of a ledger as they encode. */
+static uint64_t dcommi_cuda_ledger_blocks(const dcommi_cuda_form &form, size_t count)
+{
+    return form.kind == dcommi_cuda_form::SPARSE ? dcommi_cuda_topk_tallies(form.sparse, count)
+           : form.kind == dcommi_cuda_form::RANDK
+               ? dcommi_cuda_randk_tiles(count) + dcommi_cuda_randk_takers(form.randk)
+               : dcommi_cuda_job_blocks(form.dense, count);
+}
+
+/* The workspace of an encoding, and behind it room for these sums. */
+static size_t dcommi_cuda_ledger_parts(const dcommi_cuda_form &form, size_t count, void *workspace,
+                                       dcommi_cuda_tally **tally)
+{
+    dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
+    (void)parts.take<unsigned char>(dcommi_cuda_encode_room(form, count));
+    *tally = reinterpret_cast<dcommi_cuda_tally *>(parts.take<unsigned char>(
+        form.kind == dcommi_cuda_form::SPARSE
+            ? dcommi_cuda_topk_ledger_bytes(form.sparse, count)
+            : dcommi_cuda_ledger_bytes(dcommi_cuda_ledger_blocks(form, count))));
+    return parts.at;
 }
 
 extern "C" size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count)
@@ -60172,12 +60397,13 @@ extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, si
 {
     dcommi_cuda_form form;
     dcommi_cuda_rooms rooms;
+    dcommi_cuda_tally *tally = NULL;
     return dcommi_cuda_form_of("dcomm_cuda_ledger_workspace_bytes", codec, count, &form) != DCOMM_OK
                ? 0
-           : form.kind == dcommi_cuda_form::DENSE
-               ? dcommi_cuda_ledger_bytes(dcommi_cuda_job_blocks(form.dense, count))
-               : dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count), NULL,
-                                      &rooms);
+           : dcommi_cuda_counts_apart(form)
+               ? dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count), NULL,
+                                      &rooms)
+               : dcommi_cuda_ledger_parts(form, count, NULL, &tally);
 }
 
 /* ---- encoding ---- */
@@ -60388,16 +60614,15 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
     job.x = x;
-    if (form.kind != dcommi_cuda_form::DENSE) {
+    if (dcommi_cuda_counts_apart(form)) {
         return dcommi_cuda_ledger_apart(&job, codec, form, key, workspace, ledger, stream);
     }
     if (count == 0) {
-        return DCOMM_OK;
+        return dcommi_cuda_encode_form(&job, form, workspace, key, stream);
     }
-    job.tally = static_cast<dcommi_cuda_tally *>(workspace);
-    job.layout = form.dense;
-    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(job, NULL, 1, key, stream));
-    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_job_blocks(job.layout, count),
+    (void)dcommi_cuda_ledger_parts(form, count, workspace, &job.tally);
+    DCOMMI_CUDA_TRY(dcommi_cuda_encode_form(&job, form, workspace, key, stream));
+    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_ledger_blocks(form, count),
                                      ledger, stream);
 }
 

@@ -133,6 +133,7 @@ static void test_kernels(void)
     }
     test_add_scaled();
     test_ledger();
+    test_ledger_again();
     test_compare();
     test_lowrank();
     test_sparse_all();
