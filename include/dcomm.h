@@ -617,6 +617,24 @@ DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
+/* What dcomm_cuda_look has seen: in device memory, or in pinned memory of the host, aligned to 8.
+ */
+typedef struct dcomm_cuda_sight {
+    uint64_t index; /* of the first element that is not finite; UINT64_MAX: all are */
+    double value;   /* this element; 0 where there is none */
+    double squares; /* the sum of all elements' squares: not finite where one of them is not */
+} dcomm_cuda_sight;
+
+/* Look at x, `count` floats (f64, f32, f16, bf16): *sight is set. For gradients that may have
+ * overflowed. x[i] = factor * x[i] as dcomm_cuda_scale has it, in the same pass; of factor 1 x is
+ * only read. `squares` is of what x was, summed in f64 in an order that the count alone decides.
+ * drop: where an element is not finite, all of x becomes 0. Two launches, with drop three.
+ * workspace: dcomm_cuda_look_workspace_bytes of device memory, aligned to 8. */
+DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
+                                       bool drop, dcomm_cuda_sight *sight, void *workspace,
+                                       void *stream);
+DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
+
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
@@ -1941,6 +1959,10 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
  * under way. The sums are looked at in the pass that makes the norm. So all ranks know in the same
  * step, and whose gradient it was.
  *
+ * Gradients in device memory are looked at, unscaled and clipped there, by kernels in the order of
+ * their bucket's stream: behind what the stream of dcomm_bucket_ready held. What was found goes to
+ * all ranks when the last bucket on a device has its result.
+ *
  * The scale is halved when a step is skipped, and doubled after so many good ones, by what all
  * ranks know, so it is the same everywhere; ranks whose scales differ all the same (one has loaded
  * another state) find out in the next step.
@@ -1991,8 +2013,8 @@ typedef struct dcomm_scaler_verdict {
 
 /* Make a scaler for buckets; collective, not in a step. The buckets must outlive it, and have one
  * at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler
- * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_UNSUPPORTED (a gradient is in device
- * memory), DCOMM_ERR_NO_MEMORY. */
+ * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device
+ * has no memory, or fails). */
 DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
                                            dcomm_scaler **s_p);
 /* Destroy it and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
@@ -2006,8 +2028,10 @@ DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
  * alone. What error feedback has sent in a step that is skipped is taken back (not with its
  * in_place). Collective with opts.sharded, where it exchanges 48 bytes a rank; else this rank's own
  * affair, with the same outcome on all. Costs one pass over the gradients, two where they are
- * clipped. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of
- * all-gather. */
+ * clipped. Returns when gradients on devices are what they are to be, too: nothing of the caller's
+ * may be under way for them. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the
+ * last call), those of all-gather, DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the others
+ * have DCOMM_ERR_ABORTED in their next call). */
 DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *verdict);
 
 typedef struct dcomm_scaler_info {
@@ -13432,9 +13456,9 @@ typedef struct dcommi_device_calls {
     void (*leave)(int device, int before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
-     * what is put on it from now on waits for what the other stream holds now. add:
-     * dcomm_cuda_add_scaled. A handle without a pool has its memory of the device's usual one,
-     * which outlives contexts. */
+     * what is put on it from now on waits for what the other stream holds now. add, scale,
+     * look: dcomm_cuda_add_scaled, _scale, _look. A handle without a pool has its memory of the
+     * device's usual one, which outlives contexts. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
     dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
@@ -13453,6 +13477,11 @@ typedef struct dcommi_device_calls {
     void (*peer_close)(int device, void *memory);
     dcomm_status (*own_add)(int device, void *stream, float *x, float factor, const float *y,
                             size_t count);
+    dcomm_status (*own_scale)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                              double factor);
+    dcomm_status (*own_look)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                             double factor, bool drop, dcomm_cuda_sight *sight, void *workspace);
+    size_t (*look_bytes)(size_t count); /* of its workspace */
 } dcommi_device_calls;
 
 #endif
@@ -26283,6 +26312,25 @@ static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, floa
     return status;
 }
 
+static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
+                                          dcomm_dtype dtype, double factor)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_scale(x, x, count, dtype, factor, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size_t count,
+                                         dcomm_dtype dtype, double factor, bool drop,
+                                         dcomm_cuda_sight *sight, void *workspace)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
 static int dcommi_cuda_current(void)
 {
     int device = 0;
@@ -26325,6 +26373,9 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .peer_open = dcommi_cuda_peer_open,
     .peer_close = dcommi_cuda_peer_close,
     .own_add = dcommi_cuda_own_add,
+    .own_scale = dcommi_cuda_own_scale,
+    .own_look = dcommi_cuda_own_look,
+    .look_bytes = dcomm_cuda_look_workspace_bytes,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 
@@ -50266,7 +50317,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 
 /* ==== include/dcomm/impl/bucket_watch.h ==================================================== */
 /* bucket_watch.h - gradients are looked at as they become ready, for a scaler (scaler.h): what is
- * not finite goes to all ranks behind the last bucket, and nothing of it through a codec. */
+ * not finite goes to all ranks behind the last bucket (on a device: when that has its result), and
+ * nothing of it through a codec. */
 #ifndef DCOMMI_BUCKET_WATCH_H
 #define DCOMMI_BUCKET_WATCH_H
 
@@ -50322,6 +50374,7 @@ typedef struct dcommi_bkt_param {
     size_t first;  /* ... behind so many elements */
     _Atomic int mark;
     bool touched; /* has a gradient of a step that only accumulated */
+    void *look;   /* on its device, for a scaler: what kernels need that look at it */
     uint32_t order;
     double ready_at;
 } dcommi_bkt_param;
@@ -50333,6 +50386,7 @@ typedef struct dcommi_bkt_device {
     int number;
     dcommi_device_handle *handle; /* the context's */
     void *streams[DCOMMI_BKT_STREAMS];
+    unsigned char *looks; /* of all its parameters */
 } dcommi_bkt_device;
 
 /* What parameters of one bucket have in common. */
@@ -50439,9 +50493,10 @@ struct dcomm_buckets {
     /* with a scaler (bucket_watch.h) */
     bool watched, told;
     double scale;
-    uint64_t good;            /* steps in a row */
-    dcommi_bkt_sight seen;    /* by this rank in this step */
-    dcommi_bkt_sight *sights; /* [size] of all in the last step, and what this rank sends */
+    uint64_t good;         /* steps in a row */
+    dcommi_bkt_sight seen; /* by this rank in this step, in host memory; in the end everywhere */
+    dcomm_cuda_sight *seen_there; /* [nparams], pinned: of each on a device; NULL: there is none */
+    dcommi_bkt_sight *sights;     /* [size] of all in the last step, and what this rank sends */
     dcomm_request *sights_request;
     /* over steps */
     uint64_t steps, sent_steps, built_at;
@@ -51534,6 +51589,148 @@ static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
 }
 
 #endif
+/* ==== include/dcomm/impl/bucket_look.h ===================================================== */
+/* bucket_look.h - gradients on a device are looked at there, for a scaler (scaler.h): by kernels on
+ * the stream of their bucket. What they have seen lies in pinned memory, and is read when the
+ * stream has come that far. */
+#ifndef DCOMMI_BUCKET_LOOK_H
+#define DCOMMI_BUCKET_LOOK_H
+
+
+enum { DCOMMI_BKT_LOOK_ALIGN = 64 };
+
+/* Integers are finite, and a parameter without elements has nothing to look at. */
+static inline bool dcommi_bkt_sees(const dcommi_bkt_param *p)
+{
+    return p->place > 0 && p->count > 0 && p->dtype <= DCOMM_BF16 && !p->aside;
+}
+
+static size_t dcommi_bkt_look_bytes(const dcommi_bkt_param *p)
+{
+    size_t bytes = dcommi_devices->look_bytes(p->count);
+    return (bytes + DCOMMI_BKT_LOOK_ALIGN - 1) / DCOMMI_BKT_LOOK_ALIGN * DCOMMI_BKT_LOOK_ALIGN;
+}
+
+/* What kernels need that look at the parameters of device number `place - 1`. Its streams, all of
+ * which they are put on, come after the one in whose order the memory is taken. */
+static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
+{
+    dcommi_bkt_device *d = &b->devices[place - 1];
+    size_t bytes = 0, at = 0;
+    void *memory = NULL;
+    for (size_t i = 0; i < b->nparams; i++) {
+        if (b->params[i].place == place && dcommi_bkt_sees(&b->params[i])) {
+            bytes += dcommi_bkt_look_bytes(&b->params[i]);
+        }
+    }
+    if (bytes == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_devices->own_alloc(d->handle, d->streams[0], bytes, &memory));
+    dcomm_status status = DCOMM_OK;
+    for (int s = 1; s < DCOMMI_BKT_STREAMS && status >= 0; s++) {
+        status = dcommi_devices->own_after(d->number, d->streams[s], d->streams[0]);
+    }
+    if (status < 0) {
+        dcommi_devices->own_release(d->number, d->streams[0], memory);
+        return status;
+    }
+    d->looks = memory;
+    for (size_t i = 0; i < b->nparams; i++) {
+        dcommi_bkt_param *p = &b->params[i];
+        if (p->place == place && dcommi_bkt_sees(p)) {
+            p->look = d->looks + at;
+            at += dcommi_bkt_look_bytes(p);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* For as long as the buckets live. */
+static dcomm_status dcommi_bkt_open_looks(dcomm_buckets *b)
+{
+    void *memory = NULL;
+    if (b->ndevices == 0 || b->seen_there != NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_devices->pin(b->nparams * sizeof *b->seen_there, &memory));
+    b->seen_there = memory;
+    for (size_t i = 0; i < b->nparams; i++) {
+        b->seen_there[i] = (dcomm_cuda_sight){.index = UINT64_MAX};
+    }
+    dcomm_status status = DCOMM_OK;
+    for (size_t i = 0; i < b->ndevices && status >= 0; i++) {
+        status = b->devices[i].looks == NULL ? dcommi_bkt_open_looks_of(b, 1 + i) : DCOMM_OK;
+    }
+    if (status < 0) { /* a later scaler tries again */
+        dcommi_devices->unpin(memory);
+        b->seen_there = NULL;
+    }
+    return status;
+}
+
+/* Nothing looks any more: the streams were waited for. */
+static void dcommi_bkt_close_looks(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices; i++) {
+        const dcommi_bkt_device *d = &b->devices[i];
+        if (d->looks != NULL) {
+            dcommi_devices->own_release(d->number, d->streams[0], d->looks);
+        }
+    }
+    if (b->seen_there != NULL) {
+        dcommi_devices->unpin(b->seen_there);
+    }
+}
+
+/* Look at `count` elements at x, of parameter p, and multiply them. drop: they become 0 where one
+ * is not finite. */
+static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_bkt_param *p,
+                                          void *x, size_t count, double factor, bool drop)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    return dcommi_devices->own_look(k->device->number, k->stream, x, count, p->dtype, factor, drop,
+                                    &b->seen_there[p - b->params], p->look);
+}
+
+/* Whether all that was put on the devices for buckets is over; with b->lock. */
+static bool dcommi_bkt_looked(const dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->layout.n && b->ndevices > 0; i++) {
+        const dcommi_bkt *k = &b->layout.buckets[i];
+        if (k->device != NULL && !atomic_load_explicit(&k->finished, memory_order_acquire)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* What is put on the devices' streams, behind the results of a step, until it is over. */
+static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
+{
+    double until = dcommi_now() + b->comm->timeout_s;
+    for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
+        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        dcomm_status status = DCOMM_IN_PROGRESS;
+        void *event = NULL;
+        DCOMMI_TRY(
+            dcommi_devices->stream_mark(d->number, d->streams[i % DCOMMI_BKT_STREAMS], &event));
+        while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS &&
+               dcommi_now() < until) {
+            dcommi_progress_or_yield(b->comm->context);
+        }
+        dcommi_devices->stream_unmark(event);
+        if (status == DCOMM_IN_PROGRESS) {
+            status = dcommi_fail(DCOMM_ERR_TIMEOUT,
+                                 "buckets: device %d has not ended its work within %g s", d->number,
+                                 b->comm->timeout_s);
+        }
+        DCOMMI_TRY(status);
+    }
+    return DCOMM_OK;
+}
+
+#endif
 /* ==== include/dcomm/impl/scan.h ============================================================ */
 /* scan.h - looking at arrays of floats: the first element that is not finite, the sum of squares.
  */
@@ -51689,31 +51886,61 @@ static size_t dcommi_bkt_look(const dcommi_bkt_param *p, unsigned char *place)
     return bad;
 }
 
-/* Element `index` of parameter p is not finite. Its rank says so of the first that is ready. */
+/* Element `index` of parameter p is not finite. Its rank says so of the first that is ready. With
+ * b->lock. */
+static void dcommi_bkt_note(dcomm_buckets *b, const dcommi_bkt_param *p, uint64_t order,
+                            uint64_t index, double value)
+{
+    if (b->seen.found == 0 || order < b->seen.found) {
+        b->seen.found = order;
+        b->seen.param = (uint64_t)(p - b->params);
+        b->seen.index = index;
+        b->seen.value = dcommi_f64_bits(value);
+    }
+}
+
 static void dcommi_bkt_saw(dcomm_buckets *b, const dcommi_bkt_param *p, size_t index)
 {
     unsigned char *place = dcommi_bkt_place(b, p);
     uint64_t order = 1 + atomic_load_explicit(&b->marked, memory_order_relaxed);
     pthread_mutex_lock(&b->lock);
-    if (b->seen.found == 0 || order < b->seen.found) {
-        b->seen.found = order;
-        b->seen.param = (uint64_t)(p - b->params);
-        b->seen.index = index;
-        b->seen.value = dcommi_f64_bits(dcommi_scan_value(place, index, p->dtype));
-    }
+    dcommi_bkt_note(b, p, order, index, dcommi_scan_value(place, index, p->dtype));
     pthread_mutex_unlock(&b->lock);
     if (b->kinds[p->kind].codec != NULL) {
         memset(place, 0, p->bytes); /* the step will not count, but residuals remain */
     }
 }
 
-/* All buckets are started, so all gradients were looked at. With b->lock. */
+/* Bring a gradient on a device to its place, and have it looked at. */
+static dcomm_status dcommi_bkt_watch_there(const dcomm_buckets *b, const dcommi_bkt_param *p,
+                                           unsigned char *place)
+{
+    if (p->grad != place) {
+        DCOMMI_TRY(dcommi_bkt_copy(&b->layout.buckets[p->bucket], place, p->grad, p->bytes));
+    }
+    return dcommi_bkt_look_there(b, p, place, p->count, 1, b->kinds[p->kind].codec != NULL);
+}
+
+/* What was seen of this step's gradients on devices, which are all in their order. With b->lock. */
+static void dcommi_bkt_note_there(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->nparams && b->seen_there != NULL; i++) {
+        const dcomm_cuda_sight *sight = &b->seen_there[i];
+        if (sight->index != UINT64_MAX) {
+            dcommi_bkt_note(b, &b->params[i], 1 + (uint64_t)b->params[i].order, sight->index,
+                            sight->value);
+        }
+    }
+}
+
+/* All buckets are started, so all gradients in host memory were looked at. With b->lock. */
 static dcomm_status dcommi_bkt_tell(dcomm_buckets *b)
 {
-    if (!b->watched || b->told) {
+    if (!b->watched || b->told || !dcommi_bkt_looked(b)) {
         return DCOMM_OK;
     }
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    dcommi_bkt_note_there(b);
     if (b->opts.weighted && b->factor == 0) {
         b->seen.found = 0; /* it was not sent */
     }
@@ -51962,9 +52189,14 @@ static dcomm_status dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p,
     if (p->bytes == 0) {
         return DCOMM_OK;
     }
+    if (b->seen_there != NULL) {
+        b->seen_there[p - b->params] = (dcomm_cuda_sight){.index = UINT64_MAX};
+    }
     if (zero) {
         return dcommi_bkt_zero(k, place, p->bytes);
-    } else if (b->watched && !p->aside) {
+    } else if (b->watched && dcommi_bkt_sees(p)) {
+        return dcommi_bkt_watch_there(b, p, place);
+    } else if (b->watched && !p->aside && p->place == 0) {
         size_t bad = dcommi_bkt_look(p, place);
         if (bad < p->count) {
             dcommi_bkt_saw(b, p, bad);
@@ -52867,6 +53099,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
         b->loans = loan->next;
         dcommi_free(loan);
     }
+    dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);
     dcommi_free(b->kinds);
@@ -53184,14 +53417,7 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     if (status >= 0 && b->watched) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: the buckets have a scaler");
     }
-    for (size_t i = 0; i < b->nparams && status >= 0; i++) {
-        if (b->params[i].place > 0) {
-            status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                 "dcomm_scaler_create: parameter %zu, \"%s\", lies on device %d, "
-                                 "and a scaler looks at gradients in host memory alone",
-                                 i, b->params[i].name, b->devices[b->params[i].place - 1].number);
-        }
-    }
+    status = status >= 0 ? dcommi_bkt_open_looks(b) : status;
     if (status >= 0 && b->sights == NULL &&
         (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
@@ -53245,37 +53471,86 @@ static unsigned char *dcommi_scaler_part(const dcomm_buckets *b, const dcommi_bk
     return *count_p > 0 ? grad + *first_p * dcomm_dtype_size(p->dtype) : NULL;
 }
 
-/* The sum of squares of what this rank owns; 0 after the first that is not finite, which *bad is
- * then. `factor` is multiplied in where it is not 0. */
-static double dcommi_scaler_sum(const dcomm_buckets *b, double factor, dcommi_bkt_sight *bad)
+/* Look at an array in host memory; `factor` is multiplied in until something is not finite. */
+static dcomm_cuda_sight dcommi_scaler_look(unsigned char *part, size_t count, dcomm_dtype dtype,
+                                           double factor)
 {
-    double sum = 0;
+    dcomm_cuda_sight sight = {.index = UINT64_MAX};
+    size_t element = dcomm_dtype_size(dtype), block = DCOMMI_BKT_LOOK / element;
+    for (size_t at = 0; at < count && sight.index == UINT64_MAX; at += block) {
+        size_t n = count - at < block ? count - at : block;
+        unsigned char *x = part + at * element;
+        double squares = dcommi_squares(x, n, dtype);
+        size_t odd = squares <= DBL_MAX ? n : dcommi_scan(x, n, dtype);
+        sight.squares += squares;
+        if (odd < n) {
+            sight.index = at + odd;
+            sight.value = dcommi_scan_value(x, odd, dtype);
+        } else if (factor != 1) {
+            dcommi_host_scale(x, x, n, dtype, factor);
+        }
+    }
+    return sight;
+}
+
+/* What this rank owns of gradients on devices, looked at or not, multiplied with `factor`: in the
+ * order of their buckets' streams, which are waited for. */
+static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double factor)
+{
+    for (size_t i = 0; i < b->nparams && b->ndevices > 0; i++) {
+        const dcommi_bkt_param *p = &b->params[i];
+        size_t first = 0, count = 0;
+        unsigned char *part = dcommi_bkt_sees(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
+        const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+        if (part != NULL && look) {
+            DCOMMI_TRY(dcommi_bkt_look_there(b, p, part, count, factor, false));
+        } else if (part != NULL) {
+            DCOMMI_TRY(dcommi_devices->own_scale(k->device->number, k->stream, part, count,
+                                                 p->dtype, factor));
+        }
+    }
+    return b->ndevices > 0 ? dcommi_bkt_await_streams(b) : DCOMM_OK;
+}
+
+/* The sum of squares of what this rank owns; 0 after the first that is not finite, which *bad is
+ * then. `factor` is multiplied in. */
+static dcomm_status dcommi_scaler_sum(dcomm_buckets *b, double factor, double *sum_p,
+                                      dcommi_bkt_sight *bad)
+{
+    *sum_p = 0;
+    DCOMMI_TRY(dcommi_scaler_there(b, true, factor));
     for (size_t i = 0; i < b->nparams; i++) {
         const dcommi_bkt_param *p = &b->params[i];
         size_t first = 0, count = 0;
         unsigned char *part =
             dcommi_scaler_minds(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
-        size_t element = dcomm_dtype_size(p->dtype), block = DCOMMI_BKT_LOOK / element;
-        for (size_t at = 0; part != NULL && at < count; at += block) {
-            size_t n = count - at < block ? count - at : block;
-            unsigned char *x = part + at * element;
-            double squares = dcommi_squares(x, n, p->dtype);
-            size_t odd = squares <= DBL_MAX ? n : dcommi_scan(x, n, p->dtype);
-            if (odd < n) {
-                *bad = (dcommi_bkt_sight){.found = 1,
-                                          .param = i,
-                                          .index = first + at + odd,
-                                          .value =
-                                              dcommi_f64_bits(dcommi_scan_value(x, odd, p->dtype))};
-                return 0;
-            }
-            sum += squares;
-            if (factor != 0) {
-                dcommi_host_scale(x, x, n, p->dtype, factor);
-            }
+        if (part == NULL) {
+            continue;
         }
+        dcomm_cuda_sight sight =
+            p->place > 0 ? b->seen_there[i] : dcommi_scaler_look(part, count, p->dtype, factor);
+        if (sight.index != UINT64_MAX) {
+            *bad = (dcommi_bkt_sight){.found = 1,
+                                      .param = i,
+                                      .index = first + sight.index,
+                                      .value = dcommi_f64_bits(sight.value)};
+            *sum_p = 0;
+            return DCOMM_OK;
+        }
+        *sum_p += sight.squares;
     }
-    return sum;
+    return DCOMM_OK;
+}
+
+/* A device has failed: the others learn of it in their next call. */
+static dcomm_status dcommi_scaler_good(dcomm_buckets *b, dcomm_status status)
+{
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
 }
 
 /* With shards each rank has seen its own part only: *sum is of all, and *bad of the first parameter
@@ -53319,7 +53594,8 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
     dcomm_buckets *b = s->b;
     dcommi_bkt_sight bad = {0};
     bool at_once = s->opts.clip == 0 && !s->opts.leave;
-    double sum = dcommi_scaler_sum(b, at_once ? 1 / v->scale : 0, &bad);
+    double sum = 0;
+    DCOMMI_TRY(dcommi_scaler_good(b, dcommi_scaler_sum(b, at_once ? 1 / v->scale : 1, &sum, &bad)));
     if (b->opts.sharded) {
         DCOMMI_TRY(dcommi_bkt_over(b, dcommi_scaler_combine(b, &sum, &bad)));
     }
@@ -53332,16 +53608,20 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
     if (s->opts.clip > 0 && v->norm > s->opts.clip) {
         v->factor *= s->opts.clip / v->norm;
     }
-    for (size_t i = 0; i < b->nparams && !at_once && !s->opts.leave; i++) {
+    if (at_once || s->opts.leave) {
+        return DCOMM_OK;
+    }
+    for (size_t i = 0; i < b->nparams; i++) {
         const dcommi_bkt_param *p = &b->params[i];
         size_t first, count;
-        unsigned char *part =
-            dcommi_scaler_minds(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
+        unsigned char *part = dcommi_scaler_minds(p) && p->place == 0
+                                  ? dcommi_scaler_part(b, p, &first, &count)
+                                  : NULL;
         if (part != NULL) {
             dcommi_host_scale(part, part, count, p->dtype, v->factor);
         }
     }
-    return DCOMM_OK;
+    return dcommi_scaler_good(b, dcommi_scaler_there(b, false, v->factor));
 }
 
 /* The scale moves by what all ranks know. */
@@ -60673,6 +60953,177 @@ extern "C" dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const floa
 }
 
 #endif
+/* ==== kernels/cuda_look.cuh ================================================================ */
+/* cuda_look.cuh - looking at an array of floats: the first element that is not finite, the sum of
+ * squares; and unscaling it on the way. What a gradient scaler needs.
+ *
+ * Blocks leave what they have seen of tiles of one length, which one block then adds up in an order
+ * that the count alone decides. */
+#ifndef DCOMMI_CUDA_LOOK_H
+#define DCOMMI_CUDA_LOOK_H
+
+
+#define DCOMMI_CUDA_LOOK_THREADS 256u
+#define DCOMMI_CUDA_LOOK_OWN 16u /* elements of a thread */
+#define DCOMMI_CUDA_LOOK_TILE (DCOMMI_CUDA_LOOK_THREADS * DCOMMI_CUDA_LOOK_OWN)
+
+struct dcommi_cuda_seen {
+    double squares;
+    uint64_t index; /* of the first that is not finite; UINT64_MAX: none */
+};
+
+struct dcommi_cuda_look {
+    void *x;
+    uint64_t count, blocks;
+    double factor;
+    dcommi_cuda_seen *seen; /* by each block; by all, in the end, the first of them */
+    dcomm_cuda_sight *sight;
+};
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_seen_add(dcommi_cuda_seen *s, double squares, uint64_t index)
+{
+    s->squares = __dadd_rn(s->squares, squares);
+    s->index = index < s->index ? index : s->index;
+}
+
+/* What the block has seen, complete in thread 0; all threads call it. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_seen_block(dcommi_cuda_seen *s)
+{
+    __shared__ dcommi_cuda_seen room[DCOMMI_CUDA_LOOK_THREADS / 32];
+    for (unsigned far = 1; far < 32; far *= 2) {
+        const double squares = __shfl_xor_sync(0xffffffffu, s->squares, far);
+        const uint64_t index = __shfl_xor_sync(0xffffffffu, s->index, far);
+        dcommi_cuda_seen_add(s, squares, index);
+    }
+    if (threadIdx.x % 32 == 0) {
+        room[threadIdx.x / 32] = *s;
+    }
+    __syncthreads();
+    for (unsigned w = 1; threadIdx.x == 0 && w < DCOMMI_CUDA_LOOK_THREADS / 32; w++) {
+        dcommi_cuda_seen_add(s, room[w].squares, room[w].index);
+    }
+}
+
+template <class E>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
+    dcommi_cuda_look_kernel(const __grid_constant__ dcommi_cuda_look p)
+{
+    typedef typename E::stored stored;
+    stored *x = static_cast<stored *>(p.x);
+    dcommi_cuda_seen seen = {0, UINT64_MAX};
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
+#pragma unroll 4
+    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++, i += DCOMMI_CUDA_LOOK_THREADS) {
+        if (i < p.count) {
+            const typename E::acc a = E::from(dcommi_cuda_load<stored>(x + i));
+            const double v = (double)a;
+            const bool odd = (dcommi_f64_bits(v) >> 52 & 0x7ff) == 0x7ff;
+            seen.squares = __fma_rn(v, v, seen.squares);
+            seen.index = odd && i < seen.index ? i : seen.index;
+            if (p.factor != 1) {
+                dcommi_cuda_store<stored>(x + i, E::to(E::scale(a, p.factor)));
+            }
+        }
+    }
+    dcommi_cuda_seen_block(&seen);
+    if (threadIdx.x == 0) {
+        p.seen[blockIdx.x] = seen;
+    }
+}
+
+template <class E>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
+    dcommi_cuda_sight_kernel(const __grid_constant__ dcommi_cuda_look p)
+{
+    dcommi_cuda_seen seen = {0, UINT64_MAX};
+    for (uint64_t b = threadIdx.x; b < p.blocks; b += DCOMMI_CUDA_LOOK_THREADS) {
+        dcommi_cuda_seen_add(&seen, p.seen[b].squares, p.seen[b].index);
+    }
+    dcommi_cuda_seen_block(&seen);
+    if (threadIdx.x == 0) {
+        dcomm_cuda_sight sight = {seen.index, 0, seen.squares};
+        if (seen.index < p.count) {
+            sight.value = (double)E::from(static_cast<typename E::stored *>(p.x)[seen.index]);
+        }
+        *p.sight = sight;
+        if (p.blocks > 0) {
+            p.seen[0] = seen;
+        }
+    }
+}
+
+/* All of it becomes 0 if some of it is not finite. */
+template <class E>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
+    dcommi_cuda_drop_kernel(const __grid_constant__ dcommi_cuda_look p)
+{
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
+    if (p.seen[0].index == UINT64_MAX) {
+        return;
+    }
+    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++, i += DCOMMI_CUDA_LOOK_THREADS) {
+        if (i < p.count) {
+            static_cast<typename E::stored *>(p.x)[i] = typename E::stored();
+        }
+    }
+}
+
+template <class E>
+static dcomm_status dcommi_cuda_look_launch(const char *call, const dcommi_cuda_look &p, bool drop,
+                                            void *stream)
+{
+    const unsigned threads = DCOMMI_CUDA_LOOK_THREADS;
+    if (p.blocks > 0) {
+        DCOMMI_CUDA_TRY(
+            dcommi_cuda_launch(call, dcommi_cuda_look_kernel<E>, p.blocks, threads, p, stream));
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_sight_kernel<E>, 1, threads, p, stream));
+    return drop && p.blocks > 0
+               ? dcommi_cuda_launch(call, dcommi_cuda_drop_kernel<E>, p.blocks, threads, p, stream)
+               : DCOMM_OK;
+}
+
+static uint64_t dcommi_cuda_look_blocks(size_t count)
+{
+    return count / DCOMMI_CUDA_LOOK_TILE + (count % DCOMMI_CUDA_LOOK_TILE != 0 ? 1 : 0);
+}
+
+extern "C" size_t dcomm_cuda_look_workspace_bytes(size_t count)
+{
+    return (size_t)dcommi_cuda_look_blocks(count) * sizeof(dcommi_cuda_seen);
+}
+
+extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
+                                        bool drop, dcomm_cuda_sight *sight, void *workspace,
+                                        void *stream)
+{
+    const char *call = "dcomm_cuda_look";
+    const dcommi_cuda_look p = {x,
+                                count,
+                                dcommi_cuda_look_blocks(count),
+                                factor,
+                                static_cast<dcommi_cuda_seen *>(workspace),
+                                sight};
+    if ((int)dtype < 0 || dtype > DCOMM_BF16) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: dtype %d is not of floats", call,
+                                (int)dtype);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, dcomm_dtype_size(dtype)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "sight", sight, 1, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "workspace", workspace, count, 8));
+    switch ((int)dtype) {
+    case DCOMM_F64:
+        return dcommi_cuda_look_launch<dcommi_cuda_f64>(call, p, drop, stream);
+    case DCOMM_F32:
+        return dcommi_cuda_look_launch<dcommi_cuda_f32>(call, p, drop, stream);
+    case DCOMM_F16:
+        return dcommi_cuda_look_launch<dcommi_cuda_f16>(call, p, drop, stream);
+    default:
+        return dcommi_cuda_look_launch<dcommi_cuda_bf16>(call, p, drop, stream);
+    }
+}
+
+#endif
 /* ==== kernels/cuda_fp8.cuh ================================================================= */
 /* cuda_fp8.cuh - folds of operands that are wires of codec fp8, in f32, by any operator and in one
  * pass: what dcomm_cuda_reduce would make of the decoded arrays. */
@@ -61200,6 +61651,9 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_INLINE
 #undef DCOMMI_CUDA_LEDGER_BLOCKS
 #undef DCOMMI_CUDA_LEDGER_THREADS
+#undef DCOMMI_CUDA_LOOK_OWN
+#undef DCOMMI_CUDA_LOOK_THREADS
+#undef DCOMMI_CUDA_LOOK_TILE
 #undef DCOMMI_CUDA_MAP_WORDS
 #undef DCOMMI_CUDA_MATRIX_LANES
 #undef DCOMMI_CUDA_MATRIX_SIDE

@@ -54,6 +54,11 @@ static void test_arguments(void)
          DCOMM_ERR_UNSUPPORTED, "operands are more than");
     says(dcomm_cuda_scale(a.at, NULL, 4, DCOMM_F32, 2, NULL), bad, "number 0 is NULL");
     says(dcomm_cuda_add_scaled(x, 1, NULL, 4, NULL), bad, "y is NULL");
+    dcomm_cuda_sight *sight = reinterpret_cast<dcomm_cuda_sight *>(b.at);
+    says(dcomm_cuda_look(x, 4, DCOMM_I32, 1, false, sight, a.at, NULL), bad, "not of floats");
+    says(dcomm_cuda_look(x, 4, DCOMM_F32, 1, false, NULL, a.at, NULL), bad, "sight is NULL");
+    says(dcomm_cuda_look(x, 4, DCOMM_F32, 1, false, sight, NULL, NULL), bad, "workspace is NULL");
+    says(dcomm_cuda_look(a.at + 2, 4, DCOMM_F32, 1, false, sight, a.at, NULL), bad, "x is not");
     says(dcomm_cuda_encode(NULL, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL), bad, "codec");
     says(dcomm_cuda_encode(products, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL),
          DCOMM_ERR_UNSUPPORTED, "no kernels");
@@ -132,6 +137,7 @@ static void test_kernels(void)
         test_codec(spec, turn++);
     }
     test_add_scaled();
+    test_look();
     test_ledger();
     test_ledger_again();
     test_compare();

@@ -146,10 +146,11 @@ static void test_ledger_again(void)
         dcomm_codec *codec = NULL;
         fine = fine && good(dcomm_codec_create(spec, &codec), spec) && ledger_again(codec, true) &&
                (small || ledger_again(codec, false));
+        dcomm_codec_destroy(&codec);
         if (!fine) {
             trouble = std::string(spec) + ": " + trouble;
+            break;
         }
-        dcomm_codec_destroy(&codec);
     }
     ok(name);
 }

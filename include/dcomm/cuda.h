@@ -67,6 +67,24 @@ DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
+/* What dcomm_cuda_look has seen: in device memory, or in pinned memory of the host, aligned to 8.
+ */
+typedef struct dcomm_cuda_sight {
+    uint64_t index; /* of the first element that is not finite; UINT64_MAX: all are */
+    double value;   /* this element; 0 where there is none */
+    double squares; /* the sum of all elements' squares: not finite where one of them is not */
+} dcomm_cuda_sight;
+
+/* Look at x, `count` floats (f64, f32, f16, bf16): *sight is set. For gradients that may have
+ * overflowed. x[i] = factor * x[i] as dcomm_cuda_scale has it, in the same pass; of factor 1 x is
+ * only read. `squares` is of what x was, summed in f64 in an order that the count alone decides.
+ * drop: where an element is not finite, all of x becomes 0. Two launches, with drop three.
+ * workspace: dcomm_cuda_look_workspace_bytes of device memory, aligned to 8. */
+DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
+                                       bool drop, dcomm_cuda_sight *sight, void *workspace,
+                                       void *stream);
+DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
+
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
