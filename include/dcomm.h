@@ -2160,8 +2160,8 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
  * chunk, 4 * experts * chunks * size bytes to every rank, twice where opts.capacity is set.
  * Ends the step before, all of whose chunks must have been waited for.
  * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
- * token and expert; experts is NULL; a chunk of the step before is under way), those of
- * all-gather. */
+ * token and expert; experts is NULL; a chunk of the step before is under way),
+ * DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those of all-gather. */
 DCOMM_API dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens, const int32_t *experts,
                                        const float *weights);
 
@@ -2178,8 +2178,8 @@ typedef struct dcomm_moe_batch {
 
 /* Send the rows of chunk c: x has all tokens, [tokens * hidden], and is read before this returns.
  * Errors of this and all below: DCOMM_ERR_INVALID (no such chunk, not the time for it, NULL),
- * DCOMM_ERR_ABORTED (the same on another rank; the sentence says what and where), those of
- * all-to-all-v. */
+ * DCOMM_ERR_UNSUPPORTED (what is given lies in device memory), DCOMM_ERR_ABORTED (the same on
+ * another rank; the sentence says what and where), those of all-to-all-v. */
 DCOMM_API dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
 /* Wait for the rows of chunk c. batch->rows stay until the next dcomm_moe_dispatch_start of this
  * chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
@@ -53943,6 +53943,18 @@ static inline size_t dcommi_moe_chunk_rows(const dcomm_moe *m, int c)
 
 /* ---- memory ---- */
 
+/* The host moves rows and reads tables: it touches no device's memory. */
+static dcomm_status dcommi_moe_on_host(const dcomm_moe *m, const char *call, const char *what,
+                                       const void *at)
+{
+    int device = dcommi_device_locate(at);
+    return device < 0 ? DCOMM_OK
+                      : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                    "%s: rank %d has %s on device %d, and experts take host "
+                                    "memory alone",
+                                    call, m->rank, what, device);
+}
+
 static void dcommi_moe_release(dcommi_moe_memory *memory)
 {
     if (memory->registered) {
@@ -54862,6 +54874,8 @@ static dcomm_status dcommi_moe_take(dcomm_moe *m, size_t tokens, const int32_t *
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_route: experts is NULL for %zu tokens",
                            tokens);
     }
+    DCOMMI_TRY(dcommi_moe_on_host(m, "dcomm_moe_route", "experts", experts));
+    DCOMMI_TRY(dcommi_moe_on_host(m, "dcomm_moe_route", "weights", weights));
     DCOMMI_TRY(dcommi_grow((void **)&m->slots, &m->slots_room, n, sizeof *m->slots));
     DCOMMI_TRY(dcommi_grow((void **)&m->weights, &m->weights_room, n, sizeof *m->weights));
     for (size_t i = 0; i < n; i++) {
@@ -55770,10 +55784,11 @@ static dcomm_status dcommi_moe_may_start(dcomm_moe *m, dcommi_moe_pass pass, int
         return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d has %zu rows at NULL",
                            name, m->rank, c, nrows);
     }
-    return DCOMM_OK;
+    return dcommi_moe_on_host(m, name, "rows", rows);
 }
 
-static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int c, bool good)
+static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int c, bool good,
+                                        const void *to)
 {
     if (c < 0 || c >= m->opts.chunks || !dcommi_moe_op_of(m, pass, c)->started ||
         dcommi_moe_op_of(m, pass, c)->done) {
@@ -55782,7 +55797,7 @@ static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int 
                            "already",
                            dcommi_moe_pass_names[pass], m->rank, c, m->opts.chunks);
     }
-    return good ? DCOMM_OK
+    return good ? dcommi_moe_on_host(m, dcommi_moe_pass_names[pass], "results", to)
                 : dcommi_fail(DCOMM_ERR_INVALID, "%s_wait: rank %d: where to write is NULL",
                               dcommi_moe_pass_names[pass], m->rank);
 }
@@ -55810,9 +55825,9 @@ static dcomm_status dcommi_moe_start_forth(dcomm_moe *m, dcommi_moe_pass pass, i
 }
 
 static dcomm_status dcommi_moe_wait_forth(dcomm_moe *m, dcommi_moe_pass pass, int c,
-                                          dcomm_moe_batch *batch)
+                                          dcomm_moe_batch *batch, const float *dweights)
 {
-    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, batch != NULL));
+    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, batch != NULL, dweights));
     DCOMMI_TRY(dcommi_moe_finish(m, pass, c));
     unsigned char *rows = dcommi_moe_batch_at(m, pass, c);
     DCOMMI_TRY(dcommi_moe_place(m, pass, c, rows, false));
@@ -55842,7 +55857,7 @@ static dcomm_status dcommi_moe_start_back(dcomm_moe *m, dcommi_moe_pass pass, in
 
 static dcomm_status dcommi_moe_wait_back(dcomm_moe *m, dcommi_moe_pass pass, int c, void *y)
 {
-    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, y != NULL || dcommi_moe_chunk_tokens(m, c) == 0));
+    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, y != NULL || dcommi_moe_chunk_tokens(m, c) == 0, y));
     DCOMMI_TRY(dcommi_moe_finish(m, pass, c));
     dcommi_moe_stage *s = dcommi_moe_first(m);
     if (dcommi_moe_chunk_tokens(m, c) > 0) {
@@ -55871,7 +55886,7 @@ DCOMM_API dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c, dcomm_moe_ba
 {
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_dispatch_wait", m));
     dcommi_moe_enter(m);
-    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_DISPATCH, c, batch);
+    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_DISPATCH, c, batch, NULL);
     m->at_work++;
     return dcommi_moe_leave(m, status);
 }
@@ -55901,7 +55916,7 @@ DCOMM_API dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c, floa
                                                        dcomm_moe_batch *batch)
 {
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_combine_backward_wait", m));
-    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, batch);
+    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, batch, dweights);
     status = status >= 0 ? dcommi_moe_give_dots(m, c, dweights) : status;
     return dcommi_moe_leave(m, status);
 }
