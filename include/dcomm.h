@@ -561,9 +561,9 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
- * - A call launches one kernel on the stream (with a ledger, three; with sparse codecs, a few), and
- *   returns. It allocates nothing, waits for nothing, and launches the same whatever the data: it
- *   can be captured into a graph, and keeps its arguments there.
+ * - A call launches one kernel on the stream (with sparse codecs, a few; with a ledger, two more),
+ *   and returns. It allocates nothing, waits for nothing, and launches the same whatever the data:
+ *   it can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -640,6 +640,24 @@ DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst,
                                            float factor, const float *b, size_t count,
                                            dcomm_cuda_report *report, void *stream);
 
+/* What dcomm_cuda_look has seen: in device memory, or in pinned memory of the host, aligned to 8.
+ */
+typedef struct dcomm_cuda_sight {
+    uint64_t index; /* of the first element that is not finite; UINT64_MAX: all are */
+    double value;   /* this element; 0 where there is none */
+    double squares; /* the sum of all elements' squares: not finite where one of them is not */
+} dcomm_cuda_sight;
+
+/* Look at x, `count` floats (f64, f32, f16, bf16): *sight is set. For gradients that may have
+ * overflowed. x[i] = factor * x[i] as dcomm_cuda_scale has it, in the same pass; of factor 1 x is
+ * only read. `squares` is of what x was, summed in f64 in an order that the count alone decides.
+ * drop: where an element is not finite, all of x becomes 0. Two launches, with drop three.
+ * workspace: dcomm_cuda_look_workspace_bytes of device memory, aligned to 8. */
+DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
+                                       bool drop, dcomm_cuda_sight *sight, void *workspace,
+                                       void *stream);
+DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
+
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
@@ -659,12 +677,13 @@ typedef struct dcomm_cuda_ledger {
     double sums[8];
 } dcomm_cuda_ledger;
 
-/* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. Dense codecs count in the
- * pass that encodes, and one or two short launches follow; the wires of others are decoded and
- * compared. The sums are taken in an order that depends on codec and count alone, and which is not
- * the CPU's: they are the same from run to run, and differ from the CPU's by what rounding of f64
- * sums amounts to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64, to
- * be kept as that of dcomm_cuda_encode. */
+/* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. It is counted in the
+ * passes that encode, and one or two short launches follow; the wires of topk+qsgd with
+ * nonfinite=pass are decoded and compared. The sums are taken in an order that depends on codec and
+ * count alone (of sparse codecs: and on numbers and key), and which is not the CPU's: they are the
+ * same from run to run, and differ from the CPU's by what rounding of f64 sums amounts to.
+ * workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not use
+ * what an earlier call has left in it. */
 DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
                                                 const float *residual, float *next, size_t count,
                                                 const dcomm_codec_key *key, void *wire,
@@ -674,8 +693,9 @@ DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const 
 DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
 /* dcomm_ledger_compare of y with x (NULL: nothing is compared), and where next is not NULL what an
  * encoding with feedback that sent y has left. For powersgd, whose y dcomm_cuda_powersgd_product
- * gives, and for recodings, whose input nobody has: x is NULL, and y the wire decoded. Two or three
- * launches. workspace: dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+ * gives (with a residual that call sees x + residual, and no x), and for recodings, whose input
+ * nobody has: x is NULL, and y the wire decoded. Two or three launches. workspace:
+ * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
                                                  const float *y, const float *next, size_t count,
                                                  void *workspace, void *stream);
@@ -1962,6 +1982,10 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
  * under way. The sums are looked at in the pass that makes the norm. So all ranks know in the same
  * step, and whose gradient it was.
  *
+ * Gradients in device memory are looked at, unscaled and clipped there, by kernels in the order of
+ * their bucket's stream: behind what the stream of dcomm_bucket_ready held. What was found goes to
+ * all ranks when the last bucket on a device has its result.
+ *
  * The scale is halved when a step is skipped, and doubled after so many good ones, by what all
  * ranks know, so it is the same everywhere; ranks whose scales differ all the same (one has loaded
  * another state) find out in the next step.
@@ -2012,8 +2036,8 @@ typedef struct dcomm_scaler_verdict {
 
 /* Make a scaler for buckets; collective, not in a step. The buckets must outlive it, and have one
  * at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler
- * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_UNSUPPORTED (a gradient is in device
- * memory), DCOMM_ERR_NO_MEMORY. */
+ * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device
+ * has no memory, or fails). */
 DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
                                            dcomm_scaler **s_p);
 /* Destroy it and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
@@ -2027,8 +2051,10 @@ DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
  * alone. What error feedback has sent in a step that is skipped is taken back (not with its
  * in_place). Collective with opts.sharded, where it exchanges 48 bytes a rank; else this rank's own
  * affair, with the same outcome on all. Costs one pass over the gradients, two where they are
- * clipped. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of
- * all-gather. */
+ * clipped. Returns when gradients on devices are what they are to be, too: nothing of the caller's
+ * may be under way for them. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the
+ * last call), those of all-gather, DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the others
+ * have DCOMM_ERR_ABORTED in their next call). */
 DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *verdict);
 
 typedef struct dcomm_scaler_info {
@@ -2157,8 +2183,8 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
  * chunk, 4 * experts * chunks * size bytes to every rank, twice where opts.capacity is set.
  * Ends the step before, all of whose chunks must have been waited for.
  * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
- * token and expert; experts is NULL; a chunk of the step before is under way), those of
- * all-gather. */
+ * token and expert; experts is NULL; a chunk of the step before is under way),
+ * DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those of all-gather. */
 DCOMM_API dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens, const int32_t *experts,
                                        const float *weights);
 
@@ -2175,8 +2201,8 @@ typedef struct dcomm_moe_batch {
 
 /* Send the rows of chunk c: x has all tokens, [tokens * hidden], and is read before this returns.
  * Errors of this and all below: DCOMM_ERR_INVALID (no such chunk, not the time for it, NULL),
- * DCOMM_ERR_ABORTED (the same on another rank; the sentence says what and where), those of
- * all-to-all-v. */
+ * DCOMM_ERR_UNSUPPORTED (what is given lies in device memory), DCOMM_ERR_ABORTED (the same on
+ * another rank; the sentence says what and where), those of all-to-all-v. */
 DCOMM_API dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
 /* Wait for the rows of chunk c. batch->rows stay until the next dcomm_moe_dispatch_start of this
  * chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
@@ -13485,9 +13511,9 @@ typedef struct dcommi_device_calls {
     void (*leave)(int device, int before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
-     * what is put on it from now on waits for what the other stream holds now. add:
-     * dcomm_cuda_add_scaled; feedback: dcomm_cuda_feedback. A handle without a pool has its memory
-     * of the device's usual one, which outlives contexts. */
+     * what is put on it from now on waits for what the other stream holds now. add, feedback,
+     * scale, look: dcomm_cuda_add_scaled, _feedback, _scale, _look. A handle without a pool has its
+     * memory of the device's usual one, which outlives contexts. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
     dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
@@ -13509,6 +13535,11 @@ typedef struct dcommi_device_calls {
     dcomm_status (*own_feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,
                                  const void *a, float factor, const float *b, size_t count,
                                  dcomm_cuda_report *report);
+    dcomm_status (*own_scale)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                              double factor);
+    dcomm_status (*own_look)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                             double factor, bool drop, dcomm_cuda_sight *sight, void *workspace);
+    size_t (*look_bytes)(size_t count); /* of its workspace */
 } dcommi_device_calls;
 
 #endif
@@ -26358,6 +26389,25 @@ static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cud
     return status;
 }
 
+static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
+                                          dcomm_dtype dtype, double factor)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_scale(x, x, count, dtype, factor, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size_t count,
+                                         dcomm_dtype dtype, double factor, bool drop,
+                                         dcomm_cuda_sight *sight, void *workspace)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
 static int dcommi_cuda_current(void)
 {
     int device = 0;
@@ -26401,6 +26451,9 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .peer_close = dcommi_cuda_peer_close,
     .own_add = dcommi_cuda_own_add,
     .own_feedback = dcommi_cuda_own_feedback,
+    .own_scale = dcommi_cuda_own_scale,
+    .own_look = dcommi_cuda_own_look,
+    .look_bytes = dcomm_cuda_look_workspace_bytes,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 
@@ -50641,7 +50694,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 
 /* ==== include/dcomm/impl/bucket_watch.h ==================================================== */
 /* bucket_watch.h - gradients are looked at as they become ready, for a scaler (scaler.h): what is
- * not finite goes to all ranks behind the last bucket, and nothing of it through a codec. */
+ * not finite goes to all ranks behind the last bucket (on a device: when that has its result), and
+ * nothing of it through a codec. */
 #ifndef DCOMMI_BUCKET_WATCH_H
 #define DCOMMI_BUCKET_WATCH_H
 
@@ -50697,6 +50751,7 @@ typedef struct dcommi_bkt_param {
     size_t first;  /* ... behind so many elements */
     _Atomic int mark;
     bool touched; /* has a gradient of a step that only accumulated */
+    void *look;   /* on its device, for a scaler: what kernels need that look at it */
     uint32_t order;
     double ready_at;
 } dcommi_bkt_param;
@@ -50708,6 +50763,7 @@ typedef struct dcommi_bkt_device {
     int number;
     dcommi_device_handle *handle; /* the context's */
     void *streams[DCOMMI_BKT_STREAMS];
+    unsigned char *looks; /* of all its parameters */
 } dcommi_bkt_device;
 
 /* What parameters of one bucket have in common. */
@@ -50814,9 +50870,10 @@ struct dcomm_buckets {
     /* with a scaler (bucket_watch.h) */
     bool watched, told;
     double scale;
-    uint64_t good;            /* steps in a row */
-    dcommi_bkt_sight seen;    /* by this rank in this step */
-    dcommi_bkt_sight *sights; /* [size] of all in the last step, and what this rank sends */
+    uint64_t good;         /* steps in a row */
+    dcommi_bkt_sight seen; /* by this rank in this step, in host memory; in the end everywhere */
+    dcomm_cuda_sight *seen_there; /* [nparams], pinned: of each on a device; NULL: there is none */
+    dcommi_bkt_sight *sights;     /* [size] of all in the last step, and what this rank sends */
     dcomm_request *sights_request;
     /* over steps */
     uint64_t steps, sent_steps, built_at;
@@ -51906,6 +51963,148 @@ static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
 }
 
 #endif
+/* ==== include/dcomm/impl/bucket_look.h ===================================================== */
+/* bucket_look.h - gradients on a device are looked at there, for a scaler (scaler.h): by kernels on
+ * the stream of their bucket. What they have seen lies in pinned memory, and is read when the
+ * stream has come that far. */
+#ifndef DCOMMI_BUCKET_LOOK_H
+#define DCOMMI_BUCKET_LOOK_H
+
+
+enum { DCOMMI_BKT_LOOK_ALIGN = 64 };
+
+/* Integers are finite, and a parameter without elements has nothing to look at. */
+static inline bool dcommi_bkt_sees(const dcommi_bkt_param *p)
+{
+    return p->place > 0 && p->count > 0 && p->dtype <= DCOMM_BF16 && !p->aside;
+}
+
+static size_t dcommi_bkt_look_bytes(const dcommi_bkt_param *p)
+{
+    size_t bytes = dcommi_devices->look_bytes(p->count);
+    return (bytes + DCOMMI_BKT_LOOK_ALIGN - 1) / DCOMMI_BKT_LOOK_ALIGN * DCOMMI_BKT_LOOK_ALIGN;
+}
+
+/* What kernels need that look at the parameters of device number `place - 1`. Its streams, all of
+ * which they are put on, come after the one in whose order the memory is taken. */
+static dcomm_status dcommi_bkt_open_looks_of(dcomm_buckets *b, size_t place)
+{
+    dcommi_bkt_device *d = &b->devices[place - 1];
+    size_t bytes = 0, at = 0;
+    void *memory = NULL;
+    for (size_t i = 0; i < b->nparams; i++) {
+        if (b->params[i].place == place && dcommi_bkt_sees(&b->params[i])) {
+            bytes += dcommi_bkt_look_bytes(&b->params[i]);
+        }
+    }
+    if (bytes == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_devices->own_alloc(d->handle, d->streams[0], bytes, &memory));
+    dcomm_status status = DCOMM_OK;
+    for (int s = 1; s < DCOMMI_BKT_STREAMS && status >= 0; s++) {
+        status = dcommi_devices->own_after(d->number, d->streams[s], d->streams[0]);
+    }
+    if (status < 0) {
+        dcommi_devices->own_release(d->number, d->streams[0], memory);
+        return status;
+    }
+    d->looks = memory;
+    for (size_t i = 0; i < b->nparams; i++) {
+        dcommi_bkt_param *p = &b->params[i];
+        if (p->place == place && dcommi_bkt_sees(p)) {
+            p->look = d->looks + at;
+            at += dcommi_bkt_look_bytes(p);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* For as long as the buckets live. */
+static dcomm_status dcommi_bkt_open_looks(dcomm_buckets *b)
+{
+    void *memory = NULL;
+    if (b->ndevices == 0 || b->seen_there != NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_devices->pin(b->nparams * sizeof *b->seen_there, &memory));
+    b->seen_there = memory;
+    for (size_t i = 0; i < b->nparams; i++) {
+        b->seen_there[i] = (dcomm_cuda_sight){.index = UINT64_MAX};
+    }
+    dcomm_status status = DCOMM_OK;
+    for (size_t i = 0; i < b->ndevices && status >= 0; i++) {
+        status = b->devices[i].looks == NULL ? dcommi_bkt_open_looks_of(b, 1 + i) : DCOMM_OK;
+    }
+    if (status < 0) { /* a later scaler tries again */
+        dcommi_devices->unpin(memory);
+        b->seen_there = NULL;
+    }
+    return status;
+}
+
+/* Nothing looks any more: the streams were waited for. */
+static void dcommi_bkt_close_looks(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices; i++) {
+        const dcommi_bkt_device *d = &b->devices[i];
+        if (d->looks != NULL) {
+            dcommi_devices->own_release(d->number, d->streams[0], d->looks);
+        }
+    }
+    if (b->seen_there != NULL) {
+        dcommi_devices->unpin(b->seen_there);
+    }
+}
+
+/* Look at `count` elements at x, of parameter p, and multiply them. drop: they become 0 where one
+ * is not finite. */
+static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_bkt_param *p,
+                                          void *x, size_t count, double factor, bool drop)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    return dcommi_devices->own_look(k->device->number, k->stream, x, count, p->dtype, factor, drop,
+                                    &b->seen_there[p - b->params], p->look);
+}
+
+/* Whether all that was put on the devices for buckets is over; with b->lock. */
+static bool dcommi_bkt_looked(const dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->layout.n && b->ndevices > 0; i++) {
+        const dcommi_bkt *k = &b->layout.buckets[i];
+        if (k->device != NULL && !atomic_load_explicit(&k->finished, memory_order_acquire)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* What is put on the devices' streams, behind the results of a step, until it is over. */
+static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
+{
+    double until = dcommi_now() + b->comm->timeout_s;
+    for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
+        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        dcomm_status status = DCOMM_IN_PROGRESS;
+        void *event = NULL;
+        DCOMMI_TRY(
+            dcommi_devices->stream_mark(d->number, d->streams[i % DCOMMI_BKT_STREAMS], &event));
+        while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS &&
+               dcommi_now() < until) {
+            dcommi_progress_or_yield(b->comm->context);
+        }
+        dcommi_devices->stream_unmark(event);
+        if (status == DCOMM_IN_PROGRESS) {
+            status = dcommi_fail(DCOMM_ERR_TIMEOUT,
+                                 "buckets: device %d has not ended its work within %g s", d->number,
+                                 b->comm->timeout_s);
+        }
+        DCOMMI_TRY(status);
+    }
+    return DCOMM_OK;
+}
+
+#endif
 /* ==== include/dcomm/impl/scan.h ============================================================ */
 /* scan.h - looking at arrays of floats: the first element that is not finite, the sum of squares.
  */
@@ -52061,31 +52260,61 @@ static size_t dcommi_bkt_look(const dcommi_bkt_param *p, unsigned char *place)
     return bad;
 }
 
-/* Element `index` of parameter p is not finite. Its rank says so of the first that is ready. */
+/* Element `index` of parameter p is not finite. Its rank says so of the first that is ready. With
+ * b->lock. */
+static void dcommi_bkt_note(dcomm_buckets *b, const dcommi_bkt_param *p, uint64_t order,
+                            uint64_t index, double value)
+{
+    if (b->seen.found == 0 || order < b->seen.found) {
+        b->seen.found = order;
+        b->seen.param = (uint64_t)(p - b->params);
+        b->seen.index = index;
+        b->seen.value = dcommi_f64_bits(value);
+    }
+}
+
 static void dcommi_bkt_saw(dcomm_buckets *b, const dcommi_bkt_param *p, size_t index)
 {
     unsigned char *place = dcommi_bkt_place(b, p);
     uint64_t order = 1 + atomic_load_explicit(&b->marked, memory_order_relaxed);
     pthread_mutex_lock(&b->lock);
-    if (b->seen.found == 0 || order < b->seen.found) {
-        b->seen.found = order;
-        b->seen.param = (uint64_t)(p - b->params);
-        b->seen.index = index;
-        b->seen.value = dcommi_f64_bits(dcommi_scan_value(place, index, p->dtype));
-    }
+    dcommi_bkt_note(b, p, order, index, dcommi_scan_value(place, index, p->dtype));
     pthread_mutex_unlock(&b->lock);
     if (b->kinds[p->kind].codec != NULL) {
         memset(place, 0, p->bytes); /* the step will not count, but residuals remain */
     }
 }
 
-/* All buckets are started, so all gradients were looked at. With b->lock. */
+/* Bring a gradient on a device to its place, and have it looked at. */
+static dcomm_status dcommi_bkt_watch_there(const dcomm_buckets *b, const dcommi_bkt_param *p,
+                                           unsigned char *place)
+{
+    if (p->grad != place) {
+        DCOMMI_TRY(dcommi_bkt_copy(&b->layout.buckets[p->bucket], place, p->grad, p->bytes));
+    }
+    return dcommi_bkt_look_there(b, p, place, p->count, 1, b->kinds[p->kind].codec != NULL);
+}
+
+/* What was seen of this step's gradients on devices, which are all in their order. With b->lock. */
+static void dcommi_bkt_note_there(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->nparams && b->seen_there != NULL; i++) {
+        const dcomm_cuda_sight *sight = &b->seen_there[i];
+        if (sight->index != UINT64_MAX) {
+            dcommi_bkt_note(b, &b->params[i], 1 + (uint64_t)b->params[i].order, sight->index,
+                            sight->value);
+        }
+    }
+}
+
+/* All buckets are started, so all gradients in host memory were looked at. With b->lock. */
 static dcomm_status dcommi_bkt_tell(dcomm_buckets *b)
 {
-    if (!b->watched || b->told) {
+    if (!b->watched || b->told || !dcommi_bkt_looked(b)) {
         return DCOMM_OK;
     }
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    dcommi_bkt_note_there(b);
     if (b->opts.weighted && b->factor == 0) {
         b->seen.found = 0; /* it was not sent */
     }
@@ -52334,9 +52563,14 @@ static dcomm_status dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p,
     if (p->bytes == 0) {
         return DCOMM_OK;
     }
+    if (b->seen_there != NULL) {
+        b->seen_there[p - b->params] = (dcomm_cuda_sight){.index = UINT64_MAX};
+    }
     if (zero) {
         return dcommi_bkt_zero(k, place, p->bytes);
-    } else if (b->watched && !p->aside) {
+    } else if (b->watched && dcommi_bkt_sees(p)) {
+        return dcommi_bkt_watch_there(b, p, place);
+    } else if (b->watched && !p->aside && p->place == 0) {
         size_t bad = dcommi_bkt_look(p, place);
         if (bad < p->count) {
             dcommi_bkt_saw(b, p, bad);
@@ -53239,6 +53473,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
         b->loans = loan->next;
         dcommi_free(loan);
     }
+    dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);
     dcommi_free(b->kinds);
@@ -53556,14 +53791,7 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     if (status >= 0 && b->watched) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: the buckets have a scaler");
     }
-    for (size_t i = 0; i < b->nparams && status >= 0; i++) {
-        if (b->params[i].place > 0) {
-            status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                 "dcomm_scaler_create: parameter %zu, \"%s\", lies on device %d, "
-                                 "and a scaler looks at gradients in host memory alone",
-                                 i, b->params[i].name, b->devices[b->params[i].place - 1].number);
-        }
-    }
+    status = status >= 0 ? dcommi_bkt_open_looks(b) : status;
     if (status >= 0 && b->sights == NULL &&
         (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
@@ -53617,37 +53845,86 @@ static unsigned char *dcommi_scaler_part(const dcomm_buckets *b, const dcommi_bk
     return *count_p > 0 ? grad + *first_p * dcomm_dtype_size(p->dtype) : NULL;
 }
 
-/* The sum of squares of what this rank owns; 0 after the first that is not finite, which *bad is
- * then. `factor` is multiplied in where it is not 0. */
-static double dcommi_scaler_sum(const dcomm_buckets *b, double factor, dcommi_bkt_sight *bad)
+/* Look at an array in host memory; `factor` is multiplied in until something is not finite. */
+static dcomm_cuda_sight dcommi_scaler_look(unsigned char *part, size_t count, dcomm_dtype dtype,
+                                           double factor)
 {
-    double sum = 0;
+    dcomm_cuda_sight sight = {.index = UINT64_MAX};
+    size_t element = dcomm_dtype_size(dtype), block = DCOMMI_BKT_LOOK / element;
+    for (size_t at = 0; at < count && sight.index == UINT64_MAX; at += block) {
+        size_t n = count - at < block ? count - at : block;
+        unsigned char *x = part + at * element;
+        double squares = dcommi_squares(x, n, dtype);
+        size_t odd = squares <= DBL_MAX ? n : dcommi_scan(x, n, dtype);
+        sight.squares += squares;
+        if (odd < n) {
+            sight.index = at + odd;
+            sight.value = dcommi_scan_value(x, odd, dtype);
+        } else if (factor != 1) {
+            dcommi_host_scale(x, x, n, dtype, factor);
+        }
+    }
+    return sight;
+}
+
+/* What this rank owns of gradients on devices, looked at or not, multiplied with `factor`: in the
+ * order of their buckets' streams, which are waited for. */
+static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double factor)
+{
+    for (size_t i = 0; i < b->nparams && b->ndevices > 0; i++) {
+        const dcommi_bkt_param *p = &b->params[i];
+        size_t first = 0, count = 0;
+        unsigned char *part = dcommi_bkt_sees(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
+        const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+        if (part != NULL && look) {
+            DCOMMI_TRY(dcommi_bkt_look_there(b, p, part, count, factor, false));
+        } else if (part != NULL) {
+            DCOMMI_TRY(dcommi_devices->own_scale(k->device->number, k->stream, part, count,
+                                                 p->dtype, factor));
+        }
+    }
+    return b->ndevices > 0 ? dcommi_bkt_await_streams(b) : DCOMM_OK;
+}
+
+/* The sum of squares of what this rank owns; 0 after the first that is not finite, which *bad is
+ * then. `factor` is multiplied in. */
+static dcomm_status dcommi_scaler_sum(dcomm_buckets *b, double factor, double *sum_p,
+                                      dcommi_bkt_sight *bad)
+{
+    *sum_p = 0;
+    DCOMMI_TRY(dcommi_scaler_there(b, true, factor));
     for (size_t i = 0; i < b->nparams; i++) {
         const dcommi_bkt_param *p = &b->params[i];
         size_t first = 0, count = 0;
         unsigned char *part =
             dcommi_scaler_minds(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
-        size_t element = dcomm_dtype_size(p->dtype), block = DCOMMI_BKT_LOOK / element;
-        for (size_t at = 0; part != NULL && at < count; at += block) {
-            size_t n = count - at < block ? count - at : block;
-            unsigned char *x = part + at * element;
-            double squares = dcommi_squares(x, n, p->dtype);
-            size_t odd = squares <= DBL_MAX ? n : dcommi_scan(x, n, p->dtype);
-            if (odd < n) {
-                *bad = (dcommi_bkt_sight){.found = 1,
-                                          .param = i,
-                                          .index = first + at + odd,
-                                          .value =
-                                              dcommi_f64_bits(dcommi_scan_value(x, odd, p->dtype))};
-                return 0;
-            }
-            sum += squares;
-            if (factor != 0) {
-                dcommi_host_scale(x, x, n, p->dtype, factor);
-            }
+        if (part == NULL) {
+            continue;
         }
+        dcomm_cuda_sight sight =
+            p->place > 0 ? b->seen_there[i] : dcommi_scaler_look(part, count, p->dtype, factor);
+        if (sight.index != UINT64_MAX) {
+            *bad = (dcommi_bkt_sight){.found = 1,
+                                      .param = i,
+                                      .index = first + sight.index,
+                                      .value = dcommi_f64_bits(sight.value)};
+            *sum_p = 0;
+            return DCOMM_OK;
+        }
+        *sum_p += sight.squares;
     }
-    return sum;
+    return DCOMM_OK;
+}
+
+/* A device has failed: the others learn of it in their next call. */
+static dcomm_status dcommi_scaler_good(dcomm_buckets *b, dcomm_status status)
+{
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
 }
 
 /* With shards each rank has seen its own part only: *sum is of all, and *bad of the first parameter
@@ -53691,7 +53968,8 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
     dcomm_buckets *b = s->b;
     dcommi_bkt_sight bad = {0};
     bool at_once = s->opts.clip == 0 && !s->opts.leave;
-    double sum = dcommi_scaler_sum(b, at_once ? 1 / v->scale : 0, &bad);
+    double sum = 0;
+    DCOMMI_TRY(dcommi_scaler_good(b, dcommi_scaler_sum(b, at_once ? 1 / v->scale : 1, &sum, &bad)));
     if (b->opts.sharded) {
         DCOMMI_TRY(dcommi_bkt_over(b, dcommi_scaler_combine(b, &sum, &bad)));
     }
@@ -53704,16 +53982,20 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
     if (s->opts.clip > 0 && v->norm > s->opts.clip) {
         v->factor *= s->opts.clip / v->norm;
     }
-    for (size_t i = 0; i < b->nparams && !at_once && !s->opts.leave; i++) {
+    if (at_once || s->opts.leave) {
+        return DCOMM_OK;
+    }
+    for (size_t i = 0; i < b->nparams; i++) {
         const dcommi_bkt_param *p = &b->params[i];
         size_t first, count;
-        unsigned char *part =
-            dcommi_scaler_minds(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
+        unsigned char *part = dcommi_scaler_minds(p) && p->place == 0
+                                  ? dcommi_scaler_part(b, p, &first, &count)
+                                  : NULL;
         if (part != NULL) {
             dcommi_host_scale(part, part, count, p->dtype, v->factor);
         }
     }
-    return DCOMM_OK;
+    return dcommi_scaler_good(b, dcommi_scaler_there(b, false, v->factor));
 }
 
 /* The scale moves by what all ranks know. */
@@ -54034,6 +54316,18 @@ static inline size_t dcommi_moe_chunk_rows(const dcomm_moe *m, int c)
 }
 
 /* ---- memory ---- */
+
+/* The host moves rows and reads tables: it touches no device's memory. */
+static dcomm_status dcommi_moe_on_host(const dcomm_moe *m, const char *call, const char *what,
+                                       const void *at)
+{
+    int device = dcommi_device_locate(at);
+    return device < 0 ? DCOMM_OK
+                      : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                    "%s: rank %d has %s on device %d, and experts take host "
+                                    "memory alone",
+                                    call, m->rank, what, device);
+}
 
 static void dcommi_moe_release(dcommi_moe_memory *memory)
 {
@@ -54954,6 +55248,8 @@ static dcomm_status dcommi_moe_take(dcomm_moe *m, size_t tokens, const int32_t *
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_route: experts is NULL for %zu tokens",
                            tokens);
     }
+    DCOMMI_TRY(dcommi_moe_on_host(m, "dcomm_moe_route", "experts", experts));
+    DCOMMI_TRY(dcommi_moe_on_host(m, "dcomm_moe_route", "weights", weights));
     DCOMMI_TRY(dcommi_grow((void **)&m->slots, &m->slots_room, n, sizeof *m->slots));
     DCOMMI_TRY(dcommi_grow((void **)&m->weights, &m->weights_room, n, sizeof *m->weights));
     for (size_t i = 0; i < n; i++) {
@@ -55862,10 +56158,11 @@ static dcomm_status dcommi_moe_may_start(dcomm_moe *m, dcommi_moe_pass pass, int
         return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d has %zu rows at NULL",
                            name, m->rank, c, nrows);
     }
-    return DCOMM_OK;
+    return dcommi_moe_on_host(m, name, "rows", rows);
 }
 
-static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int c, bool good)
+static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int c, bool good,
+                                        const void *to)
 {
     if (c < 0 || c >= m->opts.chunks || !dcommi_moe_op_of(m, pass, c)->started ||
         dcommi_moe_op_of(m, pass, c)->done) {
@@ -55874,7 +56171,7 @@ static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int 
                            "already",
                            dcommi_moe_pass_names[pass], m->rank, c, m->opts.chunks);
     }
-    return good ? DCOMM_OK
+    return good ? dcommi_moe_on_host(m, dcommi_moe_pass_names[pass], "results", to)
                 : dcommi_fail(DCOMM_ERR_INVALID, "%s_wait: rank %d: where to write is NULL",
                               dcommi_moe_pass_names[pass], m->rank);
 }
@@ -55902,9 +56199,9 @@ static dcomm_status dcommi_moe_start_forth(dcomm_moe *m, dcommi_moe_pass pass, i
 }
 
 static dcomm_status dcommi_moe_wait_forth(dcomm_moe *m, dcommi_moe_pass pass, int c,
-                                          dcomm_moe_batch *batch)
+                                          dcomm_moe_batch *batch, const float *dweights)
 {
-    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, batch != NULL));
+    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, batch != NULL, dweights));
     DCOMMI_TRY(dcommi_moe_finish(m, pass, c));
     unsigned char *rows = dcommi_moe_batch_at(m, pass, c);
     DCOMMI_TRY(dcommi_moe_place(m, pass, c, rows, false));
@@ -55934,7 +56231,7 @@ static dcomm_status dcommi_moe_start_back(dcomm_moe *m, dcommi_moe_pass pass, in
 
 static dcomm_status dcommi_moe_wait_back(dcomm_moe *m, dcommi_moe_pass pass, int c, void *y)
 {
-    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, y != NULL || dcommi_moe_chunk_tokens(m, c) == 0));
+    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, y != NULL || dcommi_moe_chunk_tokens(m, c) == 0, y));
     DCOMMI_TRY(dcommi_moe_finish(m, pass, c));
     dcommi_moe_stage *s = dcommi_moe_first(m);
     if (dcommi_moe_chunk_tokens(m, c) > 0) {
@@ -55963,7 +56260,7 @@ DCOMM_API dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c, dcomm_moe_ba
 {
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_dispatch_wait", m));
     dcommi_moe_enter(m);
-    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_DISPATCH, c, batch);
+    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_DISPATCH, c, batch, NULL);
     m->at_work++;
     return dcommi_moe_leave(m, status);
 }
@@ -55993,7 +56290,7 @@ DCOMM_API dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c, floa
                                                        dcomm_moe_batch *batch)
 {
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_combine_backward_wait", m));
-    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, batch);
+    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, batch, dweights);
     status = status >= 0 ? dcommi_moe_give_dots(m, c, dweights) : status;
     return dcommi_moe_leave(m, status);
 }
@@ -58742,7 +59039,8 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
 /* ==== kernels/cuda_randk.cuh =============================================================== */
 /* cuda_randk.cuh - randk: one pass over the input, and a thread for each part that takes or brings
  * its element. With nonfinite=pass, a pass before that finds the parts that are sent as NaN and
- * whose residuals stay. */
+ * whose residuals stay. A ledger counts what is not sent in the pass over the input, and the rest
+ * as it is taken. */
 #ifndef DCOMMI_CUDA_RANDK_H
 #define DCOMMI_CUDA_RANDK_H
 
@@ -58765,6 +59063,7 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
  * - digit, three times: the k-th magnitude of the candidates, by digits.
  * - count: how many of each tile are sent, and so where they go.
  * - emit: the wire.
+ * A ledger counts what is below the threshold as it is scanned, and candidates as they are emitted.
  * Where the threshold has misled, so that there are too few candidates or more than there is room
  * for, digit, count and emit read all elements instead: that costs time, never exactness.
  *
@@ -58813,12 +59112,14 @@ struct dcommi_cuda_topk {
     bool exact, pass, vectors;    /* vectors: arrays are aligned to 16 */
     bool first;                   /* digit: of a choice */
     dcommi_cuda_topk_state *state;
-    uint32_t *hist;         /* BINS, zero between launches */
-    uint2 *tile;            /* x: where its candidates begin, y: how many they are */
-    uint2 *found;           /* of a tile: above the k-th magnitude, and equal to it */
-    uint2 *group;           /* likewise of all groups before this one */
-    uint32_t *bits, *index; /* of candidates */
-    uint32_t *value, *at;   /* of what is sent, where values are coded; else NULL */
+    uint32_t *hist;             /* BINS, zero between launches */
+    uint2 *tile;                /* x: where its candidates begin, y: how many they are */
+    uint2 *found;               /* of a tile: above the k-th magnitude, and equal to it */
+    uint2 *group;               /* likewise of all groups before this one */
+    uint32_t *bits, *index;     /* of candidates */
+    uint32_t *value, *at;       /* of what is sent, where values are coded; else NULL */
+    dcommi_cuda_tally *tally;   /* of each group, where there is a ledger */
+    dcommi_cuda_tally *scanned; /* likewise of each tile: of elements below the threshold */
 };
 
 /* ---- warps and blocks ---- */
@@ -59012,7 +59313,9 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_sample(const dcommi_cuda_topk &p, u
     return dcommi_f32_bits(sum) & DCOMMI_CUDA_ABS;
 }
 
-/* One block: the state, and a threshold that a sample suggests where the last call left none. */
+/* One block: the state, and a threshold that a sample suggests where the last call left none. A
+ * ledger's sums are taken in an order that depends on the threshold: so that they are the same in
+ * every run, they take none from another call. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     dcommi_cuda_topk_begin_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -59020,7 +59323,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     __shared__ dcommi_cuda_picked picked;
     dcommi_cuda_topk_state *s = p.state;
     const bool known = s->known == DCOMMI_CUDA_TOPK_MAGIC && s->count == p.count &&
-                       s->wanted == p.wanted && p.exact;
+                       s->wanted == p.wanted && p.exact && p.tally == NULL;
     __syncthreads(); /* all have read what is set below */
     uint32_t low = 0, need = p.rank;
     if (p.exact && p.rank > 0 && !known) {
@@ -59166,8 +59469,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_topk_decide(const dcommi_cuda_topk &p, uint3
 }
 
 /* ADDS: there is a residual. */
-template <bool ADDS>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
+template <bool ADDS, bool LEDGER>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ? 1 : 2)
     dcommi_cuda_topk_scan_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
     __shared__ uint32_t room[DCOMMI_CUDA_TOPK_SCAN_THREADS / DCOMMI_CUDA_WARP];
@@ -59182,6 +59485,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
                                                                    : DCOMMI_CUDA_INF;
     float v[DCOMMI_CUDA_TOPK_OWN], r[DCOMMI_CUDA_TOPK_OWN];
     dcommi_cuda_found found = {};
+    dcommi_cuda_tally tally = {};
     uint32_t mask = 0, counts = 0; /* counts: of a row, in eight bits */
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
@@ -59201,12 +59505,16 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
         for (uint32_t c = 0; c < 4; c++) {
             float *e = &v[4 * k + c], *rest = &r[4 * k + c];
             if (c < left) {
+                const float x = *e;
                 const uint32_t b =
-                    dcommi_cuda_topk_take<ADDS>(p, *e, *rest, (uint32_t)at + c, &found);
+                    dcommi_cuda_topk_take<ADDS>(p, x, *rest, (uint32_t)at + c, &found);
                 const bool candidate = (b & DCOMMI_CUDA_ABS) >= threshold;
                 row |= (candidate ? 1u : 0u) << c;
                 *e = dcommi_f32_from_bits(b);
                 *rest = dcommi_cuda_odd(b) ? *rest : candidate ? 0 : *e;
+                if (LEDGER && !candidate) {
+                    dcommi_cuda_tally_one(&tally, x, 0, ADDS, ADDS ? *rest : 0);
+                }
             }
         }
         if (ADDS) {
@@ -59217,6 +59525,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
         dcommi_cuda_report_add(p.report, found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.scanned[blockIdx.x] = tally;
+        }
     }
     /* At most 128 in a row of a warp: the sums of four rows do not meet. */
     const uint32_t upto = dcommi_cuda_warp_prefix(counts), before = upto - counts;
@@ -59273,6 +59587,8 @@ struct dcommi_cuda_randk {
     float *next; /* of a decoding: what is written */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each tile, where there is a ledger; then of blocks that take */
+    uint64_t tiles;
     uint32_t count, kept;
     uint64_t seed;
     dcommi_rng rng;
@@ -59299,8 +59615,40 @@ DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_randk_index(const dcommi_rng &rng, uint6
 
 /* ---- encoding ---- */
 
+/* Which elements of this block's tile are sent: a bit each. All its threads call this. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_randk_sent(const dcommi_cuda_randk &p, uint32_t *sent)
+{
+    const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_RANDK_TILE;
+    const uint64_t left = p.count - first;
+    const uint32_t n = left < DCOMMI_CUDA_RANDK_TILE ? (uint32_t)left : DCOMMI_CUDA_RANDK_TILE;
+    const uint64_t last = dcommi_randk_part(p.count, p.kept, first + n - 1);
+    for (uint32_t i = threadIdx.x; i < DCOMMI_CUDA_RANDK_TILE / 32; i += blockDim.x) {
+        sent[i] = 0;
+    }
+    __syncthreads();
+    for (uint64_t part = dcommi_randk_part(p.count, p.kept, first) + threadIdx.x; part <= last;
+         part += blockDim.x) {
+        const uint64_t at =
+            dcommi_cuda_randk_index(p.rng, part, dcommi_randk_begin(p.count, p.kept, part),
+                                    dcommi_randk_begin(p.count, p.kept, part + 1));
+        if (at >= first && at - first < n) { /* parts at its ends may send one of another tile */
+            atomicOr(&sent[(at - first) / 32], 1u << (at - first) % 32);
+        }
+    }
+    __syncthreads();
+}
+
+/* Whether element i arrives as 0: it is not sent, and its part not as NaN. */
+DCOMMI_CUDA_INLINE bool dcommi_cuda_randk_stays(const dcommi_cuda_randk &p, const uint32_t *sent,
+                                                uint64_t i, bool marked)
+{
+    const uint32_t at = (uint32_t)(i % DCOMMI_CUDA_RANDK_TILE);
+    return (sent[at / 32] >> at % 32 & 1) == 0 &&
+           !(marked && dcommi_cuda_randk_odd(p, dcommi_randk_part(p.count, p.kept, i)));
+}
+
 /* What an element counts as; see dcommi_read_one. */
-template <bool ADDS>
+template <bool ADDS, bool LEDGER>
 DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint64_t i, float x,
                                                 float r, bool marked, dcommi_cuda_found *found)
 {
@@ -59308,7 +59656,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint
     if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
         found->nonfinite++;
         found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
-        if (!ADDS && p.odd != NULL) {
+        if (!ADDS && !LEDGER && p.odd != NULL) {
             const uint64_t part = dcommi_randk_part(p.count, p.kept, i);
             atomicOr(p.odd + 1 + part / 32, 1u << part % 32);
             atomicOr(p.odd, 1u);
@@ -59325,15 +59673,21 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint
     return dcommi_f32_from_bits(b);
 }
 
-/* ADDS: with a residual, which becomes the sum. Without, what is not finite marks its part. */
-template <bool ADDS>
+/* ADDS: with a residual, which becomes the sum. With neither that nor a ledger, what is not finite
+ * marks its part. */
+template <bool ADDS, bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     dcommi_cuda_randk_read_kernel(const __grid_constant__ dcommi_cuda_randk p)
 {
     const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_RANDK_TILE + threadIdx.x * 4;
-    const bool marked = ADDS && p.odd != NULL && p.odd[0] != 0;
+    __shared__ uint32_t sent[LEDGER ? DCOMMI_CUDA_RANDK_TILE / 32 : 1];
+    const bool marked = (ADDS || LEDGER) && p.odd != NULL && p.odd[0] != 0;
     float v[4 * DCOMMI_CUDA_RANDK_ROWS], r[4 * DCOMMI_CUDA_RANDK_ROWS] = {0};
     dcommi_cuda_found found = {};
+    dcommi_cuda_tally tally = {};
+    if (LEDGER) {
+        dcommi_cuda_randk_sent(p, sent);
+    }
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_RANDK_ROWS; k++) {
         const uint64_t at = first + k * 4 * DCOMMI_CUDA_RANDK_THREADS;
@@ -59350,8 +59704,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
 #pragma unroll
         for (uint32_t c = 0; c < 4; c++) {
             if (c < left) {
-                v[4 * k + c] = dcommi_cuda_randk_read<ADDS>(p, at + c, v[4 * k + c], r[4 * k + c],
-                                                            marked, &found);
+                const float x = v[4 * k + c];
+                v[4 * k + c] = dcommi_cuda_randk_read<ADDS, LEDGER>(p, at + c, x, r[4 * k + c],
+                                                                    marked, &found);
+                if (LEDGER && dcommi_cuda_randk_stays(p, sent, at + c, marked)) {
+                    dcommi_cuda_tally_one(&tally, x, 0, ADDS, v[4 * k + c]);
+                }
             }
         }
         if (ADDS) {
@@ -59363,6 +59721,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
         dcommi_cuda_report_add(p.report, found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
 }
 
@@ -59380,6 +59744,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_value(float x, float factor, dcommi_c
     return dcommi_f32_from_bits((bits & DCOMMI_CUDA_INF) == 0 ? bits & 0x80000000u : bits);
 }
 
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     dcommi_cuda_randk_take_kernel(const __grid_constant__ dcommi_cuda_randk p)
 {
@@ -59389,26 +59754,49 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
         to[0] = (uint32_t)p.seed;
         to[1] = (uint32_t)(p.seed >> 32);
     }
-    if (part >= p.kept) {
+    if (!LEDGER && part >= p.kept) {
         return;
     }
-    const uint64_t begin = dcommi_randk_begin(p.count, p.kept, part);
-    const uint64_t end = dcommi_randk_begin(p.count, p.kept, part + 1);
     float value = dcommi_f32_from_bits(DCOMMI_F32_NAN);
     dcommi_cuda_found found = {};
-    if (p.odd == NULL || !dcommi_cuda_randk_odd(p, part)) {
+    dcommi_cuda_tally tally = {};
+    if (part < p.kept && (p.odd == NULL || !dcommi_cuda_randk_odd(p, part))) {
+        const uint64_t begin = dcommi_randk_begin(p.count, p.kept, part);
+        const uint64_t end = dcommi_randk_begin(p.count, p.kept, part + 1);
         const uint64_t index = dcommi_cuda_randk_index(p.rng, part, begin, end);
         const float x = p.residual != NULL ? p.next[index] : p.x[index];
         const float e = dcommi_cuda_odd(dcommi_f32_bits(x)) ? 0 : x;
         value = dcommi_cuda_randk_value(e, p.unbiased ? (float)(end - begin) : 1, &found);
+        const float left = __fsub_rn(e, value);
         if (p.residual != NULL) {
-            p.next[index] = __fsub_rn(e, value);
+            p.next[index] = left;
+        }
+        if (LEDGER) {
+            dcommi_cuda_tally_one(&tally, p.x[index], value, p.residual != NULL, left);
         }
     }
-    to[2 + part] = dcommi_f32_bits(value);
+    if (part < p.kept) {
+        to[2 + part] = dcommi_f32_bits(value);
+    }
     if (found.clipped > 0) {
         dcommi_cuda_report_add(p.report, found);
     }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[p.tiles + blockIdx.x] = tally;
+        }
+    }
+}
+
+static uint64_t dcommi_cuda_randk_tiles(uint64_t count)
+{
+    return (count + DCOMMI_CUDA_RANDK_TILE - 1) / DCOMMI_CUDA_RANDK_TILE;
+}
+
+static uint64_t dcommi_cuda_randk_takers(const dcomm_randk_layout &layout)
+{
+    return layout.kept / DCOMMI_CUDA_RANDK_THREADS + 1;
 }
 
 static size_t dcommi_cuda_randk_bytes(const dcomm_randk_layout &layout)
@@ -59424,8 +59812,10 @@ static dcomm_status dcommi_cuda_randk_run(const dcommi_cuda_job &job,
     const dcomm_codec_key none = dcomm_codec_key();
     const dcomm_codec_key &k = key != NULL ? *key : none;
     const size_t need = dcommi_cuda_randk_bytes(layout);
-    const uint64_t tiles = (job.count + DCOMMI_CUDA_RANDK_TILE - 1) / DCOMMI_CUDA_RANDK_TILE;
+    const bool adds = job.residual != NULL, counts = job.tally != NULL;
     dcommi_cuda_job_tell(job, &p);
+    p.tally = job.tally;
+    p.tiles = dcommi_cuda_randk_tiles(job.count);
     p.count = (uint32_t)job.count;
     p.kept = (uint32_t)layout.kept;
     p.seed = dcommi_randk_seed(k.seed, k.tensor, k.step, k.first);
@@ -59439,18 +59829,22 @@ static dcomm_status dcommi_cuda_randk_run(const dcommi_cuda_job &job,
         DCOMMI_CUDA_TRY(dcommi_cuda_zero(job.call, workspace, need, stream));
         p.odd = static_cast<uint32_t *>(workspace);
     }
-    if (job.count > 0 && (p.pass || p.residual == NULL)) {
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_randk_read_kernel<false>, tiles,
-                                           DCOMMI_CUDA_RANDK_THREADS, p, stream));
+    if (job.count > 0 && (p.pass || !(adds || counts))) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_randk_read_kernel<false, false>,
+                                           p.tiles, DCOMMI_CUDA_RANDK_THREADS, p, stream));
         p.counts = false;
     }
-    if (job.count > 0 && p.residual != NULL) {
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_randk_read_kernel<true>, tiles,
-                                           DCOMMI_CUDA_RANDK_THREADS, p, stream));
+    if (job.count > 0 && (adds || counts)) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
+                                           !counts ? dcommi_cuda_randk_read_kernel<true, false>
+                                           : adds  ? dcommi_cuda_randk_read_kernel<true, true>
+                                                   : dcommi_cuda_randk_read_kernel<false, true>,
+                                           p.tiles, DCOMMI_CUDA_RANDK_THREADS, p, stream));
     }
-    return dcommi_cuda_launch(job.call, dcommi_cuda_randk_take_kernel,
-                              layout.kept / DCOMMI_CUDA_RANDK_THREADS + 1,
-                              DCOMMI_CUDA_RANDK_THREADS, p, stream);
+    return dcommi_cuda_launch(
+        job.call,
+        counts ? dcommi_cuda_randk_take_kernel<true> : dcommi_cuda_randk_take_kernel<false>,
+        dcommi_cuda_randk_takers(layout), DCOMMI_CUDA_RANDK_THREADS, p, stream);
 }
 
 /* ---- decoding ---- */
@@ -59948,34 +60342,55 @@ DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_topk_half(uint32_t bits, bool bf16, uint
     return h;
 }
 
+/* What a value has become. */
+struct dcommi_cuda_topk_sent {
+    float y, left; /* what arrives of it, and what is left */
+};
+
 /* Value number `at`; what is left of it stays behind. */
-DCOMMI_CUDA_INLINE void dcommi_cuda_topk_put(const dcommi_cuda_topk &p, uint32_t at, uint32_t bits,
-                                             uint32_t index, bool full, uint32_t *clipped)
+DCOMMI_CUDA_INLINE dcommi_cuda_topk_sent dcommi_cuda_topk_put(const dcommi_cuda_topk &p,
+                                                              uint32_t at, uint32_t bits,
+                                                              uint32_t index, bool full,
+                                                              uint32_t *clipped)
 {
     unsigned char *values = p.wire + DCOMMI_SPARSE_HEAD;
-    uint32_t left = 0;
+    dcommi_cuda_topk_sent sent = {};
     if (p.value != NULL) {
         p.value[at] = bits;
         p.at[at] = index;
-        return;
+        return sent;
     }
     if (p.values == DCOMM_FORMAT_F32) {
         const uint32_t flushed = dcommi_cuda_flushed(bits);
         reinterpret_cast<uint32_t *>(values)[at] = flushed;
-        left = flushed == bits ? 0 : bits;
+        sent.y = dcommi_f32_from_bits(flushed);
+        sent.left = dcommi_f32_from_bits(flushed == bits ? 0 : bits);
     } else {
         const bool bf16 = p.values == DCOMM_FORMAT_BF16;
         const uint16_t h = dcommi_cuda_topk_half(bits, bf16, clipped);
         reinterpret_cast<uint16_t *>(values)[at] = h;
-        const float sent = bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
-        left = dcommi_f32_bits(__fsub_rn(dcommi_f32_from_bits(bits), sent));
+        sent.y = bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+        sent.left = __fsub_rn(dcommi_f32_from_bits(bits), sent.y);
     }
     /* The scan left a zero there if it was a candidate, or what the residual was. */
-    if (p.residual != NULL && !dcommi_cuda_odd(bits) && (full || left != 0)) {
-        p.next[index] = dcommi_f32_from_bits(left);
+    if (p.residual != NULL && !dcommi_cuda_odd(bits) && (full || dcommi_f32_bits(sent.left) != 0)) {
+        p.next[index] = sent.left;
     }
+    return sent;
 }
 
+/* Element `index`, which counts as `bits`, to a ledger. Where that is not finite, the residual is
+ * what it was. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_topk_tally(const dcommi_cuda_topk &p, uint32_t index,
+                                               uint32_t bits, const dcommi_cuda_topk_sent &sent,
+                                               dcommi_cuda_tally *tally)
+{
+    const bool feedback = p.residual != NULL;
+    const float next = feedback && dcommi_cuda_odd(bits) ? __ldcg(p.next + index) : sent.left;
+    dcommi_cuda_tally_one(tally, dcommi_cuda_load<float>(p.x + index), sent.y, feedback, next);
+}
+
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     dcommi_cuda_topk_emit_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -60005,6 +60420,10 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
         }
         __syncwarp();
     }
+    dcommi_cuda_tally tally = {};
+    if (LEDGER && lane == 0 && !items.full && (uint64_t)tile * DCOMMI_CUDA_TOPK_TILE < p.count) {
+        tally = p.scanned[tile];
+    }
     uint32_t clipped = 0;
     const uint32_t below = (1u << lane) - 1;
     for (uint32_t from = 0; from < items.n; from += DCOMMI_CUDA_WARP) {
@@ -60027,7 +60446,11 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
         own.x += (uint32_t)__popc(all_more);
         own.y += (uint32_t)__popc(all_ties);
         if (more || (ties && equal < need)) {
-            dcommi_cuda_topk_put(p, at, bits, index, items.full, &clipped);
+            const dcommi_cuda_topk_sent sent =
+                dcommi_cuda_topk_put(p, at, bits, index, items.full, &clipped);
+            if (LEDGER && p.value == NULL) {
+                dcommi_cuda_topk_tally(p, index, bits, sent, &tally);
+            }
             if (form == DCOMMI_SPARSE_FLAT) {
                 dcommi_cuda_put32(out + 4 * (uint64_t)at, index);
             } else if (form == DCOMMI_SPARSE_BLOCKS) {
@@ -60035,8 +60458,20 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
             } else {
                 atomicOr(&map[warp][index % DCOMMI_CUDA_TOPK_TILE / 32], 1u << index % 32);
             }
-        } else if (there && !items.full && p.residual != NULL && !dcommi_cuda_odd(bits)) {
-            p.next[index] = dcommi_f32_from_bits(bits);
+        } else if (there) {
+            if (!items.full && p.residual != NULL && !dcommi_cuda_odd(bits)) {
+                p.next[index] = dcommi_f32_from_bits(bits);
+            }
+            if (LEDGER) {
+                const dcommi_cuda_topk_sent nothing = {0, dcommi_f32_from_bits(bits)};
+                dcommi_cuda_topk_tally(p, index, bits, nothing, &tally);
+            }
+        }
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
         }
     }
     if (clipped > 0 && p.report != NULL) {
@@ -60067,16 +60502,31 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
 /* Of coded values: what they lost stays behind. */
 struct dcommi_cuda_topk_lost {
     dcommi_cuda_topk topk;
-    const float *sent; /* as decoded; NULL: without a residual */
+    const float *sent;        /* as decoded; NULL: with neither residual nor ledger */
+    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
 };
 
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     dcommi_cuda_topk_lost_kernel(const __grid_constant__ dcommi_cuda_topk_lost p)
 {
     const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
     const dcommi_cuda_topk &t = p.topk;
+    dcommi_cuda_tally tally = {};
     if (i < t.wanted && p.sent != NULL) {
-        t.next[t.at[i]] = __fsub_rn(dcommi_f32_from_bits(t.value[i]), p.sent[i]);
+        const float left = __fsub_rn(dcommi_f32_from_bits(t.value[i]), p.sent[i]);
+        if (t.residual != NULL) {
+            t.next[t.at[i]] = left;
+        }
+        if (LEDGER) {
+            dcommi_cuda_tally_one(&tally, t.x[t.at[i]], p.sent[i], t.residual != NULL, left);
+        }
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
     if (i == 0 && t.report != NULL && t.state->coded.clipped > 0) {
         atomicAdd(reinterpret_cast<unsigned long long *>(&t.report->clipped),
@@ -60131,6 +60581,25 @@ static size_t dcommi_cuda_topk_parts(const dcomm_sparse_layout &layout, size_t c
     return parts.at;
 }
 
+/* Blocks that leave sums of a ledger: those that emit, and those that see coded values. */
+static uint64_t dcommi_cuda_lost_blocks(const dcomm_sparse_layout &layout)
+{
+    return (layout.most + DCOMMI_CUDA_TOPK_THREADS - 1) / DCOMMI_CUDA_TOPK_THREADS;
+}
+
+static uint64_t dcommi_cuda_topk_tallies(const dcomm_sparse_layout &layout, size_t count)
+{
+    return dcommi_cuda_groups(count) +
+           (dcommi_cuda_coded(layout) ? dcommi_cuda_lost_blocks(layout) : 0);
+}
+
+/* Room for their sums, for the launch that adds them up, and behind it for those of the scan. */
+static size_t dcommi_cuda_topk_ledger_bytes(const dcomm_sparse_layout &layout, size_t count)
+{
+    return dcommi_cuda_ledger_bytes(dcommi_cuda_topk_tallies(layout, count)) +
+           dcommi_cuda_groups(count) * DCOMMI_CUDA_TOPK_WARPS * sizeof(dcommi_cuda_tally);
+}
+
 static size_t dcommi_cuda_scatter_parts(const dcomm_sparse_layout &layout, size_t count,
                                         void *workspace, dcommi_cuda_scatter *p)
 {
@@ -60171,9 +60640,13 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
     coding.next = NULL;
     coding.wire = p.wire + DCOMMI_SPARSE_HEAD;
     coding.report = &p.state->coded;
+    coding.tally = NULL;
     DCOMMI_CUDA_TRY(dcommi_cuda_job_run(coding, NULL, 1, key, stream));
-    dcommi_cuda_topk_lost lost = {p, NULL};
-    if (p.residual != NULL) {
+    dcommi_cuda_topk_lost lost = {p, NULL, NULL};
+    if (p.tally != NULL) {
+        lost.tally = p.tally + dcommi_cuda_groups(p.count);
+    }
+    if (p.residual != NULL || p.tally != NULL) {
         dcommi_cuda_operands in = dcommi_cuda_operands();
         in.at[0] = coding.wire;
         in.n = 1;
@@ -60182,9 +60655,10 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
                                                reinterpret_cast<float *>(p.bits), layout.most,
                                                false, NULL, stream));
     }
-    const uint64_t blocks = (layout.most + DCOMMI_CUDA_TOPK_THREADS - 1) / DCOMMI_CUDA_TOPK_THREADS;
-    return dcommi_cuda_launch(job.call, dcommi_cuda_topk_lost_kernel, blocks,
-                              DCOMMI_CUDA_TOPK_THREADS, lost, stream);
+    return dcommi_cuda_launch(
+        job.call,
+        p.tally != NULL ? dcommi_cuda_topk_lost_kernel<true> : dcommi_cuda_topk_lost_kernel<false>,
+        dcommi_cuda_lost_blocks(layout), DCOMMI_CUDA_TOPK_THREADS, lost, stream);
 }
 
 /* The sample for a threshold that may mislead is one that a single block can take. */
@@ -60194,6 +60668,20 @@ static void dcommi_cuda_topk_guessing(dcommi_cuda_topk *p)
     p->lines = p->lines < DCOMMI_CUDA_TOPK_LINES ? p->lines : DCOMMI_CUDA_TOPK_LINES;
     p->lines = p->count > DCOMMI_CUDA_TOPK_TILE ? p->lines : 0;
     p->rank = (uint32_t)dcommi_topk_sample_rank(p->lines, p->count, p->wanted, 4);
+}
+
+/* The pass over the input. */
+static dcomm_status dcommi_cuda_topk_scan(const char *call, const dcommi_cuda_topk &p, void *stream)
+{
+    const uint64_t tiles = ((uint64_t)p.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;
+    void (*plain)(dcommi_cuda_topk) = p.residual != NULL
+                                          ? dcommi_cuda_topk_scan_kernel<true, false>
+                                          : dcommi_cuda_topk_scan_kernel<false, false>;
+    void (*counting)(dcommi_cuda_topk) = p.residual != NULL
+                                             ? dcommi_cuda_topk_scan_kernel<true, true>
+                                             : dcommi_cuda_topk_scan_kernel<false, true>;
+    return dcommi_cuda_launch(call, p.tally != NULL ? counting : plain, tiles,
+                              DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream);
 }
 
 static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
@@ -60216,6 +60704,11 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
     p.exact = layout.exact;
     p.pass = layout.values.nonfinite == 2;
     p.vectors = dcommi_cuda_job_aligned(job, 16);
+    if (job.tally != NULL) {
+        p.tally = job.tally;
+        p.scanned =
+            p.tally + dcommi_cuda_topk_tallies(layout, job.count) + DCOMMI_CUDA_LEDGER_BLOCKS;
+    }
     p.lines = (uint32_t)layout.lines;
     p.rank = (uint32_t)layout.rank;
     if (p.exact) {
@@ -60230,16 +60723,14 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
                                            DCOMMI_CUDA_TOPK_THREADS, p, stream));
         DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     }
-    const uint64_t tiles = (job.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;
-    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
-                                       p.residual != NULL ? dcommi_cuda_topk_scan_kernel<true>
-                                                          : dcommi_cuda_topk_scan_kernel<false>,
-                                       tiles, DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_topk_scan(job.call, p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_count_kernel, groups,
                                        DCOMMI_CUDA_TOPK_THREADS, p, stream));
-    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_emit_kernel, groups,
-                                       DCOMMI_CUDA_TOPK_THREADS, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
+                                       p.tally != NULL ? dcommi_cuda_topk_emit_kernel<true>
+                                                       : dcommi_cuda_topk_emit_kernel<false>,
+                                       groups, DCOMMI_CUDA_TOPK_THREADS, p, stream));
     return dcommi_cuda_coded(layout) ? dcommi_cuda_topk_code(job, layout, p, key, stream)
                                      : DCOMM_OK;
 }
@@ -60492,7 +60983,7 @@ static size_t dcommi_cuda_decode_room(const dcommi_cuda_form &form, size_t count
 }
 
 /* An encoding's own workspace, an array that is decoded to, and room for what goes with that: of
- * codecs that do not recode, or count, in the pass that encodes. */
+ * codecs that do not recode, or count, in the passes that encode. */
 struct dcommi_cuda_rooms {
     unsigned char *encode, *other;
     float *array;
@@ -60513,6 +61004,35 @@ static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_
 {
     return dcommi_cuda_casts(layout) ? dcommi_cuda_cast_blocks(count)
                                      : dcommi_cuda_encode_blocks(count, layout.bucket);
+}
+
+/* Whether a ledger takes a decoding, and a comparison: the values of these are known only after
+ * passes of their own over all elements, which see neither the input nor what is sent. */
+static bool dcommi_cuda_counts_apart(const dcommi_cuda_form &form)
+{
+    return form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse);
+}
+
+/* Blocks that leave sums of a ledger as they encode. */
+static uint64_t dcommi_cuda_ledger_blocks(const dcommi_cuda_form &form, size_t count)
+{
+    return form.kind == dcommi_cuda_form::SPARSE ? dcommi_cuda_topk_tallies(form.sparse, count)
+           : form.kind == dcommi_cuda_form::RANDK
+               ? dcommi_cuda_randk_tiles(count) + dcommi_cuda_randk_takers(form.randk)
+               : dcommi_cuda_job_blocks(form.dense, count);
+}
+
+/* The workspace of an encoding, and behind it room for these sums. */
+static size_t dcommi_cuda_ledger_parts(const dcommi_cuda_form &form, size_t count, void *workspace,
+                                       dcommi_cuda_tally **tally)
+{
+    dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
+    (void)parts.take<unsigned char>(dcommi_cuda_encode_room(form, count));
+    *tally = reinterpret_cast<dcommi_cuda_tally *>(parts.take<unsigned char>(
+        form.kind == dcommi_cuda_form::SPARSE
+            ? dcommi_cuda_topk_ledger_bytes(form.sparse, count)
+            : dcommi_cuda_ledger_bytes(dcommi_cuda_ledger_blocks(form, count))));
+    return parts.at;
 }
 
 extern "C" size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count)
@@ -60546,12 +61066,13 @@ extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, si
 {
     dcommi_cuda_form form;
     dcommi_cuda_rooms rooms;
+    dcommi_cuda_tally *tally = NULL;
     return dcommi_cuda_form_of("dcomm_cuda_ledger_workspace_bytes", codec, count, &form) != DCOMM_OK
                ? 0
-           : form.kind == dcommi_cuda_form::DENSE
-               ? dcommi_cuda_ledger_bytes(dcommi_cuda_job_blocks(form.dense, count))
-               : dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count), NULL,
-                                      &rooms);
+           : dcommi_cuda_counts_apart(form)
+               ? dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count), NULL,
+                                      &rooms)
+               : dcommi_cuda_ledger_parts(form, count, NULL, &tally);
 }
 
 /* ---- encoding ---- */
@@ -60762,16 +61283,15 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
     job.x = x;
-    if (form.kind != dcommi_cuda_form::DENSE) {
+    if (dcommi_cuda_counts_apart(form)) {
         return dcommi_cuda_ledger_apart(&job, codec, form, key, workspace, ledger, stream);
     }
     if (count == 0) {
-        return DCOMM_OK;
+        return dcommi_cuda_encode_form(&job, form, workspace, key, stream);
     }
-    job.tally = static_cast<dcommi_cuda_tally *>(workspace);
-    job.layout = form.dense;
-    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(job, NULL, 1, key, stream));
-    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_job_blocks(job.layout, count),
+    (void)dcommi_cuda_ledger_parts(form, count, workspace, &job.tally);
+    DCOMMI_CUDA_TRY(dcommi_cuda_encode_form(&job, form, workspace, key, stream));
+    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_ledger_blocks(form, count),
                                      ledger, stream);
 }
 
@@ -60956,6 +61476,177 @@ extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     const dcommi_cuda_feedback p = {dst, a, b, factor, count, report};
     return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
+}
+
+#endif
+/* ==== kernels/cuda_look.cuh ================================================================ */
+/* cuda_look.cuh - looking at an array of floats: the first element that is not finite, the sum of
+ * squares; and unscaling it on the way. What a gradient scaler needs.
+ *
+ * Blocks leave what they have seen of tiles of one length, which one block then adds up in an order
+ * that the count alone decides. */
+#ifndef DCOMMI_CUDA_LOOK_H
+#define DCOMMI_CUDA_LOOK_H
+
+
+#define DCOMMI_CUDA_LOOK_THREADS 256u
+#define DCOMMI_CUDA_LOOK_OWN 16u /* elements of a thread */
+#define DCOMMI_CUDA_LOOK_TILE (DCOMMI_CUDA_LOOK_THREADS * DCOMMI_CUDA_LOOK_OWN)
+
+struct dcommi_cuda_seen {
+    double squares;
+    uint64_t index; /* of the first that is not finite; UINT64_MAX: none */
+};
+
+struct dcommi_cuda_look {
+    void *x;
+    uint64_t count, blocks;
+    double factor;
+    dcommi_cuda_seen *seen; /* by each block; by all, in the end, the first of them */
+    dcomm_cuda_sight *sight;
+};
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_seen_add(dcommi_cuda_seen *s, double squares, uint64_t index)
+{
+    s->squares = __dadd_rn(s->squares, squares);
+    s->index = index < s->index ? index : s->index;
+}
+
+/* What the block has seen, complete in thread 0; all threads call it. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_seen_block(dcommi_cuda_seen *s)
+{
+    __shared__ dcommi_cuda_seen room[DCOMMI_CUDA_LOOK_THREADS / 32];
+    for (unsigned far = 1; far < 32; far *= 2) {
+        const double squares = __shfl_xor_sync(0xffffffffu, s->squares, far);
+        const uint64_t index = __shfl_xor_sync(0xffffffffu, s->index, far);
+        dcommi_cuda_seen_add(s, squares, index);
+    }
+    if (threadIdx.x % 32 == 0) {
+        room[threadIdx.x / 32] = *s;
+    }
+    __syncthreads();
+    for (unsigned w = 1; threadIdx.x == 0 && w < DCOMMI_CUDA_LOOK_THREADS / 32; w++) {
+        dcommi_cuda_seen_add(s, room[w].squares, room[w].index);
+    }
+}
+
+template <class E>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
+    dcommi_cuda_look_kernel(const __grid_constant__ dcommi_cuda_look p)
+{
+    typedef typename E::stored stored;
+    stored *x = static_cast<stored *>(p.x);
+    dcommi_cuda_seen seen = {0, UINT64_MAX};
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
+#pragma unroll 4
+    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++, i += DCOMMI_CUDA_LOOK_THREADS) {
+        if (i < p.count) {
+            const typename E::acc a = E::from(dcommi_cuda_load<stored>(x + i));
+            const double v = (double)a;
+            const bool odd = (dcommi_f64_bits(v) >> 52 & 0x7ff) == 0x7ff;
+            seen.squares = __fma_rn(v, v, seen.squares);
+            seen.index = odd && i < seen.index ? i : seen.index;
+            if (p.factor != 1) {
+                dcommi_cuda_store<stored>(x + i, E::to(E::scale(a, p.factor)));
+            }
+        }
+    }
+    dcommi_cuda_seen_block(&seen);
+    if (threadIdx.x == 0) {
+        p.seen[blockIdx.x] = seen;
+    }
+}
+
+template <class E>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
+    dcommi_cuda_sight_kernel(const __grid_constant__ dcommi_cuda_look p)
+{
+    dcommi_cuda_seen seen = {0, UINT64_MAX};
+    for (uint64_t b = threadIdx.x; b < p.blocks; b += DCOMMI_CUDA_LOOK_THREADS) {
+        dcommi_cuda_seen_add(&seen, p.seen[b].squares, p.seen[b].index);
+    }
+    dcommi_cuda_seen_block(&seen);
+    if (threadIdx.x == 0) {
+        dcomm_cuda_sight sight = {seen.index, 0, seen.squares};
+        if (seen.index < p.count) {
+            sight.value = (double)E::from(static_cast<typename E::stored *>(p.x)[seen.index]);
+        }
+        *p.sight = sight;
+        if (p.blocks > 0) {
+            p.seen[0] = seen;
+        }
+    }
+}
+
+/* All of it becomes 0 if some of it is not finite. */
+template <class E>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
+    dcommi_cuda_drop_kernel(const __grid_constant__ dcommi_cuda_look p)
+{
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
+    if (p.seen[0].index == UINT64_MAX) {
+        return;
+    }
+    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++, i += DCOMMI_CUDA_LOOK_THREADS) {
+        if (i < p.count) {
+            static_cast<typename E::stored *>(p.x)[i] = typename E::stored();
+        }
+    }
+}
+
+template <class E>
+static dcomm_status dcommi_cuda_look_launch(const char *call, const dcommi_cuda_look &p, bool drop,
+                                            void *stream)
+{
+    const unsigned threads = DCOMMI_CUDA_LOOK_THREADS;
+    if (p.blocks > 0) {
+        DCOMMI_CUDA_TRY(
+            dcommi_cuda_launch(call, dcommi_cuda_look_kernel<E>, p.blocks, threads, p, stream));
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_sight_kernel<E>, 1, threads, p, stream));
+    return drop && p.blocks > 0
+               ? dcommi_cuda_launch(call, dcommi_cuda_drop_kernel<E>, p.blocks, threads, p, stream)
+               : DCOMM_OK;
+}
+
+static uint64_t dcommi_cuda_look_blocks(size_t count)
+{
+    return count / DCOMMI_CUDA_LOOK_TILE + (count % DCOMMI_CUDA_LOOK_TILE != 0 ? 1 : 0);
+}
+
+extern "C" size_t dcomm_cuda_look_workspace_bytes(size_t count)
+{
+    return (size_t)dcommi_cuda_look_blocks(count) * sizeof(dcommi_cuda_seen);
+}
+
+extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
+                                        bool drop, dcomm_cuda_sight *sight, void *workspace,
+                                        void *stream)
+{
+    const char *call = "dcomm_cuda_look";
+    const dcommi_cuda_look p = {x,
+                                count,
+                                dcommi_cuda_look_blocks(count),
+                                factor,
+                                static_cast<dcommi_cuda_seen *>(workspace),
+                                sight};
+    if ((int)dtype < 0 || dtype > DCOMM_BF16) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: dtype %d is not of floats", call,
+                                (int)dtype);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, dcomm_dtype_size(dtype)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "sight", sight, 1, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "workspace", workspace, count, 8));
+    switch ((int)dtype) {
+    case DCOMM_F64:
+        return dcommi_cuda_look_launch<dcommi_cuda_f64>(call, p, drop, stream);
+    case DCOMM_F32:
+        return dcommi_cuda_look_launch<dcommi_cuda_f32>(call, p, drop, stream);
+    case DCOMM_F16:
+        return dcommi_cuda_look_launch<dcommi_cuda_f16>(call, p, drop, stream);
+    default:
+        return dcommi_cuda_look_launch<dcommi_cuda_bf16>(call, p, drop, stream);
+    }
 }
 
 #endif
@@ -61488,6 +62179,9 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_INLINE
 #undef DCOMMI_CUDA_LEDGER_BLOCKS
 #undef DCOMMI_CUDA_LEDGER_THREADS
+#undef DCOMMI_CUDA_LOOK_OWN
+#undef DCOMMI_CUDA_LOOK_THREADS
+#undef DCOMMI_CUDA_LOOK_TILE
 #undef DCOMMI_CUDA_MAP_WORDS
 #undef DCOMMI_CUDA_MATRIX_LANES
 #undef DCOMMI_CUDA_MATRIX_SIDE

@@ -51,7 +51,7 @@ static size_t dcommi_cuda_decode_room(const dcommi_cuda_form &form, size_t count
 }
 
 /* An encoding's own workspace, an array that is decoded to, and room for what goes with that: of
- * codecs that do not recode, or count, in the pass that encodes. */
+ * codecs that do not recode, or count, in the passes that encode. */
 struct dcommi_cuda_rooms {
     unsigned char *encode, *other;
     float *array;
@@ -72,6 +72,35 @@ static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_
 {
     return dcommi_cuda_casts(layout) ? dcommi_cuda_cast_blocks(count)
                                      : dcommi_cuda_encode_blocks(count, layout.bucket);
+}
+
+/* Whether a ledger takes a decoding, and a comparison: the values of these are known only after
+ * passes of their own over all elements, which see neither the input nor what is sent. */
+static bool dcommi_cuda_counts_apart(const dcommi_cuda_form &form)
+{
+    return form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse);
+}
+
+/* Blocks that leave sums of a ledger as they encode. */
+static uint64_t dcommi_cuda_ledger_blocks(const dcommi_cuda_form &form, size_t count)
+{
+    return form.kind == dcommi_cuda_form::SPARSE ? dcommi_cuda_topk_tallies(form.sparse, count)
+           : form.kind == dcommi_cuda_form::RANDK
+               ? dcommi_cuda_randk_tiles(count) + dcommi_cuda_randk_takers(form.randk)
+               : dcommi_cuda_job_blocks(form.dense, count);
+}
+
+/* The workspace of an encoding, and behind it room for these sums. */
+static size_t dcommi_cuda_ledger_parts(const dcommi_cuda_form &form, size_t count, void *workspace,
+                                       dcommi_cuda_tally **tally)
+{
+    dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
+    (void)parts.take<unsigned char>(dcommi_cuda_encode_room(form, count));
+    *tally = reinterpret_cast<dcommi_cuda_tally *>(parts.take<unsigned char>(
+        form.kind == dcommi_cuda_form::SPARSE
+            ? dcommi_cuda_topk_ledger_bytes(form.sparse, count)
+            : dcommi_cuda_ledger_bytes(dcommi_cuda_ledger_blocks(form, count))));
+    return parts.at;
 }
 
 extern "C" size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count)
@@ -105,12 +134,13 @@ extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, si
 {
     dcommi_cuda_form form;
     dcommi_cuda_rooms rooms;
+    dcommi_cuda_tally *tally = NULL;
     return dcommi_cuda_form_of("dcomm_cuda_ledger_workspace_bytes", codec, count, &form) != DCOMM_OK
                ? 0
-           : form.kind == dcommi_cuda_form::DENSE
-               ? dcommi_cuda_ledger_bytes(dcommi_cuda_job_blocks(form.dense, count))
-               : dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count), NULL,
-                                      &rooms);
+           : dcommi_cuda_counts_apart(form)
+               ? dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count), NULL,
+                                      &rooms)
+               : dcommi_cuda_ledger_parts(form, count, NULL, &tally);
 }
 
 /* ---- encoding ---- */
@@ -321,16 +351,15 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
     job.x = x;
-    if (form.kind != dcommi_cuda_form::DENSE) {
+    if (dcommi_cuda_counts_apart(form)) {
         return dcommi_cuda_ledger_apart(&job, codec, form, key, workspace, ledger, stream);
     }
     if (count == 0) {
-        return DCOMM_OK;
+        return dcommi_cuda_encode_form(&job, form, workspace, key, stream);
     }
-    job.tally = static_cast<dcommi_cuda_tally *>(workspace);
-    job.layout = form.dense;
-    DCOMMI_CUDA_TRY(dcommi_cuda_job_run(job, NULL, 1, key, stream));
-    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_job_blocks(job.layout, count),
+    (void)dcommi_cuda_ledger_parts(form, count, workspace, &job.tally);
+    DCOMMI_CUDA_TRY(dcommi_cuda_encode_form(&job, form, workspace, key, stream));
+    return dcommi_cuda_ledger_launch(job.call, job.tally, dcommi_cuda_ledger_blocks(form, count),
                                      ledger, stream);
 }
 

@@ -1,6 +1,7 @@
 /* cuda_randk.cuh - randk: one pass over the input, and a thread for each part that takes or brings
  * its element. With nonfinite=pass, a pass before that finds the parts that are sent as NaN and
- * whose residuals stay. */
+ * whose residuals stay. A ledger counts what is not sent in the pass over the input, and the rest
+ * as it is taken. */
 #ifndef DCOMMI_CUDA_RANDK_H
 #define DCOMMI_CUDA_RANDK_H
 
@@ -17,6 +18,8 @@ struct dcommi_cuda_randk {
     float *next; /* of a decoding: what is written */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each tile, where there is a ledger; then of blocks that take */
+    uint64_t tiles;
     uint32_t count, kept;
     uint64_t seed;
     dcommi_rng rng;
@@ -43,8 +46,40 @@ DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_randk_index(const dcommi_rng &rng, uint6
 
 /* ---- encoding ---- */
 
+/* Which elements of this block's tile are sent: a bit each. All its threads call this. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_randk_sent(const dcommi_cuda_randk &p, uint32_t *sent)
+{
+    const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_RANDK_TILE;
+    const uint64_t left = p.count - first;
+    const uint32_t n = left < DCOMMI_CUDA_RANDK_TILE ? (uint32_t)left : DCOMMI_CUDA_RANDK_TILE;
+    const uint64_t last = dcommi_randk_part(p.count, p.kept, first + n - 1);
+    for (uint32_t i = threadIdx.x; i < DCOMMI_CUDA_RANDK_TILE / 32; i += blockDim.x) {
+        sent[i] = 0;
+    }
+    __syncthreads();
+    for (uint64_t part = dcommi_randk_part(p.count, p.kept, first) + threadIdx.x; part <= last;
+         part += blockDim.x) {
+        const uint64_t at =
+            dcommi_cuda_randk_index(p.rng, part, dcommi_randk_begin(p.count, p.kept, part),
+                                    dcommi_randk_begin(p.count, p.kept, part + 1));
+        if (at >= first && at - first < n) { /* parts at its ends may send one of another tile */
+            atomicOr(&sent[(at - first) / 32], 1u << (at - first) % 32);
+        }
+    }
+    __syncthreads();
+}
+
+/* Whether element i arrives as 0: it is not sent, and its part not as NaN. */
+DCOMMI_CUDA_INLINE bool dcommi_cuda_randk_stays(const dcommi_cuda_randk &p, const uint32_t *sent,
+                                                uint64_t i, bool marked)
+{
+    const uint32_t at = (uint32_t)(i % DCOMMI_CUDA_RANDK_TILE);
+    return (sent[at / 32] >> at % 32 & 1) == 0 &&
+           !(marked && dcommi_cuda_randk_odd(p, dcommi_randk_part(p.count, p.kept, i)));
+}
+
 /* What an element counts as; see dcommi_read_one. */
-template <bool ADDS>
+template <bool ADDS, bool LEDGER>
 DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint64_t i, float x,
                                                 float r, bool marked, dcommi_cuda_found *found)
 {
@@ -52,7 +87,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint
     if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
         found->nonfinite++;
         found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
-        if (!ADDS && p.odd != NULL) {
+        if (!ADDS && !LEDGER && p.odd != NULL) {
             const uint64_t part = dcommi_randk_part(p.count, p.kept, i);
             atomicOr(p.odd + 1 + part / 32, 1u << part % 32);
             atomicOr(p.odd, 1u);
@@ -69,15 +104,21 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_read(const dcommi_cuda_randk &p, uint
     return dcommi_f32_from_bits(b);
 }
 
-/* ADDS: with a residual, which becomes the sum. Without, what is not finite marks its part. */
-template <bool ADDS>
+/* ADDS: with a residual, which becomes the sum. With neither that nor a ledger, what is not finite
+ * marks its part. */
+template <bool ADDS, bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     dcommi_cuda_randk_read_kernel(const __grid_constant__ dcommi_cuda_randk p)
 {
     const uint64_t first = (uint64_t)blockIdx.x * DCOMMI_CUDA_RANDK_TILE + threadIdx.x * 4;
-    const bool marked = ADDS && p.odd != NULL && p.odd[0] != 0;
+    __shared__ uint32_t sent[LEDGER ? DCOMMI_CUDA_RANDK_TILE / 32 : 1];
+    const bool marked = (ADDS || LEDGER) && p.odd != NULL && p.odd[0] != 0;
     float v[4 * DCOMMI_CUDA_RANDK_ROWS], r[4 * DCOMMI_CUDA_RANDK_ROWS] = {0};
     dcommi_cuda_found found = {};
+    dcommi_cuda_tally tally = {};
+    if (LEDGER) {
+        dcommi_cuda_randk_sent(p, sent);
+    }
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_RANDK_ROWS; k++) {
         const uint64_t at = first + k * 4 * DCOMMI_CUDA_RANDK_THREADS;
@@ -94,8 +135,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
 #pragma unroll
         for (uint32_t c = 0; c < 4; c++) {
             if (c < left) {
-                v[4 * k + c] = dcommi_cuda_randk_read<ADDS>(p, at + c, v[4 * k + c], r[4 * k + c],
-                                                            marked, &found);
+                const float x = v[4 * k + c];
+                v[4 * k + c] = dcommi_cuda_randk_read<ADDS, LEDGER>(p, at + c, x, r[4 * k + c],
+                                                                    marked, &found);
+                if (LEDGER && dcommi_cuda_randk_stays(p, sent, at + c, marked)) {
+                    dcommi_cuda_tally_one(&tally, x, 0, ADDS, v[4 * k + c]);
+                }
             }
         }
         if (ADDS) {
@@ -107,6 +152,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
         dcommi_cuda_report_add(p.report, found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
 }
 
@@ -124,6 +175,7 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_randk_value(float x, float factor, dcommi_c
     return dcommi_f32_from_bits((bits & DCOMMI_CUDA_INF) == 0 ? bits & 0x80000000u : bits);
 }
 
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
     dcommi_cuda_randk_take_kernel(const __grid_constant__ dcommi_cuda_randk p)
 {
@@ -133,26 +185,49 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
         to[0] = (uint32_t)p.seed;
         to[1] = (uint32_t)(p.seed >> 32);
     }
-    if (part >= p.kept) {
+    if (!LEDGER && part >= p.kept) {
         return;
     }
-    const uint64_t begin = dcommi_randk_begin(p.count, p.kept, part);
-    const uint64_t end = dcommi_randk_begin(p.count, p.kept, part + 1);
     float value = dcommi_f32_from_bits(DCOMMI_F32_NAN);
     dcommi_cuda_found found = {};
-    if (p.odd == NULL || !dcommi_cuda_randk_odd(p, part)) {
+    dcommi_cuda_tally tally = {};
+    if (part < p.kept && (p.odd == NULL || !dcommi_cuda_randk_odd(p, part))) {
+        const uint64_t begin = dcommi_randk_begin(p.count, p.kept, part);
+        const uint64_t end = dcommi_randk_begin(p.count, p.kept, part + 1);
         const uint64_t index = dcommi_cuda_randk_index(p.rng, part, begin, end);
         const float x = p.residual != NULL ? p.next[index] : p.x[index];
         const float e = dcommi_cuda_odd(dcommi_f32_bits(x)) ? 0 : x;
         value = dcommi_cuda_randk_value(e, p.unbiased ? (float)(end - begin) : 1, &found);
+        const float left = __fsub_rn(e, value);
         if (p.residual != NULL) {
-            p.next[index] = __fsub_rn(e, value);
+            p.next[index] = left;
+        }
+        if (LEDGER) {
+            dcommi_cuda_tally_one(&tally, p.x[index], value, p.residual != NULL, left);
         }
     }
-    to[2 + part] = dcommi_f32_bits(value);
+    if (part < p.kept) {
+        to[2 + part] = dcommi_f32_bits(value);
+    }
     if (found.clipped > 0) {
         dcommi_cuda_report_add(p.report, found);
     }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[p.tiles + blockIdx.x] = tally;
+        }
+    }
+}
+
+static uint64_t dcommi_cuda_randk_tiles(uint64_t count)
+{
+    return (count + DCOMMI_CUDA_RANDK_TILE - 1) / DCOMMI_CUDA_RANDK_TILE;
+}
+
+static uint64_t dcommi_cuda_randk_takers(const dcomm_randk_layout &layout)
+{
+    return layout.kept / DCOMMI_CUDA_RANDK_THREADS + 1;
 }
 
 static size_t dcommi_cuda_randk_bytes(const dcomm_randk_layout &layout)
@@ -168,8 +243,10 @@ static dcomm_status dcommi_cuda_randk_run(const dcommi_cuda_job &job,
     const dcomm_codec_key none = dcomm_codec_key();
     const dcomm_codec_key &k = key != NULL ? *key : none;
     const size_t need = dcommi_cuda_randk_bytes(layout);
-    const uint64_t tiles = (job.count + DCOMMI_CUDA_RANDK_TILE - 1) / DCOMMI_CUDA_RANDK_TILE;
+    const bool adds = job.residual != NULL, counts = job.tally != NULL;
     dcommi_cuda_job_tell(job, &p);
+    p.tally = job.tally;
+    p.tiles = dcommi_cuda_randk_tiles(job.count);
     p.count = (uint32_t)job.count;
     p.kept = (uint32_t)layout.kept;
     p.seed = dcommi_randk_seed(k.seed, k.tensor, k.step, k.first);
@@ -183,18 +260,22 @@ static dcomm_status dcommi_cuda_randk_run(const dcommi_cuda_job &job,
         DCOMMI_CUDA_TRY(dcommi_cuda_zero(job.call, workspace, need, stream));
         p.odd = static_cast<uint32_t *>(workspace);
     }
-    if (job.count > 0 && (p.pass || p.residual == NULL)) {
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_randk_read_kernel<false>, tiles,
-                                           DCOMMI_CUDA_RANDK_THREADS, p, stream));
+    if (job.count > 0 && (p.pass || !(adds || counts))) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_randk_read_kernel<false, false>,
+                                           p.tiles, DCOMMI_CUDA_RANDK_THREADS, p, stream));
         p.counts = false;
     }
-    if (job.count > 0 && p.residual != NULL) {
-        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_randk_read_kernel<true>, tiles,
-                                           DCOMMI_CUDA_RANDK_THREADS, p, stream));
+    if (job.count > 0 && (adds || counts)) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
+                                           !counts ? dcommi_cuda_randk_read_kernel<true, false>
+                                           : adds  ? dcommi_cuda_randk_read_kernel<true, true>
+                                                   : dcommi_cuda_randk_read_kernel<false, true>,
+                                           p.tiles, DCOMMI_CUDA_RANDK_THREADS, p, stream));
     }
-    return dcommi_cuda_launch(job.call, dcommi_cuda_randk_take_kernel,
-                              layout.kept / DCOMMI_CUDA_RANDK_THREADS + 1,
-                              DCOMMI_CUDA_RANDK_THREADS, p, stream);
+    return dcommi_cuda_launch(
+        job.call,
+        counts ? dcommi_cuda_randk_take_kernel<true> : dcommi_cuda_randk_take_kernel<false>,
+        dcommi_cuda_randk_takers(layout), DCOMMI_CUDA_RANDK_THREADS, p, stream);
 }
 
 /* ---- decoding ---- */

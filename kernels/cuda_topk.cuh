@@ -11,6 +11,7 @@
  * - digit, three times: the k-th magnitude of the candidates, by digits.
  * - count: how many of each tile are sent, and so where they go.
  * - emit: the wire.
+ * A ledger counts what is below the threshold as it is scanned, and candidates as they are emitted.
  * Where the threshold has misled, so that there are too few candidates or more than there is room
  * for, digit, count and emit read all elements instead: that costs time, never exactness.
  *
@@ -62,12 +63,14 @@ struct dcommi_cuda_topk {
     bool exact, pass, vectors;    /* vectors: arrays are aligned to 16 */
     bool first;                   /* digit: of a choice */
     dcommi_cuda_topk_state *state;
-    uint32_t *hist;         /* BINS, zero between launches */
-    uint2 *tile;            /* x: where its candidates begin, y: how many they are */
-    uint2 *found;           /* of a tile: above the k-th magnitude, and equal to it */
-    uint2 *group;           /* likewise of all groups before this one */
-    uint32_t *bits, *index; /* of candidates */
-    uint32_t *value, *at;   /* of what is sent, where values are coded; else NULL */
+    uint32_t *hist;             /* BINS, zero between launches */
+    uint2 *tile;                /* x: where its candidates begin, y: how many they are */
+    uint2 *found;               /* of a tile: above the k-th magnitude, and equal to it */
+    uint2 *group;               /* likewise of all groups before this one */
+    uint32_t *bits, *index;     /* of candidates */
+    uint32_t *value, *at;       /* of what is sent, where values are coded; else NULL */
+    dcommi_cuda_tally *tally;   /* of each group, where there is a ledger */
+    dcommi_cuda_tally *scanned; /* likewise of each tile: of elements below the threshold */
 };
 
 /* ---- warps and blocks ---- */

@@ -52,6 +52,25 @@ static size_t dcommi_cuda_topk_parts(const dcomm_sparse_layout &layout, size_t c
     return parts.at;
 }
 
+/* Blocks that leave sums of a ledger: those that emit, and those that see coded values. */
+static uint64_t dcommi_cuda_lost_blocks(const dcomm_sparse_layout &layout)
+{
+    return (layout.most + DCOMMI_CUDA_TOPK_THREADS - 1) / DCOMMI_CUDA_TOPK_THREADS;
+}
+
+static uint64_t dcommi_cuda_topk_tallies(const dcomm_sparse_layout &layout, size_t count)
+{
+    return dcommi_cuda_groups(count) +
+           (dcommi_cuda_coded(layout) ? dcommi_cuda_lost_blocks(layout) : 0);
+}
+
+/* Room for their sums, for the launch that adds them up, and behind it for those of the scan. */
+static size_t dcommi_cuda_topk_ledger_bytes(const dcomm_sparse_layout &layout, size_t count)
+{
+    return dcommi_cuda_ledger_bytes(dcommi_cuda_topk_tallies(layout, count)) +
+           dcommi_cuda_groups(count) * DCOMMI_CUDA_TOPK_WARPS * sizeof(dcommi_cuda_tally);
+}
+
 static size_t dcommi_cuda_scatter_parts(const dcomm_sparse_layout &layout, size_t count,
                                         void *workspace, dcommi_cuda_scatter *p)
 {
@@ -92,9 +111,13 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
     coding.next = NULL;
     coding.wire = p.wire + DCOMMI_SPARSE_HEAD;
     coding.report = &p.state->coded;
+    coding.tally = NULL;
     DCOMMI_CUDA_TRY(dcommi_cuda_job_run(coding, NULL, 1, key, stream));
-    dcommi_cuda_topk_lost lost = {p, NULL};
-    if (p.residual != NULL) {
+    dcommi_cuda_topk_lost lost = {p, NULL, NULL};
+    if (p.tally != NULL) {
+        lost.tally = p.tally + dcommi_cuda_groups(p.count);
+    }
+    if (p.residual != NULL || p.tally != NULL) {
         dcommi_cuda_operands in = dcommi_cuda_operands();
         in.at[0] = coding.wire;
         in.n = 1;
@@ -103,9 +126,10 @@ static dcomm_status dcommi_cuda_topk_code(const dcommi_cuda_job &job,
                                                reinterpret_cast<float *>(p.bits), layout.most,
                                                false, NULL, stream));
     }
-    const uint64_t blocks = (layout.most + DCOMMI_CUDA_TOPK_THREADS - 1) / DCOMMI_CUDA_TOPK_THREADS;
-    return dcommi_cuda_launch(job.call, dcommi_cuda_topk_lost_kernel, blocks,
-                              DCOMMI_CUDA_TOPK_THREADS, lost, stream);
+    return dcommi_cuda_launch(
+        job.call,
+        p.tally != NULL ? dcommi_cuda_topk_lost_kernel<true> : dcommi_cuda_topk_lost_kernel<false>,
+        dcommi_cuda_lost_blocks(layout), DCOMMI_CUDA_TOPK_THREADS, lost, stream);
 }
 
 /* The sample for a threshold that may mislead is one that a single block can take. */
@@ -115,6 +139,20 @@ static void dcommi_cuda_topk_guessing(dcommi_cuda_topk *p)
     p->lines = p->lines < DCOMMI_CUDA_TOPK_LINES ? p->lines : DCOMMI_CUDA_TOPK_LINES;
     p->lines = p->count > DCOMMI_CUDA_TOPK_TILE ? p->lines : 0;
     p->rank = (uint32_t)dcommi_topk_sample_rank(p->lines, p->count, p->wanted, 4);
+}
+
+/* The pass over the input. */
+static dcomm_status dcommi_cuda_topk_scan(const char *call, const dcommi_cuda_topk &p, void *stream)
+{
+    const uint64_t tiles = ((uint64_t)p.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;
+    void (*plain)(dcommi_cuda_topk) = p.residual != NULL
+                                          ? dcommi_cuda_topk_scan_kernel<true, false>
+                                          : dcommi_cuda_topk_scan_kernel<false, false>;
+    void (*counting)(dcommi_cuda_topk) = p.residual != NULL
+                                             ? dcommi_cuda_topk_scan_kernel<true, true>
+                                             : dcommi_cuda_topk_scan_kernel<false, true>;
+    return dcommi_cuda_launch(call, p.tally != NULL ? counting : plain, tiles,
+                              DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream);
 }
 
 static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
@@ -137,6 +175,11 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
     p.exact = layout.exact;
     p.pass = layout.values.nonfinite == 2;
     p.vectors = dcommi_cuda_job_aligned(job, 16);
+    if (job.tally != NULL) {
+        p.tally = job.tally;
+        p.scanned =
+            p.tally + dcommi_cuda_topk_tallies(layout, job.count) + DCOMMI_CUDA_LEDGER_BLOCKS;
+    }
     p.lines = (uint32_t)layout.lines;
     p.rank = (uint32_t)layout.rank;
     if (p.exact) {
@@ -151,16 +194,14 @@ static dcomm_status dcommi_cuda_topk_run(const dcommi_cuda_job &job,
                                            DCOMMI_CUDA_TOPK_THREADS, p, stream));
         DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     }
-    const uint64_t tiles = (job.count + DCOMMI_CUDA_TOPK_TILE - 1) / DCOMMI_CUDA_TOPK_TILE;
-    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
-                                       p.residual != NULL ? dcommi_cuda_topk_scan_kernel<true>
-                                                          : dcommi_cuda_topk_scan_kernel<false>,
-                                       tiles, DCOMMI_CUDA_TOPK_SCAN_THREADS, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_topk_scan(job.call, p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_topk_digits(job.call, &p, stream));
     DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_count_kernel, groups,
                                        DCOMMI_CUDA_TOPK_THREADS, p, stream));
-    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call, dcommi_cuda_topk_emit_kernel, groups,
-                                       DCOMMI_CUDA_TOPK_THREADS, p, stream));
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(job.call,
+                                       p.tally != NULL ? dcommi_cuda_topk_emit_kernel<true>
+                                                       : dcommi_cuda_topk_emit_kernel<false>,
+                                       groups, DCOMMI_CUDA_TOPK_THREADS, p, stream));
     return dcommi_cuda_coded(layout) ? dcommi_cuda_topk_code(job, layout, p, key, stream)
                                      : DCOMM_OK;
 }

@@ -22,7 +22,9 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_sample(const dcommi_cuda_topk &p, u
     return dcommi_f32_bits(sum) & DCOMMI_CUDA_ABS;
 }
 
-/* One block: the state, and a threshold that a sample suggests where the last call left none. */
+/* One block: the state, and a threshold that a sample suggests where the last call left none. A
+ * ledger's sums are taken in an order that depends on the threshold: so that they are the same in
+ * every run, they take none from another call. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     dcommi_cuda_topk_begin_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -30,7 +32,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_BEGIN_THREADS)
     __shared__ dcommi_cuda_picked picked;
     dcommi_cuda_topk_state *s = p.state;
     const bool known = s->known == DCOMMI_CUDA_TOPK_MAGIC && s->count == p.count &&
-                       s->wanted == p.wanted && p.exact;
+                       s->wanted == p.wanted && p.exact && p.tally == NULL;
     __syncthreads(); /* all have read what is set below */
     uint32_t low = 0, need = p.rank;
     if (p.exact && p.rank > 0 && !known) {
@@ -176,8 +178,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_topk_decide(const dcommi_cuda_topk &p, uint3
 }
 
 /* ADDS: there is a residual. */
-template <bool ADDS>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
+template <bool ADDS, bool LEDGER>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ? 1 : 2)
     dcommi_cuda_topk_scan_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
     __shared__ uint32_t room[DCOMMI_CUDA_TOPK_SCAN_THREADS / DCOMMI_CUDA_WARP];
@@ -192,6 +194,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
                                                                    : DCOMMI_CUDA_INF;
     float v[DCOMMI_CUDA_TOPK_OWN], r[DCOMMI_CUDA_TOPK_OWN];
     dcommi_cuda_found found = {};
+    dcommi_cuda_tally tally = {};
     uint32_t mask = 0, counts = 0; /* counts: of a row, in eight bits */
 #pragma unroll
     for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
@@ -211,12 +214,16 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
         for (uint32_t c = 0; c < 4; c++) {
             float *e = &v[4 * k + c], *rest = &r[4 * k + c];
             if (c < left) {
+                const float x = *e;
                 const uint32_t b =
-                    dcommi_cuda_topk_take<ADDS>(p, *e, *rest, (uint32_t)at + c, &found);
+                    dcommi_cuda_topk_take<ADDS>(p, x, *rest, (uint32_t)at + c, &found);
                 const bool candidate = (b & DCOMMI_CUDA_ABS) >= threshold;
                 row |= (candidate ? 1u : 0u) << c;
                 *e = dcommi_f32_from_bits(b);
                 *rest = dcommi_cuda_odd(b) ? *rest : candidate ? 0 : *e;
+                if (LEDGER && !candidate) {
+                    dcommi_cuda_tally_one(&tally, x, 0, ADDS, ADDS ? *rest : 0);
+                }
             }
         }
         if (ADDS) {
@@ -227,6 +234,12 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, 2)
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
         dcommi_cuda_report_add(p.report, found);
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.scanned[blockIdx.x] = tally;
+        }
     }
     /* At most 128 in a row of a warp: the sums of four rows do not meet. */
     const uint32_t upto = dcommi_cuda_warp_prefix(counts), before = upto - counts;

@@ -180,34 +180,55 @@ DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_topk_half(uint32_t bits, bool bf16, uint
     return h;
 }
 
+/* What a value has become. */
+struct dcommi_cuda_topk_sent {
+    float y, left; /* what arrives of it, and what is left */
+};
+
 /* Value number `at`; what is left of it stays behind. */
-DCOMMI_CUDA_INLINE void dcommi_cuda_topk_put(const dcommi_cuda_topk &p, uint32_t at, uint32_t bits,
-                                             uint32_t index, bool full, uint32_t *clipped)
+DCOMMI_CUDA_INLINE dcommi_cuda_topk_sent dcommi_cuda_topk_put(const dcommi_cuda_topk &p,
+                                                              uint32_t at, uint32_t bits,
+                                                              uint32_t index, bool full,
+                                                              uint32_t *clipped)
 {
     unsigned char *values = p.wire + DCOMMI_SPARSE_HEAD;
-    uint32_t left = 0;
+    dcommi_cuda_topk_sent sent = {};
     if (p.value != NULL) {
         p.value[at] = bits;
         p.at[at] = index;
-        return;
+        return sent;
     }
     if (p.values == DCOMM_FORMAT_F32) {
         const uint32_t flushed = dcommi_cuda_flushed(bits);
         reinterpret_cast<uint32_t *>(values)[at] = flushed;
-        left = flushed == bits ? 0 : bits;
+        sent.y = dcommi_f32_from_bits(flushed);
+        sent.left = dcommi_f32_from_bits(flushed == bits ? 0 : bits);
     } else {
         const bool bf16 = p.values == DCOMM_FORMAT_BF16;
         const uint16_t h = dcommi_cuda_topk_half(bits, bf16, clipped);
         reinterpret_cast<uint16_t *>(values)[at] = h;
-        const float sent = bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
-        left = dcommi_f32_bits(__fsub_rn(dcommi_f32_from_bits(bits), sent));
+        sent.y = bf16 ? dcommi_bf16_to_f32(h) : dcommi_f16_to_f32(h);
+        sent.left = __fsub_rn(dcommi_f32_from_bits(bits), sent.y);
     }
     /* The scan left a zero there if it was a candidate, or what the residual was. */
-    if (p.residual != NULL && !dcommi_cuda_odd(bits) && (full || left != 0)) {
-        p.next[index] = dcommi_f32_from_bits(left);
+    if (p.residual != NULL && !dcommi_cuda_odd(bits) && (full || dcommi_f32_bits(sent.left) != 0)) {
+        p.next[index] = sent.left;
     }
+    return sent;
 }
 
+/* Element `index`, which counts as `bits`, to a ledger. Where that is not finite, the residual is
+ * what it was. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_topk_tally(const dcommi_cuda_topk &p, uint32_t index,
+                                               uint32_t bits, const dcommi_cuda_topk_sent &sent,
+                                               dcommi_cuda_tally *tally)
+{
+    const bool feedback = p.residual != NULL;
+    const float next = feedback && dcommi_cuda_odd(bits) ? __ldcg(p.next + index) : sent.left;
+    dcommi_cuda_tally_one(tally, dcommi_cuda_load<float>(p.x + index), sent.y, feedback, next);
+}
+
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     dcommi_cuda_topk_emit_kernel(const __grid_constant__ dcommi_cuda_topk p)
 {
@@ -237,6 +258,10 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
         }
         __syncwarp();
     }
+    dcommi_cuda_tally tally = {};
+    if (LEDGER && lane == 0 && !items.full && (uint64_t)tile * DCOMMI_CUDA_TOPK_TILE < p.count) {
+        tally = p.scanned[tile];
+    }
     uint32_t clipped = 0;
     const uint32_t below = (1u << lane) - 1;
     for (uint32_t from = 0; from < items.n; from += DCOMMI_CUDA_WARP) {
@@ -259,7 +284,11 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
         own.x += (uint32_t)__popc(all_more);
         own.y += (uint32_t)__popc(all_ties);
         if (more || (ties && equal < need)) {
-            dcommi_cuda_topk_put(p, at, bits, index, items.full, &clipped);
+            const dcommi_cuda_topk_sent sent =
+                dcommi_cuda_topk_put(p, at, bits, index, items.full, &clipped);
+            if (LEDGER && p.value == NULL) {
+                dcommi_cuda_topk_tally(p, index, bits, sent, &tally);
+            }
             if (form == DCOMMI_SPARSE_FLAT) {
                 dcommi_cuda_put32(out + 4 * (uint64_t)at, index);
             } else if (form == DCOMMI_SPARSE_BLOCKS) {
@@ -267,8 +296,20 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
             } else {
                 atomicOr(&map[warp][index % DCOMMI_CUDA_TOPK_TILE / 32], 1u << index % 32);
             }
-        } else if (there && !items.full && p.residual != NULL && !dcommi_cuda_odd(bits)) {
-            p.next[index] = dcommi_f32_from_bits(bits);
+        } else if (there) {
+            if (!items.full && p.residual != NULL && !dcommi_cuda_odd(bits)) {
+                p.next[index] = dcommi_f32_from_bits(bits);
+            }
+            if (LEDGER) {
+                const dcommi_cuda_topk_sent nothing = {0, dcommi_f32_from_bits(bits)};
+                dcommi_cuda_topk_tally(p, index, bits, nothing, &tally);
+            }
+        }
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
         }
     }
     if (clipped > 0 && p.report != NULL) {
@@ -299,16 +340,31 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
 /* Of coded values: what they lost stays behind. */
 struct dcommi_cuda_topk_lost {
     dcommi_cuda_topk topk;
-    const float *sent; /* as decoded; NULL: without a residual */
+    const float *sent;        /* as decoded; NULL: with neither residual nor ledger */
+    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
 };
 
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
     dcommi_cuda_topk_lost_kernel(const __grid_constant__ dcommi_cuda_topk_lost p)
 {
     const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_TOPK_THREADS + threadIdx.x;
     const dcommi_cuda_topk &t = p.topk;
+    dcommi_cuda_tally tally = {};
     if (i < t.wanted && p.sent != NULL) {
-        t.next[t.at[i]] = __fsub_rn(dcommi_f32_from_bits(t.value[i]), p.sent[i]);
+        const float left = __fsub_rn(dcommi_f32_from_bits(t.value[i]), p.sent[i]);
+        if (t.residual != NULL) {
+            t.next[t.at[i]] = left;
+        }
+        if (LEDGER) {
+            dcommi_cuda_tally_one(&tally, t.x[t.at[i]], p.sent[i], t.residual != NULL, left);
+        }
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
     if (i == 0 && t.report != NULL && t.state->coded.clipped > 0) {
         atomicAdd(reinterpret_cast<unsigned long long *>(&t.report->clipped),

@@ -102,7 +102,7 @@ device_memory() {
 check "the implementation with DCOMM_WITH_CUDA" device_memory
 for source in tests/test_device.c tests/test_device_order.c tests/test_device_coded.c \
     tests/test_device_feedback.c tests/test_device_bucket.c tests/test_device_bucket_errors.c \
-    tests/test_device_shared.c bench/dcomm-perf.c; do
+    tests/test_device_scaler.c tests/test_device_shared.c bench/dcomm-perf.c; do
     check "$source by CUDA's headers" gcc -std=gnu11 -Wall -Wextra -Wshadow -Werror -DDCOMM_WITH_CUDA \
         -I tests/plain -I include -I "$cuda_home/include" -I tests -fsyntax-only $source
 done

@@ -286,6 +286,96 @@ static void test_feedback(void)
     ok(name);
 }
 
+static double look_value(const bytes &x, size_t i, dcomm_dtype dtype)
+{
+    double wide;
+    float single;
+    uint16_t half;
+    switch ((int)dtype) {
+    case DCOMM_F64:
+        std::memcpy(&wide, &x[8 * i], 8);
+        return wide;
+    case DCOMM_F32:
+        std::memcpy(&single, &x[4 * i], 4);
+        return (double)single;
+    default:
+        std::memcpy(&half, &x[2 * i], 2);
+        return (double)(dtype == DCOMM_F16 ? dcommi_f16_to_f32(half) : dcommi_bf16_to_f32(half));
+    }
+}
+
+/* What a scaler sees of any bits, or of those that are finite, and what becomes of them. */
+static bool look_one(dcomm_dtype dtype, size_t count, bool finite, double factor, bool drop)
+{
+    const size_t element = dcomm_dtype_size(dtype);
+    const std::string what = std::string(where(dcomm_dtype_name(dtype), count, 1, finite)) +
+                             ", factor " + std::to_string(factor) + (drop ? ", drop" : "");
+    bytes want = raw(element * count);
+    for (size_t i = element - 1; finite && i < want.size(); i += element) {
+        want[i] &= 0xbf; /* the exponent's first bit */
+    }
+    area x(element * count, element), room(dcomm_cuda_look_workspace_bytes(count)),
+        sight(sizeof(dcomm_cuda_sight));
+    x.put(want.data());
+    double squares = 0, value = 0;
+    uint64_t index = UINT64_MAX;
+    for (size_t i = count; i-- > 0;) {
+        const double v = look_value(want, i, dtype);
+        squares += v * v;
+        index = std::isfinite(v) ? index : i;
+        value = std::isfinite(v) ? value : v;
+    }
+    if (factor != 1) {
+        const bytes from = want;
+        cuda_reference_scale(want.data(), from.data(), count, dtype, factor);
+    }
+    if (drop && index != UINT64_MAX) {
+        std::fill(want.begin(), want.end(), (unsigned char)0);
+    }
+    dcomm_cuda_sight got;
+    if (!good(launched([&](void *stream) {
+                  return dcomm_cuda_look(x.at, count, dtype, factor, drop,
+                                         reinterpret_cast<dcomm_cuda_sight *>(sight.at), room.at,
+                                         stream);
+              }),
+              what) ||
+        !same(x.get(), want.data(), what) || !x.guarded() || !room.guarded() || !sight.guarded()) {
+        return false;
+    }
+    const bytes raw_sight = sight.get();
+    std::memcpy(&got, raw_sight.data(), sizeof got);
+    const bool alike = value != value ? got.value != got.value : got.value == value;
+    const bool near = std::isfinite(squares) ? std::fabs(got.squares - squares) <= 1e-12 * squares
+                                             : !std::isfinite(got.squares);
+    return (got.index == index && alike && near) ||
+           wrong(what + ": element " + std::to_string(got.index) + " is " +
+                 std::to_string(got.value) + ", of squares " + std::to_string(got.squares) +
+                 "; not " + std::to_string(index) + ", " + std::to_string(value) + ", " +
+                 std::to_string(squares));
+}
+
+static void test_look(void)
+{
+    const std::string name = std::string("looks") + launch_names[launch_now];
+    bool fine = true;
+    if (late(name)) {
+        return;
+    }
+    for (dcomm_dtype dtype : {DCOMM_F64, DCOMM_F32, DCOMM_F16, DCOMM_BF16}) {
+        for (size_t count : {(size_t)0, (size_t)1, (size_t)4095, (size_t)70001}) {
+            for (bool finite : {false, true}) {
+                if (small && count > 10000) {
+                    continue;
+                }
+                fine = fine && look_one(dtype, count, finite, 1, !finite) &&
+                       look_one(dtype, count, finite, 1.0 / 3, false) &&
+                       look_one(dtype, count, finite, 0.25, true);
+            }
+        }
+    }
+    ok(name);
+}
+
 /* Operands that are wires of fp8: the fold of what the CPU decodes. */
 static bool reduce_fp8_one(const dcomm_codec *codec, dcomm_op op, size_t n, size_t count,
                            int64_t divisor, int kind)

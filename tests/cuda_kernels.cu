@@ -59,6 +59,11 @@ static void test_arguments(void)
     says(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_WIDEN, x, NULL, 0, NULL, 4, NULL, NULL), bad,
          "a is NULL");
     says(dcomm_cuda_feedback((dcomm_cuda_feedback_op)10, x, x, 0, x, 4, NULL, NULL), bad, "op 10");
+    dcomm_cuda_sight *sight = reinterpret_cast<dcomm_cuda_sight *>(b.at);
+    says(dcomm_cuda_look(x, 4, DCOMM_I32, 1, false, sight, a.at, NULL), bad, "not of floats");
+    says(dcomm_cuda_look(x, 4, DCOMM_F32, 1, false, NULL, a.at, NULL), bad, "sight is NULL");
+    says(dcomm_cuda_look(x, 4, DCOMM_F32, 1, false, sight, NULL, NULL), bad, "workspace is NULL");
+    says(dcomm_cuda_look(a.at + 2, 4, DCOMM_F32, 1, false, sight, a.at, NULL), bad, "x is not");
     says(dcomm_cuda_encode(NULL, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL), bad, "codec");
     says(dcomm_cuda_encode(products, x, NULL, NULL, 4, NULL, b.at, 99, NULL, NULL, NULL),
          DCOMM_ERR_UNSUPPORTED, "no kernels");
@@ -138,7 +143,9 @@ static void test_kernels(void)
     }
     test_add_scaled();
     test_feedback();
+    test_look();
     test_ledger();
+    test_ledger_again();
     test_compare();
     test_lowrank();
     test_sparse_all();

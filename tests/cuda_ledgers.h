@@ -28,15 +28,15 @@ static bool same_ledger(const dcomm_ledger &got, const dcomm_ledger &want, bool 
            wrong(what + ": counts are not the CPU's");
 }
 
-/* A ledger: its counts are the CPU's, its sums to rounding, and the rest as without it. */
-static bool ledger_one(const dcomm_codec *codec, size_t count, int kind, bool feedback)
+/* A ledger: its counts are the CPU's, its sums to rounding, and the rest as without it. What the
+ * device made of it goes to *there. */
+static bool ledger_of(const dcomm_codec *codec, const std::vector<float> &x,
+                      const std::vector<float> &r, bool feedback, area &room,
+                      const std::string &what, dcomm_cuda_ledger *there)
 {
-    const size_t len = dcomm_codec_max_bytes(codec, count);
-    const std::vector<float> x = numbers(count, kind), r = numbers(count, NORMAL);
+    const size_t count = x.size(), len = dcomm_codec_max_bytes(codec, count);
     dcomm_codec_info info;
     dcomm_codec_get_info(codec, count, &info);
-    const std::string what = "ledger of " + std::to_string(count) + " elements, " +
-                             kind_names[kind] + (feedback ? ", feedback" : "");
     coded want;
     want.wire.resize(len);
     want.next.resize(count);
@@ -46,14 +46,13 @@ static bool ledger_one(const dcomm_codec *codec, size_t count, int kind, bool fe
                                       feedback ? want.next.data() : NULL, count, NULL,
                                       want.wire.data(), len, &written, NULL, &want.report, &ledger);
     area in(4 * count), residual(4 * count), next(4 * count), wire(len),
-        report(sizeof(dcomm_cuda_report)), sums(sizeof(dcomm_cuda_ledger)),
-        room(dcomm_cuda_ledger_workspace_bytes(codec, count));
+        report(sizeof(dcomm_cuda_report)), sums(sizeof(dcomm_cuda_ledger));
     const dcomm_cuda_report none = dcomm_cuda_report();
-    dcomm_cuda_ledger there = dcomm_cuda_ledger();
+    *there = dcomm_cuda_ledger();
     in.put(x.data());
     residual.put(r.data());
     report.put(&none);
-    sums.put(&there);
+    sums.put(there);
     if (!good(launched([&](void *stream) {
                   return dcomm_cuda_encode_ledger(
                       codec, reinterpret_cast<float *>(in.at),
@@ -73,9 +72,87 @@ static bool ledger_one(const dcomm_codec *codec, size_t count, int kind, bool fe
         return false;
     }
     const bytes raw_sums = sums.get();
-    std::memcpy(&there, raw_sums.data(), sizeof there);
-    dcomm_cuda_ledger_add(&got, count, &there, &want.report);
+    std::memcpy(there, raw_sums.data(), sizeof *there);
+    dcomm_cuda_ledger_add(&got, count, there, &want.report);
     return same_ledger(got, ledger, info.sparse, what);
+}
+
+static bool ledger_one(const dcomm_codec *codec, size_t count, int kind, bool feedback)
+{
+    const std::vector<float> x = numbers(count, kind), r = numbers(count, NORMAL);
+    const std::string what = "ledger of " + std::to_string(count) + " elements, " +
+                             kind_names[kind] + (feedback ? ", feedback" : "");
+    area room(dcomm_cuda_ledger_workspace_bytes(codec, count));
+    dcomm_cuda_ledger there;
+    return ledger_of(codec, x, r, feedback, room, what, &there);
+}
+
+/* A workspace in which an encoding of far larger numbers has left its threshold. */
+static bool ledger_misled(const dcomm_codec *codec, std::vector<float> x, area &room)
+{
+    const size_t len = dcomm_codec_max_bytes(codec, x.size());
+    for (float &f : x) {
+        f *= 2048;
+    }
+    area in(4 * x.size()), wire(len);
+    in.put(x.data());
+    return good(dcomm_cuda_encode(codec, floats(in), NULL, NULL, x.size(), NULL, wire.at, len,
+                                  room.at, NULL, NULL),
+                "encode");
+}
+
+/* Sums are the same bits whatever a workspace has seen, and of elements that the sample leads to
+ * wrong ends: those it takes are all above the others (1), or below (2). */
+static bool ledger_again(const dcomm_codec *codec, bool feedback)
+{
+    const size_t count = 70001, alone = dcomm_cuda_workspace_bytes(codec, count);
+    const size_t lines = 1024, line_of = 16; /* of the sample: kernels/topk_sample.h */
+    dcomm_cuda_ledger first, again;
+    for (int misled = 0; misled < 3; misled++) {
+        std::vector<float> x = numbers(count, NORMAL), r = numbers(count, NORMAL);
+        for (size_t line = 0; line < lines && misled > 0; line++) {
+            const size_t at = (size_t)dcommi_topk_sample_at(line, lines, count);
+            for (size_t i = at; i < at + line_of; i++) {
+                x[i] *= misled == 1 ? 0x1p20f : 0x1p-20f;
+                r[i] *= misled == 1 ? 1 : 0x1p-20f;
+            }
+        }
+        const std::string what = "misled " + std::to_string(misled);
+        area room(dcomm_cuda_ledger_workspace_bytes(codec, count));
+        if (room.size > alone + count / 4 + 16384) {
+            return wrong("a workspace of " + std::to_string(room.size) + " bytes");
+        }
+        if (!ledger_of(codec, x, r, feedback, room, what, &first) ||
+            !ledger_misled(codec, x, room) ||
+            !ledger_of(codec, x, r, feedback, room, what + ", again", &again)) {
+            return false;
+        }
+        if (std::memcmp(&first, &again, sizeof first) != 0) {
+            return wrong(what + ": the sums depend on an earlier call");
+        }
+    }
+    return true;
+}
+
+static void test_ledger_again(void)
+{
+    const std::string name = std::string("ledgers, once more") + launch_names[launch_now];
+    bool fine = true;
+    if (late(name)) {
+        return;
+    }
+    for (const char *spec : {"topk:k=0.02", "topk:k=0.3,values=f16", "topk+qsgd:k=0.05",
+                             "threshold:k=0.02", "randk:k=0.02,nonfinite=pass", "randk:k=70001"}) {
+        dcomm_codec *codec = NULL;
+        fine = fine && good(dcomm_codec_create(spec, &codec), spec) && ledger_again(codec, true) &&
+               (small || ledger_again(codec, false));
+        dcomm_codec_destroy(&codec);
+        if (!fine) {
+            trouble = std::string(spec) + ": " + trouble;
+            break;
+        }
+    }
+    ok(name);
 }
 
 static void test_ledger(void)
@@ -93,7 +170,9 @@ static void test_ledger(void)
                                      "topk:k=0.02,nonfinite=zero",
                                      "topk:k=0.3,values=bf16,nonfinite=pass",
                                      "threshold:k=0.01,nonfinite=zero",
+                                     "threshold:k=0.2,values=bf16,nonfinite=pass",
                                      "topk+qsgd:k=0.1,nonfinite=pass",
+                                     "topk+qsgd:k=0.02,bits=8,nonfinite=zero",
                                      "randk:k=0.05,nonfinite=pass",
                                      "randk:k=0.05,scale=none,nonfinite=zero"};
     const size_t counts[] = {0, 1, 700, 3 * 16384 + 77, 700000};

@@ -85,7 +85,7 @@ object alone "$scratch/alone.c" -Xcompiler -std=gnu11 &
 object reference tests/cuda_reference.c -Xcompiler -std=gnu11 &
 object cuda_kernels tests/cuda_kernels.cu "${cuda[@]}" &
 device_tests=(test_device test_device_order test_device_coded test_device_feedback test_device_bucket
-    test_device_shared)
+    test_device_scaler test_device_shared)
 networked=
 if printf '#include <ucp/api/ucp.h>\n#include <hwloc.h>\n' | cc -xc -fsyntax-only - 2>/dev/null; then
     networked=yes

@@ -131,3 +131,47 @@ Test(device, one_rank_in_host_memory, .timeout = 120)
     on(2, (where){.host_rank = 1}, everything);
     on(3, (where){.place = RANKS_PAIRS, .host_rank = 0}, everything);
 }
+
+/* Experts take host memory alone, and say so: nobody follows a device's pointer on the host. */
+static int experts(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { TOKENS = 4, HIDDEN = 8 };
+    const where *w = arg;
+    dcomm_comm *comm = join(rank, n, s, w);
+    dcomm_moe_opts opts = {.experts = 4, .hidden = HIDDEN, .k = 1, .dtype = DCOMM_F32};
+    int32_t to[TOKENS] = {0, 1, 2, 3};
+    float x[TOKENS * HIDDEN] = {0};
+    void *there = NULL;
+    CUDA_OK(cudaMalloc(&there, sizeof x));
+    for (int c = 0; c < 2; c++) {
+        dcomm_moe *m = NULL;
+        dcomm_moe_batch batch;
+        RANKS_OK(dcomm_moe_create(comm, &opts, &m));
+        ranks_refused(dcomm_moe_route(m, TOKENS, rank == 1 ? there : to, NULL),
+                      DCOMM_ERR_UNSUPPORTED, "rank 1 has experts on device 0");
+        ranks_refused(dcomm_moe_route(m, TOKENS, to, rank == 1 ? there : NULL),
+                      DCOMM_ERR_UNSUPPORTED, "rank 1 has weights on device 0");
+        RANKS_OK(dcomm_moe_route(m, TOKENS, to, NULL));
+        RANKS_OK(dcomm_barrier(comm, NULL)); /* an error may not overtake the routing's end */
+        dcomm_status status = dcomm_moe_dispatch_start(m, 0, rank == 1 && c == 0 ? there : x);
+        status = status >= 0 ? dcomm_moe_dispatch_wait(m, 0, &batch) : status;
+        status = status >= 0 ? dcomm_moe_combine_start(m, 0, batch.rows) : status;
+        status = status >= 0 ? dcomm_moe_combine_wait(m, 0, rank == 1 ? there : x) : status;
+        if (rank == 1) {
+            ranks_refused(status, DCOMM_ERR_UNSUPPORTED,
+                          c == 0 ? "dcomm_moe_dispatch: rank 1 has rows on device 0"
+                                 : "dcomm_moe_combine: rank 1 has results on device 0");
+        } else if (c == 0) {
+            ranks_refused(status, DCOMM_ERR_ABORTED, "rank 1 has rows on device 0");
+        }
+        dcomm_moe_destroy(&m);
+        RANKS_OK(dcomm_barrier(comm, NULL));
+    }
+    CUDA_OK(cudaFree(there));
+    return ranks_leave(&comm);
+}
+
+Test(device, experts_take_host_memory, .timeout = 60)
+{
+    on(2, (where){.host_rank = -1}, experts);
+}

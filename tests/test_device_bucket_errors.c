@@ -59,12 +59,9 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     not_made(comm, params, 2, &opts, DCOMM_ERR_INVALID, "a stream");
 
     dcomm_buckets *b = NULL;
-    dcomm_scaler *scaler = NULL;
     cudaStream_t stream;
     cudaGraph_t graph;
     RANKS_OK(dcomm_buckets_create(comm, params, 2, NULL, &b));
-    ranks_refused(dcomm_scaler_create(b, NULL, &scaler), DCOMM_ERR_UNSUPPORTED,
-                  "parameter 1, \"there\", lies on device 0");
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     ranks_refused(dcomm_bucket_ready(b, 0, stream), DCOMM_ERR_INVALID,
                   "parameter 0, \"host\", lies in host memory");

@@ -65,7 +65,7 @@ says() {
     ok "$name" $got
 }
 measured="dcomm-kernels peers/gpu-cub peers/gpu_peers"
-collectives="test_device test_device_order test_device_coded test_device_feedback test_device_bucket test_device_shared"
+collectives="test_device test_device_order test_device_coded test_device_feedback test_device_bucket test_device_scaler test_device_shared"
 timed="dcomm-perf dcomm-perf dcomm-perf dcomm-perf dcomm-perf"
 
 expect "no GPU: said, and no failure" 0 "^# skipped: .*there is no GPU: no driver" \

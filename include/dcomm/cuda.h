@@ -10,9 +10,9 @@
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
- * - A call launches one kernel on the stream (with a ledger, three; with sparse codecs, a few), and
- *   returns. It allocates nothing, waits for nothing, and launches the same whatever the data: it
- *   can be captured into a graph, and keeps its arguments there.
+ * - A call launches one kernel on the stream (with sparse codecs, a few; with a ledger, two more),
+ *   and returns. It allocates nothing, waits for nothing, and launches the same whatever the data:
+ *   it can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -90,6 +90,24 @@ DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst,
                                            float factor, const float *b, size_t count,
                                            dcomm_cuda_report *report, void *stream);
 
+/* What dcomm_cuda_look has seen: in device memory, or in pinned memory of the host, aligned to 8.
+ */
+typedef struct dcomm_cuda_sight {
+    uint64_t index; /* of the first element that is not finite; UINT64_MAX: all are */
+    double value;   /* this element; 0 where there is none */
+    double squares; /* the sum of all elements' squares: not finite where one of them is not */
+} dcomm_cuda_sight;
+
+/* Look at x, `count` floats (f64, f32, f16, bf16): *sight is set. For gradients that may have
+ * overflowed. x[i] = factor * x[i] as dcomm_cuda_scale has it, in the same pass; of factor 1 x is
+ * only read. `squares` is of what x was, summed in f64 in an order that the count alone decides.
+ * drop: where an element is not finite, all of x becomes 0. Two launches, with drop three.
+ * workspace: dcomm_cuda_look_workspace_bytes of device memory, aligned to 8. */
+DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
+                                       bool drop, dcomm_cuda_sight *sight, void *workspace,
+                                       void *stream);
+DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
+
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
@@ -109,12 +127,13 @@ typedef struct dcomm_cuda_ledger {
     double sums[8];
 } dcomm_cuda_ledger;
 
-/* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. Dense codecs count in the
- * pass that encodes, and one or two short launches follow; the wires of others are decoded and
- * compared. The sums are taken in an order that depends on codec and count alone, and which is not
- * the CPU's: they are the same from run to run, and differ from the CPU's by what rounding of f64
- * sums amounts to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64, to
- * be kept as that of dcomm_cuda_encode. */
+/* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. It is counted in the
+ * passes that encode, and one or two short launches follow; the wires of topk+qsgd with
+ * nonfinite=pass are decoded and compared. The sums are taken in an order that depends on codec and
+ * count alone (of sparse codecs: and on numbers and key), and which is not the CPU's: they are the
+ * same from run to run, and differ from the CPU's by what rounding of f64 sums amounts to.
+ * workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not use
+ * what an earlier call has left in it. */
 DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
                                                 const float *residual, float *next, size_t count,
                                                 const dcomm_codec_key *key, void *wire,
@@ -124,8 +143,9 @@ DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const 
 DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
 /* dcomm_ledger_compare of y with x (NULL: nothing is compared), and where next is not NULL what an
  * encoding with feedback that sent y has left. For powersgd, whose y dcomm_cuda_powersgd_product
- * gives, and for recodings, whose input nobody has: x is NULL, and y the wire decoded. Two or three
- * launches. workspace: dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+ * gives (with a residual that call sees x + residual, and no x), and for recodings, whose input
+ * nobody has: x is NULL, and y the wire decoded. Two or three launches. workspace:
+ * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
                                                  const float *y, const float *next, size_t count,
                                                  void *workspace, void *stream);

@@ -106,8 +106,8 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
  * chunk, 4 * experts * chunks * size bytes to every rank, twice where opts.capacity is set.
  * Ends the step before, all of whose chunks must have been waited for.
  * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
- * token and expert; experts is NULL; a chunk of the step before is under way), those of
- * all-gather. */
+ * token and expert; experts is NULL; a chunk of the step before is under way),
+ * DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those of all-gather. */
 DCOMM_API dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens, const int32_t *experts,
                                        const float *weights);
 
@@ -124,8 +124,8 @@ typedef struct dcomm_moe_batch {
 
 /* Send the rows of chunk c: x has all tokens, [tokens * hidden], and is read before this returns.
  * Errors of this and all below: DCOMM_ERR_INVALID (no such chunk, not the time for it, NULL),
- * DCOMM_ERR_ABORTED (the same on another rank; the sentence says what and where), those of
- * all-to-all-v. */
+ * DCOMM_ERR_UNSUPPORTED (what is given lies in device memory), DCOMM_ERR_ABORTED (the same on
+ * another rank; the sentence says what and where), those of all-to-all-v. */
 DCOMM_API dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
 /* Wait for the rows of chunk c. batch->rows stay until the next dcomm_moe_dispatch_start of this
  * chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */

@@ -16,6 +16,10 @@
  * under way. The sums are looked at in the pass that makes the norm. So all ranks know in the same
  * step, and whose gradient it was.
  *
+ * Gradients in device memory are looked at, unscaled and clipped there, by kernels in the order of
+ * their bucket's stream: behind what the stream of dcomm_bucket_ready held. What was found goes to
+ * all ranks when the last bucket on a device has its result.
+ *
  * The scale is halved when a step is skipped, and doubled after so many good ones, by what all
  * ranks know, so it is the same everywhere; ranks whose scales differ all the same (one has loaded
  * another state) find out in the next step.
@@ -67,8 +71,8 @@ typedef struct dcomm_scaler_verdict {
 
 /* Make a scaler for buckets; collective, not in a step. The buckets must outlive it, and have one
  * at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler
- * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_UNSUPPORTED (a gradient is in device
- * memory), DCOMM_ERR_NO_MEMORY. */
+ * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device
+ * has no memory, or fails). */
 DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
                                            dcomm_scaler **s_p);
 /* Destroy it and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
@@ -82,8 +86,10 @@ DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
  * alone. What error feedback has sent in a step that is skipped is taken back (not with its
  * in_place). Collective with opts.sharded, where it exchanges 48 bytes a rank; else this rank's own
  * affair, with the same outcome on all. Costs one pass over the gradients, two where they are
- * clipped. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of
- * all-gather. */
+ * clipped. Returns when gradients on devices are what they are to be, too: nothing of the caller's
+ * may be under way for them. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the
+ * last call), those of all-gather, DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the others
+ * have DCOMM_ERR_ABORTED in their next call). */
 DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *verdict);
 
 typedef struct dcomm_scaler_info {

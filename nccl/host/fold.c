@@ -4,6 +4,7 @@
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/device_host.h"
+#include "dcomm/impl/scan.h"
 #include "kernels.h"
 
 bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype, int op,
@@ -16,4 +17,12 @@ bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, i
 void cuhost_scale(void *dst, const void *src, size_t count, int dtype, double factor)
 {
     dcommi_host_scale(dst, src, count, (dcomm_dtype)dtype, factor);
+}
+
+uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, double *squares)
+{
+    const size_t at = dcommi_scan(x, count, (dcomm_dtype)dtype);
+    *value = at < count ? dcommi_scan_value(x, at, (dcomm_dtype)dtype) : 0;
+    *squares = dcommi_squares(x, count, (dcomm_dtype)dtype);
+    return at < count ? at : UINT64_MAX;
 }

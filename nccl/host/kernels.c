@@ -20,11 +20,13 @@ typedef struct job {
     void *wire, *workspace;
     dcomm_cuda_report *report;
     dcomm_cuda_ledger *ledger;
+    dcomm_cuda_sight *sight;
     dcomm_codec_key key;
     size_t count, capacity, n;
     int dtype, op;
     int64_t divisor;
     double factor;
+    bool drop;
     bool bad; /* a pointer is not of memory that the device reaches */
     const void *at[DCOMM_CUDA_OPERANDS];
     size_t bytes[DCOMM_CUDA_OPERANDS];
@@ -205,6 +207,48 @@ dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_
     j.out = reach(&j, x, count * sizeof *x);
     j.x = reach(&j, y, count * sizeof *y);
     return launch(call, &j, run_add, stream);
+}
+
+static cudaError_t run_look(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    dcomm_cuda_sight sight = {0};
+    sight.index = cuhost_look(j->wire, j->count, j->dtype, &sight.value, &sight.squares);
+    if (j->factor != 1) {
+        cuhost_scale(j->wire, j->wire, j->count, j->dtype, j->factor);
+    }
+    if (j->drop && sight.index != UINT64_MAX) {
+        memset(j->wire, 0, j->capacity);
+    }
+    *j->sight = sight;
+    return cudaSuccess;
+}
+
+dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor, bool drop,
+                             dcomm_cuda_sight *sight, void *workspace, void *stream)
+{
+    static const char call[] = "dcomm_cuda_look";
+    job j = {.count = count,
+             .dtype = (int)dtype,
+             .factor = factor,
+             .drop = drop,
+             .capacity = count * dcomm_dtype_size(dtype)};
+    if (dtype > DCOMM_BF16 || sight == NULL || (count > 0 && (x == NULL || workspace == NULL))) {
+        return fail(DCOMM_ERR_INVALID, call,
+                    "dtype %d is not of floats, or x, sight or workspace is NULL", (int)dtype);
+    }
+    j.wire = reach(&j, x, j.capacity);
+    j.sight = reach(&j, sight, sizeof *sight);
+    (void)reach(&j, workspace, dcomm_cuda_look_workspace_bytes(count));
+    return launch(call, &j, run_look, stream);
+}
+
+size_t dcomm_cuda_look_workspace_bytes(size_t count)
+{
+    return count == 0 ? 0 : 16;
 }
 
 /* ---- codecs ---- */

@@ -1,4 +1,4 @@
-/* kernels.h - what fold.c and residual.c lend to kernels.c. */
+/* kernels.h - the folds and looks of fold.c, and what residual.c does, for kernels.c. */
 #ifndef CUDA_HOST_KERNELS_H
 #define CUDA_HOST_KERNELS_H
 
@@ -9,6 +9,8 @@
 bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype, int op,
                  int64_t divisor);
 void cuhost_scale(void *dst, const void *src, size_t count, int dtype, double factor);
+/* The first element that is not finite, UINT64_MAX: none; *value is that, *squares the sum. */
+uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, double *squares);
 
 /* What was clipped, what was not finite, and the first of that. */
 typedef struct cuhost_seen {

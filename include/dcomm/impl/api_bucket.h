@@ -118,6 +118,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
         b->loans = loan->next;
         dcommi_free(loan);
     }
+    dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);
     dcommi_free(b->kinds);

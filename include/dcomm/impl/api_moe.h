@@ -320,10 +320,11 @@ static dcomm_status dcommi_moe_may_start(dcomm_moe *m, dcommi_moe_pass pass, int
         return dcommi_fail(DCOMM_ERR_INVALID, "%s_start: rank %d: chunk %d has %zu rows at NULL",
                            name, m->rank, c, nrows);
     }
-    return DCOMM_OK;
+    return dcommi_moe_on_host(m, name, "rows", rows);
 }
 
-static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int c, bool good)
+static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int c, bool good,
+                                        const void *to)
 {
     if (c < 0 || c >= m->opts.chunks || !dcommi_moe_op_of(m, pass, c)->started ||
         dcommi_moe_op_of(m, pass, c)->done) {
@@ -332,7 +333,7 @@ static dcomm_status dcommi_moe_may_wait(dcomm_moe *m, dcommi_moe_pass pass, int 
                            "already",
                            dcommi_moe_pass_names[pass], m->rank, c, m->opts.chunks);
     }
-    return good ? DCOMM_OK
+    return good ? dcommi_moe_on_host(m, dcommi_moe_pass_names[pass], "results", to)
                 : dcommi_fail(DCOMM_ERR_INVALID, "%s_wait: rank %d: where to write is NULL",
                               dcommi_moe_pass_names[pass], m->rank);
 }
@@ -360,9 +361,9 @@ static dcomm_status dcommi_moe_start_forth(dcomm_moe *m, dcommi_moe_pass pass, i
 }
 
 static dcomm_status dcommi_moe_wait_forth(dcomm_moe *m, dcommi_moe_pass pass, int c,
-                                          dcomm_moe_batch *batch)
+                                          dcomm_moe_batch *batch, const float *dweights)
 {
-    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, batch != NULL));
+    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, batch != NULL, dweights));
     DCOMMI_TRY(dcommi_moe_finish(m, pass, c));
     unsigned char *rows = dcommi_moe_batch_at(m, pass, c);
     DCOMMI_TRY(dcommi_moe_place(m, pass, c, rows, false));
@@ -392,7 +393,7 @@ static dcomm_status dcommi_moe_start_back(dcomm_moe *m, dcommi_moe_pass pass, in
 
 static dcomm_status dcommi_moe_wait_back(dcomm_moe *m, dcommi_moe_pass pass, int c, void *y)
 {
-    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, y != NULL || dcommi_moe_chunk_tokens(m, c) == 0));
+    DCOMMI_TRY(dcommi_moe_may_wait(m, pass, c, y != NULL || dcommi_moe_chunk_tokens(m, c) == 0, y));
     DCOMMI_TRY(dcommi_moe_finish(m, pass, c));
     dcommi_moe_stage *s = dcommi_moe_first(m);
     if (dcommi_moe_chunk_tokens(m, c) > 0) {
@@ -421,7 +422,7 @@ DCOMM_API dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c, dcomm_moe_ba
 {
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_dispatch_wait", m));
     dcommi_moe_enter(m);
-    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_DISPATCH, c, batch);
+    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_DISPATCH, c, batch, NULL);
     m->at_work++;
     return dcommi_moe_leave(m, status);
 }
@@ -451,7 +452,7 @@ DCOMM_API dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c, floa
                                                        dcomm_moe_batch *batch)
 {
     DCOMMI_TRY(dcommi_moe_check("dcomm_moe_combine_backward_wait", m));
-    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, batch);
+    dcomm_status status = dcommi_moe_wait_forth(m, DCOMMI_MOE_COMBINE_BACKWARD, c, batch, dweights);
     status = status >= 0 ? dcommi_moe_give_dots(m, c, dweights) : status;
     return dcommi_moe_leave(m, status);
 }

@@ -225,9 +225,14 @@ static dcomm_status dcommi_bkt_pack(dcomm_buckets *b, const dcommi_bkt_param *p,
     if (p->bytes == 0) {
         return DCOMM_OK;
     }
+    if (b->seen_there != NULL) {
+        b->seen_there[p - b->params] = (dcomm_cuda_sight){.index = UINT64_MAX};
+    }
     if (zero) {
         return dcommi_bkt_zero(k, place, p->bytes);
-    } else if (b->watched && !p->aside) {
+    } else if (b->watched && dcommi_bkt_sees(p)) {
+        return dcommi_bkt_watch_there(b, p, place);
+    } else if (b->watched && !p->aside && p->place == 0) {
         size_t bad = dcommi_bkt_look(p, place);
         if (bad < p->count) {
             dcommi_bkt_saw(b, p, bad);

@@ -26,6 +26,7 @@ typedef struct dcommi_bkt_param {
     size_t first;  /* ... behind so many elements */
     _Atomic int mark;
     bool touched; /* has a gradient of a step that only accumulated */
+    void *look;   /* on its device, for a scaler: what kernels need that look at it */
     uint32_t order;
     double ready_at;
 } dcommi_bkt_param;
@@ -37,6 +38,7 @@ typedef struct dcommi_bkt_device {
     int number;
     dcommi_device_handle *handle; /* the context's */
     void *streams[DCOMMI_BKT_STREAMS];
+    unsigned char *looks; /* of all its parameters */
 } dcommi_bkt_device;
 
 /* What parameters of one bucket have in common. */
@@ -143,9 +145,10 @@ struct dcomm_buckets {
     /* with a scaler (bucket_watch.h) */
     bool watched, told;
     double scale;
-    uint64_t good;            /* steps in a row */
-    dcommi_bkt_sight seen;    /* by this rank in this step */
-    dcommi_bkt_sight *sights; /* [size] of all in the last step, and what this rank sends */
+    uint64_t good;         /* steps in a row */
+    dcommi_bkt_sight seen; /* by this rank in this step, in host memory; in the end everywhere */
+    dcomm_cuda_sight *seen_there; /* [nparams], pinned: of each on a device; NULL: there is none */
+    dcommi_bkt_sight *sights;     /* [size] of all in the last step, and what this rank sends */
     dcomm_request *sights_request;
     /* over steps */
     uint64_t steps, sent_steps, built_at;

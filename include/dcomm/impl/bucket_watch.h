@@ -1,9 +1,11 @@
 /* bucket_watch.h - gradients are looked at as they become ready, for a scaler (scaler.h): what is
- * not finite goes to all ranks behind the last bucket, and nothing of it through a codec. */
+ * not finite goes to all ranks behind the last bucket (on a device: when that has its result), and
+ * nothing of it through a codec. */
 #ifndef DCOMMI_BUCKET_WATCH_H
 #define DCOMMI_BUCKET_WATCH_H
 
 #include "bucket_agree.h"
+#include "bucket_look.h"
 #include "scan.h"
 
 enum { DCOMMI_BKT_LOOK = 32768 }; /* bytes looked at and copied while they are in the first cache */
@@ -27,31 +29,61 @@ static size_t dcommi_bkt_look(const dcommi_bkt_param *p, unsigned char *place)
     return bad;
 }
 
-/* Element `index` of parameter p is not finite. Its rank says so of the first that is ready. */
+/* Element `index` of parameter p is not finite. Its rank says so of the first that is ready. With
+ * b->lock. */
+static void dcommi_bkt_note(dcomm_buckets *b, const dcommi_bkt_param *p, uint64_t order,
+                            uint64_t index, double value)
+{
+    if (b->seen.found == 0 || order < b->seen.found) {
+        b->seen.found = order;
+        b->seen.param = (uint64_t)(p - b->params);
+        b->seen.index = index;
+        b->seen.value = dcommi_f64_bits(value);
+    }
+}
+
 static void dcommi_bkt_saw(dcomm_buckets *b, const dcommi_bkt_param *p, size_t index)
 {
     unsigned char *place = dcommi_bkt_place(b, p);
     uint64_t order = 1 + atomic_load_explicit(&b->marked, memory_order_relaxed);
     pthread_mutex_lock(&b->lock);
-    if (b->seen.found == 0 || order < b->seen.found) {
-        b->seen.found = order;
-        b->seen.param = (uint64_t)(p - b->params);
-        b->seen.index = index;
-        b->seen.value = dcommi_f64_bits(dcommi_scan_value(place, index, p->dtype));
-    }
+    dcommi_bkt_note(b, p, order, index, dcommi_scan_value(place, index, p->dtype));
     pthread_mutex_unlock(&b->lock);
     if (b->kinds[p->kind].codec != NULL) {
         memset(place, 0, p->bytes); /* the step will not count, but residuals remain */
     }
 }
 
-/* All buckets are started, so all gradients were looked at. With b->lock. */
+/* Bring a gradient on a device to its place, and have it looked at. */
+static dcomm_status dcommi_bkt_watch_there(const dcomm_buckets *b, const dcommi_bkt_param *p,
+                                           unsigned char *place)
+{
+    if (p->grad != place) {
+        DCOMMI_TRY(dcommi_bkt_copy(&b->layout.buckets[p->bucket], place, p->grad, p->bytes));
+    }
+    return dcommi_bkt_look_there(b, p, place, p->count, 1, b->kinds[p->kind].codec != NULL);
+}
+
+/* What was seen of this step's gradients on devices, which are all in their order. With b->lock. */
+static void dcommi_bkt_note_there(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->nparams && b->seen_there != NULL; i++) {
+        const dcomm_cuda_sight *sight = &b->seen_there[i];
+        if (sight->index != UINT64_MAX) {
+            dcommi_bkt_note(b, &b->params[i], 1 + (uint64_t)b->params[i].order, sight->index,
+                            sight->value);
+        }
+    }
+}
+
+/* All buckets are started, so all gradients in host memory were looked at. With b->lock. */
 static dcomm_status dcommi_bkt_tell(dcomm_buckets *b)
 {
-    if (!b->watched || b->told) {
+    if (!b->watched || b->told || !dcommi_bkt_looked(b)) {
         return DCOMM_OK;
     }
     dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    dcommi_bkt_note_there(b);
     if (b->opts.weighted && b->factor == 0) {
         b->seen.found = 0; /* it was not sent */
     }

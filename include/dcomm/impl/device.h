@@ -125,9 +125,9 @@ typedef struct dcommi_device_calls {
     void (*leave)(int device, int before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
-     * what is put on it from now on waits for what the other stream holds now. add:
-     * dcomm_cuda_add_scaled; feedback: dcomm_cuda_feedback. A handle without a pool has its memory
-     * of the device's usual one, which outlives contexts. */
+     * what is put on it from now on waits for what the other stream holds now. add, feedback,
+     * scale, look: dcomm_cuda_add_scaled, _feedback, _scale, _look. A handle without a pool has its
+     * memory of the device's usual one, which outlives contexts. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
     dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
@@ -149,6 +149,11 @@ typedef struct dcommi_device_calls {
     dcomm_status (*own_feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,
                                  const void *a, float factor, const float *b, size_t count,
                                  dcomm_cuda_report *report);
+    dcomm_status (*own_scale)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                              double factor);
+    dcomm_status (*own_look)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                             double factor, bool drop, dcomm_cuda_sight *sight, void *workspace);
+    size_t (*look_bytes)(size_t count); /* of its workspace */
 } dcommi_device_calls;
 
 #endif

@@ -465,6 +465,25 @@ static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cud
     return status;
 }
 
+static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
+                                          dcomm_dtype dtype, double factor)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_scale(x, x, count, dtype, factor, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size_t count,
+                                         dcomm_dtype dtype, double factor, bool drop,
+                                         dcomm_cuda_sight *sight, void *workspace)
+{
+    int before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream);
+    dcommi_cuda_leave(device, before);
+    return status;
+}
+
 static int dcommi_cuda_current(void)
 {
     int device = 0;
@@ -508,6 +527,9 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .peer_close = dcommi_cuda_peer_close,
     .own_add = dcommi_cuda_own_add,
     .own_feedback = dcommi_cuda_own_feedback,
+    .own_scale = dcommi_cuda_own_scale,
+    .own_look = dcommi_cuda_own_look,
+    .look_bytes = dcomm_cuda_look_workspace_bytes,
 };
 static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
 

@@ -20,6 +20,8 @@ static dcomm_status dcommi_moe_take(dcomm_moe *m, size_t tokens, const int32_t *
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_moe_route: experts is NULL for %zu tokens",
                            tokens);
     }
+    DCOMMI_TRY(dcommi_moe_on_host(m, "dcomm_moe_route", "experts", experts));
+    DCOMMI_TRY(dcommi_moe_on_host(m, "dcomm_moe_route", "weights", weights));
     DCOMMI_TRY(dcommi_grow((void **)&m->slots, &m->slots_room, n, sizeof *m->slots));
     DCOMMI_TRY(dcommi_grow((void **)&m->weights, &m->weights_room, n, sizeof *m->weights));
     for (size_t i = 0; i < n; i++) {

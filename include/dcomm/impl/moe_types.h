@@ -183,6 +183,18 @@ static inline size_t dcommi_moe_chunk_rows(const dcomm_moe *m, int c)
 
 /* ---- memory ---- */
 
+/* The host moves rows and reads tables: it touches no device's memory. */
+static dcomm_status dcommi_moe_on_host(const dcomm_moe *m, const char *call, const char *what,
+                                       const void *at)
+{
+    int device = dcommi_device_locate(at);
+    return device < 0 ? DCOMM_OK
+                      : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                    "%s: rank %d has %s on device %d, and experts take host "
+                                    "memory alone",
+                                    call, m->rank, what, device);
+}
+
 static void dcommi_moe_release(dcommi_moe_memory *memory)
 {
     if (memory->registered) {

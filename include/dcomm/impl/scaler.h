@@ -102,14 +102,7 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     if (status >= 0 && b->watched) {
         status = dcommi_fail(DCOMM_ERR_INVALID, "dcomm_scaler_create: the buckets have a scaler");
     }
-    for (size_t i = 0; i < b->nparams && status >= 0; i++) {
-        if (b->params[i].place > 0) {
-            status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                 "dcomm_scaler_create: parameter %zu, \"%s\", lies on device %d, "
-                                 "and a scaler looks at gradients in host memory alone",
-                                 i, b->params[i].name, b->devices[b->params[i].place - 1].number);
-        }
-    }
+    status = status >= 0 ? dcommi_bkt_open_looks(b) : status;
     if (status >= 0 && b->sights == NULL &&
         (b->sights = dcommi_calloc((size_t)b->size + 1, sizeof *b->sights)) == NULL) {
         status = DCOMM_ERR_NO_MEMORY;
@@ -163,37 +156,86 @@ static unsigned char *dcommi_scaler_part(const dcomm_buckets *b, const dcommi_bk
     return *count_p > 0 ? grad + *first_p * dcomm_dtype_size(p->dtype) : NULL;
 }
 
-/* The sum of squares of what this rank owns; 0 after the first that is not finite, which *bad is
- * then. `factor` is multiplied in where it is not 0. */
-static double dcommi_scaler_sum(const dcomm_buckets *b, double factor, dcommi_bkt_sight *bad)
+/* Look at an array in host memory; `factor` is multiplied in until something is not finite. */
+static dcomm_cuda_sight dcommi_scaler_look(unsigned char *part, size_t count, dcomm_dtype dtype,
+                                           double factor)
 {
-    double sum = 0;
+    dcomm_cuda_sight sight = {.index = UINT64_MAX};
+    size_t element = dcomm_dtype_size(dtype), block = DCOMMI_BKT_LOOK / element;
+    for (size_t at = 0; at < count && sight.index == UINT64_MAX; at += block) {
+        size_t n = count - at < block ? count - at : block;
+        unsigned char *x = part + at * element;
+        double squares = dcommi_squares(x, n, dtype);
+        size_t odd = squares <= DBL_MAX ? n : dcommi_scan(x, n, dtype);
+        sight.squares += squares;
+        if (odd < n) {
+            sight.index = at + odd;
+            sight.value = dcommi_scan_value(x, odd, dtype);
+        } else if (factor != 1) {
+            dcommi_host_scale(x, x, n, dtype, factor);
+        }
+    }
+    return sight;
+}
+
+/* What this rank owns of gradients on devices, looked at or not, multiplied with `factor`: in the
+ * order of their buckets' streams, which are waited for. */
+static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double factor)
+{
+    for (size_t i = 0; i < b->nparams && b->ndevices > 0; i++) {
+        const dcommi_bkt_param *p = &b->params[i];
+        size_t first = 0, count = 0;
+        unsigned char *part = dcommi_bkt_sees(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
+        const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+        if (part != NULL && look) {
+            DCOMMI_TRY(dcommi_bkt_look_there(b, p, part, count, factor, false));
+        } else if (part != NULL) {
+            DCOMMI_TRY(dcommi_devices->own_scale(k->device->number, k->stream, part, count,
+                                                 p->dtype, factor));
+        }
+    }
+    return b->ndevices > 0 ? dcommi_bkt_await_streams(b) : DCOMM_OK;
+}
+
+/* The sum of squares of what this rank owns; 0 after the first that is not finite, which *bad is
+ * then. `factor` is multiplied in. */
+static dcomm_status dcommi_scaler_sum(dcomm_buckets *b, double factor, double *sum_p,
+                                      dcommi_bkt_sight *bad)
+{
+    *sum_p = 0;
+    DCOMMI_TRY(dcommi_scaler_there(b, true, factor));
     for (size_t i = 0; i < b->nparams; i++) {
         const dcommi_bkt_param *p = &b->params[i];
         size_t first = 0, count = 0;
         unsigned char *part =
             dcommi_scaler_minds(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
-        size_t element = dcomm_dtype_size(p->dtype), block = DCOMMI_BKT_LOOK / element;
-        for (size_t at = 0; part != NULL && at < count; at += block) {
-            size_t n = count - at < block ? count - at : block;
-            unsigned char *x = part + at * element;
-            double squares = dcommi_squares(x, n, p->dtype);
-            size_t odd = squares <= DBL_MAX ? n : dcommi_scan(x, n, p->dtype);
-            if (odd < n) {
-                *bad = (dcommi_bkt_sight){.found = 1,
-                                          .param = i,
-                                          .index = first + at + odd,
-                                          .value =
-                                              dcommi_f64_bits(dcommi_scan_value(x, odd, p->dtype))};
-                return 0;
-            }
-            sum += squares;
-            if (factor != 0) {
-                dcommi_host_scale(x, x, n, p->dtype, factor);
-            }
+        if (part == NULL) {
+            continue;
         }
+        dcomm_cuda_sight sight =
+            p->place > 0 ? b->seen_there[i] : dcommi_scaler_look(part, count, p->dtype, factor);
+        if (sight.index != UINT64_MAX) {
+            *bad = (dcommi_bkt_sight){.found = 1,
+                                      .param = i,
+                                      .index = first + sight.index,
+                                      .value = dcommi_f64_bits(sight.value)};
+            *sum_p = 0;
+            return DCOMM_OK;
+        }
+        *sum_p += sight.squares;
     }
-    return sum;
+    return DCOMM_OK;
+}
+
+/* A device has failed: the others learn of it in their next call. */
+static dcomm_status dcommi_scaler_good(dcomm_buckets *b, dcomm_status status)
+{
+    if (status < 0) {
+        pthread_mutex_lock(&b->lock);
+        status = dcommi_bkt_fail(b, status);
+        pthread_mutex_unlock(&b->lock);
+    }
+    return status;
 }
 
 /* With shards each rank has seen its own part only: *sum is of all, and *bad of the first parameter
@@ -237,7 +279,8 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
     dcomm_buckets *b = s->b;
     dcommi_bkt_sight bad = {0};
     bool at_once = s->opts.clip == 0 && !s->opts.leave;
-    double sum = dcommi_scaler_sum(b, at_once ? 1 / v->scale : 0, &bad);
+    double sum = 0;
+    DCOMMI_TRY(dcommi_scaler_good(b, dcommi_scaler_sum(b, at_once ? 1 / v->scale : 1, &sum, &bad)));
     if (b->opts.sharded) {
         DCOMMI_TRY(dcommi_bkt_over(b, dcommi_scaler_combine(b, &sum, &bad)));
     }
@@ -250,16 +293,20 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
     if (s->opts.clip > 0 && v->norm > s->opts.clip) {
         v->factor *= s->opts.clip / v->norm;
     }
-    for (size_t i = 0; i < b->nparams && !at_once && !s->opts.leave; i++) {
+    if (at_once || s->opts.leave) {
+        return DCOMM_OK;
+    }
+    for (size_t i = 0; i < b->nparams; i++) {
         const dcommi_bkt_param *p = &b->params[i];
         size_t first, count;
-        unsigned char *part =
-            dcommi_scaler_minds(p) ? dcommi_scaler_part(b, p, &first, &count) : NULL;
+        unsigned char *part = dcommi_scaler_minds(p) && p->place == 0
+                                  ? dcommi_scaler_part(b, p, &first, &count)
+                                  : NULL;
         if (part != NULL) {
             dcommi_host_scale(part, part, count, p->dtype, v->factor);
         }
     }
-    return DCOMM_OK;
+    return dcommi_scaler_good(b, dcommi_scaler_there(b, false, v->factor));
 }
 
 /* The scale moves by what all ranks know. */
