@@ -1388,7 +1388,8 @@ DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info);
 /* coll.h - collectives, point-to-point, requests and groups.
  *
  * Where the implementation is built with DCOMM_WITH_CUDA, buffers may also be device memory, all of
- * one call's on one device, aligned to their element; docs/cuda.md says how they travel.
+ * one call's on one device, aligned to their element; docs/cuda.md says how they travel, and which
+ * compressed calls are done in host memory, to which they are copied and back.
  *
  * Buffers are the caller's, of any alignment, and are in use from the call until the operation is
  * complete. Counts are elements. `opts` may be NULL. In place: pass DCOMM_IN_PLACE as sendbuf, or
@@ -1459,8 +1460,9 @@ typedef struct dcomm_coll_opts {
                                  per tensor and rank, in use until the operation is complete, of
                                  `count` elements. Its codec is taken where codec is NULL, and its
                                  seed. Committed when the operation succeeds, stale when it fails.
-                                 Its residuals move to where the buffers lie; in device memory,
-                                 classic in f32 alone. A call may come while one before it with
+                                 Its residuals move to where its arithmetic is done: to the
+                                 buffers' device, or, for what has no kernels (docs/cuda.md), to
+                                 host memory. A call may come while one before it with
                                  this state is under way on the same stream, but not where the
                                  codec is linear or the state warms up (default: NULL, none) */
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
@@ -14756,6 +14758,8 @@ typedef struct dcommi_shape {
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     const dcommi_coding *coding; /* NULL: without compression */
     bool apart;                  /* compressed: the f32 to be coded have to be made first */
+    const char *staged;          /* compressed, of device memory: why in host memory; NULL: it is
+                                    not done there */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
@@ -25590,6 +25594,12 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 #ifndef DCOMMI_STEPS_DEVICE_H
 #define DCOMMI_STEPS_DEVICE_H
 
+/* ==== include/dcomm/impl/copy_across.h ===================================================== */
+/* copy_across.h - a COPY between host memory and the run's device, through pinned slots: for plans
+ * that do in host memory what there are no kernels for. */
+#ifndef DCOMMI_COPY_ACROSS_H
+#define DCOMMI_COPY_ACROSS_H
+
 /* ==== include/dcomm/impl/step.h ============================================================ */
 /* step.h - what all steps of a plan share: how they end, what they find wrong. */
 #ifndef DCOMMI_STEP_H
@@ -29521,9 +29531,9 @@ static void dcommi_pour_copied(dcommi_job *job, dcomm_status status)
     dcommi_slot *slot = (dcommi_slot *)job;
     dcommi_pour *pour = slot->user;
     pour->left -= slot->block;
-    pour->outstanding--;
     pour->failed = pour->failed || status < 0;
-    dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
+    dcommi_slot_give(slot, DCOMMI_QUEUE_IN); /* which may serve this one: it is not over yet */
+    pour->outstanding--;
     dcommi_pour_next(pour);
 }
 
@@ -29925,6 +29935,139 @@ static bool dcommi_has_credit(dcommi_lane *lane, int rank)
 
 #endif
 
+/* A copy under way; its run stays until it has ended. */
+typedef struct dcommi_across {
+    dcommi_lane *lane;
+    dcommi_run *run;
+    enum dcommi_queue queue; /* OUT: of the device */
+    uint8_t *dst;
+    const uint8_t *src;
+    size_t len, at;       /* at: how much has got a slot */
+    unsigned outstanding; /* slots asked for or in use */
+    bool async, asking, failed;
+} dcommi_across;
+
+/* Where the part with a number begins; *n: its bytes. */
+static size_t dcommi_across_part(const dcommi_across *a, unsigned part, size_t *n)
+{
+    size_t at = part * DCOMMI_SLOT_BYTES;
+    *n = a->len - at < DCOMMI_SLOT_BYTES ? a->len - at : DCOMMI_SLOT_BYTES;
+    return at;
+}
+
+static void dcommi_across_end(dcommi_across *a)
+{
+    dcommi_run *run = a->run;
+    if (run->active && !a->failed) {
+        dcommi_run_event(run);
+        dcommi_lane_moved(a->lane, a->async);
+    }
+    dcommi_free(a);
+    dcommi_run_let_go(run);
+}
+
+static void dcommi_across_failed(dcommi_across *a, dcomm_status status)
+{
+    a->failed = true;
+    if (a->run->active) {
+        dcommi_device_failed(a->run, status);
+    }
+}
+
+static void dcommi_across_next(dcommi_across *a);
+
+static void dcommi_across_copied(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    dcommi_across *a = slot->user;
+    size_t n, at = dcommi_across_part(a, slot->block, &n);
+    a->failed = a->failed || status < 0;
+    if (a->queue == DCOMMI_QUEUE_OUT && !a->failed && a->run->active) {
+        memcpy(a->dst + at, slot->memory, n);
+    }
+    dcommi_slot_give(slot, a->queue); /* which may serve this copy: it is not over yet */
+    a->outstanding--;
+    dcommi_across_next(a);
+}
+
+static dcomm_status dcommi_across_put(dcommi_across *a, dcommi_slot *slot, size_t at, size_t n)
+{
+    dcommi_device_handle *d = &slot->device->handle;
+    if (a->queue == DCOMMI_QUEUE_OUT) {
+        DCOMMI_TRY(d->call->copy(d, a->queue, slot->memory, a->src + at, n));
+    } else {
+        memcpy(slot->memory, a->src + at, n);
+        DCOMMI_TRY(d->call->copy(d, a->queue, a->dst + at, slot->memory, n));
+    }
+    return dcommi_job_start(slot->device, a->queue, &slot->job, a->run, dcommi_across_copied);
+}
+
+static void dcommi_across_go(dcommi_slot *slot, void *user)
+{
+    dcommi_across *a = user;
+    dcomm_status status = DCOMM_ERR_ABORTED;
+    size_t n;
+    a->asking = false;
+    slot->user = a;
+    slot->block = (unsigned)(a->at / DCOMMI_SLOT_BYTES);
+    size_t at = dcommi_across_part(a, slot->block, &n);
+    if (a->run->active && !a->failed) {
+        status = dcommi_across_put(a, slot, at, n);
+    }
+    if (status >= 0) {
+        a->at += n;
+    } else {
+        dcommi_across_failed(a, status);
+        a->outstanding--;
+        dcommi_slot_give(slot, a->queue);
+    }
+    dcommi_across_next(a);
+}
+
+/* Ask for one more slot, or end. */
+static void dcommi_across_next(dcommi_across *a)
+{
+    bool more = a->at < a->len && !a->failed && a->run->active;
+    if (more && a->asking) {
+        return;
+    }
+    if (more) {
+        a->asking = true;
+        a->outstanding++;
+        if (dcommi_slot_ask(a->run->device, a->queue, dcommi_across_go, a) >= 0) {
+            return;
+        }
+        a->outstanding--;
+        dcommi_across_failed(a, DCOMM_ERR_NO_MEMORY);
+    }
+    if (a->outstanding == 0) {
+        dcommi_across_end(a);
+    }
+}
+
+/* dst <- src, one of which is the device's: `to_device` says which. */
+static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, const uint8_t *src,
+                                              size_t len, bool to_device, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_across *a = dcommi_alloc(sizeof *a);
+    if (a == NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+    *a = (dcommi_across){.lane = lane,
+                         .run = run,
+                         .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
+                         .dst = dst,
+                         .src = src,
+                         .len = len,
+                         .async = async};
+    dcommi_run_keep(run);
+    dcommi_across_next(a);
+    return run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
+}
+
+#endif
+
 /* A step on the device's queue. */
 typedef struct dcommi_step_job {
     dcommi_job job; /* first */
@@ -30247,6 +30390,17 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
     return DCOMMI_NEXT;
 }
 
+/* COPY between the run's device and host memory. */
+static enum dcommi_outcome dcommi_step_across(dcommi_lane *lane, const dcomm_step *step,
+                                              uint8_t *dst, size_t len, bool to_device)
+{
+    size_t n;
+    const uint8_t *src = dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &n);
+    return src != NULL && n == len
+               ? dcommi_copy_across(lane, dst, src, len, to_device, step->flags & DCOMM_STEP_ASYNC)
+               : dcommi_outside(lane, "source");
+}
+
 static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step *step)
 {
     dcommi_frame *frame = lane->frame;
@@ -30266,7 +30420,8 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         return DCOMMI_NEXT;
     }
     if (!dcommi_sources_on(frame, step, device)) {
-        return dcommi_step_mixed(lane);
+        return step->kind == DCOMM_STEP_COPY ? dcommi_step_across(lane, step, dst, len, device)
+                                             : dcommi_step_mixed(lane);
     }
     if (dcommi_grow((void **)&context->pieces, &context->pieces_capacity, n, sizeof(dcommi_piece)) <
             0 ||
@@ -30455,8 +30610,7 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
 {
     const dcommi_frame *frame = lane->frame;
     size_t bytes = step->kind == DCOMM_STEP_ENCODE ? o->len[0] : dst_len;
-    if (frame->run->coded == NULL || !dcommi_on_device(frame, step->dst.space) ||
-        !dcommi_sources_on(frame, step, true)) {
+    if (frame->run->coded == NULL || !dcommi_sources_on(frame, step, true)) {
         return dcommi_step_mixed(lane);
     }
     if (step->kind == DCOMM_STEP_RECODE) {
@@ -30492,8 +30646,11 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     if (wrong != NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
     }
-    if (DCOMMI_UNLIKELY(lane->frame->on_device != 0)) {
+    if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
         return dcommi_step_codec_device(lane, step, &o, dst, dst_len, word);
+    }
+    if (!dcommi_sources_on(lane->frame, step, false)) {
+        return dcommi_step_mixed(lane);
     }
     dcomm_status status;
     dcommi_message[0] = 0;
@@ -45886,7 +46043,8 @@ static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
 static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
 
 /* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. */
+ * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. Where
+ * input and output are a device's, they are copied to scratch and back, which is the host's. */
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {
@@ -45907,9 +46065,16 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.recoded_count = inner->recoded_count;
     b.head.codec_partly = inner->codec_partly;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
-    dcomm_operand src[2] = {dcommi_span(dcommi_input_of(s, 0).space, 0, bytes),
-                            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
-    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    dcomm_operand in = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes), result = out;
+    if (s->staged != NULL) {
+        result = s->apart ? dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, bytes), bytes)
+                          : scratch;
+        dcommi_copy(&b, 0, result, in, 0);
+        in = result;
+    }
+    dcomm_operand src[2] = {in, dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+    dcomm_step *step = s->apart ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
     if (step != NULL) {
         step->dst = scratch;
         dcommi_build_sources(&b, step, src, 2);
@@ -45919,11 +46084,14 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
         dcommi_build_table(&b, &r, 1);
     }
     dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
-    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    step = s->apart ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
     if (step != NULL) {
         step->kernel = 1;
-        step->dst = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+        step->dst = result;
         dcommi_build_sources(&b, step, &scratch, 1);
+    }
+    if (s->staged != NULL) {
+        dcommi_copy(&b, 0, out, result, 0);
     }
     return dcommi_build_finish(&b, plan_p);
 }
@@ -46258,12 +46426,13 @@ static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
            dcomm_codec_get_randk_layout(codec, count, &randk) >= 0;
 }
 
-/* Whether a compressed call can run on a device. All ranks whose buffers lie on one say the same.
- */
-static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm_coll_opts *opts)
+/* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
+ * memory lacks. NULL: it is done on the device. Other ranks need not know. */
+static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
+                                        const dcommi_algo *algo)
 {
     const dcomm_codec *codec = dcommi_coded_codec_of(opts);
-    const char *name = dcomm_coll_name(s->coll), *what = NULL;
+    const char *what = NULL;
     if (s->apart) {
         what = "compresses f32 sums and averages alone";
     } else if (opts->feedback != NULL &&
@@ -46275,27 +46444,10 @@ static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm
         what = "has error feedback for codecs whose encodings are not summed";
     } else if (!dcommi_coded_kernels_for(codec, s->count)) {
         what = "has no kernels for it";
+    } else if (algo->make == dcommi_coded_sparse) {
+        what = "has no kernels for coded_sparse";
     }
-    return what == NULL ? DCOMM_OK
-                        : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s with codec %s: device memory %s",
-                                      name, dcomm_codec_spec(codec), what);
-}
-
-/* The same of the plan that was chosen. */
-static dcomm_status dcommi_coded_device_plan(const dcomm_plan *plan, const char *algo)
-{
-    const dcomm_plan_codec *codec = plan->codec;
-    for (uint32_t i = 0; i < plan->nsubs && codec == NULL; i++) {
-        codec = plan->subs[i]->codec;
-    }
-    return codec == &dcommi_coded_codec
-               ? DCOMM_OK
-               : dcommi_fail(
-                     DCOMM_ERR_UNSUPPORTED,
-                     "all-reduce by %s: there are no kernels for what it does with encodings; "
-                     "coded_allgather and coded_two_shot work on device memory, and with "
-                     "opts.device none but those is chosen",
-                     algo);
+    return what;
 }
 
 static void dcommi_coded_left(const dcommi_coded *c)
@@ -46648,9 +46800,6 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
                            "or recvbuf lies on device %d",
                            name, number);
     }
-    if (s->coding != NULL) {
-        DCOMMI_TRY(dcommi_coded_device_check(s, opts));
-    }
     DCOMMI_TRY(dcommi_device_of(comm->context, number, device_p));
     dcommi_memory_serve(comm->context, *device_p);
     dcommi_shared_reclaim();
@@ -46707,7 +46856,8 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
     if (s->coding != NULL) {
         key.counts[0] = s->coding->hash;
         key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
-                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
+                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4 |
+                        (uint64_t)(s->staged != NULL) << 5;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;
@@ -46847,7 +46997,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->coding != NULL && s->apart) {
+    if (s->coding != NULL && (s->apart || s->staged != NULL)) {
         dcommi_shape sum = *s;
         sum.dtype = DCOMM_F32;
         sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
@@ -46857,6 +47007,13 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         if (status < 0) {
             dcommi_free(inner);
             return status;
+        }
+        if (s->staged != NULL) {
+            dcommi_log(DCOMMI_LOG_INFO,
+                       "%s of %zu %s by %s is done in host memory, to which it is copied and back: "
+                       "device memory %s",
+                       dcomm_coll_name(s->coll), s->count, dcomm_dtype_name(s->dtype), algo->name,
+                       s->staged);
         }
     } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -46885,6 +47042,19 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         (*cached_p)->script = dcommi_script_make(comm, plan);
     }
     return DCOMM_OK;
+}
+
+/* Find out whether a compressed call of device memory is done in host memory. */
+static dcomm_status dcommi_call_staged(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                       dcommi_shape *s)
+{
+    const dcommi_algo *algo = NULL;
+    dcommi_comm_lock(comm);
+    dcomm_status status = dcommi_algo_pick(s, opts->algo != NULL ? opts->algo : comm->algo,
+                                           opts->algo == NULL, comm->chooser, &algo);
+    dcommi_comm_unlock(comm);
+    s->staged = status >= 0 ? dcommi_coded_in_host(s, opts, algo) : NULL;
+    return status;
 }
 
 /* A run of a cached plan, whose reference it takes over; with comm->lock. */
@@ -47028,9 +47198,16 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_shape_spaces(s, &in_bytes, &out_bytes);
         DCOMMI_TRY(dcommi_call_place(comm, s, in, in_bytes, out, out_bytes, opts, &device));
     }
+    dcommi_shape staged;
+    if (DCOMMI_UNLIKELY(s->coding != NULL && device != NULL)) {
+        staged = *s;
+        s = &staged;
+        DCOMMI_TRY(dcommi_call_staged(comm, opts, &staged));
+    }
+    dcommi_device *coder = s->staged == NULL ? device : NULL; /* where the codec's steps are done */
     if (s->coding != NULL && opts->feedback != NULL) {
         DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
-                                          device != NULL ? device->handle.number : -1));
+                                          coder != NULL ? coder->handle.number : -1));
     }
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
@@ -47062,10 +47239,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         }
     }
     dcommi_coded *coded = NULL;
-    if (s->coding != NULL && device != NULL) {
-        status = dcommi_coded_device_plan(cached->plan, cached->signature.algo);
-    }
-    if (s->coding != NULL && status >= 0) {
+    if (s->coding != NULL) {
         status = dcommi_coded_new(comm, opts, &coded);
     }
     dcommi_run *run = NULL;
@@ -47093,7 +47267,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
-        coded->device = device != NULL ? &device->handle : NULL;
+        coded->device = coder != NULL ? &coder->handle : NULL;
         run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }

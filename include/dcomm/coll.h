@@ -1,7 +1,8 @@
 /* coll.h - collectives, point-to-point, requests and groups.
  *
  * Where the implementation is built with DCOMM_WITH_CUDA, buffers may also be device memory, all of
- * one call's on one device, aligned to their element; docs/cuda.md says how they travel.
+ * one call's on one device, aligned to their element; docs/cuda.md says how they travel, and which
+ * compressed calls are done in host memory, to which they are copied and back.
  *
  * Buffers are the caller's, of any alignment, and are in use from the call until the operation is
  * complete. Counts are elements. `opts` may be NULL. In place: pass DCOMM_IN_PLACE as sendbuf, or
@@ -75,8 +76,9 @@ typedef struct dcomm_coll_opts {
                                  per tensor and rank, in use until the operation is complete, of
                                  `count` elements. Its codec is taken where codec is NULL, and its
                                  seed. Committed when the operation succeeds, stale when it fails.
-                                 Its residuals move to where the buffers lie; in device memory,
-                                 classic in f32 alone. A call may come while one before it with
+                                 Its residuals move to where its arithmetic is done: to the
+                                 buffers' device, or, for what has no kernels (docs/cuda.md), to
+                                 host memory. A call may come while one before it with
                                  this state is under way on the same stream, but not where the
                                  codec is linear or the state warms up (default: NULL, none) */
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
