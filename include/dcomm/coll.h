@@ -57,7 +57,9 @@ typedef struct dcomm_coll_opts {
                         which are read by the kernel at up to twice the speed; registered says
                         more (default: false) */
     bool device; /* likewise a promise that they are device memory: messages are longer then, and
-                    what is between host and device is counted (default: false) */
+                    what is between host and device is counted. With registered, that ranks of one
+                    host read each other's where it lies: memory from dcomm_mem_alloc_device on
+                    devices that can, or threads that share one device (default: false) */
     /* A cudaStream_t. The operation begins when what the stream holds now has been done, and what
      * is put on the stream later waits for its result. The call returns once that is arranged; its
      * errors show in dcomm_comm_status, and never hold the stream up. A request may be asked for

@@ -43,8 +43,13 @@ enum dcommi_memory {
     DCOMMI_MEMORY_HUGE,
     DCOMMI_MEMORY_REGISTERED,
     DCOMMI_MEMORY_DEVICE,
+    DCOMMI_MEMORY_OPEN, /* a device's, which peers on the host read where it lies */
     DCOMMI_MEMORY_KINDS
 };
+
+/* A longer message out of device memory is offered. It is sent with its message on every transport.
+ */
+#define DCOMMI_DEVICE_EAGER 32768
 
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {

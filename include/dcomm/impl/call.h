@@ -47,7 +47,7 @@ static const dcomm_coll_opts dcommi_default_opts;
 static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
 {
     return opts == NULL       ? DCOMMI_MEMORY_ANY
-           : opts->device     ? DCOMMI_MEMORY_DEVICE
+           : opts->device     ? (opts->registered ? DCOMMI_MEMORY_OPEN : DCOMMI_MEMORY_DEVICE)
            : opts->registered ? DCOMMI_MEMORY_REGISTERED
            : opts->huge_pages ? DCOMMI_MEMORY_HUGE
                               : DCOMMI_MEMORY_ANY;
@@ -112,7 +112,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
-    if (s->memory == DCOMMI_MEMORY_DEVICE && s->chunk_bytes == 0) {
+    if (dcommi_memory_of_device(s->memory) && s->chunk_bytes == 0) {
         s->chunk_bytes = DCOMMI_SLOT_BYTES; /* what goes over the bus at a time, on every rank */
     }
     return DCOMM_OK;
@@ -530,7 +530,7 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
     if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
         return 1;
     }
-    return (uint64_t)1 << 63 | (uint64_t)memory << 61 | (uint64_t)(uint32_t)root << 25 |
+    return (uint64_t)1 << 63 | (uint64_t)memory << 60 | (uint64_t)(uint32_t)root << 25 |
            (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
