@@ -5,7 +5,6 @@
 #include "dcomm/all.h"
 
 #include <criterion/criterion.h>
-#include <math.h>
 
 enum { BYTES = 1 << 20, COUNT = BYTES / sizeof(float) };
 
@@ -29,11 +28,6 @@ static double priced(const dcomm_tuning *tuning, int nranks, const int *hosts,
     }
     cr_assert_fail("there is no %s", algo);
     return 0;
-}
-
-static void expect(double got, double wanted, const char *what)
-{
-    cr_assert(fabs(got - wanted) <= 0.01 * wanted, "%s: %g s, not %g s", what, got, wanted);
 }
 
 /* A tuning in which all is free but what the test makes dear. */
