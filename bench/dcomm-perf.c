@@ -458,7 +458,8 @@ static int perf_one(perf_run *run, perf_case *c, const char *algo)
                             .deterministic = args->deterministic,
                             .lanes = args->lanes,
                             .chunk_bytes = args->chunk,
-                            .registered = args->mem == PERF_MEM_REGISTERED,
+                            .registered = args->mem == PERF_MEM_REGISTERED ||
+                                          args->mem == PERF_MEM_CUDA_SHARED,
                             .huge_pages = args->mem == PERF_MEM_HUGE,
                             .device = perf_mem_on_device(args->mem),
                             .stream = perf_mem_on_device(args->mem) ? perf_cuda_stream() : NULL};

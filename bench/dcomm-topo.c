@@ -34,6 +34,8 @@ typedef struct report {
     const char *algo; /* the one that would run */
     dcomm_alternative rows[32];
     int nrows;
+    dcomm_path paths[4]; /* of device memory */
+    int npaths;
     size_t count;
     dcomm_verdict verdict; /* of --codec; text "": none */
 } report;
@@ -56,9 +58,10 @@ static const char usage[] =
     "and\n"
     "                         the compressed algorithms\n"
     "  --mem KIND             with --explain, for buffers that are host (default), huge, "
-    "registered "
-    "or\n"
-    "                         cuda; and by what path the bytes go\n"
+    "registered,\n"
+    "                         cuda, or cuda-shared, which peers on the host read where it lies; "
+    "by\n"
+    "                         what path the bytes go, and what other paths would take\n"
     "  --json FILE            write the same as JSON (\"-\": standard output, and nothing else)\n"
     "  --help                 this text\n"
     "\n"
@@ -115,9 +118,10 @@ static bool parse_bytes(const char *text, size_t *bytes)
 
 static bool parse_mem(const char *text, arguments *a)
 {
+    const bool open = strcmp(text, "cuda-shared") == 0;
     a->mem = (dcomm_coll_opts){.huge_pages = strcmp(text, "huge") == 0,
-                               .registered = strcmp(text, "registered") == 0,
-                               .device = strcmp(text, "cuda") == 0};
+                               .registered = open || strcmp(text, "registered") == 0,
+                               .device = open || strcmp(text, "cuda") == 0};
     a->mem_name = text;
     return a->mem.huge_pages || a->mem.registered || a->mem.device || strcmp(text, "host") == 0;
 }
@@ -265,6 +269,14 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
     if (status >= 0 && codec != NULL && comm != NULL && r->count > 0) {
         status = dcomm_codec_verdict(comm, codec, r->count, &r->verdict);
     }
+    const int paths = (int)(sizeof r->paths / sizeof *r->paths);
+    if (status >= 0 && r->a->mem.device) {
+        status = comm != NULL
+                     ? dcomm_explain_paths(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM, &opts,
+                                           r->paths, paths, &r->npaths)
+                     : dcommi_paths_groups(NULL, r->view.n, r->view.groups, r->a->coll, r->count,
+                                           DCOMM_F32, &opts, r->paths, paths, &r->npaths);
+    }
     dcomm_codec_destroy(&codec);
     r->nrows = r->nrows < most ? r->nrows : most;
     for (int i = 0; i < r->nrows; i++) {
@@ -275,41 +287,107 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
 
 /* How bytes get from rank to rank, for buffers of that kind; NULL where nothing was said of them.
  */
-static const char *explain_path(const arguments *a)
+static const char *explain_path(const report *r)
 {
-    return a->mem_name == NULL ? NULL
-           : a->mem.device     ? "copied out to pinned memory, sent, copied in and folded on the "
-                                 "device, piece by piece; between threads of one process on one "
-                                 "device, and between processes of a host where it is from "
-                                 "dcomm_mem_alloc_device, read from the peer's memory. Prices of "
-                                 "copies are assumed"
-           : a->mem.registered
+    static const char staged[] = "staged: copied out to pinned memory, sent, copied in and folded "
+                                 "on the device, piece by piece";
+    static const char direct[] = "direct: read from the peer's memory by the kernel that folds it, "
+                                 "once it has been opened";
+    static const char mixed[] = "mixed: between ranks of a host read from the peer's memory by the "
+                                "kernel that folds it, once it has been opened; between hosts "
+                                "staged through pinned memory";
+    for (int i = 0; i < r->npaths; i++) {
+        const dcomm_path *path = &r->paths[i];
+        if (path->taken) {
+            return path->direct_pairs == 0 ? staged : path->staged_pairs == 0 ? direct : mixed;
+        }
+    }
+    return r->a->mem_name == NULL ? NULL
+           : r->a->mem.registered
                ? "on a host read from the peer's memory, which is mapped; between "
                  "hosts messages of UCX"
                : "on a host messages through mapped memory, and long ones read from "
                  "the peer by the kernel; between hosts messages of UCX";
 }
 
+static void explain_us(double seconds, bool assumed, char text[40])
+{
+    if (seconds >= 0) {
+        snprintf(text, 40, "%.2f us%s", 1e6 * seconds, assumed ? " (assumed)" : "");
+    } else {
+        snprintf(text, 40, "-");
+    }
+}
+
+static void explain_print_paths(const report *r)
+{
+    bool assumed = false;
+    for (int i = 0; i < r->npaths; i++) {
+        const dcomm_path *path = &r->paths[i];
+        char price[40];
+        explain_us(path->seconds, path->assumed, price);
+        assumed = assumed || path->assumed;
+        printf("%c %-8s %-18s %24s  pairs: %" PRId64 " direct, %" PRId64 " staged%s%s\n",
+               path->taken ? '*' : ' ', path->name, path->algo != NULL ? path->algo : "-", price,
+               path->direct_pairs, path->staged_pairs, path->why[0] != 0 ? "; " : "", path->why);
+    }
+    if (assumed) {
+        printf("assumed: by numbers of devices that nobody has measured; a tuning file can bring "
+               "others\n");
+    }
+}
+
 static void explain_print(const report *r)
 {
-    const char *path = explain_path(r->a);
+    const char *path = explain_path(r);
     printf("%s of %zu bytes (count %zu) on %d rank%s: %s\n", dcomm_coll_name(r->a->coll),
            r->a->bytes, r->count, r->view.n, r->view.n == 1 ? "" : "s", r->algo);
     for (int i = 0; i < r->nrows; i++) {
         const dcomm_alternative *row = &r->rows[i];
-        char price[32] = "-";
-        if (row->seconds >= 0) {
-            snprintf(price, sizeof price, "%.2f us", 1e6 * row->seconds);
-        }
-        printf("%c %-18s %14s  %s%s%s\n", row->chosen ? '*' : ' ', row->algo, price, row->why,
-               row->why[0] != 0 && row->note[0] != 0 ? "; " : "", row->note);
+        char price[40];
+        explain_us(row->seconds, row->assumed, price);
+        printf("%c %-18s %*s  %s%s%s\n", row->chosen ? '*' : ' ', row->algo, row->assumed ? 24 : 14,
+               price, row->why, row->why[0] != 0 && row->note[0] != 0 ? "; " : "", row->note);
     }
     if (path != NULL) {
         printf("%s memory: %s\n", r->a->mem_name, path);
+        explain_print_paths(r);
     }
     if (r->verdict.text[0] != 0) {
         printf("%s\n", r->verdict.text);
     }
+}
+
+static void explain_json_us(perf_json *j, double seconds)
+{
+    if (seconds >= 0) {
+        perf_json_number(j, "predicted_us", 1e6 * seconds);
+    } else {
+        perf_json_null(j, "predicted_us");
+    }
+}
+
+static void explain_json_paths(perf_json *j, const report *r)
+{
+    perf_json_open(j, "paths", '[');
+    for (int i = 0; i < r->npaths; i++) {
+        const dcomm_path *path = &r->paths[i];
+        perf_json_open(j, NULL, '{');
+        perf_json_text(j, "name", path->name);
+        if (path->algo != NULL) {
+            perf_json_text(j, "algo", path->algo);
+        } else {
+            perf_json_null(j, "algo");
+        }
+        explain_json_us(j, path->seconds);
+        perf_json_bool(j, "assumed", path->assumed);
+        perf_json_bool(j, "taken", path->taken);
+        perf_json_int(j, "direct_pairs", path->direct_pairs);
+        perf_json_int(j, "staged_pairs", path->staged_pairs);
+        perf_json_text(j, "why_not", path->why);
+        perf_json_close(j, '}');
+    }
+    perf_json_close(j, ']');
 }
 
 static void explain_json(perf_json *j, const report *r)
@@ -324,11 +402,8 @@ static void explain_json(perf_json *j, const report *r)
         const dcomm_alternative *row = &r->rows[i];
         perf_json_open(j, NULL, '{');
         perf_json_text(j, "name", row->algo);
-        if (row->seconds >= 0) {
-            perf_json_number(j, "predicted_us", 1e6 * row->seconds);
-        } else {
-            perf_json_null(j, "predicted_us");
-        }
+        explain_json_us(j, row->seconds);
+        perf_json_bool(j, "assumed", row->assumed);
         perf_json_text(j, "why_not", row->why);
         perf_json_text(j, "note", row->note);
         perf_json_close(j, '}');
@@ -336,7 +411,10 @@ static void explain_json(perf_json *j, const report *r)
     perf_json_close(j, ']');
     if (r->a->mem_name != NULL) {
         perf_json_text(j, "mem", r->a->mem_name);
-        perf_json_text(j, "path", explain_path(r->a));
+        perf_json_text(j, "path", explain_path(r));
+    }
+    if (r->npaths > 0) {
+        explain_json_paths(j, r);
     }
     if (r->verdict.text[0] != 0) {
         perf_json_text(j, "verdict", r->verdict.text);

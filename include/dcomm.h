@@ -1431,7 +1431,8 @@ DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info);
 /* coll.h - collectives, point-to-point, requests and groups.
  *
  * Where the implementation is built with DCOMM_WITH_CUDA, buffers may also be device memory, all of
- * one call's on one device, aligned to their element; docs/cuda.md says how they travel.
+ * one call's on one device, aligned to their element; docs/cuda.md says how they travel, and which
+ * compressed calls are done in host memory, to which they are copied and back.
  *
  * Buffers are the caller's, of any alignment, and are in use from the call until the operation is
  * complete. Counts are elements. `opts` may be NULL. In place: pass DCOMM_IN_PLACE as sendbuf, or
@@ -1483,7 +1484,9 @@ typedef struct dcomm_coll_opts {
                         which are read by the kernel at up to twice the speed; registered says
                         more (default: false) */
     bool device; /* likewise a promise that they are device memory: messages are longer then, and
-                    what is between host and device is counted (default: false) */
+                    what is between host and device is counted. With registered, that ranks of one
+                    host read each other's where it lies: memory from dcomm_mem_alloc_device on
+                    devices that can, or threads that share one device (default: false) */
     /* A cudaStream_t. The operation begins when what the stream holds now has been done, and what
      * is put on the stream later waits for its result. The call returns once that is arranged; its
      * errors show in dcomm_comm_status, and never hold the stream up. A request may be asked for
@@ -1502,8 +1505,9 @@ typedef struct dcomm_coll_opts {
                                  per tensor and rank, in use until the operation is complete, of
                                  `count` elements. Its codec is taken where codec is NULL, and its
                                  seed. Committed when the operation succeeds, stale when it fails.
-                                 Its residuals move to where the buffers lie; in device memory,
-                                 classic in f32 alone. A call may come while one before it with
+                                 Its residuals move to where its arithmetic is done: to the
+                                 buffers' device, or, for what has no kernels (docs/cuda.md), to
+                                 host memory. A call may come while one before it with
                                  this state is under way on the same stream, but not where the
                                  codec is linear or the state warms up (default: NULL, none) */
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
@@ -2373,8 +2377,15 @@ typedef struct dcomm_tuning {
     dcomm_link link[DCOMM_LINK_COUNT];
     dcomm_curve copy; /* within a rank's own memory */
     dcomm_curve fold; /* of each operand but the first, in its own memory */
-    int64_t step_ps;  /* work for each step of a plan, whatever it does */
-    int64_t call_ps;  /* of the call itself, whatever the plan */
+    /* Of device memory; 0, or n = 0: assumed numbers are taken, which nobody has measured. stage:
+     * what a message, or a read of a peer, takes longer on its way through pinned memory. copy,
+     * fold: as above, on the device, from the launch until it has been seen to end; fold is also
+     * what a message's takes. read, reduce: of a peer's device memory that is read where it lies,
+     * likewise; of a fold of several peers the launch counts once. */
+    int64_t device_stage_ps;
+    dcomm_curve device_copy, device_fold, device_read, device_reduce;
+    int64_t step_ps; /* work for each step of a plan, whatever it does */
+    int64_t call_ps; /* of the call itself, whatever the plan */
     /* So many connections from a rank to one on another host, at most 16, give the numbers of
      * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
      * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
@@ -2419,6 +2430,7 @@ typedef struct dcomm_alternative {
     const char *algo;
     double seconds; /* by the model; below 0: it has no price */
     bool chosen;    /* this one runs */
+    bool assumed;   /* the price goes by numbers of devices that nobody has measured */
     char why[192];  /* why it does not; "" where it does */
     char note[96];  /* what of the topology it leaves aside, and why; "": nothing */
 } dcomm_alternative;
@@ -2437,6 +2449,36 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                         dcomm_coll coll, size_t count, dcomm_dtype dtype,
                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                         int max, int *n_p);
+
+/* A path that bytes of device memory may go. The same plan runs on any: each pair of ranks has the
+ * one that the memory at hand allows, and the choice of the algorithm counts on what opts promises.
+ *
+ * "staged": copied out to pinned memory, sent, copied in and folded on the device, piece by piece.
+ * "direct": read by the fold's kernel where it lies, by ranks of one host; staged between hosts.
+ * UCX's own CUDA transports are not used. */
+typedef struct dcomm_path {
+    const char *name;
+    const char *algo; /* what opts asks for, or what the choice would be; NULL: none */
+    double seconds;   /* by the model; below 0: it has no price */
+    bool taken;       /* the choice counts on it */
+    bool assumed;     /* the price goes by numbers that nobody has measured */
+    int64_t direct_pairs, staged_pairs; /* of ranks */
+    char why[192];                      /* why the choice does not count on it, "" where it does */
+} dcomm_path;
+
+/* The paths with their prices, for a call with these arguments on device memory: "staged", then
+ * "direct". Which one opts has the choice count on: opts.device the first, opts.device and
+ * opts.registered the second, else none. At most `max` rows are written; *n_p, if not NULL, is how
+ * many there are. Errors: as dcomm_explain_all. */
+DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                           dcomm_dtype dtype, dcomm_op op,
+                                           const dcomm_coll_opts *opts, dcomm_path *rows, int max,
+                                           int *n_p);
+/* The same without a communicator, as dcomm_explain_on. */
+DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
+                                              const int *hosts, dcomm_coll coll, size_t count,
+                                              dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                              dcomm_path *rows, int max, int *n_p);
 
 /* Whether compression is worth it for an all-reduce of f32. */
 typedef struct dcomm_verdict {
@@ -14827,8 +14869,13 @@ enum dcommi_memory {
     DCOMMI_MEMORY_HUGE,
     DCOMMI_MEMORY_REGISTERED,
     DCOMMI_MEMORY_DEVICE,
+    DCOMMI_MEMORY_OPEN, /* a device's, which peers on the host read where it lies */
     DCOMMI_MEMORY_KINDS
 };
+
+/* A longer message out of device memory is offered. It is sent with its message on every transport.
+ */
+#define DCOMMI_DEVICE_EAGER 32768
 
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
@@ -14845,6 +14892,8 @@ typedef struct dcommi_shape {
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     const dcommi_coding *coding; /* NULL: without compression */
     bool apart;                  /* compressed: the f32 to be coded have to be made first */
+    const char *staged;          /* compressed, of device memory: why in host memory; NULL: it is
+                                    not done there */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
@@ -19011,6 +19060,76 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
 #ifndef DCOMMI_MODEL_H
 #define DCOMMI_MODEL_H
 
+/* ==== include/dcomm/impl/model_device.h ==================================================== */
+/* model_device.h - what device memory costs: a tuning's numbers of devices, which are assumed where
+ * it has none, and what they make of a way through pinned memory. */
+#ifndef DCOMMI_MODEL_DEVICE_H
+#define DCOMMI_MODEL_DEVICE_H
+
+
+/* Assumed, not measured: ten microseconds from the launch of a copy or kernel until its event has
+ * been seen, two of them on the way to a peer's device, a terabyte a second within a device, and a
+ * fifth of that from another rank's. */
+#define DCOMMI_DEVICE_STEP_PS 10000000
+#define DCOMMI_DEVICE_STAGE_PS (2 * DCOMMI_DEVICE_STEP_PS)
+#define DCOMMI_DEVICE_OWN_PS (1 << 20) /* for a MiB */
+#define DCOMMI_DEVICE_PEER_PS (5 << 20)
+
+static bool dcommi_memory_of_device(enum dcommi_memory memory)
+{
+    return memory == DCOMMI_MEMORY_DEVICE || memory == DCOMMI_MEMORY_OPEN;
+}
+
+/* Whether prices of such memory go by a number that is assumed. */
+static bool dcommi_device_assumed(const dcomm_tuning *t, enum dcommi_memory memory)
+{
+    bool own = t->device_stage_ps == 0 || t->device_copy.n == 0 || t->device_fold.n == 0;
+    bool peers = t->device_read.n == 0 || t->device_reduce.n == 0;
+    return dcommi_memory_of_device(memory) && (own || (memory == DCOMMI_MEMORY_OPEN && peers));
+}
+
+static void dcommi_device_assume(dcomm_curve *curve, int64_t mib_ps)
+{
+    if (curve->n == 0) {
+        *curve = (dcomm_curve){.n = 2,
+                               .bytes = {0, 1 << 20},
+                               .ps = {DCOMMI_DEVICE_STEP_PS, DCOMMI_DEVICE_STEP_PS + mib_ps}};
+    }
+}
+
+static void dcommi_curve_later(dcomm_curve *curve, int64_t ps)
+{
+    for (int64_t i = 0; i < curve->n && i < DCOMM_CURVE_POINTS; i++) {
+        curve->ps[i] += ps;
+    }
+}
+
+/* The same network for device memory, with all of a device's numbers. Links keep the time of a
+ * message's bytes, for these are copied out and in while the network has others of them. */
+static dcomm_tuning dcommi_tuning_on_device(const dcomm_tuning *t)
+{
+    dcomm_tuning there = *t;
+    there.device_stage_ps =
+        t->device_stage_ps > 0 ? t->device_stage_ps : (int64_t)DCOMMI_DEVICE_STAGE_PS;
+    dcommi_device_assume(&there.device_copy, DCOMMI_DEVICE_OWN_PS);
+    dcommi_device_assume(&there.device_fold, DCOMMI_DEVICE_OWN_PS);
+    dcommi_device_assume(&there.device_read, DCOMMI_DEVICE_PEER_PS);
+    dcommi_device_assume(&there.device_reduce, DCOMMI_DEVICE_PEER_PS);
+    there.copy = there.device_copy;
+    there.fold = there.device_fold;
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        dcomm_link *link = &there.link[k];
+        link->eager_bytes = link->eager_bytes > 0
+                                ? dcommi_min64(link->eager_bytes, DCOMMI_DEVICE_EAGER)
+                                : DCOMMI_DEVICE_EAGER;
+        link->fold = there.device_fold;
+        dcommi_curve_later(&link->read, there.device_stage_ps);
+        dcommi_curve_later(&link->reduce, there.device_stage_ps);
+    }
+    return there;
+}
+
+#endif
 
 _Static_assert((int)DCOMMI_LEVEL_HOST == (int)DCOMM_LINK_HOST &&
                    (int)DCOMMI_LEVEL_CORE == (int)DCOMM_LINK_CORE,
@@ -19077,7 +19196,9 @@ static bool dcommi_curve_valid(const dcomm_curve *c)
 
 typedef struct dcommi_link {
     int64_t alpha, overhead, signal, tell, eager;
+    int64_t stage;        /* what a message's bytes have to go through beside the network */
     bool by_core, mapped; /* mapped: what is exposed is folded where it lies */
+    bool open;            /* device memory that the peer's kernels read where it lies */
     dcommi_curve message, fold, read, reduce, shared, sustained;
 } dcommi_link;
 
@@ -19089,13 +19210,18 @@ typedef struct dcommi_terrain {
     bool rough; /* some of those share a port, where they would take turns that one does not see */
     dcommi_link link[DCOMM_LINK_COUNT];
     dcommi_curve copy, fold;
+    dcommi_curve open_read, open_reduce; /* of a peer's device memory */
     int64_t step, call;
 } dcommi_terrain;
 
 static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
 {
-    bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) && t->step_ps >= 0 &&
-                t->call_ps >= 0 && t->connections >= 0 && t->connections <= DCOMM_CONNECTIONS_MAX;
+    bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) &&
+                dcommi_curve_valid(&t->device_copy) && dcommi_curve_valid(&t->device_fold) &&
+                dcommi_curve_valid(&t->device_read) && dcommi_curve_valid(&t->device_reduce) &&
+                t->device_stage_ps >= 0 && t->device_stage_ps <= DCOMMI_MODEL_MOST &&
+                t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
+                t->connections <= DCOMM_CONNECTIONS_MAX;
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
         const dcomm_link *l = &t->link[k];
         const int64_t most = DCOMMI_MODEL_MOST;
@@ -19186,49 +19312,19 @@ static bool dcommi_terrain_rough(const dcommi_terrain *t)
     return false;
 }
 
-/* What the way between host and device adds, once, to each message and each read of a peer, and
- * what a step on the device takes. Assumed, not measured: ten microseconds from a copy's launch
- * until its event has been seen, and a terabyte a second. Bytes are not counted again: copies go on
- * while the network does. */
-#define DCOMMI_STAGE_PS 20000000
-#define DCOMMI_STAGE_STEP_PS 10000000
-
-static void dcommi_curve_later(dcomm_curve *curve, int64_t ps)
-{
-    for (int64_t i = 0; i < curve->n && i < DCOMM_CURVE_POINTS; i++) {
-        curve->ps[i] += ps;
-    }
-}
-
-static dcomm_tuning dcommi_tuning_staged(const dcomm_tuning *t)
-{
-    dcomm_tuning staged = *t;
-    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
-        dcomm_link *link = &staged.link[k];
-        link->alpha_ps += DCOMMI_STAGE_PS;
-        dcommi_curve_later(&link->read, DCOMMI_STAGE_PS);
-        dcommi_curve_later(&link->reduce, DCOMMI_STAGE_PS);
-        dcommi_curve_later(&link->fold, DCOMMI_STAGE_STEP_PS);
-    }
-    staged.copy = staged.fold =
-        (dcomm_curve){.n = 2,
-                      .bytes = {0, 1 << 20},
-                      .ps = {DCOMMI_STAGE_STEP_PS, DCOMMI_STAGE_STEP_PS + (1 << 20)}};
-    return staged;
-}
-
 /* memory: where what ranks expose lies. */
 static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
                                         const dcomm_tuning *t, enum dcommi_memory memory,
                                         dcommi_terrain *terrain)
 {
     DCOMMI_TRY(dcommi_tuning_check(t));
-    dcomm_tuning staged;
-    if (memory == DCOMMI_MEMORY_DEVICE) {
-        staged = dcommi_tuning_staged(t);
-        t = &staged;
+    dcomm_tuning there;
+    const bool device = dcommi_memory_of_device(memory);
+    if (device) {
+        there = dcommi_tuning_on_device(t);
+        t = &there;
     }
-    const int kind = memory == DCOMMI_MEMORY_DEVICE ? DCOMMI_MEMORY_ANY : memory;
+    const int kind = device ? DCOMMI_MEMORY_ANY : memory;
     memset(terrain, 0, sizeof *terrain);
     terrain->groups = groups;
     terrain->nranks = nranks;
@@ -19241,6 +19337,8 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->signal = from->signal_ps;
         to->tell = from->tell_ps;
         to->eager = from->eager_bytes > 0 ? from->eager_bytes : INT64_MAX;
+        to->stage = device ? t->device_stage_ps : 0;
+        to->open = memory == DCOMMI_MEMORY_OPEN && k != DCOMM_LINK_HOST;
         to->by_core = from->by_core != 0;
         to->message = dcommi_curve_make(&from->message);
         to->fold = dcommi_curve_make(&from->fold);
@@ -19254,6 +19352,8 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
     }
     terrain->copy = dcommi_curve_make(&t->copy);
     terrain->fold = dcommi_curve_make(&t->fold);
+    terrain->open_read = dcommi_curve_make(&t->device_read);
+    terrain->open_reduce = dcommi_curve_make(&t->device_reduce);
     terrain->step = t->step_ps;
     terrain->call = t->call_ps;
     terrain->rough = dcommi_terrain_rough(terrain);
@@ -19307,6 +19407,7 @@ typedef struct dcommi_sim_actor {
     int64_t turns;         /* ranks that it stands for and that do the same there */
     int64_t *counters;
     int64_t *exposed;         /* [nslots]: when; -1: not yet */
+    bool *opened;             /* [nslots]: where it lies, peers can open it */
     dcommi_sim_lane *waiters; /* for counters */
     dcommi_sim_lane *readers; /* for what this rank is to expose */
 } dcommi_sim_actor;
@@ -19318,7 +19419,8 @@ struct dcommi_sim_frame {
     dcommi_sim_frame *parent;
     dcommi_sim_lane *caller;
     const int64_t *group;
-    int rank; /* in the whole plan: the number of its actor */
+    int rank;     /* in the whole plan: the number of its actor */
+    uint8_t open; /* bit 1 << space: the caller's buffers, which peers can open; scratch is not */
     int64_t tag_base, counter_base, slot_base;
     uint32_t lanes_left;
     dcommi_sim_lane lanes[];
@@ -19331,6 +19433,7 @@ typedef struct dcommi_sim_msg {
     int64_t tag;
     uint8_t depth;
     bool waits; /* for its receive, before it moves */
+    bool open;  /* the receiver reads it where it lies */
     bool async, folds, sender_async;
     dcommi_sim_lane *sender, *receiver; /* sender: NULL when it need not be told */
     struct dcommi_sim_join *join;
@@ -19627,6 +19730,11 @@ static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
     return &s->terrain->link[dcommi_terrain_kind(s->terrain, depth)];
 }
 
+static inline bool dcommi_sim_open_space(const dcommi_sim_frame *f, uint8_t space)
+{
+    return f->open >> space & 1;
+}
+
 /* Work of a rank's processor that may begin at `from`; returns its end. */
 static inline int64_t dcommi_sim_work(dcommi_sim *s, int actor, int64_t from, int64_t work)
 {
@@ -19680,8 +19788,14 @@ static void dcommi_sim_complete(dcommi_sim *s, dcommi_sim_lane *lane, bool async
 static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
 {
     const dcommi_link *link = dcommi_sim_link(s, m->depth);
-    int64_t work = link->overhead + (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
-                   (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
+    const dcommi_terrain *t = s->terrain;
+    int64_t work = link->overhead;
+    if (m->open) {
+        work += dcommi_curve_at(m->folds ? &t->open_reduce : &t->open_read, m->len);
+    } else {
+        work += (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
+                (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
+    }
     int64_t end = dcommi_sim_work(s, m->to, s->now, work);
     dcommi_sim_complete(s, m->receiver, m->async, end);
     if (m->sender != NULL) {
@@ -19694,7 +19808,8 @@ static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
 static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
 {
     int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
-    dcommi_sim_at(s, start + dcommi_sim_link(s, m->depth)->alpha, DCOMMI_SIM_HEAD, m);
+    const dcommi_link *link = dcommi_sim_link(s, m->depth);
+    dcommi_sim_at(s, start + link->alpha + link->stage, DCOMMI_SIM_HEAD, m);
     if (m->sender != NULL) {
         dcommi_sim_complete(s, m->sender, m->sender_async, end);
         m->sender = NULL;
@@ -19708,7 +19823,7 @@ static void dcommi_sim_meet(dcommi_sim *s, dcommi_sim_msg *m, dcommi_sim_msg *re
     m->async = receive->async;
     m->folds = receive->folds;
     dcommi_sim_msg_free(s, receive);
-    if (m->waits && !dcommi_sim_link(s, m->depth)->by_core) {
+    if (m->waits && !m->open && !dcommi_sim_link(s, m->depth)->by_core) {
         dcommi_sim_leave(s, m, s->now);
     } else {
         dcommi_sim_take(s, m);
@@ -19804,16 +19919,19 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     m->depth = (uint8_t)depth;
     m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
     m->waits = m->len > link->eager;
+    m->open =
+        m->waits && link->open && dcommi_sim_open_space(f, f->plan->operands[step->src].space);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, link->overhead);
     if (link->by_core && !m->waits) {
-        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_TAIL, m);
+        dcommi_sim_at(s, t + link->alpha + link->stage, DCOMMI_SIM_TAIL, m);
         return t;
     }
     m->sender = lane;
     m->sender_async = step->flags & DCOMM_STEP_ASYNC;
     int64_t next = dcommi_sim_started(lane, m->sender_async, t);
     if (m->waits) {
-        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_OFFER, m);
+        bool copied = link->by_core && !m->open; /* by the reader, once it has come that far */
+        dcommi_sim_at(s, t + link->alpha + (copied ? link->stage : 0), DCOMMI_SIM_OFFER, m);
     } else {
         dcommi_sim_leave(s, m, t);
     }
@@ -19883,6 +20001,15 @@ static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_
     return dcommi_sim_started(lane, join->async, t);
 }
 
+/* A kernel that reads n peers' device memory. */
+static int64_t dcommi_sim_open_work(const dcommi_terrain *t, bool fold, int64_t n, int64_t len)
+{
+    const dcommi_curve *curve = fold ? &t->open_reduce : &t->open_read;
+    int64_t launch = dcommi_curve_at(curve, 0);
+    int64_t bytes = dcommi_max64(dcommi_curve_at(curve, len) - launch, 0);
+    return launch + n * dcommi_min64(bytes, DCOMMI_MODEL_MOST / n);
+}
+
 /* COPY and REDUCE. */
 static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
@@ -19890,7 +20017,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     const dcommi_terrain *t = s->terrain;
     bool fold = step->kind == DCOMM_STEP_REDUCE;
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
-    int64_t mapped = 0, nmapped = 0;
+    int64_t mapped = 0, nmapped = 0, peers = 0, nopen = 0;
     int remote = 0;
     for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
         const dcomm_operand *o = &plan->operands[step->src + i];
@@ -19918,6 +20045,8 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
             const dcommi_link *link = dcommi_sim_link(s, depth);
             ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
             remote += !link->by_core;
+            peers++;
+            nopen += link->open && owner->opened[slot];
             if (link->by_core && fold && link->mapped) {
                 mapped += dcommi_curve_at(&link->reduce, len);
                 nmapped++;
@@ -19931,6 +20060,10 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (ready > s->now) {
         dcommi_sim_resume(s, lane, ready);
         return DCOMMI_SIM_AGAIN;
+    }
+    if (nopen > 0 && nopen == peers) { /* one kernel; else all come by message */
+        work = dcommi_sim_open_work(t, fold, nopen, len);
+        remote = 0;
     }
     if (nmapped > 0) {
         /* Measured with one rank that is read; the fold's own operand and its result are passed
@@ -20015,6 +20148,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
         }
     }
     int64_t t = own->exposed[slot] = dcommi_sim_work(s, f->rank, s->now, work);
+    own->opened[slot] = dcommi_sim_open_space(f, f->plan->operands[step->src].space);
     while (own->readers != NULL) {
         dcommi_sim_lane *reader = own->readers;
         own->readers = reader->next_waiter;
@@ -20133,6 +20267,9 @@ static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     }
     f->parent = parent;
     f->caller = lane;
+    f->open = (uint8_t)(dcommi_sim_open_space(parent, parent->plan->operands[step->src].space)
+                            << DCOMM_SPACE_IN |
+                        dcommi_sim_open_space(parent, step->dst.space) << DCOMM_SPACE_OUT);
     f->group = parent->plan->table + step->group;
     f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
     f->counter_base = parent->counter_base + step->slot + dcommi_sim_value(s, lane, &step->value);
@@ -20373,10 +20510,12 @@ static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
         DCOMMI_TRY(plans->get(plans->user, i, &a->plan));
         a->counters = dcommi_calloc(a->plan->ncounters + 1, sizeof *a->counters);
         a->exposed = dcommi_calloc(a->plan->nslots + 1, sizeof *a->exposed);
+        a->opened = dcommi_calloc(a->plan->nslots + 1, sizeof *a->opened);
         a->root = dcommi_sim_frame_new(s, a->plan, i);
-        if (a->counters == NULL || a->exposed == NULL || a->root == NULL) {
+        if (a->counters == NULL || a->exposed == NULL || a->opened == NULL || a->root == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
+        a->root->open = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
         for (uint32_t k = 0; k < a->plan->nslots; k++) {
             a->exposed[k] = -1;
         }
@@ -20396,6 +20535,7 @@ static void dcommi_sim_close(dcommi_sim *s, const dcommi_plans *plans)
         }
         dcommi_free(s->actor[i].counters);
         dcommi_free(s->actor[i].exposed);
+        dcommi_free(s->actor[i].opened);
     }
     while (s->frames != NULL) {
         dcommi_sim_frame_free(s, s->frames);
@@ -20649,12 +20789,17 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     X("huge_reduce", huge_reduce, C)     \
     X("shared", shared, C)               \
     X("sustained", sustained, C)
-#define DCOMMI_TUNING_FIELDS(X)      \
-    X("copy", copy, C)               \
-    X("fold", fold, C)               \
-    X("step_us", step_ps, T)         \
-    X("call_us", call_ps, T)         \
-    X("connections", connections, N) \
+#define DCOMMI_TUNING_FIELDS(X)              \
+    X("copy", copy, C)                       \
+    X("fold", fold, C)                       \
+    X("device_stage_us", device_stage_ps, T) \
+    X("device_copy", device_copy, C)         \
+    X("device_fold", device_fold, C)         \
+    X("device_read", device_read, C)         \
+    X("device_reduce", device_reduce, C)     \
+    X("step_us", step_ps, T)                 \
+    X("call_us", call_ps, T)                 \
+    X("connections", connections, N)         \
     X("tried", tried, N)
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
@@ -25688,6 +25833,12 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 #ifndef DCOMMI_STEPS_DEVICE_H
 #define DCOMMI_STEPS_DEVICE_H
 
+/* ==== include/dcomm/impl/copy_across.h ===================================================== */
+/* copy_across.h - a COPY between host memory and the run's device, through pinned slots: for plans
+ * that do in host memory what there are no kernels for. */
+#ifndef DCOMMI_COPY_ACROSS_H
+#define DCOMMI_COPY_ACROSS_H
+
 /* ==== include/dcomm/impl/step.h ============================================================ */
 /* step.h - what all steps of a plan share: how they end, what they find wrong. */
 #ifndef DCOMMI_STEP_H
@@ -28778,9 +28929,6 @@ static void dcommi_recv_post(dcommi_move *move, int rank, uint32_t tag)
 
 #endif
 
-/* A longer send is offered. It is sent with its message on every transport. */
-#define DCOMMI_DEVICE_EAGER 32768
-
 /* It has left the slot, or never will. */
 static void dcommi_out_left(dcommi_op *op, dcomm_status status)
 {
@@ -29652,9 +29800,9 @@ static void dcommi_pour_copied(dcommi_job *job, dcomm_status status)
     dcommi_slot *slot = (dcommi_slot *)job;
     dcommi_pour *pour = slot->user;
     pour->left -= slot->block;
-    pour->outstanding--;
     pour->failed = pour->failed || status < 0;
-    dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
+    dcommi_slot_give(slot, DCOMMI_QUEUE_IN); /* which may serve this one: it is not over yet */
+    pour->outstanding--;
     dcommi_pour_next(pour);
 }
 
@@ -30056,6 +30204,139 @@ static bool dcommi_has_credit(dcommi_lane *lane, int rank)
 
 #endif
 
+/* A copy under way; its run stays until it has ended. */
+typedef struct dcommi_across {
+    dcommi_lane *lane;
+    dcommi_run *run;
+    enum dcommi_queue queue; /* OUT: of the device */
+    uint8_t *dst;
+    const uint8_t *src;
+    size_t len, at;       /* at: how much has got a slot */
+    unsigned outstanding; /* slots asked for or in use */
+    bool async, asking, failed;
+} dcommi_across;
+
+/* Where the part with a number begins; *n: its bytes. */
+static size_t dcommi_across_part(const dcommi_across *a, unsigned part, size_t *n)
+{
+    size_t at = part * DCOMMI_SLOT_BYTES;
+    *n = a->len - at < DCOMMI_SLOT_BYTES ? a->len - at : DCOMMI_SLOT_BYTES;
+    return at;
+}
+
+static void dcommi_across_end(dcommi_across *a)
+{
+    dcommi_run *run = a->run;
+    if (run->active && !a->failed) {
+        dcommi_run_event(run);
+        dcommi_lane_moved(a->lane, a->async);
+    }
+    dcommi_free(a);
+    dcommi_run_let_go(run);
+}
+
+static void dcommi_across_failed(dcommi_across *a, dcomm_status status)
+{
+    a->failed = true;
+    if (a->run->active) {
+        dcommi_device_failed(a->run, status);
+    }
+}
+
+static void dcommi_across_next(dcommi_across *a);
+
+static void dcommi_across_copied(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    dcommi_across *a = slot->user;
+    size_t n, at = dcommi_across_part(a, slot->block, &n);
+    a->failed = a->failed || status < 0;
+    if (a->queue == DCOMMI_QUEUE_OUT && !a->failed && a->run->active) {
+        memcpy(a->dst + at, slot->memory, n);
+    }
+    dcommi_slot_give(slot, a->queue); /* which may serve this copy: it is not over yet */
+    a->outstanding--;
+    dcommi_across_next(a);
+}
+
+static dcomm_status dcommi_across_put(dcommi_across *a, dcommi_slot *slot, size_t at, size_t n)
+{
+    dcommi_device_handle *d = &slot->device->handle;
+    if (a->queue == DCOMMI_QUEUE_OUT) {
+        DCOMMI_TRY(d->call->copy(d, a->queue, slot->memory, a->src + at, n));
+    } else {
+        memcpy(slot->memory, a->src + at, n);
+        DCOMMI_TRY(d->call->copy(d, a->queue, a->dst + at, slot->memory, n));
+    }
+    return dcommi_job_start(slot->device, a->queue, &slot->job, a->run, dcommi_across_copied);
+}
+
+static void dcommi_across_go(dcommi_slot *slot, void *user)
+{
+    dcommi_across *a = user;
+    dcomm_status status = DCOMM_ERR_ABORTED;
+    size_t n;
+    a->asking = false;
+    slot->user = a;
+    slot->block = (unsigned)(a->at / DCOMMI_SLOT_BYTES);
+    size_t at = dcommi_across_part(a, slot->block, &n);
+    if (a->run->active && !a->failed) {
+        status = dcommi_across_put(a, slot, at, n);
+    }
+    if (status >= 0) {
+        a->at += n;
+    } else {
+        dcommi_across_failed(a, status);
+        a->outstanding--;
+        dcommi_slot_give(slot, a->queue);
+    }
+    dcommi_across_next(a);
+}
+
+/* Ask for one more slot, or end. */
+static void dcommi_across_next(dcommi_across *a)
+{
+    bool more = a->at < a->len && !a->failed && a->run->active;
+    if (more && a->asking) {
+        return;
+    }
+    if (more) {
+        a->asking = true;
+        a->outstanding++;
+        if (dcommi_slot_ask(a->run->device, a->queue, dcommi_across_go, a) >= 0) {
+            return;
+        }
+        a->outstanding--;
+        dcommi_across_failed(a, DCOMM_ERR_NO_MEMORY);
+    }
+    if (a->outstanding == 0) {
+        dcommi_across_end(a);
+    }
+}
+
+/* dst <- src, one of which is the device's: `to_device` says which. */
+static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, const uint8_t *src,
+                                              size_t len, bool to_device, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_across *a = dcommi_alloc(sizeof *a);
+    if (a == NULL) {
+        return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+    *a = (dcommi_across){.lane = lane,
+                         .run = run,
+                         .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
+                         .dst = dst,
+                         .src = src,
+                         .len = len,
+                         .async = async};
+    dcommi_run_keep(run);
+    dcommi_across_next(a);
+    return run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
+}
+
+#endif
+
 /* A step on the device's queue. */
 typedef struct dcommi_step_job {
     dcommi_job job; /* first */
@@ -30378,6 +30659,17 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
     return DCOMMI_NEXT;
 }
 
+/* COPY between the run's device and host memory. */
+static enum dcommi_outcome dcommi_step_across(dcommi_lane *lane, const dcomm_step *step,
+                                              uint8_t *dst, size_t len, bool to_device)
+{
+    size_t n;
+    const uint8_t *src = dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &n);
+    return src != NULL && n == len
+               ? dcommi_copy_across(lane, dst, src, len, to_device, step->flags & DCOMM_STEP_ASYNC)
+               : dcommi_outside(lane, "source");
+}
+
 static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step *step)
 {
     dcommi_frame *frame = lane->frame;
@@ -30397,7 +30689,8 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         return DCOMMI_NEXT;
     }
     if (!dcommi_sources_on(frame, step, device)) {
-        return dcommi_step_mixed(lane);
+        return step->kind == DCOMM_STEP_COPY ? dcommi_step_across(lane, step, dst, len, device)
+                                             : dcommi_step_mixed(lane);
     }
     if (dcommi_grow((void **)&context->pieces, &context->pieces_capacity, n, sizeof(dcommi_piece)) <
             0 ||
@@ -30586,8 +30879,7 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
 {
     const dcommi_frame *frame = lane->frame;
     size_t bytes = step->kind == DCOMM_STEP_ENCODE ? o->len[0] : dst_len;
-    if (frame->run->coded == NULL || !dcommi_on_device(frame, step->dst.space) ||
-        !dcommi_sources_on(frame, step, true)) {
+    if (frame->run->coded == NULL || !dcommi_sources_on(frame, step, true)) {
         return dcommi_step_mixed(lane);
     }
     if (step->kind == DCOMM_STEP_RECODE) {
@@ -30623,8 +30915,11 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     if (wrong != NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
     }
-    if (DCOMMI_UNLIKELY(lane->frame->on_device != 0)) {
+    if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
         return dcommi_step_codec_device(lane, step, &o, dst, dst_len, word);
+    }
+    if (!dcommi_sources_on(lane->frame, step, false)) {
+        return dcommi_step_mixed(lane);
     }
     dcomm_status status;
     dcommi_message[0] = 0;
@@ -42423,8 +42718,9 @@ static int64_t dcommi_choice_block(const dcommi_shape *s)
     return dcommi_shape_bytes(s, (most + n - 2) / (n - 1));
 }
 
-/* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
- * (which ranks need not agree on), from rank 0. */
+/* What stands for a call: the operation with equal blocks, at a size of the grid, from rank 0, not
+ * in place (which ranks need not agree on) - but in place, where peers can read buffers and not the
+ * scratch that it takes to be in place: there the wrong guess costs least that way. */
 static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
 {
     dcommi_shape q = *s;
@@ -42444,7 +42740,7 @@ static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
         break;
     }
     q.counts = q.displs = q.send_counts = q.send_displs = q.matrix = NULL;
-    q.in_place = false;
+    q.in_place = s->memory == DCOMMI_MEMORY_OPEN && s->coll == DCOMM_COLL_ALLREDUCE;
     q.root = 0;
     q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
     q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
@@ -42632,7 +42928,7 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
     return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
            !(algo->make == dcommi_coded_sparse &&
              (s->coding->spread == NULL || !s->coding->feedback ||
-              s->memory == DCOMMI_MEMORY_DEVICE)) && /* devices have no kernels for it */
+              dcommi_memory_of_device(s->memory))) && /* which have no kernels for it */
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
@@ -46024,7 +46320,8 @@ static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
 static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
 
 /* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. */
+ * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. Where
+ * input and output are a device's, they are copied to scratch and back, which is the host's. */
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {
@@ -46045,9 +46342,16 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.recoded_count = inner->recoded_count;
     b.head.codec_partly = inner->codec_partly;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
-    dcomm_operand src[2] = {dcommi_span(dcommi_input_of(s, 0).space, 0, bytes),
-                            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
-    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    dcomm_operand in = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes), result = out;
+    if (s->staged != NULL) {
+        result = s->apart ? dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, bytes), bytes)
+                          : scratch;
+        dcommi_copy(&b, 0, result, in, 0);
+        in = result;
+    }
+    dcomm_operand src[2] = {in, dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+    dcomm_step *step = s->apart ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
     if (step != NULL) {
         step->dst = scratch;
         dcommi_build_sources(&b, step, src, 2);
@@ -46057,11 +46361,14 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
         dcommi_build_table(&b, &r, 1);
     }
     dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
-    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    step = s->apart ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
     if (step != NULL) {
         step->kernel = 1;
-        step->dst = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+        step->dst = result;
         dcommi_build_sources(&b, step, &scratch, 1);
+    }
+    if (s->staged != NULL) {
+        dcommi_copy(&b, 0, out, result, 0);
     }
     return dcommi_build_finish(&b, plan_p);
 }
@@ -46691,38 +46998,19 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
                                                      : NULL;
 }
 
-/* Whether a compressed call can run on a device. All ranks whose buffers lie on one say the same.
- */
-static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm_coll_opts *opts)
+/* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
+ * memory lacks. NULL: it is done on the device. Other ranks need not know. */
+static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
+                                        const dcommi_algo *algo)
 {
-    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
-    const char *name = dcomm_coll_name(s->coll), *what = NULL;
     if (s->apart) {
-        what = "compresses f32 sums and averages alone";
-    } else {
-        what = dcommi_coded_device_lacks(
-            codec, opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
+        return "compresses f32 sums and averages alone";
     }
-    return what == NULL ? DCOMM_OK
-                        : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s with codec %s: device memory %s",
-                                      name, dcomm_codec_spec(codec), what);
-}
-
-/* The same of the plan that was chosen. */
-static dcomm_status dcommi_coded_device_plan(const dcomm_plan *plan, const char *algo)
-{
-    const dcomm_plan_codec *codec = plan->codec;
-    for (uint32_t i = 0; i < plan->nsubs && codec == NULL; i++) {
-        codec = plan->subs[i]->codec;
-    }
-    return codec == &dcommi_coded_codec
-               ? DCOMM_OK
-               : dcommi_fail(
-                     DCOMM_ERR_UNSUPPORTED,
-                     "all-reduce by %s: there are no kernels for what it does with encodings; "
-                     "coded_allgather and coded_two_shot work on device memory, and with "
-                     "opts.device none but those is chosen",
-                     algo);
+    const char *what =
+        dcommi_coded_device_lacks(dcommi_coded_codec_of(opts),
+                                  opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
+    return what == NULL && algo->make == dcommi_coded_sparse ? "has no kernels for coded_sparse"
+                                                             : what;
 }
 
 static void dcommi_coded_left(const dcommi_coded *c)
@@ -46941,7 +47229,7 @@ static const dcomm_coll_opts dcommi_default_opts;
 static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
 {
     return opts == NULL       ? DCOMMI_MEMORY_ANY
-           : opts->device     ? DCOMMI_MEMORY_DEVICE
+           : opts->device     ? (opts->registered ? DCOMMI_MEMORY_OPEN : DCOMMI_MEMORY_DEVICE)
            : opts->registered ? DCOMMI_MEMORY_REGISTERED
            : opts->huge_pages ? DCOMMI_MEMORY_HUGE
                               : DCOMMI_MEMORY_ANY;
@@ -47006,7 +47294,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
-    if (s->memory == DCOMMI_MEMORY_DEVICE && s->chunk_bytes == 0) {
+    if (dcommi_memory_of_device(s->memory) && s->chunk_bytes == 0) {
         s->chunk_bytes = DCOMMI_SLOT_BYTES; /* what goes over the bus at a time, on every rank */
     }
     return DCOMM_OK;
@@ -47076,9 +47364,6 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
                            "or recvbuf lies on device %d",
                            name, number);
     }
-    if (s->coding != NULL) {
-        DCOMMI_TRY(dcommi_coded_device_check(s, opts));
-    }
     DCOMMI_TRY(dcommi_device_of(comm->context, number, device_p));
     dcommi_memory_serve(comm->context, *device_p);
     dcommi_shared_reclaim();
@@ -47135,7 +47420,8 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
     if (s->coding != NULL) {
         key.counts[0] = s->coding->hash;
         key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
-                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
+                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4 |
+                        (uint64_t)(s->staged != NULL) << 5;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;
@@ -47275,7 +47561,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->coding != NULL && s->apart) {
+    if (s->coding != NULL && (s->apart || s->staged != NULL)) {
         dcommi_shape sum = *s;
         sum.dtype = DCOMM_F32;
         sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
@@ -47285,6 +47571,13 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         if (status < 0) {
             dcommi_free(inner);
             return status;
+        }
+        if (s->staged != NULL) {
+            dcommi_log(DCOMMI_LOG_INFO,
+                       "%s of %zu %s by %s is done in host memory, to which it is copied and back: "
+                       "device memory %s",
+                       dcomm_coll_name(s->coll), s->count, dcomm_dtype_name(s->dtype), algo->name,
+                       s->staged);
         }
     } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -47313,6 +47606,19 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         (*cached_p)->script = dcommi_script_make(comm, plan);
     }
     return DCOMM_OK;
+}
+
+/* Find out whether a compressed call of device memory is done in host memory. */
+static dcomm_status dcommi_call_staged(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                       dcommi_shape *s)
+{
+    const dcommi_algo *algo = NULL;
+    dcommi_comm_lock(comm);
+    dcomm_status status = dcommi_algo_pick(s, opts->algo != NULL ? opts->algo : comm->algo,
+                                           opts->algo == NULL, comm->chooser, &algo);
+    dcommi_comm_unlock(comm);
+    s->staged = status >= 0 ? dcommi_coded_in_host(s, opts, algo) : NULL;
+    return status;
 }
 
 /* A run of a cached plan, whose reference it takes over; with comm->lock. */
@@ -47406,7 +47712,7 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
     if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
         return 1;
     }
-    return (uint64_t)1 << 63 | (uint64_t)memory << 61 | (uint64_t)(uint32_t)root << 25 |
+    return (uint64_t)1 << 63 | (uint64_t)memory << 60 | (uint64_t)(uint32_t)root << 25 |
            (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
@@ -47456,9 +47762,16 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_shape_spaces(s, &in_bytes, &out_bytes);
         DCOMMI_TRY(dcommi_call_place(comm, s, in, in_bytes, out, out_bytes, opts, &device));
     }
+    dcommi_shape staged;
+    if (DCOMMI_UNLIKELY(s->coding != NULL && device != NULL)) {
+        staged = *s;
+        s = &staged;
+        DCOMMI_TRY(dcommi_call_staged(comm, opts, &staged));
+    }
+    dcommi_device *coder = s->staged == NULL ? device : NULL; /* where the codec's steps are done */
     if (s->coding != NULL && opts->feedback != NULL) {
         DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
-                                          device != NULL ? device->handle.number : -1));
+                                          coder != NULL ? coder->handle.number : -1));
     }
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
@@ -47492,10 +47805,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         }
     }
     dcommi_coded *coded = NULL;
-    if (s->coding != NULL && device != NULL) {
-        status = dcommi_coded_device_plan(cached->plan, cached->signature.algo);
-    }
-    if (s->coding != NULL && status >= 0) {
+    if (s->coding != NULL) {
         status = dcommi_coded_new(comm, opts, &coded);
     }
     dcommi_run *run = NULL;
@@ -47523,7 +47833,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
-        coded->device = device != NULL ? &device->handle : NULL;
+        coded->device = coder != NULL ? &coder->handle : NULL;
         run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }
@@ -49346,6 +49656,7 @@ static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
         row->algo = algo->name;
         row->seconds = -1;
         row->chosen = algo == chosen;
+        row->assumed = dcommi_device_assumed(&c->tuning, s->memory);
         if (algo->note != NULL) {
             algo->note(s, row->note, sizeof row->note);
         }
@@ -49388,36 +49699,50 @@ static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s
     return DCOMM_OK;
 }
 
+/* A call as it would be, for explanations. */
+typedef struct dcommi_explained {
+    dcommi_shape shape;
+    dcommi_coding coding; /* the shape's */
+    const char *name;     /* of the algorithm that is asked for; NULL: none */
+    bool soft;            /* by the communicator */
+} dcommi_explained;
+
+static dcomm_status dcommi_explain_begin(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcommi_explained *e)
+{
+    dcomm_coll_opts decided;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &e->shape));
+    DCOMMI_TRY(dcommi_coded_begin(&e->shape, opts, &e->coding));
+    e->soft = opts->algo == NULL;
+    e->name = e->soft ? comm->algo : opts->algo;
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                          dcomm_dtype dtype, dcomm_op op,
                                          const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                          int max, int *n_p)
 {
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    dcommi_coding coding;
-    dcomm_coll_opts decided;
-    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
-    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
-    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
-    bool soft = opts->algo == NULL;
+    dcommi_explained e;
+    DCOMMI_TRY(dcommi_explain_begin(comm, coll, count, dtype, op, opts, &e));
     dcommi_comm_lock(comm);
-    dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
-                                              soft, rows, max, n_p);
+    dcomm_status status =
+        dcommi_explain_with(comm->chooser, &e.shape, e.name, e.soft, rows, max, n_p);
     dcommi_comm_unlock(comm);
     return status;
 }
 
-/* For ranks that are nowhere yet, in these groups. */
-static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks,
-                                          const dcommi_groups *groups, dcomm_coll coll,
-                                          size_t count, dcomm_dtype dtype,
-                                          const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                          int max, int *n_p)
+/* The same of ranks that are nowhere yet, in these groups. *chooser_p is to be freed, whatever is
+ * returned. */
+static dcomm_status dcommi_explain_alone(const dcomm_tuning *tuning, int nranks,
+                                         const dcommi_groups *groups, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                         dcommi_explained *e, dcommi_chooser **chooser_p)
 {
     dcomm_tuning usual;
-    dcommi_shape s;
-    dcommi_coding coding;
     dcomm_comm fake; /* in name only: the checks of a call */
     memset(&fake, 0, sizeof fake);
     fake.size = nranks;
@@ -49427,17 +49752,29 @@ static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks
         dcomm_tuning_default(&usual);
         tuning = &usual;
     }
-    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    e->soft = false;
+    e->name = opts->algo;
+    *chooser_p = dcommi_alloc(sizeof **chooser_p);
+    if (*chooser_p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcommi_chooser_set(*chooser_p, groups, nranks, tuning));
+    DCOMMI_TRY(dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &e->shape));
+    return dcommi_coded_begin(&e->shape, opts, &e->coding);
+}
+
+static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks,
+                                          const dcommi_groups *groups, dcomm_coll coll,
+                                          size_t count, dcomm_dtype dtype,
+                                          const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                          int max, int *n_p)
+{
+    dcommi_explained e;
+    dcommi_chooser *c = NULL;
     dcomm_status status =
-        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, nranks, tuning);
+        dcommi_explain_alone(tuning, nranks, groups, coll, count, dtype, opts, &e, &c);
     if (status >= 0) {
-        status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &s);
-    }
-    if (status >= 0) {
-        status = dcommi_coded_begin(&s, opts, &coding);
-    }
-    if (status >= 0) {
-        status = dcommi_explain_with(c, &s, opts->algo, false, rows, max, n_p);
+        status = dcommi_explain_with(c, &e.shape, e.name, e.soft, rows, max, n_p);
     }
     dcommi_free(c);
     return status;
@@ -49469,6 +49806,143 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
     *tuning = comm->chooser->tuning;
     dcommi_comm_unlock(comm);
     return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/api_paths.h ======================================================= */
+/* api_paths.h - the public read-out of the paths that bytes of device memory may go, priced. */
+#ifndef DCOMMI_API_PATHS_H
+#define DCOMMI_API_PATHS_H
+
+
+static const struct dcommi_path {
+    const char *name;
+    enum dcommi_memory memory; /* whose promise it is priced by */
+} dcommi_paths[] = {{"staged", DCOMMI_MEMORY_DEVICE}, {"direct", DCOMMI_MEMORY_OPEN}};
+enum { DCOMMI_PATHS = sizeof dcommi_paths / sizeof *dcommi_paths };
+
+/* Pairs of ranks that share a host. */
+static int64_t dcommi_path_pairs(const dcommi_shape *s)
+{
+    int64_t pairs = 0;
+    for (int r = 0; r < s->nranks; r++) {
+        for (int q = 0; q < r; q++) {
+            pairs += s->groups == NULL ||
+                     dcommi_group_of(s->groups, 0, q) == dcommi_group_of(s->groups, 0, r);
+        }
+    }
+    return pairs;
+}
+
+/* Why nothing counts on a path. */
+static void dcommi_path_why(const dcommi_shape *s, bool staged, dcomm_path *row)
+{
+    const size_t room = sizeof row->why;
+    char *why = row->why;
+    if (row->taken || row->why[0] != 0) {
+        return;
+    }
+    if (!dcommi_memory_of_device(s->memory)) {
+        snprintf(why, room, "opts.device does not promise device memory");
+    } else if (staged) {
+        snprintf(why, room, "opts.registered promises memory that peers read where it lies");
+    } else if (row->direct_pairs == 0) {
+        snprintf(why, room, "no two ranks share a host");
+    } else {
+        snprintf(why, room,
+                 "opts.registered does not promise it; it takes memory from "
+                 "dcomm_mem_alloc_device");
+    }
+}
+
+static void dcommi_path_price(dcommi_chooser *c, const dcommi_shape *s, const char *name, bool soft,
+                              dcomm_path *row)
+{
+    const dcommi_algo *algo = NULL;
+    dcommi_price price = {.ps = 0};
+    dcomm_status status = dcommi_algo_pick(s, name, soft, c, &algo);
+    if (status >= 0) {
+        row->algo = algo->name;
+        status = dcommi_choice_price(c, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
+    }
+    row->seconds = status >= 0 ? 1e-12 * (double)price.ps : -1;
+    if (status < 0) {
+        snprintf(row->why, sizeof row->why, "%.190s", dcommi_message);
+    }
+}
+
+static dcomm_status dcommi_paths_with(dcommi_chooser *c, const dcommi_shape *s, const char *name,
+                                      bool soft, dcomm_path *rows, int max, int *n_p)
+{
+    const int64_t all = (int64_t)s->nranks * (s->nranks - 1) / 2, near = dcommi_path_pairs(s);
+    if (max < 0 || (rows == NULL && max > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
+    }
+    for (int i = 0; i < DCOMMI_PATHS && i < max; i++) {
+        dcomm_path *row = &rows[i];
+        dcommi_shape q = *s;
+        q.memory = dcommi_paths[i].memory;
+        q.chunk_bytes = q.chunk_bytes > 0 ? q.chunk_bytes : (int64_t)DCOMMI_SLOT_BYTES;
+        memset(row, 0, sizeof *row);
+        row->name = dcommi_paths[i].name;
+        row->direct_pairs = q.memory == DCOMMI_MEMORY_OPEN ? near : 0;
+        row->staged_pairs = all - row->direct_pairs;
+        row->taken = s->memory == q.memory;
+        row->assumed = dcommi_device_assumed(&c->tuning, q.memory);
+        dcommi_path_price(c, &q, name, soft, row);
+        dcommi_path_why(s, i == 0, row);
+    }
+    if (n_p != NULL) {
+        *n_p = DCOMMI_PATHS;
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                           dcomm_dtype dtype, dcomm_op op,
+                                           const dcomm_coll_opts *opts, dcomm_path *rows, int max,
+                                           int *n_p)
+{
+    dcommi_explained e;
+    DCOMMI_TRY(dcommi_explain_begin(comm, coll, count, dtype, op, opts, &e));
+    dcommi_comm_lock(comm);
+    dcomm_status status =
+        dcommi_paths_with(comm->chooser, &e.shape, e.name, e.soft, rows, max, n_p);
+    dcommi_comm_unlock(comm);
+    return status;
+}
+
+/* For ranks that are nowhere yet, in these groups. */
+static dcomm_status dcommi_paths_groups(const dcomm_tuning *tuning, int nranks,
+                                        const dcommi_groups *groups, dcomm_coll coll, size_t count,
+                                        dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                        dcomm_path *rows, int max, int *n_p)
+{
+    dcommi_explained e;
+    dcommi_chooser *c = NULL;
+    dcomm_status status =
+        dcommi_explain_alone(tuning, nranks, groups, coll, count, dtype, opts, &e, &c);
+    if (status >= 0) {
+        status = dcommi_paths_with(c, &e.shape, e.name, e.soft, rows, max, n_p);
+    }
+    dcommi_free(c);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
+                                              const int *hosts, dcomm_coll coll, size_t count,
+                                              dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                              dcomm_path *rows, int max, int *n_p)
+{
+    dcommi_groups *groups = NULL;
+    if (nranks < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
+    }
+    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
+    dcomm_status status =
+        dcommi_paths_groups(tuning, nranks, groups, coll, count, dtype, opts, rows, max, n_p);
+    dcommi_groups_free(&groups);
+    return status;
 }
 
 #endif
@@ -62218,6 +62692,10 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_DECISIONS
 #undef DCOMMI_DEQUANT_WIRES
 #undef DCOMMI_DEVICE_EAGER
+#undef DCOMMI_DEVICE_OWN_PS
+#undef DCOMMI_DEVICE_PEER_PS
+#undef DCOMMI_DEVICE_STAGE_PS
+#undef DCOMMI_DEVICE_STEP_PS
 #undef DCOMMI_DIVIDE
 #undef DCOMMI_EVENTS_KEPT
 #undef DCOMMI_EXCHANGE_SAMPLES
@@ -62433,8 +62911,6 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_SPARSE_BLOCK
 #undef DCOMMI_SPARSE_HD
 #undef DCOMMI_SPARSE_HEAD
-#undef DCOMMI_STAGE_PS
-#undef DCOMMI_STAGE_STEP_PS
 #undef DCOMMI_STEP_NAN
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX

@@ -1,6 +1,6 @@
 /* test_device_coded.c - compressed all-reduce of device memory: the bits and the report are those
- * of the same call in host memory, only encodings leave the device, and what has no kernels is
- * refused. */
+ * of the same call in host memory, only encodings leave the device, and what has no kernels is done
+ * in host memory. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
 #ifdef CUDA_HOST_STAND_IN
@@ -151,47 +151,166 @@ Test(device_coded, traffic, .timeout = 60)
 }
 #endif
 
-static int refused(int rank, int n, procs_shared *s, void *arg)
+/* ---- what has no kernels ---- */
+
+typedef struct kind {
+    const char *spec;
+    const dcomm_feedback_opts *feedback; /* NULL: none */
+    const char *algo;
+    dcomm_dtype dtype;
+    dcomm_op op;
+    size_t count;
+} kind;
+
+static const dcomm_feedback_opts classic, dgc = {.variant = DCOMM_FEEDBACK_DGC, .clip = 1};
+
+static const kind kinds[] = {
+    {.spec = "powersgd", .dtype = DCOMM_F32, .count = 20000},
+    {.spec = "powersgd", .feedback = &classic, .dtype = DCOMM_F32, .count = 20000},
+    {.spec = "topk:k=0.02", .feedback = &dgc, .dtype = DCOMM_F32, .count = 5000},
+    {.spec = "bf16", .dtype = DCOMM_F16, .count = 5200000}, /* all slots */
+    {.spec = "topk:k=0.01",
+     .feedback = &classic,
+     .algo = "coded_sparse",
+     .dtype = DCOMM_F32,
+     .count = 30000},
+    {.spec = "topk:k=0.01", .algo = "coded_sparse", .dtype = DCOMM_F32, .count = 30000},
+    {.spec = "qsgd", .dtype = DCOMM_BF16, .op = DCOMM_AVG, .count = 5001},
+    {.spec = "qsgd:bits=8", .feedback = &classic, .dtype = DCOMM_F16, .count = 5001},
+    {.spec = "fp8", .dtype = DCOMM_F64, .op = DCOMM_PREMUL_SUM, .count = 5001},
+};
+
+static void fill(const kind *k, int rank, int step, void *to)
 {
-    enum { COUNT = 5000 };
-    dcomm_comm *comm = join(rank, n, s, arg);
-    dcomm_codec *powersgd = NULL, *qsgd = NULL, *topk = NULL;
-    dcomm_feedback *clipped = NULL, *sparse = NULL;
-    float *device = NULL;
-    CUDA_OK(cudaMalloc((void **)&device, COUNT * sizeof *device));
-    CUDA_OK(cudaMemset(device, 0, COUNT * sizeof *device));
-    RANKS_OK(dcomm_codec_create("powersgd", &powersgd));
-    RANKS_OK(dcomm_codec_create("qsgd", &qsgd));
-    RANKS_OK(dcomm_codec_create("topk:k=0.01", &topk));
-    const dcomm_feedback_opts clips = {.variant = DCOMM_FEEDBACK_DGC, .clip = 1};
-    RANKS_OK(dcomm_feedback_create(topk, COUNT, &clips, &clipped));
-    RANKS_OK(dcomm_feedback_create(topk, COUNT, NULL, &sparse));
-    const struct {
-        dcomm_coll_opts opts;
-        dcomm_dtype dtype;
-        const char *word;
-    } calls[] = {{{.codec = powersgd}, DCOMM_F32, "no kernels"},
-                 {{.feedback = clipped}, DCOMM_F32, "no clipping"},
-                 {{.feedback = sparse, .algo = "coded_sparse"}, DCOMM_F32, "no kernels"},
-                 {{.codec = qsgd}, DCOMM_BF16, "f32 sums"}};
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        dcomm_status status = dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, calls[i].dtype,
-                                              DCOMM_SUM, &calls[i].opts);
-        PROCS_CHECK(status == DCOMM_ERR_UNSUPPORTED &&
-                        strstr(dcomm_last_error(), calls[i].word) != NULL,
-                    "call %zu: %s: %s", i, dcomm_status_name(status), dcomm_last_error());
+    for (size_t i = 0; i < k->count; i++) {
+        float x = gradient(rank + 7 * step, i);
+        double wide = (double)x;
+        uint16_t half = (uint16_t)(0x2c00 + (i * 5 + (size_t)(rank + step) * 11) % 4096);
+        if (k->dtype == DCOMM_F64) {
+            memcpy((double *)to + i, &wide, sizeof wide);
+        } else if (k->dtype == DCOMM_F32) {
+            memcpy((float *)to + i, &x, sizeof x);
+        } else {
+            memcpy((uint16_t *)to + i, &half, sizeof half);
+        }
     }
-    RANKS_OK(dcomm_barrier(comm, NULL));
-    RANKS_OK(dcomm_feedback_destroy(&clipped));
-    RANKS_OK(dcomm_feedback_destroy(&sparse));
-    RANKS_OK(dcomm_codec_destroy(&topk));
-    RANKS_OK(dcomm_codec_destroy(&powersgd));
-    RANKS_OK(dcomm_codec_destroy(&qsgd));
-    CUDA_OK(cudaFree(device));
+}
+
+/* Some steps of a call in host memory, and of the same on a device, but on rank `here`. */
+static void steps_of(dcomm_comm *comm, const kind *k, int here, void *stream)
+{
+    const size_t bytes = k->count * dcomm_dtype_size(k->dtype);
+    const int rank = dcomm_comm_rank(comm);
+    dcomm_codec *codec = NULL;
+    dcomm_feedback *fb[2] = {NULL, NULL};
+    char *in = malloc(bytes), *want = malloc(bytes), *out = malloc(bytes), *there = NULL;
+    RANKS_OK(dcomm_codec_create(k->spec, &codec));
+    if (rank != here) {
+        CUDA_OK(cudaMalloc((void **)&there, 2 * bytes));
+    } else {
+        there = malloc(2 * bytes);
+    }
+    for (int i = 0; i < 2 && k->feedback != NULL; i++) {
+        RANKS_OK(dcomm_feedback_create(codec, k->count, k->feedback, &fb[i]));
+    }
+    for (int step = 0; step < 3; step++) {
+        dcomm_codec_report report[2] = {{0}, {0}};
+        char *sum = step == 1 ? there : there + bytes; /* in place, and not */
+        dcomm_coll_opts opts = {.algo = k->algo,
+                                .codec = codec,
+                                .codec_seed = 5,
+                                .codec_step = (uint64_t)step + 1,
+                                .premul = 0.5 + rank,
+                                .feedback = fb[0],
+                                .codec_report = &report[0]};
+        fill(k, rank, step, in);
+        RANKS_OK(dcomm_allreduce(comm, in, want, k->count, k->dtype, k->op, &opts));
+        opts.feedback = fb[1];
+        opts.codec_report = &report[1];
+        opts.stream = step > 0 ? stream : NULL;
+        CUDA_OK(cudaMemcpy(there, in, bytes, cudaMemcpyDefault));
+        RANKS_OK(dcomm_allreduce(comm, there, sum, k->count, k->dtype, k->op, &opts));
+        CUDA_OK(cudaStreamSynchronize(stream));
+        RANKS_OK(dcomm_comm_status(comm));
+        CUDA_OK(cudaMemcpy(out, sum, bytes, cudaMemcpyDefault));
+        PROCS_CHECK(memcmp(out, want, bytes) == 0, "%s of %s, step %d: other bits", k->spec,
+                    dcomm_dtype_name(k->dtype), step);
+        PROCS_CHECK(report[0].bytes == report[1].bytes, "%zu and %zu bytes", report[0].bytes,
+                    report[1].bytes);
+    }
+    if (rank != here) {
+        CUDA_OK(cudaFree(there));
+    } else {
+        free(there);
+    }
+    free(in);
+    free(want);
+    free(out);
+    RANKS_OK(dcomm_feedback_destroy(&fb[0]));
+    RANKS_OK(dcomm_feedback_destroy(&fb[1]));
+    RANKS_OK(dcomm_codec_destroy(&codec));
+}
+
+static int in_host(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        steps_of(comm, &kinds[i], i % 2 ? (int)i % n : -1, stream);
+    }
+    CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
 
-Test(device_coded, refused, .timeout = 60)
+/* What has no kernels is done in host memory, with the bits that it has there. */
+Test(device_coded, without_kernels, .timeout = 180)
 {
-    on(2, (where){.place = RANKS_LOCAL}, refused);
+    on(2, (where){.place = RANKS_LOCAL}, in_host);
+    on(3, (where){.place = RANKS_HOSTS}, in_host);
+    on(3, (where){.threads = true}, in_host);
+}
+
+/* An automatic choice by ranks that do not know where the others' buffers lie. */
+static int chosen(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = join(rank, n, s, arg);
+    const kind k = {
+        .spec = "topk:k=0.01", .feedback = &classic, .dtype = DCOMM_F32, .count = 100000};
+    dcomm_codec *codec = NULL, *automatic = NULL;
+    dcomm_feedback *fb = NULL;
+    dcomm_tuning slow;
+    cudaStream_t stream;
+    const char *algo = NULL;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    RANKS_OK(dcomm_tuning_uniform(1, 1000, 0, &slow));
+    RANKS_OK(dcomm_comm_tune(comm, &slow));
+    RANKS_OK(dcomm_codec_create(k.spec, &codec));
+    RANKS_OK(dcomm_feedback_create(codec, k.count, NULL, &fb));
+    dcomm_coll_opts opts = {.feedback = fb};
+    RANKS_OK(
+        dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, k.count, DCOMM_F32, DCOMM_SUM, &opts, &algo));
+    PROCS_CHECK(strcmp(algo, "coded_sparse") == 0, "%s", algo);
+    steps_of(comm, &k, 1, stream);
+    steps_of(comm, &k, -1, stream);
+    opts.device = true;
+    RANKS_OK(
+        dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, k.count, DCOMM_F32, DCOMM_SUM, &opts, &algo));
+    PROCS_CHECK(strcmp(algo, "coded_sparse") != 0, "%s has no kernels", algo);
+    /* "auto" compresses what it is given, bf16 among it. */
+    RANKS_OK(dcomm_codec_create("auto", &automatic));
+    const dcomm_codec *taken = NULL;
+    RANKS_OK(dcomm_codec_decide(comm, automatic, k.count, DCOMM_BF16, &taken));
+    PROCS_CHECK(taken != NULL, "the slowest network is worth no codec");
+    steps_of(comm, &(kind){.spec = "auto", .dtype = DCOMM_BF16, .count = k.count}, 1, stream);
+    RANKS_OK(dcomm_codec_destroy(&automatic));
+    RANKS_OK(dcomm_feedback_destroy(&fb));
+    RANKS_OK(dcomm_codec_destroy(&codec));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_coded, chosen_without_a_promise, .timeout = 60)
+{
+    on(4, (where){.place = RANKS_LOCAL}, chosen);
 }

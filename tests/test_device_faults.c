@@ -8,7 +8,9 @@
 
 enum { COUNT = 700000 };
 
-static const char *const algos[] = {"ring", "two_shot", "one_shot", "tree", "halving_doubling"};
+/* The first is compressed, without loss here, and done in host memory: residuals are bf16. */
+static const char *const algos[] = {"coded_allgather", "ring", "two_shot",
+                                    "one_shot",        "tree", "halving_doubling"};
 enum { ALGOS = sizeof algos / sizeof *algos };
 
 static float value(int rank, size_t i, int salt)
@@ -24,6 +26,12 @@ static dcomm_status sum(dcomm_comm *comm, const char *algo, int salt, cudaStream
     int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
     float *host = malloc(COUNT * sizeof *host), *device = NULL;
     dcomm_coll_opts opts = {.algo = algo, .stream = stream, .timeout_s = 20};
+    dcomm_codec *codec = NULL;
+    if (strcmp(algo, "coded_allgather") == 0) {
+        RANKS_OK(dcomm_codec_create("f16", &codec));
+        RANKS_OK(dcomm_feedback_create(codec, COUNT, &(dcomm_feedback_opts){.bf16 = true},
+                                       &opts.feedback));
+    }
     PROCS_TRUE(host != NULL);
     CUDA_OK(cudaMalloc((void **)&device, COUNT * sizeof *device));
     for (size_t i = 0; i < COUNT; i++) {
@@ -54,6 +62,8 @@ static dcomm_status sum(dcomm_comm *comm, const char *algo, int salt, cudaStream
         }
     }
     (void)cudaFree(device);
+    RANKS_OK(dcomm_feedback_destroy(&opts.feedback));
+    RANKS_OK(dcomm_codec_destroy(&codec));
     free(host);
     return status;
 }
@@ -123,7 +133,7 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
 Test(device_faults, failing_copies, .timeout = 180)
 {
     int ended[PROCS_MAX];
-    for (int a = 0; a < 3; a++) {
+    for (int a = 0; a < 4; a++) {
         unsigned failures = 0;
         for (unsigned copy = 1; copy <= 30; copy += copy < 6 ? 1 : 6) {
             failing f = {copy, algos[a]};

@@ -90,6 +90,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
                 device_stream = turn % 3 > 0 ? stream : NULL;
                 j.opts.stream = device_stream;
                 j.opts.device = turn % 5 > 0;
+                j.opts.registered = turn % 7 < 4;
                 if (counted((dcomm_coll)coll)) {
                     spread(&j, turn % 3 == 0);
                 }

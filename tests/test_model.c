@@ -426,6 +426,9 @@ Test(model, file, .timeout = 30)
     wrote.link[DCOMM_LINK_CORE].message.ps[1] = 98765432109;
     wrote.link[DCOMM_LINK_CORE].mapped_reduce = wrote.link[DCOMM_LINK_CORE].message;
     wrote.link[DCOMM_LINK_CORE].huge_read = wrote.link[DCOMM_LINK_CORE].message;
+    wrote.device_stage_ps = 11000000;
+    wrote.device_copy = wrote.device_read = wrote.link[DCOMM_LINK_CORE].message;
+    wrote.device_fold = wrote.device_reduce = wrote.link[DCOMM_LINK_CORE].read;
     wrote.tried = 4;
     wrote.trial[0] = (dcomm_trial){"ring", {.n = 1, .bytes = {4096}, .ps = {7000000}}};
     wrote.trial[1] = (dcomm_trial){"two_shot", {.n = 2, .bytes = {64, 128}, .ps = {1, 2000000}}};

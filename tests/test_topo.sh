@@ -115,8 +115,32 @@ algo_of() {
 differs() {
     [ -n "$(algo_of cuda)" ] && [ "$(algo_of cuda)" != "$(algo_of host)" ]
 }
-expect "by which path" 0 "^cuda memory: copied out to pinned memory" \
+expect "by which path" 0 "^cuda memory: staged: copied out to pinned memory" \
     "$topo" -n 4 --explain allreduce 1M --mem cuda
+expect "the path that is counted on" 0 \
+    "^\* staged +[a-z_]+ +[0-9.]+ us \(assumed\)  pairs: 0 direct, 6 staged$" \
+    "$topo" -n 4 --explain allreduce 1M --mem cuda
+expect "what the other would take" 0 \
+    "^  direct +[a-z_]+ +[0-9.]+ us \(assumed\)  pairs: 6 direct, 0 staged; opts.registered does not" \
+    "$topo" -n 4 --explain allreduce 1M --mem cuda
+expect "prices of devices are assumed" 0 "^[ *] ring +[0-9.]+ us \(assumed\)" \
+    "$topo" -n 4 --explain allreduce 1M --mem cuda
+expect "memory that peers read" 0 "^cuda-shared memory: direct: read from the peer" \
+    "$topo" -n 4 --explain allreduce 1M --mem cuda-shared
+expect "and between hosts not" 0 "^cuda-shared memory: mixed: " \
+    "$run" -n 4 --host-id-every 2 -- "$topo" --explain allreduce 1M --mem cuda-shared
+expect "pairs of a job" 0 "^\* direct .* pairs: 2 direct, 4 staged$" \
+    "$run" -n 4 --host-id-every 2 -- "$topo" --explain allreduce 1M --mem cuda-shared
+expect "one rank on each host" 0 "^cuda-shared memory: staged: " \
+    "$run" -n 2 --host-id-every 1 -- "$topo" --explain allreduce 1M --mem cuda-shared
+device_tuning() {
+    printf '%s\n' 'device_stage_us = 5' 'device_copy = 0:4 1048576:5' 'device_fold = 0:4 1048576:5' \
+        'device_read = 0:4 1048576:9' 'device_reduce = 0:4 1048576:9' >"$scratch/device.tune"
+    DCOMM_TUNE_FILE="$scratch/device.tune" "$run" -n 2 -- "$topo" --explain allreduce 1M \
+        --mem cuda-shared >"$scratch/tuned" && grep -q '^\* direct .* us  pairs' "$scratch/tuned" &&
+        ! grep -q assumed "$scratch/tuned"
+}
+check "a tuning file brings a device's numbers" device_tuning
 check "the choice knows the memory" differs
 expect "no such memory" 2 "bad value 'tape'" "$topo" -n 4 --explain allreduce 1M --mem tape
 
@@ -128,6 +152,10 @@ check "JSON of ranks on paper" "$topo" --xml tests/topo/server.xml -n 4 --explai
     --mem registered --json "$scratch/paper.json"
 check "by the schema" schema "$scratch/paper.json" \
     'd["order"] == [0, 1, 2, 3] and d["ranks"][2]["nic"] == "eth1" and d["explain"]["bytes"] == 1 << 30'
+check "JSON of paths" "$topo" --xml tests/topo/server.xml -n 4 --explain allreduce 1M \
+    --mem cuda --json "$scratch/paths.json"
+check "by the schema" schema "$scratch/paths.json" \
+    '[(p["name"], p["taken"], p["assumed"]) for p in d["explain"]["paths"]] == [("staged", True, True), ("direct", False, True)] and all(a["assumed"] for a in d["explain"]["algos"])'
 check "JSON of a job" "$run" -n 4 --host-id-every 2 -- "$topo" --json "$scratch/job.json"
 check "by the schema" schema "$scratch/job.json" \
     'd["machine"] is None and d["connections"] > 0 and d["levels"][0]["groups"] == [[0, 1], [2, 3]]'

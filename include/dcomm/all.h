@@ -43,6 +43,7 @@
 #include "impl/api_mem.h"
 #include "impl/api_tune.h"
 #include "impl/api_explain.h"
+#include "impl/api_paths.h"
 #include "impl/tune_comm.h"
 #include "impl/api_bucket.h"
 #include "impl/scaler.h"

@@ -1,7 +1,8 @@
 /* coll.h - collectives, point-to-point, requests and groups.
  *
  * Where the implementation is built with DCOMM_WITH_CUDA, buffers may also be device memory, all of
- * one call's on one device, aligned to their element; docs/cuda.md says how they travel.
+ * one call's on one device, aligned to their element; docs/cuda.md says how they travel, and which
+ * compressed calls are done in host memory, to which they are copied and back.
  *
  * Buffers are the caller's, of any alignment, and are in use from the call until the operation is
  * complete. Counts are elements. `opts` may be NULL. In place: pass DCOMM_IN_PLACE as sendbuf, or
@@ -56,7 +57,9 @@ typedef struct dcomm_coll_opts {
                         which are read by the kernel at up to twice the speed; registered says
                         more (default: false) */
     bool device; /* likewise a promise that they are device memory: messages are longer then, and
-                    what is between host and device is counted (default: false) */
+                    what is between host and device is counted. With registered, that ranks of one
+                    host read each other's where it lies: memory from dcomm_mem_alloc_device on
+                    devices that can, or threads that share one device (default: false) */
     /* A cudaStream_t. The operation begins when what the stream holds now has been done, and what
      * is put on the stream later waits for its result. The call returns once that is arranged; its
      * errors show in dcomm_comm_status, and never hold the stream up. A request may be asked for
@@ -75,8 +78,9 @@ typedef struct dcomm_coll_opts {
                                  per tensor and rank, in use until the operation is complete, of
                                  `count` elements. Its codec is taken where codec is NULL, and its
                                  seed. Committed when the operation succeeds, stale when it fails.
-                                 Its residuals move to where the buffers lie; in device memory,
-                                 classic in f32 alone. A call may come while one before it with
+                                 Its residuals move to where its arithmetic is done: to the
+                                 buffers' device, or, for what has no kernels (docs/cuda.md), to
+                                 host memory. A call may come while one before it with
                                  this state is under way on the same stream, but not where the
                                  codec is linear or the state warms up (default: NULL, none) */
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose

@@ -103,8 +103,15 @@ typedef struct dcomm_tuning {
     dcomm_link link[DCOMM_LINK_COUNT];
     dcomm_curve copy; /* within a rank's own memory */
     dcomm_curve fold; /* of each operand but the first, in its own memory */
-    int64_t step_ps;  /* work for each step of a plan, whatever it does */
-    int64_t call_ps;  /* of the call itself, whatever the plan */
+    /* Of device memory; 0, or n = 0: assumed numbers are taken, which nobody has measured. stage:
+     * what a message, or a read of a peer, takes longer on its way through pinned memory. copy,
+     * fold: as above, on the device, from the launch until it has been seen to end; fold is also
+     * what a message's takes. read, reduce: of a peer's device memory that is read where it lies,
+     * likewise; of a fold of several peers the launch counts once. */
+    int64_t device_stage_ps;
+    dcomm_curve device_copy, device_fold, device_read, device_reduce;
+    int64_t step_ps; /* work for each step of a plan, whatever it does */
+    int64_t call_ps; /* of the call itself, whatever the plan */
     /* So many connections from a rank to one on another host, at most 16, give the numbers of
      * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
      * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
@@ -149,6 +156,7 @@ typedef struct dcomm_alternative {
     const char *algo;
     double seconds; /* by the model; below 0: it has no price */
     bool chosen;    /* this one runs */
+    bool assumed;   /* the price goes by numbers of devices that nobody has measured */
     char why[192];  /* why it does not; "" where it does */
     char note[96];  /* what of the topology it leaves aside, and why; "": nothing */
 } dcomm_alternative;
@@ -167,6 +175,36 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                         dcomm_coll coll, size_t count, dcomm_dtype dtype,
                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                         int max, int *n_p);
+
+/* A path that bytes of device memory may go. The same plan runs on any: each pair of ranks has the
+ * one that the memory at hand allows, and the choice of the algorithm counts on what opts promises.
+ *
+ * "staged": copied out to pinned memory, sent, copied in and folded on the device, piece by piece.
+ * "direct": read by the fold's kernel where it lies, by ranks of one host; staged between hosts.
+ * UCX's own CUDA transports are not used. */
+typedef struct dcomm_path {
+    const char *name;
+    const char *algo; /* what opts asks for, or what the choice would be; NULL: none */
+    double seconds;   /* by the model; below 0: it has no price */
+    bool taken;       /* the choice counts on it */
+    bool assumed;     /* the price goes by numbers that nobody has measured */
+    int64_t direct_pairs, staged_pairs; /* of ranks */
+    char why[192];                      /* why the choice does not count on it, "" where it does */
+} dcomm_path;
+
+/* The paths with their prices, for a call with these arguments on device memory: "staged", then
+ * "direct". Which one opts has the choice count on: opts.device the first, opts.device and
+ * opts.registered the second, else none. At most `max` rows are written; *n_p, if not NULL, is how
+ * many there are. Errors: as dcomm_explain_all. */
+DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                           dcomm_dtype dtype, dcomm_op op,
+                                           const dcomm_coll_opts *opts, dcomm_path *rows, int max,
+                                           int *n_p);
+/* The same without a communicator, as dcomm_explain_on. */
+DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
+                                              const int *hosts, dcomm_coll coll, size_t count,
+                                              dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                              dcomm_path *rows, int max, int *n_p);
 
 /* Whether compression is worth it for an all-reduce of f32. */
 typedef struct dcomm_verdict {

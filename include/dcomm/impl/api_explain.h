@@ -26,6 +26,7 @@ static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
         row->algo = algo->name;
         row->seconds = -1;
         row->chosen = algo == chosen;
+        row->assumed = dcommi_device_assumed(&c->tuning, s->memory);
         if (algo->note != NULL) {
             algo->note(s, row->note, sizeof row->note);
         }
@@ -68,36 +69,50 @@ static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s
     return DCOMM_OK;
 }
 
+/* A call as it would be, for explanations. */
+typedef struct dcommi_explained {
+    dcommi_shape shape;
+    dcommi_coding coding; /* the shape's */
+    const char *name;     /* of the algorithm that is asked for; NULL: none */
+    bool soft;            /* by the communicator */
+} dcommi_explained;
+
+static dcomm_status dcommi_explain_begin(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcommi_explained *e)
+{
+    dcomm_coll_opts decided;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &e->shape));
+    DCOMMI_TRY(dcommi_coded_begin(&e->shape, opts, &e->coding));
+    e->soft = opts->algo == NULL;
+    e->name = e->soft ? comm->algo : opts->algo;
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                          dcomm_dtype dtype, dcomm_op op,
                                          const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                          int max, int *n_p)
 {
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    dcommi_coding coding;
-    dcomm_coll_opts decided;
-    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
-    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
-    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
-    bool soft = opts->algo == NULL;
+    dcommi_explained e;
+    DCOMMI_TRY(dcommi_explain_begin(comm, coll, count, dtype, op, opts, &e));
     dcommi_comm_lock(comm);
-    dcomm_status status = dcommi_explain_with(comm->chooser, &s, soft ? comm->algo : opts->algo,
-                                              soft, rows, max, n_p);
+    dcomm_status status =
+        dcommi_explain_with(comm->chooser, &e.shape, e.name, e.soft, rows, max, n_p);
     dcommi_comm_unlock(comm);
     return status;
 }
 
-/* For ranks that are nowhere yet, in these groups. */
-static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks,
-                                          const dcommi_groups *groups, dcomm_coll coll,
-                                          size_t count, dcomm_dtype dtype,
-                                          const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                          int max, int *n_p)
+/* The same of ranks that are nowhere yet, in these groups. *chooser_p is to be freed, whatever is
+ * returned. */
+static dcomm_status dcommi_explain_alone(const dcomm_tuning *tuning, int nranks,
+                                         const dcommi_groups *groups, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                         dcommi_explained *e, dcommi_chooser **chooser_p)
 {
     dcomm_tuning usual;
-    dcommi_shape s;
-    dcommi_coding coding;
     dcomm_comm fake; /* in name only: the checks of a call */
     memset(&fake, 0, sizeof fake);
     fake.size = nranks;
@@ -107,17 +122,29 @@ static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks
         dcomm_tuning_default(&usual);
         tuning = &usual;
     }
-    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    e->soft = false;
+    e->name = opts->algo;
+    *chooser_p = dcommi_alloc(sizeof **chooser_p);
+    if (*chooser_p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcommi_chooser_set(*chooser_p, groups, nranks, tuning));
+    DCOMMI_TRY(dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &e->shape));
+    return dcommi_coded_begin(&e->shape, opts, &e->coding);
+}
+
+static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks,
+                                          const dcommi_groups *groups, dcomm_coll coll,
+                                          size_t count, dcomm_dtype dtype,
+                                          const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                          int max, int *n_p)
+{
+    dcommi_explained e;
+    dcommi_chooser *c = NULL;
     dcomm_status status =
-        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, nranks, tuning);
+        dcommi_explain_alone(tuning, nranks, groups, coll, count, dtype, opts, &e, &c);
     if (status >= 0) {
-        status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &s);
-    }
-    if (status >= 0) {
-        status = dcommi_coded_begin(&s, opts, &coding);
-    }
-    if (status >= 0) {
-        status = dcommi_explain_with(c, &s, opts->algo, false, rows, max, n_p);
+        status = dcommi_explain_with(c, &e.shape, e.name, e.soft, rows, max, n_p);
     }
     dcommi_free(c);
     return status;

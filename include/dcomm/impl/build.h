@@ -43,8 +43,13 @@ enum dcommi_memory {
     DCOMMI_MEMORY_HUGE,
     DCOMMI_MEMORY_REGISTERED,
     DCOMMI_MEMORY_DEVICE,
+    DCOMMI_MEMORY_OPEN, /* a device's, which peers on the host read where it lies */
     DCOMMI_MEMORY_KINDS
 };
+
+/* A longer message out of device memory is offered. It is sent with its message on every transport.
+ */
+#define DCOMMI_DEVICE_EAGER 32768
 
 /* All that an algorithm may know about a call. */
 typedef struct dcommi_shape {
@@ -61,6 +66,8 @@ typedef struct dcommi_shape {
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     const dcommi_coding *coding; /* NULL: without compression */
     bool apart;                  /* compressed: the f32 to be coded have to be made first */
+    const char *staged;          /* compressed, of device memory: why in host memory; NULL: it is
+                                    not done there */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;

@@ -47,7 +47,7 @@ static const dcomm_coll_opts dcommi_default_opts;
 static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
 {
     return opts == NULL       ? DCOMMI_MEMORY_ANY
-           : opts->device     ? DCOMMI_MEMORY_DEVICE
+           : opts->device     ? (opts->registered ? DCOMMI_MEMORY_OPEN : DCOMMI_MEMORY_DEVICE)
            : opts->registered ? DCOMMI_MEMORY_REGISTERED
            : opts->huge_pages ? DCOMMI_MEMORY_HUGE
                               : DCOMMI_MEMORY_ANY;
@@ -112,7 +112,7 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
-    if (s->memory == DCOMMI_MEMORY_DEVICE && s->chunk_bytes == 0) {
+    if (dcommi_memory_of_device(s->memory) && s->chunk_bytes == 0) {
         s->chunk_bytes = DCOMMI_SLOT_BYTES; /* what goes over the bus at a time, on every rank */
     }
     return DCOMM_OK;
@@ -182,9 +182,6 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
                            "or recvbuf lies on device %d",
                            name, number);
     }
-    if (s->coding != NULL) {
-        DCOMMI_TRY(dcommi_coded_device_check(s, opts));
-    }
     DCOMMI_TRY(dcommi_device_of(comm->context, number, device_p));
     dcommi_memory_serve(comm->context, *device_p);
     dcommi_shared_reclaim();
@@ -241,7 +238,8 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
     if (s->coding != NULL) {
         key.counts[0] = s->coding->hash;
         key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
-                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
+                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4 |
+                        (uint64_t)(s->staged != NULL) << 5;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;
@@ -381,7 +379,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->coding != NULL && s->apart) {
+    if (s->coding != NULL && (s->apart || s->staged != NULL)) {
         dcommi_shape sum = *s;
         sum.dtype = DCOMM_F32;
         sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
@@ -391,6 +389,13 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         if (status < 0) {
             dcommi_free(inner);
             return status;
+        }
+        if (s->staged != NULL) {
+            dcommi_log(DCOMMI_LOG_INFO,
+                       "%s of %zu %s by %s is done in host memory, to which it is copied and back: "
+                       "device memory %s",
+                       dcomm_coll_name(s->coll), s->count, dcomm_dtype_name(s->dtype), algo->name,
+                       s->staged);
         }
     } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -419,6 +424,19 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         (*cached_p)->script = dcommi_script_make(comm, plan);
     }
     return DCOMM_OK;
+}
+
+/* Find out whether a compressed call of device memory is done in host memory. */
+static dcomm_status dcommi_call_staged(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                       dcommi_shape *s)
+{
+    const dcommi_algo *algo = NULL;
+    dcommi_comm_lock(comm);
+    dcomm_status status = dcommi_algo_pick(s, opts->algo != NULL ? opts->algo : comm->algo,
+                                           opts->algo == NULL, comm->chooser, &algo);
+    dcommi_comm_unlock(comm);
+    s->staged = status >= 0 ? dcommi_coded_in_host(s, opts, algo) : NULL;
+    return status;
 }
 
 /* A run of a cached plan, whose reference it takes over; with comm->lock. */
@@ -512,7 +530,7 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
     if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
         return 1;
     }
-    return (uint64_t)1 << 63 | (uint64_t)memory << 61 | (uint64_t)(uint32_t)root << 25 |
+    return (uint64_t)1 << 63 | (uint64_t)memory << 60 | (uint64_t)(uint32_t)root << 25 |
            (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
 }
 
@@ -562,9 +580,16 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_shape_spaces(s, &in_bytes, &out_bytes);
         DCOMMI_TRY(dcommi_call_place(comm, s, in, in_bytes, out, out_bytes, opts, &device));
     }
+    dcommi_shape staged;
+    if (DCOMMI_UNLIKELY(s->coding != NULL && device != NULL)) {
+        staged = *s;
+        s = &staged;
+        DCOMMI_TRY(dcommi_call_staged(comm, opts, &staged));
+    }
+    dcommi_device *coder = s->staged == NULL ? device : NULL; /* where the codec's steps are done */
     if (s->coding != NULL && opts->feedback != NULL) {
         DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
-                                          device != NULL ? device->handle.number : -1));
+                                          coder != NULL ? coder->handle.number : -1));
     }
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
@@ -598,10 +623,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         }
     }
     dcommi_coded *coded = NULL;
-    if (s->coding != NULL && device != NULL) {
-        status = dcommi_coded_device_plan(cached->plan, cached->signature.algo);
-    }
-    if (s->coding != NULL && status >= 0) {
+    if (s->coding != NULL) {
         status = dcommi_coded_new(comm, opts, &coded);
     }
     dcommi_run *run = NULL;
@@ -629,7 +651,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
-        coded->device = device != NULL ? &device->handle : NULL;
+        coded->device = coder != NULL ? &coder->handle : NULL;
         run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }

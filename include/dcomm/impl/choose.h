@@ -64,8 +64,9 @@ static int64_t dcommi_choice_block(const dcommi_shape *s)
     return dcommi_shape_bytes(s, (most + n - 2) / (n - 1));
 }
 
-/* What stands for a call: the operation with equal blocks, at a size of the grid, not in place
- * (which ranks need not agree on), from rank 0. */
+/* What stands for a call: the operation with equal blocks, at a size of the grid, from rank 0, not
+ * in place (which ranks need not agree on) - but in place, where peers can read buffers and not the
+ * scratch that it takes to be in place: there the wrong guess costs least that way. */
 static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
 {
     dcommi_shape q = *s;
@@ -85,7 +86,7 @@ static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
         break;
     }
     q.counts = q.displs = q.send_counts = q.send_displs = q.matrix = NULL;
-    q.in_place = false;
+    q.in_place = s->memory == DCOMMI_MEMORY_OPEN && s->coll == DCOMM_COLL_ALLREDUCE;
     q.root = 0;
     q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
     q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
@@ -273,7 +274,7 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
     return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
            !(algo->make == dcommi_coded_sparse &&
              (s->coding->spread == NULL || !s->coding->feedback ||
-              s->memory == DCOMMI_MEMORY_DEVICE)) && /* devices have no kernels for it */
+              dcommi_memory_of_device(s->memory))) && /* which have no kernels for it */
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 

@@ -38,38 +38,19 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
                                                      : NULL;
 }
 
-/* Whether a compressed call can run on a device. All ranks whose buffers lie on one say the same.
- */
-static dcomm_status dcommi_coded_device_check(const dcommi_shape *s, const dcomm_coll_opts *opts)
+/* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
+ * memory lacks. NULL: it is done on the device. Other ranks need not know. */
+static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
+                                        const dcommi_algo *algo)
 {
-    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
-    const char *name = dcomm_coll_name(s->coll), *what = NULL;
     if (s->apart) {
-        what = "compresses f32 sums and averages alone";
-    } else {
-        what = dcommi_coded_device_lacks(
-            codec, opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
+        return "compresses f32 sums and averages alone";
     }
-    return what == NULL ? DCOMM_OK
-                        : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s with codec %s: device memory %s",
-                                      name, dcomm_codec_spec(codec), what);
-}
-
-/* The same of the plan that was chosen. */
-static dcomm_status dcommi_coded_device_plan(const dcomm_plan *plan, const char *algo)
-{
-    const dcomm_plan_codec *codec = plan->codec;
-    for (uint32_t i = 0; i < plan->nsubs && codec == NULL; i++) {
-        codec = plan->subs[i]->codec;
-    }
-    return codec == &dcommi_coded_codec
-               ? DCOMM_OK
-               : dcommi_fail(
-                     DCOMM_ERR_UNSUPPORTED,
-                     "all-reduce by %s: there are no kernels for what it does with encodings; "
-                     "coded_allgather and coded_two_shot work on device memory, and with "
-                     "opts.device none but those is chosen",
-                     algo);
+    const char *what =
+        dcommi_coded_device_lacks(dcommi_coded_codec_of(opts),
+                                  opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
+    return what == NULL && algo->make == dcommi_coded_sparse ? "has no kernels for coded_sparse"
+                                                             : what;
 }
 
 static void dcommi_coded_left(const dcommi_coded *c)

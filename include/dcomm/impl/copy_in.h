@@ -167,9 +167,9 @@ static void dcommi_pour_copied(dcommi_job *job, dcomm_status status)
     dcommi_slot *slot = (dcommi_slot *)job;
     dcommi_pour *pour = slot->user;
     pour->left -= slot->block;
-    pour->outstanding--;
     pour->failed = pour->failed || status < 0;
-    dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
+    dcommi_slot_give(slot, DCOMMI_QUEUE_IN); /* which may serve this one: it is not over yet */
+    pour->outstanding--;
     dcommi_pour_next(pour);
 }
 

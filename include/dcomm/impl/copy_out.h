@@ -6,9 +6,6 @@
 
 #include "moves.h"
 
-/* A longer send is offered. It is sent with its message on every transport. */
-#define DCOMMI_DEVICE_EAGER 32768
-
 /* It has left the slot, or never will. */
 static void dcommi_out_left(dcommi_op *op, dcomm_status status)
 {

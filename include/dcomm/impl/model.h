@@ -4,8 +4,7 @@
 #ifndef DCOMMI_MODEL_H
 #define DCOMMI_MODEL_H
 
-#include "../tune.h"
-#include "build.h"
+#include "model_device.h"
 
 _Static_assert((int)DCOMMI_LEVEL_HOST == (int)DCOMM_LINK_HOST &&
                    (int)DCOMMI_LEVEL_CORE == (int)DCOMM_LINK_CORE,
@@ -72,7 +71,9 @@ static bool dcommi_curve_valid(const dcomm_curve *c)
 
 typedef struct dcommi_link {
     int64_t alpha, overhead, signal, tell, eager;
+    int64_t stage;        /* what a message's bytes have to go through beside the network */
     bool by_core, mapped; /* mapped: what is exposed is folded where it lies */
+    bool open;            /* device memory that the peer's kernels read where it lies */
     dcommi_curve message, fold, read, reduce, shared, sustained;
 } dcommi_link;
 
@@ -84,13 +85,18 @@ typedef struct dcommi_terrain {
     bool rough; /* some of those share a port, where they would take turns that one does not see */
     dcommi_link link[DCOMM_LINK_COUNT];
     dcommi_curve copy, fold;
+    dcommi_curve open_read, open_reduce; /* of a peer's device memory */
     int64_t step, call;
 } dcommi_terrain;
 
 static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
 {
-    bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) && t->step_ps >= 0 &&
-                t->call_ps >= 0 && t->connections >= 0 && t->connections <= DCOMM_CONNECTIONS_MAX;
+    bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) &&
+                dcommi_curve_valid(&t->device_copy) && dcommi_curve_valid(&t->device_fold) &&
+                dcommi_curve_valid(&t->device_read) && dcommi_curve_valid(&t->device_reduce) &&
+                t->device_stage_ps >= 0 && t->device_stage_ps <= DCOMMI_MODEL_MOST &&
+                t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
+                t->connections <= DCOMM_CONNECTIONS_MAX;
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
         const dcomm_link *l = &t->link[k];
         const int64_t most = DCOMMI_MODEL_MOST;
@@ -181,49 +187,19 @@ static bool dcommi_terrain_rough(const dcommi_terrain *t)
     return false;
 }
 
-/* What the way between host and device adds, once, to each message and each read of a peer, and
- * what a step on the device takes. Assumed, not measured: ten microseconds from a copy's launch
- * until its event has been seen, and a terabyte a second. Bytes are not counted again: copies go on
- * while the network does. */
-#define DCOMMI_STAGE_PS 20000000
-#define DCOMMI_STAGE_STEP_PS 10000000
-
-static void dcommi_curve_later(dcomm_curve *curve, int64_t ps)
-{
-    for (int64_t i = 0; i < curve->n && i < DCOMM_CURVE_POINTS; i++) {
-        curve->ps[i] += ps;
-    }
-}
-
-static dcomm_tuning dcommi_tuning_staged(const dcomm_tuning *t)
-{
-    dcomm_tuning staged = *t;
-    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
-        dcomm_link *link = &staged.link[k];
-        link->alpha_ps += DCOMMI_STAGE_PS;
-        dcommi_curve_later(&link->read, DCOMMI_STAGE_PS);
-        dcommi_curve_later(&link->reduce, DCOMMI_STAGE_PS);
-        dcommi_curve_later(&link->fold, DCOMMI_STAGE_STEP_PS);
-    }
-    staged.copy = staged.fold =
-        (dcomm_curve){.n = 2,
-                      .bytes = {0, 1 << 20},
-                      .ps = {DCOMMI_STAGE_STEP_PS, DCOMMI_STAGE_STEP_PS + (1 << 20)}};
-    return staged;
-}
-
 /* memory: where what ranks expose lies. */
 static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
                                         const dcomm_tuning *t, enum dcommi_memory memory,
                                         dcommi_terrain *terrain)
 {
     DCOMMI_TRY(dcommi_tuning_check(t));
-    dcomm_tuning staged;
-    if (memory == DCOMMI_MEMORY_DEVICE) {
-        staged = dcommi_tuning_staged(t);
-        t = &staged;
+    dcomm_tuning there;
+    const bool device = dcommi_memory_of_device(memory);
+    if (device) {
+        there = dcommi_tuning_on_device(t);
+        t = &there;
     }
-    const int kind = memory == DCOMMI_MEMORY_DEVICE ? DCOMMI_MEMORY_ANY : memory;
+    const int kind = device ? DCOMMI_MEMORY_ANY : memory;
     memset(terrain, 0, sizeof *terrain);
     terrain->groups = groups;
     terrain->nranks = nranks;
@@ -236,6 +212,8 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->signal = from->signal_ps;
         to->tell = from->tell_ps;
         to->eager = from->eager_bytes > 0 ? from->eager_bytes : INT64_MAX;
+        to->stage = device ? t->device_stage_ps : 0;
+        to->open = memory == DCOMMI_MEMORY_OPEN && k != DCOMM_LINK_HOST;
         to->by_core = from->by_core != 0;
         to->message = dcommi_curve_make(&from->message);
         to->fold = dcommi_curve_make(&from->fold);
@@ -249,6 +227,8 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
     }
     terrain->copy = dcommi_curve_make(&t->copy);
     terrain->fold = dcommi_curve_make(&t->fold);
+    terrain->open_read = dcommi_curve_make(&t->device_read);
+    terrain->open_reduce = dcommi_curve_make(&t->device_reduce);
     terrain->step = t->step_ps;
     terrain->call = t->call_ps;
     terrain->rough = dcommi_terrain_rough(terrain);

@@ -38,6 +38,7 @@ typedef struct dcommi_sim_actor {
     int64_t turns;         /* ranks that it stands for and that do the same there */
     int64_t *counters;
     int64_t *exposed;         /* [nslots]: when; -1: not yet */
+    bool *opened;             /* [nslots]: where it lies, peers can open it */
     dcommi_sim_lane *waiters; /* for counters */
     dcommi_sim_lane *readers; /* for what this rank is to expose */
 } dcommi_sim_actor;
@@ -49,7 +50,8 @@ struct dcommi_sim_frame {
     dcommi_sim_frame *parent;
     dcommi_sim_lane *caller;
     const int64_t *group;
-    int rank; /* in the whole plan: the number of its actor */
+    int rank;     /* in the whole plan: the number of its actor */
+    uint8_t open; /* bit 1 << space: the caller's buffers, which peers can open; scratch is not */
     int64_t tag_base, counter_base, slot_base;
     uint32_t lanes_left;
     dcommi_sim_lane lanes[];
@@ -62,6 +64,7 @@ typedef struct dcommi_sim_msg {
     int64_t tag;
     uint8_t depth;
     bool waits; /* for its receive, before it moves */
+    bool open;  /* the receiver reads it where it lies */
     bool async, folds, sender_async;
     dcommi_sim_lane *sender, *receiver; /* sender: NULL when it need not be told */
     struct dcommi_sim_join *join;

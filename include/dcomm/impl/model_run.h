@@ -78,6 +78,9 @@ static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     }
     f->parent = parent;
     f->caller = lane;
+    f->open = (uint8_t)(dcommi_sim_open_space(parent, parent->plan->operands[step->src].space)
+                            << DCOMM_SPACE_IN |
+                        dcommi_sim_open_space(parent, step->dst.space) << DCOMM_SPACE_OUT);
     f->group = parent->plan->table + step->group;
     f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
     f->counter_base = parent->counter_base + step->slot + dcommi_sim_value(s, lane, &step->value);
@@ -318,10 +321,12 @@ static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
         DCOMMI_TRY(plans->get(plans->user, i, &a->plan));
         a->counters = dcommi_calloc(a->plan->ncounters + 1, sizeof *a->counters);
         a->exposed = dcommi_calloc(a->plan->nslots + 1, sizeof *a->exposed);
+        a->opened = dcommi_calloc(a->plan->nslots + 1, sizeof *a->opened);
         a->root = dcommi_sim_frame_new(s, a->plan, i);
-        if (a->counters == NULL || a->exposed == NULL || a->root == NULL) {
+        if (a->counters == NULL || a->exposed == NULL || a->opened == NULL || a->root == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
+        a->root->open = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
         for (uint32_t k = 0; k < a->plan->nslots; k++) {
             a->exposed[k] = -1;
         }
@@ -341,6 +346,7 @@ static void dcommi_sim_close(dcommi_sim *s, const dcommi_plans *plans)
         }
         dcommi_free(s->actor[i].counters);
         dcommi_free(s->actor[i].exposed);
+        dcommi_free(s->actor[i].opened);
     }
     while (s->frames != NULL) {
         dcommi_sim_frame_free(s, s->frames);

@@ -68,6 +68,11 @@ static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
     return &s->terrain->link[dcommi_terrain_kind(s->terrain, depth)];
 }
 
+static inline bool dcommi_sim_open_space(const dcommi_sim_frame *f, uint8_t space)
+{
+    return f->open >> space & 1;
+}
+
 /* Work of a rank's processor that may begin at `from`; returns its end. */
 static inline int64_t dcommi_sim_work(dcommi_sim *s, int actor, int64_t from, int64_t work)
 {
@@ -121,8 +126,14 @@ static void dcommi_sim_complete(dcommi_sim *s, dcommi_sim_lane *lane, bool async
 static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
 {
     const dcommi_link *link = dcommi_sim_link(s, m->depth);
-    int64_t work = link->overhead + (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
-                   (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
+    const dcommi_terrain *t = s->terrain;
+    int64_t work = link->overhead;
+    if (m->open) {
+        work += dcommi_curve_at(m->folds ? &t->open_reduce : &t->open_read, m->len);
+    } else {
+        work += (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
+                (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
+    }
     int64_t end = dcommi_sim_work(s, m->to, s->now, work);
     dcommi_sim_complete(s, m->receiver, m->async, end);
     if (m->sender != NULL) {
@@ -135,7 +146,8 @@ static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
 static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
 {
     int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
-    dcommi_sim_at(s, start + dcommi_sim_link(s, m->depth)->alpha, DCOMMI_SIM_HEAD, m);
+    const dcommi_link *link = dcommi_sim_link(s, m->depth);
+    dcommi_sim_at(s, start + link->alpha + link->stage, DCOMMI_SIM_HEAD, m);
     if (m->sender != NULL) {
         dcommi_sim_complete(s, m->sender, m->sender_async, end);
         m->sender = NULL;
@@ -149,7 +161,7 @@ static void dcommi_sim_meet(dcommi_sim *s, dcommi_sim_msg *m, dcommi_sim_msg *re
     m->async = receive->async;
     m->folds = receive->folds;
     dcommi_sim_msg_free(s, receive);
-    if (m->waits && !dcommi_sim_link(s, m->depth)->by_core) {
+    if (m->waits && !m->open && !dcommi_sim_link(s, m->depth)->by_core) {
         dcommi_sim_leave(s, m, s->now);
     } else {
         dcommi_sim_take(s, m);
@@ -245,16 +257,19 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     m->depth = (uint8_t)depth;
     m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
     m->waits = m->len > link->eager;
+    m->open =
+        m->waits && link->open && dcommi_sim_open_space(f, f->plan->operands[step->src].space);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, link->overhead);
     if (link->by_core && !m->waits) {
-        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_TAIL, m);
+        dcommi_sim_at(s, t + link->alpha + link->stage, DCOMMI_SIM_TAIL, m);
         return t;
     }
     m->sender = lane;
     m->sender_async = step->flags & DCOMM_STEP_ASYNC;
     int64_t next = dcommi_sim_started(lane, m->sender_async, t);
     if (m->waits) {
-        dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_OFFER, m);
+        bool copied = link->by_core && !m->open; /* by the reader, once it has come that far */
+        dcommi_sim_at(s, t + link->alpha + (copied ? link->stage : 0), DCOMMI_SIM_OFFER, m);
     } else {
         dcommi_sim_leave(s, m, t);
     }
@@ -324,6 +339,15 @@ static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_
     return dcommi_sim_started(lane, join->async, t);
 }
 
+/* A kernel that reads n peers' device memory. */
+static int64_t dcommi_sim_open_work(const dcommi_terrain *t, bool fold, int64_t n, int64_t len)
+{
+    const dcommi_curve *curve = fold ? &t->open_reduce : &t->open_read;
+    int64_t launch = dcommi_curve_at(curve, 0);
+    int64_t bytes = dcommi_max64(dcommi_curve_at(curve, len) - launch, 0);
+    return launch + n * dcommi_min64(bytes, DCOMMI_MODEL_MOST / n);
+}
+
 /* COPY and REDUCE. */
 static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
@@ -331,7 +355,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     const dcommi_terrain *t = s->terrain;
     bool fold = step->kind == DCOMM_STEP_REDUCE;
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
-    int64_t mapped = 0, nmapped = 0;
+    int64_t mapped = 0, nmapped = 0, peers = 0, nopen = 0;
     int remote = 0;
     for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
         const dcomm_operand *o = &plan->operands[step->src + i];
@@ -359,6 +383,8 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
             const dcommi_link *link = dcommi_sim_link(s, depth);
             ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
             remote += !link->by_core;
+            peers++;
+            nopen += link->open && owner->opened[slot];
             if (link->by_core && fold && link->mapped) {
                 mapped += dcommi_curve_at(&link->reduce, len);
                 nmapped++;
@@ -372,6 +398,10 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (ready > s->now) {
         dcommi_sim_resume(s, lane, ready);
         return DCOMMI_SIM_AGAIN;
+    }
+    if (nopen > 0 && nopen == peers) { /* one kernel; else all come by message */
+        work = dcommi_sim_open_work(t, fold, nopen, len);
+        remote = 0;
     }
     if (nmapped > 0) {
         /* Measured with one rank that is read; the fold's own operand and its result are passed
@@ -456,6 +486,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
         }
     }
     int64_t t = own->exposed[slot] = dcommi_sim_work(s, f->rank, s->now, work);
+    own->opened[slot] = dcommi_sim_open_space(f, f->plan->operands[step->src].space);
     while (own->readers != NULL) {
         dcommi_sim_lane *reader = own->readers;
         own->readers = reader->next_waiter;

@@ -179,6 +179,17 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
     return DCOMMI_NEXT;
 }
 
+/* COPY between the run's device and host memory. */
+static enum dcommi_outcome dcommi_step_across(dcommi_lane *lane, const dcomm_step *step,
+                                              uint8_t *dst, size_t len, bool to_device)
+{
+    size_t n;
+    const uint8_t *src = dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &n);
+    return src != NULL && n == len
+               ? dcommi_copy_across(lane, dst, src, len, to_device, step->flags & DCOMM_STEP_ASYNC)
+               : dcommi_outside(lane, "source");
+}
+
 static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step *step)
 {
     dcommi_frame *frame = lane->frame;
@@ -198,7 +209,8 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         return DCOMMI_NEXT;
     }
     if (!dcommi_sources_on(frame, step, device)) {
-        return dcommi_step_mixed(lane);
+        return step->kind == DCOMM_STEP_COPY ? dcommi_step_across(lane, step, dst, len, device)
+                                             : dcommi_step_mixed(lane);
     }
     if (dcommi_grow((void **)&context->pieces, &context->pieces_capacity, n, sizeof(dcommi_piece)) <
             0 ||
@@ -387,8 +399,7 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
 {
     const dcommi_frame *frame = lane->frame;
     size_t bytes = step->kind == DCOMM_STEP_ENCODE ? o->len[0] : dst_len;
-    if (frame->run->coded == NULL || !dcommi_on_device(frame, step->dst.space) ||
-        !dcommi_sources_on(frame, step, true)) {
+    if (frame->run->coded == NULL || !dcommi_sources_on(frame, step, true)) {
         return dcommi_step_mixed(lane);
     }
     if (step->kind == DCOMM_STEP_RECODE) {
@@ -424,8 +435,11 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     if (wrong != NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
     }
-    if (DCOMMI_UNLIKELY(lane->frame->on_device != 0)) {
+    if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
         return dcommi_step_codec_device(lane, step, &o, dst, dst_len, word);
+    }
+    if (!dcommi_sources_on(lane->frame, step, false)) {
+        return dcommi_step_mixed(lane);
     }
     dcomm_status status;
     dcommi_message[0] = 0;

@@ -3,7 +3,7 @@
 #ifndef DCOMMI_STEPS_DEVICE_H
 #define DCOMMI_STEPS_DEVICE_H
 
-#include "step.h"
+#include "copy_across.h"
 
 /* A step on the device's queue. */
 typedef struct dcommi_step_job {

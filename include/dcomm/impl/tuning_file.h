@@ -28,12 +28,17 @@
     X("huge_reduce", huge_reduce, C)     \
     X("shared", shared, C)               \
     X("sustained", sustained, C)
-#define DCOMMI_TUNING_FIELDS(X)      \
-    X("copy", copy, C)               \
-    X("fold", fold, C)               \
-    X("step_us", step_ps, T)         \
-    X("call_us", call_ps, T)         \
-    X("connections", connections, N) \
+#define DCOMMI_TUNING_FIELDS(X)              \
+    X("copy", copy, C)                       \
+    X("fold", fold, C)                       \
+    X("device_stage_us", device_stage_ps, T) \
+    X("device_copy", device_copy, C)         \
+    X("device_fold", device_fold, C)         \
+    X("device_read", device_read, C)         \
+    X("device_reduce", device_reduce, C)     \
+    X("step_us", step_ps, T)                 \
+    X("call_us", call_ps, T)                 \
+    X("connections", connections, N)         \
     X("tried", tried, N)
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",

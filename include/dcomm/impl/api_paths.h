@@ -1,0 +1,137 @@
+/* api_paths.h - the public read-out of the paths that bytes of device memory may go, priced. */
+#ifndef DCOMMI_API_PATHS_H
+#define DCOMMI_API_PATHS_H
+
+#include "api_explain.h"
+
+static const struct dcommi_path {
+    const char *name;
+    enum dcommi_memory memory; /* whose promise it is priced by */
+} dcommi_paths[] = {{"staged", DCOMMI_MEMORY_DEVICE}, {"direct", DCOMMI_MEMORY_OPEN}};
+enum { DCOMMI_PATHS = sizeof dcommi_paths / sizeof *dcommi_paths };
+
+/* Pairs of ranks that share a host. */
+static int64_t dcommi_path_pairs(const dcommi_shape *s)
+{
+    int64_t pairs = 0;
+    for (int r = 0; r < s->nranks; r++) {
+        for (int q = 0; q < r; q++) {
+            pairs += s->groups == NULL ||
+                     dcommi_group_of(s->groups, 0, q) == dcommi_group_of(s->groups, 0, r);
+        }
+    }
+    return pairs;
+}
+
+/* Why nothing counts on a path. */
+static void dcommi_path_why(const dcommi_shape *s, bool staged, dcomm_path *row)
+{
+    const size_t room = sizeof row->why;
+    char *why = row->why;
+    if (row->taken || row->why[0] != 0) {
+        return;
+    }
+    if (!dcommi_memory_of_device(s->memory)) {
+        snprintf(why, room, "opts.device does not promise device memory");
+    } else if (staged) {
+        snprintf(why, room, "opts.registered promises memory that peers read where it lies");
+    } else if (row->direct_pairs == 0) {
+        snprintf(why, room, "no two ranks share a host");
+    } else {
+        snprintf(why, room,
+                 "opts.registered does not promise it; it takes memory from "
+                 "dcomm_mem_alloc_device");
+    }
+}
+
+static void dcommi_path_price(dcommi_chooser *c, const dcommi_shape *s, const char *name, bool soft,
+                              dcomm_path *row)
+{
+    const dcommi_algo *algo = NULL;
+    dcommi_price price = {.ps = 0};
+    dcomm_status status = dcommi_algo_pick(s, name, soft, c, &algo);
+    if (status >= 0) {
+        row->algo = algo->name;
+        status = dcommi_choice_price(c, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
+    }
+    row->seconds = status >= 0 ? 1e-12 * (double)price.ps : -1;
+    if (status < 0) {
+        snprintf(row->why, sizeof row->why, "%.190s", dcommi_message);
+    }
+}
+
+static dcomm_status dcommi_paths_with(dcommi_chooser *c, const dcommi_shape *s, const char *name,
+                                      bool soft, dcomm_path *rows, int max, int *n_p)
+{
+    const int64_t all = (int64_t)s->nranks * (s->nranks - 1) / 2, near = dcommi_path_pairs(s);
+    if (max < 0 || (rows == NULL && max > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
+    }
+    for (int i = 0; i < DCOMMI_PATHS && i < max; i++) {
+        dcomm_path *row = &rows[i];
+        dcommi_shape q = *s;
+        q.memory = dcommi_paths[i].memory;
+        q.chunk_bytes = q.chunk_bytes > 0 ? q.chunk_bytes : (int64_t)DCOMMI_SLOT_BYTES;
+        memset(row, 0, sizeof *row);
+        row->name = dcommi_paths[i].name;
+        row->direct_pairs = q.memory == DCOMMI_MEMORY_OPEN ? near : 0;
+        row->staged_pairs = all - row->direct_pairs;
+        row->taken = s->memory == q.memory;
+        row->assumed = dcommi_device_assumed(&c->tuning, q.memory);
+        dcommi_path_price(c, &q, name, soft, row);
+        dcommi_path_why(s, i == 0, row);
+    }
+    if (n_p != NULL) {
+        *n_p = DCOMMI_PATHS;
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                           dcomm_dtype dtype, dcomm_op op,
+                                           const dcomm_coll_opts *opts, dcomm_path *rows, int max,
+                                           int *n_p)
+{
+    dcommi_explained e;
+    DCOMMI_TRY(dcommi_explain_begin(comm, coll, count, dtype, op, opts, &e));
+    dcommi_comm_lock(comm);
+    dcomm_status status =
+        dcommi_paths_with(comm->chooser, &e.shape, e.name, e.soft, rows, max, n_p);
+    dcommi_comm_unlock(comm);
+    return status;
+}
+
+/* For ranks that are nowhere yet, in these groups. */
+static dcomm_status dcommi_paths_groups(const dcomm_tuning *tuning, int nranks,
+                                        const dcommi_groups *groups, dcomm_coll coll, size_t count,
+                                        dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                        dcomm_path *rows, int max, int *n_p)
+{
+    dcommi_explained e;
+    dcommi_chooser *c = NULL;
+    dcomm_status status =
+        dcommi_explain_alone(tuning, nranks, groups, coll, count, dtype, opts, &e, &c);
+    if (status >= 0) {
+        status = dcommi_paths_with(c, &e.shape, e.name, e.soft, rows, max, n_p);
+    }
+    dcommi_free(c);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
+                                              const int *hosts, dcomm_coll coll, size_t count,
+                                              dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                              dcomm_path *rows, int max, int *n_p)
+{
+    dcommi_groups *groups = NULL;
+    if (nranks < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
+    }
+    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
+    dcomm_status status =
+        dcommi_paths_groups(tuning, nranks, groups, coll, count, dtype, opts, rows, max, n_p);
+    dcommi_groups_free(&groups);
+    return status;
+}
+
+#endif
