@@ -163,17 +163,17 @@ suite_result() {
     done
 }
 
-# criterion STAGE DIRECTORY SUITE [LIST]: its members, one after the other; but of those in the list,
-# one on each core. By default those that start no ranks and measure no time.
+# criterion STAGE DIRECTORY SUITE: its members, one after the other; but of those that start no ranks
+# and measure no time, one on each core.
 criterion() {
-    local t list=${4:-$2/tests/single.list} several
-    several=$(suites "$2" "$3" | grep -xF -f "$list")
-    for t in $several; do
+    local t list=$2/tests/single.list single
+    single=$(suites "$2" "$3" | grep -xF -f "$list")
+    for t in $single; do
         room
         suite_run "$1.$t" "$2/tests/$t" &
     done
     wait
-    for t in $several; do
+    for t in $single; do
         suite_result "$1.$t"
     done
     for t in $(suites "$2" "$3" | grep -vxF -f "$list"); do
@@ -289,7 +289,7 @@ stage_asan() {
         -Dbench=false -Dexamples=false || return
     # hwloc's PCI plugin forgets what libpciaccess gave it, and is gone when that is reported.
     export UCX_MEM_MMAP_HOOK_MODE=none HWLOC_PLUGINS_BLACKLIST=hwloc_pci
-    criterion asan build-asan sanitized build-asan/tests/sanitized.list # nothing is timed here
+    criterion asan build-asan sanitized
     unset UCX_MEM_MMAP_HOOK_MODE HWLOC_PLUGINS_BLACKLIST
 }
 
