@@ -264,7 +264,8 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
                      ? dcomm_explain_all(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM, &opts,
                                          r->rows, most, &r->nrows)
                      : dcommi_explain_groups(NULL, r->view.n, r->view.groups, r->a->coll, r->count,
-                                             DCOMM_F32, &opts, r->rows, most, &r->nrows);
+                                             DCOMM_F32, &opts, dcommi_explain_algos, r->rows, most,
+                                             &r->nrows);
     }
     if (status >= 0 && codec != NULL && comm != NULL && r->count > 0) {
         status = dcomm_codec_verdict(comm, codec, r->count, &r->verdict);
@@ -274,8 +275,9 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
         status = comm != NULL
                      ? dcomm_explain_paths(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM, &opts,
                                            r->paths, paths, &r->npaths)
-                     : dcommi_paths_groups(NULL, r->view.n, r->view.groups, r->a->coll, r->count,
-                                           DCOMM_F32, &opts, r->paths, paths, &r->npaths);
+                     : dcommi_explain_groups(NULL, r->view.n, r->view.groups, r->a->coll, r->count,
+                                             DCOMM_F32, &opts, dcommi_explain_each_path, r->paths,
+                                             paths, &r->npaths);
     }
     dcomm_codec_destroy(&codec);
     r->nrows = r->nrows < most ? r->nrows : most;

@@ -472,7 +472,7 @@ static const char *note_of(const dcommi_groups *groups, dcomm_coll coll, size_t 
     static dcomm_alternative rows[32];
     int n = 0;
     cr_assert_eq(dcommi_explain_groups(NULL, groups->nranks, groups, coll, count, DCOMM_F32, NULL,
-                                       rows, 32, &n),
+                                       dcommi_explain_algos, rows, 32, &n),
                  DCOMM_OK, "%s", dcomm_last_error());
     for (int i = 0; i < n; i++) {
         if (strcmp(rows[i].algo, "hier") == 0) {

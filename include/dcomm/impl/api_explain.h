@@ -56,19 +56,6 @@ static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
     }
 }
 
-static dcomm_status dcommi_explain_with(dcommi_chooser *c, const dcommi_shape *s, const char *name,
-                                        bool soft, dcomm_alternative *rows, int max, int *n_p)
-{
-    const dcommi_algo *chosen = NULL;
-    if (max < 0 || (rows == NULL && max > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
-    }
-    DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
-    bool forced = name != NULL && strcmp(name, chosen->name) == 0;
-    dcommi_explain_rows(c, s, chosen, forced, rows, max, n_p);
-    return DCOMM_OK;
-}
-
 /* A call as it would be, for explanations. */
 typedef struct dcommi_explained {
     dcommi_shape shape;
@@ -77,40 +64,43 @@ typedef struct dcommi_explained {
     bool soft;            /* by the communicator */
 } dcommi_explained;
 
-static dcomm_status dcommi_explain_begin(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                         dcomm_dtype dtype, dcomm_op op,
-                                         const dcomm_coll_opts *opts, dcommi_explained *e)
+/* What is said of it, in rows of its own kind. */
+typedef dcomm_status (*dcommi_explain_fn)(dcommi_chooser *c, const dcommi_explained *e, void *rows,
+                                          int max, int *n_p);
+
+static dcomm_status dcommi_explain_say(dcommi_chooser *c, const dcommi_explained *e,
+                                       dcommi_explain_fn say, void *rows, int max, int *n_p)
 {
+    if (max < 0 || (rows == NULL && max > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
+    }
+    return say(c, e, rows, max, n_p);
+}
+
+static dcomm_status dcommi_explain_in(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                      dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
+                                      dcommi_explain_fn say, void *rows, int max, int *n_p)
+{
+    dcommi_explained e;
     dcomm_coll_opts decided;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
-    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &e->shape));
-    DCOMMI_TRY(dcommi_coded_begin(&e->shape, opts, &e->coding));
-    e->soft = opts->algo == NULL;
-    e->name = e->soft ? comm->algo : opts->algo;
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                         dcomm_dtype dtype, dcomm_op op,
-                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                         int max, int *n_p)
-{
-    dcommi_explained e;
-    DCOMMI_TRY(dcommi_explain_begin(comm, coll, count, dtype, op, opts, &e));
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &e.shape));
+    DCOMMI_TRY(dcommi_coded_begin(&e.shape, opts, &e.coding));
+    e.soft = opts->algo == NULL;
+    e.name = e.soft ? comm->algo : opts->algo;
     dcommi_comm_lock(comm);
-    dcomm_status status =
-        dcommi_explain_with(comm->chooser, &e.shape, e.name, e.soft, rows, max, n_p);
+    dcomm_status status = dcommi_explain_say(comm->chooser, &e, say, rows, max, n_p);
     dcommi_comm_unlock(comm);
     return status;
 }
 
-/* The same of ranks that are nowhere yet, in these groups. *chooser_p is to be freed, whatever is
- * returned. */
-static dcomm_status dcommi_explain_alone(const dcomm_tuning *tuning, int nranks,
-                                         const dcommi_groups *groups, dcomm_coll coll, size_t count,
-                                         dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                         dcommi_explained *e, dcommi_chooser **chooser_p)
+/* The same of ranks that are nowhere yet, in these groups. */
+static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks,
+                                          const dcommi_groups *groups, dcomm_coll coll,
+                                          size_t count, dcomm_dtype dtype,
+                                          const dcomm_coll_opts *opts, dcommi_explain_fn say,
+                                          void *rows, int max, int *n_p)
 {
     dcomm_tuning usual;
     dcomm_comm fake; /* in name only: the checks of a call */
@@ -122,32 +112,57 @@ static dcomm_status dcommi_explain_alone(const dcomm_tuning *tuning, int nranks,
         dcomm_tuning_default(&usual);
         tuning = &usual;
     }
-    e->soft = false;
-    e->name = opts->algo;
-    *chooser_p = dcommi_alloc(sizeof **chooser_p);
-    if (*chooser_p == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    DCOMMI_TRY(dcommi_chooser_set(*chooser_p, groups, nranks, tuning));
-    DCOMMI_TRY(dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &e->shape));
-    return dcommi_coded_begin(&e->shape, opts, &e->coding);
-}
-
-static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks,
-                                          const dcommi_groups *groups, dcomm_coll coll,
-                                          size_t count, dcomm_dtype dtype,
-                                          const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                          int max, int *n_p)
-{
-    dcommi_explained e;
-    dcommi_chooser *c = NULL;
+    dcommi_explained e = {.name = opts->algo};
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
     dcomm_status status =
-        dcommi_explain_alone(tuning, nranks, groups, coll, count, dtype, opts, &e, &c);
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, nranks, tuning);
     if (status >= 0) {
-        status = dcommi_explain_with(c, &e.shape, e.name, e.soft, rows, max, n_p);
+        status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &e.shape);
+    }
+    if (status >= 0) {
+        status = dcommi_coded_begin(&e.shape, opts, &e.coding);
+    }
+    if (status >= 0) {
+        status = dcommi_explain_say(c, &e, say, rows, max, n_p);
     }
     dcommi_free(c);
     return status;
+}
+
+/* And on these hosts. */
+static dcomm_status dcommi_explain_hosts(const dcomm_tuning *tuning, int nranks, const int *hosts,
+                                         dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                         const dcomm_coll_opts *opts, dcommi_explain_fn say,
+                                         void *rows, int max, int *n_p)
+{
+    dcommi_groups *groups = NULL;
+    if (nranks < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
+    }
+    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
+    dcomm_status status = dcommi_explain_groups(tuning, nranks, groups, coll, count, dtype, opts,
+                                                say, rows, max, n_p);
+    dcommi_groups_free(&groups);
+    return status;
+}
+
+static dcomm_status dcommi_explain_algos(dcommi_chooser *c, const dcommi_explained *e, void *rows,
+                                         int max, int *n_p)
+{
+    const dcommi_algo *chosen = NULL;
+    DCOMMI_TRY(dcommi_algo_pick(&e->shape, e->name, e->soft, c, &chosen));
+    bool forced = e->name != NULL && strcmp(e->name, chosen->name) == 0;
+    dcommi_explain_rows(c, &e->shape, chosen, forced, rows, max, n_p);
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                         int max, int *n_p)
+{
+    return dcommi_explain_in(comm, coll, count, dtype, op, opts, dcommi_explain_algos, rows, max,
+                             n_p);
 }
 
 DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
@@ -155,15 +170,8 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
                                         int max, int *n_p)
 {
-    dcommi_groups *groups = NULL;
-    if (nranks < 1) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
-    }
-    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
-    dcomm_status status =
-        dcommi_explain_groups(tuning, nranks, groups, coll, count, dtype, opts, rows, max, n_p);
-    dcommi_groups_free(&groups);
-    return status;
+    return dcommi_explain_hosts(tuning, nranks, hosts, coll, count, dtype, opts,
+                                dcommi_explain_algos, rows, max, n_p);
 }
 
 DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)

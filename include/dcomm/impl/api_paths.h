@@ -60,15 +60,13 @@ static void dcommi_path_price(dcommi_chooser *c, const dcommi_shape *s, const ch
     }
 }
 
-static dcomm_status dcommi_paths_with(dcommi_chooser *c, const dcommi_shape *s, const char *name,
-                                      bool soft, dcomm_path *rows, int max, int *n_p)
+static dcomm_status dcommi_explain_each_path(dcommi_chooser *c, const dcommi_explained *e,
+                                             void *rows, int max, int *n_p)
 {
+    const dcommi_shape *s = &e->shape;
     const int64_t all = (int64_t)s->nranks * (s->nranks - 1) / 2, near = dcommi_path_pairs(s);
-    if (max < 0 || (rows == NULL && max > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
-    }
     for (int i = 0; i < DCOMMI_PATHS && i < max; i++) {
-        dcomm_path *row = &rows[i];
+        dcomm_path *row = (dcomm_path *)rows + i;
         dcommi_shape q = *s;
         q.memory = dcommi_paths[i].memory;
         q.chunk_bytes = q.chunk_bytes > 0 ? q.chunk_bytes : (int64_t)DCOMMI_SLOT_BYTES;
@@ -78,7 +76,7 @@ static dcomm_status dcommi_paths_with(dcommi_chooser *c, const dcommi_shape *s, 
         row->staged_pairs = all - row->direct_pairs;
         row->taken = s->memory == q.memory;
         row->assumed = dcommi_device_assumed(&c->tuning, q.memory);
-        dcommi_path_price(c, &q, name, soft, row);
+        dcommi_path_price(c, &q, e->name, e->soft, row);
         dcommi_path_why(s, i == 0, row);
     }
     if (n_p != NULL) {
@@ -92,30 +90,8 @@ DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, si
                                            const dcomm_coll_opts *opts, dcomm_path *rows, int max,
                                            int *n_p)
 {
-    dcommi_explained e;
-    DCOMMI_TRY(dcommi_explain_begin(comm, coll, count, dtype, op, opts, &e));
-    dcommi_comm_lock(comm);
-    dcomm_status status =
-        dcommi_paths_with(comm->chooser, &e.shape, e.name, e.soft, rows, max, n_p);
-    dcommi_comm_unlock(comm);
-    return status;
-}
-
-/* For ranks that are nowhere yet, in these groups. */
-static dcomm_status dcommi_paths_groups(const dcomm_tuning *tuning, int nranks,
-                                        const dcommi_groups *groups, dcomm_coll coll, size_t count,
-                                        dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                        dcomm_path *rows, int max, int *n_p)
-{
-    dcommi_explained e;
-    dcommi_chooser *c = NULL;
-    dcomm_status status =
-        dcommi_explain_alone(tuning, nranks, groups, coll, count, dtype, opts, &e, &c);
-    if (status >= 0) {
-        status = dcommi_paths_with(c, &e.shape, e.name, e.soft, rows, max, n_p);
-    }
-    dcommi_free(c);
-    return status;
+    return dcommi_explain_in(comm, coll, count, dtype, op, opts, dcommi_explain_each_path, rows,
+                             max, n_p);
 }
 
 DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
@@ -123,15 +99,8 @@ DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nr
                                               dcomm_dtype dtype, const dcomm_coll_opts *opts,
                                               dcomm_path *rows, int max, int *n_p)
 {
-    dcommi_groups *groups = NULL;
-    if (nranks < 1) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
-    }
-    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
-    dcomm_status status =
-        dcommi_paths_groups(tuning, nranks, groups, coll, count, dtype, opts, rows, max, n_p);
-    dcommi_groups_free(&groups);
-    return status;
+    return dcommi_explain_hosts(tuning, nranks, hosts, coll, count, dtype, opts,
+                                dcommi_explain_each_path, rows, max, n_p);
 }
 
 #endif
