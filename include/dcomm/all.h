@@ -40,6 +40,7 @@
 #include "impl/check.h"
 #include "impl/api_model.h"
 #include "impl/api_coll.h"
+#include "impl/requests.h"
 #include "impl/api_mem.h"
 #include "impl/api_tune.h"
 #include "impl/api_explain.h"
