@@ -5,9 +5,20 @@
 
 #include "bucket_set.h"
 #include "device_ranks.h"
+#include <criterion/criterion.h>
 #ifdef CUDA_HOST_STAND_IN
 #include "cuda_host.h"
 #endif
+
+/* As processes, and as threads, which *(bool *)arg says. */
+static inline void device_on(int n, double timeout_s, procs_fn fn)
+{
+    for (int threads = 0; threads < 2; threads++) {
+        bool t = threads;
+        cr_assert_eq(device_run(n, threads, timeout_s, fn, &t), 0, "%d ranks, %s", n,
+                     threads ? "threads" : "processes");
+    }
+}
 
 typedef enum device_places { ALL_ON_ONE, HOST_TOO, TWO_DEVICES } device_places;
 

@@ -6,15 +6,6 @@
 
 #include <criterion/criterion.h>
 
-static void on(int n, procs_fn fn)
-{
-    for (int threads = 0; threads < 2; threads++) {
-        bool t = threads;
-        cr_assert_eq(device_run(n, threads, 80, fn, &t), 0, "%d ranks, %s", n,
-                     threads ? "threads" : "processes");
-    }
-}
-
 /* ---- all places, sizes, orders ---- */
 
 /* Which parameters share a bucket: of one device, which is the one that was asked for. */
@@ -71,7 +62,7 @@ static int sums(int rank, int n, procs_shared *s, void *arg)
 Test(device_bucket, sums, .timeout = 300)
 {
     for (int n = 1; n <= 4; n++) {
-        on(n, sums);
+        device_on(n, 80, sums);
     }
 }
 
@@ -111,7 +102,7 @@ static int side_by_side(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_bucket, side_by_side, .timeout = 60)
 {
-    on(2, side_by_side);
+    device_on(2, 80, side_by_side);
 }
 
 /* ---- the caller's streams ---- */
@@ -151,8 +142,8 @@ static int free_to_go(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_bucket, free_to_go, .timeout = 120)
 {
-    on(2, free_to_go);
-    on(3, free_to_go);
+    device_on(2, 80, free_to_go);
+    device_on(3, 80, free_to_go);
 }
 
 /* ---- steps that are not ordinary ---- */
@@ -201,8 +192,8 @@ static int accumulated(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_bucket, accumulated, .timeout = 120)
 {
-    on(2, accumulated);
-    on(3, accumulated);
+    device_on(2, 80, accumulated);
+    device_on(3, 80, accumulated);
 }
 
 /* Weights; and a rank of weight 0 has NaN in its gradients, which nobody sees. */
@@ -247,8 +238,8 @@ static int weighted(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_bucket, weighted, .timeout = 120)
 {
-    on(2, weighted);
-    on(3, weighted);
+    device_on(2, 80, weighted);
+    device_on(3, 80, weighted);
 }
 
 /* Small whole numbers are exact in f16, so a codec's sum is, too: it is made on the device. */
@@ -277,7 +268,7 @@ static int compressed(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_bucket, compressed, .timeout = 120)
 {
-    on(2, compressed);
+    device_on(2, 80, compressed);
 }
 
 /* Residuals of buckets: gradients and states have the bits of the same buckets in host memory, also
@@ -364,8 +355,8 @@ static int fed(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_bucket, fed, .timeout = 120)
 {
-    on(2, fed);
-    on(3, fed);
+    device_on(2, 80, fed);
+    device_on(3, 80, fed);
 }
 
 /* ---- shards ---- */
@@ -406,6 +397,6 @@ static int sharded(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_bucket, sharded, .timeout = 120)
 {
-    on(2, sharded);
-    on(3, sharded);
+    device_on(2, 80, sharded);
+    device_on(3, 80, sharded);
 }

@@ -5,15 +5,6 @@
 
 #include <criterion/criterion.h>
 
-static void on(int n, procs_fn fn)
-{
-    for (int threads = 0; threads < 2; threads++) {
-        bool t = threads;
-        cr_assert_eq(device_run(n, threads, 40, fn, &t), 0, "%d ranks, %s", n,
-                     threads ? "threads" : "processes");
-    }
-}
-
 static void not_made(dcomm_comm *comm, const dcomm_bucket_param *params, size_t n,
                      const dcomm_buckets_opts *opts, dcomm_status want, const char *word)
 {
@@ -99,7 +90,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_bucket_errors, refusals, .timeout = 90)
 {
-    on(2, refusals);
+    device_on(2, 40, refusals);
 }
 
 /* Rank 1 marks one twice, while all ranks' streams are held up. Who destroys the buckets then may
@@ -146,6 +137,6 @@ static int failed(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_bucket_errors, failed, .timeout = 120)
 {
-    on(2, failed);
-    on(3, failed);
+    device_on(2, 40, failed);
+    device_on(3, 40, failed);
 }

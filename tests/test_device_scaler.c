@@ -7,15 +7,6 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-static void on(int n, procs_fn fn)
-{
-    for (int threads = 0; threads < 2; threads++) {
-        bool t = threads;
-        cr_assert_eq(device_run(n, threads, 80, fn, &t), 0, "%d ranks, %s", n,
-                     threads ? "threads" : "processes");
-    }
-}
-
 /* What one step is to have in it. */
 typedef struct flaw {
     size_t param, index; /* SET_MAX: none of this rank */
@@ -147,7 +138,7 @@ static int judged(int rank, int n, procs_shared *s, void *arg)
 Test(device_scaler, judged, .timeout = 300)
 {
     for (int n = 1; n <= 3; n++) {
-        on(n, judged);
+        device_on(n, 80, judged);
     }
 }
 
@@ -176,7 +167,7 @@ static int overflow(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_scaler, overflow, .timeout = 60)
 {
-    on(2, overflow);
+    device_on(2, 80, overflow);
 }
 
 /* A parameter that nobody marks is zeros, and what it was in the last step is nothing to say; so
@@ -210,7 +201,7 @@ static int nothing(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_scaler, nothing, .timeout = 60)
 {
-    on(2, nothing);
+    device_on(2, 80, nothing);
 }
 
 /* Rank 0 marks all behind slow work: neither a mark nor its stream waits. */
@@ -242,7 +233,7 @@ static int free_to_go(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_scaler, free_to_go, .timeout = 60)
 {
-    on(2, free_to_go);
+    device_on(2, 80, free_to_go);
 }
 
 /* With a codec, a step that is skipped leaves no trace in what comes after it. */
@@ -292,6 +283,6 @@ static int residuals(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_scaler, residuals, .timeout = 60)
 {
-    on(2, residuals);
-    on(3, residuals);
+    device_on(2, 80, residuals);
+    device_on(3, 80, residuals);
 }
