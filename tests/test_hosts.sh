@@ -53,11 +53,16 @@ flows() {
     cat "$scratch/flows" >&2
     [ $status -eq 0 ] && awk '$1 == 1048576 { printf "%d\n", $6 }' "$scratch/flows"
 }
-# One connection cannot be faster than its rate (84 ms); those that are chosen are 2.5 times as fast.
+# One connection cannot be faster than its rate (84 ms); those that are chosen are 2.5 times as fast. How
+# many is measured, and what else the machine does makes it fewer: one start of three has to get there.
 gains() {
-    local one chosen
-    one=$(flows 1) && chosen=$(flows 0) && echo "one: $one us, chosen: $chosen us" &&
-        [ "$one" -gt 80000 ] && [ $((5 * chosen)) -lt $((2 * one)) ]
+    local one chosen try
+    one=$(flows 1) && [ "$one" -gt 80000 ] || return
+    for try in 1 2 3; do
+        chosen=$(flows 0) && echo "one: $one us, chosen: $chosen us" || return
+        [ $((5 * chosen)) -ge $((2 * one)) ] || return 0
+    done
+    return 1
 }
 check "several connections where each is limited" gains
 expect "one connection where the link is the limit" 0 "between hosts: 1 connection " \
