@@ -2393,9 +2393,9 @@ typedef struct dcomm_tuning {
     int64_t connections;
     /* The model's prices of all-reduces on `tried` ranks of one host (0: no trials), of memory that
      * is not promised to be registered, are multiplied by what trials took over what the model
-     * says of them: at the points of a curve, by what lies between two of them, beyond the last as
-     * there, not at all up to a quarter of the first. What was not tried was dear: it is multiplied
-     * by the largest factor that another one has. */
+     * says of them: at the points of a curve, by what lies between two of them, below the first
+     * and beyond the last as there. What was not tried was dear: it is multiplied by the largest
+     * factor that another one has. */
     int64_t tried;
     dcomm_trial trial[DCOMM_TRIALS];
     char source[128]; /* where the numbers are from, for people */
@@ -42622,10 +42622,11 @@ static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, i
     to->factor[to->n++] = factor;
 }
 
+/* Below the first trial and beyond the last it is what it is there. */
 static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t bytes)
 {
-    int64_t from = k->bytes[0] / 4, at = DCOMMI_CORRECTION_ONE;
-    for (int64_t i = 0; i < k->n && bytes > from; i++) {
+    int64_t from = k->bytes[0], at = k->factor[0];
+    for (int64_t i = 1; i < k->n && bytes > from; i++) {
         int64_t to = k->bytes[i], part = dcommi_min64(bytes, to) - from;
         at += (k->factor[i] - at) * part / dcommi_max64(to - from, 1);
         from = to;
@@ -42911,6 +42912,10 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 
 /* The model is not so exact that a price a little lower meant anything. */
 #define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
+/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
+ * those of fewer messages are as much faster as they are slower there. */
+#define DCOMMI_CHOICE_MARGIN_SHORT 6
+#define DCOMMI_CHOICE_SHORT 1024 /* bytes */
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
@@ -42931,6 +42936,16 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
              (s->coding->spread == NULL || !s->coding->feedback ||
               dcommi_memory_of_device(s->memory))) && /* which have no kernels for it */
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
+}
+
+/* Up to what price one is as good as the cheapest. */
+static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
+{
+    const bool within = s->groups == NULL || s->groups->count[0] <= 1;
+    const bool brief =
+        within && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+        (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= DCOMMI_CHOICE_SHORT;
+    return cheapest + cheapest / (brief ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
 }
 
 /* The cheapest algorithm; NULL without memory, or where there is none. */
@@ -42963,11 +42978,11 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
             prices[i] = price.ps;
             ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
             cheapest = dcommi_min64(cheapest, price.ps);
-            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain[s->memory].call;
+            limit = dcommi_choice_close(s, cheapest) - c->terrain[s->memory].call;
         }
     }
     for (int i = 0; i < n; i++) {
-        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN) {
+        if (prices[i] <= dcommi_choice_close(s, cheapest)) {
             least = dcommi_min64(least, ranked[i]);
         } else {
             ranked[i] = INT64_MAX;
@@ -42975,7 +42990,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     }
     for (int i = 0; i < n; i++) {
         const dcommi_algo *algo = &table[i];
-        if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
+        if (ranked[i] <= dcommi_choice_close(s, least) &&
             (best == NULL ||
              (hosts ? algo->favour_between < best->favour_between : algo->favour < best->favour))) {
             best = algo;
@@ -49684,7 +49699,7 @@ static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
         if (forced) {
             snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
         } else if (known && best.ps > 0) {
-            bool close = price.ps <= best.ps + best.ps / DCOMMI_CHOICE_MARGIN;
+            bool close = price.ps <= dcommi_choice_close(s, best.ps);
             snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
                      (double)price.ps / (double)best.ps, chosen->name,
                      close ? ", too close to tell" : "");
@@ -50797,10 +50812,10 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
 #define DCOMMI_TRIAL_SHORT 65536    /* calls up to so long are timed eight in a row */
 #define DCOMMI_TRIAL_LONG (4 << 20) /* from here on two calls of a turn */
 
-/* Beyond the last, prices differ as they do there. The last is for ranks that share cores, among
- * whose algorithms some fall behind only where calls are that long. */
-static const int64_t dcommi_trial_sizes[] = {1024,   4096,    16384,   65536,
-                                             262144, 1 << 20, 4 << 20, 16 << 20};
+/* Below the first and beyond the last, prices differ as they do there. The last is for ranks that
+ * share cores, among whose algorithms some fall behind only where calls are that long. */
+static const int64_t dcommi_trial_sizes[] = {64,    256,    1024,    4096,    16384,
+                                             65536, 262144, 1 << 20, 4 << 20, 16 << 20};
 enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
 
 /* The trials of one size. */
@@ -62602,7 +62617,9 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CHOICES
 #undef DCOMMI_CHOICE_BUDGET
 #undef DCOMMI_CHOICE_MARGIN
+#undef DCOMMI_CHOICE_MARGIN_SHORT
 #undef DCOMMI_CHOICE_MOST
+#undef DCOMMI_CHOICE_SHORT
 #undef DCOMMI_CHOICE_STEPS
 #undef DCOMMI_CHOICE_UNKNOWN
 #undef DCOMMI_CHUNK_FAR

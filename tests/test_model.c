@@ -489,7 +489,7 @@ Test(model, trials, .timeout = 30)
     tried.trial[1].took.ps[0] = (int64_t)(1.5e12 * small);
     tried.trial[1].took.ps[1] = (int64_t)(2e12 * ring);
 
-    /* At the points, beyond the last, halfway, and not at all at a quarter of the first. */
+    /* At the points, beyond the last, halfway, and below the first. */
     const struct {
         const char *algo;
         size_t count;
@@ -499,9 +499,9 @@ Test(model, trials, .timeout = 30)
               {"tree", COUNT / 4, 2},
               {"ring", COUNT, 2},
               {"ring", COUNT / 4, 1.5},
-              {"ring", COUNT / 16, 1},
+              {"ring", COUNT / 16, 1.5},
               {"ring", COUNT / 8 * 5, 1.75},
-              {"ring", 64, 1},
+              {"ring", 64, 1.5},
               {"ring", 16 * COUNT, 2},
               {"halving_doubling", COUNT, 2},
               {"star", COUNT, 2}};

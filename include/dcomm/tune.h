@@ -118,9 +118,9 @@ typedef struct dcomm_tuning {
     int64_t connections;
     /* The model's prices of all-reduces on `tried` ranks of one host (0: no trials), of memory that
      * is not promised to be registered, are multiplied by what trials took over what the model
-     * says of them: at the points of a curve, by what lies between two of them, beyond the last as
-     * there, not at all up to a quarter of the first. What was not tried was dear: it is multiplied
-     * by the largest factor that another one has. */
+     * says of them: at the points of a curve, by what lies between two of them, below the first
+     * and beyond the last as there. What was not tried was dear: it is multiplied by the largest
+     * factor that another one has. */
     int64_t tried;
     dcomm_trial trial[DCOMM_TRIALS];
     char source[128]; /* where the numbers are from, for people */

@@ -256,6 +256,10 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 
 /* The model is not so exact that a price a little lower meant anything. */
 #define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
+/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
+ * those of fewer messages are as much faster as they are slower there. */
+#define DCOMMI_CHOICE_MARGIN_SHORT 6
+#define DCOMMI_CHOICE_SHORT 1024 /* bytes */
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
@@ -276,6 +280,16 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
              (s->coding->spread == NULL || !s->coding->feedback ||
               dcommi_memory_of_device(s->memory))) && /* which have no kernels for it */
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
+}
+
+/* Up to what price one is as good as the cheapest. */
+static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
+{
+    const bool within = s->groups == NULL || s->groups->count[0] <= 1;
+    const bool brief =
+        within && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+        (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= DCOMMI_CHOICE_SHORT;
+    return cheapest + cheapest / (brief ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
 }
 
 /* The cheapest algorithm; NULL without memory, or where there is none. */
@@ -308,11 +322,11 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
             prices[i] = price.ps;
             ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
             cheapest = dcommi_min64(cheapest, price.ps);
-            limit = cheapest + cheapest / DCOMMI_CHOICE_MARGIN - c->terrain[s->memory].call;
+            limit = dcommi_choice_close(s, cheapest) - c->terrain[s->memory].call;
         }
     }
     for (int i = 0; i < n; i++) {
-        if (prices[i] <= cheapest + cheapest / DCOMMI_CHOICE_MARGIN) {
+        if (prices[i] <= dcommi_choice_close(s, cheapest)) {
             least = dcommi_min64(least, ranked[i]);
         } else {
             ranked[i] = INT64_MAX;
@@ -320,7 +334,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     }
     for (int i = 0; i < n; i++) {
         const dcommi_algo *algo = &table[i];
-        if (ranked[i] <= least + least / DCOMMI_CHOICE_MARGIN &&
+        if (ranked[i] <= dcommi_choice_close(s, least) &&
             (best == NULL ||
              (hosts ? algo->favour_between < best->favour_between : algo->favour < best->favour))) {
             best = algo;

@@ -27,10 +27,11 @@ static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, i
     to->factor[to->n++] = factor;
 }
 
+/* Below the first trial and beyond the last it is what it is there. */
 static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t bytes)
 {
-    int64_t from = k->bytes[0] / 4, at = DCOMMI_CORRECTION_ONE;
-    for (int64_t i = 0; i < k->n && bytes > from; i++) {
+    int64_t from = k->bytes[0], at = k->factor[0];
+    for (int64_t i = 1; i < k->n && bytes > from; i++) {
         int64_t to = k->bytes[i], part = dcommi_min64(bytes, to) - from;
         at += (k->factor[i] - at) * part / dcommi_max64(to - from, 1);
         from = to;

@@ -14,10 +14,10 @@
 #define DCOMMI_TRIAL_SHORT 65536    /* calls up to so long are timed eight in a row */
 #define DCOMMI_TRIAL_LONG (4 << 20) /* from here on two calls of a turn */
 
-/* Beyond the last, prices differ as they do there. The last is for ranks that share cores, among
- * whose algorithms some fall behind only where calls are that long. */
-static const int64_t dcommi_trial_sizes[] = {1024,   4096,    16384,   65536,
-                                             262144, 1 << 20, 4 << 20, 16 << 20};
+/* Below the first and beyond the last, prices differ as they do there. The last is for ranks that
+ * share cores, among whose algorithms some fall behind only where calls are that long. */
+static const int64_t dcommi_trial_sizes[] = {64,    256,    1024,    4096,    16384,
+                                             65536, 262144, 1 << 20, 4 << 20, 16 << 20};
 enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
 
 /* The trials of one size. */
