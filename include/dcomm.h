@@ -598,6 +598,13 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out);
 
+/* Load all of these kernels onto the current device. CUDA loads a kernel when it is first launched,
+ * unless CUDA_MODULE_LOADING=EAGER is set, and may wait for all that streams of the device hold to
+ * do so: after this no launch does. It may wait itself. Collectives on device memory call it.
+ * DCOMM_ERR_UNSUPPORTED: the driver is older than CUDA 12.4's, and loads when kernels are launched.
+ */
+DCOMM_API dcomm_status dcomm_cuda_load(void);
+
 /* ---- reductions ---- */
 
 /* dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <= nsrc <=
@@ -13508,6 +13515,12 @@ typedef struct dcommi_device_key {
     uint8_t handle[64]; /* of the whole allocation */
 } dcommi_device_key;
 
+/* What the calling thread had, for `leave`. */
+typedef struct dcommi_device_before {
+    int device; /* -1: the same */
+    int mode;   /* of captures */
+} dcommi_device_before;
+
 /* No call waits for a device but those of shared memory, and none frees in a way that would: a
  * stream of the caller's may wait for the very rank that is in here. Errors have a sentence. */
 typedef struct dcommi_device_calls {
@@ -13550,8 +13563,8 @@ typedef struct dcommi_device_calls {
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
     /* What is called between them belongs to this device; enter gives leave what was before. */
-    int (*enter)(int device);
-    void (*leave)(int device, int before);
+    dcommi_device_before (*enter)(int device);
+    void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
      * what is put on it from now on waits for what the other stream holds now. add, feedback,
@@ -25922,21 +25935,31 @@ static dcomm_status dcommi_cuda_failed(cudaError_t error, const char *what)
         }                                                        \
     } while (0)
 
-/* Streams and events belong to the current device, which is the calling thread's own. */
-static int dcommi_cuda_enter(int number)
+/* Streams and events belong to the current device, which is the calling thread's own (-1: whichever
+ * it is). While anybody captures a stream, CUDA refuses other threads what could harm a capture,
+ * and ends that: what goes on between these has nothing to do with it. */
+static dcommi_device_before dcommi_cuda_enter(int number)
 {
-    int before = number;
-    if (cudaGetDevice(&before) != cudaSuccess || before != number) {
+    dcommi_device_before before = {.device = -1, .mode = cudaStreamCaptureModeRelaxed};
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    int current = -1;
+    if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) {
+        before.mode = (int)mode;
+    }
+    if (number >= 0 && (cudaGetDevice(&current) != cudaSuccess || current != number)) {
         (void)cudaSetDevice(number);
+        before.device = current;
     }
     return before;
 }
 
-static void dcommi_cuda_leave(int number, int before)
+static void dcommi_cuda_leave(dcommi_device_before before)
 {
-    if (before != number) {
-        (void)cudaSetDevice(before);
+    enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)before.mode;
+    if (before.device >= 0) {
+        (void)cudaSetDevice(before.device);
     }
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* A function of the driver's, found without linking it. */
@@ -25983,7 +26006,7 @@ static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **me
     cudaIpcMemHandle_t handle;
     _Static_assert(sizeof handle == sizeof key->handle, "a handle has 64 bytes");
     memset(key, 0, sizeof *key);
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMalloc(memory_p, bytes);
     if (error == cudaSuccess) {
         if (cudaIpcGetMemHandle(&handle, *memory_p) == cudaSuccess) {
@@ -25993,18 +26016,18 @@ static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **me
             (void)cudaGetLastError();
         }
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMalloc");
     return DCOMM_OK;
 }
 
 static void dcommi_cuda_shared_free(int device, void *memory)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     if (cudaFree(memory) != cudaSuccess) {
         (void)cudaGetLastError();
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
 }
 
 /* Whether a device reads memory of the one that sits there. */
@@ -26054,7 +26077,7 @@ static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *k
     cudaIpcMemHandle_t handle;
     dcomm_status status = DCOMM_OK;
     memcpy(&handle, key->handle, sizeof handle);
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     if (!dcommi_cuda_reaches(device, key->place)) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                              "it lies on a device that device %d cannot read", device);
@@ -26066,17 +26089,17 @@ static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *k
             (void)cudaIpcCloseMemHandle(*memory_p);
         }
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
 static void dcommi_cuda_peer_close(int device, void *memory)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     if (cudaIpcCloseMemHandle(memory) != cudaSuccess) {
         (void)cudaGetLastError();
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
 }
 
 #endif
@@ -26130,19 +26153,35 @@ static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
     return DCOMM_OK;
 }
 
+/* A kernel that CUDA loads when it is first launched may wait for all that the device's streams
+ * hold, and one of them for the rank that launches it. */
+static dcomm_status dcommi_cuda_load_all(void)
+{
+    static _Atomic int told;
+    dcomm_status status = dcomm_cuda_load();
+    if (status == DCOMM_ERR_UNSUPPORTED) {
+        if (atomic_exchange(&told, 1) == 0) {
+            dcommi_log(DCOMMI_LOG_WARN, "%s", dcommi_message);
+        }
+        status = DCOMM_OK;
+    }
+    return status;
+}
+
 static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
 {
-    int before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_streams(d);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_load_all();
+    status = status < 0 ? status : dcommi_cuda_streams(d);
     status = status < 0 ? status : dcommi_cuda_pool(d);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
 /* All that was put on its queues has been seen to end. */
 static void dcommi_cuda_close(dcommi_device_handle *d)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     for (unsigned i = 0; i < d->nevents; i++) {
         (void)cudaEventDestroy((cudaEvent_t)d->events[i]);
     }
@@ -26154,21 +26193,25 @@ static void dcommi_cuda_close(dcommi_device_handle *d)
     if (d->pool != NULL) {
         (void)cudaMemPoolDestroy((cudaMemPool_t)d->pool);
     }
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
 }
 
 /* Host memory that every device reads and writes by itself, at this address. */
 static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
 {
-    DCOMMI_CUDA_TRY(cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-                    "cudaHostAlloc");
+    dcommi_device_before before = dcommi_cuda_enter(-1);
+    cudaError_t error = cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(error, "cudaHostAlloc");
     return DCOMM_OK;
 }
 
 static void dcommi_cuda_unpin(void *memory)
 {
     if (memory != NULL) {
+        dcommi_device_before before = dcommi_cuda_enter(-1);
         (void)cudaFreeHost(memory);
+        dcommi_cuda_leave(before);
     }
 }
 
@@ -26176,10 +26219,10 @@ static void dcommi_cuda_unpin(void *memory)
  * the other queue need not wait for it. */
 static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, void **memory_p)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     cudaError_t error = cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
                                                 (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
@@ -26187,9 +26230,9 @@ static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, voi
 static void dcommi_cuda_release(dcommi_device_handle *d, void *memory)
 {
     if (memory != NULL) {
-        int before = dcommi_cuda_enter(d->number);
+        dcommi_device_before before = dcommi_cuda_enter(d->number);
         (void)cudaFreeAsync(memory, (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
-        dcommi_cuda_leave(d->number, before);
+        dcommi_cuda_leave(before);
     }
 }
 
@@ -26197,10 +26240,10 @@ static void dcommi_cuda_release(dcommi_device_handle *d, void *memory)
 static dcomm_status dcommi_cuda_copy(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                                      const void *src, size_t len)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     cudaError_t error =
         cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)d->stream[queue]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
     return DCOMM_OK;
 }
@@ -26213,7 +26256,7 @@ static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const
 {
     const void *at[DCOMM_CUDA_OPERANDS];
     dcomm_status status = DCOMM_OK;
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     for (size_t done = 0; done < nsrc && status >= 0;) {
         size_t n = 0;
         if (done > 0) {
@@ -26225,17 +26268,17 @@ static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const
         status = dcomm_cuda_reduce(dst, at, n, count, dtype, op, done == nsrc ? divisor : 1,
                                    d->stream[DCOMMI_QUEUE_IN]);
     }
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
 static dcomm_status dcommi_cuda_scale(dcommi_device_handle *d, void *dst, const void *src,
                                       size_t count, dcomm_dtype dtype, double factor)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_scale(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
@@ -26281,10 +26324,10 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
         return DCOMM_OK;
     }
     DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_ledger_compare(ledger, x, y, next, count, room, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     dcommi_cuda_release(d, room);
     return status;
 }
@@ -26321,10 +26364,10 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
     if (need > 0) {
         DCOMMI_TRY(dcommi_cuda_alloc(d, need, &workspace));
     }
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status = dcommi_cuda_code_on(c, c->workspace != NULL ? c->workspace : workspace,
                                               d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     dcommi_cuda_release(d, workspace);
     return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL &&
                    c->ledger != NULL && c->count > 0
@@ -26338,7 +26381,7 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
 static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
                                      void **event_p)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     cudaEvent_t event = NULL;
     cudaError_t error = cudaSuccess;
     if (d->nevents > 0) {
@@ -26352,7 +26395,7 @@ static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue 
             (void)cudaEventDestroy(event);
         }
     }
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
@@ -26361,7 +26404,9 @@ static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue 
 /* DCOMM_IN_PROGRESS, DCOMM_OK or what went wrong before the event. */
 static dcomm_status dcommi_cuda_poll(void *event)
 {
+    dcommi_device_before before = dcommi_cuda_enter(-1);
     cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+    dcommi_cuda_leave(before);
     if (error == cudaErrorNotReady) {
         return DCOMM_IN_PROGRESS;
     }
@@ -26417,7 +26462,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
 static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
 {
     cudaEvent_t event = NULL;
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
     if (error == cudaSuccess) {
         error = cudaEventRecord(event, (cudaStream_t)stream);
@@ -26425,7 +26470,7 @@ static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **eve
             (void)cudaEventDestroy(event);
         }
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "the caller's stream: cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
@@ -26442,9 +26487,9 @@ static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic ui
                                             uint32_t value)
 {
     dcommi_cuda_wait_fn wait = atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire);
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     int error = wait((cudaStream_t)stream, (unsigned long long)(uintptr_t)word, value, 0);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return error == 0 ? DCOMM_OK
                       : dcommi_fail(DCOMM_ERR_SYSTEM, "opts.stream: cuStreamWaitValue32 returns %d",
                                     error);
@@ -26455,9 +26500,14 @@ static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic ui
 static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
 {
     cudaStream_t stream = NULL;
-    int before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    dcommi_cuda_leave(device, before);
+    cudaError_t error = cudaSuccess;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcommi_cuda_load_all();
+    if (status >= 0) {
+        error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    }
+    dcommi_cuda_leave(before);
+    DCOMMI_TRY(status);
     DCOMMI_CUDA_TRY(error, "cudaStreamCreateWithFlags");
     *stream_p = stream;
     return DCOMM_OK;
@@ -26465,46 +26515,46 @@ static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
 
 static void dcommi_cuda_own_close(int device, void *stream)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     (void)cudaStreamDestroy((cudaStream_t)stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
 }
 
 static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
                                           void **memory_p)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     cudaError_t error = d->pool == NULL
                             ? cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream)
                             : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
                                                       (cudaStream_t)stream);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
 
 static void dcommi_cuda_own_release(int device, void *stream, void *memory)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     (void)cudaFreeAsync(memory, (cudaStream_t)stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
 }
 
 static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, const void *src,
                                          size_t len)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
     return DCOMM_OK;
 }
 
 static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, size_t len)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMemsetAsync");
     return DCOMM_OK;
 }
@@ -26514,9 +26564,9 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
 {
     void *event = NULL;
     DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     dcommi_cuda_stream_unmark(event);
     DCOMMI_CUDA_TRY(error, "cudaStreamWaitEvent");
     return DCOMM_OK;
@@ -26525,9 +26575,9 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
 static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, float factor,
                                         const float *y, size_t count)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     dcomm_status status = dcomm_cuda_add_scaled(x, factor, y, count, stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
@@ -26535,18 +26585,18 @@ static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cud
                                              void *dst, const void *a, float factor, const float *b,
                                              size_t count, dcomm_cuda_report *report)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     dcomm_status status = dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
 static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
                                           dcomm_dtype dtype, double factor)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     dcomm_status status = dcomm_cuda_scale(x, x, count, dtype, factor, stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
@@ -26554,9 +26604,9 @@ static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size
                                          dcomm_dtype dtype, double factor, bool drop,
                                          dcomm_cuda_sight *sight, void *workspace)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     dcomm_status status = dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
@@ -27908,20 +27958,28 @@ static dcomm_status dcommi_gate_hold(dcommi_run *run)
     return status;
 }
 
-/* Whether a run must wait for its stream before it enters the engine. An error of what the stream
- * held before is the stream's own, and found by who looks at that: the run goes on, as a kernel
- * would not, because other ranks wait for it; its data are what that left. */
+/* Whether a run must wait for its stream before it enters the engine. Where what the stream held
+ * before has failed, so does the run, on all ranks: its data are not what was meant. */
 static bool dcommi_gate_shut(dcommi_run *run)
 {
     void *before = run->gate.before;
     if (before == NULL) {
         return false;
     }
-    if (dcommi_devices->poll(before) == DCOMM_IN_PROGRESS) {
+    dcomm_status status = dcommi_devices->poll(before);
+    if (status == DCOMM_IN_PROGRESS) {
         return true;
     }
     dcommi_devices->stream_unmark(before);
     run->gate.before = NULL;
+    if (status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "%s #%" PRIu64 ", rank %d: what opts.stream held before it has failed: %.300s",
+                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
+                 dcommi_message);
+        dcommi_poison(run->comm, status, -1, text);
+    }
     return false;
 }
 
@@ -51410,9 +51468,9 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
         for (int s = 0; s < DCOMMI_BKT_STREAMS; s++) {
             DCOMMI_TRY(dcommi_devices->own_open(d->number, &d->streams[s]));
         }
-        int before = dcommi_devices->enter(d->number);
+        dcommi_device_before before = dcommi_devices->enter(d->number);
         dcomm_status status = dcommi_devices->stream_check("dcomm_buckets_create", d->streams[0]);
-        dcommi_devices->leave(d->number, before);
+        dcommi_devices->leave(before);
         DCOMMI_TRY(status);
     }
     return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
@@ -51520,9 +51578,10 @@ static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
                                            "\"%s\", lies in host memory, for which it is NULL",
                                            what, stream, (size_t)(p - b->params), p->name);
     }
-    int number = b->devices[p->place - 1].number, before = dcommi_devices->enter(number);
+    int number = b->devices[p->place - 1].number;
+    dcommi_device_before before = dcommi_devices->enter(number);
     dcomm_status status = dcommi_devices->stream_check(what, stream);
-    dcommi_devices->leave(number, before);
+    dcommi_devices->leave(before);
     DCOMMI_TRY(status);
     return dcommi_devices->own_after(number, b->layout.buckets[p->bucket].stream, stream);
 }
@@ -51589,15 +51648,16 @@ static void dcommi_bkt_on_stream(const dcommi_bkt *k, dcomm_coll_opts *opts)
 }
 
 /* Its stream belongs to its device, and not to the caller's current one. */
-static int dcommi_bkt_enter(const dcommi_bkt *k)
+static dcommi_device_before dcommi_bkt_enter(const dcommi_bkt *k)
 {
-    return k->device != NULL ? dcommi_devices->enter(k->device->number) : 0;
+    return k->device != NULL ? dcommi_devices->enter(k->device->number)
+                             : (dcommi_device_before){.device = -1};
 }
 
-static void dcommi_bkt_leave(const dcommi_bkt *k, int before)
+static void dcommi_bkt_leave(const dcommi_bkt *k, dcommi_device_before before)
 {
     if (k->device != NULL) {
-        dcommi_devices->leave(k->device->number, before);
+        dcommi_devices->leave(before);
     }
 }
 
@@ -52986,7 +53046,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     }
     k->start_at = dcommi_now();
     if (status >= 0) {
-        int before = dcommi_bkt_enter(k);
+        dcommi_device_before before = dcommi_bkt_enter(k);
         dcommi_bkt_on_stream(k, &opts);
         status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
         dcommi_bkt_leave(k, before);
@@ -53794,7 +53854,7 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
     const void *mine =
         values != NULL ? values + own * dcomm_dtype_size(b->kinds[k->kind].dtype) : NULL;
     dcommi_bkt_on_stream(k, &opts);
-    int before = dcommi_bkt_enter(k);
+    dcommi_device_before before = dcommi_bkt_enter(k);
     dcomm_status status = dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL,
                                             b->kinds[k->kind].dtype, &opts, &k->request);
     dcommi_bkt_leave(k, before);
@@ -61955,6 +62015,87 @@ extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst
     return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
 }
 
+#endif
+/* ==== kernels/cuda_load.cuh ================================================================ */
+/* cuda_load.cuh - all kernels loaded at once: one that CUDA loads when it is first launched may
+ * wait for what other streams hold. The test's stand-in for CUDA's runtime has nothing to load. */
+#ifndef DCOMMI_CUDA_LOAD_H
+#define DCOMMI_CUDA_LOAD_H
+
+
+#ifndef DCOMMI_CUDA_SHIM
+
+#include <vector>
+
+/* A function of the driver's, found without linking it; version: that of CUDA which has it. */
+template <class F> static bool dcommi_cuda_driver(const char *name, unsigned version, F *function)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *entry = NULL;
+#if CUDART_VERSION >= 12050
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, &entry, version, cudaEnableDefault, &found);
+#else
+    (void)version;
+    cudaError_t error = cudaGetDriverEntryPoint(name, &entry, cudaEnableDefault, &found);
+#endif
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    *function = reinterpret_cast<F>(entry);
+    return entry != NULL && found == cudaDriverEntryPointSuccess;
+}
+
+/* This file's kernels are one module: any of them leads to the others. */
+extern "C" dcomm_status dcomm_cuda_load(void)
+{
+    const char *call = "dcomm_cuda_load";
+    const int eager = 1; /* CU_MODULE_EAGER_LOADING */
+    int (*loading)(int *mode);
+    int (*module_of)(void **module, cudaFunction_t function);
+    int (*count)(unsigned *n, void *module);
+    int (*enumerate)(cudaFunction_t * functions, unsigned n, void *module);
+    int (*load)(cudaFunction_t function);
+    cudaFunction_t any = NULL;
+    void *module = NULL;
+    unsigned n = 0;
+    int mode = 0;
+    cudaError_t error =
+        cudaGetFuncBySymbol(&any, reinterpret_cast<const void *>(dcommi_cuda_add_kernel));
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+        return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: cudaGetFuncBySymbol: %s", call,
+                                cudaGetErrorString(error));
+    }
+    if (dcommi_cuda_driver("cuModuleGetLoadingMode", 11070, &loading) && loading(&mode) == 0 &&
+        mode == eager) {
+        return DCOMM_OK;
+    }
+    if (!dcommi_cuda_driver("cuFuncGetModule", 11000, &module_of) ||
+        !dcommi_cuda_driver("cuModuleGetFunctionCount", 12040, &count) ||
+        !dcommi_cuda_driver("cuModuleEnumerateFunctions", 12040, &enumerate) ||
+        !dcommi_cuda_driver("cuFuncLoad", 12040, &load)) {
+        return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED,
+                                "%s: the driver, or the runtime, is older than CUDA 12.4's, and "
+                                "loads kernels when they are launched: with ranks that share a "
+                                "device in one process set CUDA_MODULE_LOADING=EAGER",
+                                call);
+    }
+    int result = module_of(&module, any);
+    result = result != 0 ? result : count(&n, module);
+    std::vector<cudaFunction_t> functions(n);
+    result = result != 0 || n == 0 ? result : enumerate(functions.data(), n, module);
+    for (unsigned i = 0; i < n && result == 0; i++) {
+        result = load(functions[i]);
+    }
+    return result == 0 ? DCOMM_OK
+                       : dcommi_cuda_fail(DCOMM_ERR_SYSTEM,
+                                          "%s: the driver returns %d for the module's %u kernels",
+                                          call, result, n);
+}
+
+#endif
 #endif
 /* ==== kernels/cuda_look.cuh ================================================================ */
 /* cuda_look.cuh - looking at an array of floats: the first element that is not finite, the sum of

@@ -7,6 +7,7 @@
 #include "dcomm.h"
 #include "procs.h"
 #include <criterion/criterion.h>
+#include <pthread.h>
 
 #define GOOD(call)                                                                      \
     do {                                                                                \
@@ -365,6 +366,57 @@ Test(cuda_host, a_captured_stream_is_replayed)
     GOOD(cudaLaunchHostFunc(s, note, (void *)&calls));
     GOOD(cudaStreamSynchronize(s));
     cr_assert_eq(atomic_load(&calls), 5);
+    GOOD(cudaEventDestroy(event));
+    GOOD(cudaStreamDestroy(s));
+}
+
+static void *other_thread(void *arg)
+{
+    cudaEvent_t event = arg;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaError_t relaxed = cudaEventQuery(event);
+    bool was_global = mode == cudaStreamCaptureModeGlobal;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    bool good = relaxed == cudaSuccess && was_global;
+    return (void *)(intptr_t)(good ? cudaEventQuery(event) : cudaErrorUnknown);
+}
+
+/* What could harm a capture fails and ends it, in whichever thread, but for those that say they
+ * know better. */
+Test(cuda_host, captures_are_kept_from_harm)
+{
+    static const enum cudaStreamCaptureMode modes[] = {cudaStreamCaptureModeGlobal,
+                                                       cudaStreamCaptureModeThreadLocal,
+                                                       cudaStreamCaptureModeRelaxed};
+    cudaStream_t s;
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    void *p = NULL;
+    GOOD(cudaStreamCreate(&s));
+    GOOD(cudaEventCreate(&event));
+    for (int i = 0; i < 3; i++) {
+        pthread_t thread;
+        void *result = NULL;
+        bool ends = i == 0;
+        GOOD(cudaStreamBeginCapture(s, modes[i]));
+        cr_assert_eq(pthread_create(&thread, NULL, other_thread, event), 0);
+        cr_assert_eq(pthread_join(thread, &result), 0);
+        cr_assert_eq((cudaError_t)(intptr_t)result,
+                     ends ? cudaErrorStreamCaptureUnsupported : cudaSuccess, "mode %d", i);
+        IS(cudaStreamEndCapture(s, &graph), ends ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+        if (!ends) {
+            GOOD(cudaGraphDestroy(graph));
+        }
+        ends = i < 2;
+        GOOD(cudaStreamBeginCapture(s, modes[i]));
+        IS(cudaMalloc(&p, 16), ends ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+        IS(cudaStreamEndCapture(s, &graph), ends ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+        if (!ends) {
+            GOOD(cudaGraphDestroy(graph));
+            GOOD(cudaFree(p));
+        }
+    }
     GOOD(cudaEventDestroy(event));
     GOOD(cudaStreamDestroy(s));
 }

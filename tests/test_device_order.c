@@ -313,6 +313,56 @@ Test(device_order, trouble, .timeout = 120)
     }
 }
 
+/* While a stream is captured, what goes on beside it neither fails nor ends the capture: not what
+ * the capturing thread calls, and not what progresses elsewhere. */
+static int beside_capture(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 300000 };
+    static const enum cudaStreamCaptureMode modes[] = {cudaStreamCaptureModeGlobal,
+                                                       cudaStreamCaptureModeThreadLocal};
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream = stream_make(), captured = stream_make();
+    float *device = device_values(COUNT), *plain = device_values(COUNT);
+    float *out = malloc(COUNT * sizeof *out);
+    for (int round = 0; round < 2; round++) {
+        float *in = host_values(COUNT, rank, round);
+        dcomm_coll_opts opts = {.stream = stream};
+        dcomm_request *request = NULL;
+        cudaGraph_t graph = NULL;
+        CUDA_OK(cudaMemcpy(plain, in, COUNT * sizeof *in, cudaMemcpyHostToDevice));
+        CUDA_OK(cudaMemcpy(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice));
+        CUDA_OK(cudaStreamBeginCapture(captured, modes[round]));
+        CUDA_OK(cudaMemsetAsync(device, 0, 4, captured));
+        RANKS_OK(dcomm_iallreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts,
+                                  &request));
+        RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, plain, COUNT, DCOMM_F32, DCOMM_SUM, NULL));
+        RANKS_OK(dcomm_wait(&request));
+        CUDA_OK(cudaStreamEndCapture(captured, &graph));
+        CUDA_OK(cudaGraphDestroy(graph));
+        CUDA_OK(cudaMemcpy(out, plain, COUNT * sizeof *in, cudaMemcpyDeviceToHost));
+        expect_sum(out, COUNT, n, round);
+        CUDA_OK(cudaStreamSynchronize(stream));
+        CUDA_OK(cudaMemcpy(out, device, COUNT * sizeof *in, cudaMemcpyDeviceToHost));
+        expect_sum(out, COUNT, n, round);
+        free(in);
+    }
+    RANKS_OK(dcomm_comm_status(comm));
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaFree(plain));
+    CUDA_OK(cudaStreamDestroy(captured));
+    CUDA_OK(cudaStreamDestroy(stream));
+    free(out);
+    return ranks_leave(&comm);
+}
+
+/* As processes: with threads, one rank's copies end another's capture, which is the test's doing.
+ */
+Test(device_order, beside_capture, .timeout = 60)
+{
+    where w = {.threads = false};
+    cr_assert_eq(device_run(2, false, 40, beside_capture, &w), 0, "2 processes");
+}
+
 static void xor_fn(const void *in, void *inout, size_t count, dcomm_dtype dtype, void *user)
 {
     (void)in, (void)inout, (void)count, (void)dtype, (void)user;

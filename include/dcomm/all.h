@@ -57,6 +57,7 @@
 #include "../../kernels/cuda_codec.cuh"
 #include "../../kernels/cuda_add.cuh"
 #include "../../kernels/cuda_feedback.cuh"
+#include "../../kernels/cuda_load.cuh"
 #include "../../kernels/cuda_look.cuh"
 #include "../../kernels/cuda_fp8.cuh"
 #include "../../kernels/cuda_powersgd.cuh"

@@ -47,6 +47,13 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out);
 
+/* Load all of these kernels onto the current device. CUDA loads a kernel when it is first launched,
+ * unless CUDA_MODULE_LOADING=EAGER is set, and may wait for all that streams of the device hold to
+ * do so: after this no launch does. It may wait itself. Collectives on device memory call it.
+ * DCOMM_ERR_UNSUPPORTED: the driver is older than CUDA 12.4's, and loads when kernels are launched.
+ */
+DCOMM_API dcomm_status dcomm_cuda_load(void);
+
 /* ---- reductions ---- */
 
 /* dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <= nsrc <=

@@ -83,7 +83,8 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
 
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind)
 {
-    cudaError_t status = cudaMemcpyAsync(dst, src, bytes, kind, NULL);
+    cudaError_t status = cuhost_enter_unsafe();
+    status = status != cudaSuccess ? status : cudaMemcpyAsync(dst, src, bytes, kind, NULL);
     return cuhost_result(status != cudaSuccess ? status : cuhost_drain(NULL));
 }
 
@@ -111,6 +112,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 
 cudaError_t cudaMemset(void *dst, int value, size_t bytes)
 {
-    cudaError_t status = cudaMemsetAsync(dst, value, bytes, NULL);
+    cudaError_t status = cuhost_enter_unsafe();
+    status = status != cudaSuccess ? status : cudaMemsetAsync(dst, value, bytes, NULL);
     return cuhost_result(status != cudaSuccess ? status : cuhost_drain(NULL));
 }

@@ -286,7 +286,7 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer)
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_unsafe();
     return cuhost_result(status != cudaSuccess ? status : cuhost_drain_device(current));
 }
 

@@ -189,7 +189,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_unsafe();
     if (status != cudaSuccess || event == NULL) {
         return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidResourceHandle);
     }
@@ -201,7 +201,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_unsafe();
     if (status != cudaSuccess || event == NULL) {
         return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidResourceHandle);
     }

@@ -18,6 +18,40 @@ static void empty(struct CUgraph_st *graph)
     graph->last = &graph->first;
 }
 
+static _Thread_local enum cudaStreamCaptureMode own_mode; /* cudaStreamCaptureModeGlobal */
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    if (mode == NULL || (unsigned)*mode > cudaStreamCaptureModeRelaxed) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    enum cudaStreamCaptureMode before = own_mode;
+    own_mode = *mode;
+    *mode = before;
+    return cudaSuccess;
+}
+
+cudaError_t cuhost_enter_unsafe(void)
+{
+    cudaError_t status = cuhost_enter();
+    if (own_mode == cudaStreamCaptureModeRelaxed) {
+        return status;
+    }
+    pthread_mutex_lock(&cuhost_lock);
+    for (struct CUstream_st *s = cuhost_streams(); s != NULL; s = s->next) {
+        bool respected =
+            pthread_equal(s->capturer, pthread_self())
+                ? s->mode != cudaStreamCaptureModeRelaxed
+                : own_mode == cudaStreamCaptureModeGlobal && s->mode == cudaStreamCaptureModeGlobal;
+        if (s->capture == cudaStreamCaptureStatusActive && respected) {
+            s->capture = cudaStreamCaptureStatusInvalidated;
+            status = cudaErrorStreamCaptureUnsupported;
+        }
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+    return status;
+}
+
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status)
 {
     pthread_mutex_lock(&cuhost_lock);
@@ -56,6 +90,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     } else {
         s->graph = graph;
         s->capture = cudaStreamCaptureStatusActive;
+        s->mode = mode;
+        s->capturer = pthread_self();
     }
     pthread_mutex_unlock(&cuhost_lock);
     if (status != cudaSuccess) {

@@ -42,6 +42,9 @@ cudaError_t cuhost_drain(cudaStream_t stream);
 cudaError_t cuhost_drain_device(int device);
 /* The stream is being captured, or was until that failed. */
 bool cuhost_capturing(cudaStream_t stream);
+/* What every call begins with that could harm captures: cuhost_enter, and whether one is under way
+ * that the calling thread's mode respects, which has failed then. */
+cudaError_t cuhost_enter_unsafe(void);
 
 /* ---- devices (device.c) ---- */
 

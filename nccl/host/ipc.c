@@ -40,7 +40,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *out, void *ptr)
 
 cudaError_t cudaIpcOpenMemHandle(void **ptr, cudaIpcMemHandle_t in, unsigned flags)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_unsafe();
     if (status != cudaSuccess || ptr == NULL || flags != cudaIpcMemLazyEnablePeerAccess) {
         return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidValue);
     }
@@ -82,7 +82,7 @@ cudaError_t cudaIpcOpenMemHandle(void **ptr, cudaIpcMemHandle_t in, unsigned fla
 /* Waits for what is under way on the device, as CUDA's may. */
 cudaError_t cudaIpcCloseMemHandle(void *ptr)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_unsafe();
     if (status == cudaErrorNotPermitted) {
         return cuhost_result(status);
     }

@@ -8,6 +8,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,13 +100,25 @@ static dcomm_status operands(job *j, const char *call, const void *const *at, co
     return DCOMM_OK;
 }
 
-/* A kernel runs on the current device, and so in a stream of it. */
+static _Atomic bool loaded[CUHOST_DEVICES_MAX];
+
+dcomm_status dcomm_cuda_load(void)
+{
+    atomic_store(&loaded[cuhost_current()], true);
+    return DCOMM_OK;
+}
+
+/* A kernel runs on the current device, and so in a stream of it. One that has to be loaded waits
+ * for all that streams of the device hold, as CUDA's may. */
 static dcomm_status launch(const char *call, const job *j, cuhost_run_fn run, void *stream)
 {
     int device = -1;
     cudaError_t error = cudaStreamGetDevice(stream, &device);
     if (error == cudaSuccess && device != cuhost_current()) {
         error = cudaErrorInvalidResourceHandle;
+    }
+    if (error == cudaSuccess && !atomic_load(&loaded[device])) {
+        (void)cuhost_drain_device(device);
     }
     if (error == cudaSuccess) {
         error = cuhost_enqueue(stream, CUHOST_KERNEL, run, NULL, j, sizeof *j);

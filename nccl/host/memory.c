@@ -134,7 +134,7 @@ static char *find_room(const cuhost_arena *a, size_t bytes)
     return NULL;
 }
 
-cudaError_t cudaMalloc(void **ptr, size_t bytes)
+static cudaError_t allocate(void **ptr, size_t bytes)
 {
     cudaError_t status = cuhost_enter();
     if (status != cudaSuccess || ptr == NULL) {
@@ -160,6 +160,12 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes)
     }
     pthread_mutex_unlock(&cuhost_lock);
     return cuhost_result(*ptr != NULL ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaMalloc(void **ptr, size_t bytes)
+{
+    cudaError_t status = cuhost_enter_unsafe();
+    return status != cudaSuccess ? cuhost_result(status) : allocate(ptr, bytes);
 }
 
 /* The device of what cudaFree may free, or -1. */
@@ -211,8 +217,9 @@ static bool open_elsewhere(void *ptr)
  * freed, and fails the device. */
 cudaError_t cudaFree(void *ptr)
 {
-    cudaError_t status = cuhost_enter();
-    if (status == cudaErrorNotPermitted || ptr == NULL) {
+    cudaError_t status = cuhost_enter_unsafe();
+    if (status == cudaErrorNotPermitted || status == cudaErrorStreamCaptureUnsupported ||
+        ptr == NULL) {
         return cuhost_result(status);
     }
     int device = device_of(ptr);
@@ -231,7 +238,7 @@ cudaError_t cudaFree(void *ptr)
 cudaError_t cudaMallocAsync(void **ptr, size_t bytes, cudaStream_t stream)
 {
     return cuhost_capturing(stream) ? cuhost_result(cudaErrorStreamCaptureUnsupported)
-                                    : cudaMalloc(ptr, bytes);
+                                    : allocate(ptr, bytes);
 }
 
 static cudaError_t run_release(void *arg)
@@ -304,7 +311,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
 
 static cudaError_t host_memory(void **ptr, size_t bytes, enum cudaMemoryType type)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_unsafe();
     if (status != cudaSuccess || ptr == NULL) {
         return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidValue);
     }
@@ -349,8 +356,8 @@ cudaError_t cudaMallocManaged(void **ptr, size_t bytes, unsigned flags)
 /* Forget a block of host memory that begins at ptr. */
 static cudaError_t forget(void *ptr, cuhost_owner owner, cudaError_t otherwise)
 {
-    cudaError_t status = cuhost_enter();
-    if (status == cudaErrorNotPermitted) {
+    cudaError_t status = cuhost_enter_unsafe();
+    if (status == cudaErrorNotPermitted || status == cudaErrorStreamCaptureUnsupported) {
         return cuhost_result(status);
     }
     pthread_mutex_lock(&cuhost_lock);
@@ -377,7 +384,7 @@ cudaError_t cudaFreeHost(void *ptr)
 
 cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_unsafe();
     if (status != cudaSuccess || ptr == NULL || bytes == 0 || (flags & ~15u) != 0) {
         return cuhost_result(status != cudaSuccess ? status : cudaErrorInvalidValue);
     }

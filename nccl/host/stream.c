@@ -368,12 +368,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    return cuhost_result(cuhost_drain(stream));
+    cudaError_t status = cuhost_enter_unsafe();
+    return cuhost_result(status != cudaSuccess ? status : cuhost_drain(stream));
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream)
 {
-    cudaError_t status = cuhost_enter();
+    cudaError_t status = cuhost_enter_unsafe();
     if (status != cudaSuccess) {
         return cuhost_result(status);
     }

@@ -18,6 +18,8 @@ struct CUstream_st {
     uint64_t submitted, completed;
     struct CUgraph_st *graph; /* of the capture that is under way */
     enum cudaStreamCaptureStatus capture;
+    enum cudaStreamCaptureMode mode; /* of that capture */
+    pthread_t capturer;              /* the thread that began it */
 };
 
 /* A point in a stream's work that others can wait for. */

@@ -42,9 +42,9 @@ static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
         for (int s = 0; s < DCOMMI_BKT_STREAMS; s++) {
             DCOMMI_TRY(dcommi_devices->own_open(d->number, &d->streams[s]));
         }
-        int before = dcommi_devices->enter(d->number);
+        dcommi_device_before before = dcommi_devices->enter(d->number);
         dcomm_status status = dcommi_devices->stream_check("dcomm_buckets_create", d->streams[0]);
-        dcommi_devices->leave(d->number, before);
+        dcommi_devices->leave(before);
         DCOMMI_TRY(status);
     }
     return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
@@ -152,9 +152,10 @@ static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
                                            "\"%s\", lies in host memory, for which it is NULL",
                                            what, stream, (size_t)(p - b->params), p->name);
     }
-    int number = b->devices[p->place - 1].number, before = dcommi_devices->enter(number);
+    int number = b->devices[p->place - 1].number;
+    dcommi_device_before before = dcommi_devices->enter(number);
     dcomm_status status = dcommi_devices->stream_check(what, stream);
-    dcommi_devices->leave(number, before);
+    dcommi_devices->leave(before);
     DCOMMI_TRY(status);
     return dcommi_devices->own_after(number, b->layout.buckets[p->bucket].stream, stream);
 }
@@ -221,15 +222,16 @@ static void dcommi_bkt_on_stream(const dcommi_bkt *k, dcomm_coll_opts *opts)
 }
 
 /* Its stream belongs to its device, and not to the caller's current one. */
-static int dcommi_bkt_enter(const dcommi_bkt *k)
+static dcommi_device_before dcommi_bkt_enter(const dcommi_bkt *k)
 {
-    return k->device != NULL ? dcommi_devices->enter(k->device->number) : 0;
+    return k->device != NULL ? dcommi_devices->enter(k->device->number)
+                             : (dcommi_device_before){.device = -1};
 }
 
-static void dcommi_bkt_leave(const dcommi_bkt *k, int before)
+static void dcommi_bkt_leave(const dcommi_bkt *k, dcommi_device_before before)
 {
     if (k->device != NULL) {
-        dcommi_devices->leave(k->device->number, before);
+        dcommi_devices->leave(before);
     }
 }
 

@@ -48,7 +48,7 @@ static dcomm_status dcommi_bkt_gather(dcomm_buckets *b, dcommi_bkt *k)
     const void *mine =
         values != NULL ? values + own * dcomm_dtype_size(b->kinds[k->kind].dtype) : NULL;
     dcommi_bkt_on_stream(k, &opts);
-    int before = dcommi_bkt_enter(k);
+    dcommi_device_before before = dcommi_bkt_enter(k);
     dcomm_status status = dcomm_iallgatherv(b->comm, mine, values, k->shards, NULL,
                                             b->kinds[k->kind].dtype, &opts, &k->request);
     dcommi_bkt_leave(k, before);

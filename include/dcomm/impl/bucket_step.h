@@ -171,7 +171,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     }
     k->start_at = dcommi_now();
     if (status >= 0) {
-        int before = dcommi_bkt_enter(k);
+        dcommi_device_before before = dcommi_bkt_enter(k);
         dcommi_bkt_on_stream(k, &opts);
         status = dcommi_bkt_send(b, k, k->data, &opts, &k->request);
         dcommi_bkt_leave(k, before);

@@ -24,21 +24,31 @@ static dcomm_status dcommi_cuda_failed(cudaError_t error, const char *what)
         }                                                        \
     } while (0)
 
-/* Streams and events belong to the current device, which is the calling thread's own. */
-static int dcommi_cuda_enter(int number)
+/* Streams and events belong to the current device, which is the calling thread's own (-1: whichever
+ * it is). While anybody captures a stream, CUDA refuses other threads what could harm a capture,
+ * and ends that: what goes on between these has nothing to do with it. */
+static dcommi_device_before dcommi_cuda_enter(int number)
 {
-    int before = number;
-    if (cudaGetDevice(&before) != cudaSuccess || before != number) {
+    dcommi_device_before before = {.device = -1, .mode = cudaStreamCaptureModeRelaxed};
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    int current = -1;
+    if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) {
+        before.mode = (int)mode;
+    }
+    if (number >= 0 && (cudaGetDevice(&current) != cudaSuccess || current != number)) {
         (void)cudaSetDevice(number);
+        before.device = current;
     }
     return before;
 }
 
-static void dcommi_cuda_leave(int number, int before)
+static void dcommi_cuda_leave(dcommi_device_before before)
 {
-    if (before != number) {
-        (void)cudaSetDevice(before);
+    enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)before.mode;
+    if (before.device >= 0) {
+        (void)cudaSetDevice(before.device);
     }
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* A function of the driver's, found without linking it. */

@@ -28,7 +28,7 @@ static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **me
     cudaIpcMemHandle_t handle;
     _Static_assert(sizeof handle == sizeof key->handle, "a handle has 64 bytes");
     memset(key, 0, sizeof *key);
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMalloc(memory_p, bytes);
     if (error == cudaSuccess) {
         if (cudaIpcGetMemHandle(&handle, *memory_p) == cudaSuccess) {
@@ -38,18 +38,18 @@ static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **me
             (void)cudaGetLastError();
         }
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMalloc");
     return DCOMM_OK;
 }
 
 static void dcommi_cuda_shared_free(int device, void *memory)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     if (cudaFree(memory) != cudaSuccess) {
         (void)cudaGetLastError();
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
 }
 
 /* Whether a device reads memory of the one that sits there. */
@@ -99,7 +99,7 @@ static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *k
     cudaIpcMemHandle_t handle;
     dcomm_status status = DCOMM_OK;
     memcpy(&handle, key->handle, sizeof handle);
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     if (!dcommi_cuda_reaches(device, key->place)) {
         status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                              "it lies on a device that device %d cannot read", device);
@@ -111,17 +111,17 @@ static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *k
             (void)cudaIpcCloseMemHandle(*memory_p);
         }
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
 static void dcommi_cuda_peer_close(int device, void *memory)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     if (cudaIpcCloseMemHandle(memory) != cudaSuccess) {
         (void)cudaGetLastError();
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
 }
 
 #endif

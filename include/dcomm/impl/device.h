@@ -79,6 +79,12 @@ typedef struct dcommi_device_key {
     uint8_t handle[64]; /* of the whole allocation */
 } dcommi_device_key;
 
+/* What the calling thread had, for `leave`. */
+typedef struct dcommi_device_before {
+    int device; /* -1: the same */
+    int mode;   /* of captures */
+} dcommi_device_before;
+
 /* No call waits for a device but those of shared memory, and none frees in a way that would: a
  * stream of the caller's may wait for the very rank that is in here. Errors have a sentence. */
 typedef struct dcommi_device_calls {
@@ -121,8 +127,8 @@ typedef struct dcommi_device_calls {
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
     /* What is called between them belongs to this device; enter gives leave what was before. */
-    int (*enter)(int device);
-    void (*leave)(int device, int before);
+    dcommi_device_before (*enter)(int device);
+    void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
      * what is put on it from now on waits for what the other stream holds now. add, feedback,

@@ -54,19 +54,35 @@ static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
     return DCOMM_OK;
 }
 
+/* A kernel that CUDA loads when it is first launched may wait for all that the device's streams
+ * hold, and one of them for the rank that launches it. */
+static dcomm_status dcommi_cuda_load_all(void)
+{
+    static _Atomic int told;
+    dcomm_status status = dcomm_cuda_load();
+    if (status == DCOMM_ERR_UNSUPPORTED) {
+        if (atomic_exchange(&told, 1) == 0) {
+            dcommi_log(DCOMMI_LOG_WARN, "%s", dcommi_message);
+        }
+        status = DCOMM_OK;
+    }
+    return status;
+}
+
 static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
 {
-    int before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_streams(d);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_load_all();
+    status = status < 0 ? status : dcommi_cuda_streams(d);
     status = status < 0 ? status : dcommi_cuda_pool(d);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
 /* All that was put on its queues has been seen to end. */
 static void dcommi_cuda_close(dcommi_device_handle *d)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     for (unsigned i = 0; i < d->nevents; i++) {
         (void)cudaEventDestroy((cudaEvent_t)d->events[i]);
     }
@@ -78,21 +94,25 @@ static void dcommi_cuda_close(dcommi_device_handle *d)
     if (d->pool != NULL) {
         (void)cudaMemPoolDestroy((cudaMemPool_t)d->pool);
     }
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
 }
 
 /* Host memory that every device reads and writes by itself, at this address. */
 static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
 {
-    DCOMMI_CUDA_TRY(cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-                    "cudaHostAlloc");
+    dcommi_device_before before = dcommi_cuda_enter(-1);
+    cudaError_t error = cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(error, "cudaHostAlloc");
     return DCOMM_OK;
 }
 
 static void dcommi_cuda_unpin(void *memory)
 {
     if (memory != NULL) {
+        dcommi_device_before before = dcommi_cuda_enter(-1);
         (void)cudaFreeHost(memory);
+        dcommi_cuda_leave(before);
     }
 }
 
@@ -100,10 +120,10 @@ static void dcommi_cuda_unpin(void *memory)
  * the other queue need not wait for it. */
 static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, void **memory_p)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     cudaError_t error = cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
                                                 (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
@@ -111,9 +131,9 @@ static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, voi
 static void dcommi_cuda_release(dcommi_device_handle *d, void *memory)
 {
     if (memory != NULL) {
-        int before = dcommi_cuda_enter(d->number);
+        dcommi_device_before before = dcommi_cuda_enter(d->number);
         (void)cudaFreeAsync(memory, (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
-        dcommi_cuda_leave(d->number, before);
+        dcommi_cuda_leave(before);
     }
 }
 
@@ -121,10 +141,10 @@ static void dcommi_cuda_release(dcommi_device_handle *d, void *memory)
 static dcomm_status dcommi_cuda_copy(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                                      const void *src, size_t len)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     cudaError_t error =
         cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)d->stream[queue]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
     return DCOMM_OK;
 }
@@ -137,7 +157,7 @@ static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const
 {
     const void *at[DCOMM_CUDA_OPERANDS];
     dcomm_status status = DCOMM_OK;
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     for (size_t done = 0; done < nsrc && status >= 0;) {
         size_t n = 0;
         if (done > 0) {
@@ -149,17 +169,17 @@ static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const
         status = dcomm_cuda_reduce(dst, at, n, count, dtype, op, done == nsrc ? divisor : 1,
                                    d->stream[DCOMMI_QUEUE_IN]);
     }
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
 static dcomm_status dcommi_cuda_scale(dcommi_device_handle *d, void *dst, const void *src,
                                       size_t count, dcomm_dtype dtype, double factor)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_scale(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
@@ -205,10 +225,10 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
         return DCOMM_OK;
     }
     DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_ledger_compare(ledger, x, y, next, count, room, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     dcommi_cuda_release(d, room);
     return status;
 }
@@ -245,10 +265,10 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
     if (need > 0) {
         DCOMMI_TRY(dcommi_cuda_alloc(d, need, &workspace));
     }
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status = dcommi_cuda_code_on(c, c->workspace != NULL ? c->workspace : workspace,
                                               d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     dcommi_cuda_release(d, workspace);
     return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL &&
                    c->ledger != NULL && c->count > 0
@@ -262,7 +282,7 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
 static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
                                      void **event_p)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     cudaEvent_t event = NULL;
     cudaError_t error = cudaSuccess;
     if (d->nevents > 0) {
@@ -276,7 +296,7 @@ static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue 
             (void)cudaEventDestroy(event);
         }
     }
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
@@ -285,7 +305,9 @@ static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue 
 /* DCOMM_IN_PROGRESS, DCOMM_OK or what went wrong before the event. */
 static dcomm_status dcommi_cuda_poll(void *event)
 {
+    dcommi_device_before before = dcommi_cuda_enter(-1);
     cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+    dcommi_cuda_leave(before);
     if (error == cudaErrorNotReady) {
         return DCOMM_IN_PROGRESS;
     }
@@ -341,7 +363,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
 static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
 {
     cudaEvent_t event = NULL;
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
     if (error == cudaSuccess) {
         error = cudaEventRecord(event, (cudaStream_t)stream);
@@ -349,7 +371,7 @@ static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **eve
             (void)cudaEventDestroy(event);
         }
     }
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "the caller's stream: cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
@@ -366,9 +388,9 @@ static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic ui
                                             uint32_t value)
 {
     dcommi_cuda_wait_fn wait = atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire);
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     int error = wait((cudaStream_t)stream, (unsigned long long)(uintptr_t)word, value, 0);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return error == 0 ? DCOMM_OK
                       : dcommi_fail(DCOMM_ERR_SYSTEM, "opts.stream: cuStreamWaitValue32 returns %d",
                                     error);
@@ -379,9 +401,14 @@ static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic ui
 static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
 {
     cudaStream_t stream = NULL;
-    int before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    dcommi_cuda_leave(device, before);
+    cudaError_t error = cudaSuccess;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcommi_cuda_load_all();
+    if (status >= 0) {
+        error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    }
+    dcommi_cuda_leave(before);
+    DCOMMI_TRY(status);
     DCOMMI_CUDA_TRY(error, "cudaStreamCreateWithFlags");
     *stream_p = stream;
     return DCOMM_OK;
@@ -389,46 +416,46 @@ static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
 
 static void dcommi_cuda_own_close(int device, void *stream)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     (void)cudaStreamDestroy((cudaStream_t)stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
 }
 
 static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
                                           void **memory_p)
 {
-    int before = dcommi_cuda_enter(d->number);
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
     cudaError_t error = d->pool == NULL
                             ? cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream)
                             : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
                                                       (cudaStream_t)stream);
-    dcommi_cuda_leave(d->number, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
 
 static void dcommi_cuda_own_release(int device, void *stream, void *memory)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     (void)cudaFreeAsync(memory, (cudaStream_t)stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
 }
 
 static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, const void *src,
                                          size_t len)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
     return DCOMM_OK;
 }
 
 static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, size_t len)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     DCOMMI_CUDA_TRY(error, "cudaMemsetAsync");
     return DCOMM_OK;
 }
@@ -438,9 +465,9 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
 {
     void *event = NULL;
     DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     dcommi_cuda_stream_unmark(event);
     DCOMMI_CUDA_TRY(error, "cudaStreamWaitEvent");
     return DCOMM_OK;
@@ -449,9 +476,9 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
 static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, float factor,
                                         const float *y, size_t count)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     dcomm_status status = dcomm_cuda_add_scaled(x, factor, y, count, stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
@@ -459,18 +486,18 @@ static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cud
                                              void *dst, const void *a, float factor, const float *b,
                                              size_t count, dcomm_cuda_report *report)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     dcomm_status status = dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
 static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
                                           dcomm_dtype dtype, double factor)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     dcomm_status status = dcomm_cuda_scale(x, x, count, dtype, factor, stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 
@@ -478,9 +505,9 @@ static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size
                                          dcomm_dtype dtype, double factor, bool drop,
                                          dcomm_cuda_sight *sight, void *workspace)
 {
-    int before = dcommi_cuda_enter(device);
+    dcommi_device_before before = dcommi_cuda_enter(device);
     dcomm_status status = dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream);
-    dcommi_cuda_leave(device, before);
+    dcommi_cuda_leave(before);
     return status;
 }
 

@@ -105,20 +105,28 @@ static dcomm_status dcommi_gate_hold(dcommi_run *run)
     return status;
 }
 
-/* Whether a run must wait for its stream before it enters the engine. An error of what the stream
- * held before is the stream's own, and found by who looks at that: the run goes on, as a kernel
- * would not, because other ranks wait for it; its data are what that left. */
+/* Whether a run must wait for its stream before it enters the engine. Where what the stream held
+ * before has failed, so does the run, on all ranks: its data are not what was meant. */
 static bool dcommi_gate_shut(dcommi_run *run)
 {
     void *before = run->gate.before;
     if (before == NULL) {
         return false;
     }
-    if (dcommi_devices->poll(before) == DCOMM_IN_PROGRESS) {
+    dcomm_status status = dcommi_devices->poll(before);
+    if (status == DCOMM_IN_PROGRESS) {
         return true;
     }
     dcommi_devices->stream_unmark(before);
     run->gate.before = NULL;
+    if (status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "%s #%" PRIu64 ", rank %d: what opts.stream held before it has failed: %.300s",
+                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
+                 dcommi_message);
+        dcommi_poison(run->comm, status, -1, text);
+    }
     return false;
 }
 
