@@ -48237,7 +48237,8 @@ static dcomm_status dcommi_auto_begin(dcomm_comm *comm, const dcomm_codec *codec
     if (taken == DCOMMI_AUTO_UNKNOWN && (!blocking || dcommi_this_group.depth > 0)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "allreduce of %zu elements: codec auto is not decided for this length "
-                           "yet, and a call that must not block cannot; see dcomm_codec_decide",
+                           "yet, and neither a call that must not block nor one of a group can: "
+                           "make one that blocks before, or call dcomm_codec_decide",
                            count);
     }
     if (taken == DCOMMI_AUTO_UNKNOWN) {

@@ -10,8 +10,8 @@
  *     #include "dcomm_nccl.h"
  * and one .cu file dcomm's kernels. */
 /* ==== include/dcomm/nccl/face.h ============================================================ */
-/* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and what
- * is not.
+/* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and
+ * what is not.
  *
  * Names, types, values and layouts are those of NCCL 2.27, so that a program which was compiled
  * against NCCL's header runs with this library too. It needs <cuda_runtime.h>: CUDA's, or the host
@@ -92,6 +92,8 @@ typedef enum ncclRedOp {
     ncclMaxRedOp = 0x7fffffff
 } ncclRedOp_t;
 
+typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* a name in nccl.h */
+
 typedef enum ncclScalarResidence {
     ncclScalarDevice = 0,       /* read, after what the stream holds, when a collective is called */
     ncclScalarHostImmediate = 1 /* read by ncclRedOpCreatePreMulSum */
@@ -159,6 +161,8 @@ typedef struct ncclSimInfo {
 
 /* 22700 */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGetVersion, (int *version));
+/* Does nothing: dcomm reads no NCCL_DEBUG. */
+DCOMM_NCCL_CALL(void, ncclResetDebugInit, (void));
 DCOMM_NCCL_CALL(const char *, ncclGetErrorString, (ncclResult_t result));
 /* The sentence of comm's error, or where it has none (or is NULL), of the calling thread's last
  * call that failed. Valid until the thread's next call, or the communicator's end. */
@@ -485,10 +489,11 @@ static ncclResult_t dcommi_nccl_option(dcommi_nccl_options *o, const char *key, 
                : ncclSuccess;
 }
 
-/* "name dcomm:key=value key=value" */
-static ncclResult_t dcommi_nccl_read_options(const char *name, dcommi_nccl_options *o)
+/* "name dcomm:key=value key=value"; the codec is the given one where it has none. */
+static ncclResult_t dcommi_nccl_read_options(const char *name, const char *codec,
+                                             dcommi_nccl_options *o)
 {
-    *o = (dcommi_nccl_options){.codec = getenv("DCOMM_CODEC")};
+    *o = (dcommi_nccl_options){.codec = codec};
     const char *from = name != NULL ? strstr(name, "dcomm:") : NULL;
     if (from == NULL) {
         return ncclSuccess;
@@ -515,9 +520,10 @@ static const char *dcommi_nccl_config_name(const ncclConfig_t *config)
                                                                              : NULL;
 }
 
-/* What a communicator takes of a config that is known when it begins. */
+/* What a communicator takes of a config (NULL: none) that is known when it begins, and its codec,
+ * which is this one (NULL: none) if the config names no other. */
 static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfig_t *config,
-                                          dcommi_nccl_options *o)
+                                          const char *codec, dcommi_nccl_options *o)
 {
     const char *name = dcommi_nccl_config_name(config);
     if (config != NULL && config->magic != 0xcafebeef) {
@@ -531,7 +537,7 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
         }
         comm->blocking = config->blocking == 1;
     }
-    DCOMMI_NCCL_TRY(dcommi_nccl_read_options(name, o));
+    DCOMMI_NCCL_TRY(dcommi_nccl_read_options(name, codec, o));
     if (name != NULL) {
         const char *end = strstr(name, "dcomm:");
         size_t len = end != NULL ? (size_t)(end - name) : strlen(name);
@@ -680,7 +686,7 @@ static ncclResult_t dcommi_nccl_begin(struct ncclComm **comm_p, int nranks, cons
     }
     ncclResult_t result = dcommi_nccl_new(&comm);
     if (result == ncclSuccess) {
-        result = dcommi_nccl_configure(comm, config, &o);
+        result = dcommi_nccl_configure(comm, config, getenv("DCOMM_CODEC"), &o);
     }
     if (result == ncclSuccess) {
         dcomm_comm_opts opts = {.boot = DCOMM_BOOT_ID,
@@ -1249,6 +1255,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
             int before = dcommi_nccl_enter(j->comm);
             ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
             dcommi_nccl_leave(j->comm, before);
+            j->done = one != ncclSuccess; /* nothing of it is on the stream */
             result = result == ncclSuccess ? one : result;
         }
     }
@@ -1668,12 +1675,8 @@ static ncclResult_t dcommi_nccl_inherit(const struct ncclComm *from, const ncclC
     made->device = from->device;
     made->blocking = from->blocking;
     memcpy(made->name, from->name, sizeof made->name);
-    if (config != NULL) {
-        DCOMMI_NCCL_TRY(dcommi_nccl_configure(made, config, &o));
-    } else if (from->codec != NULL) {
-        DCOMMI_NCCL_TRY(
-            dcommi_nccl_from(dcomm_codec_create(dcomm_codec_spec(from->codec), &made->codec)));
-    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_configure(
+        made, config, from->codec != NULL ? dcomm_codec_spec(from->codec) : NULL, &o));
     return o.set ? dcommi_nccl_fail(ncclInvalidUsage,
                                     "commName: a derived communicator can be given a codec; the "
                                     "other options are its parent's")
@@ -1740,6 +1743,10 @@ DCOMMI_NCCL_CALL(ncclCommSplit);
 DCOMMI_NCCL_CALL(ncclCommShrink);
 
 #endif
+
+void ncclResetDebugInit(void)
+{
+}
 
 ncclResult_t ncclGetVersion(int *version)
 {
@@ -1924,6 +1931,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window)
 }
 
 DCOMMI_NCCL_CALL(ncclGetVersion);
+DCOMMI_NCCL_CALL(ncclResetDebugInit);
 DCOMMI_NCCL_CALL(ncclGetErrorString);
 DCOMMI_NCCL_CALL(ncclGetLastError);
 DCOMMI_NCCL_CALL(ncclCommGetAsyncError);

@@ -28,6 +28,8 @@ static int summed(ncclComm_t comm)
 
 static int refusals(int rank, int n, procs_shared *s, void *arg)
 {
+    cudaStream_t captured;
+    cudaGraph_t graph;
     ncclComm_t comm = ranks_join(rank, n, s), none = NULL;
     ncclUniqueId id = {{0}};
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -68,6 +70,14 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     config.magic = 0;
     NCCL_REFUSES(ncclCommInitRankConfig(&none, 2, id, 0, &config), argument,
                  "NCCL_CONFIG_INITIALIZER");
+    /* A capture goes on without what is refused in it. */
+    CUDA(cudaStreamCreate(&captured));
+    CUDA(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
+    NCCL_REFUSES(ncclAllReduce(x, x, 4, ncclFloat, ncclSum, comm, captured), usage,
+                 "captured into a graph");
+    CUDA(cudaStreamEndCapture(captured, &graph));
+    CUDA(cudaGraphDestroy(graph));
+    CUDA(cudaStreamDestroy(captured));
     /* What is refused inside a group, its end says again; nothing of the rest is lost. */
     NCCL(ncclGroupStart());
     (void)ncclAllReduce(x, NULL, 4, ncclFloat, ncclSum, comm, NULL);
@@ -97,9 +107,48 @@ Test(nccl_comm, versions_and_texts)
     cr_assert_str_eq(ncclGetErrorString(ncclSuccess), "no error");
     cr_assert_not_null(strstr(ncclGetErrorString(ncclInvalidUsage), "invalid usage"));
     cr_assert_eq(sizeof(ncclUniqueId), 128);
+    ncclResetDebugInit();
 }
 
 /* ---- from one, others ---- */
+
+/* A codec that was given to a communicator is that of its parts too, whatever else they are given,
+ * unless they are given another. */
+static int keeps_codec(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 4096 };
+    static const char *const names[] = {NULL, "part", "part dcomm:codec=none"};
+    ncclComm_t comm = ranks_join(rank, n, s), parts[4] = {NULL};
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    float *x = NULL, host[COUNT];
+    (void)arg;
+    CUDA(cudaMalloc((void **)&x, sizeof host));
+    config.commName = "whole dcomm:codec=f16";
+    NCCL(ncclCommSplit(comm, 0, rank, &parts[3], &config));
+    for (int i = 0; i < 3; i++) {
+        ncclConfig_t own = NCCL_CONFIG_INITIALIZER;
+        own.commName = names[i];
+        NCCL(ncclCommSplit(parts[3], 0, rank, &parts[i], i == 0 ? NULL : &own));
+        for (int k = 0; k < COUNT; k++) {
+            host[k] = 1 + 0x1p-20f; /* rounds to 1 */
+        }
+        CUDA(cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice));
+        NCCL(ncclAllReduce(x, x, COUNT, ncclFloat, ncclSum, parts[i], NULL));
+        CUDA(cudaStreamSynchronize(NULL));
+        CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
+        PROCS_CHECK((host[7] == (float)n) == (i < 2), "part %d: %.9g", i, (double)host[7]);
+    }
+    for (int i = 0; i < 4; i++) {
+        NCCL(ncclCommDestroy(parts[i]));
+    }
+    CUDA(cudaFree(x));
+    return ranks_leave(rank, n, -1, s, comm);
+}
+
+Test(nccl_comm, parts_keep_the_codec)
+{
+    runs(2, keeps_codec, -1);
+}
 
 static int divides(int rank, int n, procs_shared *s, void *arg)
 {

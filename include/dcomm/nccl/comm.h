@@ -82,12 +82,8 @@ static ncclResult_t dcommi_nccl_inherit(const struct ncclComm *from, const ncclC
     made->device = from->device;
     made->blocking = from->blocking;
     memcpy(made->name, from->name, sizeof made->name);
-    if (config != NULL) {
-        DCOMMI_NCCL_TRY(dcommi_nccl_configure(made, config, &o));
-    } else if (from->codec != NULL) {
-        DCOMMI_NCCL_TRY(
-            dcommi_nccl_from(dcomm_codec_create(dcomm_codec_spec(from->codec), &made->codec)));
-    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_configure(
+        made, config, from->codec != NULL ? dcomm_codec_spec(from->codec) : NULL, &o));
     return o.set ? dcommi_nccl_fail(ncclInvalidUsage,
                                     "commName: a derived communicator can be given a codec; the "
                                     "other options are its parent's")

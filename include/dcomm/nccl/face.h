@@ -1,5 +1,5 @@
-/* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and what
- * is not.
+/* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and
+ * what is not.
  *
  * Names, types, values and layouts are those of NCCL 2.27, so that a program which was compiled
  * against NCCL's header runs with this library too. It needs <cuda_runtime.h>: CUDA's, or the host
@@ -80,6 +80,8 @@ typedef enum ncclRedOp {
     ncclMaxRedOp = 0x7fffffff
 } ncclRedOp_t;
 
+typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* a name in nccl.h */
+
 typedef enum ncclScalarResidence {
     ncclScalarDevice = 0,       /* read, after what the stream holds, when a collective is called */
     ncclScalarHostImmediate = 1 /* read by ncclRedOpCreatePreMulSum */
@@ -147,6 +149,8 @@ typedef struct ncclSimInfo {
 
 /* 22700 */
 DCOMM_NCCL_CALL(ncclResult_t, ncclGetVersion, (int *version));
+/* Does nothing: dcomm reads no NCCL_DEBUG. */
+DCOMM_NCCL_CALL(void, ncclResetDebugInit, (void));
 DCOMM_NCCL_CALL(const char *, ncclGetErrorString, (ncclResult_t result));
 /* The sentence of comm's error, or where it has none (or is NULL), of the calling thread's last
  * call that failed. Valid until the thread's next call, or the communicator's end. */

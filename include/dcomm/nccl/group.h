@@ -280,6 +280,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
             int before = dcommi_nccl_enter(j->comm);
             ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
             dcommi_nccl_leave(j->comm, before);
+            j->done = one != ncclSuccess; /* nothing of it is on the stream */
             result = result == ncclSuccess ? one : result;
         }
     }

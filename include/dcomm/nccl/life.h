@@ -66,7 +66,7 @@ static ncclResult_t dcommi_nccl_begin(struct ncclComm **comm_p, int nranks, cons
     }
     ncclResult_t result = dcommi_nccl_new(&comm);
     if (result == ncclSuccess) {
-        result = dcommi_nccl_configure(comm, config, &o);
+        result = dcommi_nccl_configure(comm, config, getenv("DCOMM_CODEC"), &o);
     }
     if (result == ncclSuccess) {
         dcomm_comm_opts opts = {.boot = DCOMM_BOOT_ID,

@@ -43,10 +43,11 @@ static ncclResult_t dcommi_nccl_option(dcommi_nccl_options *o, const char *key, 
                : ncclSuccess;
 }
 
-/* "name dcomm:key=value key=value" */
-static ncclResult_t dcommi_nccl_read_options(const char *name, dcommi_nccl_options *o)
+/* "name dcomm:key=value key=value"; the codec is the given one where it has none. */
+static ncclResult_t dcommi_nccl_read_options(const char *name, const char *codec,
+                                             dcommi_nccl_options *o)
 {
-    *o = (dcommi_nccl_options){.codec = getenv("DCOMM_CODEC")};
+    *o = (dcommi_nccl_options){.codec = codec};
     const char *from = name != NULL ? strstr(name, "dcomm:") : NULL;
     if (from == NULL) {
         return ncclSuccess;
@@ -73,9 +74,10 @@ static const char *dcommi_nccl_config_name(const ncclConfig_t *config)
                                                                              : NULL;
 }
 
-/* What a communicator takes of a config that is known when it begins. */
+/* What a communicator takes of a config (NULL: none) that is known when it begins, and its codec,
+ * which is this one (NULL: none) if the config names no other. */
 static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfig_t *config,
-                                          dcommi_nccl_options *o)
+                                          const char *codec, dcommi_nccl_options *o)
 {
     const char *name = dcommi_nccl_config_name(config);
     if (config != NULL && config->magic != 0xcafebeef) {
@@ -89,7 +91,7 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
         }
         comm->blocking = config->blocking == 1;
     }
-    DCOMMI_NCCL_TRY(dcommi_nccl_read_options(name, o));
+    DCOMMI_NCCL_TRY(dcommi_nccl_read_options(name, codec, o));
     if (name != NULL) {
         const char *end = strstr(name, "dcomm:");
         size_t len = end != NULL ? (size_t)(end - name) : strlen(name);

@@ -5,6 +5,10 @@
 #include "coll.h"
 #include "comm.h"
 
+void ncclResetDebugInit(void)
+{
+}
+
 ncclResult_t ncclGetVersion(int *version)
 {
     if (version == NULL) {
@@ -188,6 +192,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window)
 }
 
 DCOMMI_NCCL_CALL(ncclGetVersion);
+DCOMMI_NCCL_CALL(ncclResetDebugInit);
 DCOMMI_NCCL_CALL(ncclGetErrorString);
 DCOMMI_NCCL_CALL(ncclGetLastError);
 DCOMMI_NCCL_CALL(ncclCommGetAsyncError);
