@@ -6,7 +6,7 @@
 # there is of bench/peers; last runs compute-sanitizer on few cases. No part keeps another from
 # running. OUT (default: build-gpu) gets results.txt, which has what is printed as it comes, the
 # comparison's lines, the tables as JSON, and the sanitizer's words.
-# DCOMM_GPU_BENCH=0: without the measurements. DCOMM_GPU_SECONDS: for all of it (default: 540).
+# DCOMM_GPU_PREFIX=DIR: UCX and hwloc are in DIR/include and DIR/lib. DCOMM_GPU_BENCH=0: without the measurements. DCOMM_GPU_SECONDS: for all of it (default: 540).
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 . tests/lib_cuda.sh
@@ -71,8 +71,10 @@ cat >"$scratch/alone.c" <<'END'
 #include "dcomm.h"
 END
 # No warnings are errors here: the toolkit may be one that nobody has tried.
+prefix=${DCOMM_GPU_PREFIX:-}
+headers=(${prefix:+-I "$prefix/include"})
 object() {
-    limited 200 "$nvcc" "${@:3}" -O2 -I include -I tests -c -o "$scratch/$1.o" "$2" \
+    limited 200 "$nvcc" "${@:3}" -O2 -I include -I tests "${headers[@]}" -c -o "$scratch/$1.o" "$2" \
         >"$scratch/$1.log" 2>&1
     echo $? >"$scratch/$1.status"
 }
@@ -85,9 +87,9 @@ object alone "$scratch/alone.c" -Xcompiler -std=gnu11 &
 object reference tests/cuda_reference.c -Xcompiler -std=gnu11 &
 object cuda_kernels tests/cuda_kernels.cu "${cuda[@]}" &
 device_tests=(test_device test_device_order test_device_coded test_device_feedback test_device_bucket
-    test_device_scaler test_device_shared)
+    test_device_bucket_errors test_device_scaler test_device_shared)
 networked=
-if printf '#include <ucp/api/ucp.h>\n#include <hwloc.h>\n' | cc -xc -fsyntax-only - 2>/dev/null; then
+if printf '#include <ucp/api/ucp.h>\n#include <hwloc.h>\n' | cc -xc "${headers[@]}" -fsyntax-only - 2>/dev/null; then
     networked=yes
     printf '#define DCOMM_CUDA_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/launchers.cu"
     object launchers "$scratch/launchers.cu" "${cuda[@]}" &
@@ -135,7 +137,8 @@ fi
 if [ -z "$networked" ]; then
     skip "collectives of device memory" "UCX or hwloc is not installed"
 else
-    libraries=(-lucp -lucs -luct -lhwloc -lpthread -ldl)
+    libraries=(${prefix:+-L "$prefix/lib" -Xlinker -rpath -Xlinker "$prefix/lib"}
+        -lucp -lucs -luct -lhwloc -lpthread -ldl)
     for name in "${device_tests[@]}"; do
         if program $name implementation launchers; then
             limited 150 "$scratch/$name" >"$results/$name.txt" 2>&1

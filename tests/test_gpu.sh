@@ -14,6 +14,7 @@ for i in "$@"; do
     last=$i
 done
 name=$(basename "$to" .o)
+[ -z "${DCOMM_GPU_PREFIX:-}" ] || [ "$name" != test_device ] || echo "$*" >>"$PRETEND_ARGUMENTS"
 case " $* " in
 *" -c "*)
     [ "$PRETEND_UNBUILT" != "$name" ] || { echo "error: $name"; exit 2; }
@@ -65,7 +66,7 @@ says() {
     ok "$name" $got
 }
 measured="dcomm-kernels peers/gpu-cub peers/gpu_peers"
-collectives="test_device test_device_order test_device_coded test_device_feedback test_device_bucket test_device_scaler test_device_shared"
+collectives="test_device test_device_order test_device_coded test_device_feedback test_device_bucket test_device_bucket_errors test_device_scaler test_device_shared"
 timed="dcomm-perf dcomm-perf dcomm-perf dcomm-perf dcomm-perf"
 
 expect "no GPU: said, and no failure" 0 "^# skipped: .*there is no GPU: no driver" \
@@ -84,6 +85,12 @@ says "the CPU's side that does not compile leaves the peers" 1 "$collectives $ti
     rehearse PRETEND_UNBUILT=alone
 says "without measurements" 0 "compare $collectives memcheck racecheck" \
     rehearse DCOMM_GPU_BENCH=0
+elsewhere() {
+    rehearse DCOMM_GPU_BENCH=0 DCOMM_GPU_PREFIX=/opt/some PRETEND_ARGUMENTS="$scratch/arguments"
+    grep -q -- '-I /opt/some/include .*-c' "$scratch/arguments" &&
+        grep -q -- '-L /opt/some/lib -Xlinker -rpath -Xlinker /opt/some/lib .*-lucp' "$scratch/arguments"
+}
+check "UCX and hwloc of another place" elsewhere
 says "what takes too long is ended when the time is up" 1 \
     "!compare !${collectives// / !} !memcheck !racecheck" \
     rehearse DCOMM_GPU_BENCH=0 DCOMM_GPU_SECONDS=3 PRETEND_SLOW=cuda_kernels
