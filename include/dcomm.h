@@ -27975,9 +27975,10 @@ static bool dcommi_gate_shut(dcommi_run *run)
     if (status < 0) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text,
-                 "%s #%" PRIu64 ", rank %d: what opts.stream held before it has failed: %.300s",
+                 "%s #%" PRIu64
+                 ", rank %d, device %d: what opts.stream held before it has failed: %.300s",
                  dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
-                 dcommi_message);
+                 run->gate.device, dcommi_message);
         dcommi_poison(run->comm, status, -1, text);
     }
     return false;

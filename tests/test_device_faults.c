@@ -149,6 +149,49 @@ Test(device_faults, failing_copies, .timeout = 180)
     }
 }
 
+/* What the stream held before has failed on rank 0: nobody takes the sum for one of what was meant,
+ * though the operands are host memory, which nothing of that concerns. */
+static int failed_before(int rank, int n, procs_shared *s, void *arg)
+{
+    static const cuda_host_faults none;
+    cuda_host_faults faults = {.delay_s = 0.1, .fail_copy = rank == 0 ? 1 : 0};
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    cudaStream_t stream;
+    void *device = NULL;
+    float x[16] = {1};
+    (void)arg;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_OK(cudaMalloc(&device, sizeof x));
+    dcomm_coll_opts opts = {.stream = stream, .timeout_s = 20};
+    RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, x, 16, DCOMM_F32, DCOMM_SUM, &opts));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    cuda_host_set_faults(&faults);
+    CUDA_OK(cudaMemsetAsync(device, 0, sizeof x, stream));
+    CUDA_OK(cudaMemcpyAsync(device, device, sizeof x, cudaMemcpyDeviceToDevice, stream));
+    RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, x, 16, DCOMM_F32, DCOMM_SUM, &opts));
+    double until = procs_now() + 20;
+    while (dcomm_comm_status(comm) == DCOMM_OK && procs_now() < until) {
+        sched_yield();
+    }
+    PROCS_CHECK(dcomm_comm_status(comm) == DCOMM_ERR_SYSTEM, "%s",
+                dcomm_status_name(dcomm_comm_status(comm)));
+    PROCS_CHECK(strstr(dcomm_comm_error(comm), "what opts.stream held before it has failed") !=
+                    NULL,
+                "%s", dcomm_comm_error(comm));
+    (void)cudaStreamSynchronize(stream);
+    cuda_host_set_faults(&none);
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_faults, failed_before, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    cr_assert_eq(procs_run(2, 40, failed_before, NULL, ended), 0);
+}
+
 /* Scratch that cannot be had is an error of the call, or of all ranks. */
 static int no_memory(int rank, int n, procs_shared *s, void *arg)
 {
