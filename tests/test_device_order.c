@@ -363,6 +363,43 @@ Test(device_order, beside_capture, .timeout = 60)
     cr_assert_eq(device_run(2, false, 40, beside_capture, &w), 0, "2 processes");
 }
 
+/* Two ranks of a process with one stream: neither call could begin, which is said at once. In a
+ * group, which has one thread, and with streams that are the threads' own, nothing is wrong. */
+static int one_stream(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 5000 };
+    static cudaStream_t shared;
+    static _Atomic int turn;
+    dcomm_comm *comm = join(rank, n, s, arg);
+    float *device = device_values(COUNT);
+    dcomm_coll_opts opts = {.stream = cudaStreamPerThread};
+    RANKS_OK(dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+    CUDA_OK(cudaStreamSynchronize(cudaStreamPerThread));
+    if (rank == 0) {
+        shared = stream_make();
+    }
+    RANKS_OK(dcomm_barrier(comm, NULL));
+    opts.stream = shared;
+    while (atomic_load(&turn) != rank) {
+        sched_yield();
+    }
+    dcomm_status status = dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts);
+    atomic_store(&turn, rank + 1);
+    PROCS_CHECK(status == (rank == 0 ? DCOMM_OK : DCOMM_ERR_INVALID), "%s", dcomm_last_error());
+    CUDA_OK(cudaStreamSynchronize(shared));
+    PROCS_CHECK(dcomm_comm_status(comm) == DCOMM_ERR_ABORTED &&
+                    strstr(dcomm_comm_error(comm), "have put it on one stream") != NULL,
+                "%s", dcomm_comm_error(comm));
+    CUDA_OK(cudaFree(device));
+    return ranks_leave(&comm);
+}
+
+Test(device_order, one_stream, .timeout = 60)
+{
+    where w = {.threads = true};
+    cr_assert_eq(device_run(2, true, 20, one_stream, &w), 0, "2 threads");
+}
+
 static void xor_fn(const void *in, void *inout, size_t count, dcomm_dtype dtype, void *user)
 {
     (void)in, (void)inout, (void)count, (void)dtype, (void)user;

@@ -123,6 +123,7 @@ typedef struct dcommi_device_calls {
      * stream_hold: what is put on it from now on waits until the pinned word has come to `value`,
      * cyclically. */
     dcomm_status (*stream_check)(const char *name, void *stream);
+    bool (*stream_common)(void *stream); /* the handle means the same stream in all threads */
     dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);

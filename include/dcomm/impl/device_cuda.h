@@ -359,6 +359,11 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
     return DCOMM_OK;
 }
 
+static bool dcommi_cuda_stream_common(void *stream)
+{
+    return (cudaStream_t)stream != cudaStreamPerThread;
+}
+
 /* An event behind all that the stream holds now. */
 static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
 {
@@ -536,6 +541,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .over = dcommi_cuda_over,
     .current = dcommi_cuda_current,
     .stream_check = dcommi_cuda_stream_check,
+    .stream_common = dcommi_cuda_stream_common,
     .stream_mark = dcommi_cuda_stream_mark,
     .stream_unmark = dcommi_cuda_stream_unmark,
     .stream_hold = dcommi_cuda_stream_hold,

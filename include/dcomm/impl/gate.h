@@ -13,12 +13,13 @@ struct dcommi_gate_word {
     struct dcommi_gate_word *next;
     _Atomic uint32_t *word; /* pinned */
     uint32_t value;         /* last used */
+    const dcommi_run *run;  /* whose stream waits for it */
 };
 
 /* Of the process, and never given back: a stream may still be on its way to a word when the context
  * that wrote it is closed. */
 static struct dcommi_gate_word *dcommi_gate_words;
-static size_t dcommi_gates_shut; /* streams of this process that wait for a word, with the lock */
+static struct dcommi_gate_word *dcommi_gates_shut; /* those that streams of this process wait for */
 static pthread_mutex_t dcommi_gate_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* With the lock. */
@@ -43,8 +44,9 @@ static dcomm_status dcommi_gate_more(void)
     return DCOMM_OK;
 }
 
-static dcomm_status dcommi_gate_word_take(dcommi_gate *gate)
+static dcomm_status dcommi_gate_word_take(dcommi_run *run)
 {
+    dcommi_gate *gate = &run->gate;
     dcomm_status status = DCOMM_OK;
     pthread_mutex_lock(&dcommi_gate_lock);
     if (dcommi_gate_words == NULL) {
@@ -54,7 +56,9 @@ static dcomm_status dcommi_gate_word_take(dcommi_gate *gate)
         gate->word = dcommi_gate_words;
         dcommi_gate_words = gate->word->next;
         gate->value = ++gate->word->value;
-        dcommi_gates_shut++;
+        gate->word->run = run;
+        gate->word->next = dcommi_gates_shut;
+        dcommi_gates_shut = gate->word;
     }
     pthread_mutex_unlock(&dcommi_gate_lock);
     return status;
@@ -67,9 +71,13 @@ static void dcommi_gate_open(dcommi_run *run)
     run->gate.word = NULL;
     atomic_store_explicit(word->word, run->gate.value, memory_order_release);
     pthread_mutex_lock(&dcommi_gate_lock);
+    struct dcommi_gate_word **at = &dcommi_gates_shut;
+    while (*at != word) {
+        at = &(*at)->next;
+    }
+    *at = word->next;
     word->next = dcommi_gate_words;
     dcommi_gate_words = word;
-    dcommi_gates_shut--;
     pthread_mutex_unlock(&dcommi_gate_lock);
 }
 
@@ -78,7 +86,7 @@ static void dcommi_gate_open(dcommi_run *run)
 static bool dcommi_gates_open_for(void (*act)(int device, void *memory), int device, void *memory)
 {
     pthread_mutex_lock(&dcommi_gate_lock);
-    bool open = dcommi_gates_shut == 0;
+    bool open = dcommi_gates_shut == NULL;
     if (open) {
         act(device, memory);
     }
@@ -86,17 +94,54 @@ static bool dcommi_gates_open_for(void (*act)(int device, void *memory), int dev
     return open;
 }
 
+/* Operations in which no rank ends before all have begun. */
+static bool dcommi_gate_joint(const dcommi_run *run)
+{
+    const dcommi_signature *s = &run->signature;
+    return s->count > 0 && (s->coll == DCOMM_COLL_ALLREDUCE || s->coll == DCOMM_COLL_ALLGATHER ||
+                            s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_ALLTOALL);
+}
+
+/* Two ranks of a process on one stream: the second would begin when the first has ended, which
+ * waits for the second. */
+static dcomm_status dcommi_gate_check(const dcommi_run *run)
+{
+    const dcommi_gate *gate = &run->gate;
+    int other = -1;
+    if (!dcommi_gate_joint(run) || !dcommi_devices->stream_common(gate->stream)) {
+        return DCOMM_OK;
+    }
+    pthread_mutex_lock(&dcommi_gate_lock);
+    for (struct dcommi_gate_word *w = dcommi_gates_shut; w != NULL && other < 0; w = w->next) {
+        if (w->run->gate.stream == gate->stream && w->run->gate.device == gate->device &&
+            w->run->comm->id == run->comm->id && w->run->comm != run->comm &&
+            w->run->seq == run->seq) {
+            other = w->run->comm->rank;
+        }
+    }
+    pthread_mutex_unlock(&dcommi_gate_lock);
+    return other < 0
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s #%" PRIu64 ": ranks %d and %d of one process have put it on one "
+                             "stream, where each would wait for the other: give each a stream, or "
+                             "make both calls in one group",
+                             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, other,
+                             run->comm->rank);
+}
+
 /* The first half of tying a run to its stream: what it must come after. */
 static dcomm_status dcommi_gate_mark(dcommi_run *run)
 {
-    return dcommi_devices->stream_mark(run->gate.device, run->gate.stream, &run->gate.before);
+    DCOMMI_TRY(dcommi_devices->stream_mark(run->gate.device, run->gate.stream, &run->gate.before));
+    return dcommi_gate_check(run);
 }
 
 /* The second: what must come after it. Several runs of a group all have the first before. */
 static dcomm_status dcommi_gate_hold(dcommi_run *run)
 {
     dcommi_gate *gate = &run->gate;
-    DCOMMI_TRY(dcommi_gate_word_take(gate));
+    DCOMMI_TRY(dcommi_gate_word_take(run));
     dcomm_status status =
         dcommi_devices->stream_hold(gate->device, gate->stream, gate->word->word, gate->value);
     if (status < 0) {
