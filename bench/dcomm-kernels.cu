@@ -50,6 +50,51 @@ static void reductions(size_t n, const std::vector<memory *> &in, const memory &
     }
 }
 
+/* What is done to arrays beside encoding, and to gradients before it. */
+static void arrays(size_t n, const std::vector<memory *> &in, const memory &out, const memory &next)
+{
+    const size_t f32 = 4 * n;
+    for (dcomm_dtype dtype : {DCOMM_F16, DCOMM_BF16}) {
+        const std::string name = dcomm_dtype_name(dtype);
+        const size_t bytes = f32 + 2 * n;
+        measure(name + " to f32", n, bytes, out.p, f32,
+                [&] { return said(dcomm_cuda_to_f32(out.f(), in[0]->p, n, dtype, 1, NULL)); });
+        measure(name + " from f32", n, bytes, out.p, 2 * n,
+                [&] { return said(dcomm_cuda_from_f32(out.p, in[0]->f(), n, dtype, NULL)); });
+        measure("scale " + name, n, 4 * n, out.p, 2 * n,
+                [&] { return said(dcomm_cuda_scale(out.p, in[0]->p, n, dtype, 0.5, NULL)); });
+    }
+    measure("scale f32", n, 2 * f32, out.p, f32,
+            [&] { return said(dcomm_cuda_scale(out.p, in[0]->p, n, DCOMM_F32, 0.5, NULL)); });
+    measure("add scaled", n, 3 * f32, next.p, f32,
+            [&] { return said(dcomm_cuda_add_scaled(next.f(), 1e-3f, in[0]->f(), n, NULL)); });
+    const struct {
+        dcomm_cuda_feedback_op op;
+        const char *name;
+        size_t bytes, written; /* of an element */
+    } steps[] = {{DCOMM_CUDA_FEEDBACK_WIDEN, "widen", 6, 4},
+                 {DCOMM_CUDA_FEEDBACK_NARROW, "narrow", 6, 2},
+                 {DCOMM_CUDA_FEEDBACK_ADD, "add", 12, 4},
+                 {DCOMM_CUDA_FEEDBACK_LEFT, "left", 12, 4},
+                 {DCOMM_CUDA_FEEDBACK_MOMENTUM, "momentum", 12, 4}};
+    for (const auto &s : steps) {
+        const float *b = s.bytes == 12 ? in[1]->f() : NULL;
+        measure(std::string("feedback ") + s.name, n, s.bytes * n, out.p, s.written * n, [&] {
+            return said(dcomm_cuda_feedback(s.op, out.p, in[0]->p, 0.9f, b, n, NULL, NULL));
+        });
+    }
+    memory sight(sizeof(dcomm_cuda_sight)), room(dcomm_cuda_look_workspace_bytes(n));
+    dcomm_cuda_sight *seen = static_cast<dcomm_cuda_sight *>(sight.p);
+    measure("look f32", n, f32, sight.p, sizeof *seen, [&] {
+        return said(dcomm_cuda_look(in[0]->p, n, DCOMM_F32, 1, false, seen, room.p, NULL));
+    });
+    /* By 1 and -1 in turns it stays what it is. */
+    fine(cudaMemcpy(next.p, in[0]->p, f32, cudaMemcpyDeviceToDevice), "a copy");
+    measure("look f32, unscale", n, 2 * f32, sight.p, sizeof *seen, [&] {
+        return said(dcomm_cuda_look(next.p, n, DCOMM_F32, -1, false, seen, room.p, NULL));
+    });
+}
+
 static void codec(const char *spec, size_t n, const std::vector<memory *> &in, const memory &out,
                   const memory &next)
 {
@@ -83,6 +128,14 @@ static void codec(const char *spec, size_t n, const std::vector<memory *> &in, c
         key.step++;
         return said(dcomm_cuda_encode(c, in[0]->f(), in[1]->f(), next.f(), n, &key, wire.p, len,
                                       NULL, NULL, NULL));
+    });
+    memory sums(sizeof(dcomm_cuda_ledger)), room(dcomm_cuda_ledger_workspace_bytes(c, n));
+    fine(cudaMemset(sums.p, 0, sizeof(dcomm_cuda_ledger)), "a ledger");
+    measure(name + " encode, ledger", n, 4 * n + len, wire.p, len, [&] {
+        key.step++;
+        return said(dcomm_cuda_encode_ledger(c, in[0]->f(), NULL, NULL, n, &key, wire.p, len,
+                                             room.p, NULL, static_cast<dcomm_cuda_ledger *>(sums.p),
+                                             NULL));
     });
     measure(name + " decode", n, 4 * n + len, out.p, 4 * n, [&] {
         return said(dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, NULL, NULL, NULL));
@@ -236,6 +289,7 @@ static void sizes(size_t n, uint64_t seed)
     copy_rate = 0;
     measure_copy("copy", n, *in[0], out);
     reductions(n, in, out);
+    arrays(n, in, out, next);
     for (const char *spec : specs) {
         codec(spec, n, in, out, next);
     }

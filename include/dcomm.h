@@ -620,6 +620,15 @@ DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
+/* f32 <- factor * src, of any floats: the product is an f64 and rounded once; and dst <- f32,
+ * rounded to nearest even. A NaN becomes the canonical one. What compressed all-reduces do to
+ * elements that are no f32, with factor 1, and to pre-multiplied sums. dst overlaps src nowhere, or
+ * is src and of f32. */
+DCOMM_API dcomm_status dcomm_cuda_to_f32(float *dst, const void *src, size_t count,
+                                         dcomm_dtype dtype, double factor, void *stream);
+DCOMM_API dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t count,
+                                           dcomm_dtype dtype, void *stream);
+
 /* x[i] += factor * y[i], of f32: the product is exact, the sum rounded once, and what is too large
  * for f32 becomes its largest number. For residuals of error feedback. y is no part of x. */
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
@@ -1089,8 +1098,9 @@ struct dcomm_plan {
      * time to encode, and to decode each source, of that to copy as many bytes; of that time, what
      * encodings take whose `slot` is not 0. 0: 1024. */
     uint32_t codec_length, codec_encode, codec_decode, codec_later;
-    bool codec_linear; /* encodings are folded before they are decoded */
-    bool codec_partly; /* this rank's ENCODE steps leave some elements out */
+    bool codec_linear;    /* encodings are folded before they are decoded */
+    bool codec_partly;    /* this rank's ENCODE steps leave some elements out */
+    bool scratch_on_host; /* even where input and output are a device's memory */
     /* Elements that this rank's RECODE steps encode; none where these are among those that its
      * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
     int64_t recoded_first, recoded_count;
@@ -2763,6 +2773,11 @@ DCOMMI_HD static inline float dcommi_f32_finish(float x, double divisor)
 DCOMMI_HD static inline double dcommi_f64_finish(double x, double divisor)
 {
     return dcommi_f64_canonical(divisor > 1 ? x / divisor : x);
+}
+
+DCOMMI_HD static inline float dcommi_f64_to_f32(double x)
+{
+    return dcommi_f32_canonical((float)x);
 }
 
 DCOMMI_HD static inline float dcommi_f32_scale(float x, double factor)
@@ -13540,12 +13555,17 @@ typedef struct dcommi_device_calls {
     /* dst <- src, either of which may be pinned. */
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
-    /* On queue IN: as dcommi_host_reduce and dcommi_host_scale, the codec's steps, and
+    /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
+     * dcommi_from_f32, the codec's steps, and
      * dcomm_cuda_ledger_compare. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
                           dcomm_dtype dtype, double factor);
+    dcomm_status (*to_f32)(dcommi_device_handle *d, float *dst, const void *src, size_t count,
+                           dcomm_dtype dtype, double factor);
+    dcomm_status (*from_f32)(dcommi_device_handle *d, void *dst, const float *src, size_t count,
+                             dcomm_dtype dtype);
     dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
     size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
@@ -25659,9 +25679,15 @@ static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dco
                                     size_t len);
 static dcomm_status dcommi_context_release(dcomm_context *context);
 static void dcommi_comm_free(dcomm_comm *comm);
-/* The one COMPUTE kernel that devices have, too: dst <- src[1] * src[0]. */
+/* COMPUTE kernels that devices have, too: dst <- src[1] * src[0], alike, or as f32 (src[1] of 0:
+ * src[0]); and dst <- f32. */
 static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc);
+static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc);
+static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
+                                         const void *const *src, const size_t *src_len,
+                                         size_t nsrc);
 
 #endif
 
@@ -26158,10 +26184,18 @@ static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
 
 /* A kernel that CUDA loads when it is first launched may wait for all that the device's streams
  * hold, and one of them for the rank that launches it. */
-static dcomm_status dcommi_cuda_load_all(void)
+static dcomm_status dcommi_cuda_load_all(int device)
 {
+    static _Atomic uint64_t loaded; /* a bit of each device */
     static _Atomic int told;
+    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
+    if ((atomic_load(&loaded) & bit) != 0) {
+        return DCOMM_OK;
+    }
     dcomm_status status = dcomm_cuda_load();
+    if (status >= 0) {
+        atomic_fetch_or(&loaded, bit);
+    }
     if (status == DCOMM_ERR_UNSUPPORTED) {
         if (atomic_exchange(&told, 1) == 0) {
             dcommi_log(DCOMMI_LOG_WARN, "%s", dcommi_message);
@@ -26174,7 +26208,7 @@ static dcomm_status dcommi_cuda_load_all(void)
 static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_load_all();
+    dcomm_status status = dcommi_cuda_load_all(d->number);
     status = status < 0 ? status : dcommi_cuda_streams(d);
     status = status < 0 ? status : dcommi_cuda_pool(d);
     dcommi_cuda_leave(before);
@@ -26281,6 +26315,25 @@ static dcomm_status dcommi_cuda_scale(dcommi_device_handle *d, void *dst, const 
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_scale(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_to_f32(dcommi_device_handle *d, float *dst, const void *src,
+                                       size_t count, dcomm_dtype dtype, double factor)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_to_f32(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_from_f32(dcommi_device_handle *d, void *dst, const float *src,
+                                         size_t count, dcomm_dtype dtype)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcomm_cuda_from_f32(dst, src, count, dtype, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
     return status;
 }
@@ -26510,7 +26563,7 @@ static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
     cudaStream_t stream = NULL;
     cudaError_t error = cudaSuccess;
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcommi_cuda_load_all();
+    dcomm_status status = dcommi_cuda_load_all(device);
     if (status >= 0) {
         error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     }
@@ -26635,6 +26688,8 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .copy = dcommi_cuda_copy,
     .reduce = dcommi_cuda_reduce,
     .scale = dcommi_cuda_scale,
+    .to_f32 = dcommi_cuda_to_f32,
+    .from_f32 = dcommi_cuda_from_f32,
     .code = dcommi_cuda_code,
     .code_bytes = dcommi_cuda_code_bytes,
     .compare = dcommi_cuda_compare,
@@ -30150,10 +30205,13 @@ static inline bool dcommi_on_device(const dcommi_frame *frame, uint8_t space)
 
 /* ---- frames ---- */
 
-/* Whether a plan computes with functions that work on host memory alone. */
+/* Whether a plan's scratch is host memory: asked for, or since it computes with functions that work
+ * there alone. */
 static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
 {
-    return plan->nkernels > 0 && plan->kernels[0] != dcommi_kernel_scale;
+    return plan->scratch_on_host ||
+           (plan->nkernels > 0 && plan->kernels[0] != dcommi_kernel_scale &&
+            plan->kernels[0] != dcommi_kernel_widen);
 }
 
 /* Where the scratch of a frame lies whose input and output are set: with them, or at `on_host`. */
@@ -30576,24 +30634,35 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
 static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
                                            const dcommi_device_code *code, int32_t word);
 
-/* COMPUTE by the one kernel that devices have; its factor is a word. */
-static enum dcommi_outcome dcommi_device_scale(dcommi_lane *lane, uint8_t *dst, size_t len,
-                                               const void *const *src, const size_t *src_len)
+/* COMPUTE by the kernels that devices have; factors are words. */
+static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_kernel kernel,
+                                                 uint8_t *dst, size_t len, const void *const *src,
+                                                 const size_t *src_len, size_t nsrc)
 {
-    const dcomm_plan *plan = lane->frame->plan;
     dcommi_device_handle *d = &lane->frame->run->device->handle;
-    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)plan->kernel_user;
-    double factor;
-    if (plan->kernels[0] != dcommi_kernel_scale) {
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)lane->frame->plan->kernel_user;
+    const bool narrows = kernel == dcommi_kernel_narrow, widens = kernel == dcommi_kernel_widen;
+    double factor = 1;
+    if (!narrows && !widens && kernel != dcommi_kernel_scale) {
         return dcommi_step_error(lane, DCOMM_ERR_UNSUPPORTED,
                                  "computes with a function of the host's on device %d", d->number);
     }
-    if (src_len[0] != len || src_len[1] != sizeof factor) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "scales %zu bytes to %zu", src_len[0], len);
+    const size_t element = dcomm_dtype_size(dtype),
+                 count = len / (widens ? sizeof(float) : element);
+    if (nsrc != (narrows ? 1 : 2) || src_len[0] != count * (narrows ? sizeof(float) : element) ||
+        (!narrows && src_len[1] != sizeof factor)) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "computes %zu bytes of %zu", len,
+                                 src_len[0]);
     }
-    memcpy(&factor, src[1], sizeof factor);
-    return dcommi_step_queued(
-        lane, d->call->scale(d, dst, src[0], len / dcomm_dtype_size(dtype), dtype, factor), false);
+    if (!narrows) {
+        memcpy(&factor, src[1], sizeof factor);
+    }
+    return dcommi_step_queued(lane,
+                              narrows  ? d->call->from_f32(d, dst, src[0], count, dtype)
+                              : widens ? d->call->to_f32(d, (float *)(void *)dst, src[0], count,
+                                                         dtype, factor != 0 ? factor : 1)
+                                       : d->call->scale(d, dst, src[0], count, dtype, factor),
+                              false);
 }
 
 #endif
@@ -31086,7 +31155,8 @@ static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_st
         }
     }
     if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
-        return dcommi_device_scale(lane, dst, dst_len, src, src_len);
+        return dcommi_device_compute(lane, plan->kernels[step->kernel], dst, dst_len, src, src_len,
+                                     step->nsrc);
     }
     if (!dcommi_sources_on(lane->frame, step, false)) {
         return dcommi_step_mixed(lane);
@@ -42960,6 +43030,12 @@ static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, 
     return s;
 }
 
+/* Ranks of which nothing is known share a host, too. */
+static bool dcommi_within_host(const dcommi_groups *groups)
+{
+    return groups == NULL || groups->count[0] <= 1;
+}
+
 /* What follows from the trials for prices on `t`. */
 static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
                                     const dcommi_groups *groups, const dcomm_tuning *tuning)
@@ -42967,7 +43043,7 @@ static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain 
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
     k->n = 0;
-    if (tuning->tried != t->nranks || (groups != NULL && groups->count[0] > 1)) {
+    if (tuning->tried != t->nranks || !dcommi_within_host(groups)) {
         return;
     }
     for (int i = 0; i < DCOMM_TRIALS; i++) {
@@ -43054,9 +43130,8 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 /* Up to what price one is as good as the cheapest. */
 static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
 {
-    const bool within = s->groups == NULL || s->groups->count[0] <= 1;
     const bool brief =
-        within && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+        dcommi_within_host(s->groups) && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
         (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= DCOMMI_CHOICE_SHORT;
     return cheapest + cheapest / (brief ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
 }
@@ -43074,8 +43149,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     if (known->key == key) {
         return known->algo;
     }
-    const bool hosts =
-        s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks;
+    const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
     const dcommi_algo *best = NULL;
     int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
     int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
@@ -46006,6 +46080,12 @@ static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_c
 }
 
 #endif
+/* ==== include/dcomm/impl/convert.h ========================================================= */
+/* convert.h - floats of any width to f32, and back, element by element and wherever they lie. A NaN
+ * becomes the canonical one (kernels/math.h), so that devices do the same. */
+#ifndef DCOMMI_CONVERT_H
+#define DCOMMI_CONVERT_H
+
 /* ==== include/dcomm/impl/load.h ============================================================ */
 /* load.h - elements of arrays that may lie anywhere: a gradient in its bucket follows those of
  * other types, a row others of any length. */
@@ -46061,6 +46141,39 @@ static inline void dcommi_store_bf16(void *x, size_t i, float value)
 {
     uint16_t h = dcommi_f32_to_bf16(value);
     memcpy((char *)x + 2 * i, &h, sizeof h);
+}
+
+#endif
+
+/* f32 <- factor * src, the product an f64; 1 changes nothing. */
+static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype dtype,
+                          double factor)
+{
+    for (size_t i = 0; i < count; i++) {
+        const double wide = dtype == DCOMM_F64   ? dcommi_load_double(src, i)
+                            : dtype == DCOMM_F16 ? (double)dcommi_load_f16(src, i)
+                            : dtype == DCOMM_F32 ? (double)dcommi_load_f32(src, i)
+                                                 : (double)dcommi_load_bf16(src, i);
+        dst[i] = dcommi_f64_to_f32(wide * factor);
+    }
+}
+
+/* dst <- f32, rounded to nearest even. */
+static void dcommi_from_f32(void *dst, const float *src, size_t count, dcomm_dtype dtype)
+{
+    for (size_t i = 0; i < count; i++) {
+        const float x = dcommi_f32_canonical(src[i]);
+        if (dtype == DCOMM_F64) {
+            const double wide = dcommi_f64_canonical((double)x);
+            memcpy((char *)dst + 8 * i, &wide, sizeof wide);
+        } else if (dtype == DCOMM_F32) {
+            dcommi_store_f32(dst, i, x);
+        } else if (dtype == DCOMM_F16) {
+            dcommi_store_f16(dst, i, x);
+        } else {
+            dcommi_store_bf16(dst, i, x);
+        }
+    }
 }
 
 #endif
@@ -46397,60 +46510,38 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
 
 /* ---- other types than f32, and factors ---- */
 
-/* f32 <- factor * src. */
+/* f32 <- factor * src; 0: none. */
 static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc)
 {
-    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    size_t count = dst_len / sizeof(float), element = dcomm_dtype_size(dtype);
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    const size_t count = dst_len / sizeof(float);
     double factor;
-    float *to = dst;
-    const void *from = src[0];
-    if (nsrc != 2 || src_len[0] != count * element || src_len[1] != sizeof factor) {
+    if (nsrc != 2 || src_len[0] != count * dcomm_dtype_size(dtype) || src_len[1] != sizeof factor) {
         return DCOMM_ERR_PLAN;
     }
     memcpy(&factor, src[1], sizeof factor);
-    for (size_t i = 0; i < count; i++) {
-        const double wide = dtype == DCOMM_F64   ? dcommi_load_double(from, i)
-                            : dtype == DCOMM_F16 ? (double)dcommi_load_f16(from, i)
-                            : dtype == DCOMM_F32 ? (double)dcommi_load_f32(from, i)
-                                                 : (double)dcommi_load_bf16(from, i);
-        to[i] = (float)(factor != 0 ? wide * factor : wide);
-    }
+    dcommi_to_f32(dst, src[0], count, dtype, factor != 0 ? factor : 1);
     return DCOMM_OK;
 }
 
-/* dst <- f32, rounded to nearest even. */
 static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
                                          const void *const *src, const size_t *src_len, size_t nsrc)
 {
-    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    size_t element = dcomm_dtype_size(dtype), count = dst_len / element;
-    const float *from = src[0];
-    unsigned char *to = dst;
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    const size_t count = dst_len / dcomm_dtype_size(dtype);
     if (nsrc != 1 || src_len[0] != count * sizeof(float)) {
         return DCOMM_ERR_PLAN;
     }
-    for (size_t i = 0; i < count; i++) {
-        const double wide = (double)from[i];
-        if (dtype == DCOMM_F64) {
-            memcpy(to + 8 * i, &wide, sizeof wide);
-        } else if (dtype == DCOMM_F32) {
-            dcommi_store_f32(to, i, from[i]);
-        } else if (dtype == DCOMM_F16) {
-            dcommi_store_f16(to, i, from[i]);
-        } else {
-            dcommi_store_bf16(to, i, from[i]);
-        }
-    }
+    dcommi_from_f32(dst, src[0], count, dtype);
     return DCOMM_OK;
 }
 
 static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
 
 /* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. Where
- * input and output are a device's, they are copied to scratch and back, which is the host's. */
+ * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. Staged,
+ * input and output are a device's, and are copied to scratch and back, which is the host's. */
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {
@@ -46470,6 +46561,7 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
     b.head.codec_partly = inner->codec_partly;
+    b.head.scratch_on_host = s->staged != NULL;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
     dcomm_operand in = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes), result = out;
@@ -47132,9 +47224,6 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
 static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
                                         const dcommi_algo *algo)
 {
-    if (s->apart) {
-        return "compresses f32 sums and averages alone";
-    }
     const char *what =
         dcommi_coded_device_lacks(dcommi_coded_codec_of(opts),
                                   opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
@@ -51564,16 +51653,12 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 /* ---- what cannot be ---- */
 
 /* Why a codec cannot be for a parameter on a device; NULL: it can. As all-reduce would say. */
-static const char *dcommi_bkt_no_kernels(const dcomm_buckets_opts *o, const dcommi_bkt_kind *kind,
-                                         size_t count)
+static const char *dcommi_bkt_no_kernels(const dcommi_bkt_kind *kind, size_t count)
 {
-    return kind->codec == NULL        ? NULL
-           : kind->codec->automatic   ? "has no \"auto\", which is decided by what codecs take in "
-                                        "host memory"
-           : kind->dtype != DCOMM_F32 ? "compresses f32 alone"
-           : o->weighted || o->predivide
-               ? "has no factor for compressed sums (opts.weighted, "
-                 "opts.predivide)"
+    return kind->codec == NULL ? NULL
+           : kind->codec->automatic
+               ? "has no \"auto\", which is decided by what codecs take in "
+                 "host memory"
                : dcommi_coded_device_lacks(kind->codec, kind->has_feedback ? &kind->feedback : NULL,
                                            count);
 }
@@ -51604,7 +51689,7 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
                            number, p->name, device, dcomm_dtype_size(p->dtype));
     }
     const dcommi_bkt_kind *kind = &b->kinds[p->kind];
-    const char *why = dcommi_bkt_no_kernels(o, kind, p->count);
+    const char *why = dcommi_bkt_no_kernels(kind, p->count);
     return why == NULL ? DCOMM_OK
                        : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                      "dcomm_buckets_create: parameter %zu, \"%s\", lies on device "
@@ -61935,6 +62020,139 @@ extern "C" dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const floa
 }
 
 #endif
+/* ==== kernels/cuda_convert.cuh ============================================================= */
+/* cuda_convert.cuh - floats of any width to f32, and back. A thread takes four elements, read and
+ * written at once where both arrays lie well; what is left over behind them, one. */
+#ifndef DCOMMI_CUDA_CONVERT_H
+#define DCOMMI_CUDA_CONVERT_H
+
+
+#define DCOMMI_CUDA_CONVERT_THREADS 256u
+#define DCOMMI_CUDA_CONVERT_OWN 4u
+
+struct dcommi_cuda_conversion {
+    void *dst;
+    const void *src;
+    uint64_t count;
+    uint64_t fours; /* of them, in which it is done */
+    double factor;  /* to f32 */
+};
+
+template <class T> struct alignas(sizeof(T) == 2 ? 8 : 16) dcommi_cuda_four {
+    T v[DCOMMI_CUDA_CONVERT_OWN];
+};
+
+/* One element of E to f32, or back. */
+template <class E>
+DCOMMI_CUDA_INLINE void dcommi_cuda_convert(float *to, typename E::stored from, double factor)
+{
+    const typename E::acc x = E::from(from);
+    *to = factor == 1 ? dcommi_f32_canonical((float)x) /* f64 is slow on many devices */
+                      : dcommi_f64_to_f32(__dmul_rn((double)x, factor));
+}
+
+template <class E> DCOMMI_CUDA_INLINE void dcommi_cuda_unconvert(typename E::stored *to, float from)
+{
+    *to = E::to(E::finish((typename E::acc)from));
+}
+
+template <class E, bool TO_F32>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_CONVERT_THREADS)
+    dcommi_cuda_convert_kernel(const __grid_constant__ dcommi_cuda_conversion p)
+{
+    typedef typename E::stored stored;
+    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_CONVERT_THREADS + threadIdx.x;
+    if (i < p.fours) {
+        dcommi_cuda_four<stored> narrow;
+        dcommi_cuda_four<float> wide;
+        if (TO_F32) {
+            narrow = static_cast<const dcommi_cuda_four<stored> *>(p.src)[i];
+        } else {
+            wide = static_cast<const dcommi_cuda_four<float> *>(p.src)[i];
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_CONVERT_OWN; k++) {
+            if (TO_F32) {
+                dcommi_cuda_convert<E>(&wide.v[k], narrow.v[k], p.factor);
+            } else {
+                dcommi_cuda_unconvert<E>(&narrow.v[k], wide.v[k]);
+            }
+        }
+        if (TO_F32) {
+            static_cast<dcommi_cuda_four<float> *>(p.dst)[i] = wide;
+        } else {
+            static_cast<dcommi_cuda_four<stored> *>(p.dst)[i] = narrow;
+        }
+        return;
+    }
+    const uint64_t one = i - p.fours + p.fours * DCOMMI_CUDA_CONVERT_OWN;
+    if (one < p.count && TO_F32) {
+        dcommi_cuda_convert<E>(static_cast<float *>(p.dst) + one,
+                               static_cast<const stored *>(p.src)[one], p.factor);
+    } else if (one < p.count) {
+        dcommi_cuda_unconvert<E>(static_cast<stored *>(p.dst) + one,
+                                 static_cast<const float *>(p.src)[one]);
+    }
+}
+
+template <class E, bool TO_F32>
+static dcomm_status dcommi_cuda_convert_launch(const char *call, dcommi_cuda_conversion *p,
+                                               void *stream)
+{
+    const size_t there = alignof(dcommi_cuda_four<typename E::stored>);
+    const bool whole = dcommi_cuda_aligned(TO_F32 ? p->src : p->dst, there) &&
+                       dcommi_cuda_aligned(TO_F32 ? p->dst : p->src, 16);
+    p->fours = whole ? p->count / DCOMMI_CUDA_CONVERT_OWN : 0;
+    const uint64_t threads = p->count - p->fours * (DCOMMI_CUDA_CONVERT_OWN - 1);
+    return dcommi_cuda_launch(call, dcommi_cuda_convert_kernel<E, TO_F32>,
+                              (threads + DCOMMI_CUDA_CONVERT_THREADS - 1) /
+                                  DCOMMI_CUDA_CONVERT_THREADS,
+                              DCOMMI_CUDA_CONVERT_THREADS, *p, stream);
+}
+
+template <bool TO_F32>
+static dcomm_status dcommi_cuda_convert_dtype(const char *call, void *dst, const void *src,
+                                              size_t count, dcomm_dtype dtype, double factor,
+                                              void *stream)
+{
+    const size_t element = dcomm_dtype_size(dtype);
+    dcommi_cuda_conversion p = {dst, src, count, 0, factor};
+    if (dtype > DCOMM_BF16) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: dtype %d is none of floats", call,
+                                (int)dtype);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "dst", dst, count, TO_F32 ? sizeof(float) : element));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "src", src, count, TO_F32 ? element : sizeof(float)));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    switch ((int)dtype) {
+    case DCOMM_F64:
+        return dcommi_cuda_convert_launch<dcommi_cuda_f64, TO_F32>(call, &p, stream);
+    case DCOMM_F32:
+        return dcommi_cuda_convert_launch<dcommi_cuda_f32, TO_F32>(call, &p, stream);
+    case DCOMM_F16:
+        return dcommi_cuda_convert_launch<dcommi_cuda_f16, TO_F32>(call, &p, stream);
+    default:
+        return dcommi_cuda_convert_launch<dcommi_cuda_bf16, TO_F32>(call, &p, stream);
+    }
+}
+
+extern "C" dcomm_status dcomm_cuda_to_f32(float *dst, const void *src, size_t count,
+                                          dcomm_dtype dtype, double factor, void *stream)
+{
+    return dcommi_cuda_convert_dtype<true>("dcomm_cuda_to_f32", dst, src, count, dtype, factor,
+                                           stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t count,
+                                            dcomm_dtype dtype, void *stream)
+{
+    return dcommi_cuda_convert_dtype<false>("dcomm_cuda_from_f32", dst, src, count, dtype, 1,
+                                            stream);
+}
+
+#endif
 /* ==== kernels/cuda_feedback.cuh ============================================================ */
 /* cuda_feedback.cuh - what error feedback does to its arrays beside encoding, element by element.
  */
@@ -62846,6 +63064,8 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_CAST_THREADS
 #undef DCOMMI_CUDA_COMPARE_OWN
 #undef DCOMMI_CUDA_COMPARE_TILE
+#undef DCOMMI_CUDA_CONVERT_OWN
+#undef DCOMMI_CUDA_CONVERT_THREADS
 #undef DCOMMI_CUDA_DECODE_THREADS
 #undef DCOMMI_CUDA_ENCODE_THREADS
 #undef DCOMMI_CUDA_FEEDBACK_OWN

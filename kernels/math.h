@@ -168,6 +168,11 @@ DCOMMI_HD static inline double dcommi_f64_finish(double x, double divisor)
     return dcommi_f64_canonical(divisor > 1 ? x / divisor : x);
 }
 
+DCOMMI_HD static inline float dcommi_f64_to_f32(double x)
+{
+    return dcommi_f32_canonical((float)x);
+}
+
 DCOMMI_HD static inline float dcommi_f32_scale(float x, double factor)
 {
     return dcommi_f32_canonical(x * (float)factor);

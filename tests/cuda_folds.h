@@ -11,6 +11,9 @@ extern "C" int cuda_reference_reduce(void *dst, const void *const *src, size_t n
                                      int dtype, int op, int64_t divisor);
 extern "C" void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype,
                                      double factor);
+extern "C" void cuda_reference_to_f32(float *dst, const void *src, size_t count, int dtype,
+                                      double factor);
+extern "C" void cuda_reference_from_f32(void *dst, const float *src, size_t count, int dtype);
 
 static const char *where(const char *what, size_t count, size_t n, int extra)
 {
@@ -121,6 +124,53 @@ static void test_scale(dcomm_dtype dtype)
                       what) ||
                 !same(to.get(), want.data(), what) || !to.guarded()) {
                 break;
+            }
+        }
+    }
+    ok(name);
+}
+
+/* To f32 and back, of any bits; `off`: elements before the first. */
+static bool convert_one(dcomm_dtype dtype, size_t count, size_t off, double factor)
+{
+    const size_t element = dcomm_dtype_size(dtype);
+    const std::string what = where(dcomm_dtype_name(dtype), count, off, (int)factor);
+    const bytes in = raw(element * count);
+    std::vector<float> wide(count + 1);
+    const std::vector<float> back = numbers(count, off % 2 == 0 ? BITS : NORMAL);
+    bytes narrow(element * count + 1);
+    area from(element * count, off * element), to(4 * count, off * 4);
+    area x(4 * count, 4 * off), y(element * count, off * element);
+    from.put(in.data());
+    x.put(back.data());
+    cuda_reference_to_f32(wide.data(), in.data(), count, dtype, factor);
+    cuda_reference_from_f32(narrow.data(), back.data(), count, dtype);
+    return good(launched([&](void *stream) {
+                    return dcomm_cuda_to_f32(reinterpret_cast<float *>(to.at), from.at, count,
+                                             dtype, factor, stream);
+                }),
+                what) &&
+           same(to.get(), wide.data(), what + ", to f32") && to.guarded() &&
+           good(launched([&](void *stream) {
+                    return dcomm_cuda_from_f32(y.at, reinterpret_cast<float *>(x.at), count, dtype,
+                                               stream);
+                }),
+                what) &&
+           same(y.get(), narrow.data(), what + ", from f32") && y.guarded();
+}
+
+static void test_convert(dcomm_dtype dtype)
+{
+    const std::string name =
+        std::string("converts ") + dcomm_dtype_name(dtype) + launch_names[launch_now];
+    bool fine = !late(name);
+    if (!fine) {
+        return;
+    }
+    for (size_t count : {(size_t)0, (size_t)1, (size_t)3, (size_t)4, (size_t)1023, (size_t)5003}) {
+        for (size_t off : {(size_t)0, (size_t)1, (size_t)4}) {
+            for (double factor : {1.0, -0.3, 1e30}) {
+                fine = fine && convert_one(dtype, count, off, factor);
             }
         }
     }

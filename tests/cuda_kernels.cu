@@ -53,6 +53,9 @@ static void test_arguments(void)
     says(dcomm_cuda_reduce(a.at, many, DCOMM_CUDA_OPERANDS + 1, 4, DCOMM_F32, DCOMM_SUM, 0, NULL),
          DCOMM_ERR_UNSUPPORTED, "operands are more than");
     says(dcomm_cuda_scale(a.at, NULL, 4, DCOMM_F32, 2, NULL), bad, "number 0 is NULL");
+    says(dcomm_cuda_to_f32(x, a.at, 4, DCOMM_I32, 1, NULL), bad, "none of floats");
+    says(dcomm_cuda_to_f32(x, a.at + 1, 4, DCOMM_BF16, 1, NULL), bad, "src is not aligned");
+    says(dcomm_cuda_from_f32(NULL, x, 4, DCOMM_F16, NULL), bad, "dst is NULL");
     says(dcomm_cuda_add_scaled(x, 1, NULL, 4, NULL), bad, "y is NULL");
     says(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_ADD, x, x, 0, NULL, 4, NULL, NULL), bad,
          "b is NULL");
@@ -136,6 +139,9 @@ static void test_kernels(void)
             test_reduce((dcomm_dtype)dtype, (dcomm_op)op);
         }
         test_scale((dcomm_dtype)dtype);
+    }
+    for (dcomm_dtype dtype : {DCOMM_F64, DCOMM_F32, DCOMM_F16, DCOMM_BF16}) {
+        test_convert(dtype);
     }
     test_reduce_fp8();
     for (const char *spec : specs) {

@@ -3,11 +3,14 @@
 #define _GNU_SOURCE
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"
+#include "../include/dcomm/impl/convert.h"
 #include "../include/dcomm/impl/device_host.h"
 
 int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
                           int op, int64_t divisor);
 void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype, double factor);
+void cuda_reference_to_f32(float *dst, const void *src, size_t count, int dtype, double factor);
+void cuda_reference_from_f32(void *dst, const float *src, size_t count, int dtype);
 
 int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
                           int op, int64_t divisor)
@@ -18,4 +21,14 @@ int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t
 void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype, double factor)
 {
     dcommi_host_scale(dst, src, count, (dcomm_dtype)dtype, factor);
+}
+
+void cuda_reference_to_f32(float *dst, const void *src, size_t count, int dtype, double factor)
+{
+    dcommi_to_f32(dst, src, count, (dcomm_dtype)dtype, factor);
+}
+
+void cuda_reference_from_f32(void *dst, const float *src, size_t count, int dtype)
+{
+    dcommi_from_f32(dst, src, count, (dcomm_dtype)dtype);
 }

@@ -242,27 +242,43 @@ Test(device_bucket, weighted, .timeout = 120)
     device_on(3, 80, weighted);
 }
 
-/* Small whole numbers are exact in f16, so a codec's sum is, too: it is made on the device. */
-static int compressed(int rank, int n, procs_shared *s, void *arg)
+/* Small whole numbers, and their halves, are exact in f16, so a codec's sum is, too: it is made on
+ * the device, of all kinds of floats and with factors. */
+static void compressed_by(dcomm_comm *comm, bool dtypes, dcomm_buckets_opts opts)
 {
-    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
-    device_set *d = device_set_new(comm, 10, 6000, false, HOST_TOO, 6);
-    dcomm_buckets_opts opts = {.bucket_bytes = 30000, .sum = true, .unused = true, .codec = "f16"};
+    const int rank = dcomm_comm_rank(comm);
+    device_set *d = device_set_new(comm, 10, 6000, dtypes, HOST_TOO, 6);
     uint64_t seed = (uint64_t)rank + 1;
+    opts.bucket_bytes = 30000;
+    opts.unused = true;
+    opts.codec = "f16";
     set_make(&d->t, &opts);
+    const dcomm_buckets_step how = {.weight = opts.weighted ? set_weight(rank, d->t.nranks) : 0};
     for (int step = 0; step < 2; step++) {
+        RANKS_OK(dcomm_buckets_begin(d->t.b, &how));
         device_set_backward(d, step, &seed);
         RANKS_OK(dcomm_buckets_wait(d->t.b));
         device_set_compare_all(d, step);
     }
+    RANKS_OK(dcomm_buckets_begin(d->t.b, &how));
     RANKS_OK(dcomm_buckets_wait(d->t.b)); /* nobody has marked anything */
     for (size_t i = 0; i < d->t.n; i++) {
         const unsigned char *got = device_set_result(d, i);
         for (size_t j = 0; j < d->t.params[i].count; j++) {
-            PROCS_TRUE(ranks_get(got, j, DCOMM_F32) == 0);
+            PROCS_TRUE(ranks_get(got, j, d->t.params[i].dtype) == 0);
         }
     }
     device_set_end(d);
+}
+
+static int compressed(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = device_join(rank, n, s, *(bool *)arg);
+    for (int dtypes = 0; dtypes < 2; dtypes++) {
+        compressed_by(comm, dtypes, (dcomm_buckets_opts){.sum = true});
+        compressed_by(comm, dtypes, (dcomm_buckets_opts){.weighted = true});
+        compressed_by(comm, dtypes, (dcomm_buckets_opts){.predivide = true});
+    }
     return ranks_leave(&comm);
 }
 

@@ -30,12 +30,6 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no \"auto\", which is decided");
     opts = (dcomm_buckets_opts){.codec = "powersgd"};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no kernels");
-    opts = (dcomm_buckets_opts){.codec = "f16", .predivide = true};
-    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no factor");
-    params[1].dtype = DCOMM_BF16;
-    opts = (dcomm_buckets_opts){.codec = "qsgd:bits=4"};
-    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "compresses f32 alone");
-    params[1].dtype = DCOMM_F32;
     params[1].grad = (char *)device + 2;
     not_made(comm, params, 2, NULL, DCOMM_ERR_INVALID, "not aligned to the 4 bytes");
     params[1].grad = rank == 0 ? host + COUNT : device;

@@ -116,31 +116,37 @@ Test(device_coded, same_bits, .timeout = 180)
 }
 
 #ifdef CUDA_HOST_STAND_IN /* which counts */
-/* What comes out of the device is a seventh of what an exact sum takes out. */
+/* What comes out of the device is a seventh of what an exact sum of f32 takes out, and as much
+ * where elements are converted first. */
 static int traffic(int rank, int n, procs_shared *s, void *arg)
 {
-    enum { COUNT = 1 << 20 };
-    static const char *const texts[] = {NULL, "qsgd:bits=4"};
-    uint64_t bytes[2];
+    enum { COUNT = 1 << 20, KINDS = 4 };
+    static const char *const texts[KINDS] = {NULL, "qsgd:bits=4", "qsgd:bits=4", "qsgd:bits=4"};
+    static const dcomm_dtype dtypes[KINDS] = {DCOMM_F32, DCOMM_F32, DCOMM_BF16, DCOMM_F32};
+    uint64_t bytes[KINDS];
     dcomm_comm *comm = join(rank, n, s, arg);
     float *device = NULL;
     CUDA_OK(cudaMalloc((void **)&device, COUNT * sizeof *device));
     CUDA_OK(cudaMemset(device, 0, COUNT * sizeof *device));
-    for (int c = 0; c < 2; c++) {
+    for (int c = 0; c < KINDS; c++) {
         cuda_host_counts before, after;
         dcomm_codec *codec = NULL;
         if (texts[c] != NULL) {
             RANKS_OK(dcomm_codec_create(texts[c], &codec));
         }
-        dcomm_coll_opts opts = {.codec = codec, .algo = c ? "coded_two_shot" : "two_shot"};
+        dcomm_coll_opts opts = {
+            .codec = codec, .algo = c ? "coded_two_shot" : "two_shot", .premul = 0.5};
         cuda_host_get_counts(&before);
-        RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, dtypes[c],
+                                 c < 3 ? DCOMM_SUM : DCOMM_PREMUL_SUM, &opts));
         cuda_host_get_counts(&after);
         bytes[c] = after.to_host.bytes - before.to_host.bytes;
         RANKS_OK(dcomm_codec_destroy(&codec));
     }
-    PROCS_CHECK(bytes[1] > 0 && bytes[1] * 7 < bytes[0], "%lu and %lu bytes",
-                (unsigned long)bytes[0], (unsigned long)bytes[1]);
+    for (int c = 1; c < KINDS; c++) {
+        PROCS_CHECK(bytes[c] > 0 && bytes[c] * 7 < bytes[0], "%d: %lu and %lu bytes", c,
+                    (unsigned long)bytes[0], (unsigned long)bytes[c]);
+    }
     CUDA_OK(cudaFree(device));
     return ranks_leave(&comm);
 }

@@ -363,8 +363,8 @@ Test(device_order, beside_capture, .timeout = 60)
     cr_assert_eq(device_run(2, false, 40, beside_capture, &w), 0, "2 processes");
 }
 
-/* Two ranks of a process with one stream: neither call could begin, which is said at once. In a
- * group, which has one thread, and with streams that are the threads' own, nothing is wrong. */
+/* Two ranks of a process with one stream: neither call could begin, which is said at once. With
+ * streams that are the threads' own, of the same name, nothing is wrong. */
 static int one_stream(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 5000 };
@@ -390,6 +390,12 @@ static int one_stream(int rank, int n, procs_shared *s, void *arg)
     PROCS_CHECK(dcomm_comm_status(comm) == DCOMM_ERR_ABORTED &&
                     strstr(dcomm_comm_error(comm), "have put it on one stream") != NULL,
                 "%s", dcomm_comm_error(comm));
+    while (atomic_load(&turn) != n) {
+        sched_yield();
+    }
+    if (rank == 0) {
+        CUDA_OK(cudaStreamDestroy(shared));
+    }
     CUDA_OK(cudaFree(device));
     return ranks_leave(&comm);
 }

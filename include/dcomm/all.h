@@ -56,6 +56,7 @@
 #include "../../kernels/cuda_reduce.cuh"
 #include "../../kernels/cuda_codec.cuh"
 #include "../../kernels/cuda_add.cuh"
+#include "../../kernels/cuda_convert.cuh"
 #include "../../kernels/cuda_feedback.cuh"
 #include "../../kernels/cuda_load.cuh"
 #include "../../kernels/cuda_look.cuh"

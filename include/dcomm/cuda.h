@@ -69,6 +69,15 @@ DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
+/* f32 <- factor * src, of any floats: the product is an f64 and rounded once; and dst <- f32,
+ * rounded to nearest even. A NaN becomes the canonical one. What compressed all-reduces do to
+ * elements that are no f32, with factor 1, and to pre-multiplied sums. dst overlaps src nowhere, or
+ * is src and of f32. */
+DCOMM_API dcomm_status dcomm_cuda_to_f32(float *dst, const void *src, size_t count,
+                                         dcomm_dtype dtype, double factor, void *stream);
+DCOMM_API dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t count,
+                                           dcomm_dtype dtype, void *stream);
+
 /* x[i] += factor * y[i], of f32: the product is exact, the sum rounded once, and what is too large
  * for f32 becomes its largest number. For residuals of error feedback. y is no part of x. */
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,

@@ -244,8 +244,9 @@ struct dcomm_plan {
      * time to encode, and to decode each source, of that to copy as many bytes; of that time, what
      * encodings take whose `slot` is not 0. 0: 1024. */
     uint32_t codec_length, codec_encode, codec_decode, codec_later;
-    bool codec_linear; /* encodings are folded before they are decoded */
-    bool codec_partly; /* this rank's ENCODE steps leave some elements out */
+    bool codec_linear;    /* encodings are folded before they are decoded */
+    bool codec_partly;    /* this rank's ENCODE steps leave some elements out */
+    bool scratch_on_host; /* even where input and output are a device's memory */
     /* Elements that this rank's RECODE steps encode; none where these are among those that its
      * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
     int64_t recoded_first, recoded_count;

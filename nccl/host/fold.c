@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"
+#include "dcomm/impl/convert.h"
 #include "dcomm/impl/device_host.h"
 #include "dcomm/impl/scan.h"
 #include "kernels.h"
@@ -17,6 +18,16 @@ bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, i
 void cuhost_scale(void *dst, const void *src, size_t count, int dtype, double factor)
 {
     dcommi_host_scale(dst, src, count, (dcomm_dtype)dtype, factor);
+}
+
+void cuhost_to_f32(float *dst, const void *src, size_t count, int dtype, double factor)
+{
+    dcommi_to_f32(dst, src, count, (dcomm_dtype)dtype, factor);
+}
+
+void cuhost_from_f32(void *dst, const float *src, size_t count, int dtype)
+{
+    dcommi_from_f32(dst, src, count, (dcomm_dtype)dtype);
 }
 
 uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, double *squares)

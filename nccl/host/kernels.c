@@ -193,6 +193,61 @@ dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dt
     return launch(call, &j, run_scale, stream);
 }
 
+static cudaError_t run_to_f32(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    cuhost_to_f32(j->wire, j->x, j->count, j->dtype, j->factor);
+    return cudaSuccess;
+}
+
+static cudaError_t run_from_f32(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    cuhost_from_f32(j->wire, j->x, j->count, j->dtype);
+    return cudaSuccess;
+}
+
+/* dst of so many bytes an element, src likewise. */
+static dcomm_status convert(const char *call, void *dst, size_t to, const void *src, size_t from,
+                            job j, cuhost_run_fn run, void *stream)
+{
+    if (j.dtype > DCOMM_BF16 || (j.count > 0 && (dst == NULL || src == NULL))) {
+        return fail(DCOMM_ERR_INVALID, call, "dtype %d is none of floats, or dst or src is NULL",
+                    j.dtype);
+    }
+    if ((uintptr_t)dst % to != 0 || (uintptr_t)src % from != 0) {
+        return fail(DCOMM_ERR_INVALID, call, "dst or src is not aligned to its elements");
+    }
+    if (j.count == 0) {
+        return DCOMM_OK;
+    }
+    j.wire = reach(&j, dst, j.count * to);
+    j.x = reach(&j, src, j.count * from);
+    return launch(call, &j, run, stream);
+}
+
+dcomm_status dcomm_cuda_to_f32(float *dst, const void *src, size_t count, dcomm_dtype dtype,
+                               double factor, void *stream)
+{
+    const job j = {.count = count, .dtype = (int)dtype, .factor = factor};
+    return convert("dcomm_cuda_to_f32", dst, sizeof *dst, src, dcomm_dtype_size(dtype), j,
+                   run_to_f32, stream);
+}
+
+dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t count, dcomm_dtype dtype,
+                                 void *stream)
+{
+    const job j = {.count = count, .dtype = (int)dtype};
+    return convert("dcomm_cuda_from_f32", dst, dcomm_dtype_size(dtype), src, sizeof *src, j,
+                   run_from_f32, stream);
+}
+
 static cudaError_t run_add(void *arg)
 {
     const job *j = arg;

@@ -9,6 +9,8 @@
 bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype, int op,
                  int64_t divisor);
 void cuhost_scale(void *dst, const void *src, size_t count, int dtype, double factor);
+void cuhost_to_f32(float *dst, const void *src, size_t count, int dtype, double factor);
+void cuhost_from_f32(void *dst, const float *src, size_t count, int dtype);
 /* The first element that is not finite, UINT64_MAX: none; *value is that, *squares the sum. */
 uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, double *squares);
 

@@ -82,16 +82,12 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 /* ---- what cannot be ---- */
 
 /* Why a codec cannot be for a parameter on a device; NULL: it can. As all-reduce would say. */
-static const char *dcommi_bkt_no_kernels(const dcomm_buckets_opts *o, const dcommi_bkt_kind *kind,
-                                         size_t count)
+static const char *dcommi_bkt_no_kernels(const dcommi_bkt_kind *kind, size_t count)
 {
-    return kind->codec == NULL        ? NULL
-           : kind->codec->automatic   ? "has no \"auto\", which is decided by what codecs take in "
-                                        "host memory"
-           : kind->dtype != DCOMM_F32 ? "compresses f32 alone"
-           : o->weighted || o->predivide
-               ? "has no factor for compressed sums (opts.weighted, "
-                 "opts.predivide)"
+    return kind->codec == NULL ? NULL
+           : kind->codec->automatic
+               ? "has no \"auto\", which is decided by what codecs take in "
+                 "host memory"
                : dcommi_coded_device_lacks(kind->codec, kind->has_feedback ? &kind->feedback : NULL,
                                            count);
 }
@@ -122,7 +118,7 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
                            number, p->name, device, dcomm_dtype_size(p->dtype));
     }
     const dcommi_bkt_kind *kind = &b->kinds[p->kind];
-    const char *why = dcommi_bkt_no_kernels(o, kind, p->count);
+    const char *why = dcommi_bkt_no_kernels(kind, p->count);
     return why == NULL ? DCOMM_OK
                        : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                      "dcomm_buckets_create: parameter %zu, \"%s\", lies on device "

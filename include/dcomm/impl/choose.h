@@ -191,6 +191,12 @@ static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, 
     return s;
 }
 
+/* Ranks of which nothing is known share a host, too. */
+static bool dcommi_within_host(const dcommi_groups *groups)
+{
+    return groups == NULL || groups->count[0] <= 1;
+}
+
 /* What follows from the trials for prices on `t`. */
 static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
                                     const dcommi_groups *groups, const dcomm_tuning *tuning)
@@ -198,7 +204,7 @@ static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain 
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
     k->n = 0;
-    if (tuning->tried != t->nranks || (groups != NULL && groups->count[0] > 1)) {
+    if (tuning->tried != t->nranks || !dcommi_within_host(groups)) {
         return;
     }
     for (int i = 0; i < DCOMM_TRIALS; i++) {
@@ -285,9 +291,8 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 /* Up to what price one is as good as the cheapest. */
 static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
 {
-    const bool within = s->groups == NULL || s->groups->count[0] <= 1;
     const bool brief =
-        within && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+        dcommi_within_host(s->groups) && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
         (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= DCOMMI_CHOICE_SHORT;
     return cheapest + cheapest / (brief ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
 }
@@ -305,8 +310,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     if (known->key == key) {
         return known->algo;
     }
-    const bool hosts =
-        s->groups != NULL && s->groups->count[0] > 1 && s->groups->count[0] < s->nranks;
+    const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
     const dcommi_algo *best = NULL;
     int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
     int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];

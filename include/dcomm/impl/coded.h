@@ -6,7 +6,7 @@
 #include "../coll.h"
 #include "coded_linear.h"
 #include "coded_sparse.h"
-#include "load.h"
+#include "convert.h"
 
 /* A shorter tensor is not worth two more kernels, nor the error. */
 #define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
@@ -340,60 +340,38 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
 
 /* ---- other types than f32, and factors ---- */
 
-/* f32 <- factor * src. */
+/* f32 <- factor * src; 0: none. */
 static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc)
 {
-    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    size_t count = dst_len / sizeof(float), element = dcomm_dtype_size(dtype);
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    const size_t count = dst_len / sizeof(float);
     double factor;
-    float *to = dst;
-    const void *from = src[0];
-    if (nsrc != 2 || src_len[0] != count * element || src_len[1] != sizeof factor) {
+    if (nsrc != 2 || src_len[0] != count * dcomm_dtype_size(dtype) || src_len[1] != sizeof factor) {
         return DCOMM_ERR_PLAN;
     }
     memcpy(&factor, src[1], sizeof factor);
-    for (size_t i = 0; i < count; i++) {
-        const double wide = dtype == DCOMM_F64   ? dcommi_load_double(from, i)
-                            : dtype == DCOMM_F16 ? (double)dcommi_load_f16(from, i)
-                            : dtype == DCOMM_F32 ? (double)dcommi_load_f32(from, i)
-                                                 : (double)dcommi_load_bf16(from, i);
-        to[i] = (float)(factor != 0 ? wide * factor : wide);
-    }
+    dcommi_to_f32(dst, src[0], count, dtype, factor != 0 ? factor : 1);
     return DCOMM_OK;
 }
 
-/* dst <- f32, rounded to nearest even. */
 static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
                                          const void *const *src, const size_t *src_len, size_t nsrc)
 {
-    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    size_t element = dcomm_dtype_size(dtype), count = dst_len / element;
-    const float *from = src[0];
-    unsigned char *to = dst;
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    const size_t count = dst_len / dcomm_dtype_size(dtype);
     if (nsrc != 1 || src_len[0] != count * sizeof(float)) {
         return DCOMM_ERR_PLAN;
     }
-    for (size_t i = 0; i < count; i++) {
-        const double wide = (double)from[i];
-        if (dtype == DCOMM_F64) {
-            memcpy(to + 8 * i, &wide, sizeof wide);
-        } else if (dtype == DCOMM_F32) {
-            dcommi_store_f32(to, i, from[i]);
-        } else if (dtype == DCOMM_F16) {
-            dcommi_store_f16(to, i, from[i]);
-        } else {
-            dcommi_store_bf16(to, i, from[i]);
-        }
-    }
+    dcommi_from_f32(dst, src[0], count, dtype);
     return DCOMM_OK;
 }
 
 static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
 
 /* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. Where
- * input and output are a device's, they are copied to scratch and back, which is the host's. */
+ * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. Staged,
+ * input and output are a device's, and are copied to scratch and back, which is the host's. */
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {
@@ -413,6 +391,7 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
     b.head.codec_partly = inner->codec_partly;
+    b.head.scratch_on_host = s->staged != NULL;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
     dcomm_operand in = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
     dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes), result = out;

@@ -43,9 +43,6 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
 static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
                                         const dcommi_algo *algo)
 {
-    if (s->apart) {
-        return "compresses f32 sums and averages alone";
-    }
     const char *what =
         dcommi_coded_device_lacks(dcommi_coded_codec_of(opts),
                                   opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);

@@ -102,12 +102,17 @@ typedef struct dcommi_device_calls {
     /* dst <- src, either of which may be pinned. */
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
-    /* On queue IN: as dcommi_host_reduce and dcommi_host_scale, the codec's steps, and
+    /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
+     * dcommi_from_f32, the codec's steps, and
      * dcomm_cuda_ledger_compare. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
                           dcomm_dtype dtype, double factor);
+    dcomm_status (*to_f32)(dcommi_device_handle *d, float *dst, const void *src, size_t count,
+                           dcomm_dtype dtype, double factor);
+    dcomm_status (*from_f32)(dcommi_device_handle *d, void *dst, const float *src, size_t count,
+                             dcomm_dtype dtype);
     dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
     size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,

@@ -56,10 +56,18 @@ static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
 
 /* A kernel that CUDA loads when it is first launched may wait for all that the device's streams
  * hold, and one of them for the rank that launches it. */
-static dcomm_status dcommi_cuda_load_all(void)
+static dcomm_status dcommi_cuda_load_all(int device)
 {
+    static _Atomic uint64_t loaded; /* a bit of each device */
     static _Atomic int told;
+    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
+    if ((atomic_load(&loaded) & bit) != 0) {
+        return DCOMM_OK;
+    }
     dcomm_status status = dcomm_cuda_load();
+    if (status >= 0) {
+        atomic_fetch_or(&loaded, bit);
+    }
     if (status == DCOMM_ERR_UNSUPPORTED) {
         if (atomic_exchange(&told, 1) == 0) {
             dcommi_log(DCOMMI_LOG_WARN, "%s", dcommi_message);
@@ -72,7 +80,7 @@ static dcomm_status dcommi_cuda_load_all(void)
 static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
 {
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_load_all();
+    dcomm_status status = dcommi_cuda_load_all(d->number);
     status = status < 0 ? status : dcommi_cuda_streams(d);
     status = status < 0 ? status : dcommi_cuda_pool(d);
     dcommi_cuda_leave(before);
@@ -179,6 +187,25 @@ static dcomm_status dcommi_cuda_scale(dcommi_device_handle *d, void *dst, const 
     dcommi_device_before before = dcommi_cuda_enter(d->number);
     dcomm_status status =
         dcomm_cuda_scale(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_to_f32(dcommi_device_handle *d, float *dst, const void *src,
+                                       size_t count, dcomm_dtype dtype, double factor)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_to_f32(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_from_f32(dcommi_device_handle *d, void *dst, const float *src,
+                                         size_t count, dcomm_dtype dtype)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcomm_cuda_from_f32(dst, src, count, dtype, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
     return status;
 }
@@ -408,7 +435,7 @@ static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
     cudaStream_t stream = NULL;
     cudaError_t error = cudaSuccess;
     dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcommi_cuda_load_all();
+    dcomm_status status = dcommi_cuda_load_all(device);
     if (status >= 0) {
         error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     }
@@ -533,6 +560,8 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .copy = dcommi_cuda_copy,
     .reduce = dcommi_cuda_reduce,
     .scale = dcommi_cuda_scale,
+    .to_f32 = dcommi_cuda_to_f32,
+    .from_f32 = dcommi_cuda_from_f32,
     .code = dcommi_cuda_code,
     .code_bytes = dcommi_cuda_code_bytes,
     .compare = dcommi_cuda_compare,

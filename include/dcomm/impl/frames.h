@@ -91,10 +91,13 @@ static inline bool dcommi_on_device(const dcommi_frame *frame, uint8_t space)
 
 /* ---- frames ---- */
 
-/* Whether a plan computes with functions that work on host memory alone. */
+/* Whether a plan's scratch is host memory: asked for, or since it computes with functions that work
+ * there alone. */
 static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
 {
-    return plan->nkernels > 0 && plan->kernels[0] != dcommi_kernel_scale;
+    return plan->scratch_on_host ||
+           (plan->nkernels > 0 && plan->kernels[0] != dcommi_kernel_scale &&
+            plan->kernels[0] != dcommi_kernel_widen);
 }
 
 /* Where the scratch of a frame lies whose input and output are set: with them, or at `on_host`. */

@@ -492,7 +492,8 @@ static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_st
         }
     }
     if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
-        return dcommi_device_scale(lane, dst, dst_len, src, src_len);
+        return dcommi_device_compute(lane, plan->kernels[step->kernel], dst, dst_len, src, src_len,
+                                     step->nsrc);
     }
     if (!dcommi_sources_on(lane->frame, step, false)) {
         return dcommi_step_mixed(lane);

@@ -130,24 +130,35 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
 static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
                                            const dcommi_device_code *code, int32_t word);
 
-/* COMPUTE by the one kernel that devices have; its factor is a word. */
-static enum dcommi_outcome dcommi_device_scale(dcommi_lane *lane, uint8_t *dst, size_t len,
-                                               const void *const *src, const size_t *src_len)
+/* COMPUTE by the kernels that devices have; factors are words. */
+static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_kernel kernel,
+                                                 uint8_t *dst, size_t len, const void *const *src,
+                                                 const size_t *src_len, size_t nsrc)
 {
-    const dcomm_plan *plan = lane->frame->plan;
     dcommi_device_handle *d = &lane->frame->run->device->handle;
-    dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)plan->kernel_user;
-    double factor;
-    if (plan->kernels[0] != dcommi_kernel_scale) {
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)lane->frame->plan->kernel_user;
+    const bool narrows = kernel == dcommi_kernel_narrow, widens = kernel == dcommi_kernel_widen;
+    double factor = 1;
+    if (!narrows && !widens && kernel != dcommi_kernel_scale) {
         return dcommi_step_error(lane, DCOMM_ERR_UNSUPPORTED,
                                  "computes with a function of the host's on device %d", d->number);
     }
-    if (src_len[0] != len || src_len[1] != sizeof factor) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "scales %zu bytes to %zu", src_len[0], len);
+    const size_t element = dcomm_dtype_size(dtype),
+                 count = len / (widens ? sizeof(float) : element);
+    if (nsrc != (narrows ? 1 : 2) || src_len[0] != count * (narrows ? sizeof(float) : element) ||
+        (!narrows && src_len[1] != sizeof factor)) {
+        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "computes %zu bytes of %zu", len,
+                                 src_len[0]);
     }
-    memcpy(&factor, src[1], sizeof factor);
-    return dcommi_step_queued(
-        lane, d->call->scale(d, dst, src[0], len / dcomm_dtype_size(dtype), dtype, factor), false);
+    if (!narrows) {
+        memcpy(&factor, src[1], sizeof factor);
+    }
+    return dcommi_step_queued(lane,
+                              narrows  ? d->call->from_f32(d, dst, src[0], count, dtype)
+                              : widens ? d->call->to_f32(d, (float *)(void *)dst, src[0], count,
+                                                         dtype, factor != 0 ? factor : 1)
+                                       : d->call->scale(d, dst, src[0], count, dtype, factor),
+                              false);
 }
 
 #endif

@@ -417,8 +417,14 @@ static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dco
                                     size_t len);
 static dcomm_status dcommi_context_release(dcomm_context *context);
 static void dcommi_comm_free(dcomm_comm *comm);
-/* The one COMPUTE kernel that devices have, too: dst <- src[1] * src[0]. */
+/* COMPUTE kernels that devices have, too: dst <- src[1] * src[0], alike, or as f32 (src[1] of 0:
+ * src[0]); and dst <- f32. */
 static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc);
+static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc);
+static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
+                                         const void *const *src, const size_t *src_len,
+                                         size_t nsrc);
 
 #endif
