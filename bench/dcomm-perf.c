@@ -421,12 +421,13 @@ static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll
     }
     const dcomm_codec *taken = opts->codec; /* "auto" may be another by now */
     if (status >= 0 && report.bytes > 0 && opts->algo == NULL) {
-        status = dcomm_codec_decide(run->comm, opts->codec, c->count, c->values.dtype, &taken);
+        status = dcomm_codec_decide(run->comm, opts->codec, c->count, c->values.dtype, opts->device,
+                                    &taken);
     }
     dcomm_verdict verdict;
     if (status >= 0 && run->rank == 0 && opts->codec != NULL && opts->algo == NULL &&
         strncmp(dcomm_codec_spec(opts->codec), "auto", 4) == 0 &&
-        dcomm_codec_verdict(run->comm, opts->codec, c->count, &verdict) >= 0) {
+        dcomm_codec_verdict(run->comm, opts->codec, c->count, opts->device, &verdict) >= 0) {
         printf("# measured once more: %s\n", verdict.text);
     }
     if (status >= 0) {

@@ -2506,30 +2506,36 @@ typedef struct dcomm_verdict {
     const char *algo;                      /* the compressed algorithm that would run */
     double seconds;                        /* by the model, with the codec's times as measured */
     double bf16_seconds, exact_seconds;    /* by the model: of bf16, and of f32 */
-    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core, without
+    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core or
+                                              the device, without
                                               error feedback (about as long again) */
     double bits;                           /* measured: on the wire per element of an encoding */
+    int device;                            /* where that was; -1: on the CPU */
     char text[640];                        /* all of it in a sentence */
 } dcomm_verdict;
 
-/* Measure a codec on at most 2^20 made-up numbers, price the all-reduce of `count` f32 with it on
- * comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so do not
- * act on it unless all ranks act on the same rank's.
- * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
+/* Measure a codec on at most 2^20 made-up numbers (device: its kernels on the current device, if it
+ * has any, for calls with opts.device; else on the CPU), price the all-reduce of `count` f32 with
+ * it on comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so
+ * do not act on it unless all ranks act on the same rank's. Errors: DCOMM_ERR_INVALID,
+ * DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                           dcomm_verdict *verdict);
+                                           bool device, dcomm_verdict *verdict);
 
 /* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec
  * is `codec`: *taken_p is NULL where they are exact. It is `codec` itself, unless that is "auto" or
  * "auto:SPEC": then rank 0's verdict decides between exact, a cast to bf16 and SPEC (default:
- * qsgd:bits=8), which all ranks are told, once for each class of lengths (four to the octave). What
+ * qsgd:bits=8), which all ranks are told, once for each class of lengths (four to the octave), and
+ * for calls with opts.device
+ * (`device`) apart. What
  * loses more must be a tenth faster, and SPEC faster than an all-reduce of as many bf16. Collective
  * where the class is new: every rank calls it with the same arguments. A blocking all-reduce
  * outside of groups decides likewise, on all ranks or on none; others are refused until somebody
  * has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`. Forgotten by
  * dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
 DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                          dcomm_dtype dtype, const dcomm_codec **taken_p);
+                                          dcomm_dtype dtype, bool device,
+                                          const dcomm_codec **taken_p);
 
 /* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
  * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
@@ -13590,8 +13596,9 @@ typedef struct dcommi_device_calls {
     void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
-     * what is put on it from now on waits for what the other stream holds now. add, feedback,
-     * scale, look: dcomm_cuda_add_scaled, _feedback, _scale, _look. A handle without a pool has its
+     * what is put on it from now on waits for what the other stream holds now. code: the
+     * codec's steps, with a workspace of code_bytes. add, feedback, scale, look:
+     * dcomm_cuda_add_scaled, _feedback, _scale, _look. A handle without a pool has its
      * memory of the device's usual one, which outlives contexts. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
@@ -13609,6 +13616,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
                               void **memory_p);
     void (*peer_close)(int device, void *memory);
+    dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
+                             void *workspace);
     dcomm_status (*own_add)(int device, void *stream, float *x, float factor, const float *y,
                             size_t count);
     dcomm_status (*own_feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,
@@ -21136,6 +21145,12 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 #ifndef DCOMMI_API_VERDICT_H
 #define DCOMMI_API_VERDICT_H
 
+/* ==== include/dcomm/impl/verdict_device.h ================================================== */
+/* verdict_device.h - how long a codec's kernels take on a device: by a stream of their own, with
+ * what it takes to launch them and to see that they have ended. */
+#ifndef DCOMMI_VERDICT_DEVICE_H
+#define DCOMMI_VERDICT_DEVICE_H
+
 /* ==== include/dcomm/impl/call.h ============================================================ */
 /* call.h - what every collective call does: check the arguments, pick the algorithm, find or make
  * the plan, number the operation, hand it to the engine. */
@@ -26652,6 +26667,15 @@ static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cud
     return status;
 }
 
+static dcomm_status dcommi_cuda_own_code(int device, void *stream, const dcommi_device_code *code,
+                                         void *workspace)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcommi_cuda_code_on(code, workspace, stream);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
 static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
                                           dcomm_dtype dtype, double factor)
 {
@@ -26717,6 +26741,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .peer_close = dcommi_cuda_peer_close,
     .own_add = dcommi_cuda_own_add,
     .own_feedback = dcommi_cuda_own_feedback,
+    .own_code = dcommi_cuda_own_code,
     .own_scale = dcommi_cuda_own_scale,
     .own_look = dcommi_cuda_own_look,
     .look_bytes = dcomm_cuda_look_workspace_bytes,
@@ -48061,10 +48086,128 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
 
 #endif
 
+/* A codec's times, and what they are of. */
+typedef struct dcommi_verdict_work {
+    size_t count, capacity, bytes;
+    float *x, *y;
+    void *wire, *workspace;
+    double encode, decode; /* seconds for `count` elements */
+} dcommi_verdict_work;
+
+#define DCOMMI_VERDICT_TIMES 3
+
+typedef struct dcommi_verdict_there {
+    dcommi_device_handle handle; /* without queues and pool */
+    void *stream;
+    float *x, *y;
+    void *wire;
+    dcomm_cuda_report *report;
+} dcommi_verdict_there;
+
+/* All that the stream holds has ended. */
+static dcomm_status dcommi_verdict_wait(const dcommi_verdict_there *t)
+{
+    void *event = NULL;
+    dcomm_status status;
+    DCOMMI_TRY(dcommi_devices->stream_mark(t->handle.number, t->stream, &event));
+    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS) {
+        sched_yield();
+    }
+    dcommi_devices->stream_unmark(event);
+    return status;
+}
+
+static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_device_code *code,
+                                          double *seconds)
+{
+    const size_t need = dcommi_devices->code_bytes(code);
+    void *workspace = NULL;
+    if (need > 0) {
+        DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, need, &workspace));
+    }
+    dcomm_status status = dcommi_verdict_wait(t);
+    const double start = dcommi_now();
+    if (status >= 0) {
+        status = dcommi_devices->own_code(t->handle.number, t->stream, code, workspace);
+    }
+    status = status < 0 ? status : dcommi_verdict_wait(t);
+    *seconds = dcommi_now() - start;
+    dcommi_devices->own_release(t->handle.number, t->stream, workspace);
+    return status;
+}
+
+/* One encoding, and one decoding onto an array. */
+static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict_there *t,
+                                        dcommi_verdict_work *w, double *encode, double *decode)
+{
+    const int device = t->handle.number;
+    const void *src = t->x, *wire = t->wire;
+    dcomm_cuda_report found;
+    dcomm_codec_report report;
+    dcommi_device_code code = {.kind = DCOMM_STEP_ENCODE,
+                               .codec = codec,
+                               .factor = 1,
+                               .count = w->count,
+                               .src = &src,
+                               .n = 1,
+                               .dst = t->wire,
+                               .dst_len = w->capacity,
+                               .report = t->report};
+    DCOMMI_TRY(dcommi_devices->own_zero(device, t->stream, t->report, sizeof found));
+    DCOMMI_TRY(dcommi_verdict_launch(t, &code, encode));
+    DCOMMI_TRY(dcommi_devices->own_copy(device, t->stream, &found, t->report, sizeof found));
+    DCOMMI_TRY(dcommi_verdict_wait(t));
+    DCOMMI_TRY(dcomm_cuda_report_check(codec, w->count, &found, &report));
+    w->bytes = report.bytes;
+    code.kind = DCOMM_STEP_DECODE_REDUCE;
+    code.src = &wire;
+    code.len = &w->bytes;
+    code.dst = t->y;
+    code.dst_len = w->count * sizeof(float);
+    return dcommi_verdict_launch(t, &code, decode);
+}
+
+static dcomm_status dcommi_verdict_turns(const dcomm_codec *codec, dcommi_verdict_there *t,
+                                         dcommi_verdict_work *w)
+{
+    const int device = t->handle.number;
+    const size_t bytes = w->count * sizeof(float);
+    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, bytes, (void **)&t->x));
+    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, bytes, (void **)&t->y));
+    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, w->capacity + 1, &t->wire));
+    DCOMMI_TRY(
+        dcommi_devices->own_alloc(&t->handle, t->stream, sizeof *t->report, (void **)&t->report));
+    DCOMMI_TRY(dcommi_devices->own_copy(device, t->stream, t->x, w->x, bytes));
+    DCOMMI_TRY(dcommi_devices->own_zero(device, t->stream, t->y, bytes));
+    for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
+        double encode = 0, decode = 0;
+        DCOMMI_TRY(dcommi_verdict_turn(codec, t, w, &encode, &decode));
+        w->encode = i == 0 || encode < w->encode ? encode : w->encode;
+        w->decode = i == 0 || decode < w->decode ? decode : w->decode;
+    }
+    return DCOMM_OK;
+}
+
+/* The times of w->x on a device. */
+static dcomm_status dcommi_verdict_time_there(const dcomm_codec *codec, int device,
+                                              dcommi_verdict_work *w)
+{
+    dcommi_verdict_there t = {.handle = {.call = dcommi_devices, .number = device}};
+    DCOMMI_TRY(dcommi_devices->own_open(device, &t.stream));
+    dcomm_status status = dcommi_verdict_turns(codec, &t, w);
+    void *const rooms[] = {t.x, t.y, t.wire, t.report};
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+        dcommi_devices->own_release(device, t.stream, rooms[i]);
+    }
+    dcommi_devices->own_close(device, t.stream);
+    return status;
+}
+
+#endif
+
 #include <math.h>
 
 #define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
-#define DCOMMI_VERDICT_TIMES 3
 
 /* Something like a gradient: no two elements are alike, most are small. */
 static void dcommi_verdict_fill(float *x, size_t count)
@@ -48076,13 +48219,6 @@ static void dcommi_verdict_fill(float *x, size_t count)
         x[i] = u * u * u;
     }
 }
-
-typedef struct dcommi_verdict_work {
-    size_t count, capacity, bytes;
-    float *x, *y;
-    void *wire, *workspace;
-    double encode, decode; /* seconds for `count` elements */
-} dcommi_verdict_work;
 
 static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict_work *w)
 {
@@ -48099,8 +48235,9 @@ static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict
     return DCOMM_OK;
 }
 
-/* By arrays of random numbers. */
-static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, dcommi_verdict_work *w)
+/* By arrays of random numbers; device < 0: in host memory. */
+static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, int device,
+                                          dcommi_verdict_work *w)
 {
     size_t workspace = dcomm_codec_workspace_bytes(codec, w->count);
     w->capacity = dcomm_codec_max_bytes(codec, w->count);
@@ -48111,7 +48248,8 @@ static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, dcommi_verdi
     dcomm_status status = DCOMM_ERR_NO_MEMORY;
     if (w->x != NULL && w->y != NULL && w->wire != NULL && w->workspace != NULL) {
         dcommi_verdict_fill(w->x, w->count);
-        status = dcommi_verdict_time(codec, w);
+        status = device < 0 ? dcommi_verdict_time(codec, w)
+                            : dcommi_verdict_time_there(codec, device, w);
     }
     dcommi_free(w->x);
     dcommi_free(w->y);
@@ -48121,7 +48259,7 @@ static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, dcommi_verdi
 }
 
 /* A number k of elements is the same share of those that are measured. */
-static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t count,
+static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t count, int device,
                                            dcommi_verdict_work *w)
 {
     const double k = dcommi_codec_k(codec);
@@ -48131,12 +48269,12 @@ static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t coun
     }
     w->count = count < DCOMMI_VERDICT_COUNT ? count : DCOMMI_VERDICT_COUNT;
     if (k < 1 || w->count == count) {
-        return dcommi_verdict_arrays(codec, w);
+        return dcommi_verdict_arrays(codec, device, w);
     }
     dcomm_codec *share;
     const double all = (double)(count - 1); /* a share of all would be a number again */
     DCOMMI_TRY(dcommi_codec_with_k(codec, fmin(k, all) / (double)count, &share));
-    dcomm_status status = dcommi_verdict_arrays(share, w);
+    dcomm_status status = dcommi_verdict_arrays(share, device, w);
     dcomm_codec_destroy(&share);
     return status;
 }
@@ -48157,6 +48295,15 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
     return DCOMM_OK;
 }
 
+/* Where such calls encode: the device that is current, or -1, host memory. */
+static int dcommi_verdict_device(const dcomm_codec *codec, const dcommi_shape *s)
+{
+    return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) &&
+                   dcommi_coded_device_lacks(codec, NULL, s->count) == NULL
+               ? dcommi_devices->current()
+               : -1;
+}
+
 /* Everything but the decision: the codec's times, and prices of the call `s` as it is, of bf16, and
  * compressed. Not with comm->lock. */
 static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec,
@@ -48167,9 +48314,10 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     dcommi_coding coding;
     const char *algo;
     memset(v, 0, sizeof *v);
+    v->device = dcommi_verdict_device(codec, &s);
     DCOMMI_TRY(dcommi_coding_of(&opts, s.count, &coding));
     dcommi_verdict_work w = {0};
-    DCOMMI_TRY(dcommi_verdict_measure(codec, s.count, &w));
+    DCOMMI_TRY(dcommi_verdict_measure(codec, s.count, v->device, &w));
     double scale = (double)s.count / (double)w.count;
     v->encode_seconds = w.encode * scale;
     v->decode_seconds = w.decode * scale;
@@ -48177,7 +48325,7 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     double full = (double)w.bytes / (double)w.capacity;
     v->bits = 8 * full * (double)dcomm_codec_max_bytes(codec, s.count) / (double)s.count;
     dcommi_comm_lock(comm);
-    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[false].copy,
+    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[s.memory].copy,
                                                   (int64_t)(w.count * sizeof(float)));
     if (copy > 0) { /* a factor of 1024 is no codec's */
         coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
@@ -48231,11 +48379,12 @@ static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *co
         *taken = DCOMMI_AUTO_CODEC;
     }
     snprintf(v->text, sizeof v->text,
-             "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one, "
+             "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one%s, "
              "%.3g bits an element), bf16 %.4g ms, exact %.4g ms%s%s",
              dcomm_codec_spec(codec), s->count, dcomm_dtype_name(s->dtype),
              v->worth ? "worth it" : "not worth it", 1e3 * v->seconds, v->algo,
-             1e3 * v->encode_seconds, 1e3 * v->decode_seconds, v->bits, 1e3 * v->bf16_seconds,
+             1e3 * v->encode_seconds, 1e3 * v->decode_seconds,
+             v->device < 0 ? "" : ", on its device", v->bits, 1e3 * v->bf16_seconds,
              1e3 * v->exact_seconds, codec->automatic ? "; auto is " : "",
              !codec->automatic             ? ""
              : *taken == DCOMMI_AUTO_EXACT ? "exact"
@@ -48245,8 +48394,9 @@ static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *co
 }
 
 DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                           dcomm_verdict *v)
+                                           bool device, dcomm_verdict *v)
 {
+    const dcomm_coll_opts opts = {.device = device};
     dcommi_shape s;
     int taken;
     if (codec == NULL || v == NULL || count == 0) {
@@ -48255,8 +48405,8 @@ DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *
                            : v == NULL   ? "v is NULL"
                                          : "count is 0");
     }
-    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0,
-                                  &dcommi_default_opts, &s));
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0, &opts, &s));
     return dcommi_verdict_judge(comm, codec, &s, v, &taken);
 }
 
@@ -48276,7 +48426,7 @@ static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
 {
     dcommi_shape plain = *s;
     plain.rank_order = false;
-    plain.memory = DCOMMI_MEMORY_ANY;
+    plain.memory = dcommi_memory_of_device(s->memory) ? DCOMMI_MEMORY_DEVICE : DCOMMI_MEMORY_ANY;
     plain.lanes = 1;
     plain.chunk_bytes = 0;
     plain.coding = NULL;
@@ -48417,9 +48567,10 @@ static dcomm_status dcommi_auto_peek(dcomm_comm *comm, dcomm_coll coll, size_t c
 }
 
 DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                          dcomm_dtype dtype, const dcomm_codec **taken_p)
+                                          dcomm_dtype dtype, bool device,
+                                          const dcomm_codec **taken_p)
 {
-    dcomm_coll_opts opts = {.codec = codec}, own;
+    dcomm_coll_opts opts = {.codec = codec, .device = device}, own;
     const dcomm_coll_opts *taken = &opts;
     dcommi_shape s;
     if (codec == NULL || taken_p == NULL) {
@@ -51655,10 +51806,8 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 /* Why a codec cannot be for a parameter on a device; NULL: it can. As all-reduce would say. */
 static const char *dcommi_bkt_no_kernels(const dcommi_bkt_kind *kind, size_t count)
 {
-    return kind->codec == NULL ? NULL
-           : kind->codec->automatic
-               ? "has no \"auto\", which is decided by what codecs take in "
-                 "host memory"
+    return kind->codec == NULL
+               ? NULL
                : dcommi_coded_device_lacks(kind->codec, kind->has_feedback ? &kind->feedback : NULL,
                                            count);
 }
@@ -54108,8 +54257,8 @@ static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
         const dcommi_bkt *k = &b->layout.buckets[i];
         const dcomm_codec *codec = b->kinds[k->kind].codec, *taken;
         if (codec != NULL && codec->automatic) {
-            DCOMMI_TRY(
-                dcomm_codec_decide(b->comm, codec, k->count, b->kinds[k->kind].dtype, &taken));
+            DCOMMI_TRY(dcomm_codec_decide(b->comm, codec, k->count, b->kinds[k->kind].dtype,
+                                          k->device != NULL, &taken));
         }
     }
     return DCOMM_OK;

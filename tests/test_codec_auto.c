@@ -146,9 +146,10 @@ static int decides(int rank, int n, procs_shared *shared, void *arg)
     PROCS_TRUE((report.bytes > 0) == (s->taken[0] != 0));
     PROCS_TRUE((error > 1e-4) == (s->taken[0] != 0));
     uint64_t before = operations(comm);
-    RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_F32, &taken));
+    RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_F32, false, &taken));
     check_taken(s, taken);
-    RANKS_OK(dcomm_codec_decide(comm, codec, COUNT + 100, DCOMM_F32, &taken)); /* of its class */
+    RANKS_OK(
+        dcomm_codec_decide(comm, codec, COUNT + 100, DCOMM_F32, false, &taken)); /* of its class */
     check_taken(s, taken);
     PROCS_TRUE(operations(comm) == before);
     allreduce_error(comm, &opts, COUNT);
@@ -157,9 +158,9 @@ static int decides(int rank, int n, procs_shared *shared, void *arg)
     PROCS_CHECK((strncmp(algo, "coded", 5) == 0) == (s->taken[0] != 0), "%s", algo);
     /* What is never compressed asks nobody. */
     before = operations(comm);
-    RANKS_OK(dcomm_codec_decide(comm, codec, 100, DCOMM_F32, &taken));
+    RANKS_OK(dcomm_codec_decide(comm, codec, 100, DCOMM_F32, false, &taken));
     PROCS_TRUE(taken == NULL);
-    RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_I32, &taken));
+    RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_I32, false, &taken));
     PROCS_TRUE(taken == NULL && operations(comm) == before);
     dcomm_feedback_destroy(&feedback);
     dcomm_codec_destroy(&codec);
@@ -203,10 +204,10 @@ static int by_file(int rank, int n, procs_shared *shared, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, shared, &(dcomm_comm_opts){.tune = 1});
     dcomm_codec *codec = make_codec("auto");
     const dcomm_codec *taken = NULL;
-    RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_F32, &taken));
+    RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_F32, false, &taken));
     PROCS_TRUE(taken == codec);
     dcomm_verdict verdict;
-    RANKS_OK(dcomm_codec_verdict(comm, codec, COUNT, &verdict));
+    RANKS_OK(dcomm_codec_verdict(comm, codec, COUNT, false, &verdict));
     PROCS_CHECK(strstr(verdict.text, "auto is the codec") != NULL, "%s", verdict.text);
     dcomm_codec_destroy(&codec);
     return ranks_leave(&comm);
@@ -238,7 +239,7 @@ static int of_many(int rank, int n, procs_shared *shared, void *arg)
         dcomm_codec *codec = make_codec(specs[s]);
         dcomm_verdict verdict;
         double bits = 8.0 * (double)dcomm_codec_max_bytes(codec, MANY) / MANY;
-        RANKS_OK(dcomm_codec_verdict(comm, codec, MANY, &verdict));
+        RANKS_OK(dcomm_codec_verdict(comm, codec, MANY, false, &verdict));
         PROCS_CHECK(fabs(verdict.bits - bits) < 1e-3 * bits, "%s: %g bits, not %g", specs[s],
                     verdict.bits, bits);
         dcomm_codec_destroy(&codec);
@@ -266,13 +267,14 @@ static int not_blocking(int rank, int n, procs_shared *shared, void *arg)
     PROCS_TRUE(dcomm_iallreduce(comm, DCOMM_IN_PLACE, x, COUNT, DCOMM_F32, DCOMM_SUM, &opts,
                                 &request) == DCOMM_ERR_INVALID);
     PROCS_TRUE(strstr(dcomm_last_error(), "dcomm_codec_decide") != NULL && request == NULL);
-    RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_F32, &taken));
+    RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_F32, false, &taken));
     RANKS_OK(
         dcomm_iallreduce(comm, DCOMM_IN_PLACE, x, COUNT, DCOMM_F32, DCOMM_SUM, &opts, &request));
     RANKS_OK(dcomm_wait(&request));
     PROCS_TRUE(dcomm_allreduce(comm, DCOMM_IN_PLACE, x, COUNT, DCOMM_F32, DCOMM_MAX, &opts) ==
                DCOMM_ERR_UNSUPPORTED);
-    PROCS_TRUE(dcomm_codec_decide(comm, NULL, COUNT, DCOMM_F32, &taken) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(dcomm_codec_decide(comm, NULL, COUNT, DCOMM_F32, false, &taken) ==
+               DCOMM_ERR_INVALID);
     /* Who names an algorithm has decided. */
     opts.algo = "coded_two_shot";
     RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, x, 5 * COUNT / 8, DCOMM_F32, DCOMM_SUM, &opts));

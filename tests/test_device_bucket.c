@@ -251,7 +251,7 @@ static void compressed_by(dcomm_comm *comm, bool dtypes, dcomm_buckets_opts opts
     uint64_t seed = (uint64_t)rank + 1;
     opts.bucket_bytes = 30000;
     opts.unused = true;
-    opts.codec = "f16";
+    opts.codec = opts.codec != NULL ? opts.codec : "f16";
     set_make(&d->t, &opts);
     const dcomm_buckets_step how = {.weight = opts.weighted ? set_weight(rank, d->t.nranks) : 0};
     for (int step = 0; step < 2; step++) {
@@ -278,6 +278,7 @@ static int compressed(int rank, int n, procs_shared *s, void *arg)
         compressed_by(comm, dtypes, (dcomm_buckets_opts){.sum = true});
         compressed_by(comm, dtypes, (dcomm_buckets_opts){.weighted = true});
         compressed_by(comm, dtypes, (dcomm_buckets_opts){.predivide = true});
+        compressed_by(comm, dtypes, (dcomm_buckets_opts){.sum = true, .codec = "auto:f16"});
     }
     return ranks_leave(&comm);
 }

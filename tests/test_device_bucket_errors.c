@@ -26,8 +26,6 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     dcomm_buckets_opts opts = {.codec = "topk:k=0.1", .feedback = &feedback};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED,
              "nonfinite=fail: device memory has no clipping");
-    opts = (dcomm_buckets_opts){.codec = "auto"};
-    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no \"auto\", which is decided");
     opts = (dcomm_buckets_opts){.codec = "powersgd"};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no kernels");
     params[1].grad = (char *)device + 2;

@@ -306,7 +306,7 @@ static int chosen(int rank, int n, procs_shared *s, void *arg)
     /* "auto" compresses what it is given, bf16 among it. */
     RANKS_OK(dcomm_codec_create("auto", &automatic));
     const dcomm_codec *taken = NULL;
-    RANKS_OK(dcomm_codec_decide(comm, automatic, k.count, DCOMM_BF16, &taken));
+    RANKS_OK(dcomm_codec_decide(comm, automatic, k.count, DCOMM_BF16, false, &taken));
     PROCS_CHECK(taken != NULL, "the slowest network is worth no codec");
     steps_of(comm, &(kind){.spec = "auto", .dtype = DCOMM_BF16, .count = k.count}, 1, stream);
     RANKS_OK(dcomm_codec_destroy(&automatic));
@@ -319,4 +319,53 @@ static int chosen(int rank, int n, procs_shared *s, void *arg)
 Test(device_coded, chosen_without_a_promise, .timeout = 60)
 {
     on(4, (where){.place = RANKS_LOCAL}, chosen);
+}
+
+/* With opts.device "auto" goes by the times of kernels, and is decided apart. */
+static int judged(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 100000 };
+    dcomm_comm *comm = join(rank, n, s, arg);
+    dcomm_codec *automatic = NULL;
+    const dcomm_codec *taken = NULL;
+    dcomm_verdict verdict;
+    dcomm_tuning slow;
+    float *device = NULL;
+    RANKS_OK(dcomm_tuning_uniform(1, 1000, 0, &slow));
+    RANKS_OK(dcomm_comm_tune(comm, &slow));
+    RANKS_OK(dcomm_codec_create("auto:threshold:k=0.05", &automatic));
+#ifdef CUDA_HOST_STAND_IN /* which can be out of memory */
+    cuda_host_faults faults = {.fail_malloc = 1};
+    cuda_host_set_faults(&faults);
+    PROCS_TRUE(dcomm_codec_verdict(comm, automatic, COUNT, true, &verdict) < 0);
+    faults.fail_malloc = 0;
+    cuda_host_set_faults(&faults);
+    RANKS_OK(dcomm_codec_verdict(comm, automatic, COUNT, false, &verdict));
+    PROCS_TRUE(verdict.device == -1);
+#endif
+    RANKS_OK(dcomm_codec_verdict(comm, automatic, COUNT, true, &verdict));
+    PROCS_CHECK(verdict.encode_seconds > 0 && verdict.decode_seconds > 0 && verdict.bits > 0.5 &&
+                    verdict.bits < 8 && verdict.device >= 0,
+                "%s", verdict.text);
+    CUDA_OK(cudaMalloc((void **)&device, COUNT * sizeof *device));
+    CUDA_OK(cudaMemset(device, 0, COUNT * sizeof *device));
+    dcomm_coll_opts opts = {.codec = automatic, .device = true};
+    dcomm_request *request = NULL;
+    RANKS_OK(dcomm_codec_decide(comm, automatic, COUNT, DCOMM_F32, false, &taken));
+    ranks_refused(dcomm_iallreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts,
+                                   &request),
+                  DCOMM_ERR_INVALID, "not decided");
+    RANKS_OK(dcomm_codec_decide(comm, automatic, COUNT, DCOMM_F32, true, &taken));
+    PROCS_TRUE(taken != NULL);
+    RANKS_OK(dcomm_iallreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts,
+                              &request));
+    RANKS_OK(dcomm_wait(&request));
+    CUDA_OK(cudaFree(device));
+    RANKS_OK(dcomm_codec_destroy(&automatic));
+    return ranks_leave(&comm);
+}
+
+Test(device_coded, judged_there, .timeout = 60)
+{
+    on(2, (where){.place = RANKS_LOCAL}, judged);
 }

@@ -212,30 +212,36 @@ typedef struct dcomm_verdict {
     const char *algo;                      /* the compressed algorithm that would run */
     double seconds;                        /* by the model, with the codec's times as measured */
     double bf16_seconds, exact_seconds;    /* by the model: of bf16, and of f32 */
-    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core, without
+    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core or
+                                              the device, without
                                               error feedback (about as long again) */
     double bits;                           /* measured: on the wire per element of an encoding */
+    int device;                            /* where that was; -1: on the CPU */
     char text[640];                        /* all of it in a sentence */
 } dcomm_verdict;
 
-/* Measure a codec on at most 2^20 made-up numbers, price the all-reduce of `count` f32 with it on
- * comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so do not
- * act on it unless all ranks act on the same rank's.
- * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
+/* Measure a codec on at most 2^20 made-up numbers (device: its kernels on the current device, if it
+ * has any, for calls with opts.device; else on the CPU), price the all-reduce of `count` f32 with
+ * it on comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so
+ * do not act on it unless all ranks act on the same rank's. Errors: DCOMM_ERR_INVALID,
+ * DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                           dcomm_verdict *verdict);
+                                           bool device, dcomm_verdict *verdict);
 
 /* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec
  * is `codec`: *taken_p is NULL where they are exact. It is `codec` itself, unless that is "auto" or
  * "auto:SPEC": then rank 0's verdict decides between exact, a cast to bf16 and SPEC (default:
- * qsgd:bits=8), which all ranks are told, once for each class of lengths (four to the octave). What
+ * qsgd:bits=8), which all ranks are told, once for each class of lengths (four to the octave), and
+ * for calls with opts.device
+ * (`device`) apart. What
  * loses more must be a tenth faster, and SPEC faster than an all-reduce of as many bf16. Collective
  * where the class is new: every rank calls it with the same arguments. A blocking all-reduce
  * outside of groups decides likewise, on all ranks or on none; others are refused until somebody
  * has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`. Forgotten by
  * dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
 DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                          dcomm_dtype dtype, const dcomm_codec **taken_p);
+                                          dcomm_dtype dtype, bool device,
+                                          const dcomm_codec **taken_p);
 
 /* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
  * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived

@@ -19,7 +19,7 @@ static uint64_t dcommi_auto_key(const dcomm_codec *codec, const dcommi_shape *s)
 {
     dcommi_shape plain = *s;
     plain.rank_order = false;
-    plain.memory = DCOMMI_MEMORY_ANY;
+    plain.memory = dcommi_memory_of_device(s->memory) ? DCOMMI_MEMORY_DEVICE : DCOMMI_MEMORY_ANY;
     plain.lanes = 1;
     plain.chunk_bytes = 0;
     plain.coding = NULL;
@@ -160,9 +160,10 @@ static dcomm_status dcommi_auto_peek(dcomm_comm *comm, dcomm_coll coll, size_t c
 }
 
 DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                          dcomm_dtype dtype, const dcomm_codec **taken_p)
+                                          dcomm_dtype dtype, bool device,
+                                          const dcomm_codec **taken_p)
 {
-    dcomm_coll_opts opts = {.codec = codec}, own;
+    dcomm_coll_opts opts = {.codec = codec, .device = device}, own;
     const dcomm_coll_opts *taken = &opts;
     dcommi_shape s;
     if (codec == NULL || taken_p == NULL) {

@@ -75,8 +75,8 @@ static dcomm_status dcommi_bkt_decide(const dcomm_buckets *b)
         const dcommi_bkt *k = &b->layout.buckets[i];
         const dcomm_codec *codec = b->kinds[k->kind].codec, *taken;
         if (codec != NULL && codec->automatic) {
-            DCOMMI_TRY(
-                dcomm_codec_decide(b->comm, codec, k->count, b->kinds[k->kind].dtype, &taken));
+            DCOMMI_TRY(dcomm_codec_decide(b->comm, codec, k->count, b->kinds[k->kind].dtype,
+                                          k->device != NULL, &taken));
         }
     }
     return DCOMM_OK;

@@ -4,12 +4,11 @@
 #define DCOMMI_API_VERDICT_H
 
 #include "api_model.h"
-#include "call.h"
+#include "verdict_device.h"
 
 #include <math.h>
 
 #define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
-#define DCOMMI_VERDICT_TIMES 3
 
 /* Something like a gradient: no two elements are alike, most are small. */
 static void dcommi_verdict_fill(float *x, size_t count)
@@ -21,13 +20,6 @@ static void dcommi_verdict_fill(float *x, size_t count)
         x[i] = u * u * u;
     }
 }
-
-typedef struct dcommi_verdict_work {
-    size_t count, capacity, bytes;
-    float *x, *y;
-    void *wire, *workspace;
-    double encode, decode; /* seconds for `count` elements */
-} dcommi_verdict_work;
 
 static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict_work *w)
 {
@@ -44,8 +36,9 @@ static dcomm_status dcommi_verdict_time(const dcomm_codec *codec, dcommi_verdict
     return DCOMM_OK;
 }
 
-/* By arrays of random numbers. */
-static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, dcommi_verdict_work *w)
+/* By arrays of random numbers; device < 0: in host memory. */
+static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, int device,
+                                          dcommi_verdict_work *w)
 {
     size_t workspace = dcomm_codec_workspace_bytes(codec, w->count);
     w->capacity = dcomm_codec_max_bytes(codec, w->count);
@@ -56,7 +49,8 @@ static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, dcommi_verdi
     dcomm_status status = DCOMM_ERR_NO_MEMORY;
     if (w->x != NULL && w->y != NULL && w->wire != NULL && w->workspace != NULL) {
         dcommi_verdict_fill(w->x, w->count);
-        status = dcommi_verdict_time(codec, w);
+        status = device < 0 ? dcommi_verdict_time(codec, w)
+                            : dcommi_verdict_time_there(codec, device, w);
     }
     dcommi_free(w->x);
     dcommi_free(w->y);
@@ -66,7 +60,7 @@ static dcomm_status dcommi_verdict_arrays(const dcomm_codec *codec, dcommi_verdi
 }
 
 /* A number k of elements is the same share of those that are measured. */
-static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t count,
+static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t count, int device,
                                            dcommi_verdict_work *w)
 {
     const double k = dcommi_codec_k(codec);
@@ -76,12 +70,12 @@ static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t coun
     }
     w->count = count < DCOMMI_VERDICT_COUNT ? count : DCOMMI_VERDICT_COUNT;
     if (k < 1 || w->count == count) {
-        return dcommi_verdict_arrays(codec, w);
+        return dcommi_verdict_arrays(codec, device, w);
     }
     dcomm_codec *share;
     const double all = (double)(count - 1); /* a share of all would be a number again */
     DCOMMI_TRY(dcommi_codec_with_k(codec, fmin(k, all) / (double)count, &share));
-    dcomm_status status = dcommi_verdict_arrays(share, w);
+    dcomm_status status = dcommi_verdict_arrays(share, device, w);
     dcomm_codec_destroy(&share);
     return status;
 }
@@ -102,6 +96,15 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
     return DCOMM_OK;
 }
 
+/* Where such calls encode: the device that is current, or -1, host memory. */
+static int dcommi_verdict_device(const dcomm_codec *codec, const dcommi_shape *s)
+{
+    return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) &&
+                   dcommi_coded_device_lacks(codec, NULL, s->count) == NULL
+               ? dcommi_devices->current()
+               : -1;
+}
+
 /* Everything but the decision: the codec's times, and prices of the call `s` as it is, of bf16, and
  * compressed. Not with comm->lock. */
 static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec,
@@ -112,9 +115,10 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     dcommi_coding coding;
     const char *algo;
     memset(v, 0, sizeof *v);
+    v->device = dcommi_verdict_device(codec, &s);
     DCOMMI_TRY(dcommi_coding_of(&opts, s.count, &coding));
     dcommi_verdict_work w = {0};
-    DCOMMI_TRY(dcommi_verdict_measure(codec, s.count, &w));
+    DCOMMI_TRY(dcommi_verdict_measure(codec, s.count, v->device, &w));
     double scale = (double)s.count / (double)w.count;
     v->encode_seconds = w.encode * scale;
     v->decode_seconds = w.decode * scale;
@@ -122,7 +126,7 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     double full = (double)w.bytes / (double)w.capacity;
     v->bits = 8 * full * (double)dcomm_codec_max_bytes(codec, s.count) / (double)s.count;
     dcommi_comm_lock(comm);
-    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[false].copy,
+    double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[s.memory].copy,
                                                   (int64_t)(w.count * sizeof(float)));
     if (copy > 0) { /* a factor of 1024 is no codec's */
         coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
@@ -176,11 +180,12 @@ static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *co
         *taken = DCOMMI_AUTO_CODEC;
     }
     snprintf(v->text, sizeof v->text,
-             "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one, "
+             "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one%s, "
              "%.3g bits an element), bf16 %.4g ms, exact %.4g ms%s%s",
              dcomm_codec_spec(codec), s->count, dcomm_dtype_name(s->dtype),
              v->worth ? "worth it" : "not worth it", 1e3 * v->seconds, v->algo,
-             1e3 * v->encode_seconds, 1e3 * v->decode_seconds, v->bits, 1e3 * v->bf16_seconds,
+             1e3 * v->encode_seconds, 1e3 * v->decode_seconds,
+             v->device < 0 ? "" : ", on its device", v->bits, 1e3 * v->bf16_seconds,
              1e3 * v->exact_seconds, codec->automatic ? "; auto is " : "",
              !codec->automatic             ? ""
              : *taken == DCOMMI_AUTO_EXACT ? "exact"
@@ -190,8 +195,9 @@ static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *co
 }
 
 DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                           dcomm_verdict *v)
+                                           bool device, dcomm_verdict *v)
 {
+    const dcomm_coll_opts opts = {.device = device};
     dcommi_shape s;
     int taken;
     if (codec == NULL || v == NULL || count == 0) {
@@ -200,8 +206,8 @@ DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *
                            : v == NULL   ? "v is NULL"
                                          : "count is 0");
     }
-    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0,
-                                  &dcommi_default_opts, &s));
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, 0, &opts, &s));
     return dcommi_verdict_judge(comm, codec, &s, v, &taken);
 }
 

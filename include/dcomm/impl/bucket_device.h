@@ -84,10 +84,8 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 /* Why a codec cannot be for a parameter on a device; NULL: it can. As all-reduce would say. */
 static const char *dcommi_bkt_no_kernels(const dcommi_bkt_kind *kind, size_t count)
 {
-    return kind->codec == NULL ? NULL
-           : kind->codec->automatic
-               ? "has no \"auto\", which is decided by what codecs take in "
-                 "host memory"
+    return kind->codec == NULL
+               ? NULL
                : dcommi_coded_device_lacks(kind->codec, kind->has_feedback ? &kind->feedback : NULL,
                                            count);
 }

@@ -137,8 +137,9 @@ typedef struct dcommi_device_calls {
     void (*leave)(dcommi_device_before before);
     /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
      * the caller's without holding that up. Memory is taken and given back in their order. after:
-     * what is put on it from now on waits for what the other stream holds now. add, feedback,
-     * scale, look: dcomm_cuda_add_scaled, _feedback, _scale, _look. A handle without a pool has its
+     * what is put on it from now on waits for what the other stream holds now. code: the
+     * codec's steps, with a workspace of code_bytes. add, feedback, scale, look:
+     * dcomm_cuda_add_scaled, _feedback, _scale, _look. A handle without a pool has its
      * memory of the device's usual one, which outlives contexts. */
     dcomm_status (*own_open)(int device, void **stream_p);
     void (*own_close)(int device, void *stream);
@@ -156,6 +157,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
                               void **memory_p);
     void (*peer_close)(int device, void *memory);
+    dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
+                             void *workspace);
     dcomm_status (*own_add)(int device, void *stream, float *x, float factor, const float *y,
                             size_t count);
     dcomm_status (*own_feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,

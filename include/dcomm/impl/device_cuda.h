@@ -524,6 +524,15 @@ static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cud
     return status;
 }
 
+static dcomm_status dcommi_cuda_own_code(int device, void *stream, const dcommi_device_code *code,
+                                         void *workspace)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcommi_cuda_code_on(code, workspace, stream);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
 static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
                                           dcomm_dtype dtype, double factor)
 {
@@ -589,6 +598,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .peer_close = dcommi_cuda_peer_close,
     .own_add = dcommi_cuda_own_add,
     .own_feedback = dcommi_cuda_own_feedback,
+    .own_code = dcommi_cuda_own_code,
     .own_scale = dcommi_cuda_own_scale,
     .own_look = dcommi_cuda_own_look,
     .look_bytes = dcomm_cuda_look_workspace_bytes,

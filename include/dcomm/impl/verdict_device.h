@@ -1,0 +1,125 @@
+/* verdict_device.h - how long a codec's kernels take on a device: by a stream of their own, with
+ * what it takes to launch them and to see that they have ended. */
+#ifndef DCOMMI_VERDICT_DEVICE_H
+#define DCOMMI_VERDICT_DEVICE_H
+
+#include "call.h"
+
+/* A codec's times, and what they are of. */
+typedef struct dcommi_verdict_work {
+    size_t count, capacity, bytes;
+    float *x, *y;
+    void *wire, *workspace;
+    double encode, decode; /* seconds for `count` elements */
+} dcommi_verdict_work;
+
+#define DCOMMI_VERDICT_TIMES 3
+
+typedef struct dcommi_verdict_there {
+    dcommi_device_handle handle; /* without queues and pool */
+    void *stream;
+    float *x, *y;
+    void *wire;
+    dcomm_cuda_report *report;
+} dcommi_verdict_there;
+
+/* All that the stream holds has ended. */
+static dcomm_status dcommi_verdict_wait(const dcommi_verdict_there *t)
+{
+    void *event = NULL;
+    dcomm_status status;
+    DCOMMI_TRY(dcommi_devices->stream_mark(t->handle.number, t->stream, &event));
+    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS) {
+        sched_yield();
+    }
+    dcommi_devices->stream_unmark(event);
+    return status;
+}
+
+static dcomm_status dcommi_verdict_launch(dcommi_verdict_there *t, const dcommi_device_code *code,
+                                          double *seconds)
+{
+    const size_t need = dcommi_devices->code_bytes(code);
+    void *workspace = NULL;
+    if (need > 0) {
+        DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, need, &workspace));
+    }
+    dcomm_status status = dcommi_verdict_wait(t);
+    const double start = dcommi_now();
+    if (status >= 0) {
+        status = dcommi_devices->own_code(t->handle.number, t->stream, code, workspace);
+    }
+    status = status < 0 ? status : dcommi_verdict_wait(t);
+    *seconds = dcommi_now() - start;
+    dcommi_devices->own_release(t->handle.number, t->stream, workspace);
+    return status;
+}
+
+/* One encoding, and one decoding onto an array. */
+static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict_there *t,
+                                        dcommi_verdict_work *w, double *encode, double *decode)
+{
+    const int device = t->handle.number;
+    const void *src = t->x, *wire = t->wire;
+    dcomm_cuda_report found;
+    dcomm_codec_report report;
+    dcommi_device_code code = {.kind = DCOMM_STEP_ENCODE,
+                               .codec = codec,
+                               .factor = 1,
+                               .count = w->count,
+                               .src = &src,
+                               .n = 1,
+                               .dst = t->wire,
+                               .dst_len = w->capacity,
+                               .report = t->report};
+    DCOMMI_TRY(dcommi_devices->own_zero(device, t->stream, t->report, sizeof found));
+    DCOMMI_TRY(dcommi_verdict_launch(t, &code, encode));
+    DCOMMI_TRY(dcommi_devices->own_copy(device, t->stream, &found, t->report, sizeof found));
+    DCOMMI_TRY(dcommi_verdict_wait(t));
+    DCOMMI_TRY(dcomm_cuda_report_check(codec, w->count, &found, &report));
+    w->bytes = report.bytes;
+    code.kind = DCOMM_STEP_DECODE_REDUCE;
+    code.src = &wire;
+    code.len = &w->bytes;
+    code.dst = t->y;
+    code.dst_len = w->count * sizeof(float);
+    return dcommi_verdict_launch(t, &code, decode);
+}
+
+static dcomm_status dcommi_verdict_turns(const dcomm_codec *codec, dcommi_verdict_there *t,
+                                         dcommi_verdict_work *w)
+{
+    const int device = t->handle.number;
+    const size_t bytes = w->count * sizeof(float);
+    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, bytes, (void **)&t->x));
+    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, bytes, (void **)&t->y));
+    DCOMMI_TRY(dcommi_devices->own_alloc(&t->handle, t->stream, w->capacity + 1, &t->wire));
+    DCOMMI_TRY(
+        dcommi_devices->own_alloc(&t->handle, t->stream, sizeof *t->report, (void **)&t->report));
+    DCOMMI_TRY(dcommi_devices->own_copy(device, t->stream, t->x, w->x, bytes));
+    DCOMMI_TRY(dcommi_devices->own_zero(device, t->stream, t->y, bytes));
+    for (int i = 0; i < DCOMMI_VERDICT_TIMES; i++) {
+        double encode = 0, decode = 0;
+        DCOMMI_TRY(dcommi_verdict_turn(codec, t, w, &encode, &decode));
+        w->encode = i == 0 || encode < w->encode ? encode : w->encode;
+        w->decode = i == 0 || decode < w->decode ? decode : w->decode;
+    }
+    return DCOMM_OK;
+}
+
+/* The times of w->x on a device. */
+static dcomm_status dcommi_verdict_time_there(const dcomm_codec *codec, int device,
+                                              dcommi_verdict_work *w)
+{
+    dcommi_verdict_there t = {.handle = {.call = dcommi_devices, .number = device}};
+    DCOMMI_TRY(dcommi_devices->own_open(device, &t.stream));
+    dcomm_status status = dcommi_verdict_turns(codec, &t, w);
+    void *const rooms[] = {t.x, t.y, t.wire, t.report};
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+        dcommi_devices->own_release(device, t.stream, rooms[i]);
+    }
+    dcommi_devices->own_close(device, t.stream);
+    return status;
+}
+
+#endif
