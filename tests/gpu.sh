@@ -2,11 +2,13 @@
 # gpu.sh [OUT] - everything that needs a GPU, in one call of some minutes: builds with nvcc and its
 # host compiler alone (codecs and kernels: no UCX, no hwloc, no network), for this GPU alone;
 # compares every kernel's bytes with the CPU's; where UCX and hwloc are installed, runs collectives of
-# device memory with one to four ranks on this GPU, as processes and as threads; measures with bench/dcomm-kernels, and beside it what
-# there is of bench/peers; last runs compute-sanitizer on few cases. No part keeps another from
+# device memory with one to four ranks on this GPU, as processes and as threads, and says whether they
+# are as fast as they should be; measures with bench/dcomm-kernels, and beside it what there is of
+# bench/peers; last runs compute-sanitizer on few cases, of kernels and of collectives. No part keeps another from
 # running. OUT (default: build-gpu) gets results.txt, which has what is printed as it comes, the
 # comparison's lines, the tables as JSON, and the sanitizer's words.
-# DCOMM_GPU_PREFIX=DIR: UCX and hwloc are in DIR/include and DIR/lib. DCOMM_GPU_BENCH=0: without the measurements. DCOMM_GPU_SECONDS: for all of it (default: 540).
+# DCOMM_GPU_PREFIX=DIR: UCX and hwloc are in DIR/include and DIR/lib. DCOMM_GPU_BENCH=0: without the
+# measurements. DCOMM_GPU_SECONDS: for all of it (default: 540).
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 . tests/lib_cuda.sh
@@ -158,6 +160,10 @@ else
         limited 60 "$scratch/dcomm-run" -n 2 -- "$scratch/dcomm-perf" allreduce --mem cuda \
             -b 64K -e 64M -f 32 --codec qsgd:bits=4 --json "$results/perf2-qsgd.json"
         ok "collectives: dcomm-perf --mem cuda --codec qsgd:bits=4, after $SECONDS s" $?
+        if [ -n "$(command -v python3)" ]; then
+            python3 tests/gpu_verdicts.py "$results"
+            ok "collectives: verdicts, after $SECONDS s" $?
+        fi
     fi
     libraries=()
 fi
@@ -182,15 +188,26 @@ fi
 
 # ---- compute-sanitizer; its exit status is the program's unless told ----
 sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
+# sanitized TOOL WHAT SECONDS PROGRAM...: racecheck, the slowest, is the last.
+sanitized() {
+    local tool=$1 what=$2 most=$3 kept=$results/$1-$2.txt status
+    shift 3
+    limited "$most" "$sanitizer" --tool "$tool" --error-exitcode 9 --target-processes all \
+        --report-api-errors no "$@" >"$kept" 2>&1
+    status=$?
+    grep -v '^ok' "$kept" >"$out"
+    ok "compute-sanitizer $tool: $(grep -c '^ok' "$kept") tests of $what, after $SECONDS s" $status
+}
 for tool in memcheck racecheck; do
     if [ ! -x "$sanitizer" ]; then
         skip "compute-sanitizer $tool" "not installed"
     elif [ -x "$scratch/cuda_kernels" ]; then
-        limited 100 "$sanitizer" --tool $tool --error-exitcode 9 \
-            "$scratch/cuda_kernels" --small --seconds 45 >"$results/$tool.txt" 2>&1
-        status=$?
-        grep -v '^ok' "$results/$tool.txt" >"$out"
-        ok "compute-sanitizer $tool: $(grep -c '^ok' "$results/$tool.txt") tests, after $SECONDS s" $status
+        sanitized $tool kernels 100 "$scratch/cuda_kernels" --small --seconds 45
+    fi
+    if [ $tool = memcheck ] && [ -x "$sanitizer" ]; then
+        [ ! -x "$scratch/test_device" ] || sanitized memcheck collectives 100 "$scratch/test_device" one_rank two_ranks
+        [ ! -x "$scratch/test_device_coded" ] ||
+            sanitized memcheck codecs 60 "$scratch/test_device_coded" without_kernels judged_there
     fi
 done
 leave

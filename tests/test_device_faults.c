@@ -15,7 +15,7 @@ enum { ALGOS = sizeof algos / sizeof *algos };
 
 static float value(int rank, size_t i, int salt)
 {
-    return (float)((i * 7 + (size_t)salt * 13 + (size_t)rank * 5) % 1001);
+    return (float)((i * 7 + (size_t)salt * 13 + (size_t)rank * 5) % 601);
 }
 
 /* A sum on a stream, and what the communicator says of it. */
@@ -27,7 +27,10 @@ static dcomm_status sum(dcomm_comm *comm, const char *algo, int salt, cudaStream
     float *host = malloc(COUNT * sizeof *host), *device = NULL;
     dcomm_coll_opts opts = {.algo = algo, .stream = stream, .timeout_s = 20};
     dcomm_codec *codec = NULL;
-    if (strcmp(algo, "coded_allgather") == 0) {
+    if (strcmp(algo, "coded_two_shot") == 0) {
+        RANKS_OK(dcomm_codec_create("f16", &codec)); /* exact for these numbers */
+        opts.codec = codec;
+    } else if (strcmp(algo, "coded_allgather") == 0) { /* in host memory */
         const dcomm_feedback_opts dgc = {.variant = DCOMM_FEEDBACK_DGC, .clip = 1e30};
         RANKS_OK(dcomm_codec_create("topk:k=700000", &codec));
         RANKS_OK(dcomm_feedback_create(codec, COUNT, &dgc, &opts.feedback));
@@ -103,9 +106,10 @@ Test(device_faults, late, .timeout = 120)
 
 /* ---- failing ---- */
 
-/* On rank 0 the arg-th copy fails. */
+/* On rank 0 the nth copy, or kernel, fails. */
 typedef struct failing {
-    unsigned copy;
+    unsigned nth;
+    bool kernel;
     const char *algo;
 } failing;
 
@@ -116,36 +120,56 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    cuda_host_faults faults = {.fail_copy = rank == 0 ? f->copy : 0};
+    cuda_host_faults faults = {.fail_copy = rank == 0 && !f->kernel ? f->nth : 0,
+                               .fail_kernel = rank == 0 && f->kernel ? f->nth : 0};
     size_t wrong;
     dcomm_status status = sum(comm, f->algo, 0, stream, rank == 0 ? &faults : NULL, &wrong);
-    PROCS_CHECK(wrong == 0, "%s, copy %u: %zu elements are wrong", f->algo, f->copy, wrong);
+    PROCS_CHECK(wrong == 0, "%s, %s %u: %zu elements are wrong", f->algo,
+                f->kernel ? "kernel" : "copy", f->nth, wrong);
     if (status == DCOMM_OK) { /* another rank may still find that it has failed */
         status = dcomm_barrier(comm, NULL);
     }
     PROCS_CHECK(status == DCOMM_OK || strstr(dcomm_comm_error(comm), "device 0") != NULL,
-                "%s, copy %u: %s", f->algo, f->copy, dcomm_comm_error(comm));
+                "%s, %s %u: %s", f->algo, f->kernel ? "kernel" : "copy", f->nth,
+                dcomm_comm_error(comm));
     CUDA_OK(cudaStreamDestroy(stream));
     int left = ranks_leave(&comm);
     return left != 0 ? left : status == DCOMM_OK ? 10 : 20;
 }
 
+/* How often the operation has failed: on all ranks, or on none. */
+static unsigned failures_of(const char *algo, bool kernel, unsigned most)
+{
+    unsigned failures = 0;
+    int ended[PROCS_MAX];
+    for (unsigned nth = 1; nth <= most; nth += nth < 6 ? 1 : 6) {
+        failing f = {nth, kernel, algo};
+        const char *what = kernel ? "kernel" : "copy";
+        procs_run(3, 40, fails, &f, ended);
+        cr_assert(ended[0] == 10 || ended[0] == 20, "%s, %s %u: %d", algo, what, nth, ended[0]);
+        for (int r = 1; r < 3; r++) {
+            cr_assert_eq(ended[r], ended[0], "%s, %s %u: rank %d %d, rank 0 %d", algo, what, nth, r,
+                         ended[r], ended[0]);
+        }
+        failures += ended[0] == 20;
+    }
+    return failures;
+}
+
 Test(device_faults, failing_copies, .timeout = 180)
 {
-    int ended[PROCS_MAX];
     for (int a = 0; a < 4; a++) {
-        unsigned failures = 0;
-        for (unsigned copy = 1; copy <= 30; copy += copy < 6 ? 1 : 6) {
-            failing f = {copy, algos[a]};
-            procs_run(3, 40, fails, &f, ended);
-            cr_assert(ended[0] == 10 || ended[0] == 20, "%s, copy %u: %d", f.algo, copy, ended[0]);
-            for (int r = 1; r < 3; r++) {
-                cr_assert_eq(ended[r], ended[0], "%s, copy %u: rank %d %d, rank 0 %d", f.algo, copy,
-                             r, ended[r], ended[0]);
-            }
-            failures += ended[0] == 20;
-        }
+        unsigned failures = failures_of(algos[a], false, 30);
         cr_assert_gt(failures, 5, "%s has failed %u times", algos[a], failures);
+    }
+}
+
+Test(device_faults, failing_kernels, .timeout = 120)
+{
+    const char *const by[] = {"coded_two_shot", "ring", "two_shot", "one_shot"};
+    for (int a = 0; a < 4; a++) {
+        unsigned failures = failures_of(by[a], true, 3);
+        cr_assert_gt(failures, 0, "%s has failed %u times", by[a], failures);
     }
 }
 

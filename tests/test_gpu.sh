@@ -3,6 +3,7 @@
 # sanitizer that only pretend, every part is reached whatever the others do.
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
+real_python=$(command -v python3)
 mkdir "$scratch/bin"
 
 # nvcc: of -c it makes a file, and else a program that says its name and what $PRETEND holds for it.
@@ -37,7 +38,9 @@ END
 cat >"$scratch/bin/compute-sanitizer" <<'END'
 #!/usr/bin/env bash
 echo "========= $2"
-shift 4
+while [[ $1 == --* ]]; do
+    shift 2
+done
 "$@"
 END
 printf '#!/usr/bin/env bash\necho "peers: $*"\n' >"$scratch/bin/python3"
@@ -67,23 +70,25 @@ says() {
 }
 measured="dcomm-kernels peers/gpu-cub peers/gpu_peers"
 collectives="test_device test_device_order test_device_coded test_device_feedback test_device_bucket test_device_bucket_errors test_device_scaler test_device_shared"
-timed="dcomm-perf dcomm-perf dcomm-perf dcomm-perf dcomm-perf"
+timed="dcomm-perf dcomm-perf dcomm-perf dcomm-perf dcomm-perf verdicts"
+memcheck="memcheck memcheck memcheck"
 
 expect "no GPU: said, and no failure" 0 "^# skipped: .*there is no GPU: no driver" \
     rehearse PRETEND_NONE=1 PRETEND_DEVICE="no driver"
-says "every part, in order" 0 "compare $collectives $timed $measured memcheck racecheck" rehearse
-says "a comparison that fails hides nothing" 1 "!compare $collectives $timed $measured !memcheck !racecheck" \
+says "every part, in order" 0 "compare $collectives $timed $measured $memcheck racecheck" rehearse
+says "a comparison that fails hides nothing" 1 "!compare $collectives $timed $measured !memcheck memcheck memcheck !racecheck" \
     rehearse PRETEND_BROKEN=cuda_kernels
 says "a measurement that fails hides nothing" 1 \
-    "compare $collectives $timed !$measured memcheck racecheck" \
+    "compare $collectives $timed !$measured $memcheck racecheck" \
     rehearse PRETEND_BROKEN=dcomm-kernels
 says "collectives that fail hide nothing" 1 \
-    "compare !$collectives $timed $measured memcheck racecheck" rehearse PRETEND_BROKEN=test_device
-says "tests that do not compile leave the measurements" 1 "$collectives $timed $measured" \
+    "compare !$collectives $timed $measured memcheck !memcheck memcheck racecheck" \
+    rehearse PRETEND_BROKEN=test_device
+says "tests that do not compile leave the measurements" 1 "$collectives $timed $measured memcheck memcheck" \
     rehearse PRETEND_UNBUILT=cuda_kernels
-says "the CPU's side that does not compile leaves the peers" 1 "$collectives $timed ${measured#* }" \
+says "the CPU's side that does not compile leaves the peers" 1 "$collectives $timed ${measured#* } memcheck memcheck" \
     rehearse PRETEND_UNBUILT=alone
-says "without measurements" 0 "compare $collectives memcheck racecheck" \
+says "without measurements" 0 "compare $collectives $memcheck racecheck" \
     rehearse DCOMM_GPU_BENCH=0
 elsewhere() {
     rehearse DCOMM_GPU_BENCH=0 DCOMM_GPU_PREFIX=/opt/some PRETEND_ARGUMENTS="$scratch/arguments"
@@ -92,6 +97,34 @@ elsewhere() {
 }
 check "UCX and hwloc of another place" elsewhere
 says "what takes too long is ended when the time is up" 1 \
-    "!compare !${collectives// / !} !memcheck !racecheck" \
+    "!compare !${collectives// / !} !memcheck !memcheck !memcheck !racecheck" \
     rehearse DCOMM_GPU_BENCH=0 DCOMM_GPU_SECONDS=3 PRETEND_SLOW=cuda_kernels
+
+# Verdicts on files that a machine might have written.
+row() {
+    printf '{"algo":"%s","codec":"%s","bytes":%d,"time_us_med":%s,"busbw_GBps":%s,"wire_bytes":%d}' "$@"
+}
+file() {
+    local name=$1
+    shift
+    printf '{"hardware":{"pinned_GBps":20,"device_GBps":1000},"results":[%s]}' "$*" >"$scratch/$name"
+}
+file perf2-cuda.json "$(row ring none 67108864 1 99 67108864),$(row auto:two_shot none 67108864 4000 16.8 67108864)"
+file perf2-cuda-shared.json "$(row auto:two_shot none 67108864 120 559 67108864)"
+file perf2-qsgd.json "$(row auto:coded_two_shot qsgd:bits=4 67108864 800 84 8388608)"
+verdicts() {
+    "$real_python" tests/gpu_verdicts.py "$scratch" >"$out" 2>&1 &&
+        [ "$(sed -nE 's/^# ([a-z]*), ([24]).*: (met|missed|not measured).*/\1\2 \3/p' "$out" | paste -sd,)" = "$1" ]
+}
+if [ -z "$real_python" ]; then
+    skip "verdicts" "python3 is not installed"
+else
+    # 16.8 of 20; 67.1 MB * 1.25 / 1000 GB/s = 83.9 us; 5 times, of 8.
+    check "verdicts: met, and missed" verdicts \
+        "staged2 met,staged4 not measured,direct2 missed,direct4 not measured,compressed2 met"
+    file perf2-cuda-shared.json "$(row auto:two_shot none 67108864 104 645 67108864)"
+    file perf2-qsgd.json "$(row auto:coded_two_shot qsgd:bits=4 67108864 1001 84 8388608)"
+    check "verdicts: missed, and met" verdicts \
+        "staged2 met,staged4 not measured,direct2 met,direct4 not measured,compressed2 missed"
+fi
 finish

@@ -16,6 +16,7 @@ typedef struct cuda_host_faults {
     uint64_t shuffle;     /* not 0: it begins late by 0 to 2 delay_s, by chance with this seed, so
                              that what is on different streams completes in any order */
     unsigned fail_copy;   /* the n-th copy from now on fails, 1 the next one; 0: none */
+    unsigned fail_kernel; /* likewise of kernels */
     unsigned fail_malloc; /* likewise of device and pinned memory: cudaErrorMemoryAllocation */
     unsigned fail_open;   /* and of memory of other processes: cudaErrorMapBufferObjectFailed */
     bool no_peer_access;  /* devices do not reach each other's memory */

@@ -36,6 +36,9 @@ cudaError_t cuhost_fault(cuhost_kind kind)
     if (kind == CUHOST_COPY && faults.fail_copy > 0 && --faults.fail_copy == 0) {
         error = cudaErrorLaunchFailure;
     }
+    if (kind == CUHOST_KERNEL && faults.fail_kernel > 0 && --faults.fail_kernel == 0) {
+        error = cudaErrorLaunchFailure;
+    }
     pthread_mutex_unlock(&cuhost_lock);
     if (late > 0) {
         struct timespec t = {.tv_sec = (time_t)late};
