@@ -59851,7 +59851,8 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, 0, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "y", y, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "next", next, 0, sizeof(float)));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "workspace", workspace, count, 8));
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_workspace_check(call, workspace, dcomm_cuda_compare_workspace_bytes(count)));
     if (count == 0) {
         return DCOMM_OK;
     }
@@ -62108,7 +62109,8 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
     DCOMMI_CUDA_TRY(dcommi_cuda_form_of(job.call, codec, count, &form));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job.call, workspace,
+                                                dcomm_cuda_ledger_workspace_bytes(codec, count)));
     job.x = x;
     if (dcommi_cuda_counts_apart(form)) {
         return dcommi_cuda_ledger_apart(&job, codec, form, key, workspace, ledger, stream);

@@ -349,7 +349,8 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
     DCOMMI_CUDA_TRY(dcommi_cuda_form_of(job.call, codec, count, &form));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "x", x, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "ledger", ledger, 1, 8));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(job.call, "workspace", workspace, count, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job.call, workspace,
+                                                dcomm_cuda_ledger_workspace_bytes(codec, count)));
     job.x = x;
     if (dcommi_cuda_counts_apart(form)) {
         return dcommi_cuda_ledger_apart(&job, codec, form, key, workspace, ledger, stream);

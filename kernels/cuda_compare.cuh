@@ -53,7 +53,8 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, 0, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "y", y, count, sizeof(float)));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "next", next, 0, sizeof(float)));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "workspace", workspace, count, 8));
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_workspace_check(call, workspace, dcomm_cuda_compare_workspace_bytes(count)));
     if (count == 0) {
         return DCOMM_OK;
     }

@@ -85,6 +85,12 @@ static void test_arguments(void)
     says(dcomm_cuda_recode(codec, one, &len, 1, HUGE_VALF, NULL, NULL, 100, NULL, b.at, len, NULL,
                            NULL, NULL),
          bad, "factor");
+    dcomm_cuda_ledger *ledger = reinterpret_cast<dcomm_cuda_ledger *>(b.at);
+    says(dcomm_cuda_ledger_compare(ledger, NULL, x, NULL, 4, a.at + 8, NULL), bad,
+         "not aligned to 64");
+    says(dcomm_cuda_encode_ledger(codec, x, NULL, NULL, 100, NULL, b.at, len, a.at + 8, NULL,
+                                  ledger, NULL),
+         bad, "not aligned to 64");
     if (dcomm_cuda_workspace_bytes(codec, 100) != 0 ||
         dcomm_cuda_decode_workspace_bytes(codec, 100) != 0 ||
         dcomm_cuda_recode_workspace_bytes(codec, 100) != 0) {
