@@ -366,7 +366,7 @@ static void test_sparse_all(void)
                                                "threshold:k=3,values=f16",
                                                "topk+qsgd:k=0.02",
                                                "topk+qsgd:k=0.4,bits=8,rounding=nearest",
-                                               "topk+qsgd:k=0.1,bits=2,bucket=128",
+                                               "topk+qsgd:k=0.1,bits=2,bucket=256",
                                                "topk+qsgd:k=0.1,bits=1,rounding=nearest",
                                                "randk:k=0.01",
                                                "randk:k=0.3,scale=none",

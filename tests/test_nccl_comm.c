@@ -129,14 +129,22 @@ static int keeps_codec(int rank, int n, procs_shared *s, void *arg)
         ncclConfig_t own = NCCL_CONFIG_INITIALIZER;
         own.commName = names[i];
         NCCL(ncclCommSplit(parts[3], 0, rank, &parts[i], i == 0 ? NULL : &own));
-        for (int k = 0; k < COUNT; k++) {
-            host[k] = 1 + 0x1p-20f; /* rounds to 1 */
+        float two = 2;
+        ncclRedOp_t doubled;
+        NCCL(
+            ncclRedOpCreatePreMulSum(&doubled, &two, ncclFloat, ncclScalarHostImmediate, parts[i]));
+        for (int o = 0; o < 2; o++) {
+            for (int k = 0; k < COUNT; k++) {
+                host[k] = 1 + 0x1p-20f; /* rounds to 1 */
+            }
+            CUDA(cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice));
+            NCCL(ncclAllReduce(x, x, COUNT, ncclFloat, o == 0 ? ncclSum : doubled, parts[i], NULL));
+            CUDA(cudaStreamSynchronize(NULL));
+            CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
+            PROCS_CHECK((host[7] == (float)(n + o * n)) == (i < 2), "part %d, operator %d: %.9g", i,
+                        o, (double)host[7]);
         }
-        CUDA(cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice));
-        NCCL(ncclAllReduce(x, x, COUNT, ncclFloat, ncclSum, parts[i], NULL));
-        CUDA(cudaStreamSynchronize(NULL));
-        CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
-        PROCS_CHECK((host[7] == (float)n) == (i < 2), "part %d: %.9g", i, (double)host[7]);
+        NCCL(ncclRedOpDestroy(doubled, parts[i]));
     }
     for (int i = 0; i < 4; i++) {
         NCCL(ncclCommDestroy(parts[i]));

@@ -4,8 +4,9 @@ bench/kernels_time.h: events, the median, new inputs, poisoned outputs, 2^28 and
 
   bench/peers/gpu_peers.py [--log2 N]... [--json FILE] [--iterations N] [--seconds N]
 
-torch: topk of 1% by magnitude, casts, QSGD (4 bits, buckets of 512, stochastic) as eager operations and
-compiled; CuPy: casts, partition of magnitudes; Triton: QSGD as one kernel. `bytes` are those that the
+torch: topk of 1% by magnitude, casts (that to e4m3 is no codec: it has no scales), QSGD (4 bits, buckets
+of 512, stochastic) as eager operations and compiled; CuPy: casts, partition of magnitudes; Triton: QSGD
+as one kernel. What gives a new array each time is not poisoned. `bytes` are those that the
 work needs, not those that a method moves. What is not installed, or fails, is named and left out.
 Exit: 0 good or nothing to measure, 1 an output was not written, 2 usage."""
 import argparse
@@ -15,6 +16,7 @@ import sys
 import time
 
 BUCKET = 512
+POISON = 77  # whole in every type that outputs have, and no sum or code of many
 START = time.monotonic()
 
 
@@ -47,7 +49,7 @@ def cupy_median_us(cupy, iterations, run):
 class Table:
     def __init__(self, args, device):
         self.args, self.device, self.rows, self.copy_rate, self.bad = args, device, [], None, 0
-        print(f"# {device}; per_copy: beside a device-to-device copy of this size, in this program")
+        print(f"# {device}; per_copy: beside the same library's copy of this size")
         print(f"{'kernel':<42} {'elements':>11} {'bytes':>12} {'time_us':>11} {'GB/s':>9} "
               f"{'per_copy':>7}", flush=True)
 
@@ -57,17 +59,25 @@ class Table:
         print(f"# skipped: {name} (the time is up)", flush=True)
         return True
 
-    def put(self, name, count, size, median):
-        """median: a function that returns microseconds, or raises."""
+    def put(self, name, count, size, median, out=None):
+        """median: a function that returns microseconds, or raises; out: the array that it writes,
+        which is poisoned first, where it is not a new one each time."""
         if self.late(name):
             return
+        spots = [] if out is None else [out.reshape(-1)[:16], out.reshape(-1)[-16:]]
+        for spot in spots:
+            spot[...] = POISON
         try:
             took = median()
+            if any(bool((spot == POISON).all()) for spot in spots):
+                print(f"# {name} left a part of its output", flush=True)
+                self.bad += 1
+                return
         except Exception as e:  # pylint: disable=broad-except
             print(f"# {name}: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}",
                   flush=True)
             return
-        if name == "torch copy":
+        if name.endswith(" copy"):
             self.copy_rate = size / took
         per_copy = size / took / self.copy_rate if self.copy_rate else None
         self.rows.append({"kernel": name, "count": count, "bytes": size, "time_us_med": took,
@@ -79,14 +89,6 @@ class Table:
             with open(self.args.json, "w", encoding="utf-8") as out:
                 json.dump({"schema": 1, "tool": "gpu_peers", "device": self.device,
                            "results": self.rows}, out, indent=1)
-
-    def poisoned(self, name, out, run):
-        """run writes to `out`, a tensor; false where it left the poison."""
-        out.view(-1)[-16:].fill_(77)
-        run()
-        if bool((out.view(-1)[-16:] == 77).all()):
-            print(f"# {name} wrote nothing")
-            self.bad += 1
 
 
 def qsgd(torch):
@@ -113,13 +115,14 @@ def of_torch(table, torch, n):
     x, y = torch.randn(n, device="cuda"), torch.empty(n, device="cuda")
     half = torch.empty(n, device="cuda", dtype=torch.float16)
     brain = torch.empty(n, device="cuda", dtype=torch.bfloat16)
-    table.poisoned("torch copy", y, lambda: y.copy_(x))
-    table.put("torch copy", n, 8 * n, timed(lambda: y.copy_(x)))
-    table.poisoned("torch f32 to f16", half, lambda: half.copy_(x))
-    table.put("torch f32 to f16", n, 6 * n, timed(lambda: half.copy_(x)))
-    table.put("torch f32 to bf16", n, 6 * n, timed(lambda: brain.copy_(x)))
-    table.put("torch bf16 to f32", n, 6 * n, timed(lambda: y.copy_(brain)))
-    table.put("torch f32 sum of 2", n, 12 * n, timed(lambda: torch.add(x, x, out=y)))
+    table.put("torch copy", n, 8 * n, timed(lambda: y.copy_(x)), y)
+    table.put("torch f32 to f16", n, 6 * n, timed(lambda: half.copy_(x)), half)
+    table.put("torch f32 to bf16", n, 6 * n, timed(lambda: brain.copy_(x)), brain)
+    table.put("torch bf16 to f32", n, 6 * n, timed(lambda: y.copy_(brain)), y)
+    if hasattr(torch, "float8_e4m3fn"):
+        eight = torch.empty(n, device="cuda", dtype=torch.float8_e4m3fn)
+        table.put("torch f32 to e4m3, no scale", n, 5 * n, timed(lambda: eight.copy_(x)))
+    table.put("torch f32 sum of 2", n, 12 * n, timed(lambda: torch.add(x, x, out=y)), y)
     encode, decode = qsgd(torch)
     wire = n // 2 + 4 * (n // BUCKET)
     code, step = encode(x)
@@ -142,8 +145,9 @@ def of_cupy(table, cupy, n):
         return lambda: cupy_median_us(cupy, table.args.iterations, run)
     x = cupy.random.standard_normal(n, dtype=cupy.float32)
     half, y = cupy.empty(n, dtype=cupy.float16), cupy.empty(n, dtype=cupy.float32)
-    table.put("CuPy f32 to f16", n, 6 * n, timed(lambda: cupy.copyto(half, x)))
-    table.put("CuPy f16 to f32", n, 6 * n, timed(lambda: cupy.copyto(y, half)))
+    table.put("CuPy copy", n, 8 * n, timed(lambda: cupy.copyto(y, x)), y)
+    table.put("CuPy f32 to f16", n, 6 * n, timed(lambda: cupy.copyto(half, x)), half)
+    table.put("CuPy f16 to f32", n, 6 * n, timed(lambda: cupy.copyto(y, half)), y)
     k = n // 100
 
     def largest():
@@ -189,9 +193,15 @@ def of_triton(table, torch, n):
         def run():
             seed[0] += 1
             module.encode[(n // BUCKET,)](x, wire, steps, seed[0], BUCKET=BUCKET)
-        table.poisoned("Triton qsgd", steps, run)
         table.put("Triton qsgd 4 bits encode", n, 4 * n + n // 2 + 4 * (n // BUCKET),
-                  lambda: torch_median_us(torch, table.args.iterations, run))
+                  lambda: torch_median_us(torch, table.args.iterations, run), steps)
+
+
+def cupy_sees(cupy):
+    try:
+        return cupy.cuda.runtime.getDeviceCount() > 0
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return False
 
 
 def attempt(name, run):
@@ -223,15 +233,19 @@ def main():
         triton = None
     for name, found in (("torch", torch), ("CuPy", cupy), ("Triton", triton)):
         print(f"# {name}: {found.__version__ if found else 'not installed'}", flush=True)
-    if torch is None or not torch.cuda.is_available():
-        print("# skipped: gpu_peers (no torch that sees a GPU, which the others' times need too)")
+    torch = torch if torch is not None and torch.cuda.is_available() else None
+    cupy = cupy if cupy is not None and cupy_sees(cupy) else None
+    if torch is None and cupy is None:
+        print("# skipped: gpu_peers (neither torch nor CuPy sees a GPU)")
         return 0
-    table = Table(args, torch.cuda.get_device_name(0))
+    table = Table(args, torch.cuda.get_device_name(0) if torch is not None else
+                  cupy.cuda.runtime.getDeviceProperties(0)["name"].decode())
     for log2 in args.log2 or (28, 22):
         n = 1 << log2
-        attempt("torch", lambda: of_torch(table, torch, n))  # pylint: disable=cell-var-from-loop
-        torch.cuda.empty_cache()
-        if triton is not None:
+        if torch is not None:
+            attempt("torch", lambda: of_torch(table, torch, n))  # pylint: disable=W0640
+            torch.cuda.empty_cache()
+        if torch is not None and triton is not None:  # whose copy and times are torch's
             attempt("Triton", lambda: of_triton(table, torch, n))  # pylint: disable=W0640
             torch.cuda.empty_cache()
         if cupy is not None:

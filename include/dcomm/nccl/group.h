@@ -114,7 +114,8 @@ static ncclResult_t dcommi_nccl_derived(dcommi_nccl_job *j)
 static bool dcommi_nccl_codes(const dcommi_nccl_job *j)
 {
     return j->comm->codec != NULL && j->coll == DCOMM_COLL_ALLREDUCE &&
-           dcommi_nccl_is_float(j->dtype) && (j->op == DCOMM_SUM || j->op == DCOMM_AVG);
+           dcommi_nccl_is_float(j->dtype) &&
+           (j->op == DCOMM_SUM || j->op == DCOMM_AVG || j->op == DCOMM_PREMUL_SUM);
 }
 
 static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
