@@ -1101,6 +1101,7 @@ struct dcomm_plan {
     bool codec_linear;    /* encodings are folded before they are decoded */
     bool codec_partly;    /* this rank's ENCODE steps leave some elements out */
     bool scratch_on_host; /* even where input and output are a device's memory */
+    bool scratch_shared;  /* it is exposed: had better be memory that peers on the host map */
     /* Elements that this rank's RECODE steps encode; none where these are among those that its
      * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
     int64_t recoded_first, recoded_count;
@@ -1549,7 +1550,7 @@ typedef struct dcomm_coll_opts {
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
  * recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling, one_shot,
- * two_shot, star; see docs/algorithms.md for the cost of each. */
+ * two_shot, staged, star, hier, hier_leader; see docs/algorithms.md for the cost of each. */
 DCOMM_API dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                         size_t count, dcomm_dtype dtype, dcomm_op op,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p);
@@ -2551,7 +2552,7 @@ typedef struct dcomm_stats {
     uint64_t bytes_sent;           /* payload bytes sent, headers not counted */
     uint64_t bytes_read;           /* payload bytes read from peers' exposed memory */
     uint64_t bytes_mapped;         /* payload bytes, received or read, that were used where they
-                                      lie in a peer's registered memory */
+                                      lie in a peer's registered memory, or scratch */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
     uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */
@@ -14883,7 +14884,8 @@ static const dcomm_plan *dcommi_plan_copy(uint8_t **at, const dcomm_plan *p)
 #endif
 
 /* What the engine executes and the checker accepts. */
-#define DCOMMI_FOLD_MAX 8   /* sources of one RECV_REDUCE or COMPUTE */
+#define DCOMMI_FOLD_MAX 8               /* sources of one RECV_REDUCE or COMPUTE */
+#define DCOMMI_SHARED_SCRATCH (1 << 20) /* bytes of scratch that peers can map */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 
 /* What an algorithm may know about a codec: sizes, not data. */
@@ -19445,6 +19447,10 @@ typedef struct dcommi_sim_lane {
     struct dcommi_sim_lane *next_waiter;
 } dcommi_sim_lane;
 
+/* How peers get at what a rank exposes: it lies where they can open it; in scratch that they map.
+ */
+enum { DCOMMI_SIM_OPEN = 1, DCOMMI_SIM_STAGED = 2 };
+
 typedef struct dcommi_sim_actor {
     const dcomm_plan *plan;
     dcommi_sim_frame *root;
@@ -19453,7 +19459,7 @@ typedef struct dcommi_sim_actor {
     int64_t turns;         /* ranks that it stands for and that do the same there */
     int64_t *counters;
     int64_t *exposed;         /* [nslots]: when; -1: not yet */
-    bool *opened;             /* [nslots]: where it lies, peers can open it */
+    uint8_t *offered;         /* [nslots] */
     dcommi_sim_lane *waiters; /* for counters */
     dcommi_sim_lane *readers; /* for what this rank is to expose */
 } dcommi_sim_actor;
@@ -20056,6 +20062,24 @@ static int64_t dcommi_sim_open_work(const dcommi_terrain *t, bool fold, int64_t 
     return launch + n * dcommi_min64(bytes, DCOMMI_MODEL_MOST / n);
 }
 
+/* To read a peer's slot, which is in a cache: half of what messages take that are copied into a
+ * fifo and out of it; and to hear that it is filled, and another time that one's own was read. */
+static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold)
+{
+    int64_t record = dcommi_min64(len, link->eager);
+    double records = record > 0 ? (double)len / (double)record : 0;
+    int64_t copy = (int64_t)((double)(dcommi_curve_at(&link->message, record) / 2) * records);
+    return copy + (fold ? dcommi_curve_at(&link->fold, len) : 0) + 2 * link->overhead;
+}
+
+/* Work of one step that reads n peers, each of which would take its part of `sum` alone. Measured
+ * with one rank that is read; a fold's own operand and its result are passed over once, however
+ * many there are. */
+static int64_t dcommi_sim_together(int64_t sum, int64_t n, bool fold)
+{
+    return n == 0 || !fold ? sum : dcommi_min64(sum / n / 3, DCOMMI_MODEL_MOST / (n + 2)) * (n + 2);
+}
+
 /* COPY and REDUCE. */
 static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
@@ -20063,7 +20087,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     const dcommi_terrain *t = s->terrain;
     bool fold = step->kind == DCOMM_STEP_REDUCE;
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
-    int64_t mapped = 0, nmapped = 0, peers = 0, nopen = 0;
+    int64_t mapped = 0, nmapped = 0, peers = 0, nopen = 0, staged = 0, nstaged = 0;
     int remote = 0;
     for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
         const dcomm_operand *o = &plan->operands[step->src + i];
@@ -20092,8 +20116,11 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
             ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
             remote += !link->by_core;
             peers++;
-            nopen += link->open && owner->opened[slot];
-            if (link->by_core && fold && link->mapped) {
+            nopen += link->open && (owner->offered[slot] & DCOMMI_SIM_OPEN);
+            if (link->by_core && (owner->offered[slot] & DCOMMI_SIM_STAGED)) {
+                staged += dcommi_sim_staged(link, len, fold);
+                nstaged++;
+            } else if (link->by_core && fold && link->mapped) {
                 mapped += dcommi_curve_at(&link->reduce, len);
                 nmapped++;
             } else if (link->by_core) {
@@ -20111,16 +20138,13 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
         work = dcommi_sim_open_work(t, fold, nopen, len);
         remote = 0;
     }
-    if (nmapped > 0) {
-        /* Measured with one rank that is read; the fold's own operand and its result are passed
-         * over once, however many there are. */
-        work +=
-            dcommi_min64(mapped / nmapped / 3, DCOMMI_MODEL_MOST / (nmapped + 2)) * (nmapped + 2);
-    }
+    work += dcommi_sim_together(mapped, nmapped, fold) + dcommi_sim_together(staged, nstaged, fold);
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
-        work += dcommi_curve_at(&t->copy, len);
+        /* A slot is in a cache: half of a copy between memories. */
+        bool slot = plan->scratch_shared && step->dst.space == DCOMM_SPACE_SCRATCH;
+        work += dcommi_curve_at(&t->copy, len) / (slot ? 2 : 1);
     }
     if (remote > 0) {
         return dcommi_sim_ask(s, lane, step, work, remote);
@@ -20186,15 +20210,21 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
         dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, f->plan->name, slot));
         return DCOMMI_SIM_STOP;
     }
+    const uint8_t space = f->plan->operands[step->src].space;
+    bool staged = f->plan->scratch_shared && space == DCOMM_SPACE_SCRATCH;
     int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
     for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
         int rank = dcommi_sim_rank(f, r);
         if (rank >= 0 && rank != f->rank) {
-            work += dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank))->tell;
+            const dcommi_link *link =
+                dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank));
+            /* Instead of a script of messages the engine runs: measured, about a signal more. */
+            work += link->tell + (staged ? link->signal : 0);
         }
     }
     int64_t t = own->exposed[slot] = dcommi_sim_work(s, f->rank, s->now, work);
-    own->opened[slot] = dcommi_sim_open_space(f, f->plan->operands[step->src].space);
+    own->offered[slot] =
+        (dcommi_sim_open_space(f, space) ? DCOMMI_SIM_OPEN : 0) | (staged ? DCOMMI_SIM_STAGED : 0);
     while (own->readers != NULL) {
         dcommi_sim_lane *reader = own->readers;
         own->readers = reader->next_waiter;
@@ -20556,9 +20586,9 @@ static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
         DCOMMI_TRY(plans->get(plans->user, i, &a->plan));
         a->counters = dcommi_calloc(a->plan->ncounters + 1, sizeof *a->counters);
         a->exposed = dcommi_calloc(a->plan->nslots + 1, sizeof *a->exposed);
-        a->opened = dcommi_calloc(a->plan->nslots + 1, sizeof *a->opened);
+        a->offered = dcommi_calloc(a->plan->nslots + 1, sizeof *a->offered);
         a->root = dcommi_sim_frame_new(s, a->plan, i);
-        if (a->counters == NULL || a->exposed == NULL || a->opened == NULL || a->root == NULL) {
+        if (a->counters == NULL || a->exposed == NULL || a->offered == NULL || a->root == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
         a->root->open = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
@@ -20581,7 +20611,7 @@ static void dcommi_sim_close(dcommi_sim *s, const dcommi_plans *plans)
         }
         dcommi_free(s->actor[i].counters);
         dcommi_free(s->actor[i].exposed);
-        dcommi_free(s->actor[i].opened);
+        dcommi_free(s->actor[i].offered);
     }
     while (s->frames != NULL) {
         dcommi_sim_frame_free(s, s->frames);
@@ -25394,6 +25424,7 @@ struct dcommi_frame {
     int depth;
     uint8_t on_device;    /* bit 1 << space: it lies on run->device */
     void *device_scratch; /* to be given back; NULL: none */
+    uint8_t *shared;      /* likewise, a part of the context's scratch that peers map */
     dcommi_lane *lanes;
 };
 
@@ -25653,6 +25684,7 @@ struct dcomm_context {
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
     struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    struct dcommi_scratch *scratch; /* NULL: never needed (scratch.h) */
     _Atomic int memory_due;         /* peers' device memory is to be opened or shut */
     uint8_t *staging;               /* blocks read from peers */
     size_t staging_len;
@@ -25907,6 +25939,14 @@ static void dcommi_recent_clear(dcomm_comm *comm)
  */
 #ifndef DCOMMI_FRAMES_H
 #define DCOMMI_FRAMES_H
+
+/* ==== include/dcomm/impl/scratch.h ========================================================= */
+/* scratch.h - memory for the scratch that plans expose (scratch_shared): a region of the context's
+ * own, which peers on the host map as they map registered memory, in parts of DCOMMI_SHARED_SCRATCH
+ * bytes. A run that finds no part free, or wants more, has ordinary memory instead, which peers
+ * read by other means. */
+#ifndef DCOMMI_SCRATCH_H
+#define DCOMMI_SCRATCH_H
 
 /* ==== include/dcomm/impl/copy_in.h ========================================================= */
 /* copy_in.h - receives whose message or whose place is device memory. What a device offers is asked
@@ -27397,6 +27437,43 @@ static void dcommi_region_refused(dcomm_context *context, int peer, const void *
     if (reader != NULL) {
         reader->refusals++;
     }
+}
+
+/* Shared memory of own->len bytes and its mark. With the token. DCOMM_ERR_UNSUPPORTED: nobody could
+ * map it. */
+static dcomm_status dcommi_own_create(dcommi_own *own)
+{
+    dcommi_transport *t = own->context->local;
+    own->mapped = own->len + (size_t)sysconf(_SC_PAGESIZE);
+    DCOMMI_TRY(t->call->region_create(t, own->mapped, &own->region));
+    return own->region.key_len > DCOMMI_REGION_KEY_MAX ? DCOMM_ERR_UNSUPPORTED : DCOMM_OK;
+}
+
+/* Map it where huge pages can lie, and bring it into memory. */
+static dcomm_status dcommi_own_fill(dcommi_own *own)
+{
+    own->base = dcommi_huge_alias(own->region.base, own->mapped);
+    if (own->base == NULL) {
+        return DCOMM_ERR_UNSUPPORTED;
+    }
+    if (!dcommi_huge_fill(own->base, own->mapped, &own->huge)) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
+                           "memory limit of the container)",
+                           own->mapped, strerror(errno));
+    }
+    return DCOMM_OK;
+}
+
+/* Give back what there is of it. With the token. */
+static void dcommi_own_destroy(dcommi_own *own)
+{
+    dcommi_transport *t = own->context->local;
+    if (own->region.handle != NULL) {
+        t->call->region_destroy(t, &own->region);
+    }
+    dcommi_huge_release(own->base, own->mapped);
+    own->base = NULL;
 }
 
 static dcomm_status dcommi_own_enter(dcommi_own *own)
@@ -30144,6 +30221,75 @@ static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
 
 #endif
 
+#define DCOMMI_SCRATCH_PARTS 2 /* a huge page together */
+
+struct dcommi_scratch {
+    dcommi_own own; /* base NULL: there is no such memory to be had */
+    unsigned taken; /* a bit for each part */
+};
+
+/* The context's, made when first needed. With the token. */
+static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
+{
+    struct dcommi_scratch *scratch = context->scratch;
+    if (scratch != NULL) {
+        return scratch;
+    }
+    context->scratch = scratch = dcommi_alloc(sizeof *scratch);
+    if (scratch == NULL) {
+        return NULL;
+    }
+    dcommi_own *own = &scratch->own;
+    own->context = context;
+    own->len = (size_t)DCOMMI_SCRATCH_PARTS * DCOMMI_SHARED_SCRATCH;
+    dcomm_status status = dcommi_own_create(own);
+    status = status < 0 ? status : dcommi_own_fill(own);
+    status = status < 0 ? status : dcommi_own_enter(own);
+    if (status < 0) {
+        dcommi_log(DCOMMI_LOG_INFO, "no scratch that peers can map: %s", dcommi_message);
+        dcommi_own_destroy(own);
+    }
+    return scratch;
+}
+
+/* A part of so many bytes; NULL: there is none. With the token. */
+static uint8_t *dcommi_scratch_take(dcomm_context *context, int64_t bytes)
+{
+    struct dcommi_scratch *scratch =
+        bytes <= DCOMMI_SHARED_SCRATCH ? dcommi_scratch_of(context) : NULL;
+    for (unsigned i = 0; scratch != NULL && scratch->own.base != NULL && i < DCOMMI_SCRATCH_PARTS;
+         i++) {
+        if ((scratch->taken >> i & 1) == 0) {
+            scratch->taken |= 1u << i;
+            return scratch->own.base + (size_t)i * DCOMMI_SHARED_SCRATCH;
+        }
+    }
+    return NULL;
+}
+
+static void dcommi_scratch_give(const dcomm_context *context, const uint8_t *at)
+{
+    struct dcommi_scratch *scratch = context->scratch;
+    scratch->taken &= ~(1u << (size_t)(at - scratch->own.base) / DCOMMI_SHARED_SCRATCH);
+}
+
+/* The context closes. */
+static void dcommi_scratch_free(dcomm_context *context)
+{
+    struct dcommi_scratch *scratch = context->scratch;
+    if (scratch != NULL && scratch->own.base != NULL) {
+        if (scratch->own.id != 0) {
+            dcommi_own_leave(&scratch->own);
+        }
+        dcommi_own_destroy(&scratch->own);
+    }
+    dcommi_free(scratch != NULL ? scratch->own.readers : NULL);
+    dcommi_free(scratch);
+    context->scratch = NULL;
+}
+
+#endif
+
 static void dcommi_lane_ready(dcommi_lane *lane)
 {
     if (lane->state == DCOMMI_LANE_DONE || lane->queued) {
@@ -30239,15 +30385,19 @@ static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
             plan->kernels[0] != dcommi_kernel_widen);
 }
 
-/* Where the scratch of a frame lies whose input and output are set: with them, or at `on_host`. */
+/* Where the scratch of a frame lies whose input and output are set: with them, or where peers map
+ * it, or at `on_host`. */
 static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
 {
     const dcomm_plan *plan = frame->plan;
     const unsigned ends = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
-    frame->space[DCOMM_SPACE_SCRATCH] = on_host;
     frame->space_len[DCOMM_SPACE_SCRATCH] = plan->scratch_bytes;
     if (DCOMMI_LIKELY((frame->on_device & ends) == 0) || plan->scratch_bytes == 0 ||
         dcommi_plan_of_host(plan)) {
+        frame->shared = plan->scratch_shared
+                            ? dcommi_scratch_take(frame->run->comm->context, plan->scratch_bytes)
+                            : NULL;
+        frame->space[DCOMM_SPACE_SCRATCH] = frame->shared != NULL ? frame->shared : on_host;
         return DCOMM_OK;
     }
     dcommi_device_handle *d = &frame->run->device->handle;
@@ -30257,8 +30407,18 @@ static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
     return DCOMM_OK;
 }
 
+/* Others may have the part of the context's scratch that it has. */
+static inline void dcommi_frame_unshare(dcommi_frame *frame)
+{
+    if (DCOMMI_UNLIKELY(frame->shared != NULL)) {
+        dcommi_scratch_give(frame->run->comm->context, frame->shared);
+        frame->shared = NULL;
+    }
+}
+
 static void dcommi_frame_scratch_free(dcommi_frame *frame)
 {
+    dcommi_frame_unshare(frame);
     if (DCOMMI_UNLIKELY(frame->device_scratch != NULL)) {
         dcommi_device_handle *d = &frame->run->device->handle;
         d->call->release(d, frame->device_scratch);
@@ -32044,6 +32204,10 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     }
     dcommi_run_forget_exposed(run);
     dcommi_run_return_plan(run);
+    for (dcommi_frame *frame = run->children; frame != NULL; frame = frame->next) {
+        dcommi_frame_unshare(frame);
+    }
+    dcommi_frame_unshare(&run->root);
     dcommi_free(run->peers);
     run->peers = NULL;
     if (run->stream == DCOMMI_STREAM_COLL) {
@@ -36463,6 +36627,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         dcommi_early_free(stray->early);
         dcommi_free(stray);
     }
+    dcommi_scratch_free(context);
     dcommi_regions_free(context);
     if (context->net != NULL) {
         context->net->call->close(context->net, 1.0, false);
@@ -42596,6 +42761,364 @@ static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder 
 }
 
 #endif
+/* ==== include/dcomm/impl/algo_staged.h ===================================================== */
+/* algo_staged.h - collectives of a host by way of memory that its ranks map from each other: a rank
+ * copies what others need of it, chunk by chunk, into slots of its own scratch, tells them, and
+ * they read it there. Each byte is copied in once, however many read it, while it is in a cache,
+ * and without the kernel; messages copy it once for each reader, and reads of ordinary memory go
+ * through the kernel. Chunks take turns with the slots: a slot is filled anew when all have read
+ * it. Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory
+ * collectives", EuroPVM/MPI 2008.
+ *
+ * Who has come how far is told by counters of one rank each: a sum over ranks would let a fast one
+ * hide a slow one. */
+#ifndef DCOMMI_ALGO_STAGED_H
+#define DCOMMI_ALGO_STAGED_H
+
+
+#define DCOMMI_STAGED_SLOTS 4
+/* What a rank fills at a time: of one block; of one block for each rank together. */
+#define DCOMMI_STAGED_CHUNK (64 << 10)
+#define DCOMMI_STAGED_ROW (160 << 10)
+#define DCOMMI_STAGED_LEAST (2 << 10)
+#define DCOMMI_STAGED_RANKS 256 /* plans grow with them */
+
+/* Where the chunks of an operation lie, and the first of the counters, which are numbered by
+ * distance, so that the plans of all ranks look alike. */
+typedef struct dcommi_staged {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t chunk, chunks, slots;
+    int64_t row; /* bytes of a slot */
+    uint16_t slot;
+    uint16_t filled, read;
+} dcommi_staged;
+
+static uint16_t dcommi_staged_counters(const dcommi_staged *g)
+{
+    uint16_t first = dcommi_build_counter(g->b);
+    for (int r = 1; r < g->s->nranks; r++) {
+        dcommi_build_counter(g->b);
+    }
+    return first;
+}
+
+/* Blocks of at most `longest` bytes in chunks, `width` of which are in a slot. */
+static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b, int64_t longest,
+                                        int64_t width)
+{
+    if (s->nranks > DCOMMI_STAGED_RANKS) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                          "%s: %d ranks, at most %d exchange by staging",
+                                          b->head.name, s->nranks, DCOMMI_STAGED_RANKS));
+    }
+    int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, DCOMMI_STAGED_ROW / width);
+    grain = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_max64(grain, DCOMMI_STAGED_LEAST);
+    grain = dcommi_max64(dcommi_min64(grain, DCOMMI_SHARED_SCRATCH / width), 1);
+    dcommi_staged g = {.s = s, .b = b};
+    g.chunk = dcommi_partition_make(longest, 1, grain, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    g.chunks = dcommi_chunks_of(longest, g.chunk);
+    g.row = width * g.chunk;
+    int64_t room = dcommi_max64(DCOMMI_SHARED_SCRATCH / dcommi_max64(g.row, 1), 1);
+    g.slots = dcommi_min64(dcommi_min64(DCOMMI_STAGED_SLOTS, g.chunks), room);
+    dcommi_build_scratch(b, g.slots * g.row);
+    b->head.scratch_shared = true;
+    g.slot = dcommi_build_slot(b);
+    g.filled = dcommi_staged_counters(&g);
+    g.read = dcommi_staged_counters(&g);
+    return g;
+}
+
+/* Place `at` of the slot of chunk i[depth]. */
+static dcomm_expr dcommi_staged_at(const dcommi_staged *g, int64_t at, int depth)
+{
+    return dcommi_plus(dcommi_modular(g->row, 0, depth, 1, g->slots), at);
+}
+
+/* It as this rank's scratch, and as what `peer` has exposed; as long as `like`. */
+static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, int depth,
+                                       const dcomm_operand *like)
+{
+    dcomm_operand o = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, depth), g->chunk);
+    o.length = like->length;
+    return o;
+}
+
+static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, int64_t at, int depth,
+                                        const dcomm_operand *like)
+{
+    dcomm_operand o =
+        dcommi_peer(dcommi_const(peer), g->slot, dcommi_staged_at(g, at, depth), g->chunk);
+    o.length = like->length;
+    return o;
+}
+
+/* The counter by which a rank knows how far another has come. */
+static uint16_t dcommi_staged_of(const dcommi_staged *g, uint16_t counters, int64_t knower,
+                                 int64_t other)
+{
+    return (uint16_t)(counters + (other - knower + g->s->nranks) % g->s->nranks);
+}
+
+/* This rank has come one further, as another is to know. */
+static void dcommi_staged_tell(const dcommi_staged *g, int lane, uint16_t counters, int64_t to)
+{
+    dcommi_signal(g->b, lane, dcommi_staged_of(g, counters, to, g->s->rank), dcommi_const(to),
+                  dcommi_const(1));
+}
+
+static void dcommi_staged_tell_all(const dcommi_staged *g, int lane, uint16_t counters)
+{
+    for (int d = 1; d < g->s->nranks; d++) {
+        dcommi_staged_tell(g, lane, counters, (g->s->rank + d) % g->s->nranks);
+    }
+}
+
+/* Until a rank has come to chunk i[depth]. */
+static void dcommi_staged_until(const dcommi_staged *g, int lane, uint16_t counters, int64_t rank,
+                                int depth)
+{
+    dcommi_await(g->b, lane, dcommi_staged_of(g, counters, g->s->rank, rank),
+                 dcommi_linear(1, depth, 1));
+}
+
+static void dcommi_staged_offer(const dcommi_staged *g, int lane)
+{
+    dcommi_expose(g->b, lane, dcommi_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
+                  dcommi_const(DCOMM_ALL_PEERS));
+}
+
+/* Offer the slots to all, before there is anything in them: as if each rank had read them before. A
+ * single chunk is offered when it is there, which says so. */
+static void dcommi_staged_open(const dcommi_staged *g, int lane)
+{
+    if (g->chunks == 1) {
+        return;
+    }
+    dcommi_staged_offer(g, lane);
+    for (int d = 1; d < g->s->nranks; d++) {
+        int rank = (g->s->rank + d) % g->s->nranks;
+        dcommi_signal(g->b, lane, dcommi_staged_of(g, g->read, g->s->rank, rank),
+                      dcommi_const(g->s->rank), dcommi_const(g->slots));
+    }
+}
+
+/* Until the other ranks have read what was in the slot of chunk i[depth] before. */
+static void dcommi_staged_until_read(const dcommi_staged *g, int lane, int depth)
+{
+    for (int d = 1; d < g->s->nranks && g->chunks > 1; d++) {
+        dcommi_staged_until(g, lane, g->read, (g->s->rank + d) % g->s->nranks, depth);
+    }
+}
+
+/* Until they have read all. */
+static void dcommi_staged_close(const dcommi_staged *g, int lane)
+{
+    for (int d = 1; d < g->s->nranks; d++) {
+        int rank = (g->s->rank + d) % g->s->nranks;
+        dcommi_await(g->b, lane, dcommi_staged_of(g, g->read, g->s->rank, rank),
+                     dcommi_const(g->chunks > 1 ? g->slots + g->chunks : 1));
+    }
+}
+
+/* A chunk lies in its slot, for all. */
+static void dcommi_staged_filled(const dcommi_staged *g, int lane)
+{
+    if (g->chunks == 1) {
+        dcommi_staged_offer(g, lane);
+    } else {
+        dcommi_staged_tell_all(g, lane, g->filled);
+    }
+}
+
+static void dcommi_staged_until_filled(const dcommi_staged *g, int lane, int64_t rank, int depth)
+{
+    if (g->chunks > 1) {
+        dcommi_staged_until(g, lane, g->filled, rank, depth);
+    }
+}
+
+/* Where a rank's block of the operation lies, in bytes. */
+typedef struct dcommi_staged_block {
+    int64_t at, length;
+} dcommi_staged_block;
+
+static dcommi_staged_block dcommi_staged_block_of(const dcommi_shape *s, int64_t rank)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    dcommi_staged_block k = {rank * total, total};
+    if (s->coll == DCOMM_COLL_ALLREDUCE) {
+        int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+        int64_t share = dcommi_partition_make(total, s->nranks, 0, element).block;
+        k.at = dcommi_min64(rank * share, total);
+        k.length = dcommi_min64(share, total - k.at);
+    } else if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
+        k.at = dcommi_shape_bytes(s, s->displs[rank]);
+        k.length = dcommi_shape_bytes(s, s->counts[rank]);
+    }
+    return k;
+}
+
+static int64_t dcommi_staged_longest(const dcommi_shape *s)
+{
+    int64_t longest = 0;
+    for (int r = 0; r < s->nranks; r++) {
+        longest = dcommi_max64(longest, dcommi_staged_block_of(s, r).length);
+    }
+    return longest;
+}
+
+/* Chunk i[depth] of it. */
+static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space space,
+                                         dcommi_staged_block k, int depth)
+{
+    return dcommi_span_chunk(space, k.at, k.length, g->chunk, depth);
+}
+
+/* ---- all-gather, broadcast: one block for all ---- */
+
+/* Lane: fill the slots with this rank's block, for all, and put it at `own` unless that is NULL. */
+static void dcommi_staged_fill(const dcommi_staged *g, int lane, dcomm_space input,
+                               dcommi_staged_block block, const dcommi_staged_block *own)
+{
+    dcommi_builder *b = g->b;
+    dcommi_staged_open(g, lane);
+    int c = dcommi_loop_many(b, lane, g->chunks);
+    dcomm_operand chunk = dcommi_staged_chunk(g, input, block, c);
+    dcommi_staged_until_read(g, lane, c);
+    dcommi_copy(b, lane, dcommi_staged_own(g, 0, c, &chunk), chunk, 0);
+    dcommi_staged_filled(g, lane);
+    if (own != NULL) {
+        dcommi_copy(b, lane, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, *own, c), chunk,
+                    DCOMM_STEP_RESULT);
+    }
+    dcommi_end_many(b, lane, g->chunks);
+    dcommi_staged_close(g, lane);
+}
+
+static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_input in = dcommi_input_of(s, own.at);
+    dcommi_staged_block from = {in.base, own.length};
+    dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), 1);
+    dcommi_staged_fill(&g, 0, in.space, from, s->in_place ? NULL : &own);
+    int c = dcommi_loop_many(b, 1, g.chunks);
+    for (int d = 1; d < s->nranks; d++) {
+        int peer = (s->rank + d) % s->nranks;
+        dcomm_operand out =
+            dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
+        dcommi_staged_until_filled(&g, 1, peer, c);
+        dcommi_copy(b, 1, out, dcommi_staged_peer(&g, peer, 0, c, &out), DCOMM_STEP_RESULT);
+    }
+    dcommi_staged_tell_all(&g, 1, g.read);
+    dcommi_end_many(b, 1, g.chunks);
+    return b->status;
+}
+
+static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_staged_block all = {0, dcommi_shape_bytes(s, s->count)};
+    dcommi_staged g = dcommi_staged_make(s, b, all.length, 1);
+    if (s->rank == s->root) {
+        dcommi_staged_fill(&g, 0, dcommi_input_of(s, 0).space, all, s->in_place ? NULL : &all);
+        return b->status;
+    }
+    int c = dcommi_loop_many(b, 0, g.chunks);
+    dcomm_operand out = dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, all, c);
+    dcommi_staged_until_filled(&g, 0, s->root, c);
+    dcommi_copy(b, 0, out, dcommi_staged_peer(&g, s->root, 0, c, &out), DCOMM_STEP_RESULT);
+    dcommi_staged_tell(&g, 0, g.read, s->root);
+    dcommi_end_many(b, 0, g.chunks);
+    return b->status;
+}
+
+/* ---- reduce-scatter, all-reduce: a block for each rank ---- */
+
+/* Lane: fill the slots with the other ranks' blocks of this rank's input. */
+static void dcommi_staged_deal(const dcommi_staged *g, int lane)
+{
+    const dcommi_shape *s = g->s;
+    dcommi_builder *b = g->b;
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    dcommi_staged_open(g, lane);
+    int c = dcommi_loop_many(b, lane, g->chunks);
+    dcommi_staged_until_read(g, lane, c);
+    for (int d = 1; d < s->nranks; d++) {
+        int peer = (s->rank + d) % s->nranks;
+        dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), c);
+        dcommi_copy(b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, 0);
+    }
+    dcommi_staged_filled(g, lane);
+    dcommi_end_many(b, lane, g->chunks);
+    dcommi_staged_close(g, lane);
+}
+
+/* dst <- the fold of this rank's block of all inputs, in the order of ranks. */
+static void dcommi_staged_fold(const dcommi_staged *g, int lane, int c, dcomm_operand dst,
+                               unsigned flags)
+{
+    const dcommi_shape *s = g->s;
+    dcomm_operand ordered[3];
+    dcomm_operand own =
+        dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, dcommi_staged_block_of(s, s->rank), c);
+    for (int d = 1; d < s->nranks; d++) {
+        dcommi_staged_until_filled(g, lane, (s->rank + d) % s->nranks, c);
+    }
+    dcomm_operand others = dcommi_staged_peer(g, 0, s->rank * g->chunk, c, &own);
+    size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
+    dcommi_reduce(g->b, lane, dst, ordered, count, DCOMM_STEP_FINAL | flags);
+}
+
+static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_staged_block to = {s->in_place ? own.at : 0, own.length};
+    dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), s->nranks);
+    dcommi_staged_deal(&g, 0);
+    int c = dcommi_loop_many(b, 1, g.chunks);
+    dcommi_staged_fold(&g, 1, c, dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, to, c),
+                       DCOMM_STEP_RESULT);
+    dcommi_staged_tell_all(&g, 1, g.read);
+    dcommi_end_many(b, 1, g.chunks);
+    return b->status;
+}
+
+/* Behind the pieces for the others, a slot has the sum of this rank's block, which all copy. */
+static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int n = s->nranks;
+    dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), n + 1);
+    uint16_t summed = dcommi_staged_counters(&g);
+    dcommi_staged_deal(&g, 0);
+
+    int c = dcommi_loop_many(b, 1, g.chunks);
+    dcomm_operand out =
+        dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), c);
+    dcomm_operand sum = dcommi_staged_own(&g, n * g.chunk, c, &out);
+    dcommi_staged_until_read(&g, 1, c);
+    dcommi_staged_fold(&g, 1, c, sum, 0);
+    dcommi_staged_tell_all(&g, 1, summed);
+    dcommi_staged_tell(&g, 1, summed, s->rank);
+    dcommi_copy(b, 1, out, sum, DCOMM_STEP_RESULT);
+    dcommi_end_many(b, 1, g.chunks);
+
+    c = dcommi_loop_many(b, 2, g.chunks);
+    for (int d = 1; d < n; d++) {
+        int peer = (s->rank + d) % n;
+        out = dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
+        dcommi_staged_until(&g, 2, summed, peer, c);
+        dcommi_copy(b, 2, out, dcommi_staged_peer(&g, peer, n * g.chunk, c, &out),
+                    DCOMM_STEP_RESULT);
+    }
+    /* Its own fold has read the peers' slots, too. */
+    dcommi_staged_until(&g, 2, summed, s->rank, c);
+    dcommi_staged_tell_all(&g, 2, g.read);
+    dcommi_end_many(b, 2, g.chunks);
+    return b->status;
+}
+
+#endif
 
 static const dcommi_algo dcommi_algo_table[] = {
     {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false, 10, 10, NULL,
@@ -42612,6 +43135,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
     {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, 4, 4, NULL,
      "1 step; (N-1) S per rank", "direct exchange"},
+    {"staged", DCOMM_COLL_ALLREDUCE, dcommi_staged_allreduce, true, 8, 16, NULL,
+     "pipelined by chunk; 2(N-1)/N S written once by each rank, for all",
+     "Graham and Shipman 2008"},
     {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, 12, 12, NULL,
      "2 steps; 2(N-1)/N S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true, 16, 16, NULL,
@@ -42626,6 +43152,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false, 11, 11,
      NULL, "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"staged", DCOMM_COLL_REDUCE_SCATTER, dcommi_staged_reduce_scatter, true, 4, 16, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
     {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
@@ -42638,6 +43166,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false, 9, 9, NULL,
      "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"staged", DCOMM_COLL_ALLGATHER, dcommi_staged_allgather, false, 4, 16, NULL,
+     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, 5, 5, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
     {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
@@ -42650,6 +43180,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false, 11, 11,
      NULL, "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"staged", DCOMM_COLL_REDUCE_SCATTERV, dcommi_staged_reduce_scatter, true, 4, 16, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
      "1 step; all blocks but one per rank", "direct exchange"},
     {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
@@ -42662,6 +43194,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false, 9, 9, NULL,
      "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"staged", DCOMM_COLL_ALLGATHERV, dcommi_staged_allgather, false, 4, 16, NULL,
+     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false, 5, 5, NULL,
      "1 step; N-1 times the own block per rank", "direct exchange"},
     {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
@@ -42674,6 +43208,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false, 16, 16, NULL,
      "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
+    {"staged", DCOMM_COLL_BROADCAST, dcommi_staged_broadcast, false, 4, 16, NULL,
+     "pipelined by chunk; S written once by the root, for all", "Graham and Shipman 2008"},
     {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false, 7, 7, NULL,
      "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
     {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false, 13, 5, dcommi_hier_note,
@@ -49659,26 +50195,10 @@ static size_t dcommi_mem_available(void)
 /* Shared memory of own->len bytes and its mark, mapped and in memory. */
 static dcomm_status dcommi_mem_share(dcommi_own *own)
 {
-    dcommi_transport *t = own->context->local;
-    own->mapped = own->len + (size_t)sysconf(_SC_PAGESIZE);
     dcommi_token_take(own->context);
-    dcomm_status status = t->call->region_create(t, own->mapped, &own->region);
+    dcomm_status status = dcommi_own_create(own);
     dcommi_token_release(own->context);
-    DCOMMI_TRY(status);
-    if (own->region.key_len > DCOMMI_REGION_KEY_MAX) {
-        return DCOMM_ERR_UNSUPPORTED;
-    }
-    own->base = dcommi_huge_alias(own->region.base, own->mapped);
-    if (own->base == NULL) {
-        return DCOMM_ERR_UNSUPPORTED;
-    }
-    if (!dcommi_huge_fill(own->base, own->mapped, &own->huge)) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
-                           "memory limit of the container)",
-                           own->mapped, strerror(errno));
-    }
-    return DCOMM_OK;
+    return status < 0 ? status : dcommi_own_fill(own);
 }
 
 /* Memory that nobody else can map. */
@@ -49700,14 +50220,9 @@ static dcomm_status dcommi_mem_plain(dcommi_own *own)
 /* Give back what there is of it. */
 static void dcommi_mem_drop(dcommi_own *own)
 {
-    dcommi_transport *t = own->context->local;
-    if (own->region.handle != NULL) {
-        dcommi_token_take(own->context);
-        t->call->region_destroy(t, &own->region);
-        dcommi_token_release(own->context);
-    }
-    dcommi_huge_release(own->base, own->mapped);
-    own->base = NULL;
+    dcommi_token_take(own->context);
+    dcommi_own_destroy(own);
+    dcommi_token_release(own->context);
 }
 
 static dcomm_status dcommi_mem_make(dcommi_own *own)
@@ -63450,6 +63965,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_RTS_MAPPED
 #undef DCOMMI_SCALER_MAGIC
 #undef DCOMMI_SCALER_OPTIONS
+#undef DCOMMI_SCRATCH_PARTS
 #undef DCOMMI_SCRIPT_BYTES
 #undef DCOMMI_SCRIPT_COUNTERS
 #undef DCOMMI_SCRIPT_OPS
@@ -63460,6 +63976,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_SHA256_BLOCK
 #undef DCOMMI_SHA256_BYTES
 #undef DCOMMI_SHARED_GRAIN
+#undef DCOMMI_SHARED_SCRATCH
 #undef DCOMMI_SHORT_MAX
 #undef DCOMMI_SHUT_S
 #undef DCOMMI_SIMD_AHEAD
@@ -63484,6 +64001,11 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_SPARSE_BLOCK
 #undef DCOMMI_SPARSE_HD
 #undef DCOMMI_SPARSE_HEAD
+#undef DCOMMI_STAGED_CHUNK
+#undef DCOMMI_STAGED_LEAST
+#undef DCOMMI_STAGED_RANKS
+#undef DCOMMI_STAGED_ROW
+#undef DCOMMI_STAGED_SLOTS
 #undef DCOMMI_STEP_NAN
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX

@@ -104,7 +104,7 @@ typedef struct dcomm_coll_opts {
 
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
  * recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling, one_shot,
- * two_shot, star; see docs/algorithms.md for the cost of each. */
+ * two_shot, staged, star, hier, hier_leader; see docs/algorithms.md for the cost of each. */
 DCOMM_API dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                         size_t count, dcomm_dtype dtype, dcomm_op op,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p);

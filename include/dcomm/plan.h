@@ -247,6 +247,7 @@ struct dcomm_plan {
     bool codec_linear;    /* encodings are folded before they are decoded */
     bool codec_partly;    /* this rank's ENCODE steps leave some elements out */
     bool scratch_on_host; /* even where input and output are a device's memory */
+    bool scratch_shared;  /* it is exposed: had better be memory that peers on the host map */
     /* Elements that this rank's RECODE steps encode; none where these are among those that its
      * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
     int64_t recoded_first, recoded_count;

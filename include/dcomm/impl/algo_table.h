@@ -15,6 +15,7 @@
 #include "algo_hier_v.h"
 #include "algo_misc.h"
 #include "algo_ring.h"
+#include "algo_staged.h"
 #include "algo_tree.h"
 
 static const dcommi_algo dcommi_algo_table[] = {
@@ -32,6 +33,9 @@ static const dcommi_algo dcommi_algo_table[] = {
      "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
     {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, 4, 4, NULL,
      "1 step; (N-1) S per rank", "direct exchange"},
+    {"staged", DCOMM_COLL_ALLREDUCE, dcommi_staged_allreduce, true, 8, 16, NULL,
+     "pipelined by chunk; 2(N-1)/N S written once by each rank, for all",
+     "Graham and Shipman 2008"},
     {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, 12, 12, NULL,
      "2 steps; 2(N-1)/N S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true, 16, 16, NULL,
@@ -46,6 +50,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false, 11, 11,
      NULL, "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"staged", DCOMM_COLL_REDUCE_SCATTER, dcommi_staged_reduce_scatter, true, 4, 16, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
     {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
@@ -58,6 +64,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false, 9, 9, NULL,
      "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"staged", DCOMM_COLL_ALLGATHER, dcommi_staged_allgather, false, 4, 16, NULL,
+     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, 5, 5, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
     {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
@@ -70,6 +78,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false, 11, 11,
      NULL, "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"staged", DCOMM_COLL_REDUCE_SCATTERV, dcommi_staged_reduce_scatter, true, 4, 16, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
      "1 step; all blocks but one per rank", "direct exchange"},
     {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
@@ -82,6 +92,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false, 9, 9, NULL,
      "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"staged", DCOMM_COLL_ALLGATHERV, dcommi_staged_allgather, false, 4, 16, NULL,
+     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false, 5, 5, NULL,
      "1 step; N-1 times the own block per rank", "direct exchange"},
     {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
@@ -94,6 +106,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false, 16, 16, NULL,
      "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
+    {"staged", DCOMM_COLL_BROADCAST, dcommi_staged_broadcast, false, 4, 16, NULL,
+     "pipelined by chunk; S written once by the root, for all", "Graham and Shipman 2008"},
     {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false, 7, 7, NULL,
      "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
     {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false, 13, 5, dcommi_hier_note,

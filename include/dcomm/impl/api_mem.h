@@ -45,26 +45,10 @@ static size_t dcommi_mem_available(void)
 /* Shared memory of own->len bytes and its mark, mapped and in memory. */
 static dcomm_status dcommi_mem_share(dcommi_own *own)
 {
-    dcommi_transport *t = own->context->local;
-    own->mapped = own->len + (size_t)sysconf(_SC_PAGESIZE);
     dcommi_token_take(own->context);
-    dcomm_status status = t->call->region_create(t, own->mapped, &own->region);
+    dcomm_status status = dcommi_own_create(own);
     dcommi_token_release(own->context);
-    DCOMMI_TRY(status);
-    if (own->region.key_len > DCOMMI_REGION_KEY_MAX) {
-        return DCOMM_ERR_UNSUPPORTED;
-    }
-    own->base = dcommi_huge_alias(own->region.base, own->mapped);
-    if (own->base == NULL) {
-        return DCOMM_ERR_UNSUPPORTED;
-    }
-    if (!dcommi_huge_fill(own->base, own->mapped, &own->huge)) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
-                           "memory limit of the container)",
-                           own->mapped, strerror(errno));
-    }
-    return DCOMM_OK;
+    return status < 0 ? status : dcommi_own_fill(own);
 }
 
 /* Memory that nobody else can map. */
@@ -86,14 +70,9 @@ static dcomm_status dcommi_mem_plain(dcommi_own *own)
 /* Give back what there is of it. */
 static void dcommi_mem_drop(dcommi_own *own)
 {
-    dcommi_transport *t = own->context->local;
-    if (own->region.handle != NULL) {
-        dcommi_token_take(own->context);
-        t->call->region_destroy(t, &own->region);
-        dcommi_token_release(own->context);
-    }
-    dcommi_huge_release(own->base, own->mapped);
-    own->base = NULL;
+    dcommi_token_take(own->context);
+    dcommi_own_destroy(own);
+    dcommi_token_release(own->context);
 }
 
 static dcomm_status dcommi_mem_make(dcommi_own *own)

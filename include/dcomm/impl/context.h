@@ -243,6 +243,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
         dcommi_early_free(stray->early);
         dcommi_free(stray);
     }
+    dcommi_scratch_free(context);
     dcommi_regions_free(context);
     if (context->net != NULL) {
         context->net->call->close(context->net, 1.0, false);

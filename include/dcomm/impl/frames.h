@@ -3,7 +3,7 @@
 #ifndef DCOMMI_FRAMES_H
 #define DCOMMI_FRAMES_H
 
-#include "copy_in.h"
+#include "scratch.h"
 
 static void dcommi_lane_ready(dcommi_lane *lane)
 {
@@ -100,15 +100,19 @@ static inline bool dcommi_plan_of_host(const dcomm_plan *plan)
             plan->kernels[0] != dcommi_kernel_widen);
 }
 
-/* Where the scratch of a frame lies whose input and output are set: with them, or at `on_host`. */
+/* Where the scratch of a frame lies whose input and output are set: with them, or where peers map
+ * it, or at `on_host`. */
 static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
 {
     const dcomm_plan *plan = frame->plan;
     const unsigned ends = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
-    frame->space[DCOMM_SPACE_SCRATCH] = on_host;
     frame->space_len[DCOMM_SPACE_SCRATCH] = plan->scratch_bytes;
     if (DCOMMI_LIKELY((frame->on_device & ends) == 0) || plan->scratch_bytes == 0 ||
         dcommi_plan_of_host(plan)) {
+        frame->shared = plan->scratch_shared
+                            ? dcommi_scratch_take(frame->run->comm->context, plan->scratch_bytes)
+                            : NULL;
+        frame->space[DCOMM_SPACE_SCRATCH] = frame->shared != NULL ? frame->shared : on_host;
         return DCOMM_OK;
     }
     dcommi_device_handle *d = &frame->run->device->handle;
@@ -118,8 +122,18 @@ static dcomm_status dcommi_frame_scratch(dcommi_frame *frame, uint8_t *on_host)
     return DCOMM_OK;
 }
 
+/* Others may have the part of the context's scratch that it has. */
+static inline void dcommi_frame_unshare(dcommi_frame *frame)
+{
+    if (DCOMMI_UNLIKELY(frame->shared != NULL)) {
+        dcommi_scratch_give(frame->run->comm->context, frame->shared);
+        frame->shared = NULL;
+    }
+}
+
 static void dcommi_frame_scratch_free(dcommi_frame *frame)
 {
+    dcommi_frame_unshare(frame);
     if (DCOMMI_UNLIKELY(frame->device_scratch != NULL)) {
         dcommi_device_handle *d = &frame->run->device->handle;
         d->call->release(d, frame->device_scratch);

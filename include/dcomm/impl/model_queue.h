@@ -30,6 +30,10 @@ typedef struct dcommi_sim_lane {
     struct dcommi_sim_lane *next_waiter;
 } dcommi_sim_lane;
 
+/* How peers get at what a rank exposes: it lies where they can open it; in scratch that they map.
+ */
+enum { DCOMMI_SIM_OPEN = 1, DCOMMI_SIM_STAGED = 2 };
+
 typedef struct dcommi_sim_actor {
     const dcomm_plan *plan;
     dcommi_sim_frame *root;
@@ -38,7 +42,7 @@ typedef struct dcommi_sim_actor {
     int64_t turns;         /* ranks that it stands for and that do the same there */
     int64_t *counters;
     int64_t *exposed;         /* [nslots]: when; -1: not yet */
-    bool *opened;             /* [nslots]: where it lies, peers can open it */
+    uint8_t *offered;         /* [nslots] */
     dcommi_sim_lane *waiters; /* for counters */
     dcommi_sim_lane *readers; /* for what this rank is to expose */
 } dcommi_sim_actor;

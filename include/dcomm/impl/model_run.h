@@ -321,9 +321,9 @@ static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
         DCOMMI_TRY(plans->get(plans->user, i, &a->plan));
         a->counters = dcommi_calloc(a->plan->ncounters + 1, sizeof *a->counters);
         a->exposed = dcommi_calloc(a->plan->nslots + 1, sizeof *a->exposed);
-        a->opened = dcommi_calloc(a->plan->nslots + 1, sizeof *a->opened);
+        a->offered = dcommi_calloc(a->plan->nslots + 1, sizeof *a->offered);
         a->root = dcommi_sim_frame_new(s, a->plan, i);
-        if (a->counters == NULL || a->exposed == NULL || a->opened == NULL || a->root == NULL) {
+        if (a->counters == NULL || a->exposed == NULL || a->offered == NULL || a->root == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
         a->root->open = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
@@ -346,7 +346,7 @@ static void dcommi_sim_close(dcommi_sim *s, const dcommi_plans *plans)
         }
         dcommi_free(s->actor[i].counters);
         dcommi_free(s->actor[i].exposed);
-        dcommi_free(s->actor[i].opened);
+        dcommi_free(s->actor[i].offered);
     }
     while (s->frames != NULL) {
         dcommi_sim_frame_free(s, s->frames);

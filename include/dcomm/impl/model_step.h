@@ -348,6 +348,24 @@ static int64_t dcommi_sim_open_work(const dcommi_terrain *t, bool fold, int64_t 
     return launch + n * dcommi_min64(bytes, DCOMMI_MODEL_MOST / n);
 }
 
+/* To read a peer's slot, which is in a cache: half of what messages take that are copied into a
+ * fifo and out of it; and to hear that it is filled, and another time that one's own was read. */
+static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold)
+{
+    int64_t record = dcommi_min64(len, link->eager);
+    double records = record > 0 ? (double)len / (double)record : 0;
+    int64_t copy = (int64_t)((double)(dcommi_curve_at(&link->message, record) / 2) * records);
+    return copy + (fold ? dcommi_curve_at(&link->fold, len) : 0) + 2 * link->overhead;
+}
+
+/* Work of one step that reads n peers, each of which would take its part of `sum` alone. Measured
+ * with one rank that is read; a fold's own operand and its result are passed over once, however
+ * many there are. */
+static int64_t dcommi_sim_together(int64_t sum, int64_t n, bool fold)
+{
+    return n == 0 || !fold ? sum : dcommi_min64(sum / n / 3, DCOMMI_MODEL_MOST / (n + 2)) * (n + 2);
+}
+
 /* COPY and REDUCE. */
 static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
@@ -355,7 +373,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     const dcommi_terrain *t = s->terrain;
     bool fold = step->kind == DCOMM_STEP_REDUCE;
     int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
-    int64_t mapped = 0, nmapped = 0, peers = 0, nopen = 0;
+    int64_t mapped = 0, nmapped = 0, peers = 0, nopen = 0, staged = 0, nstaged = 0;
     int remote = 0;
     for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
         const dcomm_operand *o = &plan->operands[step->src + i];
@@ -384,8 +402,11 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
             ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
             remote += !link->by_core;
             peers++;
-            nopen += link->open && owner->opened[slot];
-            if (link->by_core && fold && link->mapped) {
+            nopen += link->open && (owner->offered[slot] & DCOMMI_SIM_OPEN);
+            if (link->by_core && (owner->offered[slot] & DCOMMI_SIM_STAGED)) {
+                staged += dcommi_sim_staged(link, len, fold);
+                nstaged++;
+            } else if (link->by_core && fold && link->mapped) {
                 mapped += dcommi_curve_at(&link->reduce, len);
                 nmapped++;
             } else if (link->by_core) {
@@ -403,16 +424,13 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
         work = dcommi_sim_open_work(t, fold, nopen, len);
         remote = 0;
     }
-    if (nmapped > 0) {
-        /* Measured with one rank that is read; the fold's own operand and its result are passed
-         * over once, however many there are. */
-        work +=
-            dcommi_min64(mapped / nmapped / 3, DCOMMI_MODEL_MOST / (nmapped + 2)) * (nmapped + 2);
-    }
+    work += dcommi_sim_together(mapped, nmapped, fold) + dcommi_sim_together(staged, nstaged, fold);
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
-        work += dcommi_curve_at(&t->copy, len);
+        /* A slot is in a cache: half of a copy between memories. */
+        bool slot = plan->scratch_shared && step->dst.space == DCOMM_SPACE_SCRATCH;
+        work += dcommi_curve_at(&t->copy, len) / (slot ? 2 : 1);
     }
     if (remote > 0) {
         return dcommi_sim_ask(s, lane, step, work, remote);
@@ -478,15 +496,21 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
         dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, f->plan->name, slot));
         return DCOMMI_SIM_STOP;
     }
+    const uint8_t space = f->plan->operands[step->src].space;
+    bool staged = f->plan->scratch_shared && space == DCOMM_SPACE_SCRATCH;
     int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
     for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
         int rank = dcommi_sim_rank(f, r);
         if (rank >= 0 && rank != f->rank) {
-            work += dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank))->tell;
+            const dcommi_link *link =
+                dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank));
+            /* Instead of a script of messages the engine runs: measured, about a signal more. */
+            work += link->tell + (staged ? link->signal : 0);
         }
     }
     int64_t t = own->exposed[slot] = dcommi_sim_work(s, f->rank, s->now, work);
-    own->opened[slot] = dcommi_sim_open_space(f, f->plan->operands[step->src].space);
+    own->offered[slot] =
+        (dcommi_sim_open_space(f, space) ? DCOMMI_SIM_OPEN : 0) | (staged ? DCOMMI_SIM_STAGED : 0);
     while (own->readers != NULL) {
         dcommi_sim_lane *reader = own->readers;
         own->readers = reader->next_waiter;

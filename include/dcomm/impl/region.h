@@ -192,6 +192,43 @@ static void dcommi_region_refused(dcomm_context *context, int peer, const void *
     }
 }
 
+/* Shared memory of own->len bytes and its mark. With the token. DCOMM_ERR_UNSUPPORTED: nobody could
+ * map it. */
+static dcomm_status dcommi_own_create(dcommi_own *own)
+{
+    dcommi_transport *t = own->context->local;
+    own->mapped = own->len + (size_t)sysconf(_SC_PAGESIZE);
+    DCOMMI_TRY(t->call->region_create(t, own->mapped, &own->region));
+    return own->region.key_len > DCOMMI_REGION_KEY_MAX ? DCOMM_ERR_UNSUPPORTED : DCOMM_OK;
+}
+
+/* Map it where huge pages can lie, and bring it into memory. */
+static dcomm_status dcommi_own_fill(dcommi_own *own)
+{
+    own->base = dcommi_huge_alias(own->region.base, own->mapped);
+    if (own->base == NULL) {
+        return DCOMM_ERR_UNSUPPORTED;
+    }
+    if (!dcommi_huge_fill(own->base, own->mapped, &own->huge)) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
+                           "memory limit of the container)",
+                           own->mapped, strerror(errno));
+    }
+    return DCOMM_OK;
+}
+
+/* Give back what there is of it. With the token. */
+static void dcommi_own_destroy(dcommi_own *own)
+{
+    dcommi_transport *t = own->context->local;
+    if (own->region.handle != NULL) {
+        t->call->region_destroy(t, &own->region);
+    }
+    dcommi_huge_release(own->base, own->mapped);
+    own->base = NULL;
+}
+
 static dcomm_status dcommi_own_enter(dcommi_own *own)
 {
     struct dcommi_regions *regions = dcommi_regions_of(own->context);

@@ -176,6 +176,10 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     }
     dcommi_run_forget_exposed(run);
     dcommi_run_return_plan(run);
+    for (dcommi_frame *frame = run->children; frame != NULL; frame = frame->next) {
+        dcommi_frame_unshare(frame);
+    }
+    dcommi_frame_unshare(&run->root);
     dcommi_free(run->peers);
     run->peers = NULL;
     if (run->stream == DCOMMI_STREAM_COLL) {

@@ -117,6 +117,7 @@ struct dcommi_frame {
     int depth;
     uint8_t on_device;    /* bit 1 << space: it lies on run->device */
     void *device_scratch; /* to be given back; NULL: none */
+    uint8_t *shared;      /* likewise, a part of the context's scratch that peers map */
     dcommi_lane *lanes;
 };
 
@@ -376,6 +377,7 @@ struct dcomm_context {
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
     struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    struct dcommi_scratch *scratch; /* NULL: never needed (scratch.h) */
     _Atomic int memory_due;         /* peers' device memory is to be opened or shut */
     uint8_t *staging;               /* blocks read from peers */
     size_t staging_len;
