@@ -37,6 +37,7 @@ static void dcommi_nccl_discard(struct ncclComm *comm)
         }
         (void)dcomm_comm_destroy(&comm->comm);
         (void)dcomm_codec_destroy(&comm->codec);
+        (void)dcomm_codec_destroy(&comm->candidate);
         free(comm);
     }
 }
@@ -172,9 +173,19 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
                                   dcomm_comm_error(comm->comm));
 }
 
+/* Who has destroyed the process's last one may reset devices, or unload this library. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
-    return comm == NULL ? ncclSuccess : dcommi_nccl_close(comm);
+    if (comm == NULL) {
+        return ncclSuccess;
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_close(comm));
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    if (dcommi_nccl_all == NULL) {
+        dcommi_nccl_await_ends();
+    }
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+    return ncclSuccess;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm)

@@ -21,6 +21,7 @@
 
 #define DCOMMI_NCCL_STREAMS 8
 #define DCOMMI_NCCL_OPS 64
+#define DCOMMI_NCCL_DECISIONS 64
 #define DCOMMI_NCCL_TEXT 640
 
 /* A pre-multiplied sum that the program has made. */
@@ -38,14 +39,24 @@ typedef struct dcommi_nccl_registered {
     bool shared; /* it lies in memory of ncclMemAlloc's, which peers may open */
 } dcommi_nccl_registered;
 
+/* What codec "auto" has come to for a length. */
+typedef struct dcommi_nccl_decision {
+    size_t count;
+    dcomm_dtype dtype;
+    const dcomm_codec *codec; /* NULL: none */
+} dcommi_nccl_decision;
+
 struct ncclComm {
     struct ncclComm *next; /* of all that are alive */
     dcomm_comm *comm;
     int device;
     bool blocking;
     char name[64];
-    dcomm_codec *codec;  /* of all-reduces of floats; NULL: they are exact */
-    dcomm_ledger ledger; /* what it did to them, where a summary is asked for */
+    dcomm_codec *codec;     /* of all-reduces of floats; NULL: they are exact */
+    dcomm_codec *candidate; /* where that is "auto": what it decides about */
+    dcommi_nccl_decision decided[DCOMMI_NCCL_DECISIONS];
+    size_t ndecided;     /* the oldest make room */
+    dcomm_ledger ledger; /* what the codec did, where a summary is asked for */
     dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
     /* Behind the last operation of each stream: what has to be over before the communicator is. */
     struct {
