@@ -330,7 +330,6 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 #include <string.h>
 #include <time.h>
 
-#define DCOMMI_NCCL_STREAMS 8
 #define DCOMMI_NCCL_OPS 64
 #define DCOMMI_NCCL_DECISIONS 64
 #define DCOMMI_NCCL_TEXT 640
@@ -349,6 +348,12 @@ typedef struct dcommi_nccl_registered {
     const void *buff;
     bool shared; /* it lies in memory of ncclMemAlloc's, which peers may open */
 } dcommi_nccl_registered;
+
+/* Behind the last operation on a stream: what has to be over before the communicator is. */
+typedef struct dcommi_nccl_last {
+    cudaStream_t stream;
+    cudaEvent_t event;
+} dcommi_nccl_last;
 
 /* What codec "auto" has come to for a length. */
 typedef struct dcommi_nccl_decision {
@@ -369,12 +374,8 @@ struct ncclComm {
     size_t ndecided;     /* the oldest make room */
     dcomm_ledger ledger; /* what the codec did, where a summary is asked for */
     dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
-    /* Behind the last operation of each stream: what has to be over before the communicator is. */
-    struct {
-        cudaStream_t stream;
-        cudaEvent_t event; /* NULL: the slot is free */
-    } last[DCOMMI_NCCL_STREAMS];
-    int last_next;                      /* the slot that is taken when none is free */
+    dcommi_nccl_last *last; /* of each stream that is not known to have come to it */
+    size_t nlast, last_room;
     dcommi_nccl_registered *registered; /* with dcommi_nccl_lock */
 };
 
@@ -456,22 +457,31 @@ static ncclResult_t dcommi_nccl_no_memory(void)
 
 /* ---- devices ---- */
 
-/* Make a communicator's device the current one; give back what was. */
-static int dcommi_nccl_enter(const struct ncclComm *comm)
+/* What the calling thread had. */
+typedef struct dcommi_nccl_before {
+    int device;
+    enum cudaStreamCaptureMode mode;
+} dcommi_nccl_before;
+
+/* Make a communicator's device the current one. While anybody captures a stream, CUDA refuses other
+ * threads what could harm a capture, and ends that: what goes on here has nothing to do with it. */
+static dcommi_nccl_before dcommi_nccl_enter(const struct ncclComm *comm)
 {
-    int before = 0;
-    (void)cudaGetDevice(&before);
-    if (before != comm->device) {
+    dcommi_nccl_before before = {comm->device, cudaStreamCaptureModeRelaxed};
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
+    (void)cudaGetDevice(&before.device);
+    if (before.device != comm->device) {
         (void)cudaSetDevice(comm->device);
     }
     return before;
 }
 
-static void dcommi_nccl_leave(const struct ncclComm *comm, int before)
+static void dcommi_nccl_leave(const struct ncclComm *comm, dcommi_nccl_before before)
 {
-    if (before != comm->device) {
-        (void)cudaSetDevice(before);
+    if (before.device != comm->device) {
+        (void)cudaSetDevice(before.device);
     }
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
 }
 
 static void dcommi_nccl_nap(void)
@@ -699,6 +709,7 @@ static void dcommi_nccl_discard(struct ncclComm *comm)
         (void)dcomm_comm_destroy(&comm->comm);
         (void)dcomm_codec_destroy(&comm->codec);
         (void)dcomm_codec_destroy(&comm->candidate);
+        free(comm->last);
         free(comm);
     }
 }
@@ -765,11 +776,9 @@ static ncclResult_t dcommi_nccl_await(const struct ncclComm *comm)
 /* Until what was enqueued is over, whatever became of it. */
 static void dcommi_nccl_quiesce(struct ncclComm *comm)
 {
-    int before = dcommi_nccl_enter(comm);
-    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
-        if (comm->last[i].event != NULL) {
-            (void)cudaEventSynchronize(comm->last[i].event);
-        }
+    dcommi_nccl_before before = dcommi_nccl_enter(comm);
+    for (size_t i = 0; i < comm->nlast; i++) {
+        (void)cudaEventSynchronize(comm->last[i].event);
     }
     dcommi_nccl_leave(comm, before);
 }
@@ -781,10 +790,8 @@ static void *dcommi_nccl_end(void *arg)
     struct ncclComm *comm = arg;
     dcommi_nccl_quiesce(comm);
     (void)dcommi_nccl_enter(comm);
-    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
-        if (comm->last[i].event != NULL) {
-            (void)cudaEventDestroy(comm->last[i].event);
-        }
+    for (size_t i = 0; i < comm->nlast; i++) {
+        (void)cudaEventDestroy(comm->last[i].event);
     }
     if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
         dcommi_nccl_summarize(comm);
@@ -1106,7 +1113,7 @@ static void *dcommi_nccl_decide(void *arg)
 {
     dcommi_nccl_job *first = arg;
     struct ncclComm *comm = first->comm;
-    const int before = dcommi_nccl_enter(comm);
+    const dcommi_nccl_before before = dcommi_nccl_enter(comm);
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->comm != comm || !j->undecided || dcommi_nccl_decided(j)) {
             continue;
@@ -1349,7 +1356,7 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
                                    a->root);
         } else {
             const bool sends = a->coll == DCOMM_COLL_SEND;
-            int before = dcommi_nccl_enter(a->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(a->comm);
             b->done = true;
             one = dcommi_nccl_copy(sends ? a : b, sends ? b : a);
             dcommi_nccl_leave(a->comm, before);
@@ -1359,28 +1366,45 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
     return result;
 }
 
+/* A place for a stream's last operation: its own, or that of one that is over, or one more. NULL:
+ * no memory. */
+static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
+{
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (comm->last[i].stream == stream) {
+            return &comm->last[i];
+        }
+    }
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
+            return &comm->last[i];
+        }
+    }
+    if (comm->nlast == comm->last_room) {
+        const size_t room = 2 * comm->last_room + 4;
+        dcommi_nccl_last *more = realloc(comm->last, room * sizeof *more);
+        if (more == NULL) {
+            return NULL;
+        }
+        comm->last = more;
+        comm->last_room = room;
+    }
+    dcommi_nccl_last *last = &comm->last[comm->nlast];
+    if (cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming) != cudaSuccess) {
+        return NULL;
+    }
+    comm->nlast++;
+    return last;
+}
+
 /* Remember where in the stream the communicator's last operation is. */
 static void dcommi_nccl_note(const dcommi_nccl_job *j)
 {
-    struct ncclComm *comm = j->comm;
-    int slot = -1;
-    for (int i = DCOMMI_NCCL_STREAMS - 1; i >= 0; i--) {
-        if (comm->last[i].event == NULL || comm->last[i].stream == j->stream) {
-            slot = i;
-        }
+    dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
+    if (last != NULL) {
+        last->stream = j->stream;
+        (void)cudaEventRecord(last->event, j->stream);
     }
-    if (slot < 0) {
-        slot = comm->last_next;
-        comm->last_next = (slot + 1) % DCOMMI_NCCL_STREAMS;
-        (void)cudaEventSynchronize(comm->last[slot].event);
-    }
-    if (comm->last[slot].event == NULL &&
-        cudaEventCreateWithFlags(&comm->last[slot].event, cudaEventDisableTiming) != cudaSuccess) {
-        comm->last[slot].event = NULL;
-        return;
-    }
-    comm->last[slot].stream = j->stream;
-    (void)cudaEventRecord(comm->last[slot].event, j->stream);
 }
 
 static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
@@ -1401,7 +1425,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     }
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
-            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
             dcommi_nccl_leave(j->comm, before);
             j->done = one != ncclSuccess; /* nothing of it is on the stream */
@@ -1414,7 +1438,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     }
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
-            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             dcommi_nccl_note(j);
             dcommi_nccl_leave(j->comm, before);
         }
@@ -1570,7 +1594,7 @@ static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, nccl
         DCOMMI_NCCL_TRY(dcommi_nccl_operator(j->comm, op, datatype, &j->op, &j->premul));
     }
     if (j->premul != NULL) {
-        int before = dcommi_nccl_enter(j->comm);
+        dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
         ncclResult_t result = dcommi_nccl_factor(j, datatype);
         dcommi_nccl_leave(j->comm, before);
         return result;
@@ -2108,6 +2132,5 @@ DCOMMI_NCCL_CALL(ncclCommWindowDeregister);
 #undef DCOMMI_NCCL_CALL
 #undef DCOMMI_NCCL_DECISIONS
 #undef DCOMMI_NCCL_OPS
-#undef DCOMMI_NCCL_STREAMS
 #undef DCOMMI_NCCL_TEXT
 #undef DCOMMI_NCCL_TRY

@@ -32,7 +32,7 @@ static void *dcommi_nccl_decide(void *arg)
 {
     dcommi_nccl_job *first = arg;
     struct ncclComm *comm = first->comm;
-    const int before = dcommi_nccl_enter(comm);
+    const dcommi_nccl_before before = dcommi_nccl_enter(comm);
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->comm != comm || !j->undecided || dcommi_nccl_decided(j)) {
             continue;

@@ -188,7 +188,7 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
                                    a->root);
         } else {
             const bool sends = a->coll == DCOMM_COLL_SEND;
-            int before = dcommi_nccl_enter(a->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(a->comm);
             b->done = true;
             one = dcommi_nccl_copy(sends ? a : b, sends ? b : a);
             dcommi_nccl_leave(a->comm, before);
@@ -198,28 +198,45 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
     return result;
 }
 
+/* A place for a stream's last operation: its own, or that of one that is over, or one more. NULL:
+ * no memory. */
+static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
+{
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (comm->last[i].stream == stream) {
+            return &comm->last[i];
+        }
+    }
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
+            return &comm->last[i];
+        }
+    }
+    if (comm->nlast == comm->last_room) {
+        const size_t room = 2 * comm->last_room + 4;
+        dcommi_nccl_last *more = realloc(comm->last, room * sizeof *more);
+        if (more == NULL) {
+            return NULL;
+        }
+        comm->last = more;
+        comm->last_room = room;
+    }
+    dcommi_nccl_last *last = &comm->last[comm->nlast];
+    if (cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming) != cudaSuccess) {
+        return NULL;
+    }
+    comm->nlast++;
+    return last;
+}
+
 /* Remember where in the stream the communicator's last operation is. */
 static void dcommi_nccl_note(const dcommi_nccl_job *j)
 {
-    struct ncclComm *comm = j->comm;
-    int slot = -1;
-    for (int i = DCOMMI_NCCL_STREAMS - 1; i >= 0; i--) {
-        if (comm->last[i].event == NULL || comm->last[i].stream == j->stream) {
-            slot = i;
-        }
+    dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
+    if (last != NULL) {
+        last->stream = j->stream;
+        (void)cudaEventRecord(last->event, j->stream);
     }
-    if (slot < 0) {
-        slot = comm->last_next;
-        comm->last_next = (slot + 1) % DCOMMI_NCCL_STREAMS;
-        (void)cudaEventSynchronize(comm->last[slot].event);
-    }
-    if (comm->last[slot].event == NULL &&
-        cudaEventCreateWithFlags(&comm->last[slot].event, cudaEventDisableTiming) != cudaSuccess) {
-        comm->last[slot].event = NULL;
-        return;
-    }
-    comm->last[slot].stream = j->stream;
-    (void)cudaEventRecord(comm->last[slot].event, j->stream);
 }
 
 static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
@@ -240,7 +257,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     }
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
-            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
             dcommi_nccl_leave(j->comm, before);
             j->done = one != ncclSuccess; /* nothing of it is on the stream */
@@ -253,7 +270,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     }
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
-            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             dcommi_nccl_note(j);
             dcommi_nccl_leave(j->comm, before);
         }

@@ -38,6 +38,7 @@ static void dcommi_nccl_discard(struct ncclComm *comm)
         (void)dcomm_comm_destroy(&comm->comm);
         (void)dcomm_codec_destroy(&comm->codec);
         (void)dcomm_codec_destroy(&comm->candidate);
+        free(comm->last);
         free(comm);
     }
 }
@@ -104,11 +105,9 @@ static ncclResult_t dcommi_nccl_await(const struct ncclComm *comm)
 /* Until what was enqueued is over, whatever became of it. */
 static void dcommi_nccl_quiesce(struct ncclComm *comm)
 {
-    int before = dcommi_nccl_enter(comm);
-    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
-        if (comm->last[i].event != NULL) {
-            (void)cudaEventSynchronize(comm->last[i].event);
-        }
+    dcommi_nccl_before before = dcommi_nccl_enter(comm);
+    for (size_t i = 0; i < comm->nlast; i++) {
+        (void)cudaEventSynchronize(comm->last[i].event);
     }
     dcommi_nccl_leave(comm, before);
 }
@@ -120,10 +119,8 @@ static void *dcommi_nccl_end(void *arg)
     struct ncclComm *comm = arg;
     dcommi_nccl_quiesce(comm);
     (void)dcommi_nccl_enter(comm);
-    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
-        if (comm->last[i].event != NULL) {
-            (void)cudaEventDestroy(comm->last[i].event);
-        }
+    for (size_t i = 0; i < comm->nlast; i++) {
+        (void)cudaEventDestroy(comm->last[i].event);
     }
     if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
         dcommi_nccl_summarize(comm);
