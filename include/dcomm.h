@@ -26495,6 +26495,7 @@ static dcomm_status dcommi_cuda_poll(void *event)
     cudaError_t error = cudaEventQuery((cudaEvent_t)event);
     dcommi_cuda_leave(before);
     if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* where CUDA leaves this, too */
         return DCOMM_IN_PROGRESS;
     }
     DCOMMI_CUDA_TRY(-1, error, "the device reports");

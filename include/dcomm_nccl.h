@@ -1379,6 +1379,7 @@ static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t s
         if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
             return &comm->last[i];
         }
+        (void)cudaGetLastError(); /* where CUDA leaves this, too */
     }
     if (comm->nlast == comm->last_room) {
         const size_t room = 2 * comm->last_room + 4;

@@ -52,6 +52,7 @@ Test(cuda_host, a_stream_runs_in_order_beside_its_caller)
     in[0] = 99; /* pageable memory is the caller's again */
     GOOD(cudaMemcpyAsync(pinned, device, sizeof in, cudaMemcpyDeviceToHost, stream));
     IS(cudaStreamQuery(stream), cudaErrorNotReady);
+    IS(cudaGetLastError(), cudaErrorNotReady);
     pinned[0] = 7;
     atomic_store(&g.open, 1);
     GOOD(cudaStreamSynchronize(stream));
@@ -243,7 +244,7 @@ Test(cuda_host, rows_are_copied_and_filled)
     cudaStream_t stream;
     size_t pitch = 0;
     for (int i = 0; i < HEIGHT * 64; i++) {
-        here[0][i] = (char)i;
+        here[i / 64][i % 64] = (char)i;
     }
     GOOD(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     GOOD(cudaMallocPitch((void **)&device, &pitch, WIDTH, HEIGHT));

@@ -119,13 +119,30 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes)
 
 /* ---- rows ---- */
 
+/* Whether there are so many rows: looked at before the first is copied. */
+static cudaError_t rows_fit(const void *at, size_t pitch, size_t width, size_t height)
+{
+    enum cudaMemoryType type = cudaMemoryTypeUnregistered;
+    if (height == 0) {
+        return cudaSuccess;
+    }
+    if (width > pitch) {
+        return cudaErrorInvalidPitchValue;
+    }
+    return cuhost_access(at, (height - 1) * pitch + width, &type) != NULL ? cudaSuccess
+                                                                          : cudaErrorInvalidValue;
+}
+
 cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
                               size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream)
 {
     cudaError_t status = cuhost_enter();
-    if (status == cudaSuccess && height > 0 && (width > dst_pitch || width > src_pitch)) {
-        status = cudaErrorInvalidPitchValue;
+    if (status == cudaSuccess) {
+        status = rows_fit(dst, dst_pitch, width, height);
+    }
+    if (status == cudaSuccess) {
+        status = rows_fit(src, src_pitch, width, height);
     }
     for (size_t row = 0; row < height && status == cudaSuccess; row++) {
         status = cudaMemcpyAsync((char *)dst + row * dst_pitch, (const char *)src + row * src_pitch,
@@ -148,8 +165,8 @@ cudaError_t cudaMemset2DAsync(void *dst, size_t pitch, int value, size_t width, 
                               cudaStream_t stream)
 {
     cudaError_t status = cuhost_enter();
-    if (status == cudaSuccess && height > 0 && width > pitch) {
-        status = cudaErrorInvalidPitchValue;
+    if (status == cudaSuccess) {
+        status = rows_fit(dst, pitch, width, height);
     }
     for (size_t row = 0; row < height && status == cudaSuccess; row++) {
         status = cudaMemsetAsync((char *)dst + row * pitch, value, width, stream);

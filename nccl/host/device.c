@@ -37,7 +37,7 @@ static int bus_of(int device)
 
 cudaError_t cuhost_result(cudaError_t error)
 {
-    if (error != cudaSuccess && error != cudaErrorNotReady) {
+    if (error != cudaSuccess) { /* also cudaErrorNotReady: CUDA leaves it behind, too */
         last = error;
     }
     return error;
