@@ -445,7 +445,7 @@ static int registered(int rank, int n, procs_shared *s, void *arg)
     for (int i = 0; i < TIMES; i++) {
         PROCS_TRUE(summed(comm) == n);
     }
-    PROCS_TRUE(cudaGetLastError() == cudaSuccess);
+    CUDA(cudaGetLastError());
     return ranks_leave(rank, n, -1, s, comm);
 }
 
