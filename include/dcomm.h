@@ -1515,8 +1515,9 @@ typedef struct dcomm_coll_opts {
      * memory without a stream begins at once, on data that must be there.
      * Errors: DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured
      * into a graph; the driver cannot let a stream wait), DCOMM_ERR_INVALID (another rank of this
-     * process has put the same operation on this stream, so that each would wait for the other: one
-     * group may hold both). (default: NULL) */
+     * process has put the same operation on this stream, or one of the two is the legacy default
+     * stream and the other waits for that, so that each would wait for the other: one group may
+     * hold both). (default: NULL) */
     void *stream;
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
@@ -13545,6 +13546,14 @@ typedef struct dcommi_device_before {
     int mode;   /* of captures */
 } dcommi_device_before;
 
+/* What a stream of the caller's waits for beside its own work. */
+enum dcommi_stream_kind {
+    DCOMMI_STREAM_APART,    /* nothing */
+    DCOMMI_STREAM_BLOCKING, /* the device's legacy default stream, and that for it */
+    DCOMMI_STREAM_LEGACY,
+    DCOMMI_STREAM_THREAD /* as BLOCKING; its handle means another stream in each thread */
+};
+
 /* No call waits for a device but those of shared memory, and none frees in a way that would: a
  * stream of the caller's may wait for the very rank that is in here. Errors have a sentence. */
 typedef struct dcommi_device_calls {
@@ -13588,7 +13597,7 @@ typedef struct dcommi_device_calls {
      * stream_hold: what is put on it from now on waits until the pinned word has come to `value`,
      * cyclically. */
     dcomm_status (*stream_check)(const char *name, void *stream);
-    bool (*stream_common)(void *stream); /* the handle means the same stream in all threads */
+    dcomm_status (*stream_kind)(int device, void *stream, enum dcommi_stream_kind *kind_p);
     dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
@@ -25495,6 +25504,7 @@ typedef struct dcommi_cached {
 /* What ties a run to a stream of the caller's (gate.h). */
 typedef struct dcommi_gate {
     void *stream;                  /* NULL: no gate */
+    enum dcommi_stream_kind kind;  /* of the stream, where it has been asked for */
     int device;                    /* that was current when it was given */
     void *before;                  /* event behind what the stream held; NULL: that has been done */
     struct dcommi_gate_word *word; /* for which the stream waits; NULL: it does not */
@@ -26004,19 +26014,24 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 
 #include <cuda_runtime_api.h>
 
-static dcomm_status dcommi_cuda_failed(cudaError_t error, const char *what)
+/* device: that was asked; -1: it is said elsewhere, or is none. */
+static dcomm_status dcommi_cuda_failed(int device, cudaError_t error, const char *what)
 {
+    char on[32] = "";
     (void)cudaGetLastError(); /* it is told here: the program's next look must not find it again */
+    if (device >= 0) {
+        snprintf(on, sizeof on, " on device %d", device);
+    }
     return dcommi_fail(error == cudaErrorMemoryAllocation ? DCOMM_ERR_NO_MEMORY : DCOMM_ERR_SYSTEM,
-                       "%s: %s", what, cudaGetErrorString(error));
+                       "%s%s: %s", what, on, cudaGetErrorString(error));
 }
 
-#define DCOMMI_CUDA_TRY(call, what)                              \
-    do {                                                         \
-        cudaError_t dcommi_cuda_error = (call);                  \
-        if (DCOMMI_UNLIKELY(dcommi_cuda_error != cudaSuccess)) { \
-            return dcommi_cuda_failed(dcommi_cuda_error, what);  \
-        }                                                        \
+#define DCOMMI_CUDA_TRY(device, call, what)                             \
+    do {                                                                \
+        cudaError_t dcommi_cuda_error = (call);                         \
+        if (DCOMMI_UNLIKELY(dcommi_cuda_error != cudaSuccess)) {        \
+            return dcommi_cuda_failed(device, dcommi_cuda_error, what); \
+        }                                                               \
     } while (0)
 
 /* Streams and events belong to the current device, which is the calling thread's own (-1: whichever
@@ -26057,7 +26072,7 @@ static dcomm_status dcommi_cuda_entry(const char *symbol, void **entry)
 #else
     cudaError_t error = cudaGetDriverEntryPoint(symbol, entry, cudaEnableDefault, &found);
 #endif
-    DCOMMI_CUDA_TRY(error, "cudaGetDriverEntryPoint");
+    DCOMMI_CUDA_TRY(-1, error, "cudaGetDriverEntryPoint");
     return *entry != NULL && found == cudaDriverEntryPointSuccess
                ? DCOMM_OK
                : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "the driver has no %s", symbol);
@@ -26101,7 +26116,7 @@ static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **me
         }
     }
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMalloc");
+    DCOMMI_CUDA_TRY(device, error, "cudaMalloc");
     return DCOMM_OK;
 }
 
@@ -26168,7 +26183,7 @@ static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *k
     } else {
         cudaError_t error = cudaIpcOpenMemHandle(memory_p, handle, cudaIpcMemLazyEnablePeerAccess);
         if (error != cudaSuccess) {
-            status = dcommi_cuda_failed(error, "cudaIpcOpenMemHandle");
+            status = dcommi_cuda_failed(device, error, "cudaIpcOpenMemHandle");
         } else if ((status = dcommi_cuda_holds(*memory_p, bytes)) < 0) {
             (void)cudaIpcCloseMemHandle(*memory_p);
         }
@@ -26214,7 +26229,7 @@ static dcomm_status dcommi_cuda_streams(dcommi_device_handle *d)
 {
     for (int q = 0; q < DCOMMI_QUEUES; q++) {
         cudaStream_t stream;
-        DCOMMI_CUDA_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+        DCOMMI_CUDA_TRY(d->number, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
                         "cudaStreamCreateWithFlags");
         d->stream[q] = stream;
     }
@@ -26230,9 +26245,10 @@ static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
         .location = {.type = cudaMemLocationTypeDevice, .id = d->number}};
     uint64_t keep = UINT64_MAX;
     cudaMemPool_t pool;
-    DCOMMI_CUDA_TRY(cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
+    DCOMMI_CUDA_TRY(d->number, cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
     d->pool = pool;
-    DCOMMI_CUDA_TRY(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+    DCOMMI_CUDA_TRY(d->number,
+                    cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
                     "cudaMemPoolSetAttribute");
     return DCOMM_OK;
 }
@@ -26294,7 +26310,7 @@ static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
     dcommi_device_before before = dcommi_cuda_enter(-1);
     cudaError_t error = cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaHostAlloc");
+    DCOMMI_CUDA_TRY(-1, error, "cudaHostAlloc");
     return DCOMM_OK;
 }
 
@@ -26315,7 +26331,7 @@ static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, voi
     cudaError_t error = cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
                                                 (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMallocFromPoolAsync");
+    DCOMMI_CUDA_TRY(d->number, error, "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
 
@@ -26336,7 +26352,7 @@ static dcomm_status dcommi_cuda_copy(dcommi_device_handle *d, enum dcommi_queue 
     cudaError_t error =
         cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)d->stream[queue]);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
+    DCOMMI_CUDA_TRY(-1, error, "cudaMemcpyAsync");
     return DCOMM_OK;
 }
 
@@ -26507,7 +26523,7 @@ static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue 
         }
     }
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaEventRecord");
+    DCOMMI_CUDA_TRY(-1, error, "cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
 }
@@ -26519,9 +26535,10 @@ static dcomm_status dcommi_cuda_poll(void *event)
     cudaError_t error = cudaEventQuery((cudaEvent_t)event);
     dcommi_cuda_leave(before);
     if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* where CUDA leaves this, too */
         return DCOMM_IN_PROGRESS;
     }
-    DCOMMI_CUDA_TRY(error, "the device reports");
+    DCOMMI_CUDA_TRY(-1, error, "the device reports");
     return DCOMM_OK;
 }
 
@@ -26553,7 +26570,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
                            "ranks do together; end the capture before the call",
                            name);
     }
-    DCOMMI_CUDA_TRY(error, "opts.stream");
+    DCOMMI_CUDA_TRY(-1, error, "opts.stream");
     if (atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire) == NULL) {
         void *entry = NULL;
         if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
@@ -26569,9 +26586,21 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
     return DCOMM_OK;
 }
 
-static bool dcommi_cuda_stream_common(void *stream)
+static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
+                                            enum dcommi_stream_kind *kind_p)
 {
-    return (cudaStream_t)stream != cudaStreamPerThread;
+    unsigned flags = cudaStreamNonBlocking;
+    if ((cudaStream_t)stream == cudaStreamLegacy || (cudaStream_t)stream == cudaStreamPerThread) {
+        *kind_p =
+            (cudaStream_t)stream == cudaStreamLegacy ? DCOMMI_STREAM_LEGACY : DCOMMI_STREAM_THREAD;
+        return DCOMM_OK;
+    }
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamGetFlags((cudaStream_t)stream, &flags);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(device, error, "opts.stream: cudaStreamGetFlags");
+    *kind_p = (flags & cudaStreamNonBlocking) != 0 ? DCOMMI_STREAM_APART : DCOMMI_STREAM_BLOCKING;
+    return DCOMM_OK;
 }
 
 /* An event behind all that the stream holds now. */
@@ -26587,7 +26616,7 @@ static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **eve
         }
     }
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "the caller's stream: cudaEventRecord");
+    DCOMMI_CUDA_TRY(device, error, "the caller's stream: cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
 }
@@ -26624,7 +26653,7 @@ static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
     }
     dcommi_cuda_leave(before);
     DCOMMI_TRY(status);
-    DCOMMI_CUDA_TRY(error, "cudaStreamCreateWithFlags");
+    DCOMMI_CUDA_TRY(device, error, "cudaStreamCreateWithFlags");
     *stream_p = stream;
     return DCOMM_OK;
 }
@@ -26645,7 +26674,8 @@ static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream,
                             : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
                                                       (cudaStream_t)stream);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
+    DCOMMI_CUDA_TRY(d->number, error,
+                    d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
 
@@ -26662,7 +26692,7 @@ static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, co
     dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
+    DCOMMI_CUDA_TRY(device, error, "cudaMemcpyAsync");
     return DCOMM_OK;
 }
 
@@ -26671,7 +26701,7 @@ static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, si
     dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMemsetAsync");
+    DCOMMI_CUDA_TRY(device, error, "cudaMemsetAsync");
     return DCOMM_OK;
 }
 
@@ -26684,7 +26714,7 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
     dcommi_cuda_leave(before);
     dcommi_cuda_stream_unmark(event);
-    DCOMMI_CUDA_TRY(error, "cudaStreamWaitEvent");
+    DCOMMI_CUDA_TRY(device, error, "cudaStreamWaitEvent");
     return DCOMM_OK;
 }
 
@@ -26762,7 +26792,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .over = dcommi_cuda_over,
     .current = dcommi_cuda_current,
     .stream_check = dcommi_cuda_stream_check,
-    .stream_common = dcommi_cuda_stream_common,
+    .stream_kind = dcommi_cuda_stream_kind,
     .stream_mark = dcommi_cuda_stream_mark,
     .stream_unmark = dcommi_cuda_stream_unmark,
     .stream_hold = dcommi_cuda_stream_hold,
@@ -28117,36 +28147,55 @@ static bool dcommi_gates_open_for(void (*act)(int device, void *memory), int dev
 static bool dcommi_gate_joint(const dcommi_run *run)
 {
     const dcommi_signature *s = &run->signature;
-    return s->count > 0 && (s->coll == DCOMM_COLL_ALLREDUCE || s->coll == DCOMM_COLL_ALLGATHER ||
-                            s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_ALLTOALL);
+    return s->coll == DCOMM_COLL_BARRIER ||
+           (s->count > 0 &&
+            (s->coll == DCOMM_COLL_ALLREDUCE || s->coll == DCOMM_COLL_ALLGATHER ||
+             s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_ALLTOALL));
 }
 
-/* Two ranks of a process on one stream: the second would begin when the first has ended, which
- * waits for the second. */
-static dcomm_status dcommi_gate_check(const dcommi_run *run)
+/* Work that is put on one stream waits for what the other holds. */
+static bool dcommi_gate_follows(const dcommi_gate *a, const dcommi_gate *b)
 {
-    const dcommi_gate *gate = &run->gate;
+    bool default_one = a->kind == DCOMMI_STREAM_LEGACY || b->kind == DCOMMI_STREAM_LEGACY;
+    if (a->device != b->device) {
+        return false;
+    }
+    return a->stream == b->stream
+               ? a->kind != DCOMMI_STREAM_THREAD
+               : default_one && a->kind != DCOMMI_STREAM_APART && b->kind != DCOMMI_STREAM_APART;
+}
+
+/* Two ranks of a process on one stream, or on the legacy default stream and one that waits for it:
+ * the second would begin when the first has ended, which waits for the second. */
+static dcomm_status dcommi_gate_check(dcommi_run *run)
+{
+    dcommi_gate *gate = &run->gate;
     int other = -1;
-    if (!dcommi_gate_joint(run) || !dcommi_devices->stream_common(gate->stream)) {
+    bool same = true;
+    if (!dcommi_gate_joint(run)) {
         return DCOMM_OK;
     }
+    DCOMMI_TRY(dcommi_devices->stream_kind(gate->device, gate->stream, &gate->kind));
     pthread_mutex_lock(&dcommi_gate_lock);
     for (struct dcommi_gate_word *w = dcommi_gates_shut; w != NULL && other < 0; w = w->next) {
-        if (w->run->gate.stream == gate->stream && w->run->gate.device == gate->device &&
-            w->run->comm->id == run->comm->id && w->run->comm != run->comm &&
-            w->run->seq == run->seq) {
+        if (w->run->comm->id == run->comm->id && w->run->comm != run->comm &&
+            w->run->seq == run->seq && dcommi_gate_follows(&w->run->gate, gate)) {
             other = w->run->comm->rank;
+            same = w->run->gate.stream == gate->stream;
         }
     }
     pthread_mutex_unlock(&dcommi_gate_lock);
     return other < 0
                ? DCOMM_OK
                : dcommi_fail(DCOMM_ERR_INVALID,
-                             "%s #%" PRIu64 ": ranks %d and %d of one process have put it on one "
-                             "stream, where each would wait for the other: give each a stream, or "
+                             "%s #%" PRIu64 ": ranks %d and %d of one process have put it on %s, "
+                             "where each would wait for the other: give each a stream%s, or "
                              "make both calls in one group",
                              dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, other,
-                             run->comm->rank);
+                             run->comm->rank,
+                             same ? "one stream"
+                                  : "the legacy default stream and on a stream that waits for that",
+                             same ? "" : " with cudaStreamNonBlocking");
 }
 
 /* The first half of tying a run to its stream: what it must come after. */
@@ -52416,6 +52465,17 @@ static dcomm_status dcommi_bkt_zero(const dcommi_bkt *k, void *dst, size_t len)
     return DCOMM_OK;
 }
 
+/* What a device or its kernels report is told with its number. */
+static dcomm_status dcommi_bkt_of_device(int number, dcomm_status status)
+{
+    if (status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "%s", dcommi_message);
+        return dcommi_fail(status, "buckets: device %d: %.400s", number, text);
+    }
+    return status;
+}
+
 /* All that was put on its stream so far is to be waited for by dcommi_bkt_settled. */
 static dcomm_status dcommi_bkt_unsettle(dcommi_bkt *k)
 {
@@ -52430,6 +52490,7 @@ static dcomm_status dcommi_bkt_settled(dcommi_bkt *k)
     if (k->event != NULL && status != DCOMM_IN_PROGRESS) {
         dcommi_devices->stream_unmark(k->event);
         k->event = NULL;
+        status = dcommi_bkt_of_device(k->device->number, status);
     }
     return status;
 }
@@ -53405,8 +53466,10 @@ static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_b
                                           void *x, size_t count, double factor, bool drop)
 {
     const dcommi_bkt *k = &b->layout.buckets[p->bucket];
-    return dcommi_devices->own_look(k->device->number, k->stream, x, count, p->dtype, factor, drop,
-                                    &b->seen_there[p - b->params], p->look);
+    return dcommi_bkt_of_device(k->device->number,
+                                dcommi_devices->own_look(k->device->number, k->stream, x, count,
+                                                         p->dtype, factor, drop,
+                                                         &b->seen_there[p - b->params], p->look));
 }
 
 /* Whether all that was put on the devices for buckets is over; with b->lock. */
@@ -53437,11 +53500,10 @@ static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
         }
         dcommi_devices->stream_unmark(event);
         if (status == DCOMM_IN_PROGRESS) {
-            status = dcommi_fail(DCOMM_ERR_TIMEOUT,
-                                 "buckets: device %d has not ended its work within %g s", d->number,
+            status = dcommi_fail(DCOMM_ERR_TIMEOUT, "its work has not ended within %g s",
                                  b->comm->timeout_s);
         }
-        DCOMMI_TRY(status);
+        DCOMMI_TRY(dcommi_bkt_of_device(d->number, status));
     }
     return DCOMM_OK;
 }
@@ -55221,8 +55283,9 @@ static dcomm_status dcommi_scaler_there(dcomm_buckets *b, bool look, double fact
         if (part != NULL && look) {
             DCOMMI_TRY(dcommi_bkt_look_there(b, p, part, count, factor, false));
         } else if (part != NULL) {
-            DCOMMI_TRY(dcommi_devices->own_scale(k->device->number, k->stream, part, count,
-                                                 p->dtype, factor));
+            DCOMMI_TRY(dcommi_bkt_of_device(
+                k->device->number, dcommi_devices->own_scale(k->device->number, k->stream, part,
+                                                             count, p->dtype, factor)));
         }
     }
     return b->ndevices > 0 ? dcommi_bkt_await_streams(b) : DCOMM_OK;

@@ -13,9 +13,10 @@
 /* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and
  * what is not.
  *
- * Names, types, values and layouts are those of NCCL 2.27, so that a program which was compiled
- * against NCCL's header runs with this library too. It needs <cuda_runtime.h>: CUDA's, or the host
- * stand-in's (nccl/host), with which N "GPUs" are threads and memory of this machine. */
+ * Names, types, tags, values and layouts are those of NCCL 2.27, so that a program which was
+ * compiled against NCCL's header runs with this library too, and C++ has the same name for a
+ * function that takes such types. It needs <cuda_runtime.h>: CUDA's, or the host stand-in's
+ * (nccl/host), with which N "GPUs" are threads and memory of this machine. */
 #ifndef DCOMM_NCCL_H
 #define DCOMM_NCCL_H
 #define NCCL_H_ /* NCCL's own header, were it included too, is this one */
@@ -24,6 +25,12 @@
 #ifndef CUDA_HOST_STAND_IN /* which has no such types */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#if defined(__cplusplus) && CUDART_VERSION >= 11080
+#include <cuda_fp8.h>
+#endif
+#elif defined(__cplusplus) /* what those bring along, and programs rely on */
+#include <cstring>
+#include <utility>
 #endif
 #include <limits.h>
 #include <stddef.h>
@@ -45,11 +52,11 @@ typedef struct ncclWindow *ncclWindow_t;
 #define NCCL_COMM_NULL NULL
 
 #define NCCL_UNIQUE_ID_BYTES 128
-typedef struct ncclUniqueId {
+typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
 
-typedef enum ncclResult {
+typedef enum {
     ncclSuccess = 0,
     ncclUnhandledCudaError = 1, /* a call of CUDA's failed */
     ncclSystemError = 2,        /* the operating system or the network */
@@ -61,7 +68,7 @@ typedef enum ncclResult {
     ncclNumResults = 8
 } ncclResult_t;
 
-typedef enum ncclDataType {
+typedef enum {
     ncclInt8 = 0,
     ncclChar = 0,
     ncclUint8 = 1,
@@ -82,7 +89,7 @@ typedef enum ncclDataType {
     ncclNumTypes = 12
 } ncclDataType_t;
 
-typedef enum ncclRedOp {
+typedef enum {
     ncclSum = 0,
     ncclProd = 1,
     ncclMax = 2,
@@ -94,7 +101,7 @@ typedef enum ncclRedOp {
 
 typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* a name in nccl.h */
 
-typedef enum ncclScalarResidence {
+typedef enum {
     ncclScalarDevice = 0,       /* read, after what the stream holds, when a collective is called */
     ncclScalarHostImmediate = 1 /* read by ncclRedOpCreatePreMulSum */
 } ncclScalarResidence_t;
@@ -114,7 +121,7 @@ typedef enum ncclScalarResidence {
  * is a name, and may go on with dcomm's options for this communicator: "grads dcomm:algo=ring
  * codec=qsgd:bits=4" (docs/from-nccl.md); the others ask for resources of a GPU that dcomm does not
  * take, and are left alone. */
-typedef struct ncclConfig {
+typedef struct ncclConfig_v22700 {
     size_t size;
     unsigned int magic;
     unsigned int version;
@@ -141,7 +148,7 @@ typedef struct ncclConfig {
             NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT                            \
     }
 
-typedef struct ncclSimInfo {
+typedef struct ncclSimInfo_v22200 {
     size_t size;
     unsigned int magic;
     unsigned int version;
@@ -197,11 +204,12 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclCommUserRank, (const ncclComm_t comm, int *ran
 
 DCOMM_NCCL_CALL(ncclResult_t, ncclMemAlloc, (void **ptr, size_t bytes));
 DCOMM_NCCL_CALL(ncclResult_t, ncclMemFree, (void *ptr));
-/* Buffers need no registration: what can be mapped by peers is found when it is used. */
+/* Processes of the host then read it where it lies, if it is of ncclMemAlloc's; of other memory
+ * nothing is done. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommRegister,
                 (const ncclComm_t comm, void *buff, size_t bytes, void **handle));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle));
-/* Symmetric windows are for kernels that communicate: ncclInvalidUsage. */
+/* A window is a registered buffer, whatever the flags; there are no kernels that reach into it. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowRegister,
                 (ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window, int flags));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowDeregister, (ncclComm_t comm, ncclWindow_t window));
@@ -279,6 +287,17 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 #ifndef DCOMMI_NCCL_GROUP_H
 #define DCOMMI_NCCL_GROUP_H
 
+/* ==== include/dcomm/nccl/decide.h ========================================================== */
+/* decide.h - which codec a group's all-reduces are sent by. What "auto" is for a length, the ranks
+ * of a communicator agree on when the first group ends that has such a call. */
+#ifndef DCOMMI_NCCL_DECIDE_H
+#define DCOMMI_NCCL_DECIDE_H
+
+/* ==== include/dcomm/nccl/job.h ============================================================= */
+/* job.h - what is kept of a call until the group that it is in ends. */
+#ifndef DCOMMI_NCCL_JOB_H
+#define DCOMMI_NCCL_JOB_H
+
 /* ==== include/dcomm/nccl/life.h ============================================================ */
 /* life.h - how communicators of NCCL's face begin and end. */
 #ifndef DCOMMI_NCCL_LIFE_H
@@ -311,8 +330,8 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 #include <string.h>
 #include <time.h>
 
-#define DCOMMI_NCCL_STREAMS 8
 #define DCOMMI_NCCL_OPS 64
+#define DCOMMI_NCCL_DECISIONS 64
 #define DCOMMI_NCCL_TEXT 640
 
 /* A pre-multiplied sum that the program has made. */
@@ -330,21 +349,33 @@ typedef struct dcommi_nccl_registered {
     bool shared; /* it lies in memory of ncclMemAlloc's, which peers may open */
 } dcommi_nccl_registered;
 
+/* Behind the last operation on a stream: what has to be over before the communicator is. */
+typedef struct dcommi_nccl_last {
+    cudaStream_t stream;
+    cudaEvent_t event;
+} dcommi_nccl_last;
+
+/* What codec "auto" has come to for a length. */
+typedef struct dcommi_nccl_decision {
+    size_t count;
+    dcomm_dtype dtype;
+    const dcomm_codec *codec; /* NULL: none */
+} dcommi_nccl_decision;
+
 struct ncclComm {
     struct ncclComm *next; /* of all that are alive */
     dcomm_comm *comm;
     int device;
     bool blocking;
     char name[64];
-    dcomm_codec *codec;  /* of all-reduces of floats; NULL: they are exact */
-    dcomm_ledger ledger; /* what it did to them, where a summary is asked for */
+    dcomm_codec *codec;     /* of all-reduces of floats; NULL: they are exact */
+    dcomm_codec *candidate; /* where that is "auto": what it decides about */
+    dcommi_nccl_decision decided[DCOMMI_NCCL_DECISIONS];
+    size_t ndecided;     /* the oldest make room */
+    dcomm_ledger ledger; /* what the codec did, where a summary is asked for */
     dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
-    /* Behind the last operation of each stream: what has to be over before the communicator is. */
-    struct {
-        cudaStream_t stream;
-        cudaEvent_t event; /* NULL: the slot is free */
-    } last[DCOMMI_NCCL_STREAMS];
-    int last_next;                      /* the slot that is taken when none is free */
+    dcommi_nccl_last *last; /* of each stream that is not known to have come to it */
+    size_t nlast, last_room;
     dcommi_nccl_registered *registered; /* with dcommi_nccl_lock */
 };
 
@@ -426,22 +457,31 @@ static ncclResult_t dcommi_nccl_no_memory(void)
 
 /* ---- devices ---- */
 
-/* Make a communicator's device the current one; give back what was. */
-static int dcommi_nccl_enter(const struct ncclComm *comm)
+/* What the calling thread had. */
+typedef struct dcommi_nccl_before {
+    int device;
+    enum cudaStreamCaptureMode mode;
+} dcommi_nccl_before;
+
+/* Make a communicator's device the current one. While anybody captures a stream, CUDA refuses other
+ * threads what could harm a capture, and ends that: what goes on here has nothing to do with it. */
+static dcommi_nccl_before dcommi_nccl_enter(const struct ncclComm *comm)
 {
-    int before = 0;
-    (void)cudaGetDevice(&before);
-    if (before != comm->device) {
+    dcommi_nccl_before before = {comm->device, cudaStreamCaptureModeRelaxed};
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
+    (void)cudaGetDevice(&before.device);
+    if (before.device != comm->device) {
         (void)cudaSetDevice(comm->device);
     }
     return before;
 }
 
-static void dcommi_nccl_leave(const struct ncclComm *comm, int before)
+static void dcommi_nccl_leave(const struct ncclComm *comm, dcommi_nccl_before before)
 {
-    if (before != comm->device) {
-        (void)cudaSetDevice(before);
+    if (before.device != comm->device) {
+        (void)cudaSetDevice(before.device);
     }
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
 }
 
 static void dcommi_nccl_nap(void)
@@ -548,8 +588,13 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
         memcpy(comm->name, name, len);
         comm->name[len] = '\0';
     }
-    return o->codec != NULL && *o->codec != '\0' && strcmp(o->codec, "none") != 0
-               ? dcommi_nccl_from(dcomm_codec_create(o->codec, &comm->codec))
+    if (o->codec == NULL || *o->codec == '\0' || strcmp(o->codec, "none") == 0) {
+        return ncclSuccess;
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_from(dcomm_codec_create(o->codec, &comm->codec)));
+    const char *spec = dcomm_codec_spec(comm->codec);
+    return strncmp(spec, "auto:", 5) == 0
+               ? dcommi_nccl_from(dcomm_codec_create(spec + 5, &comm->candidate))
                : ncclSuccess;
 }
 
@@ -598,15 +643,21 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
     }
 }
 
-/* At exit: communicators that were destroyed say goodbye, and those that were not are summed up. */
-static void dcommi_nccl_at_exit(void)
+/* Until communicators whose end is under way have ended; with the lock. */
+static void dcommi_nccl_await_ends(void)
 {
-    pthread_mutex_lock(&dcommi_nccl_lock);
     while (dcommi_nccl_closing > 0) {
         pthread_mutex_unlock(&dcommi_nccl_lock);
         dcommi_nccl_nap();
         pthread_mutex_lock(&dcommi_nccl_lock);
     }
+}
+
+/* At exit: communicators that were destroyed say goodbye, and those that were not are summed up. */
+static void dcommi_nccl_at_exit(void)
+{
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    dcommi_nccl_await_ends();
     for (struct ncclComm *c = dcommi_nccl_all; c != NULL; c = c->next) {
         if (dcomm_comm_ready(c->comm) == DCOMM_OK) {
             dcommi_nccl_summarize(c);
@@ -657,6 +708,8 @@ static void dcommi_nccl_discard(struct ncclComm *comm)
         }
         (void)dcomm_comm_destroy(&comm->comm);
         (void)dcomm_codec_destroy(&comm->codec);
+        (void)dcomm_codec_destroy(&comm->candidate);
+        free(comm->last);
         free(comm);
     }
 }
@@ -723,11 +776,9 @@ static ncclResult_t dcommi_nccl_await(const struct ncclComm *comm)
 /* Until what was enqueued is over, whatever became of it. */
 static void dcommi_nccl_quiesce(struct ncclComm *comm)
 {
-    int before = dcommi_nccl_enter(comm);
-    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
-        if (comm->last[i].event != NULL) {
-            (void)cudaEventSynchronize(comm->last[i].event);
-        }
+    dcommi_nccl_before before = dcommi_nccl_enter(comm);
+    for (size_t i = 0; i < comm->nlast; i++) {
+        (void)cudaEventSynchronize(comm->last[i].event);
     }
     dcommi_nccl_leave(comm, before);
 }
@@ -739,10 +790,8 @@ static void *dcommi_nccl_end(void *arg)
     struct ncclComm *comm = arg;
     dcommi_nccl_quiesce(comm);
     (void)dcommi_nccl_enter(comm);
-    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
-        if (comm->last[i].event != NULL) {
-            (void)cudaEventDestroy(comm->last[i].event);
-        }
+    for (size_t i = 0; i < comm->nlast; i++) {
+        (void)cudaEventDestroy(comm->last[i].event);
     }
     if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
         dcommi_nccl_summarize(comm);
@@ -792,9 +841,19 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
                                   dcomm_comm_error(comm->comm));
 }
 
+/* Who has destroyed the process's last one may reset devices, or unload this library. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
-    return comm == NULL ? ncclSuccess : dcommi_nccl_close(comm);
+    if (comm == NULL) {
+        return ncclSuccess;
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_close(comm));
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    if (dcommi_nccl_all == NULL) {
+        dcommi_nccl_await_ends();
+    }
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+    return ncclSuccess;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm)
@@ -994,13 +1053,13 @@ typedef struct dcommi_nccl_job {
     ncclComm_t *out; /* of CREATE and DERIVE */
     ncclResult_t result;
     char text[DCOMMI_NCCL_TEXT];
+    pthread_t thread;
+    bool threaded, done;
     /* DERIVE */
     bool shrink;
     int color, key, n;
     int *excluded; /* the job's own */
     struct ncclComm *made;
-    pthread_t thread;
-    bool threaded, done;
     /* COLL */
     dcomm_coll coll;
     const void *in;
@@ -1012,7 +1071,107 @@ typedef struct dcommi_nccl_job {
     double factor;
     int root; /* or the peer */
     cudaStream_t stream;
+    bool undecided;           /* codec "auto" */
+    const dcomm_codec *codec; /* NULL: exact */
 } dcommi_nccl_job;
+
+/* What came of a call of dcomm's, for the thread that ends the group. */
+static void dcommi_nccl_keep(dcommi_nccl_job *j, dcomm_status status)
+{
+    j->result = dcommi_nccl_from(status);
+    if (status < 0) {
+        memcpy(j->text, dcommi_nccl_text, sizeof j->text);
+    }
+}
+
+#endif
+
+static bool dcommi_nccl_codes(const dcommi_nccl_job *j)
+{
+    return j->kind == DCOMMI_NCCL_COLL && j->comm->codec != NULL &&
+           j->coll == DCOMM_COLL_ALLREDUCE && dcommi_nccl_is_float(j->dtype) &&
+           (j->op == DCOMM_SUM || j->op == DCOMM_AVG || j->op == DCOMM_PREMUL_SUM);
+}
+
+static bool dcommi_nccl_decided(dcommi_nccl_job *j)
+{
+    const struct ncclComm *comm = j->comm;
+    const size_t n =
+        comm->ndecided < DCOMMI_NCCL_DECISIONS ? comm->ndecided : DCOMMI_NCCL_DECISIONS;
+    for (size_t i = 0; i < n; i++) {
+        if (comm->decided[i].count == j->count && comm->decided[i].dtype == j->dtype) {
+            j->codec = comm->decided[i].codec;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* All that is to be decided of a job's communicator from it on, in the order of calls, which is the
+ * same on its other ranks. */
+static void *dcommi_nccl_decide(void *arg)
+{
+    dcommi_nccl_job *first = arg;
+    struct ncclComm *comm = first->comm;
+    const dcommi_nccl_before before = dcommi_nccl_enter(comm);
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        if (j->comm != comm || !j->undecided || dcommi_nccl_decided(j)) {
+            continue;
+        }
+        const dcomm_codec *taken = NULL;
+        dcommi_nccl_keep(
+            j, dcomm_codec_decide(comm->comm, comm->codec, j->count, j->dtype, true, &taken));
+        if (j->result == ncclSuccess) {
+            j->codec = taken == comm->codec ? comm->candidate : taken;
+            comm->decided[comm->ndecided++ % DCOMMI_NCCL_DECISIONS] =
+                (dcommi_nccl_decision){j->count, j->dtype, j->codec};
+        }
+    }
+    dcommi_nccl_leave(comm, before);
+    return NULL;
+}
+
+/* The first job of its communicator about which there is something to decide. */
+static bool dcommi_nccl_leads(const dcommi_nccl_job *first, const dcommi_nccl_job *j)
+{
+    for (const dcommi_nccl_job *k = first; k != j; k = k->next) {
+        if (k->undecided && k->comm == j->comm) {
+            return false;
+        }
+    }
+    return j->undecided;
+}
+
+/* Ranks of a communicator wait for each other, and several may be this thread's: each communicator
+ * decides in a thread of its own, unless there is one alone. */
+static void dcommi_nccl_decide_all(dcommi_nccl_job *first)
+{
+    int leaders = 0;
+    for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        if (dcommi_nccl_codes(j)) {
+            j->codec = j->comm->codec;
+            j->undecided = j->comm->candidate != NULL && !dcommi_nccl_decided(j);
+        }
+        leaders += dcommi_nccl_leads(first, j);
+    }
+    for (dcommi_nccl_job *j = first; leaders > 0 && j != NULL; j = j->next) {
+        if (dcommi_nccl_leads(first, j)) {
+            j->threaded =
+                leaders > 1 && pthread_create(&j->thread, NULL, dcommi_nccl_decide, j) == 0;
+            if (!j->threaded) {
+                (void)dcommi_nccl_decide(j);
+            }
+        }
+    }
+    for (dcommi_nccl_job *j = first; leaders > 0 && j != NULL; j = j->next) {
+        if (j->threaded) {
+            pthread_join(j->thread, NULL);
+            j->threaded = false;
+        }
+    }
+}
+
+#endif
 
 static _Thread_local struct {
     int depth;
@@ -1030,10 +1189,7 @@ static void *dcommi_nccl_derive(void *arg)
     j->done = true;
     dcomm_status status = j->shrink ? dcomm_comm_shrink(j->comm->comm, j->excluded, j->n, &comm)
                                     : dcomm_comm_split(j->comm->comm, j->color, j->key, &comm);
-    j->result = dcommi_nccl_from(status);
-    if (status != DCOMM_OK) {
-        memcpy(j->text, dcommi_nccl_text, sizeof j->text);
-    }
+    dcommi_nccl_keep(j, status);
     j->made->comm = comm;
     return NULL;
 }
@@ -1086,22 +1242,15 @@ static ncclResult_t dcommi_nccl_derived(dcommi_nccl_job *j)
 
 /* ---- collectives ---- */
 
-static bool dcommi_nccl_codes(const dcommi_nccl_job *j)
-{
-    return j->comm->codec != NULL && j->coll == DCOMM_COLL_ALLREDUCE &&
-           dcommi_nccl_is_float(j->dtype) &&
-           (j->op == DCOMM_SUM || j->op == DCOMM_AVG || j->op == DCOMM_PREMUL_SUM);
-}
-
 static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
 {
     dcomm_comm *c = j->comm->comm;
-    const bool codes = dcommi_nccl_codes(j), counts = codes && dcommi_nccl_summary_path() != NULL;
+    const bool counts = j->codec != NULL && dcommi_nccl_summary_path() != NULL;
     const dcomm_coll_opts opts = {.stream = j->stream != NULL ? (void *)j->stream
                                                               : (void *)cudaStreamLegacy,
                                   .device = true,
                                   .premul = j->factor,
-                                  .codec = codes ? j->comm->codec : NULL,
+                                  .codec = j->codec,
                                   .codec_ledger = counts ? &j->comm->ledger : NULL};
     switch (j->coll) {
     case DCOMM_COLL_ALLREDUCE:
@@ -1207,7 +1356,7 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
                                    a->root);
         } else {
             const bool sends = a->coll == DCOMM_COLL_SEND;
-            int before = dcommi_nccl_enter(a->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(a->comm);
             b->done = true;
             one = dcommi_nccl_copy(sends ? a : b, sends ? b : a);
             dcommi_nccl_leave(a->comm, before);
@@ -1217,35 +1366,59 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
     return result;
 }
 
+/* A place for a stream's last operation: its own, or that of one that is over, or one more. NULL:
+ * no memory. */
+static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
+{
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (comm->last[i].stream == stream) {
+            return &comm->last[i];
+        }
+    }
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
+            return &comm->last[i];
+        }
+        (void)cudaGetLastError(); /* where CUDA leaves this, too */
+    }
+    if (comm->nlast == comm->last_room) {
+        const size_t room = 2 * comm->last_room + 4;
+        dcommi_nccl_last *more = realloc(comm->last, room * sizeof *more);
+        if (more == NULL) {
+            return NULL;
+        }
+        comm->last = more;
+        comm->last_room = room;
+    }
+    dcommi_nccl_last *last = &comm->last[comm->nlast];
+    if (cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming) != cudaSuccess) {
+        return NULL;
+    }
+    comm->nlast++;
+    return last;
+}
+
 /* Remember where in the stream the communicator's last operation is. */
 static void dcommi_nccl_note(const dcommi_nccl_job *j)
 {
-    struct ncclComm *comm = j->comm;
-    int slot = -1;
-    for (int i = DCOMMI_NCCL_STREAMS - 1; i >= 0; i--) {
-        if (comm->last[i].event == NULL || comm->last[i].stream == j->stream) {
-            slot = i;
-        }
+    dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
+    if (last != NULL) {
+        last->stream = j->stream;
+        (void)cudaEventRecord(last->event, j->stream);
     }
-    if (slot < 0) {
-        slot = comm->last_next;
-        comm->last_next = (slot + 1) % DCOMMI_NCCL_STREAMS;
-        (void)cudaEventSynchronize(comm->last[slot].event);
-    }
-    if (comm->last[slot].event == NULL &&
-        cudaEventCreateWithFlags(&comm->last[slot].event, cudaEventDisableTiming) != cudaSuccess) {
-        comm->last[slot].event = NULL;
-        return;
-    }
-    comm->last[slot].stream = j->stream;
-    (void)cudaEventRecord(comm->last[slot].event, j->stream);
 }
 
 static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
 {
     ncclResult_t result = dcommi_nccl_copy_own(first);
     int n = 0;
+    dcommi_nccl_decide_all(first);
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        if (j->kind == DCOMMI_NCCL_COLL && j->result != ncclSuccess) { /* nothing was decided */
+            ncclResult_t one = dcommi_nccl_fail(j->result, "%s", j->text);
+            result = result == ncclSuccess ? one : result;
+            j->done = true;
+        }
         n += j->kind == DCOMMI_NCCL_COLL && !j->done;
     }
     if (n > 1) {
@@ -1253,7 +1426,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     }
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
-            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
             dcommi_nccl_leave(j->comm, before);
             j->done = one != ncclSuccess; /* nothing of it is on the stream */
@@ -1266,7 +1439,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     }
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
-            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             dcommi_nccl_note(j);
             dcommi_nccl_leave(j->comm, before);
         }
@@ -1422,7 +1595,7 @@ static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, nccl
         DCOMMI_NCCL_TRY(dcommi_nccl_operator(j->comm, op, datatype, &j->op, &j->premul));
     }
     if (j->premul != NULL) {
-        int before = dcommi_nccl_enter(j->comm);
+        dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
         ncclResult_t result = dcommi_nccl_factor(j, datatype);
         dcommi_nccl_leave(j->comm, before);
         return result;
@@ -1855,14 +2028,14 @@ ncclResult_t ncclMemFree(void *ptr)
 
 /* Of memory that is not ncclMemAlloc's there is nothing to do: nobody would tell when it is freed,
  * which must not be while a peer has it open. */
-ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t bytes, void **handle)
+static ncclResult_t dcommi_nccl_register(const char *call, ncclComm_t comm, void *buff,
+                                         size_t bytes, void **handle)
 {
     dcomm_mem_info info;
     if (buff == NULL || bytes == 0) {
-        return dcommi_nccl_fail(ncclInvalidArgument,
-                                "ncclCommRegister: buff is NULL, or bytes is 0");
+        return dcommi_nccl_fail(ncclInvalidArgument, "%s: buff is NULL, or bytes is 0", call);
     }
-    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommRegister", comm, handle));
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask(call, comm, handle));
     dcommi_nccl_registered *r = calloc(1, sizeof *r);
     if (r == NULL) {
         return dcommi_nccl_no_memory();
@@ -1884,7 +2057,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t bytes, v
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
+static ncclResult_t dcommi_nccl_deregister(const char *call, ncclComm_t comm, const void *handle)
 {
     dcommi_nccl_registered **at, *r = NULL;
     if (comm != NULL && handle == NULL) {
@@ -1901,34 +2074,41 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
         pthread_mutex_unlock(&dcommi_nccl_lock);
     }
     if (r == NULL) {
-        return dcommi_nccl_fail(ncclInvalidArgument,
-                                "ncclCommDeregister: comm is NULL, or not that of the handle");
+        return dcommi_nccl_fail(ncclInvalidArgument, "%s: comm is NULL, or not that of the handle",
+                                call);
     }
     dcommi_nccl_unregister(comm, r);
     return ncclSuccess;
 }
 
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t bytes, void **handle)
+{
+    return dcommi_nccl_register("ncclCommRegister", comm, buff, bytes, handle);
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
+{
+    return dcommi_nccl_deregister("ncclCommDeregister", comm, handle);
+}
+
+/* What 2.27 does with a window is to find buffers of collectives in it. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window,
                                     int flags)
 {
-    (void)comm;
-    (void)buff;
-    (void)bytes;
-    (void)flags;
-    if (window != NULL) {
-        *window = NULL;
+    void *handle = NULL;
+    if (window == NULL || (flags != NCCL_WIN_DEFAULT && flags != NCCL_WIN_COLL_SYMMETRIC)) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclCommWindowRegister: window is NULL, or flags is %d", flags);
     }
-    return dcommi_nccl_fail(ncclInvalidUsage,
-                            "ncclCommWindowRegister: dcomm has no symmetric windows; its "
-                            "collectives take any device memory without");
+    *window = NULL;
+    DCOMMI_NCCL_TRY(dcommi_nccl_register("ncclCommWindowRegister", comm, buff, bytes, &handle));
+    *window = handle;
+    return ncclSuccess;
 }
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window)
 {
-    (void)comm;
-    return window == NULL ? ncclSuccess
-                          : dcommi_nccl_fail(ncclInvalidUsage,
-                                             "ncclCommWindowDeregister: dcomm has no windows");
+    return dcommi_nccl_deregister("ncclCommWindowDeregister", comm, window);
 }
 
 DCOMMI_NCCL_CALL(ncclGetVersion);
@@ -1951,7 +2131,7 @@ DCOMMI_NCCL_CALL(ncclCommWindowDeregister);
 
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_NCCL_CALL
+#undef DCOMMI_NCCL_DECISIONS
 #undef DCOMMI_NCCL_OPS
-#undef DCOMMI_NCCL_STREAMS
 #undef DCOMMI_NCCL_TEXT
 #undef DCOMMI_NCCL_TRY

@@ -4,9 +4,11 @@
 # compares every kernel's bytes with the CPU's; where UCX and hwloc are installed, runs collectives of
 # device memory with one to four ranks on this GPU, as processes and as threads, and says whether they
 # are as fast as they should be; measures with bench/dcomm-kernels, and beside it what there is of
-# bench/peers; last runs compute-sanitizer on few cases, of kernels and of collectives. No part keeps another from
+# bench/peers; where their sources are given, builds NVIDIA's nccl-tests against dcomm and runs them; last
+# runs compute-sanitizer on few cases, of kernels and of collectives. No part keeps another from
 # running. OUT (default: build-gpu) gets results.txt, which has what is printed as it comes, the
 # comparison's lines, the tables as JSON, and the sanitizer's words.
+# DCOMM_NCCL_TESTS=DIR: nccl-tests' sources, which are built in a copy; with Open MPI, ranks share the GPU.
 # DCOMM_GPU_PREFIX=DIR: UCX and hwloc are in DIR/include and DIR/lib. DCOMM_GPU_BENCH=0: without the
 # measurements. DCOMM_GPU_SECONDS: for all of it (default: 540).
 cd "$(dirname "$0")/.." || exit 2
@@ -88,13 +90,14 @@ cuda=(-std=c++17 -lineinfo "-arch=sm_$arch")
 object alone "$scratch/alone.c" -Xcompiler -std=gnu11 &
 object reference tests/cuda_reference.c -Xcompiler -std=gnu11 &
 object cuda_kernels tests/cuda_kernels.cu "${cuda[@]}" &
-device_tests=(test_device test_device_order test_device_coded test_device_feedback test_device_bucket
+device_tests=(test_device test_device_types test_device_order test_device_coded test_device_feedback test_device_bucket
     test_device_bucket_errors test_device_scaler test_device_shared)
 networked=
 if printf '#include <ucp/api/ucp.h>\n#include <hwloc.h>\n' | cc -xc "${headers[@]}" -fsyntax-only - 2>/dev/null; then
     networked=yes
     printf '#define DCOMM_CUDA_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/launchers.cu"
     object launchers "$scratch/launchers.cu" "${cuda[@]}" &
+    object slow_kernel tests/slow_kernel.cu "${cuda[@]}" &
     with_cuda=(-Xcompiler -std=gnu11 -DDCOMM_WITH_CUDA)
     object implementation dcomm.c "${with_cuda[@]}" &
     for name in "${device_tests[@]}"; do
@@ -142,7 +145,10 @@ else
     libraries=(${prefix:+-L "$prefix/lib" -Xlinker -rpath -Xlinker "$prefix/lib"}
         -lucp -lucs -luct -lhwloc -lpthread -ldl)
     for name in "${device_tests[@]}"; do
-        if program $name implementation launchers; then
+        more=
+        [ $name != test_device_order ] || more=slow_kernel
+        # shellcheck disable=SC2086
+        if program $name implementation launchers $more; then
             limited 150 "$scratch/$name" >"$results/$name.txt" 2>&1
             status=$?
             grep -v '^ok' "$results/$name.txt" | head -40
@@ -186,6 +192,46 @@ if [ "${DCOMM_GPU_BENCH:-1}" != 0 ]; then
     fi
 fi
 
+# ---- NVIDIA's nccl-tests, unmodified, on dcomm ----
+# They give each rank a GPU; processes that MPI starts can be told to take the first, all of them.
+perf() { # NAME RANKS ARGUMENTS...
+    local name=$1 n=$2 start=()
+    shift 2
+    [ "$n" = 1 ] || start=("$mpirun" --allow-run-as-root --oversubscribe -n "$n")
+    limited 60 env NCCL_TESTS_DEVICE=0 DCOMM_TUNE=0 LD_LIBRARY_PATH="$scratch/home/lib${prefix:+:$prefix/lib}" \
+        "${start[@]}" "$scratch/nccl-tests/build/${name}_perf" -g 1 -c 1 -w 1 -n 5 "$@"
+    ok "nccl-tests: ${name}_perf $*, $n ranks, after $SECONDS s" $?
+}
+nccl_tests() {
+    local cuda_home mpi=()
+    cuda_home=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+    cp -r "$DCOMM_NCCL_TESTS" "$scratch/nccl-tests" || return
+    rm -rf "$scratch/nccl-tests/build"
+    if [ -n "$mpirun" ]; then
+        mpi=(MPI=1 "MPI_HOME=$(dirname "$(mpicxx --showme:libdirs | cut -d' ' -f1)")")
+    fi
+    CUDA_HOME=$cuda_home CFLAGS="-O2${prefix:+ -I $prefix/include}" LIBRARY_PATH=${prefix:+$prefix/lib} \
+        limited 200 tools/nccl-home.sh --arch "$arch" "$scratch/home" &&
+        limited 400 make -C "$scratch/nccl-tests" -j "$(nproc)" "CUDA_HOME=$cuda_home" "NCCL_HOME=$scratch/home" \
+            "NVCC_GENCODE=-gencode=arch=compute_$arch,code=sm_$arch" "${mpi[@]}"
+}
+if [ -z "${DCOMM_NCCL_TESTS:-}" ]; then
+    skip "nccl-tests" "DCOMM_NCCL_TESTS names no sources of theirs"
+else
+    mpirun=$(command -v mpirun)
+    [ -n "$(command -v mpicxx)" ] || mpirun=
+    check "nccl-tests compile and link with dcomm" nccl_tests
+    for n in 1 ${mpirun:+2 4}; do
+        for at in "$scratch"/nccl-tests/build/*_perf; do
+            [ ! -x "$at" ] || perf "$(basename "${at%_perf}")" "$n" -b 8 -e 32M -f 16
+        done
+    done
+    for type in int8 uint8 int32 uint32 int64 uint64 half float double bfloat16; do
+        [ ! -x "$scratch/nccl-tests/build/all_reduce_perf" ] ||
+            perf all_reduce "$n" -b 1M -e 1M -d $type -o all
+    done
+fi
+
 # ---- compute-sanitizer; its exit status is the program's unless told ----
 sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
 # sanitized TOOL WHAT SECONDS PROGRAM...: racecheck, the slowest, is the last.
@@ -208,6 +254,8 @@ for tool in memcheck racecheck; do
         [ ! -x "$scratch/test_device" ] || sanitized memcheck collectives 100 "$scratch/test_device" one_rank two_ranks
         [ ! -x "$scratch/test_device_coded" ] ||
             sanitized memcheck codecs 60 "$scratch/test_device_coded" without_kernels judged_there
+        [ ! -x "$scratch/test_device_order" ] ||
+            sanitized memcheck streams 60 "$scratch/test_device_order" between_kernels
     fi
 done
 leave

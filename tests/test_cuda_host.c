@@ -52,6 +52,7 @@ Test(cuda_host, a_stream_runs_in_order_beside_its_caller)
     in[0] = 99; /* pageable memory is the caller's again */
     GOOD(cudaMemcpyAsync(pinned, device, sizeof in, cudaMemcpyDeviceToHost, stream));
     IS(cudaStreamQuery(stream), cudaErrorNotReady);
+    IS(cudaGetLastError(), cudaErrorNotReady);
     pinned[0] = 7;
     atomic_store(&g.open, 1);
     GOOD(cudaStreamSynchronize(stream));
@@ -234,6 +235,129 @@ Test(cuda_host, memory_is_given_back_and_reused)
     GOOD(cudaFree(p[2]));
     GOOD(cudaMemGetInfo(&now, &total));
     cr_assert_eq(before, now);
+}
+
+Test(cuda_host, rows_are_copied_and_filled)
+{
+    enum { WIDTH = 40, HEIGHT = 3 };
+    char *device, here[HEIGHT][64], back[HEIGHT][WIDTH];
+    cudaStream_t stream;
+    size_t pitch = 0;
+    for (int i = 0; i < HEIGHT * 64; i++) {
+        here[i / 64][i % 64] = (char)i;
+    }
+    GOOD(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    GOOD(cudaMallocPitch((void **)&device, &pitch, WIDTH, HEIGHT));
+    cr_assert(pitch >= WIDTH && pitch % 256 == 0);
+    GOOD(cudaMemset2D(device, pitch, 0x55, pitch, HEIGHT));
+    IS(cudaMemcpy2D(device, WIDTH - 1, here, 64, WIDTH, 1, cudaMemcpyHostToDevice),
+       cudaErrorInvalidPitchValue);
+    IS(cudaMemset2D(device, 8, 0, 9, 1), cudaErrorInvalidPitchValue);
+    IS(cudaMemcpy2D(device, pitch, here, 64, WIDTH, 9, cudaMemcpyHostToDevice),
+       cudaErrorInvalidValue); /* beyond its end */
+    GOOD(cudaMemcpy2DAsync(device, pitch, here, 64, WIDTH, HEIGHT, cudaMemcpyHostToDevice, stream));
+    GOOD(cudaMemset2DAsync(device + 1, pitch, 9, 2, HEIGHT, stream));
+    GOOD(cudaStreamSynchronize(stream));
+    GOOD(cudaMemcpy2D(back, WIDTH, device, pitch, WIDTH, HEIGHT, cudaMemcpyDeviceToHost));
+    for (int row = 0; row < HEIGHT; row++) {
+        for (int i = 0; i < WIDTH; i++) {
+            cr_assert_eq(back[row][i], i == 1 || i == 2 ? 9 : (char)(64 * row + i));
+        }
+        cr_assert_eq(*(char *)cuda_host_peek(device + (size_t)row * pitch + WIDTH, 1), 0x55);
+    }
+    GOOD(cudaMemcpy2D(NULL, 1, NULL, 1, 1, 0, cudaMemcpyDefault));
+    GOOD(cudaStreamDestroy(stream));
+    GOOD(cudaFree(device));
+}
+
+Test(cuda_host, from_device_to_device)
+{
+    char *there[2], here[8] = "abcdefg";
+    cudaStream_t stream;
+    for (int d = 0; d < 2; d++) {
+        GOOD(cudaSetDevice(d));
+        GOOD(cudaMalloc((void **)&there[d], sizeof here));
+    }
+    GOOD(cudaStreamCreate(&stream));
+    GOOD(cudaMemcpyAsync(there[0], here, sizeof here, cudaMemcpyHostToDevice, stream));
+    GOOD(cudaMemcpyPeerAsync(there[1], 1, there[0], 0, sizeof here, stream));
+    GOOD(cudaStreamSynchronize(stream));
+    GOOD(cudaMemset(there[1] + 2, 'x', 1));
+    GOOD(cudaMemcpyPeer(there[0], 0, there[1], 1, 4));
+    GOOD(cudaMemcpy(here, there[0], sizeof here, cudaMemcpyDeviceToHost));
+    cr_assert_str_eq(here, "abxdefg");
+    IS(cudaMemcpyPeer(there[0], 1, there[1], 1, 4), cudaErrorInvalidValue);
+    IS(cudaMemcpyPeer(there[0], 0, here, 1, 4), cudaErrorInvalidValue);
+    IS(cudaMemcpyPeer(there[0], 0, there[1], 8, 4), cudaErrorInvalidDevice);
+    GOOD(cudaStreamDestroy(stream));
+}
+
+Test(cuda_host, what_streams_and_devices_are)
+{
+    cudaStream_t blocking, other;
+    unsigned flags = 9;
+    int priority = 7, device = -1;
+    char bus[16];
+    GOOD(cudaStreamCreate(&blocking));
+    GOOD(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    GOOD(cudaStreamGetFlags(other, &flags));
+    cr_assert_eq(flags, cudaStreamNonBlocking);
+    const cudaStream_t wait[] = {blocking, NULL, cudaStreamLegacy, cudaStreamPerThread};
+    for (int i = 0; i < 4; i++) {
+        GOOD(cudaStreamGetFlags(wait[i], &flags));
+        cr_assert_eq(flags, cudaStreamDefault);
+    }
+    GOOD(cudaStreamGetPriority(other, &priority));
+    cr_assert_eq(priority, 0);
+    GOOD(cudaDeviceGetPCIBusId(bus, sizeof bus, 5));
+    GOOD(cudaDeviceGetByPCIBusId(&device, bus));
+    cr_assert_eq(device, 5);
+    IS(cudaDeviceGetByPCIBusId(&device, "0000:77:00.0"), cudaErrorInvalidDevice);
+    GOOD(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
+    GOOD(cudaGetDeviceFlags(&flags));
+    cr_assert_eq(flags, cudaDeviceScheduleBlockingSync);
+    GOOD(cudaStreamDestroy(other));
+    IS(cudaStreamGetFlags(other, &flags), cudaErrorInvalidResourceHandle);
+    GOOD(cudaStreamDestroy(blocking));
+}
+
+Test(cuda_host, a_device_is_reset)
+{
+    void *p, *pinned, *elsewhere;
+    cudaStream_t stream;
+    size_t all, now, total;
+    _Atomic int ran = 0;
+    struct cudaPointerAttributes is;
+    GOOD(cudaSetDevice(1));
+    GOOD(cudaMalloc(&elsewhere, 4096));
+    GOOD(cudaSetDevice(0));
+    GOOD(cudaMemGetInfo(&all, &total));
+    GOOD(cudaMalloc(&p, 1 << 20));
+    GOOD(cudaMallocHost(&pinned, 4096));
+    GOOD(cudaStreamCreate(&stream));
+    GOOD(cudaLaunchHostFunc(stream, note, (void *)&ran));
+    GOOD(cudaLaunchHostFunc(cudaStreamPerThread, note, (void *)&ran));
+    cuda_host_set_faults(&(cuda_host_faults){.fail_copy = 1});
+    GOOD(cudaMemsetAsync(p, 0, 4, stream));
+    IS(cudaMemcpy(p, &ran, 4, cudaMemcpyHostToDevice), cudaErrorLaunchFailure);
+    IS(cudaMalloc(&p, 16), cudaErrorLaunchFailure);
+    GOOD(cudaDeviceReset());
+    cr_assert_eq(atomic_load(&ran), 2);
+    GOOD(cudaGetLastError());
+    GOOD(cudaMemGetInfo(&now, &total));
+    cr_assert_eq(now, all);
+    IS(cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
+    GOOD(cudaPointerGetAttributes(&is, pinned));
+    cr_assert_eq(is.type, cudaMemoryTypeUnregistered);
+    GOOD(cudaPointerGetAttributes(&is, elsewhere));
+    cr_assert_eq(is.type, cudaMemoryTypeDevice);
+    /* The device can be used again. */
+    GOOD(cudaMalloc(&p, 16));
+    GOOD(cudaMemset(p, 1, 16));
+    GOOD(cudaLaunchHostFunc(cudaStreamPerThread, note, (void *)&ran));
+    GOOD(cudaStreamSynchronize(cudaStreamPerThread));
+    cr_assert_eq(atomic_load(&ran), 3);
+    GOOD(cudaDeviceReset());
 }
 
 /* ---- between processes ---- */

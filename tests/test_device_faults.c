@@ -216,6 +216,59 @@ Test(device_faults, failed_before, .timeout = 60)
     cr_assert_eq(procs_run(2, 40, failed_before, NULL, ended), 0);
 }
 
+/* A step of buckets with a scaler on device 1, of which rank 0's nth kernel fails: it looks at a
+ * gradient, sums, or looks at the result and unscales it. The error names the device. */
+static int step_fails(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { ELEMENTS = 5000 };
+    static const cuda_host_faults none;
+    const cuda_host_faults faults = {.fail_kernel = *(unsigned *)arg};
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    dcomm_bucket_param param = {.name = "there", .count = ELEMENTS, .dtype = DCOMM_F32};
+    const dcomm_scaler_opts how = {.scale = 8};
+    dcomm_buckets *b = NULL;
+    dcomm_scaler *scaler = NULL;
+    dcomm_scaler_verdict verdict;
+    CUDA_OK(cudaSetDevice(1));
+    CUDA_OK(cudaMalloc(&param.grad, ELEMENTS * sizeof(float)));
+    CUDA_OK(cudaMemset(param.grad, 0, ELEMENTS * sizeof(float)));
+    CUDA_OK(cudaDeviceSynchronize());
+    CUDA_OK(cudaSetDevice(0));
+    RANKS_OK(dcomm_buckets_create(comm, &param, 1, NULL, &b));
+    RANKS_OK(dcomm_scaler_create(b, &how, &scaler));
+    if (rank == 0) {
+        cuda_host_set_faults(&faults);
+    }
+    dcomm_status status = DCOMM_OK;
+    for (int step = 0; step < 2 && status == DCOMM_OK; step++) { /* others hear in the next one */
+        status = dcomm_bucket_ready(b, 0, NULL);
+        status = status < 0 ? status : dcomm_buckets_wait(b);
+        status = status < 0 ? status : dcomm_scaler_step(scaler, &verdict);
+        cuda_host_set_faults(&none);
+    }
+    PROCS_CHECK(status == DCOMM_OK || strstr(dcomm_last_error(), "device 1") != NULL,
+                "kernel %u, rank %d: %s", faults.fail_kernel, rank, dcomm_last_error());
+    (void)dcomm_scaler_destroy(&scaler);
+    (void)dcomm_buckets_destroy(&b);
+    CUDA_OK(cudaFree(param.grad));
+    int left = ranks_leave(&comm);
+    return left != 0 ? left : status == DCOMM_OK ? 10 : 20;
+}
+
+Test(device_faults, steps_of_buckets, .timeout = 120)
+{
+    unsigned failures = 0;
+    int ended[PROCS_MAX];
+    for (unsigned nth = 1; nth <= 10; nth++) {
+        procs_run(2, 40, step_fails, &nth, ended);
+        cr_assert((ended[0] == 10 || ended[0] == 20) && ended[1] == ended[0], "kernel %u: %d, %d",
+                  nth, ended[0], ended[1]);
+        failures += ended[0] == 20;
+    }
+    cr_assert(failures >= 3 && failures < 10, "%u have failed", failures);
+}
+
 /* Scratch that cannot be had is an error of the call, or of all ranks. */
 static int no_memory(int rank, int n, procs_shared *s, void *arg)
 {

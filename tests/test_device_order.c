@@ -3,6 +3,7 @@
  * No rank but where it says so progresses by itself: that is the progress thread's. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
+#include "slow_kernel.h"
 
 #include <criterion/criterion.h>
 
@@ -124,6 +125,49 @@ Test(device_order, between, .timeout = 90)
     on(3, between);
 }
 
+/* Likewise with kernels: one makes the numbers late, one takes the sum late. A program's own has to
+ * be loaded before a stream is held up. */
+static int between_kernels(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 200000 };
+    static const char *const algos[] = {"ring", "two_shot", "one_shot", NULL};
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream = stream_make();
+    float *made = device_values(COUNT), *device = device_values(COUNT),
+          *taken = device_values(COUNT);
+    slow_kernel(taken, made, 1, 0, stream);
+    CUDA_OK(cudaStreamSynchronize(stream));
+    RANKS_OK(dcomm_barrier(comm, NULL));
+    for (int round = 0; round < 8; round++) {
+        float *host = host_values(COUNT, rank, round);
+        dcomm_coll_opts opts = {.stream = stream, .algo = algos[round % 4], .device = round < 4};
+        CUDA_OK(cudaMemcpyAsync(made, host, COUNT * sizeof *host, cudaMemcpyHostToDevice, stream));
+        CUDA_OK(cudaStreamSynchronize(stream));
+        slow_kernel(device, made, COUNT, round % 2 == rank % 2 ? 150 : 5, stream);
+        RANKS_OK(dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        PROCS_CHECK(round % 2 != rank % 2 || cudaStreamQuery(stream) == cudaErrorNotReady,
+                    "the call has waited");
+        slow_kernel(taken, device, COUNT, 20, stream);
+        CUDA_OK(cudaMemsetAsync(device, 0xff, COUNT * sizeof *host, stream));
+        CUDA_OK(cudaMemcpyAsync(host, taken, COUNT * sizeof *host, cudaMemcpyDeviceToHost, stream));
+        CUDA_OK(cudaStreamSynchronize(stream));
+        expect_sum(host, COUNT, n, round);
+        free(host);
+    }
+    RANKS_OK(dcomm_comm_status(comm));
+    CUDA_OK(cudaFree(made));
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaFree(taken));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_order, between_kernels, .timeout = 120)
+{
+    on(2, between_kernels);
+    on(4, between_kernels);
+}
+
 /* More operations than the window holds, on two streams that are held up differently on each rank;
  * the last ones by their requests. */
 static int outstanding(int rank, int n, procs_shared *s, void *arg)
@@ -173,6 +217,36 @@ Test(device_order, outstanding, .timeout = 90)
 {
     on(2, outstanding);
     on(4, outstanding);
+}
+
+/* What a thread looks for behind a launch of its own is not what dcomm has asked of CUDA in it. */
+static int leaves_no_error(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 300000 };
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream = stream_make();
+    float *device = device_values(COUNT), *host = host_values(COUNT, rank, 0);
+    CUDA_OK(cudaMemcpy(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice));
+    for (int k = 0; k < 12; k++) {
+        dcomm_coll_opts opts = {.stream = k % 3 == 2 ? stream : NULL};
+        dcomm_request *request = NULL;
+        RANKS_OK(
+            dcomm_iallreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_MAX, &opts, &request));
+        while (k % 2 == 0 && dcomm_test(&request) == DCOMM_IN_PROGRESS) {
+        }
+        RANKS_OK(dcomm_wait(&request));
+        RANKS_OK(dcomm_broadcast(comm, device, device, COUNT, DCOMM_F32, 0, NULL));
+        CUDA_OK(cudaPeekAtLastError());
+    }
+    free(host);
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_order, leaves_no_error, .timeout = 60)
+{
+    on(2, leaves_no_error);
 }
 
 /* Sends and receives of a group on one stream, which could not come one after the other; and
@@ -363,15 +437,40 @@ Test(device_order, beside_capture, .timeout = 60)
     cr_assert_eq(device_run(2, false, 40, beside_capture, &w), 0, "2 processes");
 }
 
-/* Two ranks of a process with one stream: neither call could begin, which is said at once. With
+/* Streams that two ranks of a process put one operation on. */
+typedef struct pairing {
+    enum { ONE, LEGACY_FIRST, LEGACY_LAST, LEGACY_AND_THREAD, LEGACY_AND_OTHER, BLOCKING } of;
+    const char *refused; /* NULL: not */
+} pairing;
+
+static cudaStream_t stream_of(const pairing *p, int rank, cudaStream_t shared)
+{
+    cudaStream_t own;
+    if (p->of == ONE) {
+        return shared;
+    }
+    if (p->of != BLOCKING && rank == (p->of == LEGACY_LAST)) {
+        return cudaStreamLegacy;
+    }
+    if (p->of == LEGACY_AND_THREAD) {
+        return cudaStreamPerThread;
+    }
+    CUDA_OK(cudaStreamCreateWithFlags(&own, p->of == LEGACY_AND_OTHER ? cudaStreamNonBlocking
+                                                                      : cudaStreamDefault));
+    return own;
+}
+
+/* Where the second call could not begin before the first has ended, that is said at once. With
  * streams that are the threads' own, of the same name, nothing is wrong. */
-static int one_stream(int rank, int n, procs_shared *s, void *arg)
+static int two_streams(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 5000 };
     static cudaStream_t shared;
     static _Atomic int turn;
-    dcomm_comm *comm = join(rank, n, s, arg);
-    float *device = device_values(COUNT);
+    const pairing *p = arg;
+    dcomm_comm *comm = join(rank, n, s, &(where){.threads = true});
+    float *device = device_values(COUNT); /* on the default stream, */
+    RANKS_OK(dcomm_barrier(comm, NULL));  /* which must not come after a rank's own */
     dcomm_coll_opts opts = {.stream = cudaStreamPerThread};
     RANKS_OK(dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
     CUDA_OK(cudaStreamSynchronize(cudaStreamPerThread));
@@ -379,17 +478,22 @@ static int one_stream(int rank, int n, procs_shared *s, void *arg)
         shared = stream_make();
     }
     RANKS_OK(dcomm_barrier(comm, NULL));
-    opts.stream = shared;
+    opts.stream = stream_of(p, rank, shared);
     while (atomic_load(&turn) != rank) {
         sched_yield();
     }
     dcomm_status status = dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts);
     atomic_store(&turn, rank + 1);
-    PROCS_CHECK(status == (rank == 0 ? DCOMM_OK : DCOMM_ERR_INVALID), "%s", dcomm_last_error());
-    CUDA_OK(cudaStreamSynchronize(shared));
-    PROCS_CHECK(dcomm_comm_status(comm) == DCOMM_ERR_ABORTED &&
-                    strstr(dcomm_comm_error(comm), "have put it on one stream") != NULL,
-                "%s", dcomm_comm_error(comm));
+    PROCS_CHECK(status == (rank == 0 || p->refused == NULL ? DCOMM_OK : DCOMM_ERR_INVALID), "%s",
+                dcomm_last_error());
+    CUDA_OK(cudaStreamSynchronize(opts.stream));
+    if (p->refused == NULL) {
+        RANKS_OK(dcomm_comm_status(comm));
+    } else {
+        PROCS_CHECK(dcomm_comm_status(comm) == DCOMM_ERR_ABORTED &&
+                        strstr(dcomm_comm_error(comm), p->refused) != NULL,
+                    "%s", dcomm_comm_error(comm));
+    }
     while (atomic_load(&turn) != n) {
         sched_yield();
     }
@@ -400,10 +504,15 @@ static int one_stream(int rank, int n, procs_shared *s, void *arg)
     return ranks_leave(&comm);
 }
 
-Test(device_order, one_stream, .timeout = 60)
+Test(device_order, streams_that_wait_for_each_other, .timeout = 120)
 {
-    where w = {.threads = true};
-    cr_assert_eq(device_run(2, true, 20, one_stream, &w), 0, "2 threads");
+    const char *const legacy = "on the legacy default stream and on a stream that waits for that";
+    pairing all[] = {
+        {ONE, "have put it on one stream"}, {LEGACY_FIRST, legacy},   {LEGACY_LAST, legacy},
+        {LEGACY_AND_THREAD, legacy},        {LEGACY_AND_OTHER, NULL}, {BLOCKING, NULL}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        cr_assert_eq(device_run(2, true, 20, two_streams, &all[i]), 0, "pairing %zu", i);
+    }
 }
 
 static void xor_fn(const void *in, void *inout, size_t count, dcomm_dtype dtype, void *user)

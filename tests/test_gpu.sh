@@ -44,6 +44,28 @@ done
 "$@"
 END
 printf '#!/usr/bin/env bash\necho "peers: $*"\n' >"$scratch/bin/python3"
+# For nccl-tests: a make of two programs, and an MPI that starts one process.
+mkdir -p "$scratch/theirs/src" "$scratch/mpi/lib" "$scratch/with_mpi"
+cat >"$scratch/bin/make" <<'END'
+#!/usr/bin/env bash
+[[ " $* " == *" NCCL_HOME="*" NVCC_GENCODE=-gencode=arch=compute_93,code=sm_93 "* ]] || exit 2
+[ -f "$2/../home/include/nccl.h" ] && [ -d "$2/src" ] || exit 2
+mkdir "$2/build"
+for name in all_reduce sendrecv; do
+    printf '#!/usr/bin/env bash\n[ "$NCCL_TESTS_DEVICE" = 0 ] && [ "$PRETEND_BROKEN" != %s ]\n' $name >"$2/build/${name}_perf"
+    chmod +x "$2/build/${name}_perf"
+done
+END
+cat >"$scratch/with_mpi/mpirun" <<'END'
+#!/usr/bin/env bash
+while [[ $1 == -* ]]; do
+    [ "$1" != -n ] || shift
+    shift
+done
+"$@"
+END
+printf '#!/usr/bin/env bash\necho %s\n' "$scratch/mpi/lib" >"$scratch/with_mpi/mpicxx"
+chmod +x "$scratch"/with_mpi/*
 chmod +x "$scratch"/bin/*
 
 rehearse() {
@@ -54,6 +76,7 @@ rehearse() {
 parts() {
     sed -nE "s/^ok - /=/; s/^not ok - /!/; s/^(.)kernels' bytes.*/\1compare/p
         s/^(.)collectives: ([a-z_-]*).*/\1\2/p
+        s/^(.)nccl-tests: ([a-z_]*).*/\1\2/p; s/^(.)nccl-tests compile.*/\1nccl-tests/p
         s/^(.)bench\/([a-z/_-]*).*after.*/\1\2/p; s/^(.)compute-sanitizer ([a-z]*).*/\1\2/p" "$1" |
         tr -d '=' | paste -sd' '
 }
@@ -69,27 +92,33 @@ says() {
     ok "$name" $got
 }
 measured="dcomm-kernels peers/gpu-cub peers/gpu_peers"
-collectives="test_device test_device_order test_device_coded test_device_feedback test_device_bucket test_device_bucket_errors test_device_scaler test_device_shared"
+collectives="test_device test_device_types test_device_order test_device_coded test_device_feedback test_device_bucket test_device_bucket_errors test_device_scaler test_device_shared"
 timed="dcomm-perf dcomm-perf dcomm-perf dcomm-perf dcomm-perf verdicts"
-memcheck="memcheck memcheck memcheck"
+memcheck="memcheck memcheck memcheck memcheck"
 
 expect "no GPU: said, and no failure" 0 "^# skipped: .*there is no GPU: no driver" \
     rehearse PRETEND_NONE=1 PRETEND_DEVICE="no driver"
 says "every part, in order" 0 "compare $collectives $timed $measured $memcheck racecheck" rehearse
-says "a comparison that fails hides nothing" 1 "!compare $collectives $timed $measured !memcheck memcheck memcheck !racecheck" \
+says "a comparison that fails hides nothing" 1 "!compare $collectives $timed $measured !memcheck memcheck memcheck memcheck !racecheck" \
     rehearse PRETEND_BROKEN=cuda_kernels
 says "a measurement that fails hides nothing" 1 \
     "compare $collectives $timed !$measured $memcheck racecheck" \
     rehearse PRETEND_BROKEN=dcomm-kernels
 says "collectives that fail hide nothing" 1 \
-    "compare !$collectives $timed $measured memcheck !memcheck memcheck racecheck" \
+    "compare !$collectives $timed $measured memcheck !memcheck memcheck memcheck racecheck" \
     rehearse PRETEND_BROKEN=test_device
-says "tests that do not compile leave the measurements" 1 "$collectives $timed $measured memcheck memcheck" \
+says "tests that do not compile leave the measurements" 1 "$collectives $timed $measured memcheck memcheck memcheck" \
     rehearse PRETEND_UNBUILT=cuda_kernels
-says "the CPU's side that does not compile leaves the peers" 1 "$collectives $timed ${measured#* } memcheck memcheck" \
+says "the CPU's side that does not compile leaves the peers" 1 "$collectives $timed ${measured#* } memcheck memcheck memcheck" \
     rehearse PRETEND_UNBUILT=alone
 says "without measurements" 0 "compare $collectives $memcheck racecheck" \
     rehearse DCOMM_GPU_BENCH=0
+types=$(printf ' all_reduce_perf%.0s' {1..10})
+both="all_reduce_perf sendrecv_perf"
+says "nccl-tests, a rank alone and ranks that MPI starts" 1 \
+    "compare $collectives nccl-tests ${both/ / !} ${both/ / !} ${both/ / !}$types $memcheck racecheck" \
+    rehearse DCOMM_GPU_BENCH=0 DCOMM_NCCL_TESTS="$scratch/theirs" CC=true PRETEND_BROKEN=sendrecv \
+    PATH="$scratch/with_mpi:$scratch/bin:$PATH"
 elsewhere() {
     rehearse DCOMM_GPU_BENCH=0 DCOMM_GPU_PREFIX=/opt/some PRETEND_ARGUMENTS="$scratch/arguments"
     grep -q -- '-I /opt/some/include .*-c' "$scratch/arguments" &&
@@ -97,7 +126,7 @@ elsewhere() {
 }
 check "UCX and hwloc of another place" elsewhere
 says "what takes too long is ended when the time is up" 1 \
-    "!compare !${collectives// / !} !memcheck !memcheck !memcheck !racecheck" \
+    "!compare !${collectives// / !} !memcheck !memcheck !memcheck !memcheck !racecheck" \
     rehearse DCOMM_GPU_BENCH=0 DCOMM_GPU_SECONDS=3 PRETEND_SLOW=cuda_kernels
 
 # Verdicts on files that a machine might have written.

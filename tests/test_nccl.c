@@ -223,6 +223,39 @@ Test(nccl, a_collective_is_in_order_with_its_stream)
     runs(2, stream_order, 60);
 }
 
+/* Calls on many streams return, though nothing of what these hold has been done. */
+static int many_streams(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { STREAMS = 20 };
+    ncclComm_t comm = ranks_join(rank, n, s);
+    cudaStream_t streams[STREAMS];
+    char *x[STREAMS];
+    const place p = {rank, n, ncclSum, 0};
+    (void)arg;
+    for (int round = 0; round < 2; round++) {
+        _Atomic int open = 0;
+        for (int i = 0; i < STREAMS; i++) {
+            CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+            CUDA(cudaMalloc((void **)&x[i], BLOCK * 4));
+            numbers_put(x[i], BLOCK, ncclFloat, own, &p, streams[i]);
+            CUDA(cudaLaunchHostFunc(streams[i], hold, (void *)&open));
+            NCCL(ncclAllReduce(x[i], x[i], BLOCK, ncclFloat, ncclSum, comm, streams[i]));
+        }
+        atomic_store(&open, 1);
+        for (int i = 0; i < STREAMS; i++) {
+            numbers_are("on its stream", x[i], BLOCK, ncclFloat, reduced, &p, streams[i]);
+            CUDA(cudaStreamDestroy(streams[i]));
+            CUDA(cudaFree(x[i]));
+        }
+    }
+    return ranks_leave(rank, n, -1, s, comm);
+}
+
+Test(nccl, calls_on_many_streams_do_not_wait)
+{
+    runs(2, many_streams, 60);
+}
+
 /* ---- operators ---- */
 
 static double scaled(size_t i, const void *arg)
@@ -269,6 +302,40 @@ static int premultiplied(int rank, int n, procs_shared *s, void *arg)
                      "has not");
     }
     return ranks_leave(rank, n, -1, s, comm);
+}
+
+/* Calls beside a capture leave it alone, also those that wait for a scalar. */
+static int beside_capture(int rank, int n, procs_shared *s, void *arg)
+{
+    ncclComm_t comm = ranks_join(rank, n, s);
+    cudaStream_t streams[6], captured;
+    cudaGraph_t graph;
+    ncclRedOp_t op;
+    float factor = (float)rank + 2;
+    char *x, *there;
+    const place p = {rank, n, ncclSum, 0};
+    (void)arg;
+    CUDA(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking));
+    CUDA(cudaMalloc((void **)&x, BLOCK * 4));
+    CUDA(cudaMalloc((void **)&there, sizeof factor));
+    CUDA(cudaMemcpy(there, &factor, sizeof factor, cudaMemcpyHostToDevice));
+    NCCL(ncclRedOpCreatePreMulSum(&op, there, ncclFloat, ncclScalarDevice, comm));
+    for (int i = 0; i < 6; i++) {
+        CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+        numbers_put(x, BLOCK, ncclFloat, own, &p, streams[i]);
+        CUDA(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal));
+        CUDA(cudaMemsetAsync(there, 0, sizeof factor, captured));
+        NCCL(ncclAllReduce(x, x, BLOCK, ncclFloat, op, comm, streams[i]));
+        CUDA(cudaStreamEndCapture(captured, &graph));
+        CUDA(cudaGraphDestroy(graph));
+        numbers_are("beside a capture", x, BLOCK, ncclFloat, scaled, &p, streams[i]);
+    }
+    return ranks_leave(rank, n, -1, s, comm);
+}
+
+Test(nccl, a_capture_is_left_alone)
+{
+    runs(2, beside_capture, 60);
 }
 
 Test(nccl, pre_multiplied_sums)

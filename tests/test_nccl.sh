@@ -42,9 +42,21 @@ for cc in gcc clang; do
         "${header[@]}" "${stand_in[@]}" -fsyntax-only "$scratch/one.cpp"
 done
 
+# ---- NCCL's own header, where there is one, and CUDA's, which it includes ----
+cuda=${nvcc:+$(dirname "$(dirname "$(readlink -f "$nvcc")")")/include}
+theirs=
+for at in "${NCCL_HOME:+$NCCL_HOME/include}" "$cuda" /usr/include /usr/local/include; do
+    [ -n "$theirs" ] || [ -z "$cuda" ] || [ -z "$at" ] || [ ! -f "$at/nccl.h" ] || theirs=$at/nccl.h
+done
+if [ -n "$theirs" ] && [ -n "$(command -v python3)" ]; then
+    check "<nccl.h> has NCCL's names, values, layouts and types of functions" tests/nccl_abi.py "$theirs" "$cuda"
+else
+    skip "comparison with NCCL's own header" "there is none, or no CUDA"
+fi
+
 # ---- programs, run ----
 for n in 1 2 3 4 8; do
-    for program in single_process thread_per_device send_recv all_collectives; do
+    for program in single_process thread_per_device send_recv all_collectives registered_buffers; do
         expect "$program on $n devices" 0 'right$' timeout 120 "$build/examples/$program" $n
     done
     expect "process_per_device on $n devices" 0 'right$' "$build/dcomm-run" -n $n --timeout 120 -- \

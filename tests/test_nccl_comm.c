@@ -56,8 +56,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     NCCL_REFUSES(ncclBroadcast(x, x, 4, ncclFloat, n, comm, NULL), argument, "none of the");
     NCCL_REFUSES(ncclSend(x, 4, ncclFloat, rank, comm, NULL), usage, "sends to itself");
     NCCL_REFUSES(ncclGroupEnd(), usage, "without ncclGroupStart");
-    NCCL_REFUSES(ncclCommWindowRegister(comm, x, 1024, &window, NCCL_WIN_COLL_SYMMETRIC), usage,
-                 "no symmetric windows");
+    NCCL_REFUSES(ncclCommWindowRegister(comm, x, 1024, &window, 2), argument, "flags is 2");
     NCCL_REFUSES(
         ncclRedOpCreatePreMulSum(&op, &scalar, ncclFloat8e5m2, ncclScalarHostImmediate, comm),
         usage, "8-bit floats");
@@ -88,6 +87,10 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     NCCL_REFUSES(ncclGroupSimulateEnd(&sim), usage, "prices single collectives");
     NCCL(ncclCommRegister(comm, x, 1024, &handle));
     NCCL(ncclCommDeregister(comm, handle));
+    NCCL(ncclCommWindowRegister(comm, x, 1024, &window, NCCL_WIN_COLL_SYMMETRIC));
+    PROCS_TRUE(window != NULL);
+    NCCL(ncclCommWindowDeregister(comm, window));
+    NCCL_REFUSES(ncclCommWindowDeregister(comm, window), argument, "not that of the handle");
     PROCS_TRUE(summed(comm) == n);
     (void)ranks_leave(rank, n, -1, s, comm);
     NCCL_REFUSES(ncclCommDestroy(comm), argument, "destroyed before");
@@ -264,6 +267,30 @@ Test(nccl_comm, created_without_blocking)
     runs(2, without_blocking, -1);
 }
 
+/* A communicator ends by itself, but not the process's last one: devices may be reset behind it. */
+static int ends(int rank, int n, procs_shared *s, void *arg)
+{
+    ncclComm_t comm = ranks_join(rank, n, s), other = NULL;
+    (void)arg;
+    NCCL(ncclCommSplit(comm, 0, rank, &other, NULL));
+    PROCS_TRUE(summed(other) == n && summed(comm) == n);
+    if (rank == 1) {
+        usleep(300000);
+        procs_post(s, rank, 1);
+    }
+    NCCL(ncclCommDestroy(other));
+    PROCS_TRUE(rank == 1 || !procs_all(s, n, 1, 0));
+    NCCL(ncclCommDestroy(comm));
+    PROCS_TRUE(procs_all(s, n, 1, 0));
+    CUDA(cudaDeviceReset());
+    return 0;
+}
+
+Test(nccl_comm, the_last_one_is_waited_for)
+{
+    runs(2, ends, -1);
+}
+
 /* ---- failure ---- */
 
 static ncclResult_t await_error(ncclComm_t comm)
@@ -383,7 +410,8 @@ static int registered(int rank, int n, procs_shared *s, void *arg)
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t comm = NULL;
     float *x = NULL, *y = NULL;
-    void *handle, *another;
+    ncclWindow_t another;
+    void *handle;
     uint64_t bytes = 0;
     (void)arg;
     config.commName = "registered dcomm:algo=two_shot";
@@ -398,7 +426,8 @@ static int registered(int rank, int n, procs_shared *s, void *arg)
     }
     PROCS_CHECK(bytes > 0, "memory that is not registered was read in place");
     NCCL(ncclCommRegister(comm, x, 2 * SIZE * sizeof *x, &handle));
-    NCCL(ncclCommRegister(comm, y + 100, SIZE * sizeof *y, &another));
+    NCCL(
+        ncclCommWindowRegister(comm, y + 100, SIZE * sizeof *y, &another, NCCL_WIN_COLL_SYMMETRIC));
     for (int i = 0; i < 2 * TIMES; i++) {
         bytes = copied_by_sum(comm, i % 2 ? x : y, SIZE);
     }
@@ -412,11 +441,11 @@ static int registered(int rank, int n, procs_shared *s, void *arg)
     NCCL(ncclMemFree(x));
     NCCL(ncclMemFree(NULL));
     NCCL_REFUSES(ncclMemFree(x), ncclInvalidArgument, "free already");
-    NCCL(ncclMemFree(y)); /* `another` is a handle still */
+    NCCL(ncclMemFree(y)); /* `another` is a window still */
     for (int i = 0; i < TIMES; i++) {
         PROCS_TRUE(summed(comm) == n);
     }
-    PROCS_TRUE(cudaGetLastError() == cudaSuccess);
+    CUDA(cudaGetLastError());
     return ranks_leave(rank, n, -1, s, comm);
 }
 

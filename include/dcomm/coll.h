@@ -69,8 +69,9 @@ typedef struct dcomm_coll_opts {
      * memory without a stream begins at once, on data that must be there.
      * Errors: DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured
      * into a graph; the driver cannot let a stream wait), DCOMM_ERR_INVALID (another rank of this
-     * process has put the same operation on this stream, so that each would wait for the other: one
-     * group may hold both). (default: NULL) */
+     * process has put the same operation on this stream, or one of the two is the legacy default
+     * stream and the other waits for that, so that each would wait for the other: one group may
+     * hold both). (default: NULL) */
     void *stream;
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every

@@ -116,3 +116,106 @@ cudaError_t cudaMemset(void *dst, int value, size_t bytes)
     status = status != cudaSuccess ? status : cudaMemsetAsync(dst, value, bytes, NULL);
     return cuhost_result(status != cudaSuccess ? status : cuhost_drain(NULL));
 }
+
+/* ---- rows ---- */
+
+/* Whether there are so many rows: looked at before the first is copied. */
+static cudaError_t rows_fit(const void *at, size_t pitch, size_t width, size_t height)
+{
+    enum cudaMemoryType type = cudaMemoryTypeUnregistered;
+    if (height == 0) {
+        return cudaSuccess;
+    }
+    if (width > pitch) {
+        return cudaErrorInvalidPitchValue;
+    }
+    return cuhost_access(at, (height - 1) * pitch + width, &type) != NULL ? cudaSuccess
+                                                                          : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
+                              cudaStream_t stream)
+{
+    cudaError_t status = cuhost_enter();
+    if (status == cudaSuccess) {
+        status = rows_fit(dst, dst_pitch, width, height);
+    }
+    if (status == cudaSuccess) {
+        status = rows_fit(src, src_pitch, width, height);
+    }
+    for (size_t row = 0; row < height && status == cudaSuccess; row++) {
+        status = cudaMemcpyAsync((char *)dst + row * dst_pitch, (const char *)src + row * src_pitch,
+                                 width, kind, stream);
+    }
+    return cuhost_result(status);
+}
+
+cudaError_t cudaMemcpy2D(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                         size_t width, size_t height, enum cudaMemcpyKind kind)
+{
+    cudaError_t status = cuhost_enter_unsafe();
+    if (status == cudaSuccess) {
+        status = cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, kind, NULL);
+    }
+    return cuhost_result(status != cudaSuccess ? status : cuhost_drain(NULL));
+}
+
+cudaError_t cudaMemset2DAsync(void *dst, size_t pitch, int value, size_t width, size_t height,
+                              cudaStream_t stream)
+{
+    cudaError_t status = cuhost_enter();
+    if (status == cudaSuccess) {
+        status = rows_fit(dst, pitch, width, height);
+    }
+    for (size_t row = 0; row < height && status == cudaSuccess; row++) {
+        status = cudaMemsetAsync((char *)dst + row * pitch, value, width, stream);
+    }
+    return cuhost_result(status);
+}
+
+cudaError_t cudaMemset2D(void *dst, size_t pitch, int value, size_t width, size_t height)
+{
+    cudaError_t status = cuhost_enter_unsafe();
+    if (status == cudaSuccess) {
+        status = cudaMemset2DAsync(dst, pitch, value, width, height, NULL);
+    }
+    return cuhost_result(status != cudaSuccess ? status : cuhost_drain(NULL));
+}
+
+/* ---- from device to device ---- */
+
+static bool of_device(const void *ptr, int device)
+{
+    struct cudaPointerAttributes is;
+    return cudaPointerGetAttributes(&is, ptr) == cudaSuccess && is.type == cudaMemoryTypeDevice &&
+           is.device == device;
+}
+
+cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int src_device,
+                                size_t bytes, cudaStream_t stream)
+{
+    int devices = 0;
+    cudaError_t status = cuhost_enter();
+    (void)cudaGetDeviceCount(&devices);
+    if (status == cudaSuccess &&
+        (dst_device < 0 || dst_device >= devices || src_device < 0 || src_device >= devices)) {
+        status = cudaErrorInvalidDevice;
+    }
+    if (status == cudaSuccess && bytes > 0 &&
+        (!of_device(dst, dst_device) || !of_device(src, src_device))) {
+        status = cudaErrorInvalidValue;
+    }
+    return status != cudaSuccess
+               ? cuhost_result(status)
+               : cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+/* As CUDA's: the caller need not wait for its end, but what is put on a stream later does. */
+cudaError_t cudaMemcpyPeer(void *dst, int dst_device, const void *src, int src_device, size_t bytes)
+{
+    cudaError_t status = cuhost_enter_unsafe();
+    return status != cudaSuccess
+               ? cuhost_result(status)
+               : cudaMemcpyPeerAsync(dst, dst_device, src, src_device, bytes, NULL);
+}

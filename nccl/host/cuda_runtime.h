@@ -10,6 +10,12 @@ template <class T> static inline cudaError_t cudaMalloc(T **ptr, size_t bytes)
     return cudaMalloc(reinterpret_cast<void **>(ptr), bytes);
 }
 
+template <class T>
+static inline cudaError_t cudaMallocPitch(T **ptr, size_t *pitch, size_t width, size_t height)
+{
+    return cudaMallocPitch(reinterpret_cast<void **>(ptr), pitch, width, height);
+}
+
 template <class T> static inline cudaError_t cudaMallocHost(T **ptr, size_t bytes)
 {
     return cudaMallocHost(reinterpret_cast<void **>(ptr), bytes);

@@ -37,7 +37,7 @@ static int bus_of(int device)
 
 cudaError_t cuhost_result(cudaError_t error)
 {
-    if (error != cudaSuccess && error != cudaErrorNotReady) {
+    if (error != cudaSuccess) { /* also cudaErrorNotReady: CUDA leaves it behind, too */
         last = error;
     }
     return error;
@@ -105,6 +105,7 @@ static const struct {
     ERROR(cudaSuccess, "no error"),
     ERROR(cudaErrorInvalidValue, "invalid argument"),
     ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    ERROR(cudaErrorInvalidPitchValue, "invalid pitch argument"),
     ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
     ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
     ERROR(cudaErrorDeviceUninitialized, "invalid device context"),
@@ -288,6 +289,62 @@ cudaError_t cudaDeviceSynchronize(void)
 {
     cudaError_t status = cuhost_enter_unsafe();
     return cuhost_result(status != cudaSuccess ? status : cuhost_drain_device(current));
+}
+
+cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *text)
+{
+    char id[16];
+    if (device == NULL || text == NULL) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    for (int i = 0; !bad_device(i); i++) {
+        if (cudaDeviceGetPCIBusId(id, sizeof id, i) == cudaSuccess && strcmp(id, text) == 0) {
+            *device = i;
+            return cudaSuccess;
+        }
+    }
+    return cuhost_result(cudaErrorInvalidDevice);
+}
+
+static unsigned device_flags[CUHOST_DEVICES_MAX]; /* under the lock */
+
+cudaError_t cudaSetDeviceFlags(unsigned flags)
+{
+    if ((flags & ~0x1fu) != 0) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    pthread_mutex_lock(&cuhost_lock);
+    device_flags[current] = flags;
+    pthread_mutex_unlock(&cuhost_lock);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceFlags(unsigned *flags)
+{
+    if (flags == NULL) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    pthread_mutex_lock(&cuhost_lock);
+    *flags = device_flags[current];
+    pthread_mutex_unlock(&cuhost_lock);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceReset(void)
+{
+    cudaError_t status = cuhost_enter_unsafe();
+    if (status == cudaErrorNotPermitted || status == cudaErrorStreamCaptureUnsupported) {
+        return cuhost_result(status);
+    }
+    (void)cuhost_drain_device(current);
+    cuhost_close_streams(current);
+    cuhost_free_all(current);
+    pthread_mutex_lock(&cuhost_lock);
+    stays[current] = cudaSuccess;
+    device_flags[current] = 0;
+    pthread_mutex_unlock(&cuhost_lock);
+    last = cudaSuccess;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDriverGetVersion(int *version)

@@ -40,6 +40,8 @@ cudaError_t cuhost_enqueue(cudaStream_t stream, cuhost_kind kind, cuhost_run_fn 
 /* Wait until all work that the stream holds now is done. */
 cudaError_t cuhost_drain(cudaStream_t stream);
 cudaError_t cuhost_drain_device(int device);
+/* All streams of a device but the default one are destroyed. */
+void cuhost_close_streams(int device);
 /* The stream is being captured, or was until that failed. */
 bool cuhost_capturing(cudaStream_t stream);
 /* What every call begins with that could harm captures: cuhost_enter, and whether one is under way
@@ -67,6 +69,8 @@ void cuhost_forget_errors(void);
 void *cuhost_access(const void *ptr, size_t bytes, enum cudaMemoryType *type);
 /* The same for kernels, which reach device, pinned and managed memory alone; NULL otherwise. */
 void *cuhost_reach(const void *ptr, size_t bytes);
+/* All memory that was allocated while a device was the current one is given back. */
+void cuhost_free_all(int device);
 /* The base and length of the allocation of device memory around ptr; false: there is none. */
 bool cuhost_range(const void *ptr, void **base, size_t *bytes);
 

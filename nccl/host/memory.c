@@ -180,19 +180,25 @@ static int device_of(const void *ptr)
     return device;
 }
 
+/* Under the lock. */
+static void release_block(cuhost_block *b)
+{
+    if (b->owner == CUHOST_OF_ARENA) {
+        const cuhost_arena *a = &arenas[b->device];
+        (void)fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                        (off_t)((char *)b->base - a->base), (off_t)b->bytes);
+    } else if (b->owner == CUHOST_OF_HEAP) {
+        free(b->base);
+    }
+    cuhost_block_remove(b);
+}
+
 static void release_at(void *ptr)
 {
     pthread_mutex_lock(&cuhost_lock);
     cuhost_block *b = cuhost_block_around(ptr);
-    if (b != NULL && b->owner == CUHOST_OF_ARENA) {
-        const cuhost_arena *a = &arenas[b->device];
-        (void)fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                        (off_t)((char *)b->base - a->base), (off_t)b->bytes);
-    } else if (b != NULL) {
-        free(b->base);
-    }
     if (b != NULL) {
-        cuhost_block_remove(b);
+        release_block(b);
     }
     pthread_mutex_unlock(&cuhost_lock);
 }
@@ -232,6 +238,29 @@ cudaError_t cudaFree(void *ptr)
     }
     release_at(ptr);
     return cuhost_result(status);
+}
+
+/* What is open of other processes is shut by the calls that opened it. */
+void cuhost_free_all(int device)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    for (size_t i = n_blocks; i-- > 0;) {
+        if (blocks[i].device == device && blocks[i].owner != CUHOST_OF_PEER) {
+            release_block(&blocks[i]);
+        }
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+}
+
+cudaError_t cudaMallocPitch(void **ptr, size_t *pitch, size_t width, size_t height)
+{
+    const size_t row = 512;
+    if (pitch == NULL || width > SIZE_MAX - row) {
+        return cuhost_result(cudaErrorInvalidValue);
+    }
+    *pitch = (width + row - 1) / row * row;
+    return height > 0 && *pitch > SIZE_MAX / height ? cuhost_result(cudaErrorMemoryAllocation)
+                                                    : cudaMalloc(ptr, *pitch * height);
 }
 
 /* At once, rather than when the stream comes to it: who uses it there cannot tell. */

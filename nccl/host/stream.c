@@ -139,6 +139,9 @@ static struct CUstream_st *find_own(int device)
     }
     if (own[device] == NULL) {
         own[device] = start_stream(device, true);
+        if (own[device] != NULL) {
+            own[device]->own = true;
+        }
     }
     return own[device];
 }
@@ -154,6 +157,9 @@ struct CUstream_st *cuhost_find(cudaStream_t handle)
         int device = cuhost_current();
         if (defaults[device] == NULL) {
             defaults[device] = start_stream(device, false);
+            if (defaults[device] != NULL) {
+                defaults[device]->own = true;
+            }
         }
         return defaults[device];
     }
@@ -399,6 +405,47 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
     }
     pthread_mutex_unlock(&cuhost_lock);
     return cuhost_result(status);
+}
+
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags)
+{
+    cudaError_t status = cuhost_enter();
+    if (status != cudaSuccess) {
+        return cuhost_result(status);
+    }
+    pthread_mutex_lock(&cuhost_lock);
+    struct CUstream_st *s = cuhost_find(stream);
+    status = s == NULL       ? cudaErrorInvalidResourceHandle
+             : flags == NULL ? cudaErrorInvalidValue
+                             : cudaSuccess;
+    if (status == cudaSuccess) {
+        *flags = s->own || s->blocking ? cudaStreamDefault : cudaStreamNonBlocking;
+    }
+    pthread_mutex_unlock(&cuhost_lock);
+    return cuhost_result(status);
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
+{
+    unsigned flags = 0;
+    cudaError_t status = cudaStreamGetFlags(stream, &flags);
+    if (status == cudaSuccess && priority != NULL) {
+        *priority = 0;
+    }
+    return cuhost_result(status == cudaSuccess && priority == NULL ? cudaErrorInvalidValue
+                                                                   : status);
+}
+
+void cuhost_close_streams(int device)
+{
+    pthread_mutex_lock(&cuhost_lock);
+    for (struct CUstream_st *s = streams; s != NULL; s = s->next) {
+        if (s->device == device && !s->own) {
+            s->closing = true;
+            pthread_cond_signal(&s->more);
+        }
+    }
+    pthread_mutex_unlock(&cuhost_lock);
 }
 
 typedef struct host_call {

@@ -12,6 +12,7 @@ struct CUstream_st {
     struct CUstream_st *next; /* of all that are alive */
     int device;
     bool blocking; /* waits for the default stream, and it for this one */
+    bool own;      /* a thread's, or a device's default one: the program does not destroy it */
     bool closing;  /* destroyed by the program: ends when its work is done */
     pthread_cond_t more;
     cuhost_work *first, **last;

@@ -179,6 +179,17 @@ static dcomm_status dcommi_bkt_zero(const dcommi_bkt *k, void *dst, size_t len)
     return DCOMM_OK;
 }
 
+/* What a device or its kernels report is told with its number. */
+static dcomm_status dcommi_bkt_of_device(int number, dcomm_status status)
+{
+    if (status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "%s", dcommi_message);
+        return dcommi_fail(status, "buckets: device %d: %.400s", number, text);
+    }
+    return status;
+}
+
 /* All that was put on its stream so far is to be waited for by dcommi_bkt_settled. */
 static dcomm_status dcommi_bkt_unsettle(dcommi_bkt *k)
 {
@@ -193,6 +204,7 @@ static dcomm_status dcommi_bkt_settled(dcommi_bkt *k)
     if (k->event != NULL && status != DCOMM_IN_PROGRESS) {
         dcommi_devices->stream_unmark(k->event);
         k->event = NULL;
+        status = dcommi_bkt_of_device(k->device->number, status);
     }
     return status;
 }

@@ -98,8 +98,10 @@ static dcomm_status dcommi_bkt_look_there(const dcomm_buckets *b, const dcommi_b
                                           void *x, size_t count, double factor, bool drop)
 {
     const dcommi_bkt *k = &b->layout.buckets[p->bucket];
-    return dcommi_devices->own_look(k->device->number, k->stream, x, count, p->dtype, factor, drop,
-                                    &b->seen_there[p - b->params], p->look);
+    return dcommi_bkt_of_device(k->device->number,
+                                dcommi_devices->own_look(k->device->number, k->stream, x, count,
+                                                         p->dtype, factor, drop,
+                                                         &b->seen_there[p - b->params], p->look));
 }
 
 /* Whether all that was put on the devices for buckets is over; with b->lock. */
@@ -130,11 +132,10 @@ static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
         }
         dcommi_devices->stream_unmark(event);
         if (status == DCOMM_IN_PROGRESS) {
-            status = dcommi_fail(DCOMM_ERR_TIMEOUT,
-                                 "buckets: device %d has not ended its work within %g s", d->number,
+            status = dcommi_fail(DCOMM_ERR_TIMEOUT, "its work has not ended within %g s",
                                  b->comm->timeout_s);
         }
-        DCOMMI_TRY(status);
+        DCOMMI_TRY(dcommi_bkt_of_device(d->number, status));
     }
     return DCOMM_OK;
 }

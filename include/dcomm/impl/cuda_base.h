@@ -9,19 +9,24 @@
 
 #include <cuda_runtime_api.h>
 
-static dcomm_status dcommi_cuda_failed(cudaError_t error, const char *what)
+/* device: that was asked; -1: it is said elsewhere, or is none. */
+static dcomm_status dcommi_cuda_failed(int device, cudaError_t error, const char *what)
 {
+    char on[32] = "";
     (void)cudaGetLastError(); /* it is told here: the program's next look must not find it again */
+    if (device >= 0) {
+        snprintf(on, sizeof on, " on device %d", device);
+    }
     return dcommi_fail(error == cudaErrorMemoryAllocation ? DCOMM_ERR_NO_MEMORY : DCOMM_ERR_SYSTEM,
-                       "%s: %s", what, cudaGetErrorString(error));
+                       "%s%s: %s", what, on, cudaGetErrorString(error));
 }
 
-#define DCOMMI_CUDA_TRY(call, what)                              \
-    do {                                                         \
-        cudaError_t dcommi_cuda_error = (call);                  \
-        if (DCOMMI_UNLIKELY(dcommi_cuda_error != cudaSuccess)) { \
-            return dcommi_cuda_failed(dcommi_cuda_error, what);  \
-        }                                                        \
+#define DCOMMI_CUDA_TRY(device, call, what)                             \
+    do {                                                                \
+        cudaError_t dcommi_cuda_error = (call);                         \
+        if (DCOMMI_UNLIKELY(dcommi_cuda_error != cudaSuccess)) {        \
+            return dcommi_cuda_failed(device, dcommi_cuda_error, what); \
+        }                                                               \
     } while (0)
 
 /* Streams and events belong to the current device, which is the calling thread's own (-1: whichever
@@ -62,7 +67,7 @@ static dcomm_status dcommi_cuda_entry(const char *symbol, void **entry)
 #else
     cudaError_t error = cudaGetDriverEntryPoint(symbol, entry, cudaEnableDefault, &found);
 #endif
-    DCOMMI_CUDA_TRY(error, "cudaGetDriverEntryPoint");
+    DCOMMI_CUDA_TRY(-1, error, "cudaGetDriverEntryPoint");
     return *entry != NULL && found == cudaDriverEntryPointSuccess
                ? DCOMM_OK
                : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "the driver has no %s", symbol);

@@ -39,7 +39,7 @@ static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **me
         }
     }
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMalloc");
+    DCOMMI_CUDA_TRY(device, error, "cudaMalloc");
     return DCOMM_OK;
 }
 
@@ -106,7 +106,7 @@ static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *k
     } else {
         cudaError_t error = cudaIpcOpenMemHandle(memory_p, handle, cudaIpcMemLazyEnablePeerAccess);
         if (error != cudaSuccess) {
-            status = dcommi_cuda_failed(error, "cudaIpcOpenMemHandle");
+            status = dcommi_cuda_failed(device, error, "cudaIpcOpenMemHandle");
         } else if ((status = dcommi_cuda_holds(*memory_p, bytes)) < 0) {
             (void)cudaIpcCloseMemHandle(*memory_p);
         }

@@ -85,6 +85,14 @@ typedef struct dcommi_device_before {
     int mode;   /* of captures */
 } dcommi_device_before;
 
+/* What a stream of the caller's waits for beside its own work. */
+enum dcommi_stream_kind {
+    DCOMMI_STREAM_APART,    /* nothing */
+    DCOMMI_STREAM_BLOCKING, /* the device's legacy default stream, and that for it */
+    DCOMMI_STREAM_LEGACY,
+    DCOMMI_STREAM_THREAD /* as BLOCKING; its handle means another stream in each thread */
+};
+
 /* No call waits for a device but those of shared memory, and none frees in a way that would: a
  * stream of the caller's may wait for the very rank that is in here. Errors have a sentence. */
 typedef struct dcommi_device_calls {
@@ -128,7 +136,7 @@ typedef struct dcommi_device_calls {
      * stream_hold: what is put on it from now on waits until the pinned word has come to `value`,
      * cyclically. */
     dcomm_status (*stream_check)(const char *name, void *stream);
-    bool (*stream_common)(void *stream); /* the handle means the same stream in all threads */
+    dcomm_status (*stream_kind)(int device, void *stream, enum dcommi_stream_kind *kind_p);
     dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
     void (*stream_unmark)(void *event);
     dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);

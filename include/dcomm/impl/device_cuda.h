@@ -31,7 +31,7 @@ static dcomm_status dcommi_cuda_streams(dcommi_device_handle *d)
 {
     for (int q = 0; q < DCOMMI_QUEUES; q++) {
         cudaStream_t stream;
-        DCOMMI_CUDA_TRY(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+        DCOMMI_CUDA_TRY(d->number, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
                         "cudaStreamCreateWithFlags");
         d->stream[q] = stream;
     }
@@ -47,9 +47,10 @@ static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
         .location = {.type = cudaMemLocationTypeDevice, .id = d->number}};
     uint64_t keep = UINT64_MAX;
     cudaMemPool_t pool;
-    DCOMMI_CUDA_TRY(cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
+    DCOMMI_CUDA_TRY(d->number, cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
     d->pool = pool;
-    DCOMMI_CUDA_TRY(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+    DCOMMI_CUDA_TRY(d->number,
+                    cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
                     "cudaMemPoolSetAttribute");
     return DCOMM_OK;
 }
@@ -111,7 +112,7 @@ static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
     dcommi_device_before before = dcommi_cuda_enter(-1);
     cudaError_t error = cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaHostAlloc");
+    DCOMMI_CUDA_TRY(-1, error, "cudaHostAlloc");
     return DCOMM_OK;
 }
 
@@ -132,7 +133,7 @@ static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, voi
     cudaError_t error = cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
                                                 (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMallocFromPoolAsync");
+    DCOMMI_CUDA_TRY(d->number, error, "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
 
@@ -153,7 +154,7 @@ static dcomm_status dcommi_cuda_copy(dcommi_device_handle *d, enum dcommi_queue 
     cudaError_t error =
         cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)d->stream[queue]);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
+    DCOMMI_CUDA_TRY(-1, error, "cudaMemcpyAsync");
     return DCOMM_OK;
 }
 
@@ -324,7 +325,7 @@ static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue 
         }
     }
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaEventRecord");
+    DCOMMI_CUDA_TRY(-1, error, "cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
 }
@@ -336,9 +337,10 @@ static dcomm_status dcommi_cuda_poll(void *event)
     cudaError_t error = cudaEventQuery((cudaEvent_t)event);
     dcommi_cuda_leave(before);
     if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* where CUDA leaves this, too */
         return DCOMM_IN_PROGRESS;
     }
-    DCOMMI_CUDA_TRY(error, "the device reports");
+    DCOMMI_CUDA_TRY(-1, error, "the device reports");
     return DCOMM_OK;
 }
 
@@ -370,7 +372,7 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
                            "ranks do together; end the capture before the call",
                            name);
     }
-    DCOMMI_CUDA_TRY(error, "opts.stream");
+    DCOMMI_CUDA_TRY(-1, error, "opts.stream");
     if (atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire) == NULL) {
         void *entry = NULL;
         if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
@@ -386,9 +388,21 @@ static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
     return DCOMM_OK;
 }
 
-static bool dcommi_cuda_stream_common(void *stream)
+static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
+                                            enum dcommi_stream_kind *kind_p)
 {
-    return (cudaStream_t)stream != cudaStreamPerThread;
+    unsigned flags = cudaStreamNonBlocking;
+    if ((cudaStream_t)stream == cudaStreamLegacy || (cudaStream_t)stream == cudaStreamPerThread) {
+        *kind_p =
+            (cudaStream_t)stream == cudaStreamLegacy ? DCOMMI_STREAM_LEGACY : DCOMMI_STREAM_THREAD;
+        return DCOMM_OK;
+    }
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamGetFlags((cudaStream_t)stream, &flags);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(device, error, "opts.stream: cudaStreamGetFlags");
+    *kind_p = (flags & cudaStreamNonBlocking) != 0 ? DCOMMI_STREAM_APART : DCOMMI_STREAM_BLOCKING;
+    return DCOMM_OK;
 }
 
 /* An event behind all that the stream holds now. */
@@ -404,7 +418,7 @@ static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **eve
         }
     }
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "the caller's stream: cudaEventRecord");
+    DCOMMI_CUDA_TRY(device, error, "the caller's stream: cudaEventRecord");
     *event_p = event;
     return DCOMM_OK;
 }
@@ -441,7 +455,7 @@ static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
     }
     dcommi_cuda_leave(before);
     DCOMMI_TRY(status);
-    DCOMMI_CUDA_TRY(error, "cudaStreamCreateWithFlags");
+    DCOMMI_CUDA_TRY(device, error, "cudaStreamCreateWithFlags");
     *stream_p = stream;
     return DCOMM_OK;
 }
@@ -462,7 +476,8 @@ static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream,
                             : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
                                                       (cudaStream_t)stream);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
+    DCOMMI_CUDA_TRY(d->number, error,
+                    d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
     return DCOMM_OK;
 }
 
@@ -479,7 +494,7 @@ static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, co
     dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMemcpyAsync");
+    DCOMMI_CUDA_TRY(device, error, "cudaMemcpyAsync");
     return DCOMM_OK;
 }
 
@@ -488,7 +503,7 @@ static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, si
     dcommi_device_before before = dcommi_cuda_enter(device);
     cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
     dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(error, "cudaMemsetAsync");
+    DCOMMI_CUDA_TRY(device, error, "cudaMemsetAsync");
     return DCOMM_OK;
 }
 
@@ -501,7 +516,7 @@ static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
     dcommi_cuda_leave(before);
     dcommi_cuda_stream_unmark(event);
-    DCOMMI_CUDA_TRY(error, "cudaStreamWaitEvent");
+    DCOMMI_CUDA_TRY(device, error, "cudaStreamWaitEvent");
     return DCOMM_OK;
 }
 
@@ -579,7 +594,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .over = dcommi_cuda_over,
     .current = dcommi_cuda_current,
     .stream_check = dcommi_cuda_stream_check,
-    .stream_common = dcommi_cuda_stream_common,
+    .stream_kind = dcommi_cuda_stream_kind,
     .stream_mark = dcommi_cuda_stream_mark,
     .stream_unmark = dcommi_cuda_stream_unmark,
     .stream_hold = dcommi_cuda_stream_hold,

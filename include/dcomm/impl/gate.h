@@ -98,36 +98,55 @@ static bool dcommi_gates_open_for(void (*act)(int device, void *memory), int dev
 static bool dcommi_gate_joint(const dcommi_run *run)
 {
     const dcommi_signature *s = &run->signature;
-    return s->count > 0 && (s->coll == DCOMM_COLL_ALLREDUCE || s->coll == DCOMM_COLL_ALLGATHER ||
-                            s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_ALLTOALL);
+    return s->coll == DCOMM_COLL_BARRIER ||
+           (s->count > 0 &&
+            (s->coll == DCOMM_COLL_ALLREDUCE || s->coll == DCOMM_COLL_ALLGATHER ||
+             s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_ALLTOALL));
 }
 
-/* Two ranks of a process on one stream: the second would begin when the first has ended, which
- * waits for the second. */
-static dcomm_status dcommi_gate_check(const dcommi_run *run)
+/* Work that is put on one stream waits for what the other holds. */
+static bool dcommi_gate_follows(const dcommi_gate *a, const dcommi_gate *b)
 {
-    const dcommi_gate *gate = &run->gate;
+    bool default_one = a->kind == DCOMMI_STREAM_LEGACY || b->kind == DCOMMI_STREAM_LEGACY;
+    if (a->device != b->device) {
+        return false;
+    }
+    return a->stream == b->stream
+               ? a->kind != DCOMMI_STREAM_THREAD
+               : default_one && a->kind != DCOMMI_STREAM_APART && b->kind != DCOMMI_STREAM_APART;
+}
+
+/* Two ranks of a process on one stream, or on the legacy default stream and one that waits for it:
+ * the second would begin when the first has ended, which waits for the second. */
+static dcomm_status dcommi_gate_check(dcommi_run *run)
+{
+    dcommi_gate *gate = &run->gate;
     int other = -1;
-    if (!dcommi_gate_joint(run) || !dcommi_devices->stream_common(gate->stream)) {
+    bool same = true;
+    if (!dcommi_gate_joint(run)) {
         return DCOMM_OK;
     }
+    DCOMMI_TRY(dcommi_devices->stream_kind(gate->device, gate->stream, &gate->kind));
     pthread_mutex_lock(&dcommi_gate_lock);
     for (struct dcommi_gate_word *w = dcommi_gates_shut; w != NULL && other < 0; w = w->next) {
-        if (w->run->gate.stream == gate->stream && w->run->gate.device == gate->device &&
-            w->run->comm->id == run->comm->id && w->run->comm != run->comm &&
-            w->run->seq == run->seq) {
+        if (w->run->comm->id == run->comm->id && w->run->comm != run->comm &&
+            w->run->seq == run->seq && dcommi_gate_follows(&w->run->gate, gate)) {
             other = w->run->comm->rank;
+            same = w->run->gate.stream == gate->stream;
         }
     }
     pthread_mutex_unlock(&dcommi_gate_lock);
     return other < 0
                ? DCOMM_OK
                : dcommi_fail(DCOMM_ERR_INVALID,
-                             "%s #%" PRIu64 ": ranks %d and %d of one process have put it on one "
-                             "stream, where each would wait for the other: give each a stream, or "
+                             "%s #%" PRIu64 ": ranks %d and %d of one process have put it on %s, "
+                             "where each would wait for the other: give each a stream%s, or "
                              "make both calls in one group",
                              dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, other,
-                             run->comm->rank);
+                             run->comm->rank,
+                             same ? "one stream"
+                                  : "the legacy default stream and on a stream that waits for that",
+                             same ? "" : " with cudaStreamNonBlocking");
 }
 
 /* The first half of tying a run to its stream: what it must come after. */

@@ -188,6 +188,7 @@ typedef struct dcommi_cached {
 /* What ties a run to a stream of the caller's (gate.h). */
 typedef struct dcommi_gate {
     void *stream;                  /* NULL: no gate */
+    enum dcommi_stream_kind kind;  /* of the stream, where it has been asked for */
     int device;                    /* that was current when it was given */
     void *before;                  /* event behind what the stream held; NULL: that has been done */
     struct dcommi_gate_word *word; /* for which the stream waits; NULL: it does not */

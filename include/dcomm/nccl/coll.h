@@ -35,7 +35,7 @@ static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, nccl
         DCOMMI_NCCL_TRY(dcommi_nccl_operator(j->comm, op, datatype, &j->op, &j->premul));
     }
     if (j->premul != NULL) {
-        int before = dcommi_nccl_enter(j->comm);
+        dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
         ncclResult_t result = dcommi_nccl_factor(j, datatype);
         dcommi_nccl_leave(j->comm, before);
         return result;

@@ -1,9 +1,10 @@
 /* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and
  * what is not.
  *
- * Names, types, values and layouts are those of NCCL 2.27, so that a program which was compiled
- * against NCCL's header runs with this library too. It needs <cuda_runtime.h>: CUDA's, or the host
- * stand-in's (nccl/host), with which N "GPUs" are threads and memory of this machine. */
+ * Names, types, tags, values and layouts are those of NCCL 2.27, so that a program which was
+ * compiled against NCCL's header runs with this library too, and C++ has the same name for a
+ * function that takes such types. It needs <cuda_runtime.h>: CUDA's, or the host stand-in's
+ * (nccl/host), with which N "GPUs" are threads and memory of this machine. */
 #ifndef DCOMM_NCCL_H
 #define DCOMM_NCCL_H
 #define NCCL_H_ /* NCCL's own header, were it included too, is this one */
@@ -12,6 +13,12 @@
 #ifndef CUDA_HOST_STAND_IN /* which has no such types */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#if defined(__cplusplus) && CUDART_VERSION >= 11080
+#include <cuda_fp8.h>
+#endif
+#elif defined(__cplusplus) /* what those bring along, and programs rely on */
+#include <cstring>
+#include <utility>
 #endif
 #include <limits.h>
 #include <stddef.h>
@@ -33,11 +40,11 @@ typedef struct ncclWindow *ncclWindow_t;
 #define NCCL_COMM_NULL NULL
 
 #define NCCL_UNIQUE_ID_BYTES 128
-typedef struct ncclUniqueId {
+typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
 
-typedef enum ncclResult {
+typedef enum {
     ncclSuccess = 0,
     ncclUnhandledCudaError = 1, /* a call of CUDA's failed */
     ncclSystemError = 2,        /* the operating system or the network */
@@ -49,7 +56,7 @@ typedef enum ncclResult {
     ncclNumResults = 8
 } ncclResult_t;
 
-typedef enum ncclDataType {
+typedef enum {
     ncclInt8 = 0,
     ncclChar = 0,
     ncclUint8 = 1,
@@ -70,7 +77,7 @@ typedef enum ncclDataType {
     ncclNumTypes = 12
 } ncclDataType_t;
 
-typedef enum ncclRedOp {
+typedef enum {
     ncclSum = 0,
     ncclProd = 1,
     ncclMax = 2,
@@ -82,7 +89,7 @@ typedef enum ncclRedOp {
 
 typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t; /* a name in nccl.h */
 
-typedef enum ncclScalarResidence {
+typedef enum {
     ncclScalarDevice = 0,       /* read, after what the stream holds, when a collective is called */
     ncclScalarHostImmediate = 1 /* read by ncclRedOpCreatePreMulSum */
 } ncclScalarResidence_t;
@@ -102,7 +109,7 @@ typedef enum ncclScalarResidence {
  * is a name, and may go on with dcomm's options for this communicator: "grads dcomm:algo=ring
  * codec=qsgd:bits=4" (docs/from-nccl.md); the others ask for resources of a GPU that dcomm does not
  * take, and are left alone. */
-typedef struct ncclConfig {
+typedef struct ncclConfig_v22700 {
     size_t size;
     unsigned int magic;
     unsigned int version;
@@ -129,7 +136,7 @@ typedef struct ncclConfig {
             NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT                            \
     }
 
-typedef struct ncclSimInfo {
+typedef struct ncclSimInfo_v22200 {
     size_t size;
     unsigned int magic;
     unsigned int version;
@@ -185,11 +192,12 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclCommUserRank, (const ncclComm_t comm, int *ran
 
 DCOMM_NCCL_CALL(ncclResult_t, ncclMemAlloc, (void **ptr, size_t bytes));
 DCOMM_NCCL_CALL(ncclResult_t, ncclMemFree, (void *ptr));
-/* Buffers need no registration: what can be mapped by peers is found when it is used. */
+/* Processes of the host then read it where it lies, if it is of ncclMemAlloc's; of other memory
+ * nothing is done. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommRegister,
                 (const ncclComm_t comm, void *buff, size_t bytes, void **handle));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommDeregister, (const ncclComm_t comm, void *handle));
-/* Symmetric windows are for kernels that communicate: ncclInvalidUsage. */
+/* A window is a registered buffer, whatever the flags; there are no kernels that reach into it. */
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowRegister,
                 (ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window, int flags));
 DCOMM_NCCL_CALL(ncclResult_t, ncclCommWindowDeregister, (ncclComm_t comm, ncclWindow_t window));

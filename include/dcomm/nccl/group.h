@@ -3,41 +3,7 @@
 #ifndef DCOMMI_NCCL_GROUP_H
 #define DCOMMI_NCCL_GROUP_H
 
-#include "life.h"
-#include "types.h"
-
-typedef enum dcommi_nccl_kind {
-    DCOMMI_NCCL_CREATE, /* begun: wait for it */
-    DCOMMI_NCCL_DERIVE, /* split or shrink */
-    DCOMMI_NCCL_COLL
-} dcommi_nccl_kind;
-
-typedef struct dcommi_nccl_job {
-    struct dcommi_nccl_job *next;
-    dcommi_nccl_kind kind;
-    struct ncclComm *comm;
-    ncclComm_t *out; /* of CREATE and DERIVE */
-    ncclResult_t result;
-    char text[DCOMMI_NCCL_TEXT];
-    /* DERIVE */
-    bool shrink;
-    int color, key, n;
-    int *excluded; /* the job's own */
-    struct ncclComm *made;
-    pthread_t thread;
-    bool threaded, done;
-    /* COLL */
-    dcomm_coll coll;
-    const void *in;
-    void *recv;
-    size_t count;
-    dcomm_dtype dtype;
-    dcomm_op op;
-    const dcommi_nccl_op *premul;
-    double factor;
-    int root; /* or the peer */
-    cudaStream_t stream;
-} dcommi_nccl_job;
+#include "decide.h"
 
 static _Thread_local struct {
     int depth;
@@ -55,10 +21,7 @@ static void *dcommi_nccl_derive(void *arg)
     j->done = true;
     dcomm_status status = j->shrink ? dcomm_comm_shrink(j->comm->comm, j->excluded, j->n, &comm)
                                     : dcomm_comm_split(j->comm->comm, j->color, j->key, &comm);
-    j->result = dcommi_nccl_from(status);
-    if (status != DCOMM_OK) {
-        memcpy(j->text, dcommi_nccl_text, sizeof j->text);
-    }
+    dcommi_nccl_keep(j, status);
     j->made->comm = comm;
     return NULL;
 }
@@ -111,22 +74,15 @@ static ncclResult_t dcommi_nccl_derived(dcommi_nccl_job *j)
 
 /* ---- collectives ---- */
 
-static bool dcommi_nccl_codes(const dcommi_nccl_job *j)
-{
-    return j->comm->codec != NULL && j->coll == DCOMM_COLL_ALLREDUCE &&
-           dcommi_nccl_is_float(j->dtype) &&
-           (j->op == DCOMM_SUM || j->op == DCOMM_AVG || j->op == DCOMM_PREMUL_SUM);
-}
-
 static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
 {
     dcomm_comm *c = j->comm->comm;
-    const bool codes = dcommi_nccl_codes(j), counts = codes && dcommi_nccl_summary_path() != NULL;
+    const bool counts = j->codec != NULL && dcommi_nccl_summary_path() != NULL;
     const dcomm_coll_opts opts = {.stream = j->stream != NULL ? (void *)j->stream
                                                               : (void *)cudaStreamLegacy,
                                   .device = true,
                                   .premul = j->factor,
-                                  .codec = codes ? j->comm->codec : NULL,
+                                  .codec = j->codec,
                                   .codec_ledger = counts ? &j->comm->ledger : NULL};
     switch (j->coll) {
     case DCOMM_COLL_ALLREDUCE:
@@ -232,7 +188,7 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
                                    a->root);
         } else {
             const bool sends = a->coll == DCOMM_COLL_SEND;
-            int before = dcommi_nccl_enter(a->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(a->comm);
             b->done = true;
             one = dcommi_nccl_copy(sends ? a : b, sends ? b : a);
             dcommi_nccl_leave(a->comm, before);
@@ -242,35 +198,59 @@ static ncclResult_t dcommi_nccl_copy_own(dcommi_nccl_job *first)
     return result;
 }
 
+/* A place for a stream's last operation: its own, or that of one that is over, or one more. NULL:
+ * no memory. */
+static dcommi_nccl_last *dcommi_nccl_place(struct ncclComm *comm, cudaStream_t stream)
+{
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (comm->last[i].stream == stream) {
+            return &comm->last[i];
+        }
+    }
+    for (size_t i = 0; i < comm->nlast; i++) {
+        if (cudaEventQuery(comm->last[i].event) != cudaErrorNotReady) {
+            return &comm->last[i];
+        }
+        (void)cudaGetLastError(); /* where CUDA leaves this, too */
+    }
+    if (comm->nlast == comm->last_room) {
+        const size_t room = 2 * comm->last_room + 4;
+        dcommi_nccl_last *more = realloc(comm->last, room * sizeof *more);
+        if (more == NULL) {
+            return NULL;
+        }
+        comm->last = more;
+        comm->last_room = room;
+    }
+    dcommi_nccl_last *last = &comm->last[comm->nlast];
+    if (cudaEventCreateWithFlags(&last->event, cudaEventDisableTiming) != cudaSuccess) {
+        return NULL;
+    }
+    comm->nlast++;
+    return last;
+}
+
 /* Remember where in the stream the communicator's last operation is. */
 static void dcommi_nccl_note(const dcommi_nccl_job *j)
 {
-    struct ncclComm *comm = j->comm;
-    int slot = -1;
-    for (int i = DCOMMI_NCCL_STREAMS - 1; i >= 0; i--) {
-        if (comm->last[i].event == NULL || comm->last[i].stream == j->stream) {
-            slot = i;
-        }
+    dcommi_nccl_last *last = dcommi_nccl_place(j->comm, j->stream);
+    if (last != NULL) {
+        last->stream = j->stream;
+        (void)cudaEventRecord(last->event, j->stream);
     }
-    if (slot < 0) {
-        slot = comm->last_next;
-        comm->last_next = (slot + 1) % DCOMMI_NCCL_STREAMS;
-        (void)cudaEventSynchronize(comm->last[slot].event);
-    }
-    if (comm->last[slot].event == NULL &&
-        cudaEventCreateWithFlags(&comm->last[slot].event, cudaEventDisableTiming) != cudaSuccess) {
-        comm->last[slot].event = NULL;
-        return;
-    }
-    comm->last[slot].stream = j->stream;
-    (void)cudaEventRecord(comm->last[slot].event, j->stream);
 }
 
 static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
 {
     ncclResult_t result = dcommi_nccl_copy_own(first);
     int n = 0;
+    dcommi_nccl_decide_all(first);
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
+        if (j->kind == DCOMMI_NCCL_COLL && j->result != ncclSuccess) { /* nothing was decided */
+            ncclResult_t one = dcommi_nccl_fail(j->result, "%s", j->text);
+            result = result == ncclSuccess ? one : result;
+            j->done = true;
+        }
         n += j->kind == DCOMMI_NCCL_COLL && !j->done;
     }
     if (n > 1) {
@@ -278,7 +258,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     }
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
-            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             ncclResult_t one = dcommi_nccl_from(dcommi_nccl_call(j));
             dcommi_nccl_leave(j->comm, before);
             j->done = one != ncclSuccess; /* nothing of it is on the stream */
@@ -291,7 +271,7 @@ static ncclResult_t dcommi_nccl_call_all(dcommi_nccl_job *first)
     }
     for (dcommi_nccl_job *j = first; j != NULL; j = j->next) {
         if (j->kind == DCOMMI_NCCL_COLL && !j->done) {
-            int before = dcommi_nccl_enter(j->comm);
+            dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
             dcommi_nccl_note(j);
             dcommi_nccl_leave(j->comm, before);
         }

@@ -37,6 +37,8 @@ static void dcommi_nccl_discard(struct ncclComm *comm)
         }
         (void)dcomm_comm_destroy(&comm->comm);
         (void)dcomm_codec_destroy(&comm->codec);
+        (void)dcomm_codec_destroy(&comm->candidate);
+        free(comm->last);
         free(comm);
     }
 }
@@ -103,11 +105,9 @@ static ncclResult_t dcommi_nccl_await(const struct ncclComm *comm)
 /* Until what was enqueued is over, whatever became of it. */
 static void dcommi_nccl_quiesce(struct ncclComm *comm)
 {
-    int before = dcommi_nccl_enter(comm);
-    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
-        if (comm->last[i].event != NULL) {
-            (void)cudaEventSynchronize(comm->last[i].event);
-        }
+    dcommi_nccl_before before = dcommi_nccl_enter(comm);
+    for (size_t i = 0; i < comm->nlast; i++) {
+        (void)cudaEventSynchronize(comm->last[i].event);
     }
     dcommi_nccl_leave(comm, before);
 }
@@ -119,10 +119,8 @@ static void *dcommi_nccl_end(void *arg)
     struct ncclComm *comm = arg;
     dcommi_nccl_quiesce(comm);
     (void)dcommi_nccl_enter(comm);
-    for (int i = 0; i < DCOMMI_NCCL_STREAMS; i++) {
-        if (comm->last[i].event != NULL) {
-            (void)cudaEventDestroy(comm->last[i].event);
-        }
+    for (size_t i = 0; i < comm->nlast; i++) {
+        (void)cudaEventDestroy(comm->last[i].event);
     }
     if (dcomm_comm_ready(comm->comm) == DCOMM_OK) {
         dcommi_nccl_summarize(comm);
@@ -172,9 +170,19 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
                                   dcomm_comm_error(comm->comm));
 }
 
+/* Who has destroyed the process's last one may reset devices, or unload this library. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
-    return comm == NULL ? ncclSuccess : dcommi_nccl_close(comm);
+    if (comm == NULL) {
+        return ncclSuccess;
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_close(comm));
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    if (dcommi_nccl_all == NULL) {
+        dcommi_nccl_await_ends();
+    }
+    pthread_mutex_unlock(&dcommi_nccl_lock);
+    return ncclSuccess;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm)

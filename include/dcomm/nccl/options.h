@@ -102,8 +102,13 @@ static ncclResult_t dcommi_nccl_configure(struct ncclComm *comm, const ncclConfi
         memcpy(comm->name, name, len);
         comm->name[len] = '\0';
     }
-    return o->codec != NULL && *o->codec != '\0' && strcmp(o->codec, "none") != 0
-               ? dcommi_nccl_from(dcomm_codec_create(o->codec, &comm->codec))
+    if (o->codec == NULL || *o->codec == '\0' || strcmp(o->codec, "none") == 0) {
+        return ncclSuccess;
+    }
+    DCOMMI_NCCL_TRY(dcommi_nccl_from(dcomm_codec_create(o->codec, &comm->codec)));
+    const char *spec = dcomm_codec_spec(comm->codec);
+    return strncmp(spec, "auto:", 5) == 0
+               ? dcommi_nccl_from(dcomm_codec_create(spec + 5, &comm->candidate))
                : ncclSuccess;
 }
 
@@ -152,15 +157,21 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
     }
 }
 
-/* At exit: communicators that were destroyed say goodbye, and those that were not are summed up. */
-static void dcommi_nccl_at_exit(void)
+/* Until communicators whose end is under way have ended; with the lock. */
+static void dcommi_nccl_await_ends(void)
 {
-    pthread_mutex_lock(&dcommi_nccl_lock);
     while (dcommi_nccl_closing > 0) {
         pthread_mutex_unlock(&dcommi_nccl_lock);
         dcommi_nccl_nap();
         pthread_mutex_lock(&dcommi_nccl_lock);
     }
+}
+
+/* At exit: communicators that were destroyed say goodbye, and those that were not are summed up. */
+static void dcommi_nccl_at_exit(void)
+{
+    pthread_mutex_lock(&dcommi_nccl_lock);
+    dcommi_nccl_await_ends();
     for (struct ncclComm *c = dcommi_nccl_all; c != NULL; c = c->next) {
         if (dcomm_comm_ready(c->comm) == DCOMM_OK) {
             dcommi_nccl_summarize(c);

@@ -115,14 +115,14 @@ ncclResult_t ncclMemFree(void *ptr)
 
 /* Of memory that is not ncclMemAlloc's there is nothing to do: nobody would tell when it is freed,
  * which must not be while a peer has it open. */
-ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t bytes, void **handle)
+static ncclResult_t dcommi_nccl_register(const char *call, ncclComm_t comm, void *buff,
+                                         size_t bytes, void **handle)
 {
     dcomm_mem_info info;
     if (buff == NULL || bytes == 0) {
-        return dcommi_nccl_fail(ncclInvalidArgument,
-                                "ncclCommRegister: buff is NULL, or bytes is 0");
+        return dcommi_nccl_fail(ncclInvalidArgument, "%s: buff is NULL, or bytes is 0", call);
     }
-    DCOMMI_NCCL_TRY(dcommi_nccl_ask("ncclCommRegister", comm, handle));
+    DCOMMI_NCCL_TRY(dcommi_nccl_ask(call, comm, handle));
     dcommi_nccl_registered *r = calloc(1, sizeof *r);
     if (r == NULL) {
         return dcommi_nccl_no_memory();
@@ -144,7 +144,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t bytes, v
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
+static ncclResult_t dcommi_nccl_deregister(const char *call, ncclComm_t comm, const void *handle)
 {
     dcommi_nccl_registered **at, *r = NULL;
     if (comm != NULL && handle == NULL) {
@@ -161,34 +161,41 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
         pthread_mutex_unlock(&dcommi_nccl_lock);
     }
     if (r == NULL) {
-        return dcommi_nccl_fail(ncclInvalidArgument,
-                                "ncclCommDeregister: comm is NULL, or not that of the handle");
+        return dcommi_nccl_fail(ncclInvalidArgument, "%s: comm is NULL, or not that of the handle",
+                                call);
     }
     dcommi_nccl_unregister(comm, r);
     return ncclSuccess;
 }
 
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t bytes, void **handle)
+{
+    return dcommi_nccl_register("ncclCommRegister", comm, buff, bytes, handle);
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
+{
+    return dcommi_nccl_deregister("ncclCommDeregister", comm, handle);
+}
+
+/* What 2.27 does with a window is to find buffers of collectives in it. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t bytes, ncclWindow_t *window,
                                     int flags)
 {
-    (void)comm;
-    (void)buff;
-    (void)bytes;
-    (void)flags;
-    if (window != NULL) {
-        *window = NULL;
+    void *handle = NULL;
+    if (window == NULL || (flags != NCCL_WIN_DEFAULT && flags != NCCL_WIN_COLL_SYMMETRIC)) {
+        return dcommi_nccl_fail(ncclInvalidArgument,
+                                "ncclCommWindowRegister: window is NULL, or flags is %d", flags);
     }
-    return dcommi_nccl_fail(ncclInvalidUsage,
-                            "ncclCommWindowRegister: dcomm has no symmetric windows; its "
-                            "collectives take any device memory without");
+    *window = NULL;
+    DCOMMI_NCCL_TRY(dcommi_nccl_register("ncclCommWindowRegister", comm, buff, bytes, &handle));
+    *window = handle;
+    return ncclSuccess;
 }
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window)
 {
-    (void)comm;
-    return window == NULL ? ncclSuccess
-                          : dcommi_nccl_fail(ncclInvalidUsage,
-                                             "ncclCommWindowDeregister: dcomm has no windows");
+    return dcommi_nccl_deregister("ncclCommWindowDeregister", comm, window);
 }
 
 DCOMMI_NCCL_CALL(ncclGetVersion);

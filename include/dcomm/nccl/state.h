@@ -19,8 +19,8 @@
 #include <string.h>
 #include <time.h>
 
-#define DCOMMI_NCCL_STREAMS 8
 #define DCOMMI_NCCL_OPS 64
+#define DCOMMI_NCCL_DECISIONS 64
 #define DCOMMI_NCCL_TEXT 640
 
 /* A pre-multiplied sum that the program has made. */
@@ -38,21 +38,33 @@ typedef struct dcommi_nccl_registered {
     bool shared; /* it lies in memory of ncclMemAlloc's, which peers may open */
 } dcommi_nccl_registered;
 
+/* Behind the last operation on a stream: what has to be over before the communicator is. */
+typedef struct dcommi_nccl_last {
+    cudaStream_t stream;
+    cudaEvent_t event;
+} dcommi_nccl_last;
+
+/* What codec "auto" has come to for a length. */
+typedef struct dcommi_nccl_decision {
+    size_t count;
+    dcomm_dtype dtype;
+    const dcomm_codec *codec; /* NULL: none */
+} dcommi_nccl_decision;
+
 struct ncclComm {
     struct ncclComm *next; /* of all that are alive */
     dcomm_comm *comm;
     int device;
     bool blocking;
     char name[64];
-    dcomm_codec *codec;  /* of all-reduces of floats; NULL: they are exact */
-    dcomm_ledger ledger; /* what it did to them, where a summary is asked for */
+    dcomm_codec *codec;     /* of all-reduces of floats; NULL: they are exact */
+    dcomm_codec *candidate; /* where that is "auto": what it decides about */
+    dcommi_nccl_decision decided[DCOMMI_NCCL_DECISIONS];
+    size_t ndecided;     /* the oldest make room */
+    dcomm_ledger ledger; /* what the codec did, where a summary is asked for */
     dcommi_nccl_op ops[DCOMMI_NCCL_OPS];
-    /* Behind the last operation of each stream: what has to be over before the communicator is. */
-    struct {
-        cudaStream_t stream;
-        cudaEvent_t event; /* NULL: the slot is free */
-    } last[DCOMMI_NCCL_STREAMS];
-    int last_next;                      /* the slot that is taken when none is free */
+    dcommi_nccl_last *last; /* of each stream that is not known to have come to it */
+    size_t nlast, last_room;
     dcommi_nccl_registered *registered; /* with dcommi_nccl_lock */
 };
 
@@ -134,22 +146,31 @@ static ncclResult_t dcommi_nccl_no_memory(void)
 
 /* ---- devices ---- */
 
-/* Make a communicator's device the current one; give back what was. */
-static int dcommi_nccl_enter(const struct ncclComm *comm)
+/* What the calling thread had. */
+typedef struct dcommi_nccl_before {
+    int device;
+    enum cudaStreamCaptureMode mode;
+} dcommi_nccl_before;
+
+/* Make a communicator's device the current one. While anybody captures a stream, CUDA refuses other
+ * threads what could harm a capture, and ends that: what goes on here has nothing to do with it. */
+static dcommi_nccl_before dcommi_nccl_enter(const struct ncclComm *comm)
 {
-    int before = 0;
-    (void)cudaGetDevice(&before);
-    if (before != comm->device) {
+    dcommi_nccl_before before = {comm->device, cudaStreamCaptureModeRelaxed};
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
+    (void)cudaGetDevice(&before.device);
+    if (before.device != comm->device) {
         (void)cudaSetDevice(comm->device);
     }
     return before;
 }
 
-static void dcommi_nccl_leave(const struct ncclComm *comm, int before)
+static void dcommi_nccl_leave(const struct ncclComm *comm, dcommi_nccl_before before)
 {
-    if (before != comm->device) {
-        (void)cudaSetDevice(before);
+    if (before.device != comm->device) {
+        (void)cudaSetDevice(before.device);
     }
+    (void)cudaThreadExchangeStreamCaptureMode(&before.mode);
 }
 
 static void dcommi_nccl_nap(void)
