@@ -3,7 +3,8 @@
  * run by processes. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
-#include "conformance.h"
+#include "proof_step.h"
+#include "run_ranks.h"
 
 #include <math.h>
 
@@ -202,7 +203,9 @@ static void prove(const call *c)
     }
     dcommi_free(trace.event);
     dcommi_groups_free(&groups);
-    drop(plans, c->n);
+    for (int r = 0; r < c->n; r++) {
+        dcommi_free(plans[r]);
+    }
 }
 
 /* By every algorithm whose plan there is before counts are exchanged. */
