@@ -2,9 +2,14 @@
  * each knows its own: proved for hosts of any size and lengths of all kinds, messages counted, and
  * run by processes. */
 #define _GNU_SOURCE
-#define DCOMM_IMPLEMENTATION
 #include "proof_step.h"
 #include "run_ranks.h"
+
+#include "dcomm/impl/device_host.h"
+
+#include "dcomm/impl/algo_table.h"
+#include "dcomm/impl/check.h"
+#include "dcomm/impl/select.h"
 
 #include <math.h>
 
@@ -115,7 +120,7 @@ static void plan_all(const call *c, const dcommi_groups *groups, const size_t *m
                           .send_displs = from,
                           .matrix = c->known ? matrix : NULL};
         cr_assert_eq(dcommi_plan_make(&s, dcommi_algo_find(s.coll, c->algo), &plans[r]), DCOMM_OK,
-                     "%s: %s", text_of(c), dcomm_last_error());
+                     "%s: %s", text_of(c), dcommi_message);
     }
 }
 
