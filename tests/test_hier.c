@@ -184,6 +184,9 @@ static void prove(int from, int to, bool every_placement)
         for (int n = from; n <= to; n += every_placement ? 1 : proof_step()) {
             for (int hosts = 1; hosts <= 8 && hosts <= n; hosts++) {
                 for (placement p = BLOCK; p < PLACEMENTS; p++, pick++) {
+                    if (DCOMM_TEST_RANK_STEP > 1 && every_placement && pick % 11 != 0) {
+                        continue;
+                    }
                     if (!every_placement &&
                         ((n + hosts + a) % PLACEMENTS != (int)p || (n / 5 + hosts + a) % 6 != 0)) {
                         continue;
