@@ -5,14 +5,9 @@
 
 #include "ranks.h"
 
-#include <criterion/criterion.h>
+#include "dcomm/impl/build.h"
 
-/* From one number of ranks to the next, where a proof above a dozen need not try each: what it
- * looks for does not depend on it. */
-static inline int proof_step(void)
-{
-    return (getenv("DCOMM_TEST_FULL") != NULL ? 1 : 3) * DCOMM_TEST_RANK_STEP;
-}
+#include <criterion/criterion.h>
 
 #define MAX 8
 #define AGAIN 5 /* each plan runs several times: runs are used again */
@@ -32,7 +27,7 @@ static dcomm_plan *make(maker fn, const char *name, int r, int n)
     PROCS_TRUE(b != NULL);
     dcommi_build_begin(b, name, r, n, DCOMM_F32, DCOMM_SUM);
     fn(b, r, n);
-    RANKS_OK(dcommi_build_finish(b, &plan));
+    PROCS_CHECK(dcommi_build_finish(b, &plan) == DCOMM_OK, "%s", dcommi_message);
     free(b);
     return plan;
 }

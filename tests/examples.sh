@@ -3,6 +3,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=${1:-build}
+export DCOMM_TUNE=0 # to measure what things cost takes longer than what is tested
 mpirun=$(command -v mpirun.openmpi || command -v mpirun)
 found=0
 for example in "$build"/examples/[0-9]*; do

@@ -4,6 +4,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=${1:-build}
+export DCOMM_TUNE=0 # to measure what things cost takes longer than what is tested
 seconds=120
 [ "${2:-}" != --full ] || seconds=3600
 if [ ! -x "$build/dcomm-perf" ]; then

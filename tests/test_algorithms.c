@@ -8,6 +8,7 @@
 #include "dcomm/impl/algo_table.h"
 #include "dcomm/impl/check.h"
 #include "plan_sim.h"
+#include "proof_step.h"
 
 #define MAX_N 64
 
@@ -434,13 +435,17 @@ static void check_only(const call *c)
 }
 
 /* Try one algorithm with n ranks: counts around the rank count and the thresholds, several chunks,
- * in place or not, lanes, roots, patterns. `thin` tries fewer of the combinations. */
+ * in place or not, lanes, roots, patterns. `thin` tries fewer of the combinations, others for each
+ * n, and with sanitizers fewer still: what they look for does not depend on it. */
 static void try_placed(const dcommi_algo *algo, int n, int placement, int thin, call_fn fn)
 {
     size_t nn = (size_t)n;
     size_t counts[] = {
         1, 2, nn > 1 ? nn - 1 : 1, nn, nn + 1, 1000, 1025, fn == check_only ? 4099 * nn + 3 : 5003};
-    int pick = 0;
+    int pick = n + placement;
+    if (DCOMM_TEST_RANK_STEP > 1) {
+        thin *= fn == check_only ? 7 : 3;
+    }
     for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
         for (int in_place = 0; in_place < 2; in_place++) {
             for (int lanes = 1; lanes <= 3; lanes += 2) {
@@ -496,11 +501,7 @@ Test(algorithms, checked_up_to_64_ranks, .timeout = 240)
 {
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
         const dcommi_algo *algo = &dcommi_algo_table[k];
-        for (int i = 0; i < 2 * 55 && !is_p2p(algo); i++) {
-            int n = 10 + i / 2;
-            if (i / 2 % DCOMM_TEST_RANK_STEP != 0) {
-                continue;
-            }
+        for (int n = 10, i = 0; n <= MAX_N && !is_p2p(algo); n += i++ % 2 * proof_step()) {
             size_t counts[] = {1, (size_t)n - 1, 1300, 11 * (size_t)n + 3};
             call c = {.algo = algo,
                       .n = n,
@@ -537,7 +538,7 @@ Test(algorithms, right_wherever_the_ranks_are, .timeout = 240)
                 try_placed(algo, n, placement, 3, check_only);
                 try_placed(algo, n, placement, 11, simulate);
             }
-            for (int n = 9 + placement; n <= MAX_N; n += 3 * DCOMM_TEST_RANK_STEP) {
+            for (int n = 9 + placement; n <= MAX_N; n += proof_step()) {
                 call c = {.algo = algo,
                           .n = n,
                           .count = n % 2 == 0 ? 1 : 11 * (size_t)n + 3,

@@ -2,8 +2,14 @@
  * each knows its own: proved for hosts of any size and lengths of all kinds, messages counted, and
  * run by processes. */
 #define _GNU_SOURCE
-#define DCOMM_IMPLEMENTATION
-#include "conformance.h"
+#include "proof_step.h"
+#include "run_ranks.h"
+
+#include "dcomm/impl/device_host.h"
+
+#include "dcomm/impl/algo_table.h"
+#include "dcomm/impl/check.h"
+#include "dcomm/impl/select.h"
 
 #include <math.h>
 
@@ -114,7 +120,7 @@ static void plan_all(const call *c, const dcommi_groups *groups, const size_t *m
                           .send_displs = from,
                           .matrix = c->known ? matrix : NULL};
         cr_assert_eq(dcommi_plan_make(&s, dcommi_algo_find(s.coll, c->algo), &plans[r]), DCOMM_OK,
-                     "%s: %s", text_of(c), dcomm_last_error());
+                     "%s: %s", text_of(c), dcommi_message);
     }
 }
 
@@ -202,7 +208,9 @@ static void prove(const call *c)
     }
     dcommi_free(trace.event);
     dcommi_groups_free(&groups);
-    drop(plans, c->n);
+    for (int r = 0; r < c->n; r++) {
+        dcommi_free(plans[r]);
+    }
 }
 
 /* By every algorithm whose plan there is before counts are exchanged. */

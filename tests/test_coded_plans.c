@@ -129,6 +129,9 @@ Test(coded_plans, up_to_64_ranks, .timeout = 240)
         static const int ranks[] = {10, 16, 23, 33, 48, 64};
         for (int i = a == 2; i < 6; i += 1 + (a == 2)) {
             int n = ranks[i];
+            if (DCOMM_TEST_RANK_STEP > 1 && n > 23 && (a > 0 || n < 64)) {
+                continue; /* with sanitizers */
+            }
             call c = {.algo = flat(a),
                       .n = n,
                       .lanes = 1,

@@ -47,7 +47,9 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
         for (int a = -1; a < 0 || dcomm_algo_get((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
             for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
                 for (int f = APART; f < FORMS; f++) {
-                    if (n > 3 && (f + (int)c) % FORMS != 0) {
+                    bool skip = PROCS_THIN > 1 && n > 2 ? (f + FORMS * (int)c + a + 1) % 5 != 0
+                                                        : n > 3 && (f + (int)c) % FORMS != 0;
+                    if (skip) {
                         continue; /* fewer ranks have tried them all */
                     }
                     turn++;
@@ -157,7 +159,9 @@ static int operators(int rank, int n, procs_shared *s, void *arg)
                 static const dcomm_coll colls[] = {DCOMM_COLL_ALLREDUCE, DCOMM_COLL_REDUCE_SCATTER,
                                                    DCOMM_COLL_REDUCE, DCOMM_COLL_REDUCE_SCATTERV};
                 for (size_t a = 0; a < (c == 0 ? sizeof algos / sizeof *algos : 1); a++) {
-                    turn++;
+                    if (turn++ % (PROCS_THIN == 1 ? 1 : 5) != 0) {
+                        continue;
+                    }
                     job j = {.comm = comm,
                              .rank = rank,
                              .n = n,

@@ -4,6 +4,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=$(cd "${1:-build}" && pwd)
+export DCOMM_TUNE=0 # to measure what things cost takes longer than what is tested
 if [ ! -x "$build/dcomm-perf" ]; then
     skip "comparisons" "dcomm-perf is not built"
     finish

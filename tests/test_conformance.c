@@ -2,7 +2,6 @@
  * step but CALL, run-time lengths, loops, lanes; on one host, by message, and between hosts. The
  * checker passes each of them first. */
 #define _GNU_SOURCE
-#define DCOMM_IMPLEMENTATION
 #include "conformance.h"
 
 /* ---- ENCODE, run-time lengths, DECODE: a file passed on from rank to rank ---- */

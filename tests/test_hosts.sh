@@ -4,6 +4,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=$(cd "${1:-build}" && pwd)
+export DCOMM_TUNE=0 # until connections are measured: it takes longer than what is tested
 export DCOMM_SECRET=0123456789abcdef0123456789abcdef DCOMM_TIMEOUT=30
 unset DCOMM_IFACE
 cluster=(bench/cluster.sh --build "$build" --timeout 60)
@@ -45,6 +46,7 @@ else
     skip "the link's goodput" "ucx_perftest is not installed (package ucx-utils)"
 fi
 
+export DCOMM_TUNE=1
 # flows CONNECTIONS: least microseconds of 1 MiB where each connection gets 100 Mbit/s of the link.
 flows() {
     DCOMM_CONNECTIONS=$1 "${cluster[@]}" --ranks-per-host 1 --flow-rate 100mbit -- \

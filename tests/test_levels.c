@@ -1,121 +1,10 @@
 /* test_levels.c - hierarchical algorithms over two, three and four levels: proved for equal and
  * unequal groups in any order of ranks, what crosses each level counted, the levels seen at work at
- * once, and run by processes whose places are made up. */
+ * once; test_levels_run.c runs them. */
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
-#define DCOMMI_HIER_DIVIDE_MIN 2   /* small groups are divided as well, */
-#define DCOMMI_HIER_DIVIDE_BYTES 0 /* and for short parts */
-#include "conformance.h"
-
-#define RANKS_MAX 64
-#define LEVELS 3 /* of groups, the ranks not counted */
-
-/* How large the parts of a group are, and how ranks are numbered. */
-typedef enum sizes { EQUAL, NEARLY, GROWING, RANDOM, SIZES } sizes;
-typedef enum numbers { BLOCK, CYCLIC, SHUFFLED, NUMBERS } numbers;
-
-typedef struct call {
-    dcomm_coll coll;
-    const char *name;
-    int n, levels, parts[LEVELS], root;
-    sizes sizes;
-    numbers numbers;
-    size_t count;
-    int64_t chunk;
-    bool in_place;
-} call;
-
-static const char *text_of(const call *c)
-{
-    static char text[256];
-    snprintf(text, sizeof text,
-             "%s of %s, %d ranks, %d levels of %d, %d and %d parts, sizes %d, numbers %d, count "
-             "%zu, chunk %" PRId64 ", root %d, in place %d",
-             c->name, dcomm_coll_name(c->coll), c->n, c->levels, c->parts[0], c->parts[1],
-             c->parts[2], c->sizes, c->numbers, c->count, c->chunk, c->root, c->in_place);
-    return text;
-}
-
-/* Which of `parts` parts of a group of `size` has its rank number i. */
-static int part_of(const call *c, int level, int i, int size, int parts)
-{
-    if (parts > size) {
-        parts = size;
-    }
-    switch (c->sizes) {
-    case GROWING:
-        for (int k = 0, end = 0; k < parts; k++) {
-            end += (int)dcommi_max64(1, 2 * (k + 1) * size / (parts * (parts + 1)));
-            if (i < end) {
-                return k;
-            }
-        }
-        return parts - 1;
-    case RANDOM:
-        return (int)(dcommi_mix((uint64_t)(level + 5), (uint64_t)i) % (uint64_t)parts);
-    default:
-        return i * parts / size;
-    }
-}
-
-static dcommi_groups *groups_of(const call *c)
-{
-    static const uint8_t kinds[LEVELS] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
-                                          DCOMMI_LEVEL_NUMA};
-    int64_t at[LEVELS][RANKS_MAX], ids[LEVELS * RANKS_MAX];
-    int rank[RANKS_MAX];
-    for (int l = 0; l < c->levels; l++) { /* by place in the tree */
-        for (int i = 0; i < c->n; i++) {
-            int before = 0, size = 0;
-            for (int j = 0; j < c->n; j++) {
-                bool same = l == 0 || at[l - 1][j] == at[l - 1][i];
-                size += same;
-                before += same && j < i;
-            }
-            int64_t part = part_of(c, l, before, size, c->parts[l]);
-            at[l][i] = (l > 0 ? at[l - 1][i] * 100 : 0) + part;
-        }
-    }
-    for (int i = 0; i < c->n; i++) {
-        rank[i] = i;
-    }
-    if (c->numbers == CYCLIC) { /* deal the ranks round the hosts */
-        int next = 0;
-        for (int turn = 0; turn < c->n; turn++) {
-            for (int host = 0; host < c->n; host++) {
-                for (int i = 0, seen = 0; i < c->n; i++) {
-                    if (at[0][i] == host && seen++ == turn) {
-                        rank[i] = next++;
-                    }
-                }
-            }
-        }
-    } else if (c->numbers == SHUFFLED) {
-        for (int i = c->n - 1; i > 0; i--) {
-            int j = (int)(dcommi_mix(99, (uint64_t)i) % (uint64_t)(i + 1)), r = rank[i];
-            rank[i] = rank[j];
-            rank[j] = r;
-        }
-    }
-    for (int l = 0; l < c->levels; l++) {
-        for (int i = 0; i < c->n; i++) {
-            ids[l * c->n + rank[i]] = at[l][i];
-        }
-    }
-    dcommi_groups *g = dcommi_groups_make(c->n, c->levels, kinds, ids);
-    cr_assert(g != NULL);
-    return g;
-}
-
-static bool is_v(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
-}
-
-static bool whole(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_BROADCAST;
-}
+#include "levels.h"
+#include "proof_step.h"
 
 static size_t counts[RANKS_MAX], displs[RANKS_MAX];
 
@@ -141,6 +30,13 @@ static dcommi_shape shape_of(const call *c, const dcommi_groups *groups)
                           .groups = groups,
                           .counts = is_v(c->coll) ? counts : NULL,
                           .displs = is_v(c->coll) ? displs : NULL};
+}
+
+static void drop(dcomm_plan **plans, int n)
+{
+    for (int r = 0; r < n; r++) {
+        dcommi_free(plans[r]);
+    }
 }
 
 static void make_plans(const call *c, const dcommi_groups *groups, dcomm_plan **plans)
@@ -181,20 +77,6 @@ static void examine(const call *c, const dcommi_groups *groups, int64_t crossed[
     dcommi_free(trace.event);
     drop(plans, c->n);
 }
-
-static const struct {
-    dcomm_coll coll;
-    const char *name;
-} algorithms[] = {
-    {DCOMM_COLL_ALLREDUCE, "hier"},       {DCOMM_COLL_ALLREDUCE, "hier_leader"},
-    {DCOMM_COLL_BROADCAST, "hier"},       {DCOMM_COLL_BROADCAST, "hier_leader"},
-    {DCOMM_COLL_REDUCE_SCATTER, "hier"},  {DCOMM_COLL_REDUCE_SCATTER, "hier_leader"},
-    {DCOMM_COLL_ALLGATHER, "hier"},       {DCOMM_COLL_ALLGATHER, "hier_leader"},
-    {DCOMM_COLL_REDUCE_SCATTERV, "hier"}, {DCOMM_COLL_REDUCE_SCATTERV, "hier_leader"},
-    {DCOMM_COLL_ALLGATHERV, "hier"},      {DCOMM_COLL_ALLGATHERV, "hier_leader"},
-    {DCOMM_COLL_ALLTOALL, "hier"},        {DCOMM_COLL_ALLTOALL, "hier_leader"},
-};
-enum { ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
 /* ---- proofs ---- */
 
@@ -238,12 +120,12 @@ static void prove(int from, int to, int step, int every)
 
 Test(levels, proved_up_to_12_ranks, .timeout = 240)
 {
-    prove(1, 12, 1, 11);
+    prove(1, 12, 1, DCOMM_TEST_RANK_STEP == 1 ? 11 : 71);
 }
 
 Test(levels, proved_up_to_32_ranks, .timeout = 240)
 {
-    prove(13, 32, proof_step(), 31);
+    prove(13, 32, proof_step(), DCOMM_TEST_RANK_STEP == 1 ? 31 : 71);
 }
 
 Test(levels, proved_up_to_64_ranks, .timeout = 240)
@@ -449,114 +331,5 @@ Test(levels, work_at_once, .timeout = 60)
                       .chunk = 512 << 10};
             cr_expect_gt(overlaps(&c), 0, "%s", text_of(&c));
         }
-    }
-}
-
-/* ---- run ---- */
-
-static float value(int rank, size_t i)
-{
-    return (float)((int)(i * 7 + (size_t)rank * 31) % 201 - 100);
-}
-
-/* One operation, in place or not, and a look at every element. */
-static void run_once(dcomm_comm *comm, int rank, const call *c)
-{
-    size_t n = (size_t)c->n, me = (size_t)rank, count = c->count, all = n * count;
-    bool gathers = c->coll == DCOMM_COLL_ALLGATHER, at_own = false;
-    float *given = malloc(all * sizeof *given), *got = malloc(all * sizeof *got);
-    PROCS_TRUE(given != NULL && got != NULL);
-    float *in = c->in_place ? got : given;
-    for (size_t i = 0; i < all; i++) {
-        got[i] = -1e9f;
-    }
-    for (size_t i = 0; i < all; i++) {
-        in[i] = value(rank, i);
-    }
-    dcomm_coll_opts opts = {.algo = c->name, .chunk_bytes = (size_t)c->chunk};
-    switch (c->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        RANKS_OK(dcomm_allreduce(comm, in, got, count, DCOMM_F32, DCOMM_SUM, &opts));
-        break;
-    case DCOMM_COLL_BROADCAST:
-        RANKS_OK(dcomm_broadcast(comm, in, got, count, DCOMM_F32, c->root, &opts));
-        break;
-    case DCOMM_COLL_REDUCE_SCATTER:
-        at_own = c->in_place;
-        RANKS_OK(dcomm_reduce_scatter(comm, in, got + (at_own ? me * count : 0), count, DCOMM_F32,
-                                      DCOMM_SUM, &opts));
-        break;
-    case DCOMM_COLL_ALLGATHER:
-        RANKS_OK(dcomm_allgather(comm, in + me * count, got, count, DCOMM_F32, &opts));
-        break;
-    default:
-        RANKS_OK(dcomm_alltoall(comm, in, got, count, DCOMM_F32, &opts));
-        break;
-    }
-    bool blocks = gathers || c->coll == DCOMM_COLL_ALLTOALL;
-    for (size_t i = 0; i < (blocks ? all : count); i++) {
-        int from = (int)(i / count);
-        float want = c->coll == DCOMM_COLL_BROADCAST ? value(c->root, i)
-                     : gathers                       ? value(from, i)
-                                                     : value(from, me * count + i % count);
-        if (!blocks && c->coll != DCOMM_COLL_BROADCAST) {
-            want = 0;
-            for (int r = 0; r < c->n; r++) {
-                want += value(r, i + (c->coll == DCOMM_COLL_REDUCE_SCATTER ? me * count : 0));
-            }
-        }
-        float is = got[i + (at_own ? me * count : 0)];
-        PROCS_CHECK(is == want, "rank %d, %s: [%zu] %g, not %g", rank, text_of(c), i, (double)is,
-                    (double)want);
-    }
-    free(given);
-    free(got);
-}
-
-/* Packages and nodes are made up, and of sixteen ranks on few cores hosts as well, which all plans
- * allow: TCP's connections would time out. */
-static int run_all(int rank, int n, procs_shared *s, void *arg)
-{
-    static const size_t counted[] = {1, 1100, 30000};
-    const call *tree = arg;
-    dcommi_groups *groups = groups_of(tree);
-    char host[16];
-    ranks_settle(rank, n, RANKS_LOCAL);
-    snprintf(host, sizeof host, "h%d", (int)dcommi_group_of(groups, 0, rank));
-    if (n < 16) {
-        setenv("DCOMM_HOSTID", host, 1);
-    }
-    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
-    dcommi_groups *real = comm->groups;
-    comm->groups = groups;
-    for (int a = 0; a < ALGORITHMS; a++) {
-        for (int k = 0; k < 6 && !is_v(algorithms[a].coll); k++) {
-            call c = *tree;
-            c.coll = algorithms[a].coll;
-            c.name = algorithms[a].name;
-            c.count = counted[k % 3];
-            c.in_place = k >= 3;
-            c.chunk = k % 2 == 0 ? 20000 : 0;
-            c.root = (k + a) % n;
-            run_once(comm, rank, &c);
-        }
-    }
-    comm->groups = real;
-    dcommi_groups_free(&groups);
-    return ranks_leave(&comm);
-}
-
-Test(levels, right_when_run, .timeout = 240)
-{
-    static call trees[] = {
-        {.n = 8, .levels = 2, .parts = {2, 2, 1}},
-        {.n = 8, .levels = 2, .parts = {2, 2, 1}, .numbers = CYCLIC},
-        {.n = 9, .levels = 2, .parts = {2, 2, 1}, .numbers = SHUFFLED, .sizes = GROWING},
-        {.n = 12, .levels = 3, .parts = {1, 3, 2}, .numbers = SHUFFLED},
-        {.n = 16, .levels = 3, .parts = {2, 2, 2}, .numbers = CYCLIC}};
-    for (size_t i = 0; i < sizeof trees / sizeof trees[0]; i++) {
-        int ended[PROCS_MAX];
-        cr_assert_eq(procs_run(trees[i].n, 100, run_all, &trees[i], ended), 0, "%s",
-                     text_of(&trees[i]));
     }
 }

@@ -590,3 +590,103 @@ Test(model, explain, .timeout = 30)
         cr_assert_eq(rows[i].chosen, strcmp(rows[i].algo, "star") == 0);
     }
 }
+
+/* ---- hierarchies ---- */
+
+Test(model, chosen_between_hosts_with_several_ranks, .timeout = 20)
+{
+    static const int two[4] = {7, 3, 7, 3}, four[4] = {0, 1, 2, 3};
+    static const struct {
+        const int *hosts;
+        size_t count;
+        bool rank_order, hier;
+    } tries[] = {{two, 1 << 20, false, true},
+                 {two, 100, false, true},
+                 {two, 1 << 20, true, false},
+                 {four, 1 << 20, false, false},
+                 {NULL, 1 << 20, false, false}};
+    for (size_t k = 0; k < sizeof tries / sizeof tries[0]; k++) {
+        dcomm_plan *plan[4];
+        dcomm_check_report report;
+        dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLREDUCE,
+                                 .count = tries[k].count,
+                                 .dtype = DCOMM_F32,
+                                 .rank_order = tries[k].rank_order,
+                                 .hosts = tries[k].hosts};
+        for (int r = 0; r < 4; r++) {
+            cr_assert_eq(dcomm_plan_create(&spec, DCOMM_SUM, r, 4, NULL, &plan[r]), DCOMM_OK, "%s",
+                         dcomm_last_error());
+            cr_expect_eq(strcmp(plan[r]->name, "hier") == 0, tries[k].hier, "%zu: %s", k,
+                         plan[r]->name);
+        }
+        cr_expect_eq(dcomm_plan_check((const dcomm_plan *const *)plan, 4, &spec, &report), DCOMM_OK,
+                     "%s", report.message);
+        for (int r = 0; r < 4; r++) {
+            dcomm_plan_destroy(&plan[r]);
+        }
+    }
+    dcomm_plan *plan = NULL;
+    dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLREDUCE,
+                             .count = 100,
+                             .dtype = DCOMM_F32,
+                             .hosts = two,
+                             .rank_order = true};
+    cr_expect_eq(
+        dcomm_plan_create(&spec, DCOMM_SUM, 0, 4, &(dcomm_coll_opts){.algo = "hier"}, &plan),
+        DCOMM_ERR_UNSUPPORTED);
+    cr_expect_null(plan);
+}
+
+/* What the explanation says of hier. */
+static const char *note_of(const dcommi_groups *groups, dcomm_coll coll, size_t count)
+{
+    static dcomm_alternative rows[32];
+    int n = 0;
+    cr_assert_eq(dcommi_explain_groups(NULL, groups->nranks, groups, coll, count, DCOMM_F32, NULL,
+                                       dcommi_explain_algos, rows, 32, &n),
+                 DCOMM_OK, "%s", dcomm_last_error());
+    for (int i = 0; i < n; i++) {
+        if (strcmp(rows[i].algo, "hier") == 0) {
+            return rows[i].note;
+        }
+        cr_expect(rows[i].note[0] == 0 || strcmp(rows[i].algo, "hier_leader") == 0);
+    }
+    return "?";
+}
+
+Test(model, what_is_not_divided_is_explained, .timeout = 20)
+{
+    static const uint8_t kinds[2] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE};
+    static const struct {
+        const char *hosts, *packages;
+        dcomm_coll coll;
+        const char *note;
+    } tries[] = {
+        {"00001111", "00110011", DCOMM_COLL_ALLREDUCE, ""},
+        {"00001111", "00110011", DCOMM_COLL_ALLGATHER, ""},
+        {"00000111", "00000000", DCOMM_COLL_ALLGATHER, ""},
+        {"00000111", "00000000", DCOMM_COLL_ALLREDUCE,
+         "of each host 3 ranks own a part, as the smallest has"},
+        {"00010", "00000", DCOMM_COLL_BROADCAST,
+         "of each host 1 rank owns a part, as the smallest has"},
+        {"0000001111", "0111110011", DCOMM_COLL_ALLREDUCE,
+         "host 0 is one group: its packages cannot own equally much"},
+        {"0000111111", "0011000111", DCOMM_COLL_REDUCE_SCATTER, ""},
+        {"0000111111", "0011000011", DCOMM_COLL_REDUCE_SCATTER,
+         "host 1 is one group: its packages cannot own equally much"},
+        {"0000", "0000", DCOMM_COLL_ALLREDUCE, "no level divides the ranks: it is two_shot"},
+        {"0123", "0000", DCOMM_COLL_ALLGATHER, "no level divides the ranks: it is ring"},
+    };
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        int64_t ids[2 * 10];
+        int n = (int)strlen(tries[i].hosts);
+        for (int r = 0; r < n; r++) {
+            ids[r] = tries[i].hosts[r];
+            ids[n + r] = tries[i].packages[r];
+        }
+        dcommi_groups *groups = dcommi_groups_make(n, 2, kinds, ids);
+        cr_assert(groups != NULL);
+        cr_expect_str_eq(note_of(groups, tries[i].coll, 1 << 18), tries[i].note, "%zu", i);
+        dcommi_groups_free(&groups);
+    }
+}

@@ -3,6 +3,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=${1:-build}
+export DCOMM_TUNE=0 # to measure what things cost takes longer than what is tested
 tool=$build/dcomm-overlap
 if [ ! -x "$tool" ]; then
     skip "dcomm-overlap" "not built"

@@ -3,6 +3,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=${1:-build}
+export DCOMM_TUNE=0 # to measure what things cost takes longer than what is tested
 if [ ! -x "$build/dcomm-perf" ] || [ ! -x "$build/examples/trainer" ]; then
     skip "the report" "dcomm-perf or the trainer is not built"
     finish

@@ -1,7 +1,6 @@
 /* test_subplans.c - plans that call plans, stages that make the next plan from what has come, and
  * plans that nobody has checked: each must be refused by name. */
 #define _GNU_SOURCE
-#define DCOMM_IMPLEMENTATION
 #include "conformance.h"
 
 /* ---- CALL: sub-plans of groups, nested, in a loop ---- */

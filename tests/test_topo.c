@@ -2,8 +2,14 @@
  * be unbound, what a communicator tells of it; and that rings and trees cross slow boundaries no
  * more often than they must. */
 #define _GNU_SOURCE
-#define DCOMM_IMPLEMENTATION
 #include "ranks.h"
+
+#include "dcomm/impl/device_host.h"
+
+#include "dcomm/impl/algo_table.h"
+#include "dcomm/impl/check.h"
+#include "dcomm/impl/select.h"
+#include "dcomm/impl/topo.h"
 
 #include <criterion/criterion.h>
 
@@ -17,7 +23,7 @@ static dcommi_site site_of(const char *xml, const char *cpus, const char *iface)
 {
     dcommi_site site;
     hwloc_topology_t topology = NULL;
-    cr_assert_eq(dcommi_topo_load(xml, &topology), DCOMM_OK, "%s", dcomm_last_error());
+    cr_assert_eq(dcommi_topo_load(xml, &topology), DCOMM_OK, "%s", dcommi_message);
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
     hwloc_bitmap_list_sscanf(set, cpus);
     dcommi_topo_locate(topology, set, iface, &site);
@@ -70,7 +76,7 @@ Test(topo, no_such_file)
 {
     hwloc_topology_t topology = NULL;
     cr_expect_eq(dcommi_topo_load("/nosuch.xml", &topology), DCOMM_ERR_INVALID);
-    cr_expect(strstr(dcomm_last_error(), "/nosuch.xml") != NULL);
+    cr_expect(strstr(dcommi_message, "/nosuch.xml") != NULL);
     cr_expect_eq(dcommi_topo_load(__FILE__, &topology), DCOMM_ERR_INVALID);
 }
 
@@ -328,7 +334,7 @@ static void trace_of(dcomm_coll coll, const char *name, const dcommi_groups *g, 
                           .groups = g};
         const dcommi_algo *algo = dcommi_algo_find(coll, name);
         cr_assert(algo != NULL && dcommi_plan_make(&s, algo, &plans[r]) == DCOMM_OK, "%s",
-                  dcomm_last_error());
+                  dcommi_message);
     }
     dcomm_check_spec spec = {.coll = coll, .count = 640, .dtype = DCOMM_F32, .root = root};
     cr_assert_eq(

@@ -3,6 +3,7 @@
 cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 build=${1:-build}
+export DCOMM_TUNE=0 # to measure what things cost takes longer than what is tested
 trainer=$build/examples/trainer
 if [ ! -x "$trainer" ]; then
     skip "the trainer" "not built"
@@ -94,7 +95,9 @@ check "a frozen variance, signs" train signs 3 $frozen --codec sign --feedback c
 check "ends near it as well" same final_loss 0.1 one signs
 check "a frozen variance, top-k" train sparse 2 $frozen --codec topk:k=0.05 --feedback dgc --warmup 15
 check "the loss falls with it" falls sparse
+export DCOMM_TUNE=1 # a codec is worth it by what the network was measured to do
 check "codec auto" train auto 2 --codec auto
+export DCOMM_TUNE=0
 check "codec auto ends near the exact loss" same final_loss 0.03 one auto
 expect "no such optimizer" 2 "not a value of this option" "$trainer" --optimizer sgd
 expect "no such codec" 2 "no codec 'zip'" train zip 2 --codec zip

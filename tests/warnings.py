@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""warnings.py BUILD - every source as this build directory would compile it, without making code:
-what its compiler says of each, and exit 1 if it says anything."""
+"""warnings.py BUILD [--unbuilt] - every source as this build directory would compile it, without making
+code: what its compiler says of each, and exit 1 if it says anything. --unbuilt: only those that have not
+been compiled there."""
 import concurrent.futures
 import json
 import os
@@ -11,9 +12,12 @@ import sys
 
 def main():
     build = sys.argv[1]
+    unbuilt = "--unbuilt" in sys.argv[2:]
     commands = {}
     with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as file:
         for entry in json.load(file):
+            if unbuilt and os.path.exists(os.path.join(build, entry["output"])):
+                continue
             command = re.sub(r" -M[QF] \S+| -MD| -o \S+", "", entry["command"])
             commands[command.replace(" -c ", " -fsyntax-only ")] = entry["file"]
 

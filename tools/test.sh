@@ -3,12 +3,12 @@
 #
 #   tools/test.sh [--full] [--stage NAME]...
 #
-# --full runs the whole run-for-real matrix, tests that need gigabytes, and the proofs of
-# hierarchies for more numbers of ranks. --stage runs only the named stages, of: setup house gcc
-# header cuda examples matrix clang asan tsan fuzz.
-# DCOMM_FUZZ_SECONDS (default 10) is each fuzz target's time. Each executable tests/*.sh is a script
-# test: it takes the build directory as its argument and prints TAP ("ok - what", "not ok - what")
-# or counts as one check.
+# --full runs the whole run-for-real matrix, tests that need gigabytes, proofs for all numbers of
+# ranks, and more steps where it is tested that nothing is lost. --stage runs only the named stages,
+# of: setup house gcc header cuda examples matrix clang asan tsan fuzz.
+# DCOMM_FUZZ_SECONDS is each fuzz target's time (default 5, with --full 30). Each executable tests/*.sh
+# is a script test: it takes the build directory as its argument and prints TAP ("ok - what", "not ok -
+# what") or counts as one check.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
     case $1 in
     --full)
         full=(--full)
-        export DCOMM_TEST_FULL=1
+        export DCOMM_TEST_FULL=1 DCOMM_FUZZ_SECONDS=${DCOMM_FUZZ_SECONDS:-30}
         ;;
     --stage)
         [[ " ${stages[*]} " == *" ${2:-} "* ]] || { echo "test.sh: no stage '${2:-}'" >&2; exit 2; }
@@ -239,6 +239,8 @@ stage_house() {
 
 stage_gcc() {
     CC=gcc build "gcc" build all --buildtype=debugoptimized || return
+    # Those that are tested with sanitizers alone are not among "all".
+    check "gcc: no source that is not built has a warning" tests/warnings.py build --unbuilt
     local t
     criterion gcc build criterion
     for t in tests/*.sh; do
@@ -310,7 +312,7 @@ fuzz_one() {
     local t=$1 corpus=build-fuzz/corpus/$1 seeds=()
     mkdir -p "$corpus"
     [ ! -d "tests/fuzz/corpus/$t" ] || seeds=("tests/fuzz/corpus/$t")
-    build-fuzz/tests/"$t" -max_total_time="${DCOMM_FUZZ_SECONDS:-10}" -timeout=10 \
+    build-fuzz/tests/"$t" -max_total_time="${DCOMM_FUZZ_SECONDS:-5}" -timeout=10 \
         -rss_limit_mb=1024 -print_final_stats=1 -artifact_prefix="$logs/$t." "$corpus" \
         "${seeds[@]}" >"$logs/$t.run" 2>&1 </dev/null
     echo $? >"$logs/$t.status"
@@ -326,7 +328,7 @@ stage_fuzz() {
     CC=clang build "fuzz" build-fuzz fuzz -Dfuzz=true -Doptimization=1 -Dbench=false \
         -Dexamples=false || return
     local t
-    say "fuzz: ${DCOMM_FUZZ_SECONDS:-10} s for each of: $(suites build-fuzz fuzz | tr '\n' ' ')"
+    say "fuzz: ${DCOMM_FUZZ_SECONDS:-5} s for each of: $(suites build-fuzz fuzz | tr '\n' ' ')"
     for t in $(suites build-fuzz fuzz); do
         room
         fuzz_one "$t" &

@@ -1,0 +1,135 @@
+/* levels.h - calls of hierarchical algorithms over several levels, which are made up. */
+#ifndef LEVELS_H
+#define LEVELS_H
+
+#define DCOMMI_HIER_DIVIDE_MIN 2   /* small groups are divided as well, */
+#define DCOMMI_HIER_DIVIDE_BYTES 0 /* and for short parts */
+#include "dcomm/all.h"
+
+#include <criterion/criterion.h>
+
+#define RANKS_MAX 64
+#define LEVELS 3 /* of groups, the ranks not counted */
+
+/* How large the parts of a group are, and how ranks are numbered. */
+typedef enum sizes { EQUAL, NEARLY, GROWING, RANDOM, SIZES } sizes;
+typedef enum numbers { BLOCK, CYCLIC, SHUFFLED, NUMBERS } numbers;
+
+typedef struct call {
+    dcomm_coll coll;
+    const char *name;
+    int n, levels, parts[LEVELS], root;
+    sizes sizes;
+    numbers numbers;
+    size_t count;
+    int64_t chunk;
+    bool in_place;
+} call;
+
+static const char *text_of(const call *c)
+{
+    static char text[256];
+    snprintf(text, sizeof text,
+             "%s of %s, %d ranks, %d levels of %d, %d and %d parts, sizes %d, numbers %d, count "
+             "%zu, chunk %" PRId64 ", root %d, in place %d",
+             c->name, dcomm_coll_name(c->coll), c->n, c->levels, c->parts[0], c->parts[1],
+             c->parts[2], c->sizes, c->numbers, c->count, c->chunk, c->root, c->in_place);
+    return text;
+}
+
+/* Which of `parts` parts of a group of `size` has its rank number i. */
+static int part_of(const call *c, int level, int i, int size, int parts)
+{
+    if (parts > size) {
+        parts = size;
+    }
+    switch (c->sizes) {
+    case GROWING:
+        for (int k = 0, end = 0; k < parts; k++) {
+            end += (int)dcommi_max64(1, 2 * (k + 1) * size / (parts * (parts + 1)));
+            if (i < end) {
+                return k;
+            }
+        }
+        return parts - 1;
+    case RANDOM:
+        return (int)(dcommi_mix((uint64_t)(level + 5), (uint64_t)i) % (uint64_t)parts);
+    default:
+        return i * parts / size;
+    }
+}
+
+static dcommi_groups *groups_of(const call *c)
+{
+    static const uint8_t kinds[LEVELS] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
+                                          DCOMMI_LEVEL_NUMA};
+    int64_t at[LEVELS][RANKS_MAX], ids[LEVELS * RANKS_MAX];
+    int rank[RANKS_MAX];
+    for (int l = 0; l < c->levels; l++) { /* by place in the tree */
+        for (int i = 0; i < c->n; i++) {
+            int before = 0, size = 0;
+            for (int j = 0; j < c->n; j++) {
+                bool same = l == 0 || at[l - 1][j] == at[l - 1][i];
+                size += same;
+                before += same && j < i;
+            }
+            int64_t part = part_of(c, l, before, size, c->parts[l]);
+            at[l][i] = (l > 0 ? at[l - 1][i] * 100 : 0) + part;
+        }
+    }
+    for (int i = 0; i < c->n; i++) {
+        rank[i] = i;
+    }
+    if (c->numbers == CYCLIC) { /* deal the ranks round the hosts */
+        int next = 0;
+        for (int turn = 0; turn < c->n; turn++) {
+            for (int host = 0; host < c->n; host++) {
+                for (int i = 0, seen = 0; i < c->n; i++) {
+                    if (at[0][i] == host && seen++ == turn) {
+                        rank[i] = next++;
+                    }
+                }
+            }
+        }
+    } else if (c->numbers == SHUFFLED) {
+        for (int i = c->n - 1; i > 0; i--) {
+            int j = (int)(dcommi_mix(99, (uint64_t)i) % (uint64_t)(i + 1)), r = rank[i];
+            rank[i] = rank[j];
+            rank[j] = r;
+        }
+    }
+    for (int l = 0; l < c->levels; l++) {
+        for (int i = 0; i < c->n; i++) {
+            ids[l * c->n + rank[i]] = at[l][i];
+        }
+    }
+    dcommi_groups *g = dcommi_groups_make(c->n, c->levels, kinds, ids);
+    cr_assert(g != NULL);
+    return g;
+}
+
+static bool is_v(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
+}
+
+static bool whole(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_BROADCAST;
+}
+
+static const struct {
+    dcomm_coll coll;
+    const char *name;
+} algorithms[] = {
+    {DCOMM_COLL_ALLREDUCE, "hier"},       {DCOMM_COLL_ALLREDUCE, "hier_leader"},
+    {DCOMM_COLL_BROADCAST, "hier"},       {DCOMM_COLL_BROADCAST, "hier_leader"},
+    {DCOMM_COLL_REDUCE_SCATTER, "hier"},  {DCOMM_COLL_REDUCE_SCATTER, "hier_leader"},
+    {DCOMM_COLL_ALLGATHER, "hier"},       {DCOMM_COLL_ALLGATHER, "hier_leader"},
+    {DCOMM_COLL_REDUCE_SCATTERV, "hier"}, {DCOMM_COLL_REDUCE_SCATTERV, "hier_leader"},
+    {DCOMM_COLL_ALLGATHERV, "hier"},      {DCOMM_COLL_ALLGATHERV, "hier_leader"},
+    {DCOMM_COLL_ALLTOALL, "hier"},        {DCOMM_COLL_ALLTOALL, "hier_leader"},
+};
+enum { ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
+
+#endif
