@@ -364,8 +364,8 @@ static bool look_one(dcomm_dtype dtype, size_t count, bool finite, double factor
     for (size_t i = element - 1; finite && i < want.size(); i += element) {
         want[i] &= 0xbf; /* the exponent's first bit */
     }
-    area x(element * count, element), room(dcomm_cuda_look_workspace_bytes(count)),
-        sight(sizeof(dcomm_cuda_sight));
+    area x(element * count, element), sight(sizeof(dcomm_cuda_sight));
+    work_area room(dcomm_cuda_look_workspace_bytes(count));
     x.put(want.data());
     double squares = 0, value = 0;
     uint64_t index = UINT64_MAX;
