@@ -14,7 +14,7 @@ struct dcommi_cuda_dequant {
 };
 
 template <int FORMAT>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
     dcommi_cuda_decode_kernel(const __grid_constant__ dcommi_cuda_dequant p)
 {
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_DECODE_THREADS + threadIdx.x;
@@ -23,10 +23,14 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
     if (at < p.wires.count) {
         float v[DCOMMI_CUDA_OWN];
         const uint32_t left = dcommi_cuda_left(at, p.wires.count);
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = DCOMMI_CUDA_NOTHING;
+        }
         if (p.add) {
             dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
         }
-        dcommi_cuda_wires_add<FORMAT>(p.wires, p.add, at, v, &nan, &bad);
+        dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, &bad);
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
             if (nan) {

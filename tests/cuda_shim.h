@@ -446,6 +446,17 @@ static inline int __float2int_rz(float a)
     return (int)a;
 }
 
+/* Four bytes of the eight of lo and hi, by the digits of `of`. */
+static inline unsigned __byte_perm(unsigned lo, unsigned hi, unsigned of)
+{
+    const uint64_t all = (uint64_t)hi << 32 | lo;
+    unsigned v = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        v |= (unsigned)(all >> 8 * (of >> 4 * i & 7) & 0xff) << 8 * i;
+    }
+    return v;
+}
+
 static inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n)
 {
     return n % 32 == 0 ? hi : hi << n % 32 | lo >> (32 - n % 32);
