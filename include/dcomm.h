@@ -57414,13 +57414,26 @@ struct dcommi_cuda_single {
     {
         return __fmul_rn(a, b);
     }
+    /* One instruction, to which -0 is below +0, too; its NaN is made canonical at the end. */
     DCOMMI_CUDA_INLINE acc least(acc a, acc b)
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        acc least;
+        asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+        return least;
+#else
         return dcommi_f32_min(a, b);
+#endif
     }
     DCOMMI_CUDA_INLINE acc most(acc a, acc b)
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        acc most;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+        return most;
+#else
         return dcommi_f32_max(a, b);
+#endif
     }
     DCOMMI_CUDA_INLINE acc scale(acc x, double by)
     {
@@ -57466,9 +57479,15 @@ struct dcommi_cuda_bf16 : dcommi_cuda_single {
     {
         return dcommi_bf16_to_f32(x);
     }
-    DCOMMI_CUDA_INLINE stored to(acc x)
+    DCOMMI_CUDA_INLINE stored to(acc x) /* of the canonical NaN, if of any */
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        stored h;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+        return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (stored)0x7fc0 : h;
+#else
         return dcommi_f32_to_bf16(x);
+#endif
     }
 };
 
@@ -58340,18 +58359,14 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_gather(const unsi
     return codes;
 }
 
-/* `whole`: elements in lines, and groups, that are whole. Of formats whose groups share a line the
- * words hold the others' codes, too, until dcommi_cuda_codes_own. */
+/* Of a line, and a group, that is whole. Of formats whose groups share a line the words hold the
+ * others' codes, too, until dcommi_cuda_codes_own. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsigned char *wire,
-                                                                    uint64_t at, uint64_t whole,
-                                                                    uint64_t count, bool pairs)
+                                                                    uint64_t at, bool pairs)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     dcommi_cuda_codes<FORMAT> codes = {};
-    if (at >= whole) {
-        return dcommi_cuda_codes_gather<FORMAT>(wire, at, count);
-    }
     if (format::F8) {
         const unsigned char *p = wire + at;
 #pragma unroll
@@ -58375,7 +58390,9 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsign
     return codes;
 }
 
-/* The thread's own codes of what was loaded. */
+/* The thread's own codes of what was loaded; `whole`: elements in lines, and groups, that are
+ * whole.
+ */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_codes_own(uint64_t at, uint64_t whole,
                                               dcommi_cuda_codes<FORMAT> *codes)
@@ -58495,6 +58512,18 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_forbidden(const dcommi_cuda_codes<FORMAT
     return bad;
 }
 
+/* x & mask | base in one instruction, which ptxas does not find where both are constants. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_and_or(uint32_t x, uint32_t mask, uint32_t base)
+{
+#ifdef __CUDA_ARCH__
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(x), "r"(mask), "r"(base));
+    return v;
+#else
+    return (x & mask) | base;
+#endif
+}
+
 /* Code number k of column c, of 2, 4 or 8 bits, as a number, times 2^*up: in the fraction of 2^23
  * and where it lies in its word, but counted from the least. */
 template <unsigned BITS>
@@ -58511,8 +58540,8 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_times_up(const uint32_t *w, int k, int c, i
     *up = (int)BITS * (k % in_half);
     const uint32_t code = w[c] ^ 0xffffffffu / ((1u << BITS) - 1) * sign;
     const uint32_t mask = ((1u << BITS) - 1) << *up;
-    const uint32_t alone = (k < in_half ? code : code >> 16) & mask;
-    return __fsub_rn(dcommi_f32_from_bits(alone | 0x4b000000u), 8388608.0f + (float)(sign << *up));
+    const uint32_t alone = dcommi_cuda_and_or(k < in_half ? code : code >> 16, mask, 0x4b000000u);
+    return __fsub_rn(dcommi_f32_from_bits(alone), 8388608.0f + (float)(sign << *up));
 }
 
 /* sum += codes * step, the products being exact. */
@@ -58793,12 +58822,16 @@ template <int FORMAT> struct dcommi_cuda_loaded {
     float step;
 };
 
+/* plain: the wire lies well, and the line is whole. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_wire_load(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
-                                              uint64_t bucket, dcommi_cuda_loaded<FORMAT> *to)
+                                              uint64_t bucket, bool plain,
+                                              dcommi_cuda_loaded<FORMAT> *to)
 {
     const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
-    to->codes = dcommi_cuda_codes_load<FORMAT>(wire, at, in.whole, in.count, in.pairs);
+    to->codes = plain           ? dcommi_cuda_codes_load<FORMAT>(wire, at, true)
+                : at < in.whole ? dcommi_cuda_codes_load<FORMAT>(wire, at, in.pairs)
+                                : dcommi_cuda_codes_gather<FORMAT>(wire, at, in.count);
     to->step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
 }
 
@@ -58828,13 +58861,23 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, uint6
 {
     const int few = 4;
     const uint64_t bucket = dcommi_cuda_bucket_of(in, at);
+    const bool plain = in.pairs && at < in.whole;
     dcommi_cuda_loaded<FORMAT> loaded[few];
 #pragma unroll 1
     for (uint32_t w = 0; w < in.in.n; w += few) {
+        if (plain) {
 #pragma unroll
-        for (int i = 0; i < few; i++) {
-            if (w + (uint32_t)i < in.in.n) {
-                dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, &loaded[i]);
+            for (int i = 0; i < few; i++) {
+                if (w + (uint32_t)i < in.in.n) {
+                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, true, &loaded[i]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < few; i++) {
+                if (w + (uint32_t)i < in.in.n) {
+                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, false, &loaded[i]);
+                }
             }
         }
 #pragma unroll
@@ -58917,9 +58960,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t 
         }
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
-                   : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
-                                              : __fmul_rn(v[e], p.factor);
+            v[e] = __fmul_rn(v[e], p.factor);
+        }
+        if (nan || left < DCOMMI_CUDA_REACH) {
+#pragma unroll
+            for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+                v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
+                       : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
+                                                  : v[e];
+            }
         }
     }
 }
@@ -59069,21 +59118,20 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     dcommi_cuda_codes<FORMAT> codes;
     const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
     float r[DCOMMI_CUDA_OWN];
-    if (p.how.stochastic) {
-        codes = feedback ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
-                         : dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at);
-    } else {
-        codes = feedback ? dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at)
-                         : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
-    }
-    if (feedback && poisoned) {
-        dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
-    }
-    if (excess) {
-        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
-    }
     if (feedback) {
+        codes = p.how.stochastic ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
+                                 : dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at);
+        if (poisoned) {
+            dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
+        }
+        if (excess) {
+            dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
+        }
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
+    } else {
+        codes = p.how.stochastic
+                    ? dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at)
+                    : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
     }
     /* A thread of a block may be behind the end of its bucket. */
     dcommi_cuda_codes_store<FORMAT>(p.wire, at, left, p.wire_pairs, codes);
@@ -59101,13 +59149,18 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     }
 }
 
+/* Blocks that have to fit on a multiprocessor: as many as the registers allow. */
+DCOMMI_HD constexpr unsigned dcommi_cuda_encode_blocks_of(bool block, bool ledger, bool sums,
+                                                          unsigned bits)
+{
+    return block ? 1 : ledger || (sums && bits == 8) ? 4 : sums ? 5 : 6;
+}
+
 /* LEDGER: of an array, never of wires. */
 template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
-static __global__ void
-__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK    ? 1
-                                                                               : LEDGER ? 4
-                                                                               : SUMS   ? 5
-                                                                                        : 6)
+static __global__ void __launch_bounds__(
+    BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS,
+    dcommi_cuda_encode_blocks_of(BLOCK, LEDGER, SUMS, dcommi_cuda_format<FORMAT>::BITS))
     dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
 {
     typedef dcommi_cuda_format<FORMAT> format;
@@ -60457,8 +60510,23 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ?
             dcommi_cuda_quad_load(p.residual + at, left, p.vectors, r + 4 * k);
         }
     }
+    /* Without a residual what is finite is compared, and no more: four bytes an element leave time
+     * for little else. */
+    const bool plain = !ADDS && !LEDGER && dcommi_cuda_own_most(v) < DCOMMI_CUDA_INF &&
+                       first + (DCOMMI_CUDA_TOPK_ROWS - 1) * 4 * DCOMMI_CUDA_WARP + 4 <= p.count;
 #pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
+    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS && plain; k++) {
+        uint32_t row = 0;
+#pragma unroll
+        for (uint32_t c = 0; c < 4; c++) {
+            const uint32_t b = dcommi_f32_bits(v[4 * k + c]) & DCOMMI_CUDA_ABS;
+            row |= (b >= threshold ? 1u : 0u) << c;
+        }
+        mask |= row << 4 * k;
+        counts |= (uint32_t)__popc(row) << 8 * k;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS && !plain; k++) {
         const uint64_t at = first + k * 4 * DCOMMI_CUDA_WARP;
         const uint32_t left = dcommi_cuda_left(at, p.count);
         uint32_t row = 0;
@@ -62848,7 +62916,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fp8_take(const dcommi_cuda_wires &in, uint32
 {
     bool nan = false;
     dcommi_cuda_loaded<FORMAT> loaded;
-    dcommi_cuda_wire_load(in, w, at, bucket, &loaded);
+    dcommi_cuda_wire_load(in, w, at, bucket, false, &loaded);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
         v[e] = DCOMMI_CUDA_NOTHING;

@@ -324,18 +324,14 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_gather(const unsi
     return codes;
 }
 
-/* `whole`: elements in lines, and groups, that are whole. Of formats whose groups share a line the
- * words hold the others' codes, too, until dcommi_cuda_codes_own. */
+/* Of a line, and a group, that is whole. Of formats whose groups share a line the words hold the
+ * others' codes, too, until dcommi_cuda_codes_own. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsigned char *wire,
-                                                                    uint64_t at, uint64_t whole,
-                                                                    uint64_t count, bool pairs)
+                                                                    uint64_t at, bool pairs)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     dcommi_cuda_codes<FORMAT> codes = {};
-    if (at >= whole) {
-        return dcommi_cuda_codes_gather<FORMAT>(wire, at, count);
-    }
     if (format::F8) {
         const unsigned char *p = wire + at;
 #pragma unroll
@@ -359,7 +355,9 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsign
     return codes;
 }
 
-/* The thread's own codes of what was loaded. */
+/* The thread's own codes of what was loaded; `whole`: elements in lines, and groups, that are
+ * whole.
+ */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_codes_own(uint64_t at, uint64_t whole,
                                               dcommi_cuda_codes<FORMAT> *codes)
@@ -479,6 +477,18 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_forbidden(const dcommi_cuda_codes<FORMAT
     return bad;
 }
 
+/* x & mask | base in one instruction, which ptxas does not find where both are constants. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_and_or(uint32_t x, uint32_t mask, uint32_t base)
+{
+#ifdef __CUDA_ARCH__
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(x), "r"(mask), "r"(base));
+    return v;
+#else
+    return (x & mask) | base;
+#endif
+}
+
 /* Code number k of column c, of 2, 4 or 8 bits, as a number, times 2^*up: in the fraction of 2^23
  * and where it lies in its word, but counted from the least. */
 template <unsigned BITS>
@@ -495,8 +505,8 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_times_up(const uint32_t *w, int k, int c, i
     *up = (int)BITS * (k % in_half);
     const uint32_t code = w[c] ^ 0xffffffffu / ((1u << BITS) - 1) * sign;
     const uint32_t mask = ((1u << BITS) - 1) << *up;
-    const uint32_t alone = (k < in_half ? code : code >> 16) & mask;
-    return __fsub_rn(dcommi_f32_from_bits(alone | 0x4b000000u), 8388608.0f + (float)(sign << *up));
+    const uint32_t alone = dcommi_cuda_and_or(k < in_half ? code : code >> 16, mask, 0x4b000000u);
+    return __fsub_rn(dcommi_f32_from_bits(alone), 8388608.0f + (float)(sign << *up));
 }
 
 /* sum += codes * step, the products being exact. */

@@ -56,12 +56,16 @@ template <int FORMAT> struct dcommi_cuda_loaded {
     float step;
 };
 
+/* plain: the wire lies well, and the line is whole. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_wire_load(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
-                                              uint64_t bucket, dcommi_cuda_loaded<FORMAT> *to)
+                                              uint64_t bucket, bool plain,
+                                              dcommi_cuda_loaded<FORMAT> *to)
 {
     const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
-    to->codes = dcommi_cuda_codes_load<FORMAT>(wire, at, in.whole, in.count, in.pairs);
+    to->codes = plain           ? dcommi_cuda_codes_load<FORMAT>(wire, at, true)
+                : at < in.whole ? dcommi_cuda_codes_load<FORMAT>(wire, at, in.pairs)
+                                : dcommi_cuda_codes_gather<FORMAT>(wire, at, in.count);
     to->step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
 }
 
@@ -91,13 +95,23 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, uint6
 {
     const int few = 4;
     const uint64_t bucket = dcommi_cuda_bucket_of(in, at);
+    const bool plain = in.pairs && at < in.whole;
     dcommi_cuda_loaded<FORMAT> loaded[few];
 #pragma unroll 1
     for (uint32_t w = 0; w < in.in.n; w += few) {
+        if (plain) {
 #pragma unroll
-        for (int i = 0; i < few; i++) {
-            if (w + (uint32_t)i < in.in.n) {
-                dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, &loaded[i]);
+            for (int i = 0; i < few; i++) {
+                if (w + (uint32_t)i < in.in.n) {
+                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, true, &loaded[i]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < few; i++) {
+                if (w + (uint32_t)i < in.in.n) {
+                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, false, &loaded[i]);
+                }
             }
         }
 #pragma unroll
@@ -180,9 +194,15 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t 
         }
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
-                   : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
-                                              : __fmul_rn(v[e], p.factor);
+            v[e] = __fmul_rn(v[e], p.factor);
+        }
+        if (nan || left < DCOMMI_CUDA_REACH) {
+#pragma unroll
+            for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+                v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
+                       : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
+                                                  : v[e];
+            }
         }
     }
 }
@@ -332,21 +352,20 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     dcommi_cuda_codes<FORMAT> codes;
     const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
     float r[DCOMMI_CUDA_OWN];
-    if (p.how.stochastic) {
-        codes = feedback ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
-                         : dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at);
-    } else {
-        codes = feedback ? dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at)
-                         : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
-    }
-    if (feedback && poisoned) {
-        dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
-    }
-    if (excess) {
-        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
-    }
     if (feedback) {
+        codes = p.how.stochastic ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
+                                 : dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at);
+        if (poisoned) {
+            dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
+        }
+        if (excess) {
+            dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
+        }
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
+    } else {
+        codes = p.how.stochastic
+                    ? dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at)
+                    : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
     }
     /* A thread of a block may be behind the end of its bucket. */
     dcommi_cuda_codes_store<FORMAT>(p.wire, at, left, p.wire_pairs, codes);
@@ -364,13 +383,18 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     }
 }
 
+/* Blocks that have to fit on a multiprocessor: as many as the registers allow. */
+DCOMMI_HD constexpr unsigned dcommi_cuda_encode_blocks_of(bool block, bool ledger, bool sums,
+                                                          unsigned bits)
+{
+    return block ? 1 : ledger || (sums && bits == 8) ? 4 : sums ? 5 : 6;
+}
+
 /* LEDGER: of an array, never of wires. */
 template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
-static __global__ void
-__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK    ? 1
-                                                                               : LEDGER ? 4
-                                                                               : SUMS   ? 5
-                                                                                        : 6)
+static __global__ void __launch_bounds__(
+    BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS,
+    dcommi_cuda_encode_blocks_of(BLOCK, LEDGER, SUMS, dcommi_cuda_format<FORMAT>::BITS))
     dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
 {
     typedef dcommi_cuda_format<FORMAT> format;

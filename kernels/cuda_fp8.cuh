@@ -21,7 +21,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fp8_take(const dcommi_cuda_wires &in, uint32
 {
     bool nan = false;
     dcommi_cuda_loaded<FORMAT> loaded;
-    dcommi_cuda_wire_load(in, w, at, bucket, &loaded);
+    dcommi_cuda_wire_load(in, w, at, bucket, false, &loaded);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
         v[e] = DCOMMI_CUDA_NOTHING;

@@ -82,13 +82,26 @@ struct dcommi_cuda_single {
     {
         return __fmul_rn(a, b);
     }
+    /* One instruction, to which -0 is below +0, too; its NaN is made canonical at the end. */
     DCOMMI_CUDA_INLINE acc least(acc a, acc b)
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        acc least;
+        asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+        return least;
+#else
         return dcommi_f32_min(a, b);
+#endif
     }
     DCOMMI_CUDA_INLINE acc most(acc a, acc b)
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        acc most;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+        return most;
+#else
         return dcommi_f32_max(a, b);
+#endif
     }
     DCOMMI_CUDA_INLINE acc scale(acc x, double by)
     {
@@ -134,9 +147,15 @@ struct dcommi_cuda_bf16 : dcommi_cuda_single {
     {
         return dcommi_bf16_to_f32(x);
     }
-    DCOMMI_CUDA_INLINE stored to(acc x)
+    DCOMMI_CUDA_INLINE stored to(acc x) /* of the canonical NaN, if of any */
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        stored h;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+        return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (stored)0x7fc0 : h;
+#else
         return dcommi_f32_to_bf16(x);
+#endif
     }
 };
 
