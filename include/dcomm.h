@@ -57461,6 +57461,7 @@ struct dcommi_cuda_f32 : dcommi_cuda_single {
     }
 };
 
+/* Of 16 bits: any NaN becomes the canonical one when it is stored. */
 struct dcommi_cuda_f16 : dcommi_cuda_single {
     typedef uint16_t stored;
     DCOMMI_CUDA_INLINE acc from(stored x)
@@ -57471,6 +57472,10 @@ struct dcommi_cuda_f16 : dcommi_cuda_single {
     {
         return dcommi_cuda_to_f16(x);
     }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
+    }
 };
 
 struct dcommi_cuda_bf16 : dcommi_cuda_single {
@@ -57479,15 +57484,19 @@ struct dcommi_cuda_bf16 : dcommi_cuda_single {
     {
         return dcommi_bf16_to_f32(x);
     }
-    DCOMMI_CUDA_INLINE stored to(acc x) /* of the canonical NaN, if of any */
+    DCOMMI_CUDA_INLINE stored to(acc x)
     {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
         stored h;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-        return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (stored)0x7fc0 : h;
 #else
-        return dcommi_f32_to_bf16(x);
+        h = dcommi_f32_to_bf16(x);
 #endif
+        return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (stored)0x7fc0 : h;
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
     }
 };
 
@@ -58859,7 +58868,7 @@ template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, uint64_t at,
                                               float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
 {
-    const int few = 4;
+    const int few = dcommi_cuda_format<FORMAT>::BITS == 8 ? 2 : 4;
     const uint64_t bucket = dcommi_cuda_bucket_of(in, at);
     const bool plain = in.pairs && at < in.whole;
     dcommi_cuda_loaded<FORMAT> loaded[few];
@@ -59361,8 +59370,14 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
             dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
         }
         dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, &bad);
+        float finite = 0; /* what is not becomes NaN, which tells once for all */
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            finite = __fmaf_rn(v[e], 0, finite);
+        }
+        const bool some = nan || dcommi_f32_isnan(dcommi_f32_bits(finite));
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN && some; e++) {
             if (nan) {
                 v[e] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
             } else if (p.add && dcommi_f32_isnan(dcommi_f32_bits(v[e]))) {

@@ -31,8 +31,14 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
             dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
         }
         dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, &bad);
+        float finite = 0; /* what is not becomes NaN, which tells once for all */
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            finite = __fmaf_rn(v[e], 0, finite);
+        }
+        const bool some = nan || dcommi_f32_isnan(dcommi_f32_bits(finite));
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN && some; e++) {
             if (nan) {
                 v[e] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
             } else if (p.add && dcommi_f32_isnan(dcommi_f32_bits(v[e]))) {

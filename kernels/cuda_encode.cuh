@@ -93,7 +93,7 @@ template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, uint64_t at,
                                               float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
 {
-    const int few = 4;
+    const int few = dcommi_cuda_format<FORMAT>::BITS == 8 ? 2 : 4;
     const uint64_t bucket = dcommi_cuda_bucket_of(in, at);
     const bool plain = in.pairs && at < in.whole;
     dcommi_cuda_loaded<FORMAT> loaded[few];

@@ -129,6 +129,7 @@ struct dcommi_cuda_f32 : dcommi_cuda_single {
     }
 };
 
+/* Of 16 bits: any NaN becomes the canonical one when it is stored. */
 struct dcommi_cuda_f16 : dcommi_cuda_single {
     typedef uint16_t stored;
     DCOMMI_CUDA_INLINE acc from(stored x)
@@ -139,6 +140,10 @@ struct dcommi_cuda_f16 : dcommi_cuda_single {
     {
         return dcommi_cuda_to_f16(x);
     }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
+    }
 };
 
 struct dcommi_cuda_bf16 : dcommi_cuda_single {
@@ -147,15 +152,19 @@ struct dcommi_cuda_bf16 : dcommi_cuda_single {
     {
         return dcommi_bf16_to_f32(x);
     }
-    DCOMMI_CUDA_INLINE stored to(acc x) /* of the canonical NaN, if of any */
+    DCOMMI_CUDA_INLINE stored to(acc x)
     {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
         stored h;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-        return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (stored)0x7fc0 : h;
 #else
-        return dcommi_f32_to_bf16(x);
+        h = dcommi_f32_to_bf16(x);
 #endif
+        return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (stored)0x7fc0 : h;
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
     }
 };
 
