@@ -8,7 +8,11 @@
  * kernels_time.h has the rule. Then what is wanted, and whether it was met.
  *
  * Exit status: 0 good, 1 a kernel failed, 2 usage. Tests of what kernels write are tests/gpu.sh's.
+ * tests/test_cuda.sh builds this for a CPU, with tests/cuda_shim.h, to see that every row is there.
  */
+#ifdef DCOMMI_CUDA_SHIM
+#include "cuda_shim.h"
+#endif
 #define DCOMM_CUDA_IMPLEMENTATION
 #include "dcomm.h"
 
@@ -26,7 +30,14 @@ static bool said(dcomm_status status)
 
 /* ---- kernels ---- */
 
-static void reductions(size_t n, const std::vector<memory *> &in, const memory &out)
+typedef std::vector<const memory *> memories;
+
+static memories first(const memories &in, size_t n)
+{
+    return memories(in.begin(), in.begin() + (ptrdiff_t)n);
+}
+
+static void reductions(size_t n, const memories &in, const memory &out)
 {
     const struct {
         dcomm_dtype dtype;
@@ -42,7 +53,7 @@ static void reductions(size_t n, const std::vector<memory *> &in, const memory &
             const size_t len = n * dcomm_dtype_size(o.dtype);
             measure(std::string("reduce ") + dcomm_dtype_name(o.dtype) + " " + dcomm_op_name(o.op) +
                         " of " + std::to_string(operands),
-                    n, (operands + 1) * len, out.p, len, [&] {
+                    n, (operands + 1) * len, out.p, len, anew(n, first(in, operands)), [&] {
                         return said(
                             dcomm_cuda_reduce(out.p, src, operands, n, o.dtype, o.op, 0, NULL));
                     });
@@ -51,22 +62,23 @@ static void reductions(size_t n, const std::vector<memory *> &in, const memory &
 }
 
 /* What is done to arrays beside encoding, and to gradients before it. */
-static void arrays(size_t n, const std::vector<memory *> &in, const memory &out, const memory &next)
+static void arrays(size_t n, const memories &in, const memory &out, const memory &next)
 {
     const size_t f32 = 4 * n;
+    const timed_call one = anew(n, {in[0]});
     for (dcomm_dtype dtype : {DCOMM_F16, DCOMM_BF16}) {
         const std::string name = dcomm_dtype_name(dtype);
         const size_t bytes = f32 + 2 * n;
-        measure(name + " to f32", n, bytes, out.p, f32,
+        measure(name + " to f32", n, bytes, out.p, f32, one,
                 [&] { return said(dcomm_cuda_to_f32(out.f(), in[0]->p, n, dtype, 1, NULL)); });
-        measure(name + " from f32", n, bytes, out.p, 2 * n,
+        measure(name + " from f32", n, bytes, out.p, 2 * n, one,
                 [&] { return said(dcomm_cuda_from_f32(out.p, in[0]->f(), n, dtype, NULL)); });
-        measure("scale " + name, n, 4 * n, out.p, 2 * n,
+        measure("scale " + name, n, 4 * n, out.p, 2 * n, one,
                 [&] { return said(dcomm_cuda_scale(out.p, in[0]->p, n, dtype, 0.5, NULL)); });
     }
-    measure("scale f32", n, 2 * f32, out.p, f32,
+    measure("scale f32", n, 2 * f32, out.p, f32, one,
             [&] { return said(dcomm_cuda_scale(out.p, in[0]->p, n, DCOMM_F32, 0.5, NULL)); });
-    measure("add scaled", n, 3 * f32, next.p, f32,
+    measure("add scaled", n, 3 * f32, next.p, f32, anew(n, {in[0], &next}),
             [&] { return said(dcomm_cuda_add_scaled(next.f(), 1e-3f, in[0]->f(), n, NULL)); });
     const struct {
         dcomm_cuda_feedback_op op;
@@ -79,23 +91,22 @@ static void arrays(size_t n, const std::vector<memory *> &in, const memory &out,
                  {DCOMM_CUDA_FEEDBACK_MOMENTUM, "momentum", 12, 4}};
     for (const auto &s : steps) {
         const float *b = s.bytes == 12 ? in[1]->f() : NULL;
-        measure(std::string("feedback ") + s.name, n, s.bytes * n, out.p, s.written * n, [&] {
-            return said(dcomm_cuda_feedback(s.op, out.p, in[0]->p, 0.9f, b, n, NULL, NULL));
-        });
+        measure(std::string("feedback ") + s.name, n, s.bytes * n, out.p, s.written * n,
+                anew(n, first(in, b != NULL ? 2 : 1)), [&] {
+                    return said(dcomm_cuda_feedback(s.op, out.p, in[0]->p, 0.9f, b, n, NULL, NULL));
+                });
     }
     memory sight(sizeof(dcomm_cuda_sight)), room(dcomm_cuda_look_workspace_bytes(n));
     dcomm_cuda_sight *seen = static_cast<dcomm_cuda_sight *>(sight.p);
-    measure("look f32", n, f32, sight.p, sizeof *seen, [&] {
+    measure("look f32", n, f32, sight.p, sizeof *seen, one, [&] {
         return said(dcomm_cuda_look(in[0]->p, n, DCOMM_F32, 1, false, seen, room.p, NULL));
     });
-    /* By 1 and -1 in turns it stays what it is. */
-    fine(cudaMemcpy(next.p, in[0]->p, f32, cudaMemcpyDeviceToDevice), "a copy");
-    measure("look f32, unscale", n, 2 * f32, sight.p, sizeof *seen, [&] {
-        return said(dcomm_cuda_look(next.p, n, DCOMM_F32, -1, false, seen, room.p, NULL));
+    measure("look f32, unscale", n, 2 * f32, sight.p, sizeof *seen, anew(n, {&next}), [&] {
+        return said(dcomm_cuda_look(next.p, n, DCOMM_F32, 1.0 / 3, false, seen, room.p, NULL));
     });
 }
 
-static void codec(const char *spec, size_t n, const std::vector<memory *> &in, const memory &out,
+static void codec(const char *spec, size_t n, const memories &in, const memory &out,
                   const memory &next)
 {
     dcomm_codec *c = NULL;
@@ -110,48 +121,59 @@ static void codec(const char *spec, size_t n, const std::vector<memory *> &in, c
     size_t lens[WIRES];
     dcomm_codec_key key = dcomm_codec_key();
     for (int w = 0; w < WIRES; w++) {
-        key.rank = (uint32_t)w;
         wires.push_back(new memory(len));
         at[w] = wires[(size_t)w]->p;
         lens[w] = len;
-        failures += !said(dcomm_cuda_encode(c, in[(size_t)w]->f(), NULL, NULL, n, &key,
-                                            wires[(size_t)w]->p, len, NULL, NULL, NULL));
     }
+    const auto encoded = [&](size_t some) {
+        bool good = anew(n, first(in, some))();
+        for (size_t w = 0; w < some && good; w++) {
+            key.step++;
+            good = said(dcomm_cuda_encode(c, in[w]->f(), NULL, NULL, n, &key, wires[w]->p, len,
+                                          NULL, NULL, NULL));
+        }
+        return good;
+    };
+    const timed_call one_wire = [&] { return encoded(1); }, all = [&] { return encoded(WIRES); };
+    const timed_call one = anew(n, {in[0]}), two = anew(n, first(in, 2));
     const std::string name = spec;
     memory wire(len);
-    measure(name + " encode", n, 4 * n + len, wire.p, len, [&] {
+    measure(name + " encode", n, 4 * n + len, wire.p, len, one, [&] {
         key.step++;
         return said(
             dcomm_cuda_encode(c, in[0]->f(), NULL, NULL, n, &key, wire.p, len, NULL, NULL, NULL));
     });
-    measure(name + " encode, feedback", n, 12 * n + len, wire.p, len, [&] {
+    measure(name + " encode, feedback", n, 12 * n + len, wire.p, len, two, [&] {
         key.step++;
         return said(dcomm_cuda_encode(c, in[0]->f(), in[1]->f(), next.f(), n, &key, wire.p, len,
                                       NULL, NULL, NULL));
     });
     memory sums(sizeof(dcomm_cuda_ledger)), room(dcomm_cuda_ledger_workspace_bytes(c, n));
     fine(cudaMemset(sums.p, 0, sizeof(dcomm_cuda_ledger)), "a ledger");
-    measure(name + " encode, ledger", n, 4 * n + len, wire.p, len, [&] {
+    measure(name + " encode, ledger", n, 4 * n + len, wire.p, len, one, [&] {
         key.step++;
         return said(dcomm_cuda_encode_ledger(c, in[0]->f(), NULL, NULL, n, &key, wire.p, len,
                                              room.p, NULL, static_cast<dcomm_cuda_ledger *>(sums.p),
                                              NULL));
     });
-    measure(name + " decode", n, 4 * n + len, out.p, 4 * n, [&] {
+    measure(name + " decode", n, 4 * n + len, out.p, 4 * n, one_wire, [&] {
         return said(dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, NULL, NULL, NULL));
     });
-    measure(name + " decode-and-add of 4", n, 8 * n + WIRES * len, out.p, 4 * n, [&] {
-        return said(dcomm_cuda_decode_add(c, at, lens, WIRES, out.f(), n, NULL, NULL, NULL));
-    });
+    measure(
+        name + " decode-and-add of 4", n, 8 * n + WIRES * len, out.p, 4 * n,
+        [&] { return all() && renew(out, n); },
+        [&] {
+            return said(dcomm_cuda_decode_add(c, at, lens, WIRES, out.f(), n, NULL, NULL, NULL));
+        });
     dcomm_codec_layout layout;
     if (dcomm_codec_get_layout(c, &layout) == DCOMM_OK &&
         (layout.format == DCOMM_FORMAT_E4M3 || layout.format == DCOMM_FORMAT_E5M2)) {
-        measure("reduce " + name + " max of 4", n, 4 * n + WIRES * len, out.p, 4 * n, [&] {
+        measure("reduce " + name + " max of 4", n, 4 * n + WIRES * len, out.p, 4 * n, all, [&] {
             return said(
                 dcomm_cuda_reduce_fp8(c, at, lens, WIRES, out.f(), n, DCOMM_MAX, 1, NULL, NULL));
         });
     }
-    measure(name + " decode-sum-re-encode of 4", n, (WIRES + 1) * len, wire.p, len, [&] {
+    measure(name + " decode-sum-re-encode of 4", n, (WIRES + 1) * len, wire.p, len, all, [&] {
         key.step++;
         return said(dcomm_cuda_recode(c, at, lens, WIRES, 1, NULL, NULL, n, &key, wire.p, len, NULL,
                                       NULL, NULL));
@@ -163,7 +185,7 @@ static void codec(const char *spec, size_t n, const std::vector<memory *> &in, c
 }
 
 /* Encoding with the threshold that the last call has left, and as a first call does. */
-static void sparse(const char *spec, size_t n, const std::vector<memory *> &in, const memory &out,
+static void sparse(const char *spec, size_t n, const memories &in, const memory &out,
                    const memory &next)
 {
     dcomm_codec *c = NULL;
@@ -189,16 +211,25 @@ static void sparse(const char *spec, size_t n, const std::vector<memory *> &in, 
     for (int w = 0; w < WIRES; w++) {
         wires.push_back(new memory(most));
         at[w] = wires[(size_t)w]->p;
-        if (dcomm_cuda_encode(c, in[(size_t)w]->f(), NULL, NULL, n, NULL, wires[(size_t)w]->p, most,
-                              workspace.p, static_cast<dcomm_cuda_report *>(found.p),
-                              NULL) != DCOMM_OK ||
-            !fine(cudaMemcpy(&raw, found.p, sizeof raw, cudaMemcpyDeviceToHost), "the report") ||
-            dcomm_cuda_report_check(c, n, &raw, &report) != DCOMM_OK) {
-            std::fprintf(stderr, "dcomm-kernels: %s\n", dcomm_last_error());
-            failures++;
-        }
-        lens[w] = report.bytes;
+        lens[w] = most; /* a wire of threshold says how long it is */
     }
+    const auto encoded = [&](size_t some) {
+        bool good = anew(n, first(in, some))();
+        for (size_t w = 0; w < some && good; w++) {
+            good = said(dcomm_cuda_encode(c, in[w]->f(), NULL, NULL, n, NULL, wires[w]->p, most,
+                                          workspace.p, static_cast<dcomm_cuda_report *>(found.p),
+                                          NULL));
+        }
+        return good;
+    };
+    const timed_call one_wire = [&] { return encoded(1); }, all = [&] { return encoded(WIRES); };
+    const timed_call one = anew(n, {in[0]}), two = anew(n, first(in, 2));
+    if (!all() ||
+        !fine(cudaMemcpy(&raw, found.p, sizeof raw, cudaMemcpyDeviceToHost), "the report") ||
+        !said(dcomm_cuda_report_check(c, n, &raw, &report))) {
+        failures++;
+    }
+    /* Those of threshold are a little longer or shorter each time. */
     const size_t len = report.bytes, scattered = WIRES * (len + 8 * report.kept);
     const std::string name = spec;
     const auto encode = [&](bool feedback) {
@@ -206,24 +237,29 @@ static void sparse(const char *spec, size_t n, const std::vector<memory *> &in, 
                                       feedback ? next.f() : NULL, n, NULL, wire.p, most,
                                       workspace.p, NULL, NULL));
     };
-    measure(name + " encode", n, 4 * n + len, wire.p, 4, [&] { return encode(false); });
-    measure(name + " encode, feedback", n, 12 * n + len, wire.p, 4, [&] { return encode(true); });
+    const size_t sure = len / 2; /* bytes of any wire */
+    measure(name + " encode", n, 4 * n + len, wire.p, sure, one, [&] { return encode(false); });
+    measure(name + " encode, feedback", n, 12 * n + len, wire.p, sure, two,
+            [&] { return encode(true); });
     if (!info.linear) { /* randk has no threshold that a first call lacks */
-        measure(name + " encode, feedback, first call", n, 12 * n + len, wire.p, 4, [&] {
-            return fine(cudaMemsetAsync(workspace.p, 0, 64, NULL), "memset") && encode(true);
-        });
+        const timed_call new_too = [&] {
+            return two() && fine(cudaMemsetAsync(workspace.p, 0, 64, NULL), "memset");
+        };
+        measure(name + " encode, feedback, first call", n, 12 * n + len, wire.p, sure, new_too,
+                [&] { return encode(true); });
     }
-    measure(name + " decode", n, 4 * n + len, out.p, 4 * n, [&] {
+    measure(name + " decode", n, 4 * n + len, out.p, 4 * n, one_wire, [&] {
         return said(dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, scatter.p, NULL, NULL));
     });
-    measure(name + " decode-sum of 4", n, 4 * n + scattered, out.p, 4 * n, [&] {
+    measure(name + " decode-sum of 4", n, 4 * n + scattered, out.p, 4 * n, all, [&] {
         return said(dcomm_cuda_decode_sum(c, at, lens, WIRES, out.f(), n, scatter.p, NULL, NULL));
     });
     /* The sum is an array, which is written and read. */
-    measure(name + " decode-sum-re-encode of 4", n, 8 * n + scattered + len, wire.p, 4, [&] {
-        return said(dcomm_cuda_recode(c, at, lens, WIRES, 1, NULL, NULL, n, NULL, wire.p, most,
-                                      again.p, NULL, NULL));
-    });
+    measure(name + " decode-sum-re-encode of 4", n, 8 * n + scattered + len, wire.p, sure, all,
+            [&] {
+                return said(dcomm_cuda_recode(c, at, lens, WIRES, 1, NULL, NULL, n, NULL, wire.p,
+                                              most, again.p, NULL, NULL));
+            });
     for (memory *m : wires) {
         delete m;
     }
@@ -231,7 +267,7 @@ static void sparse(const char *spec, size_t n, const std::vector<memory *> &in, 
 }
 
 /* The steps that an encoding, and a decoding, are put together of. */
-static void lowrank(const char *spec, size_t n, const std::vector<memory *> &in, const memory &out)
+static void lowrank(const char *spec, size_t n, const memories &in, const memory &out)
 {
     dcomm_codec *c = NULL;
     dcomm_codec_matrix m = dcomm_codec_matrix();
@@ -243,24 +279,30 @@ static void lowrank(const char *spec, size_t n, const std::vector<memory *> &in,
     const size_t p_bytes = 4 * m.rank * m.rows, q_bytes = 4 * m.rank * m.cols;
     memory p(p_bytes), q(q_bytes);
     dcomm_codec_key key = dcomm_codec_key();
-    cudaMemset(q.p, 0, q_bytes);
-    failures += !said(dcomm_cuda_powersgd_start(&m, &key, q.f(), NULL));
-    measure(name + " P = M Q", n, 4 * n + q_bytes + p_bytes, p.p, p_bytes,
-            [&] { return said(dcomm_cuda_powersgd_p(&m, in[0]->f(), q.f(), p.f(), NULL)); });
-    measure(name + " orthonormal P", n, 2 * p_bytes, p.p, 0,
+    const timed_call new_p = anew(p_bytes / 4, {&p}), new_q = anew(q_bytes / 4, {&q});
+    const timed_call both = [&] { return new_p() && new_q(); };
+    measure(
+        name + " P = M Q", n, 4 * n + q_bytes + p_bytes, p.p, p_bytes,
+        [&] { return new_q() && renew(*in[0], n); },
+        [&] { return said(dcomm_cuda_powersgd_p(&m, in[0]->f(), q.f(), p.f(), NULL)); });
+    measure(name + " orthonormal P", n, 2 * p_bytes, p.p, p_bytes, new_p,
             [&] { return said(dcomm_cuda_powersgd_orthonormal(&m, p.f(), NULL)); });
-    measure(name + " Q = M^T P", n, 4 * n + q_bytes + p_bytes, q.p, q_bytes,
-            [&] { return said(dcomm_cuda_powersgd_q(&m, in[0]->f(), p.f(), q.f(), NULL, NULL)); });
-    measure(name + " start", n, 2 * q_bytes, q.p, 0,
+    measure(
+        name + " Q = M^T P", n, 4 * n + q_bytes + p_bytes, q.p, q_bytes,
+        [&] { return new_p() && renew(*in[0], n); },
+        [&] { return said(dcomm_cuda_powersgd_q(&m, in[0]->f(), p.f(), q.f(), NULL, NULL)); });
+    measure(name + " start", n, 2 * q_bytes, q.p, q_bytes, new_q,
             [&] { return said(dcomm_cuda_powersgd_start(&m, &key, q.f(), NULL)); });
-    measure(name + " decode", n, 4 * n + q_bytes + p_bytes, out.p, 4 * n,
+    measure(name + " decode", n, 4 * n + q_bytes + p_bytes, out.p, 4 * n, both,
             [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), 0, NULL)); });
-    measure(name + " residual", n, 8 * n + q_bytes + p_bytes, out.p, 4 * n,
-            [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), -1, NULL)); });
+    measure(
+        name + " residual", n, 8 * n + q_bytes + p_bytes, out.p, 4 * n,
+        [&] { return both() && renew(out, n); },
+        [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), -1, NULL)); });
     dcomm_codec_destroy(&c);
 }
 
-static void sizes(size_t n, uint64_t seed)
+static void sizes(size_t n)
 {
     static const char *const chosen[] = {
         "topk:k=0.01",      "topk:k=0.001",     "topk:k=0.1",  "topk:k=0.01,values=bf16",
@@ -280,10 +322,9 @@ static void sizes(size_t n, uint64_t seed)
                                         "f16:rounding=stochastic",
                                         "bf16",
                                         "bf16:rounding=stochastic"};
-    std::vector<memory *> in;
+    memories in;
     for (int w = 0; w < WIRES; w++) {
         in.push_back(new memory(4 * n));
-        random_numbers<<<1024, 256>>>(in.back()->f(), n, seed + (uint64_t)w);
     }
     memory out(4 * n), next(4 * n);
     copy_rate = 0;
@@ -300,7 +341,7 @@ static void sizes(size_t n, uint64_t seed)
         lowrank(spec, n, in, out);
     }
     measure_copy("copy, at the end", n, *in[0], out);
-    for (memory *m : in) {
+    for (const memory *m : in) {
         delete m;
     }
 }
@@ -315,8 +356,8 @@ int main(int argc, char **argv)
         return 0;
     }
     measure_launch();
-    for (size_t i = 0; i < logs.size(); i++) {
-        sizes((size_t)1 << logs[i], 1000 * (i + 1));
+    for (int log2 : logs) {
+        sizes((size_t)1 << log2);
     }
     print_targets();
     return failures > 0;

@@ -63,7 +63,8 @@ static void print_fraction(const target &t)
 }
 
 /* At 2^22 elements: no more than three launches, and the bytes at the rate of a copy in the cache
- * but for its own launch. */
+ * but for its own launch. Rows that take longer are named, and top-k's, which has more launches,
+ * always. */
 static void print_short(void)
 {
     const size_t n = (size_t)1 << 22;
@@ -82,6 +83,9 @@ static void print_short(void)
             const double times = r.us > 0 ? r.us / allowed : 1e9;
             all++;
             good += times <= 1;
+            if (times > 1 || r.kernel.rfind("topk", 0) == 0) {
+                std::printf("# 2^22, %s: %.2f of what is allowed\n", r.kernel.c_str(), times);
+            }
             worst = times > most ? &r : worst;
             most = times > most ? times : most;
         }

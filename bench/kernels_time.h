@@ -1,11 +1,12 @@
 /* kernels_time.h - what the programs that time kernels share: memory, inputs, the time between two
  * events, rows of the table and of its JSON.
  *
- * The rule: inputs are made on the device, new ones for each size. The output is poisoned first,
- * and a kernel that leaves the poison has no time. Five calls are not timed; of those that follow
- * the median counts, each between two events of its own. Arrays of 2^28 elements (1 GiB of f32) are
- * far beyond the second cache, so that no call finds there what the one before has left; those of
- * 2^22 elements (16 MiB) mostly stay in it, which is what is asked at that size. */
+ * The rule: before each call its output is poisoned, and its inputs are made anew on the device; a
+ * kernel that leaves the poison somewhere has no time. Five calls are not timed; of those that
+ * follow the median counts, each between two events of its own. Arrays far beyond the second cache
+ * (2^28 elements, 1 GiB of f32) begin with other memory in it, which nobody has written, so that no
+ * call finds there what was made for it, or has to write back what was; those of 2^22 elements
+ * (16 MiB) mostly stay in it, which is what is asked at that size. */
 #ifndef DCOMM_KERNELS_TIME_H
 #define DCOMM_KERNELS_TIME_H
 
@@ -28,6 +29,7 @@ static std::vector<row> rows;
 static int failures, iterations = 25;
 static const char *json_path, *json_tool;
 static std::string device_name;
+static size_t second_cache; /* bytes */
 
 static bool fine(cudaError_t error, const char *what)
 {
@@ -60,56 +62,94 @@ struct memory {
     }
 };
 
-/* Sums of four uniform numbers: finite, both signs, about normal. */
-static __global__ void random_numbers(float *x, uint64_t n, uint64_t seed)
+/* A kernel of one argument, on the default stream. */
+template <class P>
+static bool start(void (*kernel)(P), unsigned blocks, const P &p, const char *what)
 {
-    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < n;
+#ifdef DCOMMI_CUDA_SHIM
+    return fine(dcommi_cuda_start(kernel, blocks, 256, p, NULL), what);
+#else
+    kernel<<<blocks, 256>>>(p);
+    return fine(cudaGetLastError(), what);
+#endif
+}
+
+struct array {
+    float *x;
+    uint64_t n, seed;
+};
+
+/* Sums of four uniform numbers: finite, both signs, about normal. */
+static __global__ void random_numbers(const array a)
+{
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.n;
          i += (uint64_t)gridDim.x * blockDim.x) {
-        const uint64_t r = dcommi_rng_mix(seed, i);
+        const uint64_t r = dcommi_rng_mix(a.seed, i);
         int sum = -4 * 32768;
         for (int k = 0; k < 4; k++) {
             sum += (int)(r >> (16 * k) & 0xffff);
         }
-        x[i] = (float)sum * 0x1p-16f;
+        a.x[i] = (float)sum * 0x1p-16f;
     }
 }
 
-static __global__ void empty_kernel(void)
+/* Reads all of it; so that it cannot be left out, it would write if the sum were this. */
+static __global__ void read_all(const array a)
 {
+    float sum = 0;
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.n;
+         i += (uint64_t)gridDim.x * blockDim.x) {
+        sum += a.x[i];
+    }
+    if (sum == 12345) {
+        a.x[0] = sum;
+    }
+}
+
+static __global__ void empty_kernel(const array)
+{
+}
+
+/* Blocks of kernels that go on until all is done. */
+static unsigned blocks_for(size_t n)
+{
+    return (unsigned)std::min<size_t>(2048, n / 256 + 1);
+}
+
+/* Numbers that were never there before. */
+static bool renew(const memory &m, size_t n)
+{
+    static uint64_t seed;
+    return start(random_numbers, blocks_for(n), array{m.f(), n, ++seed}, "random numbers");
+}
+
+/* What makes arrays of n numbers anew. */
+static std::function<bool()> anew(size_t n, const std::vector<const memory *> &arrays)
+{
+    return [=] {
+        return std::all_of(arrays.begin(), arrays.end(),
+                           [=](const memory *m) { return renew(*m, n); });
+    };
+}
+
+/* The second cache is left with what nobody has written, and nobody reads. */
+static bool sweep(void)
+{
+    static const memory *other;
+    const size_t n = second_cache;
+    if (other == NULL) {
+        other = new memory(4 * n);
+        if (!renew(*other, n)) {
+            return false;
+        }
+    }
+    return start(read_all, blocks_for(n), array{other->f(), n, 0}, "a sweep");
 }
 
 /* ---- time ---- */
 
 /* A call says itself what went wrong. */
 typedef std::function<bool()> timed_call;
-
-static double median_us(const timed_call &call)
-{
-    cudaEvent_t begin, end;
-    std::vector<float> ms;
-    if (!fine(cudaEventCreate(&begin), "event") || !fine(cudaEventCreate(&end), "event")) {
-        return -1;
-    }
-    bool good = true;
-    for (int i = -5; i < iterations && good; i++) {
-        float t = 0;
-        cudaEventRecord(begin, NULL);
-        good = call();
-        cudaEventRecord(end, NULL);
-        good = fine(cudaEventSynchronize(end), "the device") &&
-               fine(cudaEventElapsedTime(&t, begin, end), "event") && good;
-        if (i >= 0) {
-            ms.push_back(t);
-        }
-    }
-    cudaEventDestroy(begin);
-    cudaEventDestroy(end);
-    if (!good) {
-        return -1;
-    }
-    std::sort(ms.begin(), ms.end());
-    return 1000.0 * (double)ms[ms.size() / 2];
-}
 
 static const size_t SPOTS = 9; /* of an output, from its first byte to its last */
 
@@ -126,6 +166,64 @@ static bool untouched(const void *p, size_t bytes)
         poisoned = std::all_of(spot, spot + n, [](unsigned char c) { return c == 0xa5; });
     }
     return poisoned;
+}
+
+/* What is timed. */
+struct timing {
+    void *out;
+    size_t out_bytes;
+    bool beyond;       /* its arrays are far beyond the second cache */
+    timed_call inputs; /* makes them anew */
+    timed_call call;
+};
+
+static bool one_us(const timing &t, cudaEvent_t begin, cudaEvent_t end, float *us)
+{
+    float ms = 0;
+    if (t.out_bytes > 0) {
+        cudaMemsetAsync(t.out, 0xa5, t.out_bytes, NULL);
+    }
+    if (!t.inputs() || (t.beyond && !sweep())) {
+        return false;
+    }
+    cudaEventRecord(begin, NULL);
+    const bool good = t.call();
+    cudaEventRecord(end, NULL);
+    if (!fine(cudaEventSynchronize(end), "the device") ||
+        !fine(cudaEventElapsedTime(&ms, begin, end), "event") || !good) {
+        return false;
+    }
+    *us = 1000 * ms;
+    if (untouched(t.out, t.out_bytes)) {
+        std::printf("# a part of the output was left\n");
+        return false;
+    }
+    return true;
+}
+
+/* Negative: it failed. */
+static double median_us(const timing &t)
+{
+    cudaEvent_t begin, end;
+    std::vector<float> all;
+    float us = 0;
+    if (!fine(cudaEventCreate(&begin), "event") || !fine(cudaEventCreate(&end), "event")) {
+        return -1;
+    }
+    bool good = true;
+    for (int i = -5; i < iterations && good; i++) {
+        good = one_us(t, begin, end, &us);
+        if (i >= 0) {
+            all.push_back(us);
+        }
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    if (!good) {
+        return -1;
+    }
+    std::sort(all.begin(), all.end());
+    return (double)all[all.size() / 2];
 }
 
 /* ---- the table ---- */
@@ -173,16 +271,17 @@ static void put_row(const row &r)
     }
 }
 
-/* bytes: those that had to move: each input read once, each output written once. */
-static void measure(const std::string &kernel, size_t count, size_t bytes, void *out,
-                    size_t out_bytes, const timed_call &call)
+static bool is_beyond(size_t count)
 {
-    cudaMemset(out, 0xa5, out_bytes);
-    double us = median_us(call);
-    if (us > 0 && untouched(out, out_bytes)) {
-        std::printf("# %s left a part of its output\n", kernel.c_str());
-        us = -1;
-    }
+    return 4 * count >= 4 * second_cache;
+}
+
+/* bytes: those that had to move: each input read once, each output written once. out may be an
+ * input, too: then `inputs` makes it anew behind the poison. */
+static void measure(const std::string &kernel, size_t count, size_t bytes, void *out,
+                    size_t out_bytes, const timed_call &inputs, const timed_call &call)
+{
+    const double us = median_us(timing{out, out_bytes, is_beyond(count), inputs, call});
     failures += us < 0;
     put_row(row{kernel, count, bytes, us, us > 0 ? (double)bytes / us / copy_rate : -1});
 }
@@ -191,22 +290,21 @@ static void measure(const std::string &kernel, size_t count, size_t bytes, void 
  * and again after the others (`copy, at the end`), because a device's clocks move. */
 static void measure_copy(const char *name, size_t n, const memory &from, const memory &to)
 {
+    const timed_call inputs = anew(n, {&from});
     const timed_call copy = [&] {
         return fine(cudaMemcpyAsync(to.p, from.p, 4 * n, cudaMemcpyDeviceToDevice, NULL), "copy");
     };
     if (copy_rate <= 0) {
-        const double us = median_us(copy);
+        const double us = median_us(timing{to.p, 4 * n, is_beyond(n), inputs, copy});
         copy_rate = us > 0 ? 8.0 * (double)n / us : 1;
     }
-    measure(name, n, 8 * n, to.p, 4 * n, copy);
+    measure(name, n, 8 * n, to.p, 4 * n, inputs, copy);
 }
 
 static void measure_launch(void)
 {
-    const double us = median_us([] {
-        empty_kernel<<<1, 32>>>();
-        return fine(cudaPeekAtLastError(), "launch");
-    });
+    const double us = median_us(timing{NULL, 0, false, [] { return true; },
+                                       [] { return start(empty_kernel, 1, array(), "launch"); }});
     failures += us < 0;
     put_row(row{"launch", 0, 0, us, -1});
 }
@@ -225,6 +323,7 @@ static bool begin_table(const char *tool)
         std::exit(1);
     }
     device_name = properties.name;
+    second_cache = (size_t)properties.l2CacheSize;
     std::printf("# %s on %s; per_copy: the rate beside that of a device-to-device copy of this "
                 "size\n%-42s %11s %12s %11s %9s %7s\n",
                 tool, properties.name, "kernel", "elements", "bytes", "time_us", "GB/s",

@@ -57992,13 +57992,26 @@ struct dcommi_cuda_single {
     {
         return __fmul_rn(a, b);
     }
+    /* One instruction, to which -0 is below +0, too; its NaN is made canonical at the end. */
     DCOMMI_CUDA_INLINE acc least(acc a, acc b)
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        acc least;
+        asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+        return least;
+#else
         return dcommi_f32_min(a, b);
+#endif
     }
     DCOMMI_CUDA_INLINE acc most(acc a, acc b)
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        acc most;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+        return most;
+#else
         return dcommi_f32_max(a, b);
+#endif
     }
     DCOMMI_CUDA_INLINE acc scale(acc x, double by)
     {
@@ -58026,6 +58039,7 @@ struct dcommi_cuda_f32 : dcommi_cuda_single {
     }
 };
 
+/* Of 16 bits: any NaN becomes the canonical one when it is stored. */
 struct dcommi_cuda_f16 : dcommi_cuda_single {
     typedef uint16_t stored;
     DCOMMI_CUDA_INLINE acc from(stored x)
@@ -58035,6 +58049,10 @@ struct dcommi_cuda_f16 : dcommi_cuda_single {
     DCOMMI_CUDA_INLINE stored to(acc x)
     {
         return dcommi_cuda_to_f16(x);
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
     }
 };
 
@@ -58046,7 +58064,17 @@ struct dcommi_cuda_bf16 : dcommi_cuda_single {
     }
     DCOMMI_CUDA_INLINE stored to(acc x)
     {
-        return dcommi_f32_to_bf16(x);
+        stored h;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+#else
+        h = dcommi_f32_to_bf16(x);
+#endif
+        return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (stored)0x7fc0 : h;
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
     }
 };
 
@@ -58784,6 +58812,19 @@ template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_binary(uint32_t code,
     return dcommi_f32_from_bits(dcommi_f32_bits(step) ^ turn << 31);
 }
 
+/* v * by, but for its sign 0 where v or the product is denormal. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_flushed_mul(float v, float by)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(v), "f"(by));
+    return y;
+#else
+    return (dcommi_f32_bits(v) & 0x7f800000u) != 0 ? __fmul_rn(v, by) : 0;
+#endif
+}
+
+/* The code of v in the top bits of a word. */
 template <int FORMAT, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_encode_one(float v, const dcommi_cuda_scale &scale,
                                                    const dcommi_cuda_rounding &how,
@@ -58791,22 +58832,21 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_encode_one(float v, const dcommi_cuda_sc
 {
     typedef dcommi_cuda_format<FORMAT> format;
     if (format::SIGN) {
-        return dcommi_f32_bits(v) >> 31;
+        return dcommi_f32_bits(v);
     }
-    const bool normal = (dcommi_f32_bits(v) & 0x7f800000u) != 0;
-    const float y = normal ? __fmul_rn(v, scale.inverse) : 0;
     if (format::F8) {
+        const bool normal = (dcommi_f32_bits(v) & 0x7f800000u) != 0;
+        const float y = normal ? __fmul_rn(v, scale.inverse) : 0;
         const uint32_t turned = STOCHASTIC ? dcommi_cuda_turned(random, k, c, 0) : 0;
         const uint32_t a = dcommi_cuda_mini<STOCHASTIC>(y, turned, how);
-        return (a < how.mini.most ? a : how.mini.most) | (dcommi_f32_bits(y) >> 24 & 0x80);
+        const uint32_t code = a < how.mini.most ? a : how.mini.most;
+        return code << 24 | (dcommi_f32_bits(y) & 0x80000000u);
     }
+    const float y = dcommi_cuda_flushed_mul(v, scale.inverse);
     const uint32_t turned = STOCHASTIC ? dcommi_cuda_turned(random, k, c, 32 - format::BITS) : 0;
-    uint32_t t =
+    const uint32_t t =
         (uint32_t)__float2int_rz(y) + (STOCHASTIC ? (turned & how.mask) | how.half : how.half);
-    if (FORMAT == DCOMMI_FORMAT_Q1) {
-        t += 0x40000000u;
-    }
-    return t >> (32 - format::BITS);
+    return FORMAT == DCOMMI_FORMAT_Q1 ? t + 0x40000000u : t;
 }
 
 /* Codes of v; v becomes what they leave of it where FEEDBACK. */
@@ -58823,15 +58863,16 @@ dcommi_cuda_encode_own(float v[DCOMMI_CUDA_OWN], const dcommi_cuda_scale &scale,
     }
     const float step = FORMAT == DCOMMI_FORMAT_E4M3 ? __fmul_rn(scale.step, 256.0f) : scale.step;
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
+    for (int k = 7; k >= 0; k--) { /* the last code of a word goes in first */
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             const float x = v[2 * k + c];
-            const uint32_t code =
+            const uint32_t top =
                 dcommi_cuda_encode_one<FORMAT, STOCHASTIC>(x, scale, how, random, k, c);
-            codes.w[DCOMMI_CUDA_WORD(format::BITS, k, c)] |= code
-                                                             << DCOMMI_CUDA_BIT(format::BITS, k);
+            uint32_t *word = &codes.w[DCOMMI_CUDA_WORD(format::BITS, k, c)];
+            *word = __funnelshift_l(top, *word, format::BITS);
             if (FEEDBACK) {
+                const uint32_t code = top >> (32 - format::BITS);
                 const float sent = format::BITS == 1
                                        ? dcommi_cuda_binary<FORMAT>(code, step)
                                        : __fmul_rn(dcommi_cuda_times<FORMAT>(code), step);
@@ -58905,17 +58946,14 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_gather(const unsi
     return codes;
 }
 
-/* `whole`: elements in lines, and groups, that are whole. */
+/* Of a line, and a group, that is whole. Of formats whose groups share a line the words hold the
+ * others' codes, too, until dcommi_cuda_codes_own. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsigned char *wire,
-                                                                    uint64_t at, uint64_t whole,
-                                                                    uint64_t count, bool pairs)
+                                                                    uint64_t at, bool pairs)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     dcommi_cuda_codes<FORMAT> codes = {};
-    if (at >= whole) {
-        return dcommi_cuda_codes_gather<FORMAT>(wire, at, count);
-    }
     if (format::F8) {
         const unsigned char *p = wire + at;
 #pragma unroll
@@ -58935,12 +58973,23 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsign
         words = dcommi_cuda_words_load(p + DCOMMI_WIRE_LINE, pairs);
         codes.w[format::WORDS - 2] = words.x;
         codes.w[format::WORDS - 1] = words.y;
-    } else if (format::BITS < 4) { /* groups share a line */
-        const unsigned down = (unsigned)(at % format::LINE) / DCOMMI_RNG_GROUP * 8 * format::BITS;
-        codes.w[0] = codes.w[0] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
-        codes.w[1] = codes.w[1] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
     }
     return codes;
+}
+
+/* The thread's own codes of what was loaded; `whole`: elements in lines, and groups, that are
+ * whole.
+ */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_codes_own(uint64_t at, uint64_t whole,
+                                              dcommi_cuda_codes<FORMAT> *codes)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    if (format::BITS < 4 && at < whole) {
+        const unsigned down = (unsigned)(at % format::LINE) / DCOMMI_RNG_GROUP * 8 * format::BITS;
+        codes->w[0] = codes->w[0] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
+        codes->w[1] = codes->w[1] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
+    }
 }
 
 /* The line that is not whole: its words are set to zero, and each thread adds its codes. All
@@ -59050,8 +59099,40 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_forbidden(const dcommi_cuda_codes<FORMAT
     return bad;
 }
 
-/* sum += codes * step; FIRST: sum = that. */
-template <int FORMAT, bool FIRST>
+/* x & mask | base in one instruction, which ptxas does not find where both are constants. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_and_or(uint32_t x, uint32_t mask, uint32_t base)
+{
+#ifdef __CUDA_ARCH__
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(x), "r"(mask), "r"(base));
+    return v;
+#else
+    return (x & mask) | base;
+#endif
+}
+
+/* Code number k of column c, of 2, 4 or 8 bits, as a number, times 2^*up: in the fraction of 2^23
+ * and where it lies in its word, but counted from the least. */
+template <unsigned BITS>
+DCOMMI_CUDA_INLINE float dcommi_cuda_times_up(const uint32_t *w, int k, int c, int *up)
+{
+    const uint32_t sign = 1u << (BITS - 1);
+    if (BITS == 8) {
+        *up = 0;
+        const uint32_t code = w[DCOMMI_CUDA_WORD(BITS, k, c)] ^ 0x80808080u;
+        const uint32_t alone = __byte_perm(code, 0x4b000000u, 0x7440u | (unsigned)(k % 4));
+        return __fsub_rn(dcommi_f32_from_bits(alone), 8388608.0f + 128.0f);
+    }
+    const int in_half = 16 / (int)BITS; /* further up a code is no part of the fraction */
+    *up = (int)BITS * (k % in_half);
+    const uint32_t code = w[c] ^ 0xffffffffu / ((1u << BITS) - 1) * sign;
+    const uint32_t mask = ((1u << BITS) - 1) << *up;
+    const uint32_t alone = dcommi_cuda_and_or(k < in_half ? code : code >> 16, mask, 0x4b000000u);
+    return __fsub_rn(dcommi_f32_from_bits(alone), 8388608.0f + (float)(sign << *up));
+}
+
+/* sum += codes * step, the products being exact. */
+template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_decode_own(const dcommi_cuda_codes<FORMAT> &codes, float step,
                                                float sum[DCOMMI_CUDA_OWN])
 {
@@ -59059,16 +59140,23 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_decode_own(const dcommi_cuda_codes<FORMAT> &
     const float by = FORMAT == DCOMMI_FORMAT_E4M3 ? __fmul_rn(step, 256.0f) : step;
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-        const uint32_t code = dcommi_cuda_code_get(codes, e / 2, e % 2);
         if (format::BITS == 1) {
-            const float x = dcommi_cuda_binary<FORMAT>(code, step);
-            sum[e] = FIRST ? x : __fadd_rn(sum[e], x);
-        } else { /* the product is exact */
-            const float times = dcommi_cuda_times<FORMAT>(code);
-            sum[e] = FIRST ? __fmul_rn(times, by) : __fmaf_rn(times, by, sum[e]);
+            const uint32_t code = dcommi_cuda_code_get(codes, e / 2, e % 2);
+            sum[e] = __fadd_rn(sum[e], dcommi_cuda_binary<FORMAT>(code, step));
+        } else if (format::F8) {
+            const uint32_t code = dcommi_cuda_code_get(codes, e / 2, e % 2);
+            sum[e] = __fmaf_rn(dcommi_cuda_times<FORMAT>(code), by, sum[e]);
+        } else {
+            int up;
+            const float times = dcommi_cuda_times_up<format::BITS>(codes.w, e / 2, e % 2, &up);
+            const float down = dcommi_f32_from_bits((uint32_t)(127 - up) << 23); /* 2^-up */
+            sum[e] = __fmaf_rn(times, __fmul_rn(step, down), sum[e]);
         }
     }
 }
+
+/* What sums begin with: x added to it is x, of either zero, too. */
+#define DCOMMI_CUDA_NOTHING (-0.0f)
 
 #endif
 
@@ -59159,8 +59247,9 @@ DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_squares(const float v[DC
         if (lane - begin < DCOMMI_CUDA_TEAM) {
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                sum.squares = __dadd_rn(sum.squares, __dmul_rn((double)a[k], (double)a[k]));
-                sum.squares = __dadd_rn(sum.squares, __dmul_rn((double)b[k], (double)b[k]));
+                sum.squares =
+                    __fma_rn((double)a[k], (double)a[k], sum.squares); /* exact products */
+                sum.squares = __fma_rn((double)b[k], (double)b[k], sum.squares);
             }
         }
         sum.squares = __shfl_sync(DCOMMI_CUDA_ALL, sum.squares, begin + lane % DCOMMI_CUDA_TEAM);
@@ -59299,7 +59388,7 @@ struct dcommi_cuda_bucket {
     dcomm_cuda_report *report;
     dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count, codes;
-    uint32_t bucket, team; /* elements; lanes, of small buckets */
+    uint32_t bucket, team; /* elements; the logarithm of the lanes of small ones */
     float most;            /* the largest number, in steps */
     dcommi_cuda_rounding how;
     bool two_norm, pass;
@@ -59314,40 +59403,76 @@ DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_bucket_of(const dcommi_cuda_wires &in, u
     return in.shift >= 0 ? group >> in.shift : group / in.groups;
 }
 
-/* A thread's elements of one wire onto `sum`. *nan: the bucket is NaN; *bad: no encoder wrote it.
- */
-template <int FORMAT, bool FIRST>
-DCOMMI_CUDA_INLINE void dcommi_cuda_wire_add(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
-                                             uint64_t bucket, float sum[DCOMMI_CUDA_OWN], bool *nan,
-                                             bool *bad)
+/* What a thread loads of one wire. */
+template <int FORMAT> struct dcommi_cuda_loaded {
+    dcommi_cuda_codes<FORMAT> codes;
+    float step;
+};
+
+/* plain: the wire lies well, and the line is whole. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_wire_load(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
+                                              uint64_t bucket, bool plain,
+                                              dcommi_cuda_loaded<FORMAT> *to)
 {
     const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
-    const dcommi_cuda_codes<FORMAT> codes =
-        dcommi_cuda_codes_load<FORMAT>(wire, at, in.whole, in.count, in.pairs);
-    float step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
-    if (!dcommi_wire_step_within(step, in.largest_step, in.exact)) {
-        const bool marked = in.pass && dcommi_f32_bits(step) == DCOMMI_STEP_NAN;
-        *nan = *nan || marked;
-        *bad = *bad || !marked;
-        step = 0;
-    }
-    *bad = *bad || dcommi_cuda_forbidden(codes) != 0;
-    dcommi_cuda_decode_own<FORMAT, FIRST>(codes, step, sum);
+    to->codes = plain           ? dcommi_cuda_codes_load<FORMAT>(wire, at, true)
+                : at < in.whole ? dcommi_cuda_codes_load<FORMAT>(wire, at, in.pairs)
+                                : dcommi_cuda_codes_gather<FORMAT>(wire, at, in.count);
+    to->step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
 }
 
-/* All wires, one after the other; onto what is there, or not. */
+/* A thread's elements of one wire onto `sum`. *nan: the bucket is NaN; *bad: no encoder wrote it.
+ */
 template <int FORMAT>
-DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, bool onto, uint64_t at,
+DCOMMI_CUDA_INLINE void dcommi_cuda_wire_add(const dcommi_cuda_wires &in, uint64_t at,
+                                             dcommi_cuda_loaded<FORMAT> from,
+                                             float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
+{
+    dcommi_cuda_codes_own<FORMAT>(at, in.whole, &from.codes);
+    if (!dcommi_wire_step_within(from.step, in.largest_step, in.exact)) {
+        const bool marked = in.pass && dcommi_f32_bits(from.step) == DCOMMI_STEP_NAN;
+        *nan = *nan || marked;
+        *bad = *bad || !marked;
+        from.step = 0;
+    }
+    *bad = *bad || dcommi_cuda_forbidden(from.codes) != 0;
+    dcommi_cuda_decode_own<FORMAT>(from.codes, from.step, sum);
+}
+
+/* All wires, one after the other, onto what is there. A few are loaded before the first is used: a
+ * thread has little of each. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, uint64_t at,
                                               float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
 {
+    const int few = dcommi_cuda_format<FORMAT>::BITS == 8 ? 2 : 4;
     const uint64_t bucket = dcommi_cuda_bucket_of(in, at);
-    uint32_t w = 0;
-    if (!onto) {
-        dcommi_cuda_wire_add<FORMAT, true>(in, w++, at, bucket, sum, nan, bad);
-    }
-#pragma unroll 2
-    for (; w < in.in.n; w++) {
-        dcommi_cuda_wire_add<FORMAT, false>(in, w, at, bucket, sum, nan, bad);
+    const bool plain = in.pairs && at < in.whole;
+    dcommi_cuda_loaded<FORMAT> loaded[few];
+#pragma unroll 1
+    for (uint32_t w = 0; w < in.in.n; w += few) {
+        if (plain) {
+#pragma unroll
+            for (int i = 0; i < few; i++) {
+                if (w + (uint32_t)i < in.in.n) {
+                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, true, &loaded[i]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < few; i++) {
+                if (w + (uint32_t)i < in.in.n) {
+                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, false, &loaded[i]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < few; i++) {
+            if (w + (uint32_t)i < in.in.n) {
+                dcommi_cuda_wire_add(in, at, loaded[i], sum, nan, bad);
+            }
+        }
     }
 }
 
@@ -59415,16 +59540,22 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t 
         bool nan = false;
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = 0;
+            v[e] = DCOMMI_CUDA_NOTHING;
         }
         if (left > 0) {
-            dcommi_cuda_wires_add<FORMAT>(p.wires, false, at, v, &nan, bad);
+            dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, bad);
         }
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
-                   : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
-                                              : __fmul_rn(v[e], p.factor);
+            v[e] = __fmul_rn(v[e], p.factor);
+        }
+        if (nan || left < DCOMMI_CUDA_REACH) {
+#pragma unroll
+            for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+                v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
+                       : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
+                                                  : v[e];
+            }
         }
     }
 }
@@ -59549,7 +59680,11 @@ dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, f
                       const float next[DCOMMI_CUDA_OWN], dcommi_cuda_tally *tally)
 {
     float y[DCOMMI_CUDA_OWN];
-    dcommi_cuda_decode_own<FORMAT, true>(codes, step, y);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        y[e] = DCOMMI_CUDA_NOTHING;
+    }
+    dcommi_cuda_decode_own<FORMAT>(codes, step, y);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
         if (DCOMMI_CUDA_OFF(e) < left) {
@@ -59570,21 +59705,20 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     dcommi_cuda_codes<FORMAT> codes;
     const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
     float r[DCOMMI_CUDA_OWN];
-    if (p.how.stochastic) {
-        codes = feedback ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
-                         : dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at);
-    } else {
-        codes = feedback ? dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at)
-                         : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
-    }
-    if (feedback && poisoned) {
-        dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
-    }
-    if (excess) {
-        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
-    }
     if (feedback) {
+        codes = p.how.stochastic ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
+                                 : dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at);
+        if (poisoned) {
+            dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
+        }
+        if (excess) {
+            dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
+        }
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
+    } else {
+        codes = p.how.stochastic
+                    ? dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at)
+                    : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
     }
     /* A thread of a block may be behind the end of its bucket. */
     dcommi_cuda_codes_store<FORMAT>(p.wire, at, left, p.wire_pairs, codes);
@@ -59602,26 +59736,34 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     }
 }
 
+/* Blocks that have to fit on a multiprocessor: as many as the registers allow. */
+DCOMMI_HD constexpr unsigned dcommi_cuda_encode_blocks_of(bool block, bool ledger, bool sums,
+                                                          unsigned bits)
+{
+    return block ? 1 : ledger || (sums && bits == 8) ? 4 : sums ? 5 : 6;
+}
+
 /* LEDGER: of an array, never of wires. */
 template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
-static __global__ void
-__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK    ? 1
-                                                                               : LEDGER ? 4
-                                                                               : SUMS   ? 5
-                                                                                        : 6)
+static __global__ void __launch_bounds__(
+    BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS,
+    dcommi_cuda_encode_blocks_of(BLOCK, LEDGER, SUMS, dcommi_cuda_format<FORMAT>::BITS))
     dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     __shared__ dcommi_cuda_shared room;
     dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
-    const unsigned team = BLOCK ? DCOMMI_CUDA_WARP : p.team;
-    const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x % team;
-    const uint64_t bucket =
-        BLOCK ? blockIdx.x : (uint64_t)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
-    const uint64_t begin = bucket * p.bucket;
-    const uint64_t end = begin + p.bucket < p.count ? begin + p.bucket : p.count;
+    /* Of a block, where its bucket begins and ends; else a thread's elements are those of its
+     * number, whatever the bucket, and end where all do. */
+    const unsigned team = BLOCK ? DCOMMI_CUDA_WARP : 1u << p.team;
+    const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x & (team - 1);
+    const uint64_t own =
+        BLOCK ? threadIdx.x : (uint64_t)blockIdx.x * DCOMMI_CUDA_ENCODE_THREADS + threadIdx.x;
+    const uint64_t bucket = BLOCK ? blockIdx.x : own >> p.team;
+    const uint64_t begin = BLOCK ? bucket * p.bucket : 0;
+    const uint64_t end = BLOCK && begin + p.bucket < p.count ? begin + p.bucket : p.count;
     const uint64_t at =
-        begin + lane / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + lane % DCOMMI_CUDA_TEAM * 2;
+        begin + own / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + own % DCOMMI_CUDA_TEAM * 2;
     const unsigned piece = blockDim.x * DCOMMI_CUDA_OWN;
     const unsigned pieces = BLOCK ? (p.bucket + piece - 1) / piece : 1;
     /* The block of the last element has the line that is not whole. */
@@ -59654,7 +59796,8 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
     }
     float step;
     if (format::SIGN) {
-        const float n = (float)(end - begin);
+        const uint64_t from = bucket * p.bucket, left = p.count > from ? p.count - from : 0;
+        const float n = (float)(left < p.bucket ? left : p.bucket);
         float mean = __fdiv_rn(dcommi_f32_from_bits(measure), n);
         const bool dirty = measure > 0x7f000000u;
         if (BLOCK ? dirty : __any_sync(DCOMMI_CUDA_ALL, dirty) != 0) {
@@ -59669,7 +59812,7 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
                 exact = BLOCK ? dcommi_cuda_block_exact(v, exact, shared)
                               : dcommi_cuda_warp_exact(v, exact);
             }
-            mean = dirty ? (float)__ddiv_rn(exact, (double)(end - begin)) : mean;
+            mean = dirty ? (float)__ddiv_rn(exact, (double)n) : mean;
         }
         step = mean >= DCOMMI_WIRE_LEAST ? mean : 0;
     } else if (p.two_norm) {
@@ -59697,7 +59840,7 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
         dcommi_cuda_put<FORMAT, SUMS, LEDGER>(p, here, end, left, scale, clean, poisoned, rest, v,
                                               &tally);
     }
-    if (lane == 0 && begin < p.count) {
+    if (lane == 0 && at < p.count) {
         dcommi_cuda_store<float>(p.wire + p.codes + 4 * bucket,
                                  poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step);
     }
@@ -59741,8 +59884,9 @@ template <int FORMAT, bool SUMS, bool LEDGER>
 static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
 {
     const uint64_t blocks = dcommi_cuda_encode_blocks(p->count, p->bucket);
-    p->team = dcommi_cuda_encode_team(p->bucket);
-    if (p->team > 0) {
+    const unsigned team = dcommi_cuda_encode_team(p->bucket);
+    if (team > 0) {
+        p->team = team == DCOMMI_CUDA_WARP ? 5 : team == DCOMMI_CUDA_WARP / 2 ? 4 : 3;
         return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER>,
                                   blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
     }
@@ -59787,7 +59931,7 @@ struct dcommi_cuda_dequant {
 };
 
 template <int FORMAT>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
     dcommi_cuda_decode_kernel(const __grid_constant__ dcommi_cuda_dequant p)
 {
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_DECODE_THREADS + threadIdx.x;
@@ -59796,12 +59940,22 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
     if (at < p.wires.count) {
         float v[DCOMMI_CUDA_OWN];
         const uint32_t left = dcommi_cuda_left(at, p.wires.count);
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = DCOMMI_CUDA_NOTHING;
+        }
         if (p.add) {
             dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
         }
-        dcommi_cuda_wires_add<FORMAT>(p.wires, p.add, at, v, &nan, &bad);
+        dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, &bad);
+        float finite = 0; /* what is not becomes NaN, which tells once for all */
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            finite = __fmaf_rn(v[e], 0, finite);
+        }
+        const bool some = nan || dcommi_f32_isnan(dcommi_f32_bits(finite));
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN && some; e++) {
             if (nan) {
                 v[e] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
             } else if (p.add && dcommi_f32_isnan(dcommi_f32_bits(v[e]))) {
@@ -59884,6 +60038,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_load(const void *wire, uint64_t at, uin
                                               uint32_t row[8])
 {
     const uint16_t *from = static_cast<const uint16_t *>(wire) + at;
+    if (left >= DCOMMI_CUDA_REACH) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            row[k] = dcommi_cuda_load<uint32_t>(from + DCOMMI_CUDA_ROW * k);
+        }
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         const unsigned off = (unsigned)k * DCOMMI_CUDA_ROW;
@@ -59898,16 +60059,26 @@ template <bool HALF>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_add(const dcommi_cuda_cast &p, bool onto, uint64_t at,
                                              uint32_t left, float sum[DCOMMI_CUDA_OWN], bool *odd)
 {
-    const uint32_t infinity = HALF ? 0x7c00 : 0x7f80;
+    /* One more in its last place carries an exponent of ones into the sign's. */
+    const uint32_t exponents = HALF ? 0x7c007c00u : 0x7f807f80u;
+    const uint32_t ones = HALF ? 0x04000400u : 0x00800080u;
 #pragma unroll 2
     for (uint32_t w = 0; w < p.in.n; w++) {
-        uint32_t row[8];
+        uint32_t row[8], carried = 0;
         dcommi_cuda_cast_load(p.in.at[w], at, left, row);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            carried |= (row[k] & exponents) + ones;
+        }
+        const bool some = (carried & 0x80008000u) != 0;
+        *odd = *odd || some;
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
             const uint32_t h = e % 2 == 0 ? row[e / 2] & 0xffff : row[e / 2] >> 16;
-            const float x = dcommi_cuda_uncast<HALF>(h);
-            *odd = *odd || (h & 0x7fff) >= infinity;
+            float x = HALF ? dcommi_cuda_from_f16((uint16_t)h) : dcommi_bf16_to_f32((uint16_t)h);
+            if (HALF && some) { /* a NaN as on the CPU */
+                x = dcommi_cuda_uncast<HALF>(h);
+            }
             sum[e] = onto || w > 0 ? dcommi_cuda_add(sum[e], x) : x;
         }
     }
@@ -59937,6 +60108,28 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_roun
     return (a + (STOCHASTIC ? turned >> 16 : (a >> 16 & 1) + 0x7fff)) >> 16;
 }
 
+/* Codes of two neighbours, which are finite and below the limit. */
+template <bool HALF, bool STOCHASTIC>
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_two(float x, float y, const dcommi_cuda_rounding &how,
+                                                 const dcommi_cuda_random &random, int k)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (!STOCHASTIC) {
+        uint32_t two;
+        if (HALF) {
+            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(y), "f"(x));
+        } else {
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
+                : "=r"(two)
+                : "f"(dcommi_cuda_flushed_mul(y, 1)), "f"(dcommi_cuda_flushed_mul(x, 1)));
+        }
+        return two;
+    }
+#endif
+    return dcommi_cuda_cast_one<HALF, STOCHASTIC>(x, how, random, k, 0) |
+           dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, how, random, k, 1) << 16;
+}
+
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t at, uint32_t left,
                                              float v[DCOMMI_CUDA_OWN], float r[DCOMMI_CUDA_OWN],
@@ -59945,6 +60138,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
     dcommi_cuda_random random = {};
     if (STOCHASTIC) {
         random = dcommi_cuda_random_of(p.how.rng, at);
+    }
+    if (p.residual == NULL && dcommi_cuda_own_most(v) < p.limit) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            row[k] =
+                dcommi_cuda_cast_two<HALF, STOCHASTIC>(v[2 * k], v[2 * k + 1], p.how, random, k);
+        }
+        return;
     }
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
@@ -60032,7 +60233,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         const unsigned off = (unsigned)k * DCOMMI_CUDA_ROW;
-        if (off + 1 < left) {
+        if (left >= DCOMMI_CUDA_REACH || off + 1 < left) {
             dcommi_cuda_store<uint32_t>(to + off, row[k]);
         } else if (off < left) {
             dcommi_cuda_store<uint16_t>(to + off, (uint16_t)row[k]);
@@ -60902,8 +61103,23 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ?
             dcommi_cuda_quad_load(p.residual + at, left, p.vectors, r + 4 * k);
         }
     }
+    /* Without a residual what is finite is compared, and no more: four bytes an element leave time
+     * for little else. */
+    const bool plain = !ADDS && !LEDGER && dcommi_cuda_own_most(v) < DCOMMI_CUDA_INF &&
+                       first + (DCOMMI_CUDA_TOPK_ROWS - 1) * 4 * DCOMMI_CUDA_WARP + 4 <= p.count;
 #pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
+    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS && plain; k++) {
+        uint32_t row = 0;
+#pragma unroll
+        for (uint32_t c = 0; c < 4; c++) {
+            const uint32_t b = dcommi_f32_bits(v[4 * k + c]) & DCOMMI_CUDA_ABS;
+            row |= (b >= threshold ? 1u : 0u) << c;
+        }
+        mask |= row << 4 * k;
+        counts |= (uint32_t)__popc(row) << 8 * k;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS && !plain; k++) {
         const uint64_t at = first + k * 4 * DCOMMI_CUDA_WARP;
         const uint32_t left = dcommi_cuda_left(at, p.count);
         uint32_t row = 0;
@@ -63292,7 +63508,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fp8_take(const dcommi_cuda_wires &in, uint32
                                              uint64_t bucket, float v[DCOMMI_CUDA_OWN], bool *bad)
 {
     bool nan = false;
-    dcommi_cuda_wire_add<FORMAT, true>(in, w, at, bucket, v, &nan, bad);
+    dcommi_cuda_loaded<FORMAT> loaded;
+    dcommi_cuda_wire_load(in, w, at, bucket, false, &loaded);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        v[e] = DCOMMI_CUDA_NOTHING;
+    }
+    dcommi_cuda_wire_add(in, at, loaded, v, &nan, bad);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
         v[e] = nan ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : v[e];
@@ -63814,6 +64036,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_MATRIX_STRIP
 #undef DCOMMI_CUDA_MATRIX_THREADS
 #undef DCOMMI_CUDA_NORMAL
+#undef DCOMMI_CUDA_NOTHING
 #undef DCOMMI_CUDA_OFF
 #undef DCOMMI_CUDA_OWN
 #undef DCOMMI_CUDA_RANDK_ROWS

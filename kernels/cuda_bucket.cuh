@@ -190,6 +190,19 @@ template <int FORMAT> DCOMMI_CUDA_INLINE float dcommi_cuda_binary(uint32_t code,
     return dcommi_f32_from_bits(dcommi_f32_bits(step) ^ turn << 31);
 }
 
+/* v * by, but for its sign 0 where v or the product is denormal. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_flushed_mul(float v, float by)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(v), "f"(by));
+    return y;
+#else
+    return (dcommi_f32_bits(v) & 0x7f800000u) != 0 ? __fmul_rn(v, by) : 0;
+#endif
+}
+
+/* The code of v in the top bits of a word. */
 template <int FORMAT, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_encode_one(float v, const dcommi_cuda_scale &scale,
                                                    const dcommi_cuda_rounding &how,
@@ -197,22 +210,21 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_encode_one(float v, const dcommi_cuda_sc
 {
     typedef dcommi_cuda_format<FORMAT> format;
     if (format::SIGN) {
-        return dcommi_f32_bits(v) >> 31;
+        return dcommi_f32_bits(v);
     }
-    const bool normal = (dcommi_f32_bits(v) & 0x7f800000u) != 0;
-    const float y = normal ? __fmul_rn(v, scale.inverse) : 0;
     if (format::F8) {
+        const bool normal = (dcommi_f32_bits(v) & 0x7f800000u) != 0;
+        const float y = normal ? __fmul_rn(v, scale.inverse) : 0;
         const uint32_t turned = STOCHASTIC ? dcommi_cuda_turned(random, k, c, 0) : 0;
         const uint32_t a = dcommi_cuda_mini<STOCHASTIC>(y, turned, how);
-        return (a < how.mini.most ? a : how.mini.most) | (dcommi_f32_bits(y) >> 24 & 0x80);
+        const uint32_t code = a < how.mini.most ? a : how.mini.most;
+        return code << 24 | (dcommi_f32_bits(y) & 0x80000000u);
     }
+    const float y = dcommi_cuda_flushed_mul(v, scale.inverse);
     const uint32_t turned = STOCHASTIC ? dcommi_cuda_turned(random, k, c, 32 - format::BITS) : 0;
-    uint32_t t =
+    const uint32_t t =
         (uint32_t)__float2int_rz(y) + (STOCHASTIC ? (turned & how.mask) | how.half : how.half);
-    if (FORMAT == DCOMMI_FORMAT_Q1) {
-        t += 0x40000000u;
-    }
-    return t >> (32 - format::BITS);
+    return FORMAT == DCOMMI_FORMAT_Q1 ? t + 0x40000000u : t;
 }
 
 /* Codes of v; v becomes what they leave of it where FEEDBACK. */
@@ -229,15 +241,16 @@ dcommi_cuda_encode_own(float v[DCOMMI_CUDA_OWN], const dcommi_cuda_scale &scale,
     }
     const float step = FORMAT == DCOMMI_FORMAT_E4M3 ? __fmul_rn(scale.step, 256.0f) : scale.step;
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
+    for (int k = 7; k >= 0; k--) { /* the last code of a word goes in first */
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             const float x = v[2 * k + c];
-            const uint32_t code =
+            const uint32_t top =
                 dcommi_cuda_encode_one<FORMAT, STOCHASTIC>(x, scale, how, random, k, c);
-            codes.w[DCOMMI_CUDA_WORD(format::BITS, k, c)] |= code
-                                                             << DCOMMI_CUDA_BIT(format::BITS, k);
+            uint32_t *word = &codes.w[DCOMMI_CUDA_WORD(format::BITS, k, c)];
+            *word = __funnelshift_l(top, *word, format::BITS);
             if (FEEDBACK) {
+                const uint32_t code = top >> (32 - format::BITS);
                 const float sent = format::BITS == 1
                                        ? dcommi_cuda_binary<FORMAT>(code, step)
                                        : __fmul_rn(dcommi_cuda_times<FORMAT>(code), step);
@@ -311,17 +324,14 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_gather(const unsi
     return codes;
 }
 
-/* `whole`: elements in lines, and groups, that are whole. */
+/* Of a line, and a group, that is whole. Of formats whose groups share a line the words hold the
+ * others' codes, too, until dcommi_cuda_codes_own. */
 template <int FORMAT>
 DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsigned char *wire,
-                                                                    uint64_t at, uint64_t whole,
-                                                                    uint64_t count, bool pairs)
+                                                                    uint64_t at, bool pairs)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     dcommi_cuda_codes<FORMAT> codes = {};
-    if (at >= whole) {
-        return dcommi_cuda_codes_gather<FORMAT>(wire, at, count);
-    }
     if (format::F8) {
         const unsigned char *p = wire + at;
 #pragma unroll
@@ -341,12 +351,23 @@ DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT> dcommi_cuda_codes_load(const unsign
         words = dcommi_cuda_words_load(p + DCOMMI_WIRE_LINE, pairs);
         codes.w[format::WORDS - 2] = words.x;
         codes.w[format::WORDS - 1] = words.y;
-    } else if (format::BITS < 4) { /* groups share a line */
-        const unsigned down = (unsigned)(at % format::LINE) / DCOMMI_RNG_GROUP * 8 * format::BITS;
-        codes.w[0] = codes.w[0] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
-        codes.w[1] = codes.w[1] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
     }
     return codes;
+}
+
+/* The thread's own codes of what was loaded; `whole`: elements in lines, and groups, that are
+ * whole.
+ */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_codes_own(uint64_t at, uint64_t whole,
+                                              dcommi_cuda_codes<FORMAT> *codes)
+{
+    typedef dcommi_cuda_format<FORMAT> format;
+    if (format::BITS < 4 && at < whole) {
+        const unsigned down = (unsigned)(at % format::LINE) / DCOMMI_RNG_GROUP * 8 * format::BITS;
+        codes->w[0] = codes->w[0] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
+        codes->w[1] = codes->w[1] >> down & (0xffffffffu >> (32 - 8 * format::BITS) % 32);
+    }
 }
 
 /* The line that is not whole: its words are set to zero, and each thread adds its codes. All
@@ -456,8 +477,40 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_forbidden(const dcommi_cuda_codes<FORMAT
     return bad;
 }
 
-/* sum += codes * step; FIRST: sum = that. */
-template <int FORMAT, bool FIRST>
+/* x & mask | base in one instruction, which ptxas does not find where both are constants. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_and_or(uint32_t x, uint32_t mask, uint32_t base)
+{
+#ifdef __CUDA_ARCH__
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(x), "r"(mask), "r"(base));
+    return v;
+#else
+    return (x & mask) | base;
+#endif
+}
+
+/* Code number k of column c, of 2, 4 or 8 bits, as a number, times 2^*up: in the fraction of 2^23
+ * and where it lies in its word, but counted from the least. */
+template <unsigned BITS>
+DCOMMI_CUDA_INLINE float dcommi_cuda_times_up(const uint32_t *w, int k, int c, int *up)
+{
+    const uint32_t sign = 1u << (BITS - 1);
+    if (BITS == 8) {
+        *up = 0;
+        const uint32_t code = w[DCOMMI_CUDA_WORD(BITS, k, c)] ^ 0x80808080u;
+        const uint32_t alone = __byte_perm(code, 0x4b000000u, 0x7440u | (unsigned)(k % 4));
+        return __fsub_rn(dcommi_f32_from_bits(alone), 8388608.0f + 128.0f);
+    }
+    const int in_half = 16 / (int)BITS; /* further up a code is no part of the fraction */
+    *up = (int)BITS * (k % in_half);
+    const uint32_t code = w[c] ^ 0xffffffffu / ((1u << BITS) - 1) * sign;
+    const uint32_t mask = ((1u << BITS) - 1) << *up;
+    const uint32_t alone = dcommi_cuda_and_or(k < in_half ? code : code >> 16, mask, 0x4b000000u);
+    return __fsub_rn(dcommi_f32_from_bits(alone), 8388608.0f + (float)(sign << *up));
+}
+
+/* sum += codes * step, the products being exact. */
+template <int FORMAT>
 DCOMMI_CUDA_INLINE void dcommi_cuda_decode_own(const dcommi_cuda_codes<FORMAT> &codes, float step,
                                                float sum[DCOMMI_CUDA_OWN])
 {
@@ -465,15 +518,22 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_decode_own(const dcommi_cuda_codes<FORMAT> &
     const float by = FORMAT == DCOMMI_FORMAT_E4M3 ? __fmul_rn(step, 256.0f) : step;
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-        const uint32_t code = dcommi_cuda_code_get(codes, e / 2, e % 2);
         if (format::BITS == 1) {
-            const float x = dcommi_cuda_binary<FORMAT>(code, step);
-            sum[e] = FIRST ? x : __fadd_rn(sum[e], x);
-        } else { /* the product is exact */
-            const float times = dcommi_cuda_times<FORMAT>(code);
-            sum[e] = FIRST ? __fmul_rn(times, by) : __fmaf_rn(times, by, sum[e]);
+            const uint32_t code = dcommi_cuda_code_get(codes, e / 2, e % 2);
+            sum[e] = __fadd_rn(sum[e], dcommi_cuda_binary<FORMAT>(code, step));
+        } else if (format::F8) {
+            const uint32_t code = dcommi_cuda_code_get(codes, e / 2, e % 2);
+            sum[e] = __fmaf_rn(dcommi_cuda_times<FORMAT>(code), by, sum[e]);
+        } else {
+            int up;
+            const float times = dcommi_cuda_times_up<format::BITS>(codes.w, e / 2, e % 2, &up);
+            const float down = dcommi_f32_from_bits((uint32_t)(127 - up) << 23); /* 2^-up */
+            sum[e] = __fmaf_rn(times, __fmul_rn(step, down), sum[e]);
         }
     }
 }
+
+/* What sums begin with: x added to it is x, of either zero, too. */
+#define DCOMMI_CUDA_NOTHING (-0.0f)
 
 #endif

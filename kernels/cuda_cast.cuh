@@ -37,6 +37,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_load(const void *wire, uint64_t at, uin
                                               uint32_t row[8])
 {
     const uint16_t *from = static_cast<const uint16_t *>(wire) + at;
+    if (left >= DCOMMI_CUDA_REACH) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            row[k] = dcommi_cuda_load<uint32_t>(from + DCOMMI_CUDA_ROW * k);
+        }
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         const unsigned off = (unsigned)k * DCOMMI_CUDA_ROW;
@@ -51,16 +58,26 @@ template <bool HALF>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_add(const dcommi_cuda_cast &p, bool onto, uint64_t at,
                                              uint32_t left, float sum[DCOMMI_CUDA_OWN], bool *odd)
 {
-    const uint32_t infinity = HALF ? 0x7c00 : 0x7f80;
+    /* One more in its last place carries an exponent of ones into the sign's. */
+    const uint32_t exponents = HALF ? 0x7c007c00u : 0x7f807f80u;
+    const uint32_t ones = HALF ? 0x04000400u : 0x00800080u;
 #pragma unroll 2
     for (uint32_t w = 0; w < p.in.n; w++) {
-        uint32_t row[8];
+        uint32_t row[8], carried = 0;
         dcommi_cuda_cast_load(p.in.at[w], at, left, row);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            carried |= (row[k] & exponents) + ones;
+        }
+        const bool some = (carried & 0x80008000u) != 0;
+        *odd = *odd || some;
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
             const uint32_t h = e % 2 == 0 ? row[e / 2] & 0xffff : row[e / 2] >> 16;
-            const float x = dcommi_cuda_uncast<HALF>(h);
-            *odd = *odd || (h & 0x7fff) >= infinity;
+            float x = HALF ? dcommi_cuda_from_f16((uint16_t)h) : dcommi_bf16_to_f32((uint16_t)h);
+            if (HALF && some) { /* a NaN as on the CPU */
+                x = dcommi_cuda_uncast<HALF>(h);
+            }
             sum[e] = onto || w > 0 ? dcommi_cuda_add(sum[e], x) : x;
         }
     }
@@ -90,6 +107,28 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_one(float v, const dcommi_cuda_roun
     return (a + (STOCHASTIC ? turned >> 16 : (a >> 16 & 1) + 0x7fff)) >> 16;
 }
 
+/* Codes of two neighbours, which are finite and below the limit. */
+template <bool HALF, bool STOCHASTIC>
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_cast_two(float x, float y, const dcommi_cuda_rounding &how,
+                                                 const dcommi_cuda_random &random, int k)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (!STOCHASTIC) {
+        uint32_t two;
+        if (HALF) {
+            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(y), "f"(x));
+        } else {
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
+                : "=r"(two)
+                : "f"(dcommi_cuda_flushed_mul(y, 1)), "f"(dcommi_cuda_flushed_mul(x, 1)));
+        }
+        return two;
+    }
+#endif
+    return dcommi_cuda_cast_one<HALF, STOCHASTIC>(x, how, random, k, 0) |
+           dcommi_cuda_cast_one<HALF, STOCHASTIC>(y, how, random, k, 1) << 16;
+}
+
 template <bool HALF, bool STOCHASTIC>
 DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t at, uint32_t left,
                                              float v[DCOMMI_CUDA_OWN], float r[DCOMMI_CUDA_OWN],
@@ -98,6 +137,14 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
     dcommi_cuda_random random = {};
     if (STOCHASTIC) {
         random = dcommi_cuda_random_of(p.how.rng, at);
+    }
+    if (p.residual == NULL && dcommi_cuda_own_most(v) < p.limit) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            row[k] =
+                dcommi_cuda_cast_two<HALF, STOCHASTIC>(v[2 * k], v[2 * k + 1], p.how, random, k);
+        }
+        return;
     }
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
@@ -185,7 +232,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         const unsigned off = (unsigned)k * DCOMMI_CUDA_ROW;
-        if (off + 1 < left) {
+        if (left >= DCOMMI_CUDA_REACH || off + 1 < left) {
             dcommi_cuda_store<uint32_t>(to + off, row[k]);
         } else if (off < left) {
             dcommi_cuda_store<uint16_t>(to + off, (uint16_t)row[k]);

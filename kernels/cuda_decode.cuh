@@ -14,7 +14,7 @@ struct dcommi_cuda_dequant {
 };
 
 template <int FORMAT>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
+static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS, 4)
     dcommi_cuda_decode_kernel(const __grid_constant__ dcommi_cuda_dequant p)
 {
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_DECODE_THREADS + threadIdx.x;
@@ -23,12 +23,22 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_DECODE_THREADS)
     if (at < p.wires.count) {
         float v[DCOMMI_CUDA_OWN];
         const uint32_t left = dcommi_cuda_left(at, p.wires.count);
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = DCOMMI_CUDA_NOTHING;
+        }
         if (p.add) {
             dcommi_cuda_own_load(p.x + at, left, p.pairs, v);
         }
-        dcommi_cuda_wires_add<FORMAT>(p.wires, p.add, at, v, &nan, &bad);
+        dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, &bad);
+        float finite = 0; /* what is not becomes NaN, which tells once for all */
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            finite = __fmaf_rn(v[e], 0, finite);
+        }
+        const bool some = nan || dcommi_f32_isnan(dcommi_f32_bits(finite));
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN && some; e++) {
             if (nan) {
                 v[e] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
             } else if (p.add && dcommi_f32_isnan(dcommi_f32_bits(v[e]))) {

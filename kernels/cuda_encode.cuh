@@ -35,7 +35,7 @@ struct dcommi_cuda_bucket {
     dcomm_cuda_report *report;
     dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count, codes;
-    uint32_t bucket, team; /* elements; lanes, of small buckets */
+    uint32_t bucket, team; /* elements; the logarithm of the lanes of small ones */
     float most;            /* the largest number, in steps */
     dcommi_cuda_rounding how;
     bool two_norm, pass;
@@ -50,40 +50,76 @@ DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_bucket_of(const dcommi_cuda_wires &in, u
     return in.shift >= 0 ? group >> in.shift : group / in.groups;
 }
 
-/* A thread's elements of one wire onto `sum`. *nan: the bucket is NaN; *bad: no encoder wrote it.
- */
-template <int FORMAT, bool FIRST>
-DCOMMI_CUDA_INLINE void dcommi_cuda_wire_add(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
-                                             uint64_t bucket, float sum[DCOMMI_CUDA_OWN], bool *nan,
-                                             bool *bad)
+/* What a thread loads of one wire. */
+template <int FORMAT> struct dcommi_cuda_loaded {
+    dcommi_cuda_codes<FORMAT> codes;
+    float step;
+};
+
+/* plain: the wire lies well, and the line is whole. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_wire_load(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
+                                              uint64_t bucket, bool plain,
+                                              dcommi_cuda_loaded<FORMAT> *to)
 {
     const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
-    const dcommi_cuda_codes<FORMAT> codes =
-        dcommi_cuda_codes_load<FORMAT>(wire, at, in.whole, in.count, in.pairs);
-    float step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
-    if (!dcommi_wire_step_within(step, in.largest_step, in.exact)) {
-        const bool marked = in.pass && dcommi_f32_bits(step) == DCOMMI_STEP_NAN;
-        *nan = *nan || marked;
-        *bad = *bad || !marked;
-        step = 0;
-    }
-    *bad = *bad || dcommi_cuda_forbidden(codes) != 0;
-    dcommi_cuda_decode_own<FORMAT, FIRST>(codes, step, sum);
+    to->codes = plain           ? dcommi_cuda_codes_load<FORMAT>(wire, at, true)
+                : at < in.whole ? dcommi_cuda_codes_load<FORMAT>(wire, at, in.pairs)
+                                : dcommi_cuda_codes_gather<FORMAT>(wire, at, in.count);
+    to->step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
 }
 
-/* All wires, one after the other; onto what is there, or not. */
+/* A thread's elements of one wire onto `sum`. *nan: the bucket is NaN; *bad: no encoder wrote it.
+ */
 template <int FORMAT>
-DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, bool onto, uint64_t at,
+DCOMMI_CUDA_INLINE void dcommi_cuda_wire_add(const dcommi_cuda_wires &in, uint64_t at,
+                                             dcommi_cuda_loaded<FORMAT> from,
+                                             float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
+{
+    dcommi_cuda_codes_own<FORMAT>(at, in.whole, &from.codes);
+    if (!dcommi_wire_step_within(from.step, in.largest_step, in.exact)) {
+        const bool marked = in.pass && dcommi_f32_bits(from.step) == DCOMMI_STEP_NAN;
+        *nan = *nan || marked;
+        *bad = *bad || !marked;
+        from.step = 0;
+    }
+    *bad = *bad || dcommi_cuda_forbidden(from.codes) != 0;
+    dcommi_cuda_decode_own<FORMAT>(from.codes, from.step, sum);
+}
+
+/* All wires, one after the other, onto what is there. A few are loaded before the first is used: a
+ * thread has little of each. */
+template <int FORMAT>
+DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, uint64_t at,
                                               float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
 {
+    const int few = dcommi_cuda_format<FORMAT>::BITS == 8 ? 2 : 4;
     const uint64_t bucket = dcommi_cuda_bucket_of(in, at);
-    uint32_t w = 0;
-    if (!onto) {
-        dcommi_cuda_wire_add<FORMAT, true>(in, w++, at, bucket, sum, nan, bad);
-    }
-#pragma unroll 2
-    for (; w < in.in.n; w++) {
-        dcommi_cuda_wire_add<FORMAT, false>(in, w, at, bucket, sum, nan, bad);
+    const bool plain = in.pairs && at < in.whole;
+    dcommi_cuda_loaded<FORMAT> loaded[few];
+#pragma unroll 1
+    for (uint32_t w = 0; w < in.in.n; w += few) {
+        if (plain) {
+#pragma unroll
+            for (int i = 0; i < few; i++) {
+                if (w + (uint32_t)i < in.in.n) {
+                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, true, &loaded[i]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < few; i++) {
+                if (w + (uint32_t)i < in.in.n) {
+                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, false, &loaded[i]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < few; i++) {
+            if (w + (uint32_t)i < in.in.n) {
+                dcommi_cuda_wire_add(in, at, loaded[i], sum, nan, bad);
+            }
+        }
     }
 }
 
@@ -151,16 +187,22 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_input(const dcommi_cuda_bucket &p, uint64_t 
         bool nan = false;
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = 0;
+            v[e] = DCOMMI_CUDA_NOTHING;
         }
         if (left > 0) {
-            dcommi_cuda_wires_add<FORMAT>(p.wires, false, at, v, &nan, bad);
+            dcommi_cuda_wires_add<FORMAT>(p.wires, at, v, &nan, bad);
         }
 #pragma unroll
         for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
-            v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
-                   : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
-                                              : __fmul_rn(v[e], p.factor);
+            v[e] = __fmul_rn(v[e], p.factor);
+        }
+        if (nan || left < DCOMMI_CUDA_REACH) {
+#pragma unroll
+            for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+                v[e] = DCOMMI_CUDA_OFF(e) >= left ? 0
+                       : nan                      ? dcommi_f32_from_bits(DCOMMI_F32_NAN)
+                                                  : v[e];
+            }
         }
     }
 }
@@ -285,7 +327,11 @@ dcommi_cuda_tally_own(const dcommi_cuda_bucket &p, uint64_t at, uint32_t left, f
                       const float next[DCOMMI_CUDA_OWN], dcommi_cuda_tally *tally)
 {
     float y[DCOMMI_CUDA_OWN];
-    dcommi_cuda_decode_own<FORMAT, true>(codes, step, y);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        y[e] = DCOMMI_CUDA_NOTHING;
+    }
+    dcommi_cuda_decode_own<FORMAT>(codes, step, y);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
         if (DCOMMI_CUDA_OFF(e) < left) {
@@ -306,21 +352,20 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     dcommi_cuda_codes<FORMAT> codes;
     const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
     float r[DCOMMI_CUDA_OWN];
-    if (p.how.stochastic) {
-        codes = feedback ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
-                         : dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at);
-    } else {
-        codes = feedback ? dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at)
-                         : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
-    }
-    if (feedback && poisoned) {
-        dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
-    }
-    if (excess) {
-        dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
-    }
     if (feedback) {
+        codes = p.how.stochastic ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
+                                 : dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at);
+        if (poisoned) {
+            dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
+        }
+        if (excess) {
+            dcommi_cuda_own_load(p.residual + at, left, p.pairs, r);
+        }
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
+    } else {
+        codes = p.how.stochastic
+                    ? dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at)
+                    : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
     }
     /* A thread of a block may be behind the end of its bucket. */
     dcommi_cuda_codes_store<FORMAT>(p.wire, at, left, p.wire_pairs, codes);
@@ -338,26 +383,34 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
     }
 }
 
+/* Blocks that have to fit on a multiprocessor: as many as the registers allow. */
+DCOMMI_HD constexpr unsigned dcommi_cuda_encode_blocks_of(bool block, bool ledger, bool sums,
+                                                          unsigned bits)
+{
+    return block ? 1 : ledger || (sums && bits == 8) ? 4 : sums ? 5 : 6;
+}
+
 /* LEDGER: of an array, never of wires. */
 template <int FORMAT, bool SUMS, bool BLOCK, bool LEDGER>
-static __global__ void
-__launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, BLOCK    ? 1
-                                                                               : LEDGER ? 4
-                                                                               : SUMS   ? 5
-                                                                                        : 6)
+static __global__ void __launch_bounds__(
+    BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS,
+    dcommi_cuda_encode_blocks_of(BLOCK, LEDGER, SUMS, dcommi_cuda_format<FORMAT>::BITS))
     dcommi_cuda_encode_kernel(const __grid_constant__ dcommi_cuda_bucket p)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     __shared__ dcommi_cuda_shared room;
     dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
-    const unsigned team = BLOCK ? DCOMMI_CUDA_WARP : p.team;
-    const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x % team;
-    const uint64_t bucket =
-        BLOCK ? blockIdx.x : (uint64_t)blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
-    const uint64_t begin = bucket * p.bucket;
-    const uint64_t end = begin + p.bucket < p.count ? begin + p.bucket : p.count;
+    /* Of a block, where its bucket begins and ends; else a thread's elements are those of its
+     * number, whatever the bucket, and end where all do. */
+    const unsigned team = BLOCK ? DCOMMI_CUDA_WARP : 1u << p.team;
+    const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x & (team - 1);
+    const uint64_t own =
+        BLOCK ? threadIdx.x : (uint64_t)blockIdx.x * DCOMMI_CUDA_ENCODE_THREADS + threadIdx.x;
+    const uint64_t bucket = BLOCK ? blockIdx.x : own >> p.team;
+    const uint64_t begin = BLOCK ? bucket * p.bucket : 0;
+    const uint64_t end = BLOCK && begin + p.bucket < p.count ? begin + p.bucket : p.count;
     const uint64_t at =
-        begin + lane / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + lane % DCOMMI_CUDA_TEAM * 2;
+        begin + own / DCOMMI_CUDA_TEAM * DCOMMI_RNG_GROUP + own % DCOMMI_CUDA_TEAM * 2;
     const unsigned piece = blockDim.x * DCOMMI_CUDA_OWN;
     const unsigned pieces = BLOCK ? (p.bucket + piece - 1) / piece : 1;
     /* The block of the last element has the line that is not whole. */
@@ -390,7 +443,8 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
     }
     float step;
     if (format::SIGN) {
-        const float n = (float)(end - begin);
+        const uint64_t from = bucket * p.bucket, left = p.count > from ? p.count - from : 0;
+        const float n = (float)(left < p.bucket ? left : p.bucket);
         float mean = __fdiv_rn(dcommi_f32_from_bits(measure), n);
         const bool dirty = measure > 0x7f000000u;
         if (BLOCK ? dirty : __any_sync(DCOMMI_CUDA_ALL, dirty) != 0) {
@@ -405,7 +459,7 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
                 exact = BLOCK ? dcommi_cuda_block_exact(v, exact, shared)
                               : dcommi_cuda_warp_exact(v, exact);
             }
-            mean = dirty ? (float)__ddiv_rn(exact, (double)(end - begin)) : mean;
+            mean = dirty ? (float)__ddiv_rn(exact, (double)n) : mean;
         }
         step = mean >= DCOMMI_WIRE_LEAST ? mean : 0;
     } else if (p.two_norm) {
@@ -433,7 +487,7 @@ __launch_bounds__(BLOCK ? DCOMMI_CUDA_BLOCK_MOST : DCOMMI_CUDA_ENCODE_THREADS, B
         dcommi_cuda_put<FORMAT, SUMS, LEDGER>(p, here, end, left, scale, clean, poisoned, rest, v,
                                               &tally);
     }
-    if (lane == 0 && begin < p.count) {
+    if (lane == 0 && at < p.count) {
         dcommi_cuda_store<float>(p.wire + p.codes + 4 * bucket,
                                  poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step);
     }
@@ -477,8 +531,9 @@ template <int FORMAT, bool SUMS, bool LEDGER>
 static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_bucket *p, void *stream)
 {
     const uint64_t blocks = dcommi_cuda_encode_blocks(p->count, p->bucket);
-    p->team = dcommi_cuda_encode_team(p->bucket);
-    if (p->team > 0) {
+    const unsigned team = dcommi_cuda_encode_team(p->bucket);
+    if (team > 0) {
+        p->team = team == DCOMMI_CUDA_WARP ? 5 : team == DCOMMI_CUDA_WARP / 2 ? 4 : 3;
         return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER>,
                                   blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
     }

@@ -20,7 +20,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_fp8_take(const dcommi_cuda_wires &in, uint32
                                              uint64_t bucket, float v[DCOMMI_CUDA_OWN], bool *bad)
 {
     bool nan = false;
-    dcommi_cuda_wire_add<FORMAT, true>(in, w, at, bucket, v, &nan, bad);
+    dcommi_cuda_loaded<FORMAT> loaded;
+    dcommi_cuda_wire_load(in, w, at, bucket, false, &loaded);
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        v[e] = DCOMMI_CUDA_NOTHING;
+    }
+    dcommi_cuda_wire_add(in, at, loaded, v, &nan, bad);
 #pragma unroll
     for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
         v[e] = nan ? dcommi_f32_from_bits(DCOMMI_F32_NAN) : v[e];

@@ -93,8 +93,9 @@ DCOMMI_CUDA_INLINE dcommi_cuda_columns dcommi_cuda_team_squares(const float v[DC
         if (lane - begin < DCOMMI_CUDA_TEAM) {
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                sum.squares = __dadd_rn(sum.squares, __dmul_rn((double)a[k], (double)a[k]));
-                sum.squares = __dadd_rn(sum.squares, __dmul_rn((double)b[k], (double)b[k]));
+                sum.squares =
+                    __fma_rn((double)a[k], (double)a[k], sum.squares); /* exact products */
+                sum.squares = __fma_rn((double)b[k], (double)b[k], sum.squares);
             }
         }
         sum.squares = __shfl_sync(DCOMMI_CUDA_ALL, sum.squares, begin + lane % DCOMMI_CUDA_TEAM);

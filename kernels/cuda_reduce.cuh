@@ -82,13 +82,26 @@ struct dcommi_cuda_single {
     {
         return __fmul_rn(a, b);
     }
+    /* One instruction, to which -0 is below +0, too; its NaN is made canonical at the end. */
     DCOMMI_CUDA_INLINE acc least(acc a, acc b)
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        acc least;
+        asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+        return least;
+#else
         return dcommi_f32_min(a, b);
+#endif
     }
     DCOMMI_CUDA_INLINE acc most(acc a, acc b)
     {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        acc most;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+        return most;
+#else
         return dcommi_f32_max(a, b);
+#endif
     }
     DCOMMI_CUDA_INLINE acc scale(acc x, double by)
     {
@@ -116,6 +129,7 @@ struct dcommi_cuda_f32 : dcommi_cuda_single {
     }
 };
 
+/* Of 16 bits: any NaN becomes the canonical one when it is stored. */
 struct dcommi_cuda_f16 : dcommi_cuda_single {
     typedef uint16_t stored;
     DCOMMI_CUDA_INLINE acc from(stored x)
@@ -125,6 +139,10 @@ struct dcommi_cuda_f16 : dcommi_cuda_single {
     DCOMMI_CUDA_INLINE stored to(acc x)
     {
         return dcommi_cuda_to_f16(x);
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
     }
 };
 
@@ -136,7 +154,17 @@ struct dcommi_cuda_bf16 : dcommi_cuda_single {
     }
     DCOMMI_CUDA_INLINE stored to(acc x)
     {
-        return dcommi_f32_to_bf16(x);
+        stored h;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+#else
+        h = dcommi_f32_to_bf16(x);
+#endif
+        return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (stored)0x7fc0 : h;
+    }
+    DCOMMI_CUDA_INLINE acc finish(acc x)
+    {
+        return x;
     }
 };
 

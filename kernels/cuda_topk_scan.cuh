@@ -205,8 +205,23 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ?
             dcommi_cuda_quad_load(p.residual + at, left, p.vectors, r + 4 * k);
         }
     }
+    /* Without a residual what is finite is compared, and no more: four bytes an element leave time
+     * for little else. */
+    const bool plain = !ADDS && !LEDGER && dcommi_cuda_own_most(v) < DCOMMI_CUDA_INF &&
+                       first + (DCOMMI_CUDA_TOPK_ROWS - 1) * 4 * DCOMMI_CUDA_WARP + 4 <= p.count;
 #pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS; k++) {
+    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS && plain; k++) {
+        uint32_t row = 0;
+#pragma unroll
+        for (uint32_t c = 0; c < 4; c++) {
+            const uint32_t b = dcommi_f32_bits(v[4 * k + c]) & DCOMMI_CUDA_ABS;
+            row |= (b >= threshold ? 1u : 0u) << c;
+        }
+        mask |= row << 4 * k;
+        counts |= (uint32_t)__popc(row) << 8 * k;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_TOPK_ROWS && !plain; k++) {
         const uint64_t at = first + k * 4 * DCOMMI_CUDA_WARP;
         const uint32_t left = dcommi_cuda_left(at, p.count);
         uint32_t row = 0;

@@ -35,10 +35,19 @@ same_sources() {
     nm -u "$scratch/kernels.o" | awk '{print $2}' | grep '^dcomm_' | sort >"$scratch/needed"
     grep -qx dcomm_codec_get_layout "$scratch/needed" && ! grep -q '^dcomm_comm' "$scratch/needed"
 }
+# What launchers call of the runtime and of the C library: nothing that takes memory, or waits. (operator
+# new is dcomm_cuda_load's, which is no launcher.)
+launches_alone() {
+    nm -u "$scratch/kernels.o" | awk '{print $2}' | grep -E '^(cuda|cu[A-Z]|[cm]alloc)' |
+        grep -vxE 'cuda(LaunchKernel|MemsetAsync|GetLastError|GetErrorString|GetFuncBySymbol|GetDriverEntryPoint.*)' >"$scratch/calls"
+    cat "$scratch/calls"
+    [ ! -s "$scratch/calls" ]
+}
 check "all kernels compile with nvcc for$(nvcc_architectures | sed 's/^/ sm_/' | tr -d '\n')" compiles
 [ "$bad" = 0 ] || finish
 check "kernels' global symbols begin with dcomm_" own_names
 check "kernels need no communicator" same_sources
+check "launchers take no memory and wait for nothing" launches_alone
 check "registers, stack and spills are those of tests/cuda_resources.tsv" \
     tests/cuda_resources.py "$scratch/log" $update
 

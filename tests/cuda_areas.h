@@ -3,6 +3,7 @@
 #ifndef DCOMM_CUDA_AREAS_H
 #define DCOMM_CUDA_AREAS_H
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -61,44 +62,40 @@ static const unsigned char POISON = 0xa5;
 struct area {
     unsigned char *base, *at;
     size_t size, room;
+    bool lasting = false; /* a graph's runs find there what the last one has left: a workspace */
 
     /* `off`: bytes from an address that is aligned to 256. */
     explicit area(size_t len, size_t off = 0) : size(len), room(len + 3 * GUARD)
     {
-#ifdef DCOMMI_CUDA_SHIM
-        base = static_cast<unsigned char *>(std::aligned_alloc(256, (room + 511) / 256 * 256));
-#else
         if (cudaMalloc(reinterpret_cast<void **>(&base), room) != cudaSuccess) {
             std::printf("Bail out! no device memory\n");
             std::exit(2);
         }
-#endif
         at = base + GUARD + off;
         bytes poison(room, POISON);
         copy(base, poison.data(), room, true);
+        all().push_back(this);
     }
     area(const area &) = delete;
     area &operator=(const area &) = delete;
     ~area()
     {
-#ifdef DCOMMI_CUDA_SHIM
-        std::free(base);
-#else
+        all().erase(std::find(all().begin(), all().end(), this));
         cudaFree(base);
-#endif
+    }
+    /* Those that are there. */
+    static std::vector<area *> &all()
+    {
+        static std::vector<area *> areas;
+        return areas;
     }
     static void copy(void *to, const void *from, size_t len, bool in)
     {
-#ifdef DCOMMI_CUDA_SHIM
-        (void)in;
-        std::memcpy(to, from, len);
-#else
         cudaError_t e =
             cudaMemcpy(to, from, len, in ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost);
         if (e != cudaSuccess) {
             wrong(std::string("the device says: ") + cudaGetErrorString(e));
         }
-#endif
     }
     void put(const void *from)
     {
@@ -125,6 +122,13 @@ struct area {
     }
 };
 
+struct work_area : area {
+    explicit work_area(size_t len) : area(len)
+    {
+        lasting = true;
+    }
+};
+
 static bool same(const bytes &got, const void *want, const std::string &what)
 {
     const unsigned char *w = static_cast<const unsigned char *>(want);
@@ -146,32 +150,20 @@ static bool good(dcomm_status status, const std::string &what)
 
 /* ---- launches ---- */
 
-/* As a program would; captured into a graph, which is then run; behind a kernel that has not ended
- * when the call returns. A CPU runs kernels as they are called. */
+/* As a program would; captured into a graph, which is then run twice; behind a kernel that has not
+ * ended when the call returns, which takes a device. */
 enum launch_mode { PLAIN, IN_GRAPH, BEHIND, LAUNCH_MODES };
 static const char *const launch_names[LAUNCH_MODES] = {"", " in a graph", " behind a slow kernel"};
 static launch_mode launch_now = PLAIN;
 
 typedef std::function<dcomm_status(void *stream)> launcher;
 
-#ifdef DCOMMI_CUDA_SHIM
-static dcomm_status launched(const launcher &call)
-{
-    return call(NULL);
-}
-#else
+static uint64_t draw(void);
+
 static void device_says(cudaError_t e, const char *what)
 {
     if (e != cudaSuccess) {
         wrong(std::string(what) + ": " + cudaGetErrorString(e));
-    }
-}
-
-/* Waits until it may end, or for some two seconds. */
-static __global__ void slow_kernel(const volatile int *end)
-{
-    const long long begin = clock64();
-    while (*end == 0 && clock64() - begin < 4000000000ll) {
     }
 }
 
@@ -185,21 +177,83 @@ static cudaStream_t own_stream(void)
     return stream;
 }
 
+static std::vector<bytes> contents(void)
+{
+    std::vector<bytes> all;
+    for (const area *a : area::all()) {
+        all.push_back(a->get());
+    }
+    return all;
+}
+
+/* Of what an area holds, its words from the last to the first, with other signs and low bits. */
+static bytes others(const bytes &b)
+{
+    bytes other(b);
+    const size_t words = b.size() / 4;
+    for (size_t i = 0; i < words; i++) {
+        const uint32_t flip = 0x80000000u | (uint32_t)(draw() >> 48);
+        uint32_t word;
+        std::memcpy(&word, &b[4 * (words - 1 - i)], sizeof word);
+        word ^= flip;
+        std::memcpy(&other[4 * i], &word, sizeof word);
+    }
+    return other;
+}
+
+static void graph_run(cudaGraphExec_t exec)
+{
+    device_says(cudaGraphLaunch(exec, own_stream()), "a graph's launch");
+    device_says(cudaStreamSynchronize(own_stream()), "a graph's end");
+    for (const area *a : area::all()) {
+        a->guarded();
+    }
+}
+
+/* The graph is run with other inputs first, and then with those of the test, which sees the outputs
+ * of this second run: nothing of it may come from the first, or from the capture. */
 static dcomm_status launched_in_graph(const launcher &call)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
+    const std::vector<bytes> before = contents();
     device_says(cudaStreamBeginCapture(own_stream(), cudaStreamCaptureModeGlobal), "capture");
     const dcomm_status status = call(own_stream());
     device_says(cudaStreamEndCapture(own_stream(), &graph), "the end of a capture");
-    if (graph != NULL) {
-        device_says(cudaGraphInstantiate(&exec, graph, 0), "a graph");
-        device_says(cudaGraphLaunch(exec, own_stream()), "a graph's launch");
-        device_says(cudaStreamSynchronize(own_stream()), "a graph's end");
-        cudaGraphExecDestroy(exec);
-        cudaGraphDestroy(graph);
+    if (graph == NULL) {
+        return status;
     }
+    if (contents() != before) {
+        wrong("what is captured has been run");
+    }
+    device_says(cudaGraphInstantiate(&exec, graph, 0), "a graph");
+    for (size_t i = 0; i < before.size(); i++) {
+        area::all()[i]->put(others(before[i]).data());
+    }
+    graph_run(exec);
+    for (size_t i = 0; i < before.size(); i++) {
+        if (!area::all()[i]->lasting) {
+            area::all()[i]->put(before[i].data());
+        }
+    }
+    graph_run(exec);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
     return status;
+}
+
+#ifdef DCOMMI_CUDA_SHIM
+static dcomm_status launched(const launcher &call)
+{
+    return launch_now == IN_GRAPH ? launched_in_graph(call) : call(NULL);
+}
+#else
+/* Waits until it may end, or for some two seconds. */
+static __global__ void slow_kernel(const volatile int *end)
+{
+    const long long begin = clock64();
+    while (*end == 0 && clock64() - begin < 4000000000ll) {
+    }
 }
 
 static dcomm_status launched_behind(const launcher &call)

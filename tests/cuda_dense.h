@@ -1,5 +1,5 @@
 /* cuda_dense.h - tests of the dense codecs' kernels: encoding, feedback, decoding, recoding, wires
- * that no encoder writes, arrays whose elements 32 bits do not count. */
+ * that no encoder writes. */
 #ifndef DCOMM_CUDA_DENSE_H
 #define DCOMM_CUDA_DENSE_H
 
@@ -327,68 +327,5 @@ static const char *const specs[] = {
     "sign:bucket=1536",
     "sign:bucket=12288",
 };
-/* ---- more elements than 32 bits count ---- */
-
-/* The end of an array of 2^31 + 5 elements: its buckets are as they are when it is encoded alone
- * under the same indices. Four bits, or a cast. */
-static void test_far(const char *spec)
-{
-    const size_t n = ((size_t)1 << 31) + 5, begin = n - 5 - 1024, rest = n - begin;
-    dcomm_codec *codec = NULL;
-    good(dcomm_codec_create(spec, &codec), spec);
-    dcomm_codec_layout layout = dcomm_codec_layout();
-    good(dcomm_codec_get_layout(codec, &layout), spec);
-    const size_t len = dcomm_codec_max_bytes(codec, n), part = dcomm_codec_max_bytes(codec, rest);
-    const size_t steps = layout.bucket > 0 ? 4 * ((rest + layout.bucket - 1) / layout.bucket) : 0;
-    const std::vector<float> x = numbers(rest, NORMAL);
-    std::vector<float> y(rest);
-    bytes wire(part);
-    size_t written = 0;
-    dcomm_codec_key key = dcomm_codec_key();
-    key.first = begin;
-    expanse in(4 * n), out(len), back(4 * n);
-    if (in.p == NULL || out.p == NULL || back.p == NULL) {
-        std::printf("# skipped: 2^31 + 5 elements, %s (no memory for them)\n", spec);
-        dcomm_codec_destroy(&codec);
-        return;
-    }
-    area::copy(in.p + 4 * begin, x.data(), 4 * rest, true);
-    good(dcomm_encode(codec, x.data(), rest, &key, wire.data(), part, &written, NULL, NULL), spec);
-    good(dcomm_decode(codec, wire.data(), part, y.data(), rest), spec);
-    key.first = 0;
-    const void *from = out.p;
-#ifdef DCOMMI_CUDA_SHIM
-    shim_last = 3;
-#endif
-    good(launched([&](void *stream) {
-             return dcomm_cuda_encode(codec, reinterpret_cast<float *>(in.p), NULL, NULL, n, &key,
-                                      out.p, len, NULL, NULL, stream);
-         }),
-         spec);
-    good(launched([&](void *stream) {
-             return dcomm_cuda_decode_sum(codec, &from, &len, 1, reinterpret_cast<float *>(back.p),
-                                          n, NULL, NULL, stream);
-         }),
-         spec);
-    const void *both[] = {in.p, back.p};
-    same(out.part(len - steps, steps), wire.data() + part - steps, "steps");
-    const size_t codes =
-        layout.bucket > 0 ? dcommi_wire_codes(n, 4) - dcommi_wire_codes(rest, 4) : 2 * begin;
-    same(out.part(codes, part - steps), wire.data(), "codes");
-    same(back.part(4 * begin, 4 * rest), y.data(), "decoded");
-    good(launched([&](void *stream) {
-             return dcomm_cuda_reduce(back.p, both, 2, n, DCOMM_F32, DCOMM_MAX, 0, stream);
-         }),
-         "reduce");
-    for (size_t i = 0; i < rest; i++) {
-        y[i] = x[i] > y[i] ? x[i] : y[i];
-    }
-    same(back.part(4 * begin, 4 * rest), y.data(), "reduced");
-#ifdef DCOMMI_CUDA_SHIM
-    shim_last = 0;
-#endif
-    dcomm_codec_destroy(&codec);
-    ok(std::string("2^31 + 5 elements, ") + spec);
-}
 
 #endif

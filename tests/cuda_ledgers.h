@@ -82,7 +82,7 @@ static bool ledger_one(const dcomm_codec *codec, size_t count, int kind, bool fe
     const std::vector<float> x = numbers(count, kind), r = numbers(count, NORMAL);
     const std::string what = "ledger of " + std::to_string(count) + " elements, " +
                              kind_names[kind] + (feedback ? ", feedback" : "");
-    area room(dcomm_cuda_ledger_workspace_bytes(codec, count));
+    work_area room(dcomm_cuda_ledger_workspace_bytes(codec, count));
     dcomm_cuda_ledger there;
     return ledger_of(codec, x, r, feedback, room, what, &there);
 }
@@ -118,7 +118,7 @@ static bool ledger_again(const dcomm_codec *codec, bool feedback)
             }
         }
         const std::string what = "misled " + std::to_string(misled);
-        area room(dcomm_cuda_ledger_workspace_bytes(codec, count));
+        work_area room(dcomm_cuda_ledger_workspace_bytes(codec, count));
         if (room.size > alone + count / 4 + 16384) {
             return wrong("a workspace of " + std::to_string(room.size) + " bytes");
         }
@@ -220,8 +220,8 @@ static void test_compare(void)
             const std::string what = std::to_string(count) + " elements, " + kind_names[kind];
             dcomm_ledger want = dcomm_ledger();
             dcomm_codec_report report = dcomm_codec_report();
-            area a(4 * count, 4), b(4 * count), room(dcomm_cuda_compare_workspace_bytes(count)),
-                sums(sizeof(dcomm_cuda_ledger));
+            area a(4 * count, 4), b(4 * count), sums(sizeof(dcomm_cuda_ledger));
+            work_area room(dcomm_cuda_compare_workspace_bytes(count));
             dcomm_cuda_ledger there = dcomm_cuda_ledger();
             a.put(x.data());
             b.put(y.data());

@@ -48,7 +48,8 @@ static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
     good(dcomm_decode_add(codec, wire.data(), len, twice.data(), count), what);
 
     area in(4 * count), out(len, 4), found(sizeof(dcomm_cuda_report)), to(4 * count, 4),
-        there(sizeof(dcomm_cuda_ledger)), room(dcomm_cuda_compare_workspace_bytes(count));
+        there(sizeof(dcomm_cuda_ledger));
+    work_area room(dcomm_cuda_compare_workspace_bytes(count));
     const dcomm_cuda_ledger nothing = dcomm_cuda_ledger();
     dcomm_cuda_ledger *sums = reinterpret_cast<dcomm_cuda_ledger *>(there.at);
     there.put(&nothing);

@@ -9,12 +9,11 @@
 #ifndef DCOMMI_CUDA_SHIM_H
 #define DCOMMI_CUDA_SHIM_H
 
+#include "cuda_shim_runtime.h"
+
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <ucontext.h>
 
 #define __global__
@@ -40,31 +39,6 @@ struct float2 {
 struct float4 {
     float x, y, z, w;
 };
-typedef int cudaError_t;
-typedef void *cudaStream_t;
-enum { cudaSuccess = 0 };
-
-static inline const char *cudaGetErrorString(cudaError_t)
-{
-    return "no error";
-}
-
-static inline cudaError_t cudaGetLastError(void)
-{
-    return cudaSuccess;
-}
-
-static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t len, cudaStream_t)
-{
-    std::memset(p, byte, len);
-    return cudaSuccess;
-}
-
-[[noreturn]] static inline void shim_die(const char *what, unsigned a, unsigned b)
-{
-    std::fprintf(stderr, "cuda_shim: %s (%u, %u)\n", what, a, b);
-    std::exit(3);
-}
 
 /* ---- fibers ---- */
 
@@ -249,12 +223,8 @@ template <class P> const P *shim_call<P>::argument;
 
 /* Blocks run one after the other: kernels have no order among them to rely on. */
 template <class P>
-static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigned threads,
-                                     const P &p, cudaStream_t)
+static void shim_launch(void (*kernel)(P), unsigned blocks, unsigned threads, const P &p)
 {
-    if (threads == 0 || threads > SHIM_THREADS) {
-        shim_die("threads in a block, blocks", threads, blocks);
-    }
     shim_call<P>::kernel = kernel;
     shim_call<P>::argument = &p;
     shim.body = shim_call<P>::run;
@@ -266,6 +236,16 @@ static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigne
         shim_run_block();
     }
     shim_call<P>::argument = nullptr;
+}
+
+template <class P>
+static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigned threads,
+                                     const P &p, cudaStream_t stream)
+{
+    if (threads == 0 || threads > SHIM_THREADS) {
+        shim_die("threads in a block, blocks", threads, blocks);
+    }
+    shim_work(stream, [=] { shim_launch(kernel, blocks, threads, p); });
     return cudaSuccess;
 }
 
@@ -464,6 +444,17 @@ static inline int __float2int_rz(float a)
         shim_die("a number is too large for an integer", 0, 0);
     }
     return (int)a;
+}
+
+/* Four bytes of the eight of lo and hi, by the digits of `of`. */
+static inline unsigned __byte_perm(unsigned lo, unsigned hi, unsigned of)
+{
+    const uint64_t all = (uint64_t)hi << 32 | lo;
+    unsigned v = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        v |= (unsigned)(all >> 8 * (of >> 4 * i & 7) & 0xff) << 8 * i;
+    }
+    return v;
 }
 
 static inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned n)

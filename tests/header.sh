@@ -112,6 +112,15 @@ own_names() {
 for cc in "${compilers[@]}"; do
     check "global symbols begin with dcomm_: $cc" own_names $cc
 done
+no_cuda() { # neither at compile time, nor at run time
+    gcc -M -I include "$scratch/impl.c" >"$scratch/deps" && cat "$scratch/deps" &&
+        ! grep -qi cuda "$scratch/deps" &&
+        ! nm "$scratch/impl.$1.c11.o" | grep -E ' (cu[A-Z]|cuda|__cuda|nv)' &&
+        ! strings -a "$scratch/impl.$1.c11.o" | grep -E 'lib(cuda|nv)'
+}
+for cc in "${compilers[@]}"; do
+    check "without DCOMM_WITH_CUDA nothing of CUDA is needed: $cc" no_cuda $cc
+done
 private_macros() { # include guards stay, so that the header can be included again
     gcc -dM -E -I include "$scratch/impl.c" | cut -d' ' -f2 | grep '^DCOMMI_' | sed 's/(.*//' >"$scratch/left"
     ! grep -vE '^DCOMMI_[A-Z0-9_]+_H$' "$scratch/left"

@@ -22,6 +22,17 @@ check "kernels compile for the CPU" program
 "$scratch/kernels"
 bad=$?
 
+# Every row of the benchmark, with new inputs and a poisoned output for each call.
+benchmark() {
+    "$cxx" -x c++ -std=c++17 -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror -O1 \
+        -DDCOMMI_CUDA_SHIM -I include -I tests -c -o "$scratch/bench.o" bench/dcomm-kernels.cu &&
+        "$cxx" -o "$scratch/bench" "$scratch/bench.o" "$build/libdcomm_one.a" "${libraries[@]}" &&
+        "$scratch/bench" --log2 12 --iterations 1 --json "$scratch/bench.json" >"$scratch/bench.txt" &&
+        [ "$(grep -c '"time_us_med":[0-9.]*,' "$scratch/bench.json")" -gt 150 ] &&
+        ! grep -q '"time_us_med":null' "$scratch/bench.json"
+}
+check "bench/dcomm-kernels on the CPU" benchmark
+
 # What the shim is for: it must notice what a device would not forgive.
 cat >"$scratch/traps.cpp" <<'END'
 #define DCOMMI_CUDA_SHIM
@@ -61,6 +72,9 @@ int main(int argc, char **argv)
     unsigned sum[3] = {0};
     for (shim_order = 0; shim_order < 3; shim_order++) {
         arg a = {argc > 1 ? std::atoi(argv[1]) : 0, 3u + (unsigned)shim_order, p};
+        if (a.trap == 7) {
+            cudaStreamBeginCapture(p, cudaStreamCaptureModeGlobal);
+        }
         dcommi_cuda_start(kernel, 1, 64, a, nullptr);
         for (unsigned i = 0; i < 64; i++) {
             sum[shim_order] += p[i] * i;
@@ -76,6 +90,7 @@ check "traps compile" traps
 expect "the shim: a barrier that some never reach" 3 "wait for each other in vain" "$scratch/traps" 1
 expect "the shim: lanes at different operations" 3 "lanes meet" "$scratch/traps" 2
 expect "the shim: a shuffle from a lane outside" 3 "not in the mask" "$scratch/traps" 3
+expect "the shim: a launch beside a capture" 3 "another stream" "$scratch/traps" 7
 expect "the shim: an access that is not aligned" 3 "not aligned" "$scratch/traps" 4
 missing() {
     "$scratch/traps" 5

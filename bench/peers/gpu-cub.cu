@@ -79,7 +79,7 @@ static void sort(uint32_t n, const memory &x)
     }
     memory temporary(need);
     measure("CUB radix sort, top 1%", n, 4 * (size_t)n + 8 * (size_t)(n / 100), index_to.p,
-            4 * (size_t)n, [&] {
+            4 * (size_t)n, anew(n, {&x}), [&] {
                 magnitudes<<<(n + 255) / 256, 256>>>(x.f(), static_cast<uint32_t *>(key.p),
                                                      static_cast<uint32_t *>(index.p), n);
                 return fine(run(temporary.p), "CUB's sort");
@@ -99,21 +99,21 @@ static void select(uint32_t n, const memory &x)
         return;
     }
     memory temporary(need);
-    uint32_t kept = 0;
+    uint32_t kept = 0; /* some more or less each time */
+    renew(x, n);
     run(temporary.p);
     cudaMemcpy(&kept, number.p, sizeof kept, cudaMemcpyDeviceToHost);
     measure("CUB select, |x| >= 1.411", n, 4 * (size_t)n + 4 * (size_t)kept, index.p,
-            4 * (size_t)kept, [&] { return fine(run(temporary.p), "CUB's select"); });
+            2 * (size_t)kept, anew(n, {&x}),
+            [&] { return fine(run(temporary.p), "CUB's select"); });
 }
 
-static void sizes(size_t n, uint64_t seed)
+static void sizes(size_t n)
 {
     memory x(4 * n), y(4 * n), out(4 * n);
-    random_numbers<<<1024, 256>>>(x.f(), n, seed);
-    random_numbers<<<1024, 256>>>(y.f(), n, seed + 1);
     copy_rate = 0;
     measure_copy("copy", n, x, out);
-    measure("CUB for, f32 sum of 2", n, 12 * n, out.p, 4 * n, [&] {
+    measure("CUB for, f32 sum of 2", n, 12 * n, out.p, 4 * n, anew(n, {&x, &y}), [&] {
         return fine(cub::DeviceFor::Bulk((uint32_t)n, add{x.f(), y.f(), out.f()}), "CUB's for");
     });
     select((uint32_t)n, x);
@@ -130,8 +130,8 @@ int main(int argc, char **argv)
         return 0;
     }
     measure_launch();
-    for (size_t i = 0; i < logs.size(); i++) {
-        sizes((size_t)1 << logs[i], 2000 * (i + 1));
+    for (int log2 : logs) {
+        sizes((size_t)1 << log2);
     }
     return failures > 0;
 }

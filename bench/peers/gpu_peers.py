@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Time what torch, CuPy and Triton make of the work of our CUDA kernels, by the rule of
-bench/kernels_time.h: events, the median, new inputs, poisoned outputs, 2^28 and 2^22 elements.
+bench/kernels_time.h: events, the median, for each call new inputs and a poisoned output, 2^28 and 2^22
+elements. (The second cache is not emptied in between.)
 
   bench/peers/gpu_peers.py [--log2 N]... [--json FILE] [--iterations N] [--seconds N]
 
@@ -20,30 +21,37 @@ POISON = 77  # whole in every type that outputs have, and no sum or code of many
 START = time.monotonic()
 
 
-def torch_median_us(torch, iterations, run):
+class Left(Exception):
+    pass
+
+
+def median_us(iterations, event, elapsed_ms, inputs, run, out):
+    """inputs() makes them anew before each call; out, unless each call returns a new array, is poisoned."""
     took = []
     for i in range(-5, iterations):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        inputs()
+        if out is not None:
+            out[...] = POISON
+        begin, end = event(), event()
         begin.record()
         run()
         end.record()
         end.synchronize()
         if i >= 0:
-            took.append(1e3 * begin.elapsed_time(end))
+            took.append(1e3 * elapsed_ms(begin, end))
+        if out is not None and any(bool((part == POISON).all()) for part in
+                                   (out.reshape(-1)[:16], out.reshape(-1)[-16:])):
+            raise Left
     return statistics.median(took)
 
 
-def cupy_median_us(cupy, iterations, run):
-    took = []
-    for i in range(-5, iterations):
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        if i >= 0:
-            took.append(1e3 * cupy.cuda.get_elapsed_time(begin, end))
-    return statistics.median(took)
+def torch_median_us(torch, iterations, inputs, run, out=None):
+    return median_us(iterations, lambda: torch.cuda.Event(enable_timing=True),
+                     lambda begin, end: begin.elapsed_time(end), inputs, run, out)
+
+
+def cupy_median_us(cupy, iterations, inputs, run, out=None):
+    return median_us(iterations, cupy.cuda.Event, cupy.cuda.get_elapsed_time, inputs, run, out)
 
 
 class Table:
@@ -59,20 +67,16 @@ class Table:
         print(f"# skipped: {name} (the time is up)", flush=True)
         return True
 
-    def put(self, name, count, size, median, out=None):
-        """median: a function that returns microseconds, or raises; out: the array that it writes,
-        which is poisoned first, where it is not a new one each time."""
+    def put(self, name, count, size, median):
+        """median: a function that returns microseconds, or raises."""
         if self.late(name):
             return
-        spots = [] if out is None else [out.reshape(-1)[:16], out.reshape(-1)[-16:]]
-        for spot in spots:
-            spot[...] = POISON
         try:
             took = median()
-            if any(bool((spot == POISON).all()) for spot in spots):
-                print(f"# {name} left a part of its output", flush=True)
-                self.bad += 1
-                return
+        except Left:
+            print(f"# {name} left a part of its output", flush=True)
+            self.bad += 1
+            return
         except Exception as e:  # pylint: disable=broad-except
             print(f"# {name}: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}",
                   flush=True)
@@ -110,50 +114,71 @@ def qsgd(torch):
 
 
 def of_torch(table, torch, n):
-    def timed(run):
-        return lambda: torch_median_us(torch, table.args.iterations, run)
+    def timed(inputs, run, out=None):
+        return lambda: torch_median_us(torch, table.args.iterations, inputs, run, out)
+
+    def new_x():
+        x.normal_()
+
+    def new_code():
+        x.normal_()
+        new = encode(x)
+        code.copy_(new[0])
+        step.copy_(new[1])
     x, y = torch.randn(n, device="cuda"), torch.empty(n, device="cuda")
     half = torch.empty(n, device="cuda", dtype=torch.float16)
     brain = torch.empty(n, device="cuda", dtype=torch.bfloat16)
-    table.put("torch copy", n, 8 * n, timed(lambda: y.copy_(x)), y)
-    table.put("torch f32 to f16", n, 6 * n, timed(lambda: half.copy_(x)), half)
-    table.put("torch f32 to bf16", n, 6 * n, timed(lambda: brain.copy_(x)), brain)
-    table.put("torch bf16 to f32", n, 6 * n, timed(lambda: y.copy_(brain)), y)
+    table.put("torch copy", n, 8 * n, timed(new_x, lambda: y.copy_(x), y))
+    table.put("torch f32 to f16", n, 6 * n, timed(new_x, lambda: half.copy_(x), half))
+    table.put("torch f32 to bf16", n, 6 * n, timed(new_x, lambda: brain.copy_(x), brain))
+    table.put("torch bf16 to f32", n, 6 * n,
+              timed(lambda: brain.normal_(), lambda: y.copy_(brain), y))
     if hasattr(torch, "float8_e4m3fn"):
         eight = torch.empty(n, device="cuda", dtype=torch.float8_e4m3fn)
-        table.put("torch f32 to e4m3, no scale", n, 5 * n, timed(lambda: eight.copy_(x)))
-    table.put("torch f32 sum of 2", n, 12 * n, timed(lambda: torch.add(x, x, out=y)), y)
+        table.put("torch f32 to e4m3, no scale", n, 5 * n, timed(new_x, lambda: eight.copy_(x)))
+    other = torch.randn(n, device="cuda")
+    table.put("torch f32 sum of 2", n, 12 * n,
+              timed(new_x, lambda: torch.add(x, other, out=y), y))
+    del other
     encode, decode = qsgd(torch)
     wire = n // 2 + 4 * (n // BUCKET)
     code, step = encode(x)
-    table.put("torch qsgd 4 bits encode, eager", n, 4 * n + wire, timed(lambda: encode(x)))
-    table.put("torch qsgd 4 bits decode, eager", n, 4 * n + wire, timed(lambda: decode(code, step)))
+    table.put("torch qsgd 4 bits encode, eager", n, 4 * n + wire, timed(new_x, lambda: encode(x)))
+    table.put("torch qsgd 4 bits decode, eager", n, 4 * n + wire,
+              timed(new_code, lambda: decode(code, step)))
     compiled, back = (torch.compile(f, dynamic=False) for f in (encode, decode))
-    table.put("torch qsgd 4 bits encode, compiled", n, 4 * n + wire, timed(lambda: compiled(x)))
+    table.put("torch qsgd 4 bits encode, compiled", n, 4 * n + wire, timed(new_x, lambda: compiled(x)))
     table.put("torch qsgd 4 bits decode, compiled", n, 4 * n + wire,
-              timed(lambda: back(code, step)))
+              timed(new_code, lambda: back(code, step)))
     k = n // 100
 
     def topk():
         index = torch.topk(x.abs(), k, sorted=False).indices
         return x[index]
-    table.put("torch topk 1%, by magnitude", n, 4 * n + 8 * k, timed(topk))
+    table.put("torch topk 1%, by magnitude", n, 4 * n + 8 * k, timed(new_x, topk))
 
 
 def of_cupy(table, cupy, n):
-    def timed(run):
-        return lambda: cupy_median_us(cupy, table.args.iterations, run)
-    x = cupy.random.standard_normal(n, dtype=cupy.float32)
+    def timed(inputs, run, out=None):
+        return lambda: cupy_median_us(cupy, table.args.iterations, inputs, run, out)
+
+    def new_x():
+        x[...] = cupy.random.standard_normal(n, dtype=cupy.float32)
+
+    def new_half():
+        new_x()
+        cupy.copyto(half, x)
+    x = cupy.empty(n, dtype=cupy.float32)
     half, y = cupy.empty(n, dtype=cupy.float16), cupy.empty(n, dtype=cupy.float32)
-    table.put("CuPy copy", n, 8 * n, timed(lambda: cupy.copyto(y, x)), y)
-    table.put("CuPy f32 to f16", n, 6 * n, timed(lambda: cupy.copyto(half, x)), half)
-    table.put("CuPy f16 to f32", n, 6 * n, timed(lambda: cupy.copyto(y, half)), y)
+    table.put("CuPy copy", n, 8 * n, timed(new_x, lambda: cupy.copyto(y, x), y))
+    table.put("CuPy f32 to f16", n, 6 * n, timed(new_x, lambda: cupy.copyto(half, x), half))
+    table.put("CuPy f16 to f32", n, 6 * n, timed(new_half, lambda: cupy.copyto(y, half), y))
     k = n // 100
 
     def largest():
         return cupy.argpartition(cupy.abs(x), n - k)[n - k:]
     if n <= 1 << 26:  # it sorts all of it
-        table.put("CuPy argpartition 1%, by magnitude", n, 4 * n + 8 * k, timed(largest))
+        table.put("CuPy argpartition 1%, by magnitude", n, 4 * n + 8 * k, timed(new_x, largest))
 
 
 TRITON_QSGD = '''
@@ -194,7 +219,7 @@ def of_triton(table, torch, n):
             seed[0] += 1
             module.encode[(n // BUCKET,)](x, wire, steps, seed[0], BUCKET=BUCKET)
         table.put("Triton qsgd 4 bits encode", n, 4 * n + n // 2 + 4 * (n // BUCKET),
-                  lambda: torch_median_us(torch, table.args.iterations, run), steps)
+                  lambda: torch_median_us(torch, table.args.iterations, lambda: x.normal_(), run, steps))
 
 
 def cupy_sees(cupy):

@@ -1,0 +1,354 @@
+/* cuda_far.h - tests of arrays of 2^31 + 5 elements, of which all but the last are zero: their end
+ * is what an array of these alone gives under the same indices. On the CPU only the last blocks
+ * run. */
+#ifndef DCOMM_CUDA_FAR_H
+#define DCOMM_CUDA_FAR_H
+
+#include "cuda_folds.h"
+#include "cuda_sparse.h"
+
+static const size_t FAR = ((size_t)1 << 31) + 5;
+
+/* Launches run their last blocks alone, as long as it lives. */
+struct far_blocks {
+    explicit far_blocks(unsigned last)
+    {
+#ifdef DCOMMI_CUDA_SHIM
+        shim_last = last;
+#else
+        (void)last;
+#endif
+    }
+    far_blocks(const far_blocks &) = delete;
+    far_blocks &operator=(const far_blocks &) = delete;
+    ~far_blocks()
+    {
+#ifdef DCOMMI_CUDA_SHIM
+        shim_last = 0;
+#endif
+    }
+};
+
+static bool far_room(const std::string &name, std::initializer_list<const expanse *> all)
+{
+    for (const expanse *e : all) {
+        if (e->p == NULL) {
+            std::printf("# skipped: 2^31 + 5 elements, %s (no memory for them)\n", name.c_str());
+            return false;
+        }
+    }
+    return true;
+}
+
+static float *far_floats(const expanse &e)
+{
+    return reinterpret_cast<float *>(e.p);
+}
+
+/* Zeros on the host, which take no memory but where they are written. */
+struct zeros {
+    float *p;
+    explicit zeros(size_t count) : p(static_cast<float *>(std::calloc(count, sizeof(float))))
+    {
+    }
+    zeros(const zeros &) = delete;
+    zeros &operator=(const zeros &) = delete;
+    ~zeros()
+    {
+        std::free(p);
+    }
+};
+
+/* ---- dense codecs ---- */
+
+/* What a whole wire's end and the wire of the last elements alone have in common: codes and steps.
+ */
+static void far_wire(const expanse &whole, const bytes &part, size_t rest, size_t len, size_t bits,
+                     size_t bucket, const char *what)
+{
+    const size_t begin = (FAR - rest) / 8 * bits;
+    const size_t codes = bucket > 0 ? dcommi_wire_codes(rest, (unsigned)bits) : part.size();
+    same(whole.part(begin, codes), part.data(), std::string(what) + ", codes");
+    same(whole.part(len - (part.size() - codes), part.size() - codes), part.data() + codes,
+         std::string(what) + ", steps");
+}
+
+/* Encoding with feedback, decoding, adding and encoding the sum again. */
+static void far_dense(const char *spec)
+{
+    dcomm_codec *codec = NULL;
+    dcomm_codec_layout layout = dcomm_codec_layout();
+    good(dcomm_codec_create(spec, &codec), spec);
+    good(dcomm_codec_get_layout(codec, &layout), spec);
+    const size_t bucket = layout.bucket, unit = bucket > 0 ? bucket : 512;
+    const size_t begin = (FAR / unit - 2) * unit, rest = FAR - begin,
+                 bits = bucket > 0 ? dcommi_format_bits[(int)layout.format] : 16;
+    const size_t len = dcomm_codec_max_bytes(codec, FAR), part = dcomm_codec_max_bytes(codec, rest);
+    expanse in(4 * FAR), residual(4 * FAR), out(len), back(4 * FAR);
+    if (!far_room(spec, {&in, &residual, &out, &back})) {
+        dcomm_codec_destroy(&codec);
+        return;
+    }
+    const far_blocks last(4);
+    const std::vector<float> x = numbers(rest, NORMAL), r = numbers(rest, NORMAL);
+    std::vector<float> next(rest), y(rest);
+    bytes wire(part), again(part);
+    size_t written = 0;
+    dcomm_codec_key there = dcomm_codec_key();
+    const dcomm_codec_key key = dcomm_codec_key();
+    const void *from = out.p, *wires[] = {wire.data(), wire.data()}, *far[] = {out.p, out.p};
+    const size_t lens[] = {part, part}, far_lens[] = {len, len};
+    there.first = begin;
+    area::copy(in.p + 4 * begin, x.data(), 4 * rest, true);
+    area::copy(residual.p + 4 * begin, r.data(), 4 * rest, true);
+    good(dcomm_encode_feedback(codec, x.data(), r.data(), next.data(), rest, &there, wire.data(),
+                               part, &written, NULL, NULL),
+         spec);
+    good(dcomm_cuda_encode(codec, far_floats(in), far_floats(residual), far_floats(residual), FAR,
+                           &key, out.p, len, NULL, NULL, NULL),
+         spec);
+    far_wire(out, wire, rest, len, bits, bucket, "encode");
+    same(residual.part(4 * begin, 4 * rest), next.data(), "what is left");
+    good(dcomm_decode(codec, wire.data(), part, y.data(), rest), spec);
+    good(dcomm_cuda_decode_sum(codec, &from, &len, 1, far_floats(back), FAR, NULL, NULL, NULL),
+         spec);
+    same(back.part(4 * begin, 4 * rest), y.data(), "decoded");
+    good(dcomm_decode_add(codec, wire.data(), part, y.data(), rest), spec);
+    good(dcomm_cuda_decode_add(codec, &from, &len, 1, far_floats(back), FAR, NULL, NULL, NULL),
+         spec);
+    same(back.part(4 * begin, 4 * rest), y.data(), "added");
+    good(dcomm_recode(codec, wires, lens, 2, 0.5f, NULL, NULL, rest, &there, again.data(), part,
+                      &written, NULL, NULL),
+         spec);
+    good(dcomm_cuda_recode(codec, far, far_lens, 2, 0.5f, NULL, NULL, FAR, &key, in.p, len, NULL,
+                           NULL, NULL),
+         spec);
+    far_wire(in, again, rest, len, bits, bucket, "recode");
+    dcomm_codec_destroy(&codec);
+    ok(std::string("2^31 + 5 elements, ") + spec);
+}
+
+/* ---- one element after the other ---- */
+
+struct far_call {
+    std::string name;
+    size_t element, written; /* bytes of an operand's, and of the result's elements */
+    std::function<dcomm_status(void *to, const void *const *of)> device;
+    std::function<void(void *to, const void *const *of, size_t count)> host;
+};
+
+/* Two operands, of any bits; floats are numbers. */
+static void far_one(const far_call &call)
+{
+    const size_t rest = 2053, begin = FAR - rest;
+    expanse a(call.element * FAR), b(call.element * FAR), to(call.written * FAR);
+    if (!far_room(call.name, {&a, &b, &to})) {
+        return;
+    }
+    const far_blocks last(4);
+    bytes x = raw(call.element * rest), y = raw(call.element * rest), want(call.written * rest);
+    for (bytes *side : {&x, &y}) {
+        const std::vector<float> f = numbers(rest, NORMAL);
+        if (call.element == sizeof(float)) {
+            std::memcpy(side->data(), f.data(), side->size());
+        }
+    }
+    area::copy(a.p + call.element * begin, x.data(), x.size(), true);
+    area::copy(b.p + call.element * begin, y.data(), y.size(), true);
+    const void *far[] = {a.p, b.p}, *near[] = {x.data(), y.data()};
+    call.host(want.data(), near, rest);
+    good(call.device(to.p, far), call.name);
+    same(to.part(call.written * begin, want.size()), want.data(), call.name);
+    ok("2^31 + 5 elements, " + call.name);
+}
+
+static far_call far_reduce(dcomm_dtype dtype, dcomm_op op)
+{
+    const size_t element = dcomm_dtype_size(dtype);
+    const int64_t divisor = op == DCOMM_AVG ? 3 : 0;
+    return far_call{std::string("reduce ") + dcomm_dtype_name(dtype) + " " + dcomm_op_name(op),
+                    element, element,
+                    [=](void *to, const void *const *of) {
+                        return dcomm_cuda_reduce(to, of, 2, FAR, dtype, op, divisor, NULL);
+                    },
+                    [=](void *to, const void *const *of, size_t count) {
+                        cuda_reference_reduce(to, of, 2, count, (int)dtype, (int)op, divisor);
+                    }};
+}
+
+static far_call far_scale(dcomm_dtype dtype)
+{
+    const size_t element = dcomm_dtype_size(dtype);
+    return far_call{std::string("scale ") + dcomm_dtype_name(dtype), element, element,
+                    [=](void *to, const void *const *of) {
+                        return dcomm_cuda_scale(to, of[0], FAR, dtype, 0.7, NULL);
+                    },
+                    [=](void *to, const void *const *of, size_t count) {
+                        cuda_reference_scale(to, of[0], count, (int)dtype, 0.7);
+                    }};
+}
+
+static far_call far_widen(dcomm_dtype dtype)
+{
+    return far_call{
+        std::string("to f32 of ") + dcomm_dtype_name(dtype), dcomm_dtype_size(dtype), 4,
+        [=](void *to, const void *const *of) {
+            return dcomm_cuda_to_f32(static_cast<float *>(to), of[0], FAR, dtype, 0.7, NULL);
+        },
+        [=](void *to, const void *const *of, size_t count) {
+            cuda_reference_to_f32(static_cast<float *>(to), of[0], count, (int)dtype, 0.7);
+        }};
+}
+
+static far_call far_narrow(dcomm_dtype dtype)
+{
+    return far_call{
+        std::string("from f32 to ") + dcomm_dtype_name(dtype), 4, dcomm_dtype_size(dtype),
+        [=](void *to, const void *const *of) {
+            return dcomm_cuda_from_f32(to, static_cast<const float *>(of[0]), FAR, dtype, NULL);
+        },
+        [=](void *to, const void *const *of, size_t count) {
+            cuda_reference_from_f32(to, static_cast<const float *>(of[0]), count, (int)dtype);
+        }};
+}
+
+static far_call far_feedback(dcomm_cuda_feedback_op op)
+{
+    return far_call{"feedback " + std::to_string((int)op), 4, 4,
+                    [=](void *to, const void *const *of) {
+                        return dcomm_cuda_feedback(op, to, of[0], 0.9f,
+                                                   static_cast<const float *>(of[1]), FAR, NULL,
+                                                   NULL);
+                    },
+                    [=](void *to, const void *const *of, size_t count) {
+                        dcomm_codec_report seen = dcomm_codec_report();
+                        for (size_t i = 0; i < count; i++) {
+                            static_cast<float *>(to)[i] =
+                                feedback_wants(op, static_cast<const float *>(of[0])[i], 0.9f,
+                                               static_cast<const float *>(of[1])[i], i, &seen);
+                        }
+                    }};
+}
+
+/* Onto a result of zeros, which becomes -0 nowhere. */
+static far_call far_add_scaled(void)
+{
+    return far_call{"add scaled", 4, 4,
+                    [=](void *to, const void *const *of) {
+                        return dcomm_cuda_add_scaled(static_cast<float *>(to), 3,
+                                                     static_cast<const float *>(of[0]), FAR, NULL);
+                    },
+                    [=](void *to, const void *const *of, size_t count) {
+                        for (size_t i = 0; i < count; i++) {
+                            static_cast<float *>(to)[i] =
+                                0 + 3 * static_cast<const float *>(of[0])[i];
+                        }
+                    }};
+}
+
+static void far_look(void)
+{
+    const size_t at = FAR - 3;
+    const float odd = -HUGE_VALF;
+    expanse x(4 * FAR);
+    area room(dcomm_cuda_look_workspace_bytes(FAR)), there(sizeof(dcomm_cuda_sight));
+    dcomm_cuda_sight sight;
+    if (!far_room("look", {&x})) {
+        return;
+    }
+    const far_blocks last(4);
+    area::copy(x.p + 4 * at, &odd, sizeof odd, true);
+    good(dcomm_cuda_look(x.p, FAR, DCOMM_F32, 1, false,
+                         reinterpret_cast<dcomm_cuda_sight *>(there.at), room.at, NULL),
+         "look");
+    const bytes b = there.get();
+    std::memcpy(&sight, b.data(), sizeof sight);
+    if (sight.index != at || sight.value != (double)odd) {
+        wrong("element " + std::to_string(sight.index) + " is " + std::to_string(sight.value));
+    }
+    ok("2^31 + 5 elements, look");
+}
+
+/* ---- sparse codecs ---- */
+
+/* The CPU encodes all of it. */
+static void far_sparse(const char *spec)
+{
+    const size_t rest = 9 * 8192 + 5, begin = FAR - rest;
+    dcomm_codec *codec = NULL;
+    good(dcomm_codec_create(spec, &codec), spec);
+    const size_t most = dcomm_codec_max_bytes(codec, FAR);
+    const size_t scatter = dcomm_cuda_decode_workspace_bytes(codec, FAR);
+    expanse in(4 * FAR), residual(4 * FAR), out(most), back(4 * FAR), decoding(scatter + 1);
+    expanse workspace(dcomm_cuda_workspace_bytes(codec, FAR) + 1);
+    area report(sizeof(dcomm_cuda_report));
+    zeros host(FAR), sum(FAR);
+    if (host.p == NULL || sum.p == NULL ||
+        !far_room(spec, {&in, &residual, &out, &back, &decoding, &workspace})) {
+        dcomm_codec_destroy(&codec);
+        return;
+    }
+    const far_blocks last(24);
+    const std::vector<float> x = numbers(rest, NORMAL);
+    bytes wire(most);
+    size_t written = 0;
+    const void *from = out.p;
+    std::copy(x.begin(), x.end(), host.p + begin);
+    area::copy(in.p + 4 * begin, x.data(), 4 * rest, true);
+    good(dcomm_encode(codec, host.p, FAR, NULL, wire.data(), most, &written, NULL, NULL), spec);
+    good(dcomm_cuda_encode(codec, far_floats(in), far_floats(residual), far_floats(residual), FAR,
+                           NULL, out.p, most, workspace.p, cleared(report), NULL),
+         spec);
+    wire.resize(written);
+    same(out.part(0, written), wire.data(), "encode");
+    good(dcomm_decode_add(codec, wire.data(), written, sum.p, FAR), spec);
+    good(dcomm_cuda_decode_add(codec, &from, &written, 1, far_floats(back), FAR, decoding.p,
+                               cleared(report), NULL),
+         spec);
+    same(back.part(4 * begin, 4 * rest), sum.p + begin, "decoded");
+    if (report_of(report).corrupt != 0) {
+        wrong("a good wire was found corrupt");
+    }
+    const bytes left = residual.part(4 * begin, 4 * rest);
+    for (size_t i = 0; i < rest; i++) {
+        const float y = sum.p[begin + i];
+        float l;
+        std::memcpy(&l, &left[4 * i], sizeof l);
+        if (y != 0 && l != x[i] - y && std::strncmp(spec, "randk", 5) != 0) {
+            wrong("what is left of element " + std::to_string(begin + i));
+            break;
+        }
+    }
+    dcomm_codec_destroy(&codec);
+    ok(std::string("2^31 + 5 elements, ") + spec);
+}
+
+static void test_far(void)
+{
+    for (const char *spec : {"qsgd", "qsgd:bucket=1024,norm=two", "qsgd:bits=8,rounding=nearest",
+                             "qsgd:bits=2", "qsgd:bits=1,bucket=2048", "tern", "sign", "fp8",
+                             "fp8:type=e5m2,block=384", "f16", "bf16:rounding=stochastic"}) {
+        if (!late(spec)) {
+            far_dense(spec);
+        }
+    }
+    for (const far_call &call :
+         {far_reduce(DCOMM_F32, DCOMM_MAX), far_reduce(DCOMM_BF16, DCOMM_AVG),
+          far_reduce(DCOMM_F64, DCOMM_SUM), far_reduce(DCOMM_I8, DCOMM_PROD), far_scale(DCOMM_F16),
+          far_scale(DCOMM_I32), far_widen(DCOMM_BF16), far_narrow(DCOMM_F16),
+          far_feedback(DCOMM_CUDA_FEEDBACK_ADD), far_feedback(DCOMM_CUDA_FEEDBACK_MOMENTUM),
+          far_add_scaled()}) {
+        if (!late(call.name)) {
+            far_one(call);
+        }
+    }
+    far_look();
+    for (const char *spec : {"topk:k=70000", "topk:k=70000,values=bf16", "threshold:k=70000",
+                             "topk+qsgd:k=70000", "randk:k=70000"}) {
+        if (!late(spec)) {
+            far_sparse(spec);
+        }
+    }
+}
+
+#endif
