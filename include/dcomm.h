@@ -19264,6 +19264,7 @@ typedef struct dcommi_link {
 typedef struct dcommi_terrain {
     const dcommi_groups *groups; /* NULL: everybody is near everybody */
     int nranks, period;
+    bool slots; /* shared scratch is a host's, which its ranks map */
     bool rough; /* some of those share a port, where they would take turns that one does not see */
     dcommi_link link[DCOMM_LINK_COUNT];
     dcommi_curve copy, fold;
@@ -19384,6 +19385,7 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
     const int kind = device ? DCOMMI_MEMORY_ANY : memory;
     memset(terrain, 0, sizeof *terrain);
     terrain->groups = groups;
+    terrain->slots = !device;
     terrain->nranks = nranks;
     terrain->period = dcommi_groups_period(groups, nranks);
     for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
@@ -20071,6 +20073,12 @@ static int64_t dcommi_sim_open_work(const dcommi_terrain *t, bool fold, int64_t 
     return launch + n * dcommi_min64(bytes, DCOMMI_MODEL_MOST / n);
 }
 
+static inline bool dcommi_sim_slot_space(const dcommi_terrain *t, const dcomm_plan *plan,
+                                         uint8_t space)
+{
+    return t->slots && plan->scratch_shared && space == DCOMM_SPACE_SCRATCH;
+}
+
 /* To read a peer's slot, which is in a cache: half of what messages take that are copied into a
  * fifo and out of it; and to hear that it is filled, and another time that one's own was read. */
 static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold)
@@ -20152,7 +20160,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
         /* A slot is in a cache: half of a copy between memories. */
-        bool slot = plan->scratch_shared && step->dst.space == DCOMM_SPACE_SCRATCH;
+        bool slot = dcommi_sim_slot_space(t, plan, step->dst.space);
         work += dcommi_curve_at(&t->copy, len) / (slot ? 2 : 1);
     }
     if (remote > 0) {
@@ -20220,7 +20228,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
         return DCOMMI_SIM_STOP;
     }
     const uint8_t space = f->plan->operands[step->src].space;
-    bool staged = f->plan->scratch_shared && space == DCOMM_SPACE_SCRATCH;
+    bool staged = dcommi_sim_slot_space(s->terrain, f->plan, space);
     int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
     for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
         int rank = dcommi_sim_rank(f, r);

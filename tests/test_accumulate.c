@@ -71,8 +71,8 @@ Test(accumulate, error_does_not_grow, .timeout = 100)
 {
     double first = 0, last = 0, most;
     for (int n = 2; n <= 64; n++) {
-        const char *const once[] = {"one_shot", "two_shot", "star"};
-        for (int k = 0; k < 3; k++) {
+        const char *const once[] = {"one_shot", "two_shot", "staged", "star"};
+        for (int k = 0; k < 4; k++) {
             error_of(once[k], n, &most);
             cr_assert(most <= 1.001, "%s on %d ranks: %g", once[k], n, most);
         }
@@ -101,7 +101,7 @@ Test(accumulate, choice)
         const dcommi_algo *algo = NULL;
         cr_assert(dcommi_algo_pick(&shape, NULL, false, NULL, &algo) == DCOMM_OK);
         cr_assert(strcmp(algo->name, "one_shot") == 0 || strcmp(algo->name, "two_shot") == 0 ||
-                      strcmp(algo->name, "star") == 0,
+                      strcmp(algo->name, "staged") == 0 || strcmp(algo->name, "star") == 0,
                   "%d ranks: %s", n, algo->name);
         cr_assert(dcommi_algo_pick(&shape, "ring", false, NULL, &algo) == DCOMM_ERR_UNSUPPORTED);
     }

@@ -348,6 +348,12 @@ static int64_t dcommi_sim_open_work(const dcommi_terrain *t, bool fold, int64_t 
     return launch + n * dcommi_min64(bytes, DCOMMI_MODEL_MOST / n);
 }
 
+static inline bool dcommi_sim_slot_space(const dcommi_terrain *t, const dcomm_plan *plan,
+                                         uint8_t space)
+{
+    return t->slots && plan->scratch_shared && space == DCOMM_SPACE_SCRATCH;
+}
+
 /* To read a peer's slot, which is in a cache: half of what messages take that are copied into a
  * fifo and out of it; and to hear that it is filled, and another time that one's own was read. */
 static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold)
@@ -429,7 +435,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
         /* A slot is in a cache: half of a copy between memories. */
-        bool slot = plan->scratch_shared && step->dst.space == DCOMM_SPACE_SCRATCH;
+        bool slot = dcommi_sim_slot_space(t, plan, step->dst.space);
         work += dcommi_curve_at(&t->copy, len) / (slot ? 2 : 1);
     }
     if (remote > 0) {
@@ -497,7 +503,7 @@ static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, con
         return DCOMMI_SIM_STOP;
     }
     const uint8_t space = f->plan->operands[step->src].space;
-    bool staged = f->plan->scratch_shared && space == DCOMM_SPACE_SCRATCH;
+    bool staged = dcommi_sim_slot_space(s->terrain, f->plan, space);
     int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
     for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
         int rank = dcommi_sim_rank(f, r);
