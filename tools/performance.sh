@@ -31,11 +31,11 @@ options() {
     here="--peers $(available openmpi mpich gloo ucc intelmpi oneccl limit)"
     pair="--peers $(available openmpi mpich gloo ucc intelmpi oneccl limit bare)"
     crowded="--peers $(available openmpi gloo ucc intelmpi oneccl limit)
-        --forced one_shot,two_shot,recursive_doubling,halving_doubling,ring,star"
+        --forced one_shot,two_shot,staged,recursive_doubling,halving_doubling,ring"
     hosts="--min 4K --warmup 1 --timeout 600 --peers $(available openmpi)
         --forced ring,halving_doubling,hier"
     case $1 in
-    two-ranks) echo "-n 2" $pair "--forced one_shot,two_shot,recursive_doubling,halving_doubling" ;;
+    two-ranks) echo "-n 2" $pair "--forced one_shot,staged,recursive_doubling,halving_doubling" ;;
     two-ranks-huge) echo "-n 2 --mem huge --min 64K" $here \
         "--forced two_shot,recursive_doubling,halving_doubling" ;;
     registered) echo "-n 2 --mem registered --min 64K" $here \
