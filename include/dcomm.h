@@ -20089,6 +20089,23 @@ static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold
     return copy + (fold ? dcommi_curve_at(&link->fold, len) : 0) + 2 * link->overhead;
 }
 
+/* A copy of what passes a slot has one end in a cache: half of a copy between memories; as that
+ * into a fifo is half of a message. */
+static int64_t dcommi_sim_beside(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
+                                 int64_t len)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    int depth;
+    if (dcommi_sim_slot_space(s->terrain, plan, step->dst.space) &&
+        dcommi_sim_peer(s, lane, (plan->rank + 1) % plan->nranks, &depth) >= 0) {
+        const dcommi_link *link = dcommi_sim_link(s, depth);
+        if (link->by_core && len <= link->eager) {
+            return dcommi_curve_at(&link->message, len) / 2;
+        }
+    }
+    return dcommi_curve_at(&s->terrain->copy, len) / 2;
+}
+
 /* Work of one step that reads n peers, each of which would take its part of `sum` alone. Measured
  * with one rank that is read; a fold's own operand and its result are passed over once, however
  * many there are. */
@@ -20159,9 +20176,8 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
-        /* A slot is in a cache: half of a copy between memories. */
-        bool slot = dcommi_sim_slot_space(t, plan, step->dst.space);
-        work += dcommi_curve_at(&t->copy, len) / (slot ? 2 : 1);
+        work += t->slots && plan->scratch_shared ? dcommi_sim_beside(s, lane, step, len)
+                                                 : dcommi_curve_at(&t->copy, len);
     }
     if (remote > 0) {
         return dcommi_sim_ask(s, lane, step, work, remote);
@@ -43209,7 +43225,7 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false, 11, 11,
      NULL, "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"staged", DCOMM_COLL_REDUCE_SCATTER, dcommi_staged_reduce_scatter, true, 4, 16, NULL,
+    {"staged", DCOMM_COLL_REDUCE_SCATTER, dcommi_staged_reduce_scatter, true, 8, 16, NULL,
      "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
@@ -43223,7 +43239,7 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false, 9, 9, NULL,
      "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"staged", DCOMM_COLL_ALLGATHER, dcommi_staged_allgather, false, 4, 16, NULL,
+    {"staged", DCOMM_COLL_ALLGATHER, dcommi_staged_allgather, false, 8, 16, NULL,
      "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, 5, 5, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
@@ -43237,7 +43253,7 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false, 11, 11,
      NULL, "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
-    {"staged", DCOMM_COLL_REDUCE_SCATTERV, dcommi_staged_reduce_scatter, true, 4, 16, NULL,
+    {"staged", DCOMM_COLL_REDUCE_SCATTERV, dcommi_staged_reduce_scatter, true, 8, 16, NULL,
      "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
      "1 step; all blocks but one per rank", "direct exchange"},
@@ -43251,7 +43267,7 @@ static const dcommi_algo dcommi_algo_table[] = {
      "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
     {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false, 9, 9, NULL,
      "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
-    {"staged", DCOMM_COLL_ALLGATHERV, dcommi_staged_allgather, false, 4, 16, NULL,
+    {"staged", DCOMM_COLL_ALLGATHERV, dcommi_staged_allgather, false, 8, 16, NULL,
      "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
     {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false, 5, 5, NULL,
      "1 step; N-1 times the own block per rank", "direct exchange"},
@@ -43265,7 +43281,7 @@ static const dcommi_algo dcommi_algo_table[] = {
      "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
     {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false, 16, 16, NULL,
      "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
-    {"staged", DCOMM_COLL_BROADCAST, dcommi_staged_broadcast, false, 4, 16, NULL,
+    {"staged", DCOMM_COLL_BROADCAST, dcommi_staged_broadcast, false, 8, 16, NULL,
      "pipelined by chunk; S written once by the root, for all", "Graham and Shipman 2008"},
     {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false, 7, 7, NULL,
      "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},

@@ -364,6 +364,23 @@ static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold
     return copy + (fold ? dcommi_curve_at(&link->fold, len) : 0) + 2 * link->overhead;
 }
 
+/* A copy of what passes a slot has one end in a cache: half of a copy between memories; as that
+ * into a fifo is half of a message. */
+static int64_t dcommi_sim_beside(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
+                                 int64_t len)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    int depth;
+    if (dcommi_sim_slot_space(s->terrain, plan, step->dst.space) &&
+        dcommi_sim_peer(s, lane, (plan->rank + 1) % plan->nranks, &depth) >= 0) {
+        const dcommi_link *link = dcommi_sim_link(s, depth);
+        if (link->by_core && len <= link->eager) {
+            return dcommi_curve_at(&link->message, len) / 2;
+        }
+    }
+    return dcommi_curve_at(&s->terrain->copy, len) / 2;
+}
+
 /* Work of one step that reads n peers, each of which would take its part of `sum` alone. Measured
  * with one rank that is read; a fold's own operand and its result are passed over once, however
  * many there are. */
@@ -434,9 +451,8 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
-        /* A slot is in a cache: half of a copy between memories. */
-        bool slot = dcommi_sim_slot_space(t, plan, step->dst.space);
-        work += dcommi_curve_at(&t->copy, len) / (slot ? 2 : 1);
+        work += t->slots && plan->scratch_shared ? dcommi_sim_beside(s, lane, step, len)
+                                                 : dcommi_curve_at(&t->copy, len);
     }
     if (remote > 0) {
         return dcommi_sim_ask(s, lane, step, work, remote);
