@@ -2548,12 +2548,14 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {
-    uint64_t operations;           /* completed */
-    uint64_t messages_sent;        /* payload messages */
-    uint64_t bytes_sent;           /* payload bytes sent, headers not counted */
-    uint64_t bytes_read;           /* payload bytes read from peers' exposed memory */
-    uint64_t bytes_mapped;         /* payload bytes, received or read, that were used where they
-                                      lie in a peer's registered memory, or scratch */
+    uint64_t operations;      /* completed */
+    uint64_t messages_sent;   /* payload messages */
+    uint64_t messages_posted; /* of them, those that were written once for all ranks of the host,
+                                 counted for each */
+    uint64_t bytes_sent;      /* payload bytes sent, headers not counted */
+    uint64_t bytes_read;      /* payload bytes read from peers' exposed memory */
+    uint64_t bytes_mapped;    /* payload bytes, received or read, that were used where they
+                                 lie in a peer's registered memory, or scratch */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
     uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */
@@ -14762,6 +14764,16 @@ static inline int dcommi_groups_depth(const dcommi_groups *g, int a, int b)
     return level;
 }
 
+/* What is said to all at once goes by boards (board.h) up to so many bytes, where there are so many
+ * ranks, all on one host. Of two each has its fifo. */
+#define DCOMMI_BOARD_PAYLOAD 4096
+#define DCOMMI_BOARD_RANKS 16
+
+static inline bool dcommi_groups_post(const dcommi_groups *g, int nranks)
+{
+    return (g == NULL || g->count[0] <= 1) && nranks > 2 && nranks <= DCOMMI_BOARD_RANKS;
+}
+
 static void dcommi_groups_free(dcommi_groups **g_p)
 {
     dcommi_free(*g_p);
@@ -19265,6 +19277,7 @@ typedef struct dcommi_terrain {
     const dcommi_groups *groups; /* NULL: everybody is near everybody */
     int nranks, period;
     bool slots; /* shared scratch is a host's, which its ranks map */
+    bool posts; /* what a rank says to all at once it says on a board */
     bool rough; /* some of those share a port, where they would take turns that one does not see */
     dcommi_link link[DCOMM_LINK_COUNT];
     dcommi_curve copy, fold;
@@ -19386,6 +19399,7 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
     memset(terrain, 0, sizeof *terrain);
     terrain->groups = groups;
     terrain->slots = !device;
+    terrain->posts = !device && dcommi_groups_post(groups, nranks);
     terrain->nranks = nranks;
     terrain->period = dcommi_groups_period(groups, nranks);
     for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
@@ -19967,6 +19981,19 @@ static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now
     return DCOMMI_SIM_STOP;
 }
 
+/* Whether a send only repeats to another rank what the lane's loop has sent: all that is on a
+ * board. */
+static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
+                              const dcomm_step *step, int64_t len)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *o = &plan->operands[step->src];
+    int d = lane->depth - 1;
+    return s->terrain->posts && len <= DCOMMI_BOARD_PAYLOAD && d >= 0 && lane->index[d] > 0 &&
+           lane->trips[d] == s->terrain->nranks - 1 && o->offset.kind == DCOMM_EXPR_CONST &&
+           o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
+}
+
 static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
@@ -19984,7 +20011,8 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     m->waits = m->len > link->eager;
     m->open =
         m->waits && link->open && dcommi_sim_open_space(f, f->plan->operands[step->src].space);
-    int64_t t = dcommi_sim_work(s, f->rank, s->now, link->overhead);
+    bool posted = dcommi_sim_posted(s, lane, step, m->len);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, posted ? 0 : link->overhead);
     if (link->by_core && !m->waits) {
         dcommi_sim_at(s, t + link->alpha + link->stage, DCOMMI_SIM_TAIL, m);
         return t;
@@ -20214,7 +20242,8 @@ static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64
         }
         int kind = dcommi_terrain_kind(s->terrain, dcommi_terrain_depth(s->terrain, f->rank, rank));
         s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
-        work += s->terrain->link[kind].tell;
+        int64_t tell = s->terrain->link[kind].tell;
+        work = s->terrain->posts ? dcommi_max64(work, tell) : work + tell;
     }
     int64_t t = dcommi_sim_work(s, f->rank, s->now, work);
     for (int a = 0; a < s->period; a++) {
@@ -21240,6 +21269,1308 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 #ifndef DCOMMI_COMM_CREATE_H
 #define DCOMMI_COMM_CREATE_H
 
+/* ==== include/dcomm/impl/board.h =========================================================== */
+/* board.h - what a rank has to say to all others at once. On one host it writes that to memory of
+ * its own which they read, once for all instead of into the fifo of each: with many ranks on few
+ * cores most of the time of a short collective goes into such messages. Four ranks on two cores
+ * took 3.1 us for an all-reduce of 4 bytes through fifos, bare loops in such memory 1.8.
+ *
+ * A board belongs to a communicator. It has some cells, which take turns; one is written anew when
+ * all ranks have completed the operation of its message before, as their headers say. Where they
+ * have not yet, or are not known to look at the board, the message goes through the fifos: readers
+ * look at both, and find it by its operation. */
+#ifndef DCOMMI_BOARD_H
+#define DCOMMI_BOARD_H
+
+/* ==== include/dcomm/impl/types.h =========================================================== */
+/* types.h - contexts, communicators and runs as the engine sees them. */
+#ifndef DCOMMI_TYPES_H
+#define DCOMMI_TYPES_H
+
+/* ==== include/dcomm/impl/algo.h ============================================================ */
+/* algo.h - the table of algorithms: what every algo_*.h registers and everything else looks up. */
+#ifndef DCOMMI_ALGO_H
+#define DCOMMI_ALGO_H
+
+
+/* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
+ * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
+typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcommi_builder *b);
+
+typedef struct dcommi_algo {
+    const char *name;
+    dcomm_coll coll;
+    dcommi_algo_fn make;
+    bool rank_order; /* can fold in rank order */
+    /* Who goes first where prices say nothing: the lowest; `between`: of calls on several hosts, of
+     * which one has several ranks. Few steps with few bytes come first (within a host
+     * recursive_doubling before one_shot: fewer messages, which matters more to ranks that share
+     * cores and do not meet at once than calls in a row show), then what spreads the work evenly,
+     * then what passes everything through some ranks, whose queues the model takes for boundless.
+     * hier hides what is done within hosts behind their links; on one host it is two_shot by
+     * another name. */
+    uint8_t favour, favour_between;
+    /* What of the groups it leaves aside, as a sentence; NULL: nothing to say. */
+    void (*note)(const dcommi_shape *shape, char *text, size_t len);
+    const char *cost;
+    const char *source;
+} dcommi_algo;
+
+/* Bytes of one element, and of `count`. */
+static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
+{
+    return (int64_t)(count * dcomm_dtype_size(s->dtype));
+}
+
+/* Where this rank's input lies. `in_base` is where it begins in OUT when the call is in place
+ * (0, or rank*block for all-gather and gather). */
+typedef struct dcommi_input {
+    dcomm_space space;
+    int64_t base;
+} dcommi_input;
+
+static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_base)
+{
+    dcommi_input in = {s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, s->in_place ? in_base : 0};
+    return in;
+}
+
+/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, multiples of `grain`
+ * bytes (>= the element), the tail cut off at `total`. Block b starts at b*block. */
+typedef struct dcommi_partition {
+    int64_t total, block, chunk;
+    int64_t nblocks, chunks;
+} dcommi_partition;
+
+static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblocks,
+                                                     int64_t chunk_bytes, int64_t element)
+{
+    dcommi_partition p = {.total = total, .nblocks = nblocks, .chunks = 1};
+    int64_t share = dcommi_ceil_div(total, nblocks);
+    if (chunk_bytes > 0) {
+        p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
+    }
+    /* Cache lines keep chunks from sharing one; tiny blocks would only become uneven by it. */
+    int64_t grain = share >= 64 * 64 * p.chunks ? 64 : element;
+    p.chunk = dcommi_ceil_div(dcommi_ceil_div(share, p.chunks), grain) * grain;
+    p.block = p.chunk * p.chunks;
+    return p;
+}
+
+#endif
+/* ==== include/dcomm/impl/host.h ============================================================ */
+/* host.h - a string that is equal on two ranks exactly where they can share memory. */
+#ifndef DCOMMI_HOST_H
+#define DCOMMI_HOST_H
+
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#define DCOMMI_HOST_ID_MAX 256
+
+/* The first line of a small file without its newline; "" where it cannot be read. */
+static void dcommi_host_line(const char *path, char *line, size_t max)
+{
+    line[0] = '\0';
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return;
+    }
+    ssize_t n = read(fd, line, max - 1);
+    close(fd);
+    line[n > 0 ? n : 0] = '\0';
+    line[strcspn(line, "\n")] = '\0';
+}
+
+static uint64_t dcommi_host_namespace(const char *name)
+{
+    char path[64];
+    struct stat st;
+    snprintf(path, sizeof path, "/proc/self/ns/%s", name);
+    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+/* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
+static uint64_t dcommi_host_machine(void)
+{
+    char boot[64];
+    uint64_t machine = 0;
+    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    for (const char *c = boot; *c != 0; c++) {
+        machine = dcommi_mix(machine, (uint64_t)(unsigned char)*c) | 1;
+    }
+    return machine;
+}
+
+/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
+ * whether memory can be shared:
+ *   boot id            one running kernel;
+ *   pid namespace      process_vm_readv names the peer by its pid;
+ *   ipc namespace      System V segments;
+ *   user namespace     process_vm_readv asks for rights in the target's;
+ *   effective user     segments are made for their owner alone;
+ *   device of /dev/shm POSIX segments: the same file system gives the same number, also seen
+ *                      through different mount namespaces;
+ *   host name          keeps apart what a faked or missing boot id does not. */
+static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
+{
+    if (wanted == NULL || wanted[0] == '\0') {
+        wanted = getenv("DCOMM_HOSTID");
+    }
+    if (wanted != NULL && wanted[0] != '\0') {
+        snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
+        return;
+    }
+    char boot[64], name[65] = "";
+    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+    if (gethostname(name, sizeof name - 1) != 0) {
+        name[0] = '\0';
+    }
+    struct stat shm;
+    uint64_t device = stat("/dev/shm", &shm) == 0 ? (uint64_t)shm.st_dev : 0;
+    snprintf(id, DCOMMI_HOST_ID_MAX,
+             "%s pid:%" PRIu64 " ipc:%" PRIu64 " user:%" PRIu64 " uid:%lu shm:%" PRIu64 " %s", boot,
+             dcommi_host_namespace("pid"), dcommi_host_namespace("ipc"),
+             dcommi_host_namespace("user"), (unsigned long)geteuid(), device, name);
+}
+
+#endif
+/* ==== include/dcomm/impl/message.h ========================================================= */
+/* message.h - the header of every message between engines, and its validation. All ranks of a
+ * communicator run on machines of one byte order (checked when it is created). */
+#ifndef DCOMMI_MESSAGE_H
+#define DCOMMI_MESSAGE_H
+
+/* ==== include/dcomm/impl/transport.h ======================================================= */
+/* transport.h - what the engine needs of any transport: active messages, mapped memory, news of a
+ * peer's death. A transport moves bytes and knows neither ranks nor dtypes; peers are small
+ * integers of the context's own. One thread at a time calls into a transport. */
+#ifndef DCOMMI_TRANSPORT_H
+#define DCOMMI_TRANSPORT_H
+
+
+#include <sys/random.h>
+
+typedef struct dcommi_transport dcommi_transport;
+
+/* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
+ * until done has been called, exactly once, from within progress or close. */
+typedef struct dcommi_op {
+    void (*done)(struct dcommi_op *op, dcomm_status status);
+    void *handle; /* the transport's own */
+} dcommi_op;
+
+/* What arrived. data is NULL when the payload still lies at the sender (a long message): then
+ * on_message must return DCOMMI_KEEP and later either fetch or release it. */
+typedef struct dcommi_arrival {
+    int peer; /* who sent it, if the transport knows, else -1: the header tells */
+    const void *header;
+    size_t header_len;
+    const void *data;
+    size_t len;
+    void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
+    bool stays; /* it may be left for later */
+} dcommi_arrival;
+
+typedef enum dcommi_verdict {
+    DCOMMI_CONSUMED = 0, /* done with it */
+    DCOMMI_LATER =
+        2, /* `stays`: show it again at the next progress, and nothing of this peer before */
+    DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
+} dcommi_verdict;
+
+typedef struct dcommi_transport_handlers {
+    void *user;
+    /* Called from within progress. */
+    dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
+    /* A peer is lost; called once per peer from within progress. */
+    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
+    /* What came is no message, nor a part of one that fits the others: only the header, which ends
+     * where it ends, can be looked at. */
+    void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
+} dcommi_transport_handlers;
+
+/* Names a transport among all: random. */
+static uint64_t dcommi_transport_id(void)
+{
+    static _Atomic uint64_t counter;
+    uint64_t id = 0;
+    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
+        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
+    }
+    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
+}
+
+/* Memory that peers on this host may map. */
+typedef struct dcommi_region {
+    void *base;
+    size_t len;
+    void *handle;
+    const void *key; /* to be sent to peers, key_len bytes; owned by the region */
+    size_t key_len;
+} dcommi_region;
+
+#define DCOMMI_COMMON_BYTES 135168 /* of memory that a process shows all others of its host */
+#define DCOMMI_HEADER_MAX 64       /* bytes of header that send takes */
+
+struct dcommi_transport {
+    const char *name; /* "local", "net" */
+    const struct dcommi_transport_vtable *call;
+    dcommi_transport_handlers handlers;
+    const void *address; /* how peers reach us; owned by the transport */
+    size_t address_len;
+    bool bulk;          /* set by who sends: what comes now is a part of much */
+    size_t eager_max;   /* a payload up to this long comes with its message */
+    size_t ordered_max; /* and messages with so long a one arrive in order */
+    bool by_flow;       /* what connects it may limit each connection by itself: several can be
+                           faster than one */
+};
+
+typedef struct dcommi_transport_vtable {
+    /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
+    dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
+    /* May be NULL. From now on use up to so many connections, at most DCOMM_CONNECTIONS_MAX, to
+     * send to a peer. Any number of the peer's is understood. */
+    void (*connect)(dcommi_transport *t, int peer, int connections);
+    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
+    void (*remove_peer)(dcommi_transport *t, int peer);
+    /* Send header and payload as one message. The header is copied; the payload must stay until
+     * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
+     * called; an error: not sent. Messages to one peer that are at most ordered_max long arrive in
+     * order; longer ones may be overtaken. */
+    dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
+                         const void *data, size_t len, dcommi_op *op);
+    /* May be NULL. Room for a message to a peer, before those that wait, where its payload of `len`
+     * bytes is to be written, past the caches if *past says so; NULL: none at once, send it. The
+     * very next call must be commit, with the message's header. */
+    void *(*reserve)(dcommi_transport *t, int peer, size_t header_len, size_t len, bool *past);
+    void (*commit)(dcommi_transport *t, int peer, const void *header, size_t header_len,
+                   size_t len);
+    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
+     */
+    dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
+    /* Drop a kept payload. */
+    void (*release)(dcommi_transport *t, void *desc);
+    /* Never blocks; returns how much happened. */
+    unsigned (*progress)(dcommi_transport *t);
+    /* Look for a peer's next message without handling it; not within progress. False: none has
+     * come, or it is one that progress must handle. What is shown stays valid until pass, which
+     * takes it away, or any other call. */
+    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
+    void (*pass)(dcommi_transport *t, int peer);
+    /* May be NULL. DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1), which all
+     * its peers can map, or of a peer's; NULL: not to be had, or not yet. */
+    void *(*common)(dcommi_transport *t, int peer);
+    /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
+    dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
+    void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
+    /* Map a peer's region by its key; *map is for unmap. */
+    dcomm_status (*region_map)(dcommi_transport *t, int peer, const void *key, size_t key_len,
+                               void *remote_base, void **ptr, void **map);
+    void (*region_unmap)(dcommi_transport *t, void *map);
+    /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
+    void (*close)(dcommi_transport *t, double timeout_s, bool force);
+} dcommi_transport_vtable;
+
+#endif
+
+/* a, b and the payload by type:
+ *   DATA        payload of a send                         a = length
+ *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
+ *               reserved = its region's number, low and high bits (0: in no region)
+ *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
+ *   OFFER       a send that waits in a device's memory    the same
+ *   FIN         the receiver has read what RTS or OFFER offered
+ *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region;
+ *               reserved = 1 + number of the device whose memory it is (0: the host's)
+ *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
+ *   READ_SENT   the same of what OFFER offered as `tag`   slot and reserved = reader's id
+ *   READ_REPLY  the part                                  a = length, tag = reader's id
+ *   SIGNAL      counter `slot` grows                      a = by how much
+ *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
+ *   QUERY       have you entered `seq`?                   payload = the asker's description of it
+ *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
+ *   ABORT       a = status (two's complement)             payload = sentence
+ *   GOODBYE     a = number of collectives it took part in
+ *   REGION_ASK  how is region `tag` mapped?
+ *   REGION      so                                        a = 1: it is device memory;
+ *               payload = card and key (region.h)
+ *   REGION_GONE region `tag` is no more                   a = 1: it is device memory
+ *   REGION_SHUT region `tag`, device memory, is not open at its reader any more */
+enum dcommi_message_type {
+    DCOMMI_MSG_DATA = 1,
+    DCOMMI_MSG_RTS,
+    DCOMMI_MSG_PULL,
+    DCOMMI_MSG_FIN,
+    DCOMMI_MSG_EXPOSE,
+    DCOMMI_MSG_READ,
+    DCOMMI_MSG_READ_REPLY,
+    DCOMMI_MSG_SIGNAL,
+    DCOMMI_MSG_CREDIT,
+    DCOMMI_MSG_QUERY,
+    DCOMMI_MSG_REPLY,
+    DCOMMI_MSG_ABORT,
+    DCOMMI_MSG_GOODBYE,
+    DCOMMI_MSG_REGION_ASK,
+    DCOMMI_MSG_REGION,
+    DCOMMI_MSG_REGION_GONE,
+    DCOMMI_MSG_OFFER,
+    DCOMMI_MSG_READ_SENT,
+    DCOMMI_MSG_REGION_SHUT,
+    DCOMMI_MSG_TYPE_END
+};
+
+/* Collectives and point-to-point count their sequence numbers apart. */
+enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
+
+enum dcommi_entry { DCOMMI_NOT_ENTERED = 0, DCOMMI_ENTERED = 1, DCOMMI_COMPLETED = 2 };
+
+typedef struct dcommi_header {
+    uint8_t type;
+    uint8_t stream;
+    uint16_t stage;
+    uint16_t slot;
+    uint16_t reserved; /* 0, but where it is named above */
+    uint32_t signature;
+    uint32_t src; /* rank in the communicator */
+    uint64_t comm;
+    uint64_t seq;
+    uint32_t tag;
+    uint32_t done; /* low bits of the number of collectives that src has completed */
+    uint64_t a, b;
+} dcommi_header;
+
+_Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
+_Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
+
+/* A short payload's header may end before a, which is its length, and b, which is 0: header and
+ * payload are one cache line of a fifo then. */
+#define DCOMMI_HEADER_SHORT 40
+#define DCOMMI_SHORT_MAX 16
+
+_Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
+
+#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
+#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
+#define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
+#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
+
+/* A number of 32 bits in slot and reserved, where these are free. */
+static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
+{
+    h->slot = (uint16_t)number;
+    h->reserved = (uint16_t)(number >> 16);
+}
+
+static inline uint32_t dcommi_header_wide(const dcommi_header *h)
+{
+    return (uint32_t)h->reserved << 16 | h->slot;
+}
+
+/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
+ * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
+static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
+                                dcommi_header *header)
+{
+    if (bytes_len != sizeof *header && bytes_len != DCOMMI_HEADER_SHORT) {
+        return false;
+    }
+    memcpy(header, bytes, bytes_len);
+    if (bytes_len == DCOMMI_HEADER_SHORT) {
+        header->a = len;
+        header->b = 0;
+        if (header->type != DCOMMI_MSG_DATA) {
+            return false;
+        }
+    }
+    if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
+        header->stream > DCOMMI_STREAM_P2P ||
+        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS &&
+         header->type != DCOMMI_MSG_OFFER && header->type != DCOMMI_MSG_EXPOSE &&
+         header->type != DCOMMI_MSG_READ_SENT)) {
+        return false;
+    }
+    switch (header->type) {
+    case DCOMMI_MSG_DATA:
+    case DCOMMI_MSG_READ_REPLY:
+        return header->a == len;
+    case DCOMMI_MSG_QUERY:
+    case DCOMMI_MSG_REPLY:
+    case DCOMMI_MSG_ABORT:
+        return len <= DCOMMI_TEXT_MAX;
+    case DCOMMI_MSG_REGION:
+        return header->a == 0
+                   ? len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX
+                   : header->a == 1 && len == DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_DEVICE;
+    default:
+        return len == 0;
+    }
+}
+
+#endif
+/* ==== include/dcomm/impl/place.h =========================================================== */
+/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
+ * from all ranks' places. Knows nothing of how a place is found. */
+#ifndef DCOMMI_PLACE_H
+#define DCOMMI_PLACE_H
+
+
+#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
+#define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
+#define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
+
+/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
+ * machine, so that ranks of one machine mean the same by them. */
+typedef struct dcommi_site {
+    int32_t package, numa, cache, core;
+    int32_t cpus;     /* hardware threads that the rank may run on */
+    int32_t unknown;  /* not 0: some of them have numbers beyond the mask */
+    uint64_t machine; /* a kernel that runs, which containers share; 0: unknown */
+    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
+    char nic[16], gpu[16];                 /* "": none */
+} dcommi_site;
+
+_Static_assert(sizeof(dcommi_site) == 32 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
+
+/* A place that comes from another rank; strings are ended in any case. */
+static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
+{
+    const int32_t index[] = {place->package, place->numa, place->cache, place->core};
+    bool good = place->cpus >= 0;
+    for (size_t i = 0; i < sizeof index / sizeof index[0]; i++) {
+        good = good && index[i] >= DCOMMI_PLACE_MANY;
+    }
+    char *const names[] = {place->nic, place->gpu};
+    for (size_t i = 0; i < 2; i++) {
+        names[i][sizeof place->nic - 1] = 0;
+        for (char *c = names[i]; *c != 0; c++) {
+            *c = *c < ' ' || *c > '~' ? '?' : *c;
+        }
+    }
+    return good ? DCOMM_OK
+                : dcommi_fail(DCOMM_ERR_CORRUPT,
+                              "rank %d says that it runs in package %d, NUMA node %d, cache %d, "
+                              "core %d on %d hardware threads",
+                              rank, place->package, place->numa, place->cache, place->core,
+                              place->cpus);
+}
+
+static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
+{
+    return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
+}
+
+/* Whether two ranks mean the same machine by the same numbers: those of a host, and of several
+ * containers on one, which are hosts to each other. */
+static bool dcommi_place_beside(const dcommi_groups *g, const dcommi_site *places, int a, int b)
+{
+    return dcommi_group_of(g, 0, a) == dcommi_group_of(g, 0, b) ||
+           (places[a].machine != 0 && places[a].machine == places[b].machine);
+}
+
+/* Whether two ranks of one machine may get the same hardware thread. */
+static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
+{
+    uint64_t both = 0;
+    for (size_t i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
+        both |= a->mask[i] & b->mask[i];
+    }
+    return both != 0;
+}
+
+/* ---- groups ---- */
+
+static const uint8_t dcommi_place_kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
+                                             DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_CACHE,
+                                             DCOMMI_LEVEL_CORE};
+enum { DCOMMI_PLACE_LEVELS = sizeof dcommi_place_kinds };
+
+static int32_t dcommi_place_index(const dcommi_site *p, int level)
+{
+    const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
+    return index[level];
+}
+
+/* The i-th rank below `rank` that may run where this one may, on the same hardware threads; -1:
+ * there are not so many, and *count is how many there are. */
+static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, int rank, int i,
+                             int *count)
+{
+    *count = 0;
+    for (int r = 0; r < rank; r++) {
+        if (dcommi_place_beside(g, places, r, rank) &&
+            dcommi_place_same(&places[r], &places[rank]) && (*count)++ == i) {
+            return r;
+        }
+    }
+    return -1;
+}
+
+/* Ranks that may run on the same hardware threads have one each, and when all are taken, take turns
+ * on them one after the other. */
+static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
+{
+    for (int r = 0; r < g->nranks; r++) {
+        int before, cpus = places[r].unknown == 0 ? places[r].cpus : 0;
+        dcommi_place_twin(g, places, r, g->nranks, &before);
+        if (cpus > 0 && before >= cpus) {
+            g->seat[r] = dcommi_place_twin(g, places, r, before % cpus, &before);
+        }
+    }
+}
+
+/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
+ * say, share with those alone that may run on exactly the same hardware threads. */
+static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
+{
+    int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
+    if (ids == NULL) {
+        return NULL;
+    }
+    for (int r = 0; r < n; r++) {
+        int twin = 0; /* the first rank of the same host with the same hardware threads */
+        while (host[twin] != host[r] || !dcommi_place_same(&places[twin], &places[r])) {
+            twin++;
+        }
+        ids[r] = host[r];
+        for (int l = 1; l < DCOMMI_PLACE_LEVELS; l++) {
+            int32_t index = dcommi_place_index(&places[r], l);
+            ids[(size_t)l * (size_t)n + (size_t)r] =
+                index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
+        }
+    }
+    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
+    dcommi_free(ids);
+    if (groups != NULL) {
+        dcommi_place_seats(groups, places);
+    }
+    return groups;
+}
+
+/* ---- ranks that may be moved ---- */
+
+/* Whether the scheduler may put this rank where another rank of its machine runs. One that has a
+ * core, or hardware threads that nobody else of us uses, stays out of the others' way. */
+static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
+{
+    const dcommi_site *mine = &places[rank];
+    if (mine->core >= 0 || mine->cpus <= 1 || mine->unknown != 0) {
+        return false;
+    }
+    for (int r = 0; r < g->nranks; r++) {
+        if (r != rank && dcommi_place_beside(g, places, r, rank) &&
+            dcommi_place_overlap(mine, &places[r])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether the ranks of this rank's machine are more than the hardware threads that they may run on.
+ */
+static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
+{
+    int ranks = 0, cpus = 0;
+    for (int i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
+        uint64_t any = 0;
+        for (int r = 0; r < g->nranks; r++) {
+            if (dcommi_place_beside(g, places, r, rank)) {
+                any |= places[r].mask[i];
+                ranks += i == 0;
+                if (places[r].unknown != 0) {
+                    return false;
+                }
+            }
+        }
+        cpus += __builtin_popcountll(any);
+    }
+    return cpus > 0 && ranks > cpus;
+}
+
+/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
+static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
+                                     size_t len)
+{
+    size_t at = 0;
+    int found = 0, first = -1;
+    text[0] = 0;
+    for (int r = 0; r <= g->nranks; r++) {
+        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
+        found += unbound;
+        if (unbound && first < 0) {
+            first = r;
+        } else if (!unbound && first >= 0) {
+            char range[32];
+            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
+                                  : snprintf(range, sizeof range, "%d", first);
+            bool fits = at + (size_t)n + 8 < len;
+            const char *comma = at > 0 ? ", " : "";
+            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
+            if (!fits) { /* count the rest only */
+                len = at + 1;
+                for (; r + 1 < g->nranks; r++) {
+                    found += dcommi_place_unbound(g, places, r + 1);
+                }
+            }
+            first = -1;
+        }
+    }
+    return found;
+}
+
+/* Once per process, in rank 0 of a communicator. */
+static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
+{
+    static _Atomic int said;
+    char list[128];
+    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
+    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
+        return;
+    }
+    int n = dcommi_place_unbound_list(g, places, list, sizeof list);
+    if (n > 0 && atomic_exchange(&said, 1) == 0) {
+        dcommi_log(
+            DCOMMI_LOG_WARN,
+            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
+            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
+            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
+            "DCOMM_WARN_UNBOUND=0",
+            n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
+    }
+}
+
+/* ---- as text ---- */
+
+/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
+static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
+        int end = cpu;
+        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
+            end++;
+        }
+        if (end == cpu) {
+            continue;
+        }
+        char range[32];
+        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
+                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
+        bool fits = at + (size_t)n + 5 < len;
+        at +=
+            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
+        if (!fits) {
+            return;
+        }
+        cpu = end;
+    }
+}
+
+#endif
+
+#define DCOMMI_WINDOW 64       /* collectives that a rank may be ahead of any peer it sends to */
+#define DCOMMI_CREDIT_EVERY 16 /* completions after which silent peers are told */
+#define DCOMMI_HISTORY 256     /* past operations whose signatures can still be asked for */
+#define DCOMMI_BUCKETS 1024    /* of a communicator's match table */
+#define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
+#define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
+/* Outputs from here on are stored past the caches. Where neither buffer is in a cache that takes a
+ * quarter less from 64 KiB to 1 MiB; where both are (one call after another on the same 64 or 256
+ * KiB and nothing else) it takes a quarter more. */
+#define DCOMMI_PAST_RESULT ((int64_t)64 << 10)
+#define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* operations from here on move much */
+#define DCOMMI_PULL_BLOCK 65536                 /* bytes read from a peer before they are folded */
+
+typedef struct dcommi_run dcommi_run;
+typedef struct dcommi_frame dcommi_frame;
+typedef struct dcommi_lane dcommi_lane;
+typedef struct dcommi_move dcommi_move;
+typedef struct dcommi_pull dcommi_pull;
+typedef struct dcommi_script dcommi_script;
+typedef struct dcommi_device dcommi_device;
+
+/* ---- matching ---- */
+
+enum dcommi_node_class {
+    DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
+    DCOMMI_NODE_SENT,     /* an RTS that waits for FIN or PULL */
+    DCOMMI_NODE_PULL,     /* a READ that waits for its reply */
+    DCOMMI_NODE_EXPOSED,  /* what a peer has exposed to a run */
+    DCOMMI_NODE_EARLY,    /* a message for a receive that is not posted yet */
+    DCOMMI_NODE_EARLY_RUN /* a signal or exposition for a run or stage that is not there yet */
+};
+
+typedef struct dcommi_match_node {
+    struct dcommi_match_node *next;
+    uint64_t seq;
+    uint32_t tag; /* EXPOSED: the slot */
+    int32_t peer; /* EARLY_RUN: 0 */
+    uint16_t stage;
+    uint8_t stream;
+    uint8_t cls;
+} dcommi_match_node;
+
+/* A message that came before anybody asked for it. */
+typedef struct dcommi_early {
+    dcommi_match_node node;
+    dcommi_header header;
+    dcommi_transport *transport;
+    void *desc; /* the transport's, to be fetched or released; NULL: data is a copy of ours */
+    void *data; /* NULL: still at the sender */
+    size_t len;
+} dcommi_early;
+
+/* A peer's memory that this run may read. */
+typedef struct dcommi_exposed {
+    dcommi_match_node node;
+    struct dcommi_exposed *next_of_run;
+    uint64_t address, len;
+    uint32_t region; /* that it lies in, of the peer's; 0: none */
+    uint16_t device; /* 1 + number of the device that it lies on; 0: host memory */
+} dcommi_exposed;
+
+/* ---- runs ---- */
+
+enum dcommi_lane_state {
+    DCOMMI_LANE_READY = 0,
+    DCOMMI_LANE_MOVE,    /* the step's move is under way */
+    DCOMMI_LANE_FENCE,   /* asynchronous moves are */
+    DCOMMI_LANE_COUNTER, /* a counter is too low */
+    DCOMMI_LANE_EXPOSE,  /* a peer has not exposed yet */
+    DCOMMI_LANE_CREDIT,  /* too far ahead of a peer */
+    DCOMMI_LANE_CALL,    /* a sub-plan runs */
+    DCOMMI_LANE_DONE
+};
+
+struct dcommi_lane {
+    dcommi_frame *frame;
+    dcommi_lane *next_ready;
+    const dcomm_step *steps;
+    uint32_t count, pc;
+    int64_t index[DCOMM_LOOP_DEPTH];
+    int64_t trips[DCOMM_LOOP_DEPTH];
+    int depth;
+    uint8_t state;
+    bool queued;
+    bool forwarded;   /* the SEND that comes next has been done */
+    uint32_t pending; /* asynchronous moves under way */
+    uint32_t counter; /* what it waits for, where it waits */
+    uint64_t target;
+    int32_t peer;
+};
+
+/* A plan being executed: the run's own, or a sub-plan's. */
+struct dcommi_frame {
+    dcommi_run *run;
+    dcommi_frame *parent;
+    dcommi_lane *caller; /* lane of the parent that waits for this frame */
+    dcommi_frame *next;  /* in run->children */
+    const dcomm_plan *plan;
+    const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
+    uint8_t *space[DCOMM_SPACE_STATE + 1];
+    int64_t space_len[DCOMM_SPACE_STATE + 1];
+    uint64_t *words;
+    int64_t tag_base, index_base;
+    uint32_t counter_base, slot_base;
+    uint32_t lanes_left;
+    int depth;
+    uint8_t on_device;    /* bit 1 << space: it lies on run->device */
+    void *device_scratch; /* to be given back; NULL: none */
+    uint8_t *shared;      /* likewise, a part of the context's scratch that peers map */
+    dcommi_lane *lanes;
+};
+
+enum dcommi_move_kind { DCOMMI_MOVE_SEND, DCOMMI_MOVE_RECV, DCOMMI_MOVE_FOLD, DCOMMI_MOVE_REPLY };
+
+/* A send or receive under way. */
+struct dcommi_move {
+    dcommi_op op; /* first: the transport gives it back */
+    dcommi_match_node node;
+    dcommi_lane *lane;
+    dcommi_run *run;
+    dcommi_move *next; /* in run->moves */
+    dcommi_move **prev;
+    dcommi_pull *pull; /* of a PULL node */
+    uint8_t pull_block;
+    uint8_t kind;
+    bool async, final, past, in_transport;
+    bool device; /* buf, dst and src are memory of run->device */
+    uint8_t nsrc, msg_at;
+    int32_t forward_rank; /* FOLD: whom the step behind sends the result; -1: nobody */
+    uint32_t forward_tag;
+    int32_t word; /* absolute pointer is lane->frame->words + word */
+    uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
+    size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
+    uint8_t *dst;
+    struct dcommi_slot *slot; /* pinned memory that it has (jobs.h); NULL: none */
+    const void *src[DCOMMI_FOLD_MAX];
+    size_t arrived;
+};
+
+/* What all ranks must agree on, kept for the sentence that says they do not. */
+typedef struct dcommi_signature {
+    uint32_t hash;
+    uint8_t coll, dtype, op;
+    int32_t root;
+    uint64_t count;
+    const char *algo;
+} dcommi_signature;
+
+typedef struct dcommi_peer_state {
+    uint8_t entry; /* dcommi_entry as last heard */
+    bool replied;  /* since the last query */
+    char where[64];
+} dcommi_peer_state;
+
+/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
+typedef struct dcommi_plan_key {
+    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t count, chunk;
+    uint64_t counts[2];
+} dcommi_plan_key;
+
+/* A cached plan with its users counted. */
+typedef struct dcommi_cached {
+    struct dcommi_cached *next; /* in its bucket */
+    dcommi_plan_key key;
+    const dcommi_algo *algo;
+    dcommi_signature signature;
+    uint64_t used; /* clock for eviction */
+    int refs;
+    bool retired; /* not in the cache any more: free at the last release */
+    dcomm_plan *plan;
+    dcomm_plan *inner;     /* called by plan; NULL without */
+    dcommi_script *script; /* NULL without */
+} dcommi_cached;
+
+/* What ties a run to a stream of the caller's (gate.h). */
+typedef struct dcommi_gate {
+    void *stream;                  /* NULL: no gate */
+    enum dcommi_stream_kind kind;  /* of the stream, where it has been asked for */
+    int device;                    /* that was current when it was given */
+    void *before;                  /* event behind what the stream held; NULL: that has been done */
+    struct dcommi_gate_word *word; /* for which the stream waits; NULL: it does not */
+    uint32_t value;
+} dcommi_gate;
+
+struct dcommi_run {
+    dcomm_comm *comm;
+    dcommi_run *next, *prev;    /* comm's active runs, by sequence number */
+    dcommi_run *next_submitted; /* in the context's submission queue */
+    dcommi_run *next_group;     /* in the thread's group */
+    dcommi_run *next_finished;  /* in the context, until the engine has left it */
+    dcommi_run *next_gated;     /* in the context, until its stream has come to it */
+    dcommi_cached *cached;
+    const dcomm_plan *plan; /* of the current stage */
+    dcommi_signature signature;
+    uint64_t seq;
+    uint8_t stream;
+    int32_t p2p_peer;
+    uint16_t stage;
+    void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
+    void *give_back_user;
+    const void *in;
+    void *out, *state;
+    dcommi_device *device; /* in, out and state are its memory; NULL: the host's */
+    dcommi_gate gate;
+    unsigned jobs;              /* of the device's under way */
+    struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
+    double premul;
+    _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
+    bool active, blocking, queued; /* queued: in a group that has not ended */
+    _Atomic int refs;              /* its user, the engine, moves that the transport holds */
+    double timeout_s, submitted_at, idle_since, next_query;
+    double ended_at; /* where comm->timed */
+    uint64_t events, events_seen;
+    dcommi_frame root;
+    dcommi_frame *children;
+    dcommi_move *moves;
+    dcommi_pull *pulls;
+    dcommi_exposed *exposed_list;
+    uint64_t *counters;
+    struct dcommi_offer {
+        uint8_t *base;
+        int64_t len;
+        bool device;
+    } * offers;               /* [nslots] of what we exposed */
+    dcommi_peer_state *peers; /* [size], from the first query on */
+    uint32_t next_pull;
+    uint8_t *memory; /* lanes, words, counters, scratch */
+    size_t memory_len;
+};
+
+struct dcomm_request {
+    dcommi_run run; /* a request is its run */
+};
+
+/* ---- communicators ---- */
+
+typedef struct dcommi_history {
+    uint64_t seq;
+    bool known;
+    dcommi_signature signature;
+} dcommi_history;
+
+typedef struct dcommi_member {
+    int peer;                                /* the context's number for it; -1: this rank itself */
+    uint64_t done;                           /* collectives that it has told us it completed */
+    uint64_t told;                           /* what we told it of ours */
+    _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
+    uint64_t p2p_done; /* of our sends, received there as far as we were told */
+    uint64_t p2p_completed, p2p_told;
+    bool heard;     /* has sent to us: gets credits and a goodbye */
+    bool addressed; /* we have sent to it: gets a goodbye */
+    bool gone;      /* has said goodbye */
+    bool asked;     /* for credit, and has not answered */
+    const struct dcommi_board
+        *board;          /* where it writes what all shall read (board.h); NULL: none */
+    uint64_t board_read; /* messages that we have had from there */
+    uint64_t gone_after;
+    char *hostname;
+} dcommi_member;
+
+/* A call that is likely to come again, with what it needs; a call without options, of a script. */
+#define DCOMMI_RECENT 4
+typedef struct dcommi_recent {
+    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
+    size_t count;
+    const char *algo;      /* that the call named; NULL: none */
+    dcommi_cached *cached; /* with a reference */
+} dcommi_recent;
+
+#define DCOMMI_CACHE_PLANS 64
+#define DCOMMI_CACHE_BUCKETS 128
+
+struct dcomm_comm {
+    dcomm_context *context;
+    dcomm_comm *next; /* in the context */
+    int refs;         /* its creator, its runs; with lock */
+    uint64_t id;
+    int rank, size, nhosts;
+    dcommi_groups *groups;
+    struct dcommi_chooser *chooser; /* with lock */
+    dcommi_site *places;            /* [size] */
+    dcommi_member *members;
+    double timeout_s;
+    char algo[32];
+    bool deterministic;
+    bool tunes;      /* measures what things cost when it is created */
+    bool timed;      /* its runs note when they end */
+    bool streamed;   /* operations have been put on streams */
+    int connections; /* to each rank on another host; 0: as tuning says */
+    int64_t chunk_bytes;
+    _Atomic int lock; /* sequence numbers, plan cache, free runs */
+    dcommi_recent recent[DCOMMI_RECENT];
+    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
+    uint8_t *scratch;                 /* of scripts */
+    struct dcommi_posts *posts;       /* our own board; NULL: none */
+    bool attached;                    /* we look at the boards of all others */
+    uint64_t next_seq;
+    uint64_t children; /* communicators derived so far, for their ids */
+    uint64_t shrinks;
+    dcommi_run *free_runs;
+    struct dcommi_coded *free_coded; /* with lock */
+    dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
+    int ncached;
+    uint64_t cache_clock;
+    /* below: only with the context's token */
+    dcommi_run *runs, *last_run;
+    uint64_t entered; /* one more than the highest number that has reached the engine */
+    uint64_t started; /* how many have: fewer while a group of another thread holds some back */
+    uint64_t done;    /* collectives completed, without gaps */
+    dcommi_match_node *table[DCOMMI_BUCKETS];
+    dcommi_history history[DCOMMI_HISTORY];
+    size_t early_bytes, early_count;
+    size_t in_transport; /* moves whose buffers the transport may still touch */
+    dcomm_stats stats;
+    _Atomic int abort_wanted;
+    char abort_reason[DCOMMI_TEXT_MAX];
+    _Atomic int poisoned; /* the status, 0: none */
+    char message[DCOMMI_MESSAGE_MAX];
+    /* non-blocking creation */
+    _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
+    _Atomic int cancel;
+    pthread_t creator;
+    bool has_creator;
+    dcomm_comm_opts opts;
+    char *names[2]; /* the strings of opts.context_opts */
+};
+
+/* ---- contexts ---- */
+
+typedef struct dcommi_remote {
+    uint8_t uuid[16];
+    dcommi_transport *transport;
+    pid_t pid;
+    uint64_t started; /* start time of that process, 0: unknown */
+    bool same_host, lost;
+    bool cannot_read_us; /* it asked us to send by message instead */
+    bool unreadable;     /* we may not read its memory */
+    int users;           /* communicators */
+    char why[160];
+} dcommi_remote;
+
+/* A message for a communicator that does not exist here yet. */
+typedef struct dcommi_stray {
+    struct dcommi_stray *next;
+    dcommi_early *early;
+} dcommi_stray;
+
+struct dcomm_context {
+    _Atomic int refs;    /* its creator, its communicators, its registered memory */
+    _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
+    _Atomic int token;   /* who holds it progresses (token.h) */
+    _Atomic int sharing, owner_in;
+    bool
+        open_stores; /* results stored past the caches since dcommi_settle_stores; with the token */
+    const char *owner;
+    uint8_t uuid[16];
+    char host_id[DCOMMI_HOST_ID_MAX];
+    char iface[64];
+    dcommi_site place;
+    _Atomic(dcommi_run *) submitted;
+    dcommi_transport *local, *net;
+    dcommi_remote *peers;
+    size_t npeers, peers_capacity;
+    dcomm_comm *comms;
+    dcommi_lane *ready_first, *ready_last;
+    dcommi_move *free_moves;
+    struct dcommi_control *free_controls;
+    dcommi_stray *strays, *last_stray;
+    size_t nstrays, stray_bytes, strays_dropped;
+    uint64_t buried[64]; /* ids of communicators that are no more */
+    unsigned nburied;
+    struct dcommi_regions *regions; /* NULL: never needed (region.h) */
+    struct dcommi_scratch *scratch; /* NULL: never needed (scratch.h) */
+    _Atomic int memory_due;         /* peers' device memory is to be opened or shut */
+    uint8_t *staging;               /* blocks read from peers */
+    size_t staging_len;
+    const void **pointers;
+    struct dcommi_piece *pieces;
+    size_t *lengths;
+    size_t pointers_capacity, pieces_capacity, lengths_capacity;
+    size_t active; /* runs under way */
+    dcommi_run *finished;
+    dcommi_run *gated;                /* wait for their streams, in order of their coming */
+    _Atomic(dcommi_device *) devices; /* that operations have used */
+    _Atomic int aborts;               /* some communicator has abort_wanted */
+    unsigned idle;                    /* polls in a row in which nothing happened */
+    unsigned busy;                    /* polls in which something did */
+    _Atomic unsigned spin_limit;      /* polls before yielding the core */
+    _Atomic unsigned script_yields;   /* how often before a script leaves a wait to the engine */
+    double next_check;
+    _Atomic bool has_thread;
+    _Atomic int stop;
+    pthread_t thread;
+};
+
+/* ---- what the parts of the engine call of each other ---- */
+
+static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int skip_rank, const char *text);
+static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
+static void dcommi_run_unref(dcommi_run *run);
+static void dcommi_run_off_device(dcommi_run *run);
+static inline void dcommi_run_event(dcommi_run *run);
+static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
+static void dcommi_lane_ready(dcommi_lane *lane);
+static void dcommi_coded_end(struct dcommi_coded *coded, dcomm_status status);
+static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);
+static void dcommi_coded_free_all(dcomm_comm *comm);
+static void dcommi_lane_moved(dcommi_lane *lane, bool async);
+static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
+                                       const void *data, size_t len);
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len);
+static dcomm_status dcommi_context_release(dcomm_context *context);
+static void dcommi_comm_free(dcomm_comm *comm);
+/* COMPUTE kernels that devices have, too: dst <- src[1] * src[0], alike, or as f32 (src[1] of 0:
+ * src[0]); and dst <- f32. */
+static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc);
+static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc);
+static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
+                                         const void *const *src, const size_t *src_len,
+                                         size_t nsrc);
+
+#endif
+
+#define DCOMMI_BOARDS 8 /* of a process */
+#define DCOMMI_BOARD_CELLS 4
+#define DCOMMI_BOARD_LINE 64
+
+typedef struct dcommi_cell {
+    /* Turn (32 bits, one more than the number of the message), payload length (16), header length.
+     */
+    _Alignas(DCOMMI_BOARD_LINE) _Atomic uint64_t word;
+    unsigned char bytes[sizeof(dcommi_header) + DCOMMI_BOARD_PAYLOAD]; /* header, payload */
+} dcommi_cell;
+
+/* In shared memory. The readers trust none of it. */
+typedef struct dcommi_board {
+    _Alignas(DCOMMI_BOARD_LINE) _Atomic uint64_t comm; /* whose it is; 0: free */
+    _Atomic uint64_t readers;                          /* bit r: rank r looks at it */
+    dcommi_cell cell[DCOMMI_BOARD_CELLS];
+} dcommi_board;
+
+_Static_assert(DCOMMI_BOARDS * sizeof(dcommi_board) <= DCOMMI_COMMON_BYTES, "boards find room");
+
+/* A rank's own. */
+struct dcommi_posts {
+    dcommi_board *board;
+    uint64_t count; /* messages so far */
+    uint64_t
+        until[DCOMMI_BOARD_CELLS]; /* a cell is free when all have completed so many operations */
+    uint64_t others;               /* bits of the other ranks */
+    bool open;                     /* all of them look at it */
+};
+
+/* ---- coming and leaving ---- */
+
+static dcommi_board *dcommi_boards_of(const dcomm_context *context, int peer)
+{
+    dcommi_transport *local = context->local;
+    return local->call->common != NULL ? local->call->common(local, peer) : NULL;
+}
+
+/* Take a board for a communicator, if it can use one. With the token. */
+static void dcommi_board_open(dcomm_comm *comm)
+{
+    const dcomm_context *context = comm->context;
+    bool fit = dcommi_groups_post(comm->groups, comm->size);
+    for (int r = 0; r < comm->size && fit; r++) {
+        int peer = comm->members[r].peer;
+        fit = peer < 0 || context->peers[peer].transport == context->local;
+    }
+    dcommi_board *boards = fit ? dcommi_boards_of(context, -1) : NULL;
+    for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && comm->posts == NULL; i++) {
+        dcommi_board *board = &boards[i];
+        if (atomic_load_explicit(&board->comm, memory_order_relaxed) != 0) {
+            continue;
+        }
+        comm->posts = dcommi_alloc(sizeof *comm->posts);
+        if (comm->posts == NULL) {
+            return;
+        }
+        comm->posts->board = board;
+        comm->posts->others = ((uint64_t)1 << comm->size) - 1 - ((uint64_t)1 << comm->rank);
+        for (int k = 0; k < DCOMMI_BOARD_CELLS; k++) {
+            atomic_store_explicit(&board->cell[k].word, 0, memory_order_relaxed);
+        }
+        atomic_store_explicit(&board->readers, 0, memory_order_relaxed);
+        atomic_store_explicit(&board->comm, comm->id, memory_order_release);
+    }
+}
+
+/* Find the other ranks' boards, and tell them that they are looked at. With the token. */
+static void dcommi_board_attach(dcomm_comm *comm)
+{
+    bool all = true;
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || m->board != NULL) {
+            continue;
+        }
+        dcommi_board *boards = dcommi_boards_of(comm->context, m->peer);
+        for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && m->board == NULL; i++) {
+            if (atomic_load_explicit(&boards[i].comm, memory_order_acquire) == comm->id) {
+                m->board = &boards[i];
+                m->board_read = 0;
+                atomic_fetch_or(&boards[i].readers, (uint64_t)1 << comm->rank);
+            }
+        }
+        all = all && m->board != NULL;
+    }
+    comm->attached = all;
+}
+
+/* The communicator ends: nobody looks at its board any more if all have said goodbye. */
+static void dcommi_board_close(dcomm_comm *comm)
+{
+    bool unread = true;
+    for (int r = 0; r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        unread = unread && (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost);
+    }
+    if (comm->posts != NULL && unread) {
+        atomic_store_explicit(&comm->posts->board->comm, 0, memory_order_release);
+    }
+}
+
+/* ---- writing ---- */
+
+/* A message to all other ranks. False: it has to be sent to each. With the token. */
+static inline bool dcommi_board_post(dcomm_comm *comm, const dcommi_header *header,
+                                     size_t header_len, const void *data, size_t len)
+{
+    struct dcommi_posts *p = comm->posts;
+    if (p == NULL || len > DCOMMI_BOARD_PAYLOAD) {
+        return false;
+    }
+    if (DCOMMI_UNLIKELY(!p->open)) {
+        p->open = atomic_load_explicit(&p->board->readers, memory_order_acquire) == p->others;
+        if (!p->open) {
+            return false;
+        }
+    }
+    size_t at = p->count % DCOMMI_BOARD_CELLS;
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer >= 0 && m->done < p->until[at]) {
+            return false;
+        }
+    }
+    dcommi_cell *cell = &p->board->cell[at];
+    if (len > 0) {
+        memcpy(cell->bytes + header_len, data, len);
+    }
+    memcpy(cell->bytes, header, header_len);
+    p->until[at] = header->seq + 1;
+    p->count++;
+    atomic_store_explicit(&cell->word,
+                          (uint64_t)(uint32_t)p->count << 32 | (uint64_t)len << 16 | header_len,
+                          memory_order_release);
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].told = comm->done;
+        comm->members[r].addressed = true;
+    }
+    return true;
+}
+
+/* ---- reading ---- */
+
+/* The next message on a rank's board. It stays until it is passed, and its bytes until this rank
+ * completes its operation. */
+static inline bool dcommi_board_peek(const dcommi_member *m, dcommi_arrival *arrival)
+{
+    if (m->board == NULL) {
+        return false;
+    }
+    const dcommi_cell *cell = &m->board->cell[m->board_read % DCOMMI_BOARD_CELLS];
+    uint64_t word = atomic_load_explicit(&cell->word, memory_order_acquire);
+    if ((uint32_t)(word >> 32) != (uint32_t)(m->board_read + 1)) {
+        return false;
+    }
+    size_t header_len = word & UINT16_MAX, len = (uint16_t)(word >> 16);
+    bool sound = header_len <= sizeof(dcommi_header) && len <= DCOMMI_BOARD_PAYLOAD;
+    *arrival = (dcommi_arrival){.peer = m->peer,
+                                .header = cell->bytes,
+                                .header_len = sound ? header_len : 0,
+                                .data = cell->bytes + header_len,
+                                .len = sound ? len : 0,
+                                .stays = true};
+    return true;
+}
+
+static inline void dcommi_board_pass(dcommi_member *m)
+{
+    m->board_read++;
+}
+
+#endif
 /* ==== include/dcomm/impl/boot.h ============================================================ */
 /* boot.h - how the ranks of a new communicator meet: by the launcher, an id, or the caller's own
  * all-gather. */
@@ -24665,1112 +25996,6 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
 #ifndef DCOMMI_CACHE_H
 #define DCOMMI_CACHE_H
 
-/* ==== include/dcomm/impl/types.h =========================================================== */
-/* types.h - contexts, communicators and runs as the engine sees them. */
-#ifndef DCOMMI_TYPES_H
-#define DCOMMI_TYPES_H
-
-/* ==== include/dcomm/impl/algo.h ============================================================ */
-/* algo.h - the table of algorithms: what every algo_*.h registers and everything else looks up. */
-#ifndef DCOMMI_ALGO_H
-#define DCOMMI_ALGO_H
-
-
-/* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
- * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
-typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcommi_builder *b);
-
-typedef struct dcommi_algo {
-    const char *name;
-    dcomm_coll coll;
-    dcommi_algo_fn make;
-    bool rank_order; /* can fold in rank order */
-    /* Who goes first where prices say nothing: the lowest; `between`: of calls on several hosts, of
-     * which one has several ranks. Few steps with few bytes come first (within a host
-     * recursive_doubling before one_shot: fewer messages, which matters more to ranks that share
-     * cores and do not meet at once than calls in a row show), then what spreads the work evenly,
-     * then what passes everything through some ranks, whose queues the model takes for boundless.
-     * hier hides what is done within hosts behind their links; on one host it is two_shot by
-     * another name. */
-    uint8_t favour, favour_between;
-    /* What of the groups it leaves aside, as a sentence; NULL: nothing to say. */
-    void (*note)(const dcommi_shape *shape, char *text, size_t len);
-    const char *cost;
-    const char *source;
-} dcommi_algo;
-
-/* Bytes of one element, and of `count`. */
-static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
-{
-    return (int64_t)(count * dcomm_dtype_size(s->dtype));
-}
-
-/* Where this rank's input lies. `in_base` is where it begins in OUT when the call is in place
- * (0, or rank*block for all-gather and gather). */
-typedef struct dcommi_input {
-    dcomm_space space;
-    int64_t base;
-} dcommi_input;
-
-static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_base)
-{
-    dcommi_input in = {s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, s->in_place ? in_base : 0};
-    return in;
-}
-
-/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, multiples of `grain`
- * bytes (>= the element), the tail cut off at `total`. Block b starts at b*block. */
-typedef struct dcommi_partition {
-    int64_t total, block, chunk;
-    int64_t nblocks, chunks;
-} dcommi_partition;
-
-static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblocks,
-                                                     int64_t chunk_bytes, int64_t element)
-{
-    dcommi_partition p = {.total = total, .nblocks = nblocks, .chunks = 1};
-    int64_t share = dcommi_ceil_div(total, nblocks);
-    if (chunk_bytes > 0) {
-        p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
-    }
-    /* Cache lines keep chunks from sharing one; tiny blocks would only become uneven by it. */
-    int64_t grain = share >= 64 * 64 * p.chunks ? 64 : element;
-    p.chunk = dcommi_ceil_div(dcommi_ceil_div(share, p.chunks), grain) * grain;
-    p.block = p.chunk * p.chunks;
-    return p;
-}
-
-#endif
-/* ==== include/dcomm/impl/host.h ============================================================ */
-/* host.h - a string that is equal on two ranks exactly where they can share memory. */
-#ifndef DCOMMI_HOST_H
-#define DCOMMI_HOST_H
-
-
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#define DCOMMI_HOST_ID_MAX 256
-
-/* The first line of a small file without its newline; "" where it cannot be read. */
-static void dcommi_host_line(const char *path, char *line, size_t max)
-{
-    line[0] = '\0';
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return;
-    }
-    ssize_t n = read(fd, line, max - 1);
-    close(fd);
-    line[n > 0 ? n : 0] = '\0';
-    line[strcspn(line, "\n")] = '\0';
-}
-
-static uint64_t dcommi_host_namespace(const char *name)
-{
-    char path[64];
-    struct stat st;
-    snprintf(path, sizeof path, "/proc/self/ns/%s", name);
-    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
-}
-
-/* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
-static uint64_t dcommi_host_machine(void)
-{
-    char boot[64];
-    uint64_t machine = 0;
-    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    for (const char *c = boot; *c != 0; c++) {
-        machine = dcommi_mix(machine, (uint64_t)(unsigned char)*c) | 1;
-    }
-    return machine;
-}
-
-/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
- * whether memory can be shared:
- *   boot id            one running kernel;
- *   pid namespace      process_vm_readv names the peer by its pid;
- *   ipc namespace      System V segments;
- *   user namespace     process_vm_readv asks for rights in the target's;
- *   effective user     segments are made for their owner alone;
- *   device of /dev/shm POSIX segments: the same file system gives the same number, also seen
- *                      through different mount namespaces;
- *   host name          keeps apart what a faked or missing boot id does not. */
-static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
-{
-    if (wanted == NULL || wanted[0] == '\0') {
-        wanted = getenv("DCOMM_HOSTID");
-    }
-    if (wanted != NULL && wanted[0] != '\0') {
-        snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
-        return;
-    }
-    char boot[64], name[65] = "";
-    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    if (gethostname(name, sizeof name - 1) != 0) {
-        name[0] = '\0';
-    }
-    struct stat shm;
-    uint64_t device = stat("/dev/shm", &shm) == 0 ? (uint64_t)shm.st_dev : 0;
-    snprintf(id, DCOMMI_HOST_ID_MAX,
-             "%s pid:%" PRIu64 " ipc:%" PRIu64 " user:%" PRIu64 " uid:%lu shm:%" PRIu64 " %s", boot,
-             dcommi_host_namespace("pid"), dcommi_host_namespace("ipc"),
-             dcommi_host_namespace("user"), (unsigned long)geteuid(), device, name);
-}
-
-#endif
-/* ==== include/dcomm/impl/message.h ========================================================= */
-/* message.h - the header of every message between engines, and its validation. All ranks of a
- * communicator run on machines of one byte order (checked when it is created). */
-#ifndef DCOMMI_MESSAGE_H
-#define DCOMMI_MESSAGE_H
-
-/* ==== include/dcomm/impl/transport.h ======================================================= */
-/* transport.h - what the engine needs of any transport: active messages, mapped memory, news of a
- * peer's death. A transport moves bytes and knows neither ranks nor dtypes; peers are small
- * integers of the context's own. One thread at a time calls into a transport. */
-#ifndef DCOMMI_TRANSPORT_H
-#define DCOMMI_TRANSPORT_H
-
-
-#include <sys/random.h>
-
-typedef struct dcommi_transport dcommi_transport;
-
-/* A send or a fetch that was not complete at once. The caller owns it, sets `done` and keeps it
- * until done has been called, exactly once, from within progress or close. */
-typedef struct dcommi_op {
-    void (*done)(struct dcommi_op *op, dcomm_status status);
-    void *handle; /* the transport's own */
-} dcommi_op;
-
-/* What arrived. data is NULL when the payload still lies at the sender (a long message): then
- * on_message must return DCOMMI_KEEP and later either fetch or release it. */
-typedef struct dcommi_arrival {
-    int peer; /* who sent it, if the transport knows, else -1: the header tells */
-    const void *header;
-    size_t header_len;
-    const void *data;
-    size_t len;
-    void *desc; /* names the payload for fetch and release; NULL: it cannot be kept, copy it */
-    bool stays; /* it may be left for later */
-} dcommi_arrival;
-
-typedef enum dcommi_verdict {
-    DCOMMI_CONSUMED = 0, /* done with it */
-    DCOMMI_LATER =
-        2, /* `stays`: show it again at the next progress, and nothing of this peer before */
-    DCOMMI_KEEP = 1 /* desc (and data, if not NULL) stay valid until fetch or release */
-} dcommi_verdict;
-
-typedef struct dcommi_transport_handlers {
-    void *user;
-    /* Called from within progress. */
-    dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
-    /* A peer is lost; called once per peer from within progress. */
-    void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
-    /* What came is no message, nor a part of one that fits the others: only the header, which ends
-     * where it ends, can be looked at. */
-    void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
-} dcommi_transport_handlers;
-
-/* Names a transport among all: random. */
-static uint64_t dcommi_transport_id(void)
-{
-    static _Atomic uint64_t counter;
-    uint64_t id = 0;
-    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
-        id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
-    }
-    return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
-}
-
-/* Memory that peers on this host may map. */
-typedef struct dcommi_region {
-    void *base;
-    size_t len;
-    void *handle;
-    const void *key; /* to be sent to peers, key_len bytes; owned by the region */
-    size_t key_len;
-} dcommi_region;
-
-#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
-
-struct dcommi_transport {
-    const char *name; /* "local", "net" */
-    const struct dcommi_transport_vtable *call;
-    dcommi_transport_handlers handlers;
-    const void *address; /* how peers reach us; owned by the transport */
-    size_t address_len;
-    bool bulk;          /* set by who sends: what comes now is a part of much */
-    size_t eager_max;   /* a payload up to this long comes with its message */
-    size_t ordered_max; /* and messages with so long a one arrive in order */
-    bool by_flow;       /* what connects it may limit each connection by itself: several can be
-                           faster than one */
-};
-
-typedef struct dcommi_transport_vtable {
-    /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
-    dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* May be NULL. From now on use up to so many connections, at most DCOMM_CONNECTIONS_MAX, to
-     * send to a peer. Any number of the peer's is understood. */
-    void (*connect)(dcommi_transport *t, int peer, int connections);
-    /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
-    void (*remove_peer)(dcommi_transport *t, int peer);
-    /* Send header and payload as one message. The header is copied; the payload must stay until
-     * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
-     * called; an error: not sent. Messages to one peer that are at most ordered_max long arrive in
-     * order; longer ones may be overtaken. */
-    dcomm_status (*send)(dcommi_transport *t, int peer, const void *header, size_t header_len,
-                         const void *data, size_t len, dcommi_op *op);
-    /* May be NULL. Room for a message to a peer, before those that wait, where its payload of `len`
-     * bytes is to be written, past the caches if *past says so; NULL: none at once, send it. The
-     * very next call must be commit, with the message's header. */
-    void *(*reserve)(dcommi_transport *t, int peer, size_t header_len, size_t len, bool *past);
-    void (*commit)(dcommi_transport *t, int peer, const void *header, size_t header_len,
-                   size_t len);
-    /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
-     */
-    dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
-    /* Drop a kept payload. */
-    void (*release)(dcommi_transport *t, void *desc);
-    /* Never blocks; returns how much happened. */
-    unsigned (*progress)(dcommi_transport *t);
-    /* Look for a peer's next message without handling it; not within progress. False: none has
-     * come, or it is one that progress must handle. What is shown stays valid until pass, which
-     * takes it away, or any other call. */
-    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
-    void (*pass)(dcommi_transport *t, int peer);
-    /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
-    dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
-    void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
-    /* Map a peer's region by its key; *map is for unmap. */
-    dcomm_status (*region_map)(dcommi_transport *t, int peer, const void *key, size_t key_len,
-                               void *remote_base, void **ptr, void **map);
-    void (*region_unmap)(dcommi_transport *t, void *map);
-    /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
-    void (*close)(dcommi_transport *t, double timeout_s, bool force);
-} dcommi_transport_vtable;
-
-#endif
-
-/* a, b and the payload by type:
- *   DATA        payload of a send                         a = length
- *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
- *               reserved = its region's number, low and high bits (0: in no region)
- *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
- *   OFFER       a send that waits in a device's memory    the same
- *   FIN         the receiver has read what RTS or OFFER offered
- *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region;
- *               reserved = 1 + number of the device whose memory it is (0: the host's)
- *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
- *   READ_SENT   the same of what OFFER offered as `tag`   slot and reserved = reader's id
- *   READ_REPLY  the part                                  a = length, tag = reader's id
- *   SIGNAL      counter `slot` grows                      a = by how much
- *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
- *   QUERY       have you entered `seq`?                   payload = the asker's description of it
- *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
- *   ABORT       a = status (two's complement)             payload = sentence
- *   GOODBYE     a = number of collectives it took part in
- *   REGION_ASK  how is region `tag` mapped?
- *   REGION      so                                        a = 1: it is device memory;
- *               payload = card and key (region.h)
- *   REGION_GONE region `tag` is no more                   a = 1: it is device memory
- *   REGION_SHUT region `tag`, device memory, is not open at its reader any more */
-enum dcommi_message_type {
-    DCOMMI_MSG_DATA = 1,
-    DCOMMI_MSG_RTS,
-    DCOMMI_MSG_PULL,
-    DCOMMI_MSG_FIN,
-    DCOMMI_MSG_EXPOSE,
-    DCOMMI_MSG_READ,
-    DCOMMI_MSG_READ_REPLY,
-    DCOMMI_MSG_SIGNAL,
-    DCOMMI_MSG_CREDIT,
-    DCOMMI_MSG_QUERY,
-    DCOMMI_MSG_REPLY,
-    DCOMMI_MSG_ABORT,
-    DCOMMI_MSG_GOODBYE,
-    DCOMMI_MSG_REGION_ASK,
-    DCOMMI_MSG_REGION,
-    DCOMMI_MSG_REGION_GONE,
-    DCOMMI_MSG_OFFER,
-    DCOMMI_MSG_READ_SENT,
-    DCOMMI_MSG_REGION_SHUT,
-    DCOMMI_MSG_TYPE_END
-};
-
-/* Collectives and point-to-point count their sequence numbers apart. */
-enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
-
-enum dcommi_entry { DCOMMI_NOT_ENTERED = 0, DCOMMI_ENTERED = 1, DCOMMI_COMPLETED = 2 };
-
-typedef struct dcommi_header {
-    uint8_t type;
-    uint8_t stream;
-    uint16_t stage;
-    uint16_t slot;
-    uint16_t reserved; /* 0, but where it is named above */
-    uint32_t signature;
-    uint32_t src; /* rank in the communicator */
-    uint64_t comm;
-    uint64_t seq;
-    uint32_t tag;
-    uint32_t done; /* low bits of the number of collectives that src has completed */
-    uint64_t a, b;
-} dcommi_header;
-
-_Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
-_Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
-
-/* A short payload's header may end before a, which is its length, and b, which is 0: header and
- * payload are one cache line of a fifo then. */
-#define DCOMMI_HEADER_SHORT 40
-#define DCOMMI_SHORT_MAX 16
-
-_Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
-
-#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
-#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
-#define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
-#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
-
-/* A number of 32 bits in slot and reserved, where these are free. */
-static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
-{
-    h->slot = (uint16_t)number;
-    h->reserved = (uint16_t)(number >> 16);
-}
-
-static inline uint32_t dcommi_header_wide(const dcommi_header *h)
-{
-    return (uint32_t)h->reserved << 16 | h->slot;
-}
-
-/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
- * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
-static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
-                                dcommi_header *header)
-{
-    if (bytes_len != sizeof *header && bytes_len != DCOMMI_HEADER_SHORT) {
-        return false;
-    }
-    memcpy(header, bytes, bytes_len);
-    if (bytes_len == DCOMMI_HEADER_SHORT) {
-        header->a = len;
-        header->b = 0;
-        if (header->type != DCOMMI_MSG_DATA) {
-            return false;
-        }
-    }
-    if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
-        header->stream > DCOMMI_STREAM_P2P ||
-        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS &&
-         header->type != DCOMMI_MSG_OFFER && header->type != DCOMMI_MSG_EXPOSE &&
-         header->type != DCOMMI_MSG_READ_SENT)) {
-        return false;
-    }
-    switch (header->type) {
-    case DCOMMI_MSG_DATA:
-    case DCOMMI_MSG_READ_REPLY:
-        return header->a == len;
-    case DCOMMI_MSG_QUERY:
-    case DCOMMI_MSG_REPLY:
-    case DCOMMI_MSG_ABORT:
-        return len <= DCOMMI_TEXT_MAX;
-    case DCOMMI_MSG_REGION:
-        return header->a == 0
-                   ? len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX
-                   : header->a == 1 && len == DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_DEVICE;
-    default:
-        return len == 0;
-    }
-}
-
-#endif
-/* ==== include/dcomm/impl/place.h =========================================================== */
-/* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
- * from all ranks' places. Knows nothing of how a place is found. */
-#ifndef DCOMMI_PLACE_H
-#define DCOMMI_PLACE_H
-
-
-#define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
-#define DCOMMI_PLACE_NONE (-1) /* the machine has no such thing */
-#define DCOMMI_PLACE_MANY (-2) /* the rank may run on several of them */
-
-/* Fixed layout: a part of what ranks exchange. Numbers are hwloc's logical indices of the whole
- * machine, so that ranks of one machine mean the same by them. */
-typedef struct dcommi_site {
-    int32_t package, numa, cache, core;
-    int32_t cpus;     /* hardware threads that the rank may run on */
-    int32_t unknown;  /* not 0: some of them have numbers beyond the mask */
-    uint64_t machine; /* a kernel that runs, which containers share; 0: unknown */
-    uint64_t mask[DCOMMI_PLACE_CPUS / 64]; /* which, by the system's numbers */
-    char nic[16], gpu[16];                 /* "": none */
-} dcommi_site;
-
-_Static_assert(sizeof(dcommi_site) == 32 + DCOMMI_PLACE_CPUS / 8 + 32, "no padding");
-
-/* A place that comes from another rank; strings are ended in any case. */
-static dcomm_status dcommi_place_check(dcommi_site *place, int rank)
-{
-    const int32_t index[] = {place->package, place->numa, place->cache, place->core};
-    bool good = place->cpus >= 0;
-    for (size_t i = 0; i < sizeof index / sizeof index[0]; i++) {
-        good = good && index[i] >= DCOMMI_PLACE_MANY;
-    }
-    char *const names[] = {place->nic, place->gpu};
-    for (size_t i = 0; i < 2; i++) {
-        names[i][sizeof place->nic - 1] = 0;
-        for (char *c = names[i]; *c != 0; c++) {
-            *c = *c < ' ' || *c > '~' ? '?' : *c;
-        }
-    }
-    return good ? DCOMM_OK
-                : dcommi_fail(DCOMM_ERR_CORRUPT,
-                              "rank %d says that it runs in package %d, NUMA node %d, cache %d, "
-                              "core %d on %d hardware threads",
-                              rank, place->package, place->numa, place->cache, place->core,
-                              place->cpus);
-}
-
-static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
-{
-    return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
-}
-
-/* Whether two ranks mean the same machine by the same numbers: those of a host, and of several
- * containers on one, which are hosts to each other. */
-static bool dcommi_place_beside(const dcommi_groups *g, const dcommi_site *places, int a, int b)
-{
-    return dcommi_group_of(g, 0, a) == dcommi_group_of(g, 0, b) ||
-           (places[a].machine != 0 && places[a].machine == places[b].machine);
-}
-
-/* Whether two ranks of one machine may get the same hardware thread. */
-static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
-{
-    uint64_t both = 0;
-    for (size_t i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
-        both |= a->mask[i] & b->mask[i];
-    }
-    return both != 0;
-}
-
-/* ---- groups ---- */
-
-static const uint8_t dcommi_place_kinds[] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE,
-                                             DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_CACHE,
-                                             DCOMMI_LEVEL_CORE};
-enum { DCOMMI_PLACE_LEVELS = sizeof dcommi_place_kinds };
-
-static int32_t dcommi_place_index(const dcommi_site *p, int level)
-{
-    const int32_t index[DCOMMI_PLACE_LEVELS] = {0, p->package, p->numa, p->cache, p->core};
-    return index[level];
-}
-
-/* The i-th rank below `rank` that may run where this one may, on the same hardware threads; -1:
- * there are not so many, and *count is how many there are. */
-static int dcommi_place_twin(const dcommi_groups *g, const dcommi_site *places, int rank, int i,
-                             int *count)
-{
-    *count = 0;
-    for (int r = 0; r < rank; r++) {
-        if (dcommi_place_beside(g, places, r, rank) &&
-            dcommi_place_same(&places[r], &places[rank]) && (*count)++ == i) {
-            return r;
-        }
-    }
-    return -1;
-}
-
-/* Ranks that may run on the same hardware threads have one each, and when all are taken, take turns
- * on them one after the other. */
-static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
-{
-    for (int r = 0; r < g->nranks; r++) {
-        int before, cpus = places[r].unknown == 0 ? places[r].cpus : 0;
-        dcommi_place_twin(g, places, r, g->nranks, &before);
-        if (cpus > 0 && before >= cpus) {
-            g->seat[r] = dcommi_place_twin(g, places, r, before % cpus, &before);
-        }
-    }
-}
-
-/* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
- * say, share with those alone that may run on exactly the same hardware threads. */
-static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
-{
-    int64_t *ids = dcommi_calloc((size_t)n * DCOMMI_PLACE_LEVELS, sizeof *ids);
-    if (ids == NULL) {
-        return NULL;
-    }
-    for (int r = 0; r < n; r++) {
-        int twin = 0; /* the first rank of the same host with the same hardware threads */
-        while (host[twin] != host[r] || !dcommi_place_same(&places[twin], &places[r])) {
-            twin++;
-        }
-        ids[r] = host[r];
-        for (int l = 1; l < DCOMMI_PLACE_LEVELS; l++) {
-            int32_t index = dcommi_place_index(&places[r], l);
-            ids[(size_t)l * (size_t)n + (size_t)r] =
-                index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
-        }
-    }
-    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
-    dcommi_free(ids);
-    if (groups != NULL) {
-        dcommi_place_seats(groups, places);
-    }
-    return groups;
-}
-
-/* ---- ranks that may be moved ---- */
-
-/* Whether the scheduler may put this rank where another rank of its machine runs. One that has a
- * core, or hardware threads that nobody else of us uses, stays out of the others' way. */
-static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
-{
-    const dcommi_site *mine = &places[rank];
-    if (mine->core >= 0 || mine->cpus <= 1 || mine->unknown != 0) {
-        return false;
-    }
-    for (int r = 0; r < g->nranks; r++) {
-        if (r != rank && dcommi_place_beside(g, places, r, rank) &&
-            dcommi_place_overlap(mine, &places[r])) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Whether the ranks of this rank's machine are more than the hardware threads that they may run on.
- */
-static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
-{
-    int ranks = 0, cpus = 0;
-    for (int i = 0; i < DCOMMI_PLACE_CPUS / 64; i++) {
-        uint64_t any = 0;
-        for (int r = 0; r < g->nranks; r++) {
-            if (dcommi_place_beside(g, places, r, rank)) {
-                any |= places[r].mask[i];
-                ranks += i == 0;
-                if (places[r].unknown != 0) {
-                    return false;
-                }
-            }
-        }
-        cpus += __builtin_popcountll(any);
-    }
-    return cpus > 0 && ranks > cpus;
-}
-
-/* "0-3, 6" into text, "..." where it is full; returns how many ranks are in it. */
-static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *places, char *text,
-                                     size_t len)
-{
-    size_t at = 0;
-    int found = 0, first = -1;
-    text[0] = 0;
-    for (int r = 0; r <= g->nranks; r++) {
-        bool unbound = r < g->nranks && dcommi_place_unbound(g, places, r);
-        found += unbound;
-        if (unbound && first < 0) {
-            first = r;
-        } else if (!unbound && first >= 0) {
-            char range[32];
-            int n = first + 1 < r ? snprintf(range, sizeof range, "%d-%d", first, r - 1)
-                                  : snprintf(range, sizeof range, "%d", first);
-            bool fits = at + (size_t)n + 8 < len;
-            const char *comma = at > 0 ? ", " : "";
-            at += (size_t)snprintf(text + at, len - at, "%s%s", comma, fits ? range : "...");
-            if (!fits) { /* count the rest only */
-                len = at + 1;
-                for (; r + 1 < g->nranks; r++) {
-                    found += dcommi_place_unbound(g, places, r + 1);
-                }
-            }
-            first = -1;
-        }
-    }
-    return found;
-}
-
-/* Once per process, in rank 0 of a communicator. */
-static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
-{
-    static _Atomic int said;
-    char list[128];
-    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
-    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
-        return;
-    }
-    int n = dcommi_place_unbound_list(g, places, list, sizeof list);
-    if (n > 0 && atomic_exchange(&said, 1) == 0) {
-        dcommi_log(
-            DCOMMI_LOG_WARN,
-            "rank%s %s of %d %s not bound to cores and may be moved onto each other's, which "
-            "can make short messages a hundred times slower; bind the ranks (dcomm-run "
-            "--bind slice, mpirun --bind-to core, srun --cpu-bind=cores), or set "
-            "DCOMM_WARN_UNBOUND=0",
-            n > 1 ? "s" : "", list, g->nranks, n > 1 ? "are" : "is");
-    }
-}
-
-/* ---- as text ---- */
-
-/* The hardware threads of a place, "0-3,8", "..." at the end where text is full. */
-static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
-{
-    size_t at = 0;
-    text[0] = 0;
-    for (int cpu = 0; cpu < DCOMMI_PLACE_CPUS; cpu++) {
-        int end = cpu;
-        while (end < DCOMMI_PLACE_CPUS && (p->mask[end / 64] >> (end % 64) & 1) != 0) {
-            end++;
-        }
-        if (end == cpu) {
-            continue;
-        }
-        char range[32];
-        int n = end == cpu + 1 ? snprintf(range, sizeof range, "%d", cpu)
-                               : snprintf(range, sizeof range, "%d-%d", cpu, end - 1);
-        bool fits = at + (size_t)n + 5 < len;
-        at +=
-            (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? "," : "", fits ? range : "...");
-        if (!fits) {
-            return;
-        }
-        cpu = end;
-    }
-}
-
-#endif
-
-#define DCOMMI_WINDOW 64       /* collectives that a rank may be ahead of any peer it sends to */
-#define DCOMMI_CREDIT_EVERY 16 /* completions after which silent peers are told */
-#define DCOMMI_HISTORY 256     /* past operations whose signatures can still be asked for */
-#define DCOMMI_BUCKETS 1024    /* of a communicator's match table */
-#define DCOMMI_RTS_MAPPED 8192 /* likewise from memory that the receiver can map */
-#define DCOMMI_RTS_BYTES 32768 /* on one host, longer sends wait in the sender's memory */
-/* Outputs from here on are stored past the caches. Where neither buffer is in a cache that takes a
- * quarter less from 64 KiB to 1 MiB; where both are (one call after another on the same 64 or 256
- * KiB and nothing else) it takes a quarter more. */
-#define DCOMMI_PAST_RESULT ((int64_t)64 << 10)
-#define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* operations from here on move much */
-#define DCOMMI_PULL_BLOCK 65536                 /* bytes read from a peer before they are folded */
-
-typedef struct dcommi_run dcommi_run;
-typedef struct dcommi_frame dcommi_frame;
-typedef struct dcommi_lane dcommi_lane;
-typedef struct dcommi_move dcommi_move;
-typedef struct dcommi_pull dcommi_pull;
-typedef struct dcommi_script dcommi_script;
-typedef struct dcommi_device dcommi_device;
-
-/* ---- matching ---- */
-
-enum dcommi_node_class {
-    DCOMMI_NODE_POSTED,   /* a receive that waits for its message */
-    DCOMMI_NODE_SENT,     /* an RTS that waits for FIN or PULL */
-    DCOMMI_NODE_PULL,     /* a READ that waits for its reply */
-    DCOMMI_NODE_EXPOSED,  /* what a peer has exposed to a run */
-    DCOMMI_NODE_EARLY,    /* a message for a receive that is not posted yet */
-    DCOMMI_NODE_EARLY_RUN /* a signal or exposition for a run or stage that is not there yet */
-};
-
-typedef struct dcommi_match_node {
-    struct dcommi_match_node *next;
-    uint64_t seq;
-    uint32_t tag; /* EXPOSED: the slot */
-    int32_t peer; /* EARLY_RUN: 0 */
-    uint16_t stage;
-    uint8_t stream;
-    uint8_t cls;
-} dcommi_match_node;
-
-/* A message that came before anybody asked for it. */
-typedef struct dcommi_early {
-    dcommi_match_node node;
-    dcommi_header header;
-    dcommi_transport *transport;
-    void *desc; /* the transport's, to be fetched or released; NULL: data is a copy of ours */
-    void *data; /* NULL: still at the sender */
-    size_t len;
-} dcommi_early;
-
-/* A peer's memory that this run may read. */
-typedef struct dcommi_exposed {
-    dcommi_match_node node;
-    struct dcommi_exposed *next_of_run;
-    uint64_t address, len;
-    uint32_t region; /* that it lies in, of the peer's; 0: none */
-    uint16_t device; /* 1 + number of the device that it lies on; 0: host memory */
-} dcommi_exposed;
-
-/* ---- runs ---- */
-
-enum dcommi_lane_state {
-    DCOMMI_LANE_READY = 0,
-    DCOMMI_LANE_MOVE,    /* the step's move is under way */
-    DCOMMI_LANE_FENCE,   /* asynchronous moves are */
-    DCOMMI_LANE_COUNTER, /* a counter is too low */
-    DCOMMI_LANE_EXPOSE,  /* a peer has not exposed yet */
-    DCOMMI_LANE_CREDIT,  /* too far ahead of a peer */
-    DCOMMI_LANE_CALL,    /* a sub-plan runs */
-    DCOMMI_LANE_DONE
-};
-
-struct dcommi_lane {
-    dcommi_frame *frame;
-    dcommi_lane *next_ready;
-    const dcomm_step *steps;
-    uint32_t count, pc;
-    int64_t index[DCOMM_LOOP_DEPTH];
-    int64_t trips[DCOMM_LOOP_DEPTH];
-    int depth;
-    uint8_t state;
-    bool queued;
-    bool forwarded;   /* the SEND that comes next has been done */
-    uint32_t pending; /* asynchronous moves under way */
-    uint32_t counter; /* what it waits for, where it waits */
-    uint64_t target;
-    int32_t peer;
-};
-
-/* A plan being executed: the run's own, or a sub-plan's. */
-struct dcommi_frame {
-    dcommi_run *run;
-    dcommi_frame *parent;
-    dcommi_lane *caller; /* lane of the parent that waits for this frame */
-    dcommi_frame *next;  /* in run->children */
-    const dcomm_plan *plan;
-    const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
-    uint8_t *space[DCOMM_SPACE_STATE + 1];
-    int64_t space_len[DCOMM_SPACE_STATE + 1];
-    uint64_t *words;
-    int64_t tag_base, index_base;
-    uint32_t counter_base, slot_base;
-    uint32_t lanes_left;
-    int depth;
-    uint8_t on_device;    /* bit 1 << space: it lies on run->device */
-    void *device_scratch; /* to be given back; NULL: none */
-    uint8_t *shared;      /* likewise, a part of the context's scratch that peers map */
-    dcommi_lane *lanes;
-};
-
-enum dcommi_move_kind { DCOMMI_MOVE_SEND, DCOMMI_MOVE_RECV, DCOMMI_MOVE_FOLD, DCOMMI_MOVE_REPLY };
-
-/* A send or receive under way. */
-struct dcommi_move {
-    dcommi_op op; /* first: the transport gives it back */
-    dcommi_match_node node;
-    dcommi_lane *lane;
-    dcommi_run *run;
-    dcommi_move *next; /* in run->moves */
-    dcommi_move **prev;
-    dcommi_pull *pull; /* of a PULL node */
-    uint8_t pull_block;
-    uint8_t kind;
-    bool async, final, past, in_transport;
-    bool device; /* buf, dst and src are memory of run->device */
-    uint8_t nsrc, msg_at;
-    int32_t forward_rank; /* FOLD: whom the step behind sends the result; -1: nobody */
-    uint32_t forward_tag;
-    int32_t word; /* absolute pointer is lane->frame->words + word */
-    uint8_t *buf; /* SEND: payload; RECV: dst; FOLD: stage */
-    size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
-    uint8_t *dst;
-    struct dcommi_slot *slot; /* pinned memory that it has (jobs.h); NULL: none */
-    const void *src[DCOMMI_FOLD_MAX];
-    size_t arrived;
-};
-
-/* What all ranks must agree on, kept for the sentence that says they do not. */
-typedef struct dcommi_signature {
-    uint32_t hash;
-    uint8_t coll, dtype, op;
-    int32_t root;
-    uint64_t count;
-    const char *algo;
-} dcommi_signature;
-
-typedef struct dcommi_peer_state {
-    uint8_t entry; /* dcommi_entry as last heard */
-    bool replied;  /* since the last query */
-    char where[64];
-} dcommi_peer_state;
-
-/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
-typedef struct dcommi_plan_key {
-    uint64_t call; /* operation, dtype, operator, root */
-    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
-    uint64_t count, chunk;
-    uint64_t counts[2];
-} dcommi_plan_key;
-
-/* A cached plan with its users counted. */
-typedef struct dcommi_cached {
-    struct dcommi_cached *next; /* in its bucket */
-    dcommi_plan_key key;
-    const dcommi_algo *algo;
-    dcommi_signature signature;
-    uint64_t used; /* clock for eviction */
-    int refs;
-    bool retired; /* not in the cache any more: free at the last release */
-    dcomm_plan *plan;
-    dcomm_plan *inner;     /* called by plan; NULL without */
-    dcommi_script *script; /* NULL without */
-} dcommi_cached;
-
-/* What ties a run to a stream of the caller's (gate.h). */
-typedef struct dcommi_gate {
-    void *stream;                  /* NULL: no gate */
-    enum dcommi_stream_kind kind;  /* of the stream, where it has been asked for */
-    int device;                    /* that was current when it was given */
-    void *before;                  /* event behind what the stream held; NULL: that has been done */
-    struct dcommi_gate_word *word; /* for which the stream waits; NULL: it does not */
-    uint32_t value;
-} dcommi_gate;
-
-struct dcommi_run {
-    dcomm_comm *comm;
-    dcommi_run *next, *prev;    /* comm's active runs, by sequence number */
-    dcommi_run *next_submitted; /* in the context's submission queue */
-    dcommi_run *next_group;     /* in the thread's group */
-    dcommi_run *next_finished;  /* in the context, until the engine has left it */
-    dcommi_run *next_gated;     /* in the context, until its stream has come to it */
-    dcommi_cached *cached;
-    const dcomm_plan *plan; /* of the current stage */
-    dcommi_signature signature;
-    uint64_t seq;
-    uint8_t stream;
-    int32_t p2p_peer;
-    uint16_t stage;
-    void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
-    void *give_back_user;
-    const void *in;
-    void *out, *state;
-    dcommi_device *device; /* in, out and state are its memory; NULL: the host's */
-    dcommi_gate gate;
-    unsigned jobs;              /* of the device's under way */
-    struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
-    double premul;
-    _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
-    bool active, blocking, queued; /* queued: in a group that has not ended */
-    _Atomic int refs;              /* its user, the engine, moves that the transport holds */
-    double timeout_s, submitted_at, idle_since, next_query;
-    double ended_at; /* where comm->timed */
-    uint64_t events, events_seen;
-    dcommi_frame root;
-    dcommi_frame *children;
-    dcommi_move *moves;
-    dcommi_pull *pulls;
-    dcommi_exposed *exposed_list;
-    uint64_t *counters;
-    struct dcommi_offer {
-        uint8_t *base;
-        int64_t len;
-        bool device;
-    } * offers;               /* [nslots] of what we exposed */
-    dcommi_peer_state *peers; /* [size], from the first query on */
-    uint32_t next_pull;
-    uint8_t *memory; /* lanes, words, counters, scratch */
-    size_t memory_len;
-};
-
-struct dcomm_request {
-    dcommi_run run; /* a request is its run */
-};
-
-/* ---- communicators ---- */
-
-typedef struct dcommi_history {
-    uint64_t seq;
-    bool known;
-    dcommi_signature signature;
-} dcommi_history;
-
-typedef struct dcommi_member {
-    int peer;                                /* the context's number for it; -1: this rank itself */
-    uint64_t done;                           /* collectives that it has told us it completed */
-    uint64_t told;                           /* what we told it of ours */
-    _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
-    uint64_t p2p_done; /* of our sends, received there as far as we were told */
-    uint64_t p2p_completed, p2p_told;
-    bool heard;     /* has sent to us: gets credits and a goodbye */
-    bool addressed; /* we have sent to it: gets a goodbye */
-    bool gone;      /* has said goodbye */
-    bool asked;     /* for credit, and has not answered */
-    uint64_t gone_after;
-    char *hostname;
-} dcommi_member;
-
-/* A call that is likely to come again, with what it needs; a call without options, of a script. */
-#define DCOMMI_RECENT 4
-typedef struct dcommi_recent {
-    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
-    size_t count;
-    const char *algo;      /* that the call named; NULL: none */
-    dcommi_cached *cached; /* with a reference */
-} dcommi_recent;
-
-#define DCOMMI_CACHE_PLANS 64
-#define DCOMMI_CACHE_BUCKETS 128
-
-struct dcomm_comm {
-    dcomm_context *context;
-    dcomm_comm *next; /* in the context */
-    int refs;         /* its creator, its runs; with lock */
-    uint64_t id;
-    int rank, size, nhosts;
-    dcommi_groups *groups;
-    struct dcommi_chooser *chooser; /* with lock */
-    dcommi_site *places;            /* [size] */
-    dcommi_member *members;
-    double timeout_s;
-    char algo[32];
-    bool deterministic;
-    bool tunes;      /* measures what things cost when it is created */
-    bool timed;      /* its runs note when they end */
-    bool streamed;   /* operations have been put on streams */
-    int connections; /* to each rank on another host; 0: as tuning says */
-    int64_t chunk_bytes;
-    _Atomic int lock; /* sequence numbers, plan cache, free runs */
-    dcommi_recent recent[DCOMMI_RECENT];
-    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
-    uint8_t *scratch;                 /* of scripts */
-    uint64_t next_seq;
-    uint64_t children; /* communicators derived so far, for their ids */
-    uint64_t shrinks;
-    dcommi_run *free_runs;
-    struct dcommi_coded *free_coded; /* with lock */
-    dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
-    int ncached;
-    uint64_t cache_clock;
-    /* below: only with the context's token */
-    dcommi_run *runs, *last_run;
-    uint64_t entered; /* one more than the highest number that has reached the engine */
-    uint64_t started; /* how many have: fewer while a group of another thread holds some back */
-    uint64_t done;    /* collectives completed, without gaps */
-    dcommi_match_node *table[DCOMMI_BUCKETS];
-    dcommi_history history[DCOMMI_HISTORY];
-    size_t early_bytes, early_count;
-    size_t in_transport; /* moves whose buffers the transport may still touch */
-    dcomm_stats stats;
-    _Atomic int abort_wanted;
-    char abort_reason[DCOMMI_TEXT_MAX];
-    _Atomic int poisoned; /* the status, 0: none */
-    char message[DCOMMI_MESSAGE_MAX];
-    /* non-blocking creation */
-    _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
-    _Atomic int cancel;
-    pthread_t creator;
-    bool has_creator;
-    dcomm_comm_opts opts;
-    char *names[2]; /* the strings of opts.context_opts */
-};
-
-/* ---- contexts ---- */
-
-typedef struct dcommi_remote {
-    uint8_t uuid[16];
-    dcommi_transport *transport;
-    pid_t pid;
-    uint64_t started; /* start time of that process, 0: unknown */
-    bool same_host, lost;
-    bool cannot_read_us; /* it asked us to send by message instead */
-    bool unreadable;     /* we may not read its memory */
-    int users;           /* communicators */
-    char why[160];
-} dcommi_remote;
-
-/* A message for a communicator that does not exist here yet. */
-typedef struct dcommi_stray {
-    struct dcommi_stray *next;
-    dcommi_early *early;
-} dcommi_stray;
-
-struct dcomm_context {
-    _Atomic int refs;    /* its creator, its communicators, its registered memory */
-    _Atomic int holders; /* of its memory: it itself, communicators that runs keep */
-    _Atomic int token;   /* who holds it progresses (token.h) */
-    _Atomic int sharing, owner_in;
-    bool
-        open_stores; /* results stored past the caches since dcommi_settle_stores; with the token */
-    const char *owner;
-    uint8_t uuid[16];
-    char host_id[DCOMMI_HOST_ID_MAX];
-    char iface[64];
-    dcommi_site place;
-    _Atomic(dcommi_run *) submitted;
-    dcommi_transport *local, *net;
-    dcommi_remote *peers;
-    size_t npeers, peers_capacity;
-    dcomm_comm *comms;
-    dcommi_lane *ready_first, *ready_last;
-    dcommi_move *free_moves;
-    struct dcommi_control *free_controls;
-    dcommi_stray *strays, *last_stray;
-    size_t nstrays, stray_bytes, strays_dropped;
-    uint64_t buried[64]; /* ids of communicators that are no more */
-    unsigned nburied;
-    struct dcommi_regions *regions; /* NULL: never needed (region.h) */
-    struct dcommi_scratch *scratch; /* NULL: never needed (scratch.h) */
-    _Atomic int memory_due;         /* peers' device memory is to be opened or shut */
-    uint8_t *staging;               /* blocks read from peers */
-    size_t staging_len;
-    const void **pointers;
-    struct dcommi_piece *pieces;
-    size_t *lengths;
-    size_t pointers_capacity, pieces_capacity, lengths_capacity;
-    size_t active; /* runs under way */
-    dcommi_run *finished;
-    dcommi_run *gated;                /* wait for their streams, in order of their coming */
-    _Atomic(dcommi_device *) devices; /* that operations have used */
-    _Atomic int aborts;               /* some communicator has abort_wanted */
-    unsigned idle;                    /* polls in a row in which nothing happened */
-    unsigned busy;                    /* polls in which something did */
-    _Atomic unsigned spin_limit;      /* polls before yielding the core */
-    _Atomic unsigned script_yields;   /* how often before a script leaves a wait to the engine */
-    double next_check;
-    _Atomic bool has_thread;
-    _Atomic int stop;
-    pthread_t thread;
-};
-
-/* ---- what the parts of the engine call of each other ---- */
-
-static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int skip_rank, const char *text);
-static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
-static void dcommi_run_unref(dcommi_run *run);
-static void dcommi_run_off_device(dcommi_run *run);
-static inline void dcommi_run_event(dcommi_run *run);
-static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
-static void dcommi_lane_ready(dcommi_lane *lane);
-static void dcommi_coded_end(struct dcommi_coded *coded, dcomm_status status);
-static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);
-static void dcommi_coded_free_all(dcomm_comm *comm);
-static void dcommi_lane_moved(dcommi_lane *lane, bool async);
-static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
-                                       const void *data, size_t len);
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
-                                    size_t len);
-static dcomm_status dcommi_context_release(dcomm_context *context);
-static void dcommi_comm_free(dcomm_comm *comm);
-/* COMPUTE kernels that devices have, too: dst <- src[1] * src[0], alike, or as f32 (src[1] of 0:
- * src[0]); and dst <- f32. */
-static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
-                                        const void *const *src, const size_t *src_len, size_t nsrc);
-static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
-                                        const void *const *src, const size_t *src_len, size_t nsrc);
-static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
-                                         const void *const *src, const size_t *src_len,
-                                         size_t nsrc);
-
-#endif
 
 static void dcommi_cached_free(dcommi_cached *cached)
 {
@@ -27503,14 +27728,17 @@ static dcomm_status dcommi_own_create(dcommi_own *own)
     return own->region.key_len > DCOMMI_REGION_KEY_MAX ? DCOMM_ERR_UNSUPPORTED : DCOMM_OK;
 }
 
-/* Map it where huge pages can lie, and bring it into memory. */
-static dcomm_status dcommi_own_fill(dcommi_own *own)
+/* Map it where huge pages can lie, and bring it into memory; collapse: onto huge pages. The kernel
+ * lets who collapses wait until work of its own has run on every core, which took up to 40 s where
+ * ranks of other programs kept the cores busy: only where the caller asks for memory. */
+static dcomm_status dcommi_own_fill(dcommi_own *own, bool collapse)
 {
     own->base = dcommi_huge_alias(own->region.base, own->mapped);
     if (own->base == NULL) {
         return DCOMM_ERR_UNSUPPORTED;
     }
-    if (!dcommi_huge_fill(own->base, own->mapped, &own->huge)) {
+    if (!(collapse ? dcommi_huge_fill(own->base, own->mapped, &own->huge)
+                   : dcommi_huge_populate(own->base, own->mapped))) {
         return dcommi_fail(DCOMM_ERR_SYSTEM,
                            "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
                            "memory limit of the container)",
@@ -30294,7 +30522,7 @@ static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
 
 #endif
 
-#define DCOMMI_SCRATCH_PARTS 2 /* a huge page together */
+#define DCOMMI_SCRATCH_PARTS 2
 
 struct dcommi_scratch {
     dcommi_own own; /* base NULL: there is no such memory to be had */
@@ -30316,7 +30544,7 @@ static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
     own->context = context;
     own->len = (size_t)DCOMMI_SCRATCH_PARTS * DCOMMI_SHARED_SCRATCH;
     dcomm_status status = dcommi_own_create(own);
-    status = status < 0 ? status : dcommi_own_fill(own);
+    status = status < 0 ? status : dcommi_own_fill(own, false);
     status = status < 0 ? status : dcommi_own_enter(own);
     if (status < 0) {
         dcommi_log(DCOMMI_LOG_INFO, "no scratch that peers can map: %s", dcommi_message);
@@ -32373,6 +32601,9 @@ static void dcommi_run_start(dcommi_run *run)
     run->active = true;
     context->active++;
     context->idle = 0;
+    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
+        dcommi_board_attach(comm);
+    }
     if (run->stream == DCOMMI_STREAM_COLL) {
         dcommi_history *entry = &comm->history[run->seq % DCOMMI_HISTORY];
         entry->seq = run->seq;
@@ -32543,6 +32774,8 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     return verdict;
 }
 
+static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m);
+
 /* A valid header for a communicator that exists. */
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
@@ -32601,6 +32834,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_reply(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
+        dcommi_board_drain(comm, &comm->members[h->src]); /* it has said that before */
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
@@ -32686,6 +32920,43 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     return verdict;
 }
 
+/* What is on a rank's board. */
+static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m)
+{
+    dcommi_arrival arrival;
+    unsigned n = 0;
+    while (dcommi_board_peek(m, &arrival)) {
+        if (dcommi_on_message(comm->context, comm->context->local, &arrival) == DCOMMI_LATER) {
+            return n + 1;
+        }
+        dcommi_board_pass(m);
+        n++;
+    }
+    return n;
+}
+
+static unsigned dcommi_boards_progress(dcomm_context *context)
+{
+    unsigned n = 0;
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; r < comm->size && comm->posts != NULL; r++) {
+            n += dcommi_board_drain(comm, &comm->members[r]);
+        }
+    }
+    return n;
+}
+
+/* The others' boards are not looked at any more. They may become another communicator's when this
+ * rank has said goodbye. */
+static void dcommi_board_leave(dcomm_comm *comm)
+{
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_board_drain(comm, &comm->members[r]);
+        comm->members[r].board = NULL;
+    }
+    comm->attached = true;
+}
+
 /* A communicator is there now: what came for it meanwhile. */
 static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
 {
@@ -32742,8 +33013,17 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
 
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
 {
+    dcomm_context *context = user;
     (void)transport;
-    dcommi_peer_lost(user, peer, why);
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer) { /* the last that it has said */
+                dcommi_board_drain(comm, &comm->members[r]);
+                comm->members[r].board = NULL;
+            }
+        }
+    }
+    dcommi_peer_lost(context, peer, why);
 }
 
 #endif
@@ -32857,6 +33137,7 @@ static bool dcommi_progress(dcomm_context *context)
     if (context->net != NULL) {
         n += context->net->call->progress(context->net);
     }
+    n += dcommi_boards_progress(context);
     if (DCOMMI_UNLIKELY(context->gated != NULL)) {
         n += dcommi_gates_progress(context);
     }
@@ -33653,6 +33934,7 @@ typedef struct dcommi_local_directory {
         uint8_t key[DCOMMI_LOCAL_KEY_MAX];
     } blocks[DCOMMI_LOCAL_BLOCKS];
     uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
+    _Alignas(DCOMMI_LINE) unsigned char common[DCOMMI_COMMON_BYTES];
 } dcommi_local_directory;
 
 /* How a transport is found: its address, followed by the directory's key and UCX's address. */
@@ -33696,7 +33978,7 @@ typedef struct dcommi_local_peer {
     dcommi_local_card card;
     uint8_t *keys; /* the directory's key, UCX's address */
     ucp_ep_h ep;
-    const dcommi_local_directory *directory; /* mapped */
+    dcommi_local_directory *directory; /* mapped */
     void *directory_map, *fifo_map;
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
@@ -33808,18 +34090,26 @@ static dcomm_status dcommi_local_reach(dcommi_local_peer *p)
     return DCOMM_OK;
 }
 
+/* Map the peer's directory. */
+static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
+{
+    void *ptr = NULL;
+    DCOMMI_TRY(dcommi_local_reach(p));
+    if (p->directory == NULL) {
+        DCOMMI_TRY(dcommi_ucx_region_attach(&p->local->maps, p->ep, p->keys,
+                                            (void *)(uintptr_t)p->card.directory, &ptr,
+                                            &p->directory_map));
+        p->directory = ptr;
+    }
+    return DCOMM_OK;
+}
+
 /* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
 static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
 {
     dcommi_local *u = p->local;
     void *ptr = NULL;
-    DCOMMI_TRY(dcommi_local_reach(p));
-    if (p->directory == NULL) {
-        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, p->keys,
-                                            (void *)(uintptr_t)p->card.directory, &ptr,
-                                            &p->directory_map));
-        p->directory = ptr;
-    }
+    DCOMMI_TRY(dcommi_local_look_up(p));
     uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
     for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
         if (p->directory->writer[i] != u->id) {
@@ -34560,6 +34850,16 @@ static void dcommi_local_pass(dcommi_transport *t, int peer)
 
 /* ---- mapped memory ---- */
 
+static void *dcommi_local_common(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (peer >= 0 && (p == NULL || p->lost || p->ended || dcommi_local_look_up(p) < 0)) {
+        return NULL;
+    }
+    return peer >= 0 ? p->directory->common : u->directory->common;
+}
+
 static dcomm_status dcommi_local_region_create(dcommi_transport *t, size_t len,
                                                dcommi_region *region)
 {
@@ -34660,6 +34960,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .progress = dcommi_local_progress,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
+    .common = dcommi_local_common,
     .region_create = dcommi_local_region_create,
     .region_destroy = dcommi_local_region_destroy,
     .region_map = dcommi_local_region_map,
@@ -43735,8 +44036,9 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 
 /* The model is not so exact that a price a little lower meant anything. */
 #define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
-/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
- * those of fewer messages are as much faster as they are slower there. */
+/* Of short all-reduces within a host still less, where one message for all is not one for each:
+ * trials are of calls in a row, and behind a barrier those of fewer messages are as much faster as
+ * they are slower there. */
 #define DCOMMI_CHOICE_MARGIN_SHORT 6
 #define DCOMMI_CHOICE_SHORT 1024 /* bytes */
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
@@ -43765,7 +44067,8 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
 {
     const bool brief =
-        dcommi_within_host(s->groups) && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+        dcommi_within_host(s->groups) && !dcommi_groups_post(s->groups, s->nranks) &&
+        s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
         (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= DCOMMI_CHOICE_SHORT;
     return cheapest + cheapest / (brief ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
 }
@@ -44156,6 +44459,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
     dcommi_free(comm->scratch);
+    dcommi_free(comm->posts);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_free(comm->members[r].hostname);
     }
@@ -44194,6 +44498,7 @@ static void dcommi_comm_enter(dcomm_comm *comm)
     dcommi_token_take(context);
     comm->next = context->comms;
     context->comms = comm;
+    dcommi_board_open(comm);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
         if (peer >= 0 && context->peers[peer].lost) {
@@ -44936,6 +45241,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
         failed = true;
     }
+    dcommi_board_leave(comm);
     dcommi_token_release(context);
     dcommi_comm_shut(comm);
     dcommi_token_take(context);
@@ -44966,6 +45272,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     *at = comm->next;
     context->buried[context->nburied++ % 64] = comm->id;
+    dcommi_board_close(comm);
     dcommi_match_clear(comm);
     dcommi_progress(context);
     for (int r = 0; r < comm->size; r++) {
@@ -45136,6 +45443,7 @@ typedef struct dcommi_script_piece {
 typedef struct dcommi_script_op {
     uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
     bool final, async;
+    uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
     uint16_t pieces, npieces; /* sources */
     int32_t rank;
     uint32_t tag, len;
@@ -45152,6 +45460,7 @@ typedef struct dcommi_script_op {
 struct dcommi_script {
     uint32_t nops, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
+    bool posts;                         /* some ops say the same to all */
     dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
     const dcommi_script_piece *pieces;
     dcommi_script_op ops[];
@@ -45161,6 +45470,7 @@ struct dcommi_script {
 
 typedef struct dcommi_scribe {
     const dcomm_plan *plan;
+    bool posts;
     uint32_t nops, npieces, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS];
     dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
@@ -45399,6 +45709,31 @@ static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const d
     return true;
 }
 
+/* Whether two ops say the same to different ranks. */
+static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
+{
+    return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&
+           a->dst.space == b->dst.space && a->dst.offset == b->dst.offset && a->slot == b->slot &&
+           a->value == b->value;
+}
+
+/* Find what is said to all other ranks in a row. */
+static void dcommi_scribe_note_alike(dcommi_scribe *s)
+{
+    uint32_t others = (uint32_t)s->plan->nranks - 1;
+    for (uint32_t k = 0; k + others <= s->nops; k++) {
+        dcommi_script_op *op = &s->ops[k];
+        bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
+        for (uint32_t i = 1; i < others && alike; i++) {
+            for (uint32_t j = 0; j < i && alike; j++) {
+                alike = dcommi_scribe_alike(op + j, op + i);
+            }
+        }
+        op->alike = alike ? (uint8_t)others : 0;
+        s->posts = s->posts || alike;
+    }
+}
+
 /* The script of a plan for the ranks of `comm`; NULL: it has none. */
 static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
 {
@@ -45413,12 +45748,14 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
         s->plan = plan;
         size_t ops = sizeof *script, pieces = ops;
         if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0) {
+            dcommi_scribe_note_alike(s);
             pieces += s->nops * sizeof *s->ops;
             script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
         }
         if (script != NULL) {
             script->nops = s->nops;
             script->npeers = s->npeers;
+            script->posts = s->posts;
             memcpy(script->peers, s->peers, sizeof s->peers);
             memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
             script->pieces =
@@ -45439,6 +45776,8 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
 /* Polls of a wait before the first pause: a pause is half as long as a message between two threads
  * of one core takes. */
 #define DCOMMI_EXPRESS_KEEN 64
+/* Where boards are expected to be written to, one poll in so many looks into the fifo, too. */
+#define DCOMMI_EXPRESS_FIFO 8
 
 typedef struct dcommi_express {
     dcomm_comm *comm;
@@ -45446,6 +45785,7 @@ typedef struct dcommi_express {
     uint64_t seq;
     uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
     dcommi_header header;
+    bool posted; /* what was looked at last is on a board */
     uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
 } dcommi_express;
 
@@ -45484,29 +45824,61 @@ static inline uint8_t *dcommi_express_at(const dcommi_express *e, dcommi_script_
     return e->base[piece.space] + piece.offset;
 }
 
-static inline dcomm_status dcommi_express_send(dcommi_express *e, const dcommi_script_op *op,
-                                               const void *data, size_t len)
+/* Ops that are done by it; 0: none can be now. */
+static inline uint32_t dcommi_express_send(dcommi_express *e, const dcommi_script_op *op,
+                                           const void *data, size_t len)
 {
     dcomm_comm *comm = e->comm;
+    bool brief = e->header.type == DCOMMI_MSG_DATA && len <= DCOMMI_SHORT_MAX;
+    size_t header_len = brief ? DCOMMI_HEADER_SHORT : sizeof e->header;
+    if (op->alike > 0 && dcommi_board_post(comm, &e->header, header_len, data, len)) {
+        return op->alike;
+    }
     dcommi_member *m = &comm->members[op->rank];
     dcommi_transport *t = comm->context->peers[m->peer].transport;
-    bool brief = e->header.type == DCOMMI_MSG_DATA && len <= DCOMMI_SHORT_MAX;
     m->told = comm->done;
     m->addressed = true;
-    return t->call->send(t, m->peer, &e->header, brief ? DCOMMI_HEADER_SHORT : sizeof e->header,
-                         data, len, NULL);
+    return t->call->send(t, m->peer, &e->header, header_len, data, len, NULL) >= 0;
+}
+
+/* The message of a rank that was looked at last is done with. */
+static inline void dcommi_express_pass(const dcommi_express *e, dcommi_member *m)
+{
+    dcommi_transport *t = e->comm->context->peers[m->peer].transport;
+    if (e->posted) {
+        dcommi_board_pass(m);
+    } else {
+        t->call->pass(t, m->peer);
+    }
+}
+
+/* A rank has completed so many collectives; what it has sent earlier may be read later. */
+static inline void dcommi_express_heard(dcommi_member *m, uint32_t done)
+{
+    uint32_t more = done - (uint32_t)m->done;
+    m->heard = true;
+    m->done += more < UINT32_MAX / 2 ? more : 0;
+}
+
+/* Whether a message is of a later operation: what lies in the fifo may be of this one. */
+static inline bool dcommi_express_ahead(const dcommi_express *e, const dcommi_arrival *arrival)
+{
+    uint64_t seq = 0;
+    memcpy(&seq, (const char *)arrival->header + offsetof(dcommi_header, seq), sizeof seq);
+    return seq > e->seq;
 }
 
 /* What the next message of a rank is: 1 as expected (and left where it is), 0 none yet or dealt
- * with, -1 something for the engine. */
+ * with, -1 something for the engine. `all`: also in the fifo of a rank with a board. */
 static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_script_op *op,
-                                      dcommi_arrival *arrival)
+                                      bool all, dcommi_arrival *arrival)
 {
     dcomm_comm *comm = e->comm;
     dcommi_member *m = &comm->members[rank];
     dcommi_transport *t = comm->context->peers[m->peer].transport;
     dcommi_header h;
-    if (!t->call->peek(t, m->peer, arrival)) {
+    e->posted = dcommi_board_peek(m, arrival) && !dcommi_express_ahead(e, arrival);
+    if (!e->posted && ((m->board != NULL && !all) || !t->call->peek(t, m->peer, arrival))) {
         return 0;
     }
     if (arrival->header_len == sizeof h) {
@@ -45531,20 +45903,18 @@ static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_
     bool ours = h.seq == e->seq && h.signature == e->header.signature && h.stage == 0;
     if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
         arrival->len == op->len) {
-        m->heard = true;
-        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        dcommi_express_heard(m, h.done);
         return 1;
     }
     if (ours && h.type == DCOMMI_MSG_SIGNAL && h.slot < e->cached->plan->ncounters) {
-        m->heard = true;
-        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        dcommi_express_heard(m, h.done);
         e->counters[h.slot] += h.a;
-        t->call->pass(t, m->peer);
+        dcommi_express_pass(e, m);
         return 0;
     }
     if (h.type == DCOMMI_MSG_CREDIT && h.b == 0 && arrival->len == 0) {
         dcommi_learn_done(comm, &h);
-        t->call->pass(t, m->peer);
+        dcommi_express_pass(e, m);
         return 0;
     }
     return -1;
@@ -45591,8 +45961,9 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
     unsigned polls = context->spin_limit, yields = context->script_yields;
     const unsigned pause = polls > DCOMMI_EXPRESS_KEEN ? polls - DCOMMI_EXPRESS_KEEN : 0;
     for (;;) {
+        bool all = !script->posts || (context->spin_limit - polls) % DCOMMI_EXPRESS_FIFO == 0;
         if (message) {
-            int found = dcommi_express_look(e, op->rank, op, arrival);
+            int found = dcommi_express_look(e, op->rank, op, all, arrival);
             if (found != 0) {
                 return found > 0;
             }
@@ -45601,7 +45972,7 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
                 return true;
             }
             for (uint32_t i = 0; i < script->npeers; i++) {
-                if (dcommi_express_look(e, script->peers[i], NULL, arrival) != 0) {
+                if (dcommi_express_look(e, script->peers[i], NULL, all, arrival) != 0) {
                     return false;
                 }
             }
@@ -45629,28 +46000,26 @@ static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *statu
     const dcommi_script *script = e->cached->script;
     dcomm_comm *comm = e->comm;
     dcommi_arrival arrival;
-    for (uint32_t k = 0; k < script->nops; k++) {
+    for (uint32_t k = 0, sent = 1; k < script->nops; k += sent) {
         const dcommi_script_op *op = &script->ops[k];
+        sent = 1;
         switch (op->kind) {
         case DCOMM_STEP_SEND:
             e->header.type = DCOMMI_MSG_DATA;
             e->header.slot = 0;
             e->header.tag = op->tag;
             e->header.a = op->len;
-            if (dcommi_express_send(e, op, dcommi_express_at(e, op->dst), op->len) < 0) {
-                return k;
-            }
-            comm->stats.messages_sent++;
-            comm->stats.bytes_sent += op->len;
+            sent = dcommi_express_send(e, op, dcommi_express_at(e, op->dst), op->len);
+            comm->stats.messages_sent += sent;
+            comm->stats.messages_posted += sent > 1 ? sent : 0;
+            comm->stats.bytes_sent += sent * (uint64_t)op->len;
             break;
         case DCOMM_STEP_SIGNAL:
             e->header.type = DCOMMI_MSG_SIGNAL;
             e->header.slot = op->slot;
             e->header.tag = 0;
             e->header.a = op->value;
-            if (dcommi_express_send(e, op, NULL, 0) < 0) {
-                return k;
-            }
+            sent = dcommi_express_send(e, op, NULL, 0);
             break;
         case DCOMM_STEP_RECV:
         case DCOMM_STEP_RECV_REDUCE: {
@@ -45662,9 +46031,7 @@ static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *statu
             } else if (op->len > 0) {
                 memcpy(dcommi_express_at(e, op->dst), arrival.data, op->len);
             }
-            int peer = comm->members[op->rank].peer;
-            dcommi_transport *t = comm->context->peers[peer].transport;
-            t->call->pass(t, peer);
+            dcommi_express_pass(e, &comm->members[op->rank]);
             break;
         }
         case DCOMM_STEP_WAIT:
@@ -45678,6 +46045,9 @@ static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *statu
         }
         if (DCOMMI_UNLIKELY(*status < 0)) {
             dcommi_poison(comm, *status, -1, dcommi_message);
+            return k;
+        }
+        if (DCOMMI_UNLIKELY(sent == 0)) {
             return k;
         }
     }
@@ -45753,6 +46123,9 @@ static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dco
         if (comm->scratch == NULL) {
             return false;
         }
+    }
+    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
+        dcommi_board_attach(comm);
     }
     e->comm = comm;
     e->cached = cached;
@@ -50271,7 +50644,7 @@ static dcomm_status dcommi_mem_share(dcommi_own *own)
     dcommi_token_take(own->context);
     dcomm_status status = dcommi_own_create(own);
     dcommi_token_release(own->context);
-    return status < 0 ? status : dcommi_own_fill(own);
+    return status < 0 ? status : dcommi_own_fill(own, true);
 }
 
 /* Memory that nobody else can map. */
@@ -63974,6 +64347,11 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_BKT_REALS
 #undef DCOMMI_BKT_SPEC_MAX
 #undef DCOMMI_BLOCK_SHORT
+#undef DCOMMI_BOARDS
+#undef DCOMMI_BOARD_CELLS
+#undef DCOMMI_BOARD_LINE
+#undef DCOMMI_BOARD_PAYLOAD
+#undef DCOMMI_BOARD_RANKS
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
 #undef DCOMMI_BUCKETS
@@ -64022,6 +64400,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CODED_MIN
 #undef DCOMMI_CODED_TRACKS
 #undef DCOMMI_CODED_WINDOW
+#undef DCOMMI_COMMON_BYTES
 #undef DCOMMI_COPY_AHEAD
 #undef DCOMMI_COPY_MIN
 #undef DCOMMI_CORRECTION_LEAST
@@ -64097,6 +64476,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_DIVIDE
 #undef DCOMMI_EVENTS_KEPT
 #undef DCOMMI_EXCHANGE_SAMPLES
+#undef DCOMMI_EXPRESS_FIFO
 #undef DCOMMI_EXPRESS_KEEN
 #undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN

@@ -30,7 +30,7 @@ options() {
     local here pair crowded hosts
     here="--peers $(available openmpi mpich gloo ucc intelmpi oneccl limit)"
     pair="--peers $(available openmpi mpich gloo ucc intelmpi oneccl limit bare)"
-    crowded="--peers $(available openmpi gloo ucc intelmpi oneccl limit)
+    crowded="--peers $(available openmpi gloo ucc intelmpi oneccl limit bare)
         --forced one_shot,two_shot,staged,recursive_doubling,halving_doubling,ring"
     hosts="--min 4K --warmup 1 --timeout 600 --peers $(available openmpi)
         --forced ring,halving_doubling,hier"

@@ -1,15 +1,15 @@
-/* bare-perf.c - what is left of an all-reduce of two ranks in ordinary memory when a library is taken
- * away: payloads in shared memory, a counter each way, the sum. No headers, matching, checks, time
- * limits or failures; but the result is right, and of several orders of these this one was fastest.
- * Short inputs go to the other rank whole. Of long ones each rank sums one half: inputs come chunk
- * by chunk, sums go back as they are made, results are stored past the caches. */
+/* bare-perf.c - what is left of an all-reduce in ordinary memory when a library is taken away:
+ * payloads in shared memory, counters, the sum. No headers, matching, checks, time limits or
+ * failures; but the result is right, and of several orders of these this one was fastest.
+ * Short inputs are put where all ranks read them whole. Of long ones each rank sums one part:
+ * inputs come chunk by chunk, sums go back as they are made, results are stored past the caches. */
 #include "meet.h"
 
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
-enum { BARE_SHORT = 16384, BARE_CHUNK = 32768, BARE_SLOTS = 4, BARE_PAST = 65536 };
+enum { BARE_RANKS = 8, BARE_SHORT = 16384, BARE_CHUNK = 32768, BARE_SLOTS = 4, BARE_PAST = 65536 };
 enum { BARE_LINE = 64 / sizeof(float) };
 
 typedef struct bare_slot {
@@ -19,10 +19,11 @@ typedef struct bare_slot {
 
 typedef struct bare_rank {
     bare_slot whole[2];
-    _Alignas(64) _Atomic uint64_t sent;   /* chunks of the other's half that have lain in `input` */
-    _Alignas(64) _Atomic uint64_t summed; /* chunks of the own half that have lain in `sum` */
-    _Alignas(64) _Atomic uint64_t taken;  /* chunks copied out of the other's `sum` */
-    _Alignas(64) float input[BARE_SLOTS][BARE_CHUNK / sizeof(float)];
+    _Alignas(64) _Atomic uint64_t sent;   /* chunks of each part that have lain in `input` */
+    _Alignas(64) _Atomic uint64_t summed; /* chunks of the own part that have lain in `sum` */
+    _Alignas(64) _Atomic uint64_t taken;  /* chunks copied out of each other's `sum` */
+    _Alignas(
+        64) float input[BARE_SLOTS][BARE_RANKS][BARE_CHUNK / sizeof(float)]; /* for each rank */
     _Alignas(64) float sum[BARE_SLOTS][BARE_CHUNK / sizeof(float)];
 } bare_rank;
 
@@ -84,53 +85,85 @@ static void store(float *dst, float *also, const float *a, const float *b, size_
     }
 }
 
-static void call_short(bare_rank *mine, bare_rank *theirs, const peer_case *c)
+/* A slot is free again when all ranks have begun the call after its own. */
+static void call_short(bare_rank *ranks, const peer_case *c)
 {
-    bare_slot *put = &mine->whole[calls % 2], *got = &theirs->whole[calls % 2];
+    bare_slot *put = &ranks[me].whole[calls % 2];
     calls++;
     memcpy(put->payload, c->input, c->bytes);
     tell(&put->turn, calls);
-    meet_wait(&got->turn, calls);
-    store(c->work, NULL, c->input, got->payload, c->count, false);
+    const float *sum = c->input;
+    for (int r = 0; r < all; r++) {
+        bare_slot *got = &ranks[r].whole[(calls - 1) % 2];
+        if (r != me) {
+            meet_wait(&got->turn, calls);
+            store(c->work, NULL, sum, got->payload, c->count, false);
+            sum = c->work;
+        }
+    }
 }
 
-/* Elements of chunk k of a half that begins at `first` and has n. */
-static size_t piece(size_t n, size_t k, size_t chunk)
+/* The rank that is `distance` behind this one: ranks begin with different ones. */
+static int other(int distance)
 {
-    return k * chunk >= n ? 0 : n - k * chunk < chunk ? n - k * chunk : chunk;
+    return (me + distance) % all;
 }
 
-static void call_long(bare_rank *mine, bare_rank *theirs, const peer_case *c)
+/* Where chunk k of a rank's part begins, and its elements. */
+typedef struct bare_piece {
+    size_t at, n;
+} bare_piece;
+
+static bare_piece piece(const peer_case *c, int rank, size_t k, size_t chunk)
 {
-    size_t half = c->count / 2 / BARE_LINE * BARE_LINE, longer = c->count - half;
-    size_t first = me == 0 ? 0 : half, n = me == 0 ? half : longer;
-    size_t other = me == 0 ? half : 0, others = c->count - n;
-    size_t chunk = BARE_CHUNK / sizeof(float);
-    while (chunk > 2 * BARE_LINE && chunk * 2 > longer) {
+    size_t part = c->count / (size_t)all / BARE_LINE * BARE_LINE, first = (size_t)rank * part;
+    size_t end = rank == all - 1 ? c->count : first + part, at = first + k * chunk;
+    return at >= end ? (bare_piece){end, 0} : (bare_piece){at, end - at < chunk ? end - at : chunk};
+}
+
+static void call_long(bare_rank *ranks, const peer_case *c)
+{
+    bare_rank *mine = &ranks[me];
+    size_t longest = piece(c, all - 1, 0, c->count).n, chunk = BARE_CHUNK / sizeof(float);
+    while (chunk > 2 * BARE_LINE && chunk * 2 > longest) {
         chunk /= 2; /* at least two: one comes while the other goes back */
     }
-    size_t count = (longer + chunk - 1) / chunk;
+    size_t count = (longest + chunk - 1) / chunk;
     bool past = c->bytes >= BARE_PAST;
     for (size_t k = 0; k < count + 2; k++) {
         if (k < count) { /* the slot is free: this chunk's fourth last was waited for below */
-            store(mine->input[(chunks + k) % BARE_SLOTS], NULL, c->input + other + k * chunk, NULL,
-                  piece(others, k, chunk), false);
+            for (int d = 1; d < all; d++) {
+                bare_piece p = piece(c, other(d), k, chunk);
+                store(mine->input[(chunks + k) % BARE_SLOTS][other(d)], NULL, c->input + p.at, NULL,
+                      p.n, false);
+            }
             tell(&mine->sent, chunks + k + 1);
         }
         if (k >= 1 && k < count + 1) {
             uint64_t now = chunks + k - 1;
-            meet_wait(&theirs->sent, now + 1);
-            meet_wait(&theirs->taken, now >= BARE_SLOTS ? now - BARE_SLOTS + 1 : 0);
-            const float *in = c->input + first + (k - 1) * chunk;
-            store(c->work + first + (k - 1) * chunk, mine->sum[now % BARE_SLOTS], in,
-                  theirs->input[now % BARE_SLOTS], piece(n, k - 1, chunk), past);
+            bare_piece p = piece(c, me, k - 1, chunk);
+            const float *in = c->input + p.at;
+            float *sum = mine->sum[now % BARE_SLOTS];
+            for (int d = 1; d < all; d++) {
+                meet_wait(&ranks[other(d)].taken, now >= BARE_SLOTS ? now - BARE_SLOTS + 1 : 0);
+            }
+            for (int d = 1; d < all; d++) {
+                bare_rank *theirs = &ranks[other(d)];
+                bool last = d == all - 1;
+                meet_wait(&theirs->sent, now + 1);
+                store(last ? c->work + p.at : sum, last ? sum : NULL, d == 1 ? in : sum,
+                      theirs->input[now % BARE_SLOTS][me], p.n, last && past);
+            }
             tell(&mine->summed, now + 1);
         }
         if (k >= 2) {
             uint64_t now = chunks + k - 2;
-            meet_wait(&theirs->summed, now + 1);
-            store(c->work + other + (k - 2) * chunk, NULL, theirs->sum[now % BARE_SLOTS], NULL,
-                  piece(others, k - 2, chunk), past);
+            for (int d = 1; d < all; d++) {
+                bare_rank *theirs = &ranks[other(d)];
+                bare_piece p = piece(c, other(d), k - 2, chunk);
+                meet_wait(&theirs->summed, now + 1);
+                store(c->work + p.at, NULL, theirs->sum[now % BARE_SLOTS], NULL, p.n, past);
+            }
             tell(&mine->taken, now + 1);
         }
     }
@@ -142,11 +175,11 @@ static void call_long(bare_rank *mine, bare_rank *theirs, const peer_case *c)
 
 static void peer_call(const peer_case *c)
 {
-    bare_rank *both = (bare_rank *)(void *)meet_shared;
-    (c->bytes <= BARE_SHORT ? call_short : call_long)(&both[me], &both[1 - me], c);
+    bare_rank *ranks = (bare_rank *)(void *)meet_shared;
+    (c->bytes <= BARE_SHORT ? call_short : call_long)(ranks, c);
 }
 
 int main(int argc, char **argv)
 {
-    return meet_main("bare", 2, 2, 2 * sizeof(bare_rank), argc, argv);
+    return meet_main("bare", 2, BARE_RANKS, BARE_RANKS * sizeof(bare_rank), argc, argv);
 }

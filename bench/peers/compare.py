@@ -139,7 +139,7 @@ class Table:
         self.sides = [libraries.Side("dcomm", dcomm, op, ranks, mem, args, args.algo)]
         self.peers = [name for name in peers
                       if op in {"gloo": libraries.GLOO_OPS, **libraries.YARDSTICKS}.get(name, OPS)
-                      and (name != libraries.BARE or (ranks == 2 and not args.inplace))]
+                      and (name != libraries.BARE or (2 <= ranks <= 8 and not args.inplace))]
         for name in self.peers:
             self.sides.append(libraries.Side(name, peers[name], op, ranks, mem, args))
         self.forced = []

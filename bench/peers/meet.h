@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MEET_RANKS = 64, MEET_SPINS = 200 };
+enum { MEET_RANKS = 64, MEET_SPINS = 16 };
 
 typedef struct meet_rank {
     _Alignas(64) _Atomic uint64_t at[MEET_RANKS][8]; /* one line for each who waits */

@@ -252,12 +252,14 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {
-    uint64_t operations;           /* completed */
-    uint64_t messages_sent;        /* payload messages */
-    uint64_t bytes_sent;           /* payload bytes sent, headers not counted */
-    uint64_t bytes_read;           /* payload bytes read from peers' exposed memory */
-    uint64_t bytes_mapped;         /* payload bytes, received or read, that were used where they
-                                      lie in a peer's registered memory, or scratch */
+    uint64_t operations;      /* completed */
+    uint64_t messages_sent;   /* payload messages */
+    uint64_t messages_posted; /* of them, those that were written once for all ranks of the host,
+                                 counted for each */
+    uint64_t bytes_sent;      /* payload bytes sent, headers not counted */
+    uint64_t bytes_read;      /* payload bytes read from peers' exposed memory */
+    uint64_t bytes_mapped;    /* payload bytes, received or read, that were used where they
+                                 lie in a peer's registered memory, or scratch */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
     uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */

@@ -48,7 +48,7 @@ static dcomm_status dcommi_mem_share(dcommi_own *own)
     dcommi_token_take(own->context);
     dcomm_status status = dcommi_own_create(own);
     dcommi_token_release(own->context);
-    return status < 0 ? status : dcommi_own_fill(own);
+    return status < 0 ? status : dcommi_own_fill(own, true);
 }
 
 /* Memory that nobody else can map. */

@@ -139,6 +139,8 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     return verdict;
 }
 
+static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m);
+
 /* A valid header for a communicator that exists. */
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
@@ -197,6 +199,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_reply(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
+        dcommi_board_drain(comm, &comm->members[h->src]); /* it has said that before */
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
@@ -282,6 +285,43 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     return verdict;
 }
 
+/* What is on a rank's board. */
+static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m)
+{
+    dcommi_arrival arrival;
+    unsigned n = 0;
+    while (dcommi_board_peek(m, &arrival)) {
+        if (dcommi_on_message(comm->context, comm->context->local, &arrival) == DCOMMI_LATER) {
+            return n + 1;
+        }
+        dcommi_board_pass(m);
+        n++;
+    }
+    return n;
+}
+
+static unsigned dcommi_boards_progress(dcomm_context *context)
+{
+    unsigned n = 0;
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; r < comm->size && comm->posts != NULL; r++) {
+            n += dcommi_board_drain(comm, &comm->members[r]);
+        }
+    }
+    return n;
+}
+
+/* The others' boards are not looked at any more. They may become another communicator's when this
+ * rank has said goodbye. */
+static void dcommi_board_leave(dcomm_comm *comm)
+{
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_board_drain(comm, &comm->members[r]);
+        comm->members[r].board = NULL;
+    }
+    comm->attached = true;
+}
+
 /* A communicator is there now: what came for it meanwhile. */
 static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
 {
@@ -338,8 +378,17 @@ static void dcommi_on_corrupt(void *user, dcommi_transport *transport,
 
 static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int peer, const char *why)
 {
+    dcomm_context *context = user;
     (void)transport;
-    dcommi_peer_lost(user, peer, why);
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer) { /* the last that it has said */
+                dcommi_board_drain(comm, &comm->members[r]);
+                comm->members[r].board = NULL;
+            }
+        }
+    }
+    dcommi_peer_lost(context, peer, why);
 }
 
 #endif

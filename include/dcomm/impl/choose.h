@@ -262,8 +262,9 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 
 /* The model is not so exact that a price a little lower meant anything. */
 #define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
-/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
- * those of fewer messages are as much faster as they are slower there. */
+/* Of short all-reduces within a host still less, where one message for all is not one for each:
+ * trials are of calls in a row, and behind a barrier those of fewer messages are as much faster as
+ * they are slower there. */
 #define DCOMMI_CHOICE_MARGIN_SHORT 6
 #define DCOMMI_CHOICE_SHORT 1024 /* bytes */
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
@@ -292,7 +293,8 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
 {
     const bool brief =
-        dcommi_within_host(s->groups) && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+        dcommi_within_host(s->groups) && !dcommi_groups_post(s->groups, s->nranks) &&
+        s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
         (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= DCOMMI_CHOICE_SHORT;
     return cheapest + cheapest / (brief ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
 }

@@ -2,6 +2,7 @@
 #ifndef DCOMMI_COMM_CREATE_H
 #define DCOMMI_COMM_CREATE_H
 
+#include "board.h"
 #include "boot.h"
 #include "cache.h"
 #include "context.h"
@@ -35,6 +36,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
     dcommi_free(comm->scratch);
+    dcommi_free(comm->posts);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_free(comm->members[r].hostname);
     }
@@ -73,6 +75,7 @@ static void dcommi_comm_enter(dcomm_comm *comm)
     dcommi_token_take(context);
     comm->next = context->comms;
     context->comms = comm;
+    dcommi_board_open(comm);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
         if (peer >= 0 && context->peers[peer].lost) {

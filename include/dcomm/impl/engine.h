@@ -114,6 +114,7 @@ static bool dcommi_progress(dcomm_context *context)
     if (context->net != NULL) {
         n += context->net->call->progress(context->net);
     }
+    n += dcommi_boards_progress(context);
     if (DCOMMI_UNLIKELY(context->gated != NULL)) {
         n += dcommi_gates_progress(context);
     }

@@ -14,6 +14,8 @@
 /* Polls of a wait before the first pause: a pause is half as long as a message between two threads
  * of one core takes. */
 #define DCOMMI_EXPRESS_KEEN 64
+/* Where boards are expected to be written to, one poll in so many looks into the fifo, too. */
+#define DCOMMI_EXPRESS_FIFO 8
 
 typedef struct dcommi_express {
     dcomm_comm *comm;
@@ -21,6 +23,7 @@ typedef struct dcommi_express {
     uint64_t seq;
     uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
     dcommi_header header;
+    bool posted; /* what was looked at last is on a board */
     uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
 } dcommi_express;
 
@@ -59,29 +62,61 @@ static inline uint8_t *dcommi_express_at(const dcommi_express *e, dcommi_script_
     return e->base[piece.space] + piece.offset;
 }
 
-static inline dcomm_status dcommi_express_send(dcommi_express *e, const dcommi_script_op *op,
-                                               const void *data, size_t len)
+/* Ops that are done by it; 0: none can be now. */
+static inline uint32_t dcommi_express_send(dcommi_express *e, const dcommi_script_op *op,
+                                           const void *data, size_t len)
 {
     dcomm_comm *comm = e->comm;
+    bool brief = e->header.type == DCOMMI_MSG_DATA && len <= DCOMMI_SHORT_MAX;
+    size_t header_len = brief ? DCOMMI_HEADER_SHORT : sizeof e->header;
+    if (op->alike > 0 && dcommi_board_post(comm, &e->header, header_len, data, len)) {
+        return op->alike;
+    }
     dcommi_member *m = &comm->members[op->rank];
     dcommi_transport *t = comm->context->peers[m->peer].transport;
-    bool brief = e->header.type == DCOMMI_MSG_DATA && len <= DCOMMI_SHORT_MAX;
     m->told = comm->done;
     m->addressed = true;
-    return t->call->send(t, m->peer, &e->header, brief ? DCOMMI_HEADER_SHORT : sizeof e->header,
-                         data, len, NULL);
+    return t->call->send(t, m->peer, &e->header, header_len, data, len, NULL) >= 0;
+}
+
+/* The message of a rank that was looked at last is done with. */
+static inline void dcommi_express_pass(const dcommi_express *e, dcommi_member *m)
+{
+    dcommi_transport *t = e->comm->context->peers[m->peer].transport;
+    if (e->posted) {
+        dcommi_board_pass(m);
+    } else {
+        t->call->pass(t, m->peer);
+    }
+}
+
+/* A rank has completed so many collectives; what it has sent earlier may be read later. */
+static inline void dcommi_express_heard(dcommi_member *m, uint32_t done)
+{
+    uint32_t more = done - (uint32_t)m->done;
+    m->heard = true;
+    m->done += more < UINT32_MAX / 2 ? more : 0;
+}
+
+/* Whether a message is of a later operation: what lies in the fifo may be of this one. */
+static inline bool dcommi_express_ahead(const dcommi_express *e, const dcommi_arrival *arrival)
+{
+    uint64_t seq = 0;
+    memcpy(&seq, (const char *)arrival->header + offsetof(dcommi_header, seq), sizeof seq);
+    return seq > e->seq;
 }
 
 /* What the next message of a rank is: 1 as expected (and left where it is), 0 none yet or dealt
- * with, -1 something for the engine. */
+ * with, -1 something for the engine. `all`: also in the fifo of a rank with a board. */
 static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_script_op *op,
-                                      dcommi_arrival *arrival)
+                                      bool all, dcommi_arrival *arrival)
 {
     dcomm_comm *comm = e->comm;
     dcommi_member *m = &comm->members[rank];
     dcommi_transport *t = comm->context->peers[m->peer].transport;
     dcommi_header h;
-    if (!t->call->peek(t, m->peer, arrival)) {
+    e->posted = dcommi_board_peek(m, arrival) && !dcommi_express_ahead(e, arrival);
+    if (!e->posted && ((m->board != NULL && !all) || !t->call->peek(t, m->peer, arrival))) {
         return 0;
     }
     if (arrival->header_len == sizeof h) {
@@ -106,20 +141,18 @@ static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_
     bool ours = h.seq == e->seq && h.signature == e->header.signature && h.stage == 0;
     if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
         arrival->len == op->len) {
-        m->heard = true;
-        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        dcommi_express_heard(m, h.done);
         return 1;
     }
     if (ours && h.type == DCOMMI_MSG_SIGNAL && h.slot < e->cached->plan->ncounters) {
-        m->heard = true;
-        m->done += (uint32_t)(h.done - (uint32_t)m->done);
+        dcommi_express_heard(m, h.done);
         e->counters[h.slot] += h.a;
-        t->call->pass(t, m->peer);
+        dcommi_express_pass(e, m);
         return 0;
     }
     if (h.type == DCOMMI_MSG_CREDIT && h.b == 0 && arrival->len == 0) {
         dcommi_learn_done(comm, &h);
-        t->call->pass(t, m->peer);
+        dcommi_express_pass(e, m);
         return 0;
     }
     return -1;
@@ -166,8 +199,9 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
     unsigned polls = context->spin_limit, yields = context->script_yields;
     const unsigned pause = polls > DCOMMI_EXPRESS_KEEN ? polls - DCOMMI_EXPRESS_KEEN : 0;
     for (;;) {
+        bool all = !script->posts || (context->spin_limit - polls) % DCOMMI_EXPRESS_FIFO == 0;
         if (message) {
-            int found = dcommi_express_look(e, op->rank, op, arrival);
+            int found = dcommi_express_look(e, op->rank, op, all, arrival);
             if (found != 0) {
                 return found > 0;
             }
@@ -176,7 +210,7 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
                 return true;
             }
             for (uint32_t i = 0; i < script->npeers; i++) {
-                if (dcommi_express_look(e, script->peers[i], NULL, arrival) != 0) {
+                if (dcommi_express_look(e, script->peers[i], NULL, all, arrival) != 0) {
                     return false;
                 }
             }
@@ -204,28 +238,26 @@ static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *statu
     const dcommi_script *script = e->cached->script;
     dcomm_comm *comm = e->comm;
     dcommi_arrival arrival;
-    for (uint32_t k = 0; k < script->nops; k++) {
+    for (uint32_t k = 0, sent = 1; k < script->nops; k += sent) {
         const dcommi_script_op *op = &script->ops[k];
+        sent = 1;
         switch (op->kind) {
         case DCOMM_STEP_SEND:
             e->header.type = DCOMMI_MSG_DATA;
             e->header.slot = 0;
             e->header.tag = op->tag;
             e->header.a = op->len;
-            if (dcommi_express_send(e, op, dcommi_express_at(e, op->dst), op->len) < 0) {
-                return k;
-            }
-            comm->stats.messages_sent++;
-            comm->stats.bytes_sent += op->len;
+            sent = dcommi_express_send(e, op, dcommi_express_at(e, op->dst), op->len);
+            comm->stats.messages_sent += sent;
+            comm->stats.messages_posted += sent > 1 ? sent : 0;
+            comm->stats.bytes_sent += sent * (uint64_t)op->len;
             break;
         case DCOMM_STEP_SIGNAL:
             e->header.type = DCOMMI_MSG_SIGNAL;
             e->header.slot = op->slot;
             e->header.tag = 0;
             e->header.a = op->value;
-            if (dcommi_express_send(e, op, NULL, 0) < 0) {
-                return k;
-            }
+            sent = dcommi_express_send(e, op, NULL, 0);
             break;
         case DCOMM_STEP_RECV:
         case DCOMM_STEP_RECV_REDUCE: {
@@ -237,9 +269,7 @@ static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *statu
             } else if (op->len > 0) {
                 memcpy(dcommi_express_at(e, op->dst), arrival.data, op->len);
             }
-            int peer = comm->members[op->rank].peer;
-            dcommi_transport *t = comm->context->peers[peer].transport;
-            t->call->pass(t, peer);
+            dcommi_express_pass(e, &comm->members[op->rank]);
             break;
         }
         case DCOMM_STEP_WAIT:
@@ -253,6 +283,9 @@ static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *statu
         }
         if (DCOMMI_UNLIKELY(*status < 0)) {
             dcommi_poison(comm, *status, -1, dcommi_message);
+            return k;
+        }
+        if (DCOMMI_UNLIKELY(sent == 0)) {
             return k;
         }
     }
@@ -328,6 +361,9 @@ static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dco
         if (comm->scratch == NULL) {
             return false;
         }
+    }
+    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
+        dcommi_board_attach(comm);
     }
     e->comm = comm;
     e->cached = cached;

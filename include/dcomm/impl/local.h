@@ -619,6 +619,16 @@ static void dcommi_local_pass(dcommi_transport *t, int peer)
 
 /* ---- mapped memory ---- */
 
+static void *dcommi_local_common(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (peer >= 0 && (p == NULL || p->lost || p->ended || dcommi_local_look_up(p) < 0)) {
+        return NULL;
+    }
+    return peer >= 0 ? p->directory->common : u->directory->common;
+}
+
 static dcomm_status dcommi_local_region_create(dcommi_transport *t, size_t len,
                                                dcommi_region *region)
 {
@@ -719,6 +729,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .progress = dcommi_local_progress,
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
+    .common = dcommi_local_common,
     .region_create = dcommi_local_region_create,
     .region_destroy = dcommi_local_region_destroy,
     .region_map = dcommi_local_region_map,

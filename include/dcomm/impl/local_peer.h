@@ -41,6 +41,7 @@ typedef struct dcommi_local_directory {
         uint8_t key[DCOMMI_LOCAL_KEY_MAX];
     } blocks[DCOMMI_LOCAL_BLOCKS];
     uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
+    _Alignas(DCOMMI_LINE) unsigned char common[DCOMMI_COMMON_BYTES];
 } dcommi_local_directory;
 
 /* How a transport is found: its address, followed by the directory's key and UCX's address. */
@@ -84,7 +85,7 @@ typedef struct dcommi_local_peer {
     dcommi_local_card card;
     uint8_t *keys; /* the directory's key, UCX's address */
     ucp_ep_h ep;
-    const dcommi_local_directory *directory; /* mapped */
+    dcommi_local_directory *directory; /* mapped */
     void *directory_map, *fifo_map;
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
@@ -196,18 +197,26 @@ static dcomm_status dcommi_local_reach(dcommi_local_peer *p)
     return DCOMM_OK;
 }
 
+/* Map the peer's directory. */
+static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
+{
+    void *ptr = NULL;
+    DCOMMI_TRY(dcommi_local_reach(p));
+    if (p->directory == NULL) {
+        DCOMMI_TRY(dcommi_ucx_region_attach(&p->local->maps, p->ep, p->keys,
+                                            (void *)(uintptr_t)p->card.directory, &ptr,
+                                            &p->directory_map));
+        p->directory = ptr;
+    }
+    return DCOMM_OK;
+}
+
 /* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
 static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
 {
     dcommi_local *u = p->local;
     void *ptr = NULL;
-    DCOMMI_TRY(dcommi_local_reach(p));
-    if (p->directory == NULL) {
-        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, p->keys,
-                                            (void *)(uintptr_t)p->card.directory, &ptr,
-                                            &p->directory_map));
-        p->directory = ptr;
-    }
+    DCOMMI_TRY(dcommi_local_look_up(p));
     uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
     for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
         if (p->directory->writer[i] != u->id) {

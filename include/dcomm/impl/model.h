@@ -83,6 +83,7 @@ typedef struct dcommi_terrain {
     const dcommi_groups *groups; /* NULL: everybody is near everybody */
     int nranks, period;
     bool slots; /* shared scratch is a host's, which its ranks map */
+    bool posts; /* what a rank says to all at once it says on a board */
     bool rough; /* some of those share a port, where they would take turns that one does not see */
     dcommi_link link[DCOMM_LINK_COUNT];
     dcommi_curve copy, fold;
@@ -204,6 +205,7 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
     memset(terrain, 0, sizeof *terrain);
     terrain->groups = groups;
     terrain->slots = !device;
+    terrain->posts = !device && dcommi_groups_post(groups, nranks);
     terrain->nranks = nranks;
     terrain->period = dcommi_groups_period(groups, nranks);
     for (int k = 0; k < DCOMM_LINK_COUNT; k++) {

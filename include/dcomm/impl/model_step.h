@@ -242,6 +242,19 @@ static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now
     return DCOMMI_SIM_STOP;
 }
 
+/* Whether a send only repeats to another rank what the lane's loop has sent: all that is on a
+ * board. */
+static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
+                              const dcomm_step *step, int64_t len)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *o = &plan->operands[step->src];
+    int d = lane->depth - 1;
+    return s->terrain->posts && len <= DCOMMI_BOARD_PAYLOAD && d >= 0 && lane->index[d] > 0 &&
+           lane->trips[d] == s->terrain->nranks - 1 && o->offset.kind == DCOMM_EXPR_CONST &&
+           o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
+}
+
 static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
@@ -259,7 +272,8 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     m->waits = m->len > link->eager;
     m->open =
         m->waits && link->open && dcommi_sim_open_space(f, f->plan->operands[step->src].space);
-    int64_t t = dcommi_sim_work(s, f->rank, s->now, link->overhead);
+    bool posted = dcommi_sim_posted(s, lane, step, m->len);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, posted ? 0 : link->overhead);
     if (link->by_core && !m->waits) {
         dcommi_sim_at(s, t + link->alpha + link->stage, DCOMMI_SIM_TAIL, m);
         return t;
@@ -489,7 +503,8 @@ static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64
         }
         int kind = dcommi_terrain_kind(s->terrain, dcommi_terrain_depth(s->terrain, f->rank, rank));
         s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
-        work += s->terrain->link[kind].tell;
+        int64_t tell = s->terrain->link[kind].tell;
+        work = s->terrain->posts ? dcommi_max64(work, tell) : work + tell;
     }
     int64_t t = dcommi_sim_work(s, f->rank, s->now, work);
     for (int a = 0; a < s->period; a++) {

@@ -202,14 +202,17 @@ static dcomm_status dcommi_own_create(dcommi_own *own)
     return own->region.key_len > DCOMMI_REGION_KEY_MAX ? DCOMM_ERR_UNSUPPORTED : DCOMM_OK;
 }
 
-/* Map it where huge pages can lie, and bring it into memory. */
-static dcomm_status dcommi_own_fill(dcommi_own *own)
+/* Map it where huge pages can lie, and bring it into memory; collapse: onto huge pages. The kernel
+ * lets who collapses wait until work of its own has run on every core, which took up to 40 s where
+ * ranks of other programs kept the cores busy: only where the caller asks for memory. */
+static dcomm_status dcommi_own_fill(dcommi_own *own, bool collapse)
 {
     own->base = dcommi_huge_alias(own->region.base, own->mapped);
     if (own->base == NULL) {
         return DCOMM_ERR_UNSUPPORTED;
     }
-    if (!dcommi_huge_fill(own->base, own->mapped, &own->huge)) {
+    if (!(collapse ? dcommi_huge_fill(own->base, own->mapped, &own->huge)
+                   : dcommi_huge_populate(own->base, own->mapped))) {
         return dcommi_fail(DCOMM_ERR_SYSTEM,
                            "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
                            "memory limit of the container)",

@@ -2,6 +2,7 @@
 #ifndef DCOMMI_RUNS_H
 #define DCOMMI_RUNS_H
 
+#include "board.h"
 #include "failure.h"
 #include "gate.h"
 
@@ -272,6 +273,9 @@ static void dcommi_run_start(dcommi_run *run)
     run->active = true;
     context->active++;
     context->idle = 0;
+    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
+        dcommi_board_attach(comm);
+    }
     if (run->stream == DCOMMI_STREAM_COLL) {
         dcommi_history *entry = &comm->history[run->seq % DCOMMI_HISTORY];
         entry->seq = run->seq;

@@ -7,7 +7,7 @@
 
 #include "copy_in.h"
 
-#define DCOMMI_SCRATCH_PARTS 2 /* a huge page together */
+#define DCOMMI_SCRATCH_PARTS 2
 
 struct dcommi_scratch {
     dcommi_own own; /* base NULL: there is no such memory to be had */
@@ -29,7 +29,7 @@ static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
     own->context = context;
     own->len = (size_t)DCOMMI_SCRATCH_PARTS * DCOMMI_SHARED_SCRATCH;
     dcomm_status status = dcommi_own_create(own);
-    status = status < 0 ? status : dcommi_own_fill(own);
+    status = status < 0 ? status : dcommi_own_fill(own, false);
     status = status < 0 ? status : dcommi_own_enter(own);
     if (status < 0) {
         dcommi_log(DCOMMI_LOG_INFO, "no scratch that peers can map: %s", dcommi_message);

@@ -22,6 +22,7 @@ typedef struct dcommi_script_piece {
 typedef struct dcommi_script_op {
     uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
     bool final, async;
+    uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
     uint16_t pieces, npieces; /* sources */
     int32_t rank;
     uint32_t tag, len;
@@ -38,6 +39,7 @@ typedef struct dcommi_script_op {
 struct dcommi_script {
     uint32_t nops, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
+    bool posts;                         /* some ops say the same to all */
     dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
     const dcommi_script_piece *pieces;
     dcommi_script_op ops[];
@@ -47,6 +49,7 @@ struct dcommi_script {
 
 typedef struct dcommi_scribe {
     const dcomm_plan *plan;
+    bool posts;
     uint32_t nops, npieces, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS];
     dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
@@ -285,6 +288,31 @@ static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const d
     return true;
 }
 
+/* Whether two ops say the same to different ranks. */
+static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
+{
+    return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&
+           a->dst.space == b->dst.space && a->dst.offset == b->dst.offset && a->slot == b->slot &&
+           a->value == b->value;
+}
+
+/* Find what is said to all other ranks in a row. */
+static void dcommi_scribe_note_alike(dcommi_scribe *s)
+{
+    uint32_t others = (uint32_t)s->plan->nranks - 1;
+    for (uint32_t k = 0; k + others <= s->nops; k++) {
+        dcommi_script_op *op = &s->ops[k];
+        bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
+        for (uint32_t i = 1; i < others && alike; i++) {
+            for (uint32_t j = 0; j < i && alike; j++) {
+                alike = dcommi_scribe_alike(op + j, op + i);
+            }
+        }
+        op->alike = alike ? (uint8_t)others : 0;
+        s->posts = s->posts || alike;
+    }
+}
+
 /* The script of a plan for the ranks of `comm`; NULL: it has none. */
 static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
 {
@@ -299,12 +327,14 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
         s->plan = plan;
         size_t ops = sizeof *script, pieces = ops;
         if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0) {
+            dcommi_scribe_note_alike(s);
             pieces += s->nops * sizeof *s->ops;
             script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
         }
         if (script != NULL) {
             script->nops = s->nops;
             script->npeers = s->npeers;
+            script->posts = s->posts;
             memcpy(script->peers, s->peers, sizeof s->peers);
             memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
             script->pieces =

@@ -68,7 +68,8 @@ typedef struct dcommi_region {
     size_t key_len;
 } dcommi_region;
 
-#define DCOMMI_HEADER_MAX 64 /* bytes of header that send takes */
+#define DCOMMI_COMMON_BYTES 135168 /* of memory that a process shows all others of its host */
+#define DCOMMI_HEADER_MAX 64       /* bytes of header that send takes */
 
 struct dcommi_transport {
     const char *name; /* "local", "net" */
@@ -115,6 +116,9 @@ typedef struct dcommi_transport_vtable {
      * takes it away, or any other call. */
     bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
     void (*pass)(dcommi_transport *t, int peer);
+    /* May be NULL. DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1), which all
+     * its peers can map, or of a peer's; NULL: not to be had, or not yet. */
+    void *(*common)(dcommi_transport *t, int peer);
     /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
     dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
     void (*region_destroy)(dcommi_transport *t, dcommi_region *region);

@@ -264,6 +264,9 @@ typedef struct dcommi_member {
     bool addressed; /* we have sent to it: gets a goodbye */
     bool gone;      /* has said goodbye */
     bool asked;     /* for credit, and has not answered */
+    const struct dcommi_board
+        *board;          /* where it writes what all shall read (board.h); NULL: none */
+    uint64_t board_read; /* messages that we have had from there */
     uint64_t gone_after;
     char *hostname;
 } dcommi_member;
@@ -302,6 +305,8 @@ struct dcomm_comm {
     dcommi_recent recent[DCOMMI_RECENT];
     _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
     uint8_t *scratch;                 /* of scripts */
+    struct dcommi_posts *posts;       /* our own board; NULL: none */
+    bool attached;                    /* we look at the boards of all others */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
     uint64_t shrinks;
