@@ -85,7 +85,7 @@ def parse_args():
                         type=list_of(libraries.PEERS + list(libraries.YARDSTICKS) + ["none"]),
                         help="of " + ",".join(libraries.PEERS) + "; limit: a signal each way and "
                              "a copy of input to result, on one host; bare: the loops of an "
-                             "all-reduce of two ranks alone; or none (those installed)")
+                             "all-reduce of two to eight ranks alone; or none (those installed)")
     parser.add_argument("--yield", action="store_true", dest="yields",
                         help="tell peers to yield; with more ranks than cores they always are")
     parser.add_argument("--check", type=float, metavar="RATIO",
