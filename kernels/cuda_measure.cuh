@@ -144,6 +144,32 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_warp_exact(const float v[DCOMMI_CUDA_OWN],
     return sum;
 }
 
+/* The step that follows from the largest; see dcommi_bucket_step. With the remainder, and `inverse`
+ * rounded from 1 / most, the quotient is the rounded one for each `most` of wire.h. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_wire_step(float largest, float most, float inverse)
+{
+    if (!(largest >= DCOMMI_WIRE_LEAST)) {
+        return 0;
+    }
+    const float near = __fmul_rn(largest, inverse);
+    const float quotient = __fmaf_rn(__fmaf_rn(-near, most, largest), inverse, near);
+    return dcommi_f32_from_bits((dcommi_f32_bits(quotient) + 0xffu) & ~0xffu);
+}
+
+/* unit / step, rounded: of a step of 16 significant bits, and a power of two, one step of Newton's
+ * from a few units in the last place gives it. No number on the way is denormal. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_inverse(float step, float unit)
+{
+    const float s = __fmul_rn(step, dcommi_f32_from_bits(0x7f000000u - dcommi_f32_bits(unit)));
+#ifdef __CUDA_ARCH__
+    float near;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(s));
+#else
+    const float near = 1 / s;
+#endif
+    return __fmaf_rn(near, __fmaf_rn(-s, near, 1), near);
+}
+
 /* ---- a block: its warps in order ---- */
 
 /* What warps hand on to the next. */
