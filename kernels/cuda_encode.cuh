@@ -120,21 +120,9 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_measure(const float v[DCOMMI_CUDA_OWN], bool
         *most = own > *most ? own : *most;
     }
     if (dcommi_cuda_format<FORMAT>::SIGN || squares) {
-        *sum = BLOCK     ? dcommi_cuda_block_columns(v, squares, *sum, shared)
-               : squares ? dcommi_cuda_team_squares(v, team, *sum)
-                         : dcommi_cuda_team_sizes(v, team, *sum);
+        *sum = BLOCK ? dcommi_cuda_block_columns(v, squares, *sum, shared)
+                     : dcommi_cuda_team_sizes(v, team, *sum);
     }
-}
-
-DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most, float inverse)
-{
-    const double norm = __dsqrt_rn(squares);
-    if (!(norm < (double)DCOMMI_WIRE_LARGEST)) {
-        return dcommi_cuda_wire_step(DCOMMI_WIRE_LARGEST, most, inverse);
-    }
-    const float near = (float)norm;
-    return dcommi_cuda_wire_step(
-        dcommi_f32_from_bits(dcommi_f32_bits(near) + ((double)near < norm ? 1 : 0)), most, inverse);
 }
 
 /* ---- the kernel ---- */
@@ -251,6 +239,7 @@ static __global__ void __launch_bounds__(
 {
     typedef dcommi_cuda_format<FORMAT> format;
     __shared__ dcommi_cuda_shared room;
+    __shared__ dcommi_cuda_chains chains;
     dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
     /* Of a block, where its bucket begins and ends; else a thread's elements are those of its
      * number, whatever the bucket, and end where all do. */
@@ -292,7 +281,7 @@ static __global__ void __launch_bounds__(
             const uint64_t here = at + (uint64_t)i * piece;
             dcommi_cuda_take<FORMAT, SUMS>(p, here, dcommi_cuda_left(here, end), clean, v, &found,
                                            &bad);
-            dcommi_cuda_measure<FORMAT, BLOCK>(v, p.two_norm, team, &most, &sum, shared);
+            dcommi_cuda_measure<FORMAT, BLOCK>(v, BLOCK && p.two_norm, team, &most, &sum, shared);
         }
         measure = format::SIGN ? dcommi_f32_bits(dcommi_cuda_sizes_end(sum))
                   : BLOCK      ? dcommi_cuda_block_most(most, shared)
@@ -324,8 +313,10 @@ static __global__ void __launch_bounds__(
             mean = dirty ? (float)__ddiv_rn(exact, (double)n) : mean;
         }
         step = mean >= DCOMMI_WIRE_LEAST ? mean : 0;
-    } else if (p.two_norm) {
+    } else if (BLOCK && p.two_norm) {
         step = dcommi_cuda_norm_step(dcommi_cuda_squares_end(sum), p.most, p.inverse_most);
+    } else if (p.two_norm) {
+        step = dcommi_cuda_teams_norm(v, p.team, p.most, p.inverse_most, &chains);
     } else {
         step = dcommi_cuda_wire_step(dcommi_f32_from_bits(measure), p.most, p.inverse_most);
     }
