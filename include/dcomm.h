@@ -59010,6 +59010,18 @@ static dcomm_status dcommi_cuda_ledger_launch(const char *call, dcommi_cuda_tall
 }
 
 #endif
+/* ==== kernels/cuda_recode.cuh ============================================================== */
+/* cuda_recode.cuh - two to four wires of 4 bits that are summed and encoded again, as nearly all
+ * warps can do it.
+ *
+ * Where the largest step is less than some eight times the least, sums are exact in f32: a step has
+ * 16 significant bits; sums of four codes, even counted from the lowest code, have five more, and
+ * three that the steps differ by. So their order does not show, and offsets may be taken off before
+ * they are added. A code is then used where it lies in its word, as a denormal number, by a step
+ * that makes up for it: two instructions for each code. */
+#ifndef DCOMMI_CUDA_RECODE_H
+#define DCOMMI_CUDA_RECODE_H
+
 /* ==== kernels/cuda_measure.cuh ============================================================= */
 /* cuda_measure.cuh - what a bucket is scaled by, measured by the threads that hold it: a part of a
  * warp, or a block. Sums are taken in the order of codec_loops.h, which a CPU's sixteen lanes
@@ -59121,11 +59133,15 @@ struct dcommi_cuda_random {
     uint32_t word[4];
 };
 
-/* `at` is the thread's first element. */
-DCOMMI_CUDA_INLINE dcommi_cuda_random dcommi_cuda_random_of(const dcommi_rng &rng, uint64_t at)
+/* The number of their block; `at` is the thread's first element. */
+DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_random_block(const dcommi_rng &rng, uint64_t at)
+{
+    return 8 * (rng.group + at / DCOMMI_RNG_GROUP) + at % DCOMMI_RNG_GROUP / 2;
+}
+
+DCOMMI_CUDA_INLINE dcommi_cuda_random dcommi_cuda_random_of(const dcommi_rng &rng, uint64_t block)
 {
     dcommi_cuda_random r;
-    const uint64_t block = 8 * (rng.group + at / DCOMMI_RNG_GROUP) + at % DCOMMI_RNG_GROUP / 2;
     dcommi_rng_block(&rng, block, r.word);
     return r;
 }
@@ -59246,17 +59262,17 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_encode_one(float v, const dcommi_cuda_sc
     return FORMAT == DCOMMI_FORMAT_Q1 ? t + 0x40000000u : t;
 }
 
-/* Codes of v; v becomes what they leave of it where FEEDBACK. */
+/* Codes of v, by random numbers of a block; v becomes what they leave of it where FEEDBACK. */
 template <int FORMAT, bool STOCHASTIC, bool FEEDBACK>
 DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT>
 dcommi_cuda_encode_own(float v[DCOMMI_CUDA_OWN], const dcommi_cuda_scale &scale,
-                       const dcommi_cuda_rounding &how, uint64_t at)
+                       const dcommi_cuda_rounding &how, uint64_t block)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     dcommi_cuda_codes<FORMAT> codes = {};
     dcommi_cuda_random random = {};
     if (STOCHASTIC) {
-        random = dcommi_cuda_random_of(how.rng, at);
+        random = dcommi_cuda_random_of(how.rng, block);
     }
     const float step = FORMAT == DCOMMI_FORMAT_E4M3 ? __fmul_rn(scale.step, 256.0f) : scale.step;
 #pragma unroll
@@ -59675,6 +59691,92 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_squares_end(dcommi_cuda_columns sum)
     return sum.squares;
 }
 
+/* The step that follows from the largest; see dcommi_bucket_step. With the remainder, and `inverse`
+ * rounded from 1 / most, the quotient is the rounded one for each `most` of wire.h. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_wire_step(float largest, float most, float inverse)
+{
+    if (!(largest >= DCOMMI_WIRE_LEAST)) {
+        return 0;
+    }
+    const float near = __fmul_rn(largest, inverse);
+    const float quotient = __fmaf_rn(__fmaf_rn(-near, most, largest), inverse, near);
+    return dcommi_f32_from_bits((dcommi_f32_bits(quotient) + 0xffu) & ~0xffu);
+}
+
+/* The step of a bucket whose squares' sum is known. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most, float inverse)
+{
+    const double norm = __dsqrt_rn(squares);
+    if (!(norm < (double)DCOMMI_WIRE_LARGEST)) {
+        return dcommi_cuda_wire_step(DCOMMI_WIRE_LARGEST, most, inverse);
+    }
+    const float near = (float)norm;
+    return dcommi_cuda_wire_step(
+        dcommi_f32_from_bits(dcommi_f32_bits(near) + ((double)near < norm ? 1 : 0)), most, inverse);
+}
+
+/* ---- norms of buckets of teams ---- */
+
+/* Of each bucket eight chains, in which squares are added: chain s has columns s and s + 8, row
+ * after row. A chain's columns lie apart, and so far that 16 bytes of eight threads are in banks of
+ * their own. */
+struct alignas(16) dcommi_cuda_quad {
+    float v[4];
+};
+
+#define DCOMMI_CUDA_CHAINS 8u
+
+struct dcommi_cuda_chains {
+    dcommi_cuda_quad quads[128 * 7]; /* of the shortest chains, which take most */
+    float step[16];
+};
+
+/* The steps of a block's buckets, of 1 << shift threads each. A warp has few chains, so that all of
+ * the block's are followed by as many threads as there are, in as few warps as they fill. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_teams_norm(const float v[DCOMMI_CUDA_OWN], unsigned shift,
+                                                float most, float inverse,
+                                                dcommi_cuda_chains *shared)
+{
+    const unsigned team = 1u << shift, column = team / 4 + 1, chain = 2 * column + 1;
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_TEAM, bucket = threadIdx.x >> shift;
+    const unsigned group = (threadIdx.x & (team - 1)) / DCOMMI_CUDA_TEAM;
+#pragma unroll
+    for (unsigned c = 0; c < 2; c++) {
+        const unsigned number = bucket * DCOMMI_CUDA_CHAINS + (2 * lane + c) % DCOMMI_CUDA_CHAINS;
+        const unsigned half = 2 * lane / DCOMMI_CUDA_CHAINS;
+        dcommi_cuda_quad *to = shared->quads + number * chain + half * column + 2 * group;
+#pragma unroll
+        for (unsigned k = 0; k < 8; k += 4) {
+            const dcommi_cuda_quad rows = {
+                {v[2 * k + c], v[2 * k + 2 + c], v[2 * k + 4 + c], v[2 * k + 6 + c]}};
+            to[k / 4] = rows;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < blockDim.x / team * DCOMMI_CUDA_CHAINS) {
+        const dcommi_cuda_quad *from = shared->quads + threadIdx.x * chain;
+        double sum = 0;
+        for (unsigned i = 0; i < team / 4; i++) {
+            const dcommi_cuda_quad low = from[i], high = from[column + i];
+#pragma unroll
+            for (int k = 0; k < 4; k++) { /* products are exact */
+                sum = __fma_rn((double)low.v[k], (double)low.v[k], sum);
+                sum = __fma_rn((double)high.v[k], (double)high.v[k], sum);
+            }
+        }
+#pragma unroll
+        for (unsigned far = DCOMMI_CUDA_CHAINS / 2; far > 0; far /= 2) {
+            sum = __dadd_rn(sum, __shfl_xor_sync(DCOMMI_CUDA_ALL, sum, far));
+        }
+        const float step = dcommi_cuda_norm_step(sum, most, inverse);
+        if (threadIdx.x % DCOMMI_CUDA_CHAINS == 0) {
+            shared->step[threadIdx.x / DCOMMI_CUDA_CHAINS] = step;
+        }
+    }
+    __syncthreads();
+    return shared->step[bucket];
+}
+
 /* |x| one by one in f64, from the first element to the last: of numbers whose sum as f32 is
  * infinite, which is rare. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_warp_exact(const float v[DCOMMI_CUDA_OWN], double sum)
@@ -59693,6 +59795,20 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_warp_exact(const float v[DCOMMI_CUDA_OWN],
         }
     }
     return sum;
+}
+
+/* unit / step, rounded: of a step of 16 significant bits, and a power of two, one step of Newton's
+ * from a few units in the last place gives it. No number on the way is denormal. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_inverse(float step, float unit)
+{
+    const float s = __fmul_rn(step, dcommi_f32_from_bits(0x7f000000u - dcommi_f32_bits(unit)));
+#ifdef __CUDA_ARCH__
+    float near;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(s));
+#else
+    const float near = 1 / s;
+#endif
+    return __fmaf_rn(near, __fmaf_rn(-s, near, 1), near);
 }
 
 /* ---- a block: its warps in order ---- */
@@ -59759,6 +59875,11 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_block_exact(const float v[DCOMMI_CUDA_OWN]
 }
 
 #endif
+/* ==== kernels/cuda_wires.cuh =============================================================== */
+/* cuda_wires.cuh - what encoding kernels are told, and the sum of wires. */
+#ifndef DCOMMI_CUDA_WIRES_H
+#define DCOMMI_CUDA_WIRES_H
+
 
 #define DCOMMI_CUDA_ENCODE_THREADS 128u
 #define DCOMMI_CUDA_BLOCK_MOST 512u
@@ -59785,10 +59906,11 @@ struct dcommi_cuda_bucket {
     dcomm_cuda_report *report;
     dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count, codes;
-    uint32_t bucket, team; /* elements; the logarithm of the lanes of small ones */
-    float most;            /* the largest number, in steps */
+    uint32_t bucket, team;    /* elements; the logarithm of the lanes of small ones */
+    float most, inverse_most; /* the largest number, in steps, and 1 divided by it */
     dcommi_cuda_rounding how;
     bool two_norm, pass;
+    bool usual;             /* a recoding that dcommi_cuda_recode may do */
     bool pairs, wire_pairs; /* arrays, and the wire, are aligned to 8 */
 };
 
@@ -59900,6 +60022,126 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_report_corrupt(dcomm_cuda_report *report)
     }
 }
 
+#endif
+
+/* Exponents of f32: what the largest step's becomes, and by how much sums are then too small, their
+ * codes counting in 2^-149. */
+#define DCOMMI_CUDA_RECODE_BASE (250u << 23)
+#define DCOMMI_CUDA_RECODE_DOWN (26u << 23)
+#define DCOMMI_CUDA_RECODE_APART (3u << 23)
+
+/* Whether a call is of the kind. */
+static bool dcommi_cuda_recode_suits(const dcommi_cuda_bucket &p, int format)
+{
+    return format == DCOMMI_FORMAT_Q4 && p.wires.in.n >= 2 && p.wires.in.n <= 4 &&
+           p.residual == NULL && !p.two_norm && p.wires.pairs && p.wire_pairs &&
+           p.count < (uint64_t)DCOMMI_CUDA_OWN << 32;
+}
+
+/* The thread's sums, by *scale too small. False: they are not exact, or a wire is corrupt. */
+template <int WIRES>
+DCOMMI_CUDA_INLINE bool dcommi_cuda_recode_sum(const dcommi_cuda_bucket &p, uint32_t own,
+                                               float v[DCOMMI_CUDA_OWN], float *scale)
+{
+    uint2 codes[WIRES];
+    uint32_t step[WIRES];
+#pragma unroll
+    for (int w = 0; w < WIRES; w++) {
+        const unsigned char *wire = static_cast<const unsigned char *>(p.wires.in.at[w]);
+        codes[w] = dcommi_cuda_load<uint2>(wire + (uint64_t)own * 8);
+        step[w] = dcommi_cuda_load<uint32_t>(wire + p.codes + (uint64_t)(own >> p.team) * 4);
+    }
+    uint32_t least = step[0], most = step[0], low = step[0];
+#pragma unroll
+    for (int w = 1; w < WIRES; w++) {
+        least = step[w] < least ? step[w] : least;
+        most = step[w] > most ? step[w] : most;
+        low |= step[w];
+    }
+    const uint32_t top = most & 0x7f800000u;
+    *scale = dcommi_f32_from_bits(top + DCOMMI_CUDA_RECODE_DOWN);
+    bool odd = (low & 0xffu) != 0;
+    odd |= least < dcommi_f32_bits(0x1p-80f);
+    odd |= most > dcommi_f32_bits(0x1p100f);
+    odd |= top - (least & 0x7f800000u) > DCOMMI_CUDA_RECODE_APART;
+    float by[WIRES], all = 0;
+#pragma unroll
+    for (int w = 0; w < WIRES; w++) {
+        by[w] = dcommi_f32_from_bits(step[w] - top + DCOMMI_CUDA_RECODE_BASE);
+        all = w > 0 ? __fadd_rn(all, by[w]) : by[w];
+    }
+    const float lowest = __fmul_rn(all, -0x1p-146f); /* all codes are -8 */
+#pragma unroll
+    for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+        v[e] = lowest;
+    }
+    uint32_t bad = 0;
+#pragma unroll
+    for (int w = 0; w < WIRES; w++) {
+        const uint32_t up[2] = {codes[w].x ^ 0x88888888u, codes[w].y ^ 0x88888888u};
+        bad |= (up[0] - 0x11111111u) & ~up[0];
+        bad |= (up[1] - 0x11111111u) & ~up[1];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const int bit = 4 * (k % 4);
+            const float times = bit == 0 ? by[w] : __fmul_rn(by[w], 1.0f / (float)(1 << bit));
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const uint32_t code = (k < 4 ? up[c] : up[c] >> 16) & 0xfu << bit;
+                v[2 * k + c] = __fmaf_rn(dcommi_f32_from_bits(code), times, v[2 * k + c]);
+            }
+        }
+    }
+    return !odd && (bad & 0x88888888u) == 0;
+}
+
+/* What a warp's threads have to do, number `own` of all; false, and nothing is done: it is not as
+ * usual. */
+template <int WIRES>
+DCOMMI_CUDA_INLINE bool dcommi_cuda_recode(const dcommi_cuda_bucket &p, uint32_t own)
+{
+    float v[DCOMMI_CUDA_OWN], factor;
+    const bool exact = dcommi_cuda_recode_sum<WIRES>(p, own, v, &factor);
+    factor = __fmul_rn(factor, p.factor);
+    const uint32_t bits = dcommi_f32_bits(factor) & 0x7fffffffu;
+    float after = factor; /* a power of two may be left to the end */
+    if ((dcommi_f32_bits(p.factor) & 0x007fffffu) != 0) {
+#pragma unroll
+        for (int e = 0; e < DCOMMI_CUDA_OWN; e++) {
+            v[e] = __fmul_rn(v[e], factor);
+        }
+        after = 1;
+    }
+    float size = fabsf(v[0]);
+#pragma unroll
+    for (int e = 1; e < DCOMMI_CUDA_OWN; e++) {
+        size = fmaxf(size, fabsf(v[e]));
+    }
+    const unsigned team = 1u << p.team;
+    const float most = fabsf(
+        __fmul_rn(dcommi_f32_from_bits(dcommi_cuda_team_most(dcommi_f32_bits(size), team)), after));
+    const bool within = bits - 0x00800000u < 0x7f000000u && most >= DCOMMI_WIRE_LEAST &&
+                        most <= DCOMMI_WIRE_LARGEST;
+    if (__any_sync(DCOMMI_CUDA_ALL, !exact || !within)) {
+        return false;
+    }
+    dcommi_cuda_scale scale;
+    scale.step = dcommi_cuda_wire_step(most, p.most, p.inverse_most);
+    scale.inverse = __fmul_rn(dcommi_cuda_inverse(scale.step, p.how.unit), after);
+    const uint64_t block = 8 * p.how.rng.group + own;
+    const dcommi_cuda_codes<DCOMMI_FORMAT_Q4> codes =
+        p.how.stochastic
+            ? dcommi_cuda_encode_own<DCOMMI_FORMAT_Q4, true, false>(v, scale, p.how, block)
+            : dcommi_cuda_encode_own<DCOMMI_FORMAT_Q4, false, false>(v, scale, p.how, block);
+    dcommi_cuda_words_store(p.wire + (uint64_t)own * 8, codes.w[0], codes.w[1], true);
+    if ((own & (team - 1)) == 0) {
+        dcommi_cuda_store<float>(p.wire + p.codes + (uint64_t)(own >> p.team) * 4, scale.step);
+    }
+    return true;
+}
+
+#endif
+
 /* ---- what is encoded ---- */
 
 struct dcommi_cuda_found {
@@ -60010,31 +60252,9 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_measure(const float v[DCOMMI_CUDA_OWN], bool
         *most = own > *most ? own : *most;
     }
     if (dcommi_cuda_format<FORMAT>::SIGN || squares) {
-        *sum = BLOCK     ? dcommi_cuda_block_columns(v, squares, *sum, shared)
-               : squares ? dcommi_cuda_team_squares(v, team, *sum)
-                         : dcommi_cuda_team_sizes(v, team, *sum);
+        *sum = BLOCK ? dcommi_cuda_block_columns(v, squares, *sum, shared)
+                     : dcommi_cuda_team_sizes(v, team, *sum);
     }
-}
-
-/* The step that follows from a measure; see dcommi_bucket_step. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_wire_step(float largest, float most)
-{
-    if (!(largest >= DCOMMI_WIRE_LEAST)) {
-        return 0;
-    }
-    const uint32_t bits = dcommi_f32_bits(__fdiv_rn(largest, most));
-    return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
-}
-
-DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most)
-{
-    const double norm = __dsqrt_rn(squares);
-    if (!(norm < (double)DCOMMI_WIRE_LARGEST)) {
-        return dcommi_cuda_wire_step(DCOMMI_WIRE_LARGEST, most);
-    }
-    const float near = (float)norm;
-    return dcommi_cuda_wire_step(
-        dcommi_f32_from_bits(dcommi_f32_bits(near) + ((double)near < norm ? 1 : 0)), most);
 }
 
 /* ---- the kernel ---- */
@@ -60100,11 +60320,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
                                         dcommi_cuda_tally *tally)
 {
     dcommi_cuda_codes<FORMAT> codes;
+    const uint64_t block = dcommi_cuda_random_block(p.how.rng, at);
     const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
     float r[DCOMMI_CUDA_OWN];
     if (feedback) {
-        codes = p.how.stochastic ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
-                                 : dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at);
+        codes = p.how.stochastic
+                    ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, block)
+                    : dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, block);
         if (poisoned) {
             dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
         }
@@ -60114,8 +60336,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
     } else {
         codes = p.how.stochastic
-                    ? dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at)
-                    : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
+                    ? dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, block)
+                    : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, block);
     }
     /* A thread of a block may be behind the end of its bucket. */
     dcommi_cuda_codes_store<FORMAT>(p.wire, at, left, p.wire_pairs, codes);
@@ -60149,6 +60371,7 @@ static __global__ void __launch_bounds__(
 {
     typedef dcommi_cuda_format<FORMAT> format;
     __shared__ dcommi_cuda_shared room;
+    __shared__ dcommi_cuda_chains chains;
     dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
     /* Of a block, where its bucket begins and ends; else a thread's elements are those of its
      * number, whatever the bucket, and end where all do. */
@@ -60156,6 +60379,16 @@ static __global__ void __launch_bounds__(
     const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x & (team - 1);
     const uint64_t own =
         BLOCK ? threadIdx.x : (uint64_t)blockIdx.x * DCOMMI_CUDA_ENCODE_THREADS + threadIdx.x;
+    if constexpr (SUMS && !BLOCK && FORMAT == DCOMMI_FORMAT_Q4) {
+        if (p.usual && blockIdx.x < gridDim.x - 1) {
+            const uint32_t n = p.wires.in.n, number = (uint32_t)own;
+            if (n == 4   ? dcommi_cuda_recode<4>(p, number)
+                : n == 3 ? dcommi_cuda_recode<3>(p, number)
+                         : dcommi_cuda_recode<2>(p, number)) {
+                return;
+            }
+        }
+    }
     const uint64_t bucket = BLOCK ? blockIdx.x : own >> p.team;
     const uint64_t begin = BLOCK ? bucket * p.bucket : 0;
     const uint64_t end = BLOCK && begin + p.bucket < p.count ? begin + p.bucket : p.count;
@@ -60180,7 +60413,7 @@ static __global__ void __launch_bounds__(
             const uint64_t here = at + (uint64_t)i * piece;
             dcommi_cuda_take<FORMAT, SUMS>(p, here, dcommi_cuda_left(here, end), clean, v, &found,
                                            &bad);
-            dcommi_cuda_measure<FORMAT, BLOCK>(v, p.two_norm, team, &most, &sum, shared);
+            dcommi_cuda_measure<FORMAT, BLOCK>(v, BLOCK && p.two_norm, team, &most, &sum, shared);
         }
         measure = format::SIGN ? dcommi_f32_bits(dcommi_cuda_sizes_end(sum))
                   : BLOCK      ? dcommi_cuda_block_most(most, shared)
@@ -60212,10 +60445,12 @@ static __global__ void __launch_bounds__(
             mean = dirty ? (float)__ddiv_rn(exact, (double)n) : mean;
         }
         step = mean >= DCOMMI_WIRE_LEAST ? mean : 0;
+    } else if (BLOCK && p.two_norm) {
+        step = dcommi_cuda_norm_step(dcommi_cuda_squares_end(sum), p.most, p.inverse_most);
     } else if (p.two_norm) {
-        step = dcommi_cuda_norm_step(dcommi_cuda_squares_end(sum), p.most);
+        step = dcommi_cuda_teams_norm(v, p.team, p.most, p.inverse_most, &chains);
     } else {
-        step = dcommi_cuda_wire_step(dcommi_f32_from_bits(measure), p.most);
+        step = dcommi_cuda_wire_step(dcommi_f32_from_bits(measure), p.most, p.inverse_most);
     }
     bool poisoned = false;
     if (BLOCK && clean) {
@@ -60225,7 +60460,8 @@ static __global__ void __launch_bounds__(
     }
     dcommi_cuda_scale scale;
     scale.step = poisoned ? 0 : step;
-    scale.inverse = scale.step > 0 ? __fdiv_rn(p.how.unit, scale.step) : 0;
+    scale.inverse =
+        !format::SIGN && scale.step > 0 ? dcommi_cuda_inverse(scale.step, p.how.unit) : 0;
     dcommi_cuda_tally tally = {};
     for (unsigned i = 0; i < pieces; i++) {
         const uint64_t here = at + (uint64_t)i * piece;
@@ -60284,6 +60520,7 @@ static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_buck
     const unsigned team = dcommi_cuda_encode_team(p->bucket);
     if (team > 0) {
         p->team = team == DCOMMI_CUDA_WARP ? 5 : team == DCOMMI_CUDA_WARP / 2 ? 4 : 3;
+        p->usual = SUMS && dcommi_cuda_recode_suits(*p, FORMAT);
         return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER>,
                                   blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
     }
@@ -60534,7 +60771,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
 {
     dcommi_cuda_random random = {};
     if (STOCHASTIC) {
-        random = dcommi_cuda_random_of(p.how.rng, at);
+        random = dcommi_cuda_random_of(p.how.rng, dcommi_cuda_random_block(p.how.rng, at));
     }
     if (p.residual == NULL && dcommi_cuda_own_most(v) < p.limit) {
 #pragma unroll
@@ -60936,6 +61173,7 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.codes = dcommi_wire_codes(job.count, dcommi_format_bits[format]);
     p.bucket = (uint32_t)job.layout.bucket;
     p.most = dcommi_format_most[format];
+    p.inverse_most = 1 / p.most;
     p.how = dcommi_cuda_rounding_of(job.layout, key);
     p.two_norm = job.layout.two_norm;
     p.pass = job.layout.nonfinite == 2;
@@ -64416,6 +64654,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_BIT
 #undef DCOMMI_CUDA_BLOCK_MOST
 #undef DCOMMI_CUDA_CAST_THREADS
+#undef DCOMMI_CUDA_CHAINS
 #undef DCOMMI_CUDA_COMPARE_OWN
 #undef DCOMMI_CUDA_COMPARE_TILE
 #undef DCOMMI_CUDA_CONVERT_OWN
@@ -64446,6 +64685,9 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_RANDK_THREADS
 #undef DCOMMI_CUDA_RANDK_TILE
 #undef DCOMMI_CUDA_REACH
+#undef DCOMMI_CUDA_RECODE_APART
+#undef DCOMMI_CUDA_RECODE_BASE
+#undef DCOMMI_CUDA_RECODE_DOWN
 #undef DCOMMI_CUDA_ROW
 #undef DCOMMI_CUDA_TEAM
 #undef DCOMMI_CUDA_TOPK_BEGIN_THREADS

@@ -102,11 +102,15 @@ struct dcommi_cuda_random {
     uint32_t word[4];
 };
 
-/* `at` is the thread's first element. */
-DCOMMI_CUDA_INLINE dcommi_cuda_random dcommi_cuda_random_of(const dcommi_rng &rng, uint64_t at)
+/* The number of their block; `at` is the thread's first element. */
+DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_random_block(const dcommi_rng &rng, uint64_t at)
+{
+    return 8 * (rng.group + at / DCOMMI_RNG_GROUP) + at % DCOMMI_RNG_GROUP / 2;
+}
+
+DCOMMI_CUDA_INLINE dcommi_cuda_random dcommi_cuda_random_of(const dcommi_rng &rng, uint64_t block)
 {
     dcommi_cuda_random r;
-    const uint64_t block = 8 * (rng.group + at / DCOMMI_RNG_GROUP) + at % DCOMMI_RNG_GROUP / 2;
     dcommi_rng_block(&rng, block, r.word);
     return r;
 }
@@ -227,17 +231,17 @@ DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_encode_one(float v, const dcommi_cuda_sc
     return FORMAT == DCOMMI_FORMAT_Q1 ? t + 0x40000000u : t;
 }
 
-/* Codes of v; v becomes what they leave of it where FEEDBACK. */
+/* Codes of v, by random numbers of a block; v becomes what they leave of it where FEEDBACK. */
 template <int FORMAT, bool STOCHASTIC, bool FEEDBACK>
 DCOMMI_CUDA_INLINE dcommi_cuda_codes<FORMAT>
 dcommi_cuda_encode_own(float v[DCOMMI_CUDA_OWN], const dcommi_cuda_scale &scale,
-                       const dcommi_cuda_rounding &how, uint64_t at)
+                       const dcommi_cuda_rounding &how, uint64_t block)
 {
     typedef dcommi_cuda_format<FORMAT> format;
     dcommi_cuda_codes<FORMAT> codes = {};
     dcommi_cuda_random random = {};
     if (STOCHASTIC) {
-        random = dcommi_cuda_random_of(how.rng, at);
+        random = dcommi_cuda_random_of(how.rng, block);
     }
     const float step = FORMAT == DCOMMI_FORMAT_E4M3 ? __fmul_rn(scale.step, 256.0f) : scale.step;
 #pragma unroll

@@ -136,7 +136,7 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_cast_own(const dcommi_cuda_cast &p, uint64_t
 {
     dcommi_cuda_random random = {};
     if (STOCHASTIC) {
-        random = dcommi_cuda_random_of(p.how.rng, at);
+        random = dcommi_cuda_random_of(p.how.rng, dcommi_cuda_random_block(p.how.rng, at));
     }
     if (p.residual == NULL && dcommi_cuda_own_most(v) < p.limit) {
 #pragma unroll

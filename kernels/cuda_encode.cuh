@@ -8,147 +8,7 @@
 #define DCOMMI_CUDA_ENCODE_H
 
 #include "cuda_ledger.cuh"
-#include "cuda_measure.cuh"
-
-#define DCOMMI_CUDA_ENCODE_THREADS 128u
-#define DCOMMI_CUDA_BLOCK_MOST 512u
-
-/* What is decoded. */
-struct dcommi_cuda_wires {
-    dcommi_cuda_operands in;
-    uint64_t count, whole; /* elements; those in lines and groups that are whole */
-    uint64_t codes;        /* bytes of codes, behind which the steps are */
-    uint64_t groups;       /* of 128 elements, in a bucket */
-    int shift;             /* its logarithm; -1: it is no power of two */
-    float largest_step;
-    bool exact; /* steps have 16 significant bits */
-    bool pass;  /* a bucket may be NaN */
-    bool pairs; /* all wires are aligned to 8 */
-};
-
-struct dcommi_cuda_bucket {
-    dcommi_cuda_wires wires; /* of a recoding */
-    float factor;            /* likewise */
-    const float *x, *residual;
-    float *next;
-    unsigned char *wire;
-    dcomm_cuda_report *report;
-    dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
-    uint64_t count, codes;
-    uint32_t bucket, team; /* elements; the logarithm of the lanes of small ones */
-    float most;            /* the largest number, in steps */
-    dcommi_cuda_rounding how;
-    bool two_norm, pass;
-    bool pairs, wire_pairs; /* arrays, and the wire, are aligned to 8 */
-};
-
-/* ---- the sum of wires ---- */
-
-DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_bucket_of(const dcommi_cuda_wires &in, uint64_t at)
-{
-    const uint64_t group = at / DCOMMI_RNG_GROUP;
-    return in.shift >= 0 ? group >> in.shift : group / in.groups;
-}
-
-/* What a thread loads of one wire. */
-template <int FORMAT> struct dcommi_cuda_loaded {
-    dcommi_cuda_codes<FORMAT> codes;
-    float step;
-};
-
-/* plain: the wire lies well, and the line is whole. */
-template <int FORMAT>
-DCOMMI_CUDA_INLINE void dcommi_cuda_wire_load(const dcommi_cuda_wires &in, uint32_t w, uint64_t at,
-                                              uint64_t bucket, bool plain,
-                                              dcommi_cuda_loaded<FORMAT> *to)
-{
-    const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
-    to->codes = plain           ? dcommi_cuda_codes_load<FORMAT>(wire, at, true)
-                : at < in.whole ? dcommi_cuda_codes_load<FORMAT>(wire, at, in.pairs)
-                                : dcommi_cuda_codes_gather<FORMAT>(wire, at, in.count);
-    to->step = dcommi_cuda_load<float>(wire + in.codes + 4 * bucket);
-}
-
-/* A thread's elements of one wire onto `sum`. *nan: the bucket is NaN; *bad: no encoder wrote it.
- */
-template <int FORMAT>
-DCOMMI_CUDA_INLINE void dcommi_cuda_wire_add(const dcommi_cuda_wires &in, uint64_t at,
-                                             dcommi_cuda_loaded<FORMAT> from,
-                                             float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
-{
-    dcommi_cuda_codes_own<FORMAT>(at, in.whole, &from.codes);
-    if (!dcommi_wire_step_within(from.step, in.largest_step, in.exact)) {
-        const bool marked = in.pass && dcommi_f32_bits(from.step) == DCOMMI_STEP_NAN;
-        *nan = *nan || marked;
-        *bad = *bad || !marked;
-        from.step = 0;
-    }
-    *bad = *bad || dcommi_cuda_forbidden(from.codes) != 0;
-    dcommi_cuda_decode_own<FORMAT>(from.codes, from.step, sum);
-}
-
-/* All wires, one after the other, onto what is there. A few are loaded before the first is used: a
- * thread has little of each. */
-template <int FORMAT>
-DCOMMI_CUDA_INLINE void dcommi_cuda_wires_add(const dcommi_cuda_wires &in, uint64_t at,
-                                              float sum[DCOMMI_CUDA_OWN], bool *nan, bool *bad)
-{
-    const int few = dcommi_cuda_format<FORMAT>::BITS == 8 ? 2 : 4;
-    const uint64_t bucket = dcommi_cuda_bucket_of(in, at);
-    const bool plain = in.pairs && at < in.whole;
-    dcommi_cuda_loaded<FORMAT> loaded[few];
-#pragma unroll 1
-    for (uint32_t w = 0; w < in.in.n; w += few) {
-        if (plain) {
-#pragma unroll
-            for (int i = 0; i < few; i++) {
-                if (w + (uint32_t)i < in.in.n) {
-                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, true, &loaded[i]);
-                }
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < few; i++) {
-                if (w + (uint32_t)i < in.in.n) {
-                    dcommi_cuda_wire_load(in, w + (uint32_t)i, at, bucket, false, &loaded[i]);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < few; i++) {
-            if (w + (uint32_t)i < in.in.n) {
-                dcommi_cuda_wire_add(in, at, loaded[i], sum, nan, bad);
-            }
-        }
-    }
-}
-
-/* Bits behind the last code have to be zero. One thread looks. */
-template <int FORMAT> DCOMMI_CUDA_INLINE bool dcommi_cuda_rest_clean(const dcommi_cuda_wires &in)
-{
-    typedef dcommi_cuda_format<FORMAT> format;
-    const uint64_t whole = in.count / format::LINE;
-    const unsigned used = (unsigned)(in.count % format::LINE) * format::BITS;
-    unsigned bad = 0;
-    for (uint32_t w = 0; w < in.in.n; w++) {
-        const unsigned char *wire = static_cast<const unsigned char *>(in.in.at[w]);
-        uint64_t i = whole * DCOMMI_WIRE_LINE + used / 8;
-        if (used % 8 != 0) {
-            bad |= wire[i++] >> used % 8;
-        }
-        for (; i < in.codes; i++) {
-            bad |= wire[i];
-        }
-    }
-    return bad == 0;
-}
-
-DCOMMI_CUDA_INLINE void dcommi_cuda_report_corrupt(dcomm_cuda_report *report)
-{
-    if (report != NULL) {
-        atomicAdd(reinterpret_cast<unsigned long long *>(&report->corrupt), 1ull);
-    }
-}
+#include "cuda_recode.cuh"
 
 /* ---- what is encoded ---- */
 
@@ -260,31 +120,9 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_measure(const float v[DCOMMI_CUDA_OWN], bool
         *most = own > *most ? own : *most;
     }
     if (dcommi_cuda_format<FORMAT>::SIGN || squares) {
-        *sum = BLOCK     ? dcommi_cuda_block_columns(v, squares, *sum, shared)
-               : squares ? dcommi_cuda_team_squares(v, team, *sum)
-                         : dcommi_cuda_team_sizes(v, team, *sum);
+        *sum = BLOCK ? dcommi_cuda_block_columns(v, squares, *sum, shared)
+                     : dcommi_cuda_team_sizes(v, team, *sum);
     }
-}
-
-/* The step that follows from a measure; see dcommi_bucket_step. */
-DCOMMI_CUDA_INLINE float dcommi_cuda_wire_step(float largest, float most)
-{
-    if (!(largest >= DCOMMI_WIRE_LEAST)) {
-        return 0;
-    }
-    const uint32_t bits = dcommi_f32_bits(__fdiv_rn(largest, most));
-    return dcommi_f32_from_bits((bits + 0xffu) & ~0xffu);
-}
-
-DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most)
-{
-    const double norm = __dsqrt_rn(squares);
-    if (!(norm < (double)DCOMMI_WIRE_LARGEST)) {
-        return dcommi_cuda_wire_step(DCOMMI_WIRE_LARGEST, most);
-    }
-    const float near = (float)norm;
-    return dcommi_cuda_wire_step(
-        dcommi_f32_from_bits(dcommi_f32_bits(near) + ((double)near < norm ? 1 : 0)), most);
 }
 
 /* ---- the kernel ---- */
@@ -350,11 +188,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
                                         dcommi_cuda_tally *tally)
 {
     dcommi_cuda_codes<FORMAT> codes;
+    const uint64_t block = dcommi_cuda_random_block(p.how.rng, at);
     const bool feedback = p.residual != NULL, excess = feedback && clean && !poisoned;
     float r[DCOMMI_CUDA_OWN];
     if (feedback) {
-        codes = p.how.stochastic ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, at)
-                                 : dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, at);
+        codes = p.how.stochastic
+                    ? dcommi_cuda_encode_own<FORMAT, true, true>(v, scale, p.how, block)
+                    : dcommi_cuda_encode_own<FORMAT, false, true>(v, scale, p.how, block);
         if (poisoned) {
             dcommi_cuda_own_load(p.residual + at, left, p.pairs, v);
         }
@@ -364,8 +204,8 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_put(const dcommi_cuda_bucket &p, uint64_t at
         dcommi_cuda_own_store(p.next + at, left, p.pairs, v);
     } else {
         codes = p.how.stochastic
-                    ? dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, at)
-                    : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, at);
+                    ? dcommi_cuda_encode_own<FORMAT, true, false>(v, scale, p.how, block)
+                    : dcommi_cuda_encode_own<FORMAT, false, false>(v, scale, p.how, block);
     }
     /* A thread of a block may be behind the end of its bucket. */
     dcommi_cuda_codes_store<FORMAT>(p.wire, at, left, p.wire_pairs, codes);
@@ -399,6 +239,7 @@ static __global__ void __launch_bounds__(
 {
     typedef dcommi_cuda_format<FORMAT> format;
     __shared__ dcommi_cuda_shared room;
+    __shared__ dcommi_cuda_chains chains;
     dcommi_cuda_shared *shared = BLOCK ? &room : NULL;
     /* Of a block, where its bucket begins and ends; else a thread's elements are those of its
      * number, whatever the bucket, and end where all do. */
@@ -406,6 +247,16 @@ static __global__ void __launch_bounds__(
     const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x & (team - 1);
     const uint64_t own =
         BLOCK ? threadIdx.x : (uint64_t)blockIdx.x * DCOMMI_CUDA_ENCODE_THREADS + threadIdx.x;
+    if constexpr (SUMS && !BLOCK && FORMAT == DCOMMI_FORMAT_Q4) {
+        if (p.usual && blockIdx.x < gridDim.x - 1) {
+            const uint32_t n = p.wires.in.n, number = (uint32_t)own;
+            if (n == 4   ? dcommi_cuda_recode<4>(p, number)
+                : n == 3 ? dcommi_cuda_recode<3>(p, number)
+                         : dcommi_cuda_recode<2>(p, number)) {
+                return;
+            }
+        }
+    }
     const uint64_t bucket = BLOCK ? blockIdx.x : own >> p.team;
     const uint64_t begin = BLOCK ? bucket * p.bucket : 0;
     const uint64_t end = BLOCK && begin + p.bucket < p.count ? begin + p.bucket : p.count;
@@ -430,7 +281,7 @@ static __global__ void __launch_bounds__(
             const uint64_t here = at + (uint64_t)i * piece;
             dcommi_cuda_take<FORMAT, SUMS>(p, here, dcommi_cuda_left(here, end), clean, v, &found,
                                            &bad);
-            dcommi_cuda_measure<FORMAT, BLOCK>(v, p.two_norm, team, &most, &sum, shared);
+            dcommi_cuda_measure<FORMAT, BLOCK>(v, BLOCK && p.two_norm, team, &most, &sum, shared);
         }
         measure = format::SIGN ? dcommi_f32_bits(dcommi_cuda_sizes_end(sum))
                   : BLOCK      ? dcommi_cuda_block_most(most, shared)
@@ -462,10 +313,12 @@ static __global__ void __launch_bounds__(
             mean = dirty ? (float)__ddiv_rn(exact, (double)n) : mean;
         }
         step = mean >= DCOMMI_WIRE_LEAST ? mean : 0;
+    } else if (BLOCK && p.two_norm) {
+        step = dcommi_cuda_norm_step(dcommi_cuda_squares_end(sum), p.most, p.inverse_most);
     } else if (p.two_norm) {
-        step = dcommi_cuda_norm_step(dcommi_cuda_squares_end(sum), p.most);
+        step = dcommi_cuda_teams_norm(v, p.team, p.most, p.inverse_most, &chains);
     } else {
-        step = dcommi_cuda_wire_step(dcommi_f32_from_bits(measure), p.most);
+        step = dcommi_cuda_wire_step(dcommi_f32_from_bits(measure), p.most, p.inverse_most);
     }
     bool poisoned = false;
     if (BLOCK && clean) {
@@ -475,7 +328,8 @@ static __global__ void __launch_bounds__(
     }
     dcommi_cuda_scale scale;
     scale.step = poisoned ? 0 : step;
-    scale.inverse = scale.step > 0 ? __fdiv_rn(p.how.unit, scale.step) : 0;
+    scale.inverse =
+        !format::SIGN && scale.step > 0 ? dcommi_cuda_inverse(scale.step, p.how.unit) : 0;
     dcommi_cuda_tally tally = {};
     for (unsigned i = 0; i < pieces; i++) {
         const uint64_t here = at + (uint64_t)i * piece;
@@ -534,6 +388,7 @@ static dcomm_status dcommi_cuda_encode_launch(const char *call, dcommi_cuda_buck
     const unsigned team = dcommi_cuda_encode_team(p->bucket);
     if (team > 0) {
         p->team = team == DCOMMI_CUDA_WARP ? 5 : team == DCOMMI_CUDA_WARP / 2 ? 4 : 3;
+        p->usual = SUMS && dcommi_cuda_recode_suits(*p, FORMAT);
         return dcommi_cuda_launch(call, dcommi_cuda_encode_kernel<FORMAT, SUMS, false, LEDGER>,
                                   blocks, DCOMMI_CUDA_ENCODE_THREADS, *p, stream);
     }

@@ -246,6 +246,7 @@ static dcomm_status dcommi_cuda_job_run(const dcommi_cuda_job &job, const dcommi
     p.codes = dcommi_wire_codes(job.count, dcommi_format_bits[format]);
     p.bucket = (uint32_t)job.layout.bucket;
     p.most = dcommi_format_most[format];
+    p.inverse_most = 1 / p.most;
     p.how = dcommi_cuda_rounding_of(job.layout, key);
     p.two_norm = job.layout.two_norm;
     p.pass = job.layout.nonfinite == 2;

@@ -124,6 +124,92 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_squares_end(dcommi_cuda_columns sum)
     return sum.squares;
 }
 
+/* The step that follows from the largest; see dcommi_bucket_step. With the remainder, and `inverse`
+ * rounded from 1 / most, the quotient is the rounded one for each `most` of wire.h. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_wire_step(float largest, float most, float inverse)
+{
+    if (!(largest >= DCOMMI_WIRE_LEAST)) {
+        return 0;
+    }
+    const float near = __fmul_rn(largest, inverse);
+    const float quotient = __fmaf_rn(__fmaf_rn(-near, most, largest), inverse, near);
+    return dcommi_f32_from_bits((dcommi_f32_bits(quotient) + 0xffu) & ~0xffu);
+}
+
+/* The step of a bucket whose squares' sum is known. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_norm_step(double squares, float most, float inverse)
+{
+    const double norm = __dsqrt_rn(squares);
+    if (!(norm < (double)DCOMMI_WIRE_LARGEST)) {
+        return dcommi_cuda_wire_step(DCOMMI_WIRE_LARGEST, most, inverse);
+    }
+    const float near = (float)norm;
+    return dcommi_cuda_wire_step(
+        dcommi_f32_from_bits(dcommi_f32_bits(near) + ((double)near < norm ? 1 : 0)), most, inverse);
+}
+
+/* ---- norms of buckets of teams ---- */
+
+/* Of each bucket eight chains, in which squares are added: chain s has columns s and s + 8, row
+ * after row. A chain's columns lie apart, and so far that 16 bytes of eight threads are in banks of
+ * their own. */
+struct alignas(16) dcommi_cuda_quad {
+    float v[4];
+};
+
+#define DCOMMI_CUDA_CHAINS 8u
+
+struct dcommi_cuda_chains {
+    dcommi_cuda_quad quads[128 * 7]; /* of the shortest chains, which take most */
+    float step[16];
+};
+
+/* The steps of a block's buckets, of 1 << shift threads each. A warp has few chains, so that all of
+ * the block's are followed by as many threads as there are, in as few warps as they fill. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_teams_norm(const float v[DCOMMI_CUDA_OWN], unsigned shift,
+                                                float most, float inverse,
+                                                dcommi_cuda_chains *shared)
+{
+    const unsigned team = 1u << shift, column = team / 4 + 1, chain = 2 * column + 1;
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_TEAM, bucket = threadIdx.x >> shift;
+    const unsigned group = (threadIdx.x & (team - 1)) / DCOMMI_CUDA_TEAM;
+#pragma unroll
+    for (unsigned c = 0; c < 2; c++) {
+        const unsigned number = bucket * DCOMMI_CUDA_CHAINS + (2 * lane + c) % DCOMMI_CUDA_CHAINS;
+        const unsigned half = 2 * lane / DCOMMI_CUDA_CHAINS;
+        dcommi_cuda_quad *to = shared->quads + number * chain + half * column + 2 * group;
+#pragma unroll
+        for (unsigned k = 0; k < 8; k += 4) {
+            const dcommi_cuda_quad rows = {
+                {v[2 * k + c], v[2 * k + 2 + c], v[2 * k + 4 + c], v[2 * k + 6 + c]}};
+            to[k / 4] = rows;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < blockDim.x / team * DCOMMI_CUDA_CHAINS) {
+        const dcommi_cuda_quad *from = shared->quads + threadIdx.x * chain;
+        double sum = 0;
+        for (unsigned i = 0; i < team / 4; i++) {
+            const dcommi_cuda_quad low = from[i], high = from[column + i];
+#pragma unroll
+            for (int k = 0; k < 4; k++) { /* products are exact */
+                sum = __fma_rn((double)low.v[k], (double)low.v[k], sum);
+                sum = __fma_rn((double)high.v[k], (double)high.v[k], sum);
+            }
+        }
+#pragma unroll
+        for (unsigned far = DCOMMI_CUDA_CHAINS / 2; far > 0; far /= 2) {
+            sum = __dadd_rn(sum, __shfl_xor_sync(DCOMMI_CUDA_ALL, sum, far));
+        }
+        const float step = dcommi_cuda_norm_step(sum, most, inverse);
+        if (threadIdx.x % DCOMMI_CUDA_CHAINS == 0) {
+            shared->step[threadIdx.x / DCOMMI_CUDA_CHAINS] = step;
+        }
+    }
+    __syncthreads();
+    return shared->step[bucket];
+}
+
 /* |x| one by one in f64, from the first element to the last: of numbers whose sum as f32 is
  * infinite, which is rare. */
 DCOMMI_CUDA_INLINE double dcommi_cuda_warp_exact(const float v[DCOMMI_CUDA_OWN], double sum)
@@ -142,6 +228,20 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_warp_exact(const float v[DCOMMI_CUDA_OWN],
         }
     }
     return sum;
+}
+
+/* unit / step, rounded: of a step of 16 significant bits, and a power of two, one step of Newton's
+ * from a few units in the last place gives it. No number on the way is denormal. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_inverse(float step, float unit)
+{
+    const float s = __fmul_rn(step, dcommi_f32_from_bits(0x7f000000u - dcommi_f32_bits(unit)));
+#ifdef __CUDA_ARCH__
+    float near;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(s));
+#else
+    const float near = 1 / s;
+#endif
+    return __fmaf_rn(near, __fmaf_rn(-s, near, 1), near);
 }
 
 /* ---- a block: its warps in order ---- */

@@ -5,6 +5,7 @@
 #define DCOMM_CUDA_FAR_H
 
 #include "cuda_folds.h"
+#include "cuda_ledgers.h"
 #include "cuda_sparse.h"
 
 static const size_t FAR = ((size_t)1 << 31) + 5;
@@ -126,6 +127,95 @@ static void far_dense(const char *spec)
     far_wire(in, again, rest, len, bits, bucket, "recode");
     dcomm_codec_destroy(&codec);
     ok(std::string("2^31 + 5 elements, ") + spec);
+}
+
+/* What the CPU counts of the end alone; zeros add nothing to sums. How many elements are counted
+ * depends on how many blocks run. */
+static void far_ledger(const char *spec)
+{
+    dcomm_codec *codec = NULL;
+    dcomm_codec_layout layout = dcomm_codec_layout();
+    good(dcomm_codec_create(spec, &codec), spec);
+    good(dcomm_codec_get_layout(codec, &layout), spec);
+    const size_t unit = layout.bucket > 0 ? layout.bucket : 512;
+    const size_t begin = (FAR / unit - 2) * unit, rest = FAR - begin;
+    const size_t len = dcomm_codec_max_bytes(codec, FAR), part = dcomm_codec_max_bytes(codec, rest);
+    expanse in(4 * FAR), residual(4 * FAR), out(len);
+    expanse workspace(dcomm_cuda_ledger_workspace_bytes(codec, FAR));
+    const std::string name = std::string("ledger of ") + spec;
+    if (!far_room(name, {&in, &residual, &out, &workspace})) {
+        dcomm_codec_destroy(&codec);
+        return;
+    }
+    const far_blocks last(4);
+    const std::vector<float> x = numbers(rest, NORMAL), r = numbers(rest, NORMAL);
+    std::vector<float> next(rest);
+    bytes wire(part);
+    size_t written = 0;
+    area sums(sizeof(dcomm_cuda_ledger));
+    dcomm_cuda_ledger there = dcomm_cuda_ledger();
+    dcomm_ledger want = dcomm_ledger(), got = dcomm_ledger();
+    dcomm_codec_report report = dcomm_codec_report();
+    dcomm_codec_key end = dcomm_codec_key();
+    const dcomm_codec_key key = dcomm_codec_key();
+    end.first = begin;
+    sums.put(&there);
+    area::copy(in.p + 4 * begin, x.data(), 4 * rest, true);
+    area::copy(residual.p + 4 * begin, r.data(), 4 * rest, true);
+    good(dcomm_encode_ledger(codec, x.data(), r.data(), next.data(), rest, &end, wire.data(), part,
+                             &written, NULL, &report, &want),
+         name);
+    good(dcomm_cuda_encode_ledger(codec, far_floats(in), far_floats(residual), far_floats(residual),
+                                  FAR, &key, out.p, len, workspace.p, NULL,
+                                  reinterpret_cast<dcomm_cuda_ledger *>(sums.at), NULL),
+         name);
+    same(residual.part(4 * begin, 4 * rest), next.data(), "what is left, " + name);
+    const bytes raw_sums = sums.get();
+    std::memcpy(&there, raw_sums.data(), sizeof there);
+    there.count = want.count;
+    dcomm_cuda_ledger_add(&got, rest, &there, &report);
+    same_ledger(got, want, false, name);
+    dcomm_codec_destroy(&codec);
+    ok("2^31 + 5 elements, " + name);
+}
+
+/* A fold of two wires of fp8. */
+static void far_fp8(const char *spec, dcomm_op op)
+{
+    dcomm_codec *codec = NULL;
+    dcomm_codec_layout layout = dcomm_codec_layout();
+    good(dcomm_codec_create(spec, &codec), spec);
+    good(dcomm_codec_get_layout(codec, &layout), spec);
+    const size_t bucket = layout.bucket, begin = (FAR / bucket - 2) * bucket, rest = FAR - begin;
+    const size_t len = dcomm_codec_max_bytes(codec, FAR), part = dcomm_codec_max_bytes(codec, rest);
+    const size_t codes = dcommi_wire_codes(rest, 8);
+    expanse a(len), b(len), to(4 * FAR);
+    const std::string name = std::string("reduce ") + spec + " " + dcomm_op_name(op);
+    if (!far_room(name, {&a, &b, &to})) {
+        dcomm_codec_destroy(&codec);
+        return;
+    }
+    const far_blocks last(4);
+    std::vector<float> decoded[2] = {std::vector<float>(rest), std::vector<float>(rest)};
+    bytes want(4 * rest);
+    size_t written = 0;
+    for (int w = 0; w < 2; w++) {
+        const std::vector<float> x = numbers(rest, NORMAL);
+        const expanse &whole = w == 0 ? a : b;
+        bytes wire(part);
+        good(dcomm_encode(codec, x.data(), rest, NULL, wire.data(), part, &written, NULL, NULL),
+             name);
+        good(dcomm_decode(codec, wire.data(), part, decoded[w].data(), rest), name);
+        area::copy(whole.p + begin, wire.data(), codes, true);
+        area::copy(whole.p + len - (part - codes), wire.data() + codes, part - codes, true);
+    }
+    const void *far[] = {a.p, b.p}, *near[] = {decoded[0].data(), decoded[1].data()};
+    const size_t lens[] = {len, len};
+    cuda_reference_reduce(want.data(), near, 2, rest, DCOMM_F32, (int)op, 0);
+    good(dcomm_cuda_reduce_fp8(codec, far, lens, 2, far_floats(to), FAR, op, 0, NULL, NULL), name);
+    same(to.part(4 * begin, 4 * rest), want.data(), name);
+    dcomm_codec_destroy(&codec);
+    ok("2^31 + 5 elements, " + name);
 }
 
 /* ---- one element after the other ---- */
@@ -332,6 +422,13 @@ static void test_far(void)
             far_dense(spec);
         }
     }
+    for (const char *spec : {"qsgd", "fp8:block=384", "bf16"}) {
+        if (!late(spec)) {
+            far_ledger(spec);
+        }
+    }
+    far_fp8("fp8", DCOMM_SUM);
+    far_fp8("fp8:type=e5m2,block=384", DCOMM_MAX);
     for (const far_call &call :
          {far_reduce(DCOMM_F32, DCOMM_MAX), far_reduce(DCOMM_BF16, DCOMM_AVG),
           far_reduce(DCOMM_F64, DCOMM_SUM), far_reduce(DCOMM_I8, DCOMM_PROD), far_scale(DCOMM_F16),

@@ -20,6 +20,7 @@
 #include "cuda_folds.h"
 #include "cuda_ledgers.h"
 #include "cuda_lowrank.h"
+#include "cuda_recode.h"
 #include "cuda_sparse.h"
 
 /* ---- arguments ---- */
@@ -118,6 +119,7 @@ static void test_kernels(void)
     for (const char *spec : specs) {
         test_codec(spec, turn++);
     }
+    test_recode();
     test_add_scaled();
     test_feedback();
     test_look();

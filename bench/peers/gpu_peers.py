@@ -25,12 +25,12 @@ class Left(Exception):
     pass
 
 
-def median_us(iterations, event, elapsed_ms, inputs, run, out):
-    """inputs() makes them anew before each call; out, unless each call returns a new array, is poisoned."""
+def median_us(iterations, event, elapsed_ms, inputs, run, outs):
+    """inputs() makes them anew before each call; outs, unless each call returns new arrays, are poisoned."""
     took = []
     for i in range(-5, iterations):
         inputs()
-        if out is not None:
+        for out in outs:
             out[...] = POISON
         begin, end = event(), event()
         begin.record()
@@ -39,19 +39,19 @@ def median_us(iterations, event, elapsed_ms, inputs, run, out):
         end.synchronize()
         if i >= 0:
             took.append(1e3 * elapsed_ms(begin, end))
-        if out is not None and any(bool((part == POISON).all()) for part in
-                                   (out.reshape(-1)[:16], out.reshape(-1)[-16:])):
+        if any(bool((part == POISON).all()) for out in outs for part in
+               (out.reshape(-1)[:16], out.reshape(-1)[-16:])):
             raise Left
     return statistics.median(took)
 
 
-def torch_median_us(torch, iterations, inputs, run, out=None):
+def torch_median_us(torch, iterations, inputs, run, *outs):
     return median_us(iterations, lambda: torch.cuda.Event(enable_timing=True),
-                     lambda begin, end: begin.elapsed_time(end), inputs, run, out)
+                     lambda begin, end: begin.elapsed_time(end), inputs, run, outs)
 
 
-def cupy_median_us(cupy, iterations, inputs, run, out=None):
-    return median_us(iterations, cupy.cuda.Event, cupy.cuda.get_elapsed_time, inputs, run, out)
+def cupy_median_us(cupy, iterations, inputs, run, *outs):
+    return median_us(iterations, cupy.cuda.Event, cupy.cuda.get_elapsed_time, inputs, run, outs)
 
 
 class Table:
@@ -114,8 +114,8 @@ def qsgd(torch):
 
 
 def of_torch(table, torch, n):
-    def timed(inputs, run, out=None):
-        return lambda: torch_median_us(torch, table.args.iterations, inputs, run, out)
+    def timed(inputs, run, *outs):
+        return lambda: torch_median_us(torch, table.args.iterations, inputs, run, *outs)
 
     def new_x():
         x.normal_()
@@ -135,7 +135,8 @@ def of_torch(table, torch, n):
               timed(lambda: brain.normal_(), lambda: y.copy_(brain), y))
     if hasattr(torch, "float8_e4m3fn"):
         eight = torch.empty(n, device="cuda", dtype=torch.float8_e4m3fn)
-        table.put("torch f32 to e4m3, no scale", n, 5 * n, timed(new_x, lambda: eight.copy_(x)))
+        table.put("torch f32 to e4m3, no scale", n, 5 * n,
+                  timed(new_x, lambda: eight.copy_(x), eight.view(torch.uint8)))
     other = torch.randn(n, device="cuda")
     table.put("torch f32 sum of 2", n, 12 * n,
               timed(new_x, lambda: torch.add(x, other, out=y), y))
@@ -159,8 +160,8 @@ def of_torch(table, torch, n):
 
 
 def of_cupy(table, cupy, n):
-    def timed(inputs, run, out=None):
-        return lambda: cupy_median_us(cupy, table.args.iterations, inputs, run, out)
+    def timed(inputs, run, *outs):
+        return lambda: cupy_median_us(cupy, table.args.iterations, inputs, run, *outs)
 
     def new_x():
         x[...] = cupy.random.standard_normal(n, dtype=cupy.float32)
@@ -219,7 +220,8 @@ def of_triton(table, torch, n):
             seed[0] += 1
             module.encode[(n // BUCKET,)](x, wire, steps, seed[0], BUCKET=BUCKET)
         table.put("Triton qsgd 4 bits encode", n, 4 * n + n // 2 + 4 * (n // BUCKET),
-                  lambda: torch_median_us(torch, table.args.iterations, lambda: x.normal_(), run, steps))
+                  lambda: torch_median_us(torch, table.args.iterations, lambda: x.normal_(), run, wire,
+                                          steps))
 
 
 def cupy_sees(cupy):

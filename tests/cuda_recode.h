@@ -1,0 +1,121 @@
+/* cuda_recode.h - tests of recoding where warps have a way of their own: whole blocks of up to four
+ * wires of 4 bits, with steps that are alike, nearly so, or not at all. */
+#ifndef DCOMM_CUDA_RECODE_TESTS_H
+#define DCOMM_CUDA_RECODE_TESTS_H
+
+#include "cuda_dense.h"
+
+/* Wire w of `wires` of one kind. */
+static std::vector<float> recode_input(size_t count, int kind, size_t w)
+{
+    static const float scales[][4] = {
+        {1, 1.5f, 0.7f, 1},
+        {1, 7.9f, 1, 0.99f},
+        {1, 8.1f, 15.9f, 1},
+        {0x1p99f, 0x1p98f, 0x1p100f, 0x1p101f},
+        {0x1p-78f, 0x1p-77f, 0x1p-76f, 0x1p-79f},
+        {0x1p-40f, 0x1p40f, 1, 1},
+        {1, -1, 1, -1},
+        {1, 1, 0, 2},
+    };
+    std::vector<float> x = numbers(count, NORMAL);
+    for (size_t i = 0; i < count; i++) {
+        if (kind == 6) { /* sums are zero, or nearly */
+            x[i] = (float)(i * 37 % 15) - 7 + (i % 1024 < 512 ? 0 : (float)(w * i % 3));
+        }
+        x[i] *= scales[kind][w];
+        x[i] = kind == 7 && i / 512 % 2 == 1 ? 0 : x[i];
+    }
+    return x;
+}
+
+static bool recode_one(const dcomm_codec *codec, size_t count, size_t wires, int kind, float factor,
+                       int corrupt)
+{
+    const size_t len = dcomm_codec_max_bytes(codec, count);
+    char text[160];
+    std::snprintf(text, sizeof text, "%zu elements, %zu wires, kind %d, factor %g, corrupt %d",
+                  count, wires, kind, (double)factor, corrupt);
+    std::vector<bytes> host(wires, bytes(len));
+    std::vector<area *> there;
+    std::vector<const void *> host_at, device_at;
+    const std::vector<size_t> lens(wires, len);
+    size_t written = 0;
+    bool fine = true;
+    for (size_t w = 0; w < wires; w++) {
+        const std::vector<float> x = recode_input(count, kind, w);
+        dcomm_codec_key key = dcomm_codec_key();
+        key.rank = w;
+        fine = fine && good(dcomm_encode(codec, x.data(), count, &key, host[w].data(), len,
+                                         &written, NULL, NULL),
+                            text);
+        if (corrupt == 1 && w == wires - 1) { /* a code */
+            host[w][1000] = (unsigned char)((host[w][1000] & 0x0f) | 0x80);
+        } else if (corrupt == 2 && w == 0) { /* a step */
+            host[w][len - 8] |= 1;
+        }
+        there.push_back(new area(len));
+        there[w]->put(host[w].data());
+        host_at.push_back(host[w].data());
+        device_at.push_back(there[w]->at);
+    }
+    area out(len), report(sizeof(dcomm_cuda_report));
+    const dcomm_cuda_report none = dcomm_cuda_report();
+    bytes want(len);
+    dcomm_codec_key key = dcomm_codec_key();
+    key.seed = 9;
+    report.put(&none);
+    const dcomm_status status =
+        dcomm_recode(codec, host_at.data(), lens.data(), wires, factor, NULL, NULL, count, &key,
+                     want.data(), len, &written, NULL, NULL);
+    fine = fine && good(launched([&](void *stream) {
+                            return dcomm_cuda_recode(
+                                codec, device_at.data(), lens.data(), wires, factor, NULL, NULL,
+                                count, &key, out.at, len, NULL,
+                                reinterpret_cast<dcomm_cuda_report *>(report.at), stream);
+                        }),
+                        text);
+    const dcomm_cuda_report found = report_of(report);
+    if (fine && dcomm_cuda_report_check(codec, count, &found, NULL) != status) {
+        fine = wrong(std::string(text) + ": the CPU says " + dcomm_status_name(status));
+    }
+    fine = fine && (corrupt != 0) == (status != DCOMM_OK) &&
+           (status != DCOMM_OK || same(out.get(), want.data(), text)) && out.guarded();
+    for (area *a : there) {
+        delete a;
+    }
+    return fine;
+}
+
+static void test_recode(void)
+{
+    static const float factors[] = {1,        0.25f,       -0.5f,   0.3f, 0,
+                                    0x1p-60f, 0x1.8p-100f, 0x1p90f, 3e38f};
+    const int kinds = 8, all = (int)(sizeof factors / sizeof *factors);
+    const std::string name = std::string("recode") + launch_names[launch_now];
+    int turn = 0;
+    if (late(name)) {
+        return;
+    }
+    for (const char *spec : {"qsgd", "qsgd:bucket=128", "qsgd:bucket=256,rounding=nearest"}) {
+        dcomm_codec *codec = NULL;
+        good(dcomm_codec_create(spec, &codec), spec);
+        for (size_t wires = 2; wires <= 4; wires++) {
+            for (int kind = 0; kind < kinds; kind++) {
+                for (int f = 0; f < all; f++) {
+                    if (!small || turn % 7 == 0) {
+                        recode_one(codec, turn % 2 == 0 ? 4096 + 77 : 6144, wires, kind, factors[f],
+                                   0);
+                    }
+                    turn++;
+                }
+            }
+            recode_one(codec, 4096, wires, 0, 1, 1);
+            recode_one(codec, 4096, wires, 0, 0.3f, 2);
+        }
+        dcomm_codec_destroy(&codec);
+    }
+    ok(name);
+}
+
+#endif
