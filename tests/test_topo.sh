@@ -140,8 +140,9 @@ expect "pairs of a job" 0 "^\* direct .* pairs: 2 direct, 4 staged$" \
 expect "one rank on each host" 0 "^cuda-shared memory: staged: " \
     "$run" -n 2 --host-id-every 1 -- "$topo" --explain allreduce 1M --mem cuda-shared
 device_tuning() {
-    printf '%s\n' 'device_stage_us = 5' 'device_copy = 0:4 1048576:5' 'device_fold = 0:4 1048576:5' \
-        'device_read = 0:4 1048576:9' 'device_reduce = 0:4 1048576:9' >"$scratch/device.tune"
+    printf '%s\n' 'device_stage_us = 5' 'device_ucx_us = 3' 'device_copy = 0:4 1048576:5' \
+        'device_fold = 0:4 1048576:5' 'device_read = 0:4 1048576:9' \
+        'device_reduce = 0:4 1048576:9' >"$scratch/device.tune"
     DCOMM_TUNE_FILE="$scratch/device.tune" "$run" -n 2 -- "$topo" --explain allreduce 1M \
         --mem cuda-shared >"$scratch/tuned" && grep -q '^\* direct .* us  pairs' "$scratch/tuned" &&
         ! grep -q assumed "$scratch/tuned"

@@ -88,7 +88,7 @@ static void dcommi_straight_send(dcommi_move *move)
         if (status < 0) {
             dcommi_poison(comm, status, -1, dcommi_message);
         }
-        dcommi_straight_sent(&move->op, status < 0 ? DCOMM_ERR_PEER : status);
+        dcommi_straight_sent(&move->op, status);
     }
 }
 

@@ -164,13 +164,16 @@ static bool dcommi_ucx_asks_device(void)
 #endif
 }
 
-/* Memory from a pool, as scratch is, counts as managed. */
+/* Memory from a pool, as scratch is, UCX knows since 1.14; then as managed. */
 static bool dcommi_ucx_takes_device(ucp_context_h context)
 {
+    unsigned major, minor, release;
+    ucp_get_version(&major, &minor, &release);
     const uint64_t wanted =
         UINT64_C(1) << UCS_MEMORY_TYPE_CUDA | UINT64_C(1) << UCS_MEMORY_TYPE_CUDA_MANAGED;
     ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
-    return ucp_context_query(context, &attr) == UCS_OK && (attr.memory_types & wanted) == wanted;
+    return (major > 1 || minor >= 14) && ucp_context_query(context, &attr) == UCS_OK &&
+           (attr.memory_types & wanted) == wanted;
 }
 
 /* ---- shared memory's limits ---- */
