@@ -19300,8 +19300,8 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                 dcommi_curve_valid(&t->device_read) && dcommi_curve_valid(&t->device_reduce) &&
                 t->device_stage_ps >= 0 && t->device_stage_ps <= DCOMMI_MODEL_MOST &&
                 t->device_ucx_ps >= 0 && t->device_ucx_ps <= DCOMMI_MODEL_MOST &&
-                t->device_ucx >= 0 && t->step_ps >= 0 && t->call_ps >= 0 &&
-                t->connections >= 0 && t->connections <= DCOMM_CONNECTIONS_MAX;
+                t->device_ucx >= 0 && t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
+                t->connections <= DCOMM_CONNECTIONS_MAX;
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
         const dcomm_link *l = &t->link[k];
         const int64_t most = DCOMMI_MODEL_MOST;
@@ -36738,12 +36738,9 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
     dcommi_ucx_tame_once();
     DCOMMI_TRY(dcommi_ucx_choose_iface(iface, device, &tcp));
     const bool cuda = dcommi_ucx_asks_device();
+    const char *const tls = tcp ? (cuda ? "tcp,cuda" : "tcp") : (cuda ? "ib,cuda" : "ib");
     const dcommi_ucx_option options[] = {
-        {"TLS",
-         tcp    ? (cuda ? "tcp,cuda" : "tcp")
-         : cuda ? "ib,cuda"
-                : "ib",
-         NULL},
+        {"TLS", tls, NULL},
         {"NET_DEVICES", device, NULL},
         {"MAX_EAGER_LANES", "1", NULL},
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},

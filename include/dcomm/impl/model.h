@@ -99,8 +99,8 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                 dcommi_curve_valid(&t->device_read) && dcommi_curve_valid(&t->device_reduce) &&
                 t->device_stage_ps >= 0 && t->device_stage_ps <= DCOMMI_MODEL_MOST &&
                 t->device_ucx_ps >= 0 && t->device_ucx_ps <= DCOMMI_MODEL_MOST &&
-                t->device_ucx >= 0 && t->step_ps >= 0 && t->call_ps >= 0 &&
-                t->connections >= 0 && t->connections <= DCOMM_CONNECTIONS_MAX;
+                t->device_ucx >= 0 && t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
+                t->connections <= DCOMM_CONNECTIONS_MAX;
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
         const dcomm_link *l = &t->link[k];
         const int64_t most = DCOMMI_MODEL_MOST;

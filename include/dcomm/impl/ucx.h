@@ -617,12 +617,9 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
     dcommi_ucx_tame_once();
     DCOMMI_TRY(dcommi_ucx_choose_iface(iface, device, &tcp));
     const bool cuda = dcommi_ucx_asks_device();
+    const char *const tls = tcp ? (cuda ? "tcp,cuda" : "tcp") : (cuda ? "ib,cuda" : "ib");
     const dcommi_ucx_option options[] = {
-        {"TLS",
-         tcp    ? (cuda ? "tcp,cuda" : "tcp")
-         : cuda ? "ib,cuda"
-                : "ib",
-         NULL},
+        {"TLS", tls, NULL},
         {"NET_DEVICES", device, NULL},
         {"MAX_EAGER_LANES", "1", NULL},
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
