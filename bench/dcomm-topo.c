@@ -298,10 +298,18 @@ static const char *explain_path(const report *r)
     static const char mixed[] = "mixed: between ranks of a host read from the peer's memory by the "
                                 "kernel that folds it, once it has been opened; between hosts "
                                 "staged through pinned memory";
+    static const char ucx[] = "ucx: between hosts sent by UCX out of the device's memory and "
+                              "received into it; on a host staged through pinned memory";
+    static const char both[] = "mixed: between ranks of a host read from the peer's memory by the "
+                               "kernel that folds it, once it has been opened; between hosts sent "
+                               "by UCX out of the device's memory and received into it";
     for (int i = 0; i < r->npaths; i++) {
         const dcomm_path *path = &r->paths[i];
         if (path->taken) {
-            return path->direct_pairs == 0 ? staged : path->staged_pairs == 0 ? direct : mixed;
+            return path->ucx_pairs > 0       ? (path->direct_pairs > 0 ? both : ucx)
+                   : path->direct_pairs == 0 ? staged
+                   : path->staged_pairs == 0 ? direct
+                                             : mixed;
         }
     }
     return r->a->mem_name == NULL ? NULL
@@ -326,12 +334,16 @@ static void explain_print_paths(const report *r)
     bool assumed = false;
     for (int i = 0; i < r->npaths; i++) {
         const dcomm_path *path = &r->paths[i];
-        char price[40];
+        char price[40], by_ucx[40] = "";
         explain_us(path->seconds, path->assumed, price);
+        if (path->ucx_pairs > 0) {
+            snprintf(by_ucx, sizeof by_ucx, ", %" PRId64 " by UCX", path->ucx_pairs);
+        }
         assumed = assumed || path->assumed;
-        printf("%c %-8s %-18s %24s  pairs: %" PRId64 " direct, %" PRId64 " staged%s%s\n",
+        printf("%c %-8s %-18s %24s  pairs: %" PRId64 " direct, %" PRId64 " staged%s%s%s\n",
                path->taken ? '*' : ' ', path->name, path->algo != NULL ? path->algo : "-", price,
-               path->direct_pairs, path->staged_pairs, path->why[0] != 0 ? "; " : "", path->why);
+               path->direct_pairs, path->staged_pairs, by_ucx, path->why[0] != 0 ? "; " : "",
+               path->why);
     }
     if (assumed) {
         printf("assumed: by numbers of devices that nobody has measured; a tuning file can bring "
@@ -386,6 +398,7 @@ static void explain_json_paths(perf_json *j, const report *r)
         perf_json_bool(j, "taken", path->taken);
         perf_json_int(j, "direct_pairs", path->direct_pairs);
         perf_json_int(j, "staged_pairs", path->staged_pairs);
+        perf_json_int(j, "ucx_pairs", path->ucx_pairs);
         perf_json_text(j, "why_not", path->why);
         perf_json_close(j, '}');
     }

@@ -2405,6 +2405,10 @@ typedef struct dcomm_tuning {
      * what a message's takes. read, reduce: of a peer's device memory that is read where it lies,
      * likewise; of a fold of several peers the launch counts once. */
     int64_t device_stage_ps;
+    /* 1: UCX moves device memory itself between all hosts (path "ucx"). A communicator puts in what
+     * its ranks have found. Then a message between hosts takes so much longer than one of host
+     * memory, unless it is short, which goes through pinned memory. 0 as above. */
+    int64_t device_ucx, device_ucx_ps;
     dcomm_curve device_copy, device_fold, device_read, device_reduce;
     int64_t step_ps; /* work for each step of a plan, whatever it does */
     int64_t call_ps; /* of the call itself, whatever the plan */
@@ -2476,21 +2480,23 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
  * one that the memory at hand allows, and the choice of the algorithm counts on what opts promises.
  *
  * "staged": copied out to pinned memory, sent, copied in and folded on the device, piece by piece.
- * "direct": read by the fold's kernel where it lies, by ranks of one host; staged between hosts.
- * UCX's own CUDA transports are not used. */
+ * "direct": read by the fold's kernel where it lies, by ranks of one host; between hosts the
+ * others. "ucx": between hosts sent by UCX out of the device and received into it, where the UCX of
+ * all ranks has CUDA transports; staged on a host. */
 typedef struct dcomm_path {
     const char *name;
     const char *algo; /* what opts asks for, or what the choice would be; NULL: none */
     double seconds;   /* by the model; below 0: it has no price */
     bool taken;       /* the choice counts on it */
     bool assumed;     /* the price goes by numbers that nobody has measured */
-    int64_t direct_pairs, staged_pairs; /* of ranks */
-    char why[192];                      /* why the choice does not count on it, "" where it does */
+    int64_t direct_pairs, staged_pairs, ucx_pairs; /* of ranks */
+    char why[192]; /* why the choice does not count on it, "" where it does */
 } dcomm_path;
 
-/* The paths with their prices, for a call with these arguments on device memory: "staged", then
- * "direct". Which one opts has the choice count on: opts.device the first, opts.device and
- * opts.registered the second, else none. At most `max` rows are written; *n_p, if not NULL, is how
+/* The paths with their prices, for a call with these arguments on device memory: "staged",
+ * "direct", "ucx". Which one opts has the choice count on: opts.device the first, or the third
+ * where there are other hosts and UCX takes device memory on all ranks; opts.device and
+ * opts.registered the second; else none. At most `max` rows are written; *n_p, if not NULL, is how
  * many there are. Errors: as dcomm_explain_all. */
 DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                            dcomm_dtype dtype, dcomm_op op,
@@ -2556,6 +2562,7 @@ typedef struct dcomm_stats {
     uint64_t bytes_read;      /* payload bytes read from peers' exposed memory */
     uint64_t bytes_mapped;    /* payload bytes, received or read, that were used where they
                                  lie in a peer's registered memory, or scratch */
+    uint64_t bytes_straight;  /* payload bytes that UCX has sent itself out of device memory */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
     uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */
@@ -14939,6 +14946,7 @@ enum dcommi_memory {
     DCOMMI_MEMORY_REGISTERED,
     DCOMMI_MEMORY_DEVICE,
     DCOMMI_MEMORY_OPEN, /* a device's, which peers on the host read where it lies */
+    DCOMMI_MEMORY_UCX,  /* a device's, which UCX moves between hosts */
     DCOMMI_MEMORY_KINDS
 };
 
@@ -19137,16 +19145,24 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
 
 
 /* Assumed, not measured: ten microseconds from the launch of a copy or kernel until its event has
- * been seen, two of them on the way to a peer's device, a terabyte a second within a device, and a
- * fifth of that from another rank's. */
+ * been seen, two of them on the way to a peer's device, one where UCX moves it (before it may
+ * store); a terabyte a second within a device, and a fifth of that from another rank's. */
 #define DCOMMI_DEVICE_STEP_PS 10000000
 #define DCOMMI_DEVICE_STAGE_PS (2 * DCOMMI_DEVICE_STEP_PS)
+#define DCOMMI_DEVICE_UCX_PS DCOMMI_DEVICE_STEP_PS
 #define DCOMMI_DEVICE_OWN_PS (1 << 20) /* for a MiB */
 #define DCOMMI_DEVICE_PEER_PS (5 << 20)
 
 static bool dcommi_memory_of_device(enum dcommi_memory memory)
 {
-    return memory == DCOMMI_MEMORY_DEVICE || memory == DCOMMI_MEMORY_OPEN;
+    return memory == DCOMMI_MEMORY_DEVICE || memory == DCOMMI_MEMORY_OPEN ||
+           memory == DCOMMI_MEMORY_UCX;
+}
+
+/* Whether UCX moves such memory between hosts. */
+static bool dcommi_memory_by_ucx(const dcomm_tuning *t, enum dcommi_memory memory)
+{
+    return memory == DCOMMI_MEMORY_UCX || (memory == DCOMMI_MEMORY_OPEN && t->device_ucx != 0);
 }
 
 /* Whether prices of such memory go by a number that is assumed. */
@@ -19154,7 +19170,9 @@ static bool dcommi_device_assumed(const dcomm_tuning *t, enum dcommi_memory memo
 {
     bool own = t->device_stage_ps == 0 || t->device_copy.n == 0 || t->device_fold.n == 0;
     bool peers = t->device_read.n == 0 || t->device_reduce.n == 0;
-    return dcommi_memory_of_device(memory) && (own || (memory == DCOMMI_MEMORY_OPEN && peers));
+    bool ucx = t->device_ucx_ps == 0 && dcommi_memory_by_ucx(t, memory);
+    return dcommi_memory_of_device(memory) &&
+           (own || ucx || (memory == DCOMMI_MEMORY_OPEN && peers));
 }
 
 static void dcommi_device_assume(dcomm_curve *curve, int64_t mib_ps)
@@ -19180,6 +19198,7 @@ static dcomm_tuning dcommi_tuning_on_device(const dcomm_tuning *t)
     dcomm_tuning there = *t;
     there.device_stage_ps =
         t->device_stage_ps > 0 ? t->device_stage_ps : (int64_t)DCOMMI_DEVICE_STAGE_PS;
+    there.device_ucx_ps = t->device_ucx_ps > 0 ? t->device_ucx_ps : (int64_t)DCOMMI_DEVICE_UCX_PS;
     dcommi_device_assume(&there.device_copy, DCOMMI_DEVICE_OWN_PS);
     dcommi_device_assume(&there.device_fold, DCOMMI_DEVICE_OWN_PS);
     dcommi_device_assume(&there.device_read, DCOMMI_DEVICE_PEER_PS);
@@ -19265,7 +19284,9 @@ static bool dcommi_curve_valid(const dcomm_curve *c)
 
 typedef struct dcommi_link {
     int64_t alpha, overhead, signal, tell, eager;
-    int64_t stage;        /* what a message's bytes have to go through beside the network */
+    /* What a message's bytes have to go through beside the network, and, where that is another,
+     * those of a long one and of exposed memory. */
+    int64_t stage, straight;
     bool by_core, mapped; /* mapped: what is exposed is folded where it lies */
     bool open;            /* device memory that the peer's kernels read where it lies */
     dcommi_curve message, fold, read, reduce, shared, sustained;
@@ -19291,7 +19312,8 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                 dcommi_curve_valid(&t->device_copy) && dcommi_curve_valid(&t->device_fold) &&
                 dcommi_curve_valid(&t->device_read) && dcommi_curve_valid(&t->device_reduce) &&
                 t->device_stage_ps >= 0 && t->device_stage_ps <= DCOMMI_MODEL_MOST &&
-                t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
+                t->device_ucx_ps >= 0 && t->device_ucx_ps <= DCOMMI_MODEL_MOST &&
+                t->device_ucx >= 0 && t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
                 t->connections <= DCOMM_CONNECTIONS_MAX;
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
         const dcomm_link *l = &t->link[k];
@@ -19411,6 +19433,8 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->tell = from->tell_ps;
         to->eager = from->eager_bytes > 0 ? from->eager_bytes : INT64_MAX;
         to->stage = device ? t->device_stage_ps : 0;
+        to->straight =
+            k == DCOMM_LINK_HOST && dcommi_memory_by_ucx(t, memory) ? t->device_ucx_ps : to->stage;
         to->open = memory == DCOMMI_MEMORY_OPEN && k != DCOMM_LINK_HOST;
         to->by_core = from->by_core != 0;
         to->message = dcommi_curve_make(&from->message);
@@ -19886,7 +19910,8 @@ static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
 {
     int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
     const dcommi_link *link = dcommi_sim_link(s, m->depth);
-    dcommi_sim_at(s, start + link->alpha + link->stage, DCOMMI_SIM_HEAD, m);
+    int64_t stage = m->waits || m->join != NULL ? link->straight : link->stage;
+    dcommi_sim_at(s, start + link->alpha + stage, DCOMMI_SIM_HEAD, m);
     if (m->sender != NULL) {
         dcommi_sim_complete(s, m->sender, m->sender_async, end);
         m->sender = NULL;
@@ -20931,6 +20956,8 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     X("copy", copy, C)                       \
     X("fold", fold, C)                       \
     X("device_stage_us", device_stage_ps, T) \
+    X("device_ucx", device_ucx, N)           \
+    X("device_ucx_us", device_ucx_ps, T)     \
     X("device_copy", device_copy, C)         \
     X("device_fold", device_fold, C)         \
     X("device_read", device_read, C)         \
@@ -21525,6 +21552,7 @@ struct dcommi_transport {
     size_t ordered_max; /* and messages with so long a one arrive in order */
     bool by_flow;       /* what connects it may limit each connection by itself: several can be
                            faster than one */
+    bool takes_device;  /* send_device and fetch_device move bytes of a CUDA device */
 };
 
 typedef struct dcommi_transport_vtable {
@@ -21550,6 +21578,12 @@ typedef struct dcommi_transport_vtable {
     /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
      */
     dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
+    /* NULL but where takes_device: the same out of memory of a device, which always comes with
+     * data NULL, and into it. What they are part of is progressed where that device is current. */
+    dcomm_status (*send_device)(dcommi_transport *t, int peer, const void *header,
+                                size_t header_len, const void *data, size_t len, dcommi_op *op);
+    dcomm_status (*fetch_device)(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                 dcommi_op *op);
     /* Drop a kept payload. */
     void (*release)(dcommi_transport *t, void *desc);
     /* Never blocks; returns how much happened. */
@@ -21575,7 +21609,8 @@ typedef struct dcommi_transport_vtable {
 
 #endif
 
-/* a, b and the payload by type:
+/* Of device memory offered to a rank of another host, 1 in place of a region: it comes straight
+ * (straight.h). a, b and the payload by type:
  *   DATA        payload of a send                         a = length
  *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
  *               reserved = its region's number, low and high bits (0: in no region)
@@ -22260,6 +22295,7 @@ struct dcomm_comm {
     bool tunes;      /* measures what things cost when it is created */
     bool timed;      /* its runs note when they end */
     bool streamed;   /* operations have been put on streams */
+    bool device_ucx; /* UCX moves device memory between the hosts, on all ranks */
     int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
@@ -22309,6 +22345,7 @@ typedef struct dcommi_remote {
     bool same_host, lost;
     bool cannot_read_us; /* it asked us to send by message instead */
     bool unreadable;     /* we may not read its memory */
+    bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators */
     char why[160];
 } dcommi_remote;
@@ -22356,6 +22393,8 @@ struct dcomm_context {
     dcommi_run *finished;
     dcommi_run *gated;                /* wait for their streams, in order of their coming */
     _Atomic(dcommi_device *) devices; /* that operations have used */
+    dcommi_device *straight_device;   /* whose memory UCX moves itself; NULL: none yet */
+    size_t straight;                  /* moves of it under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
     unsigned busy;                    /* polls in which something did */
@@ -28873,6 +28912,12 @@ static void dcommi_device_regions_free(dcomm_context *context)
 #ifndef DCOMMI_COPY_OUT_H
 #define DCOMMI_COPY_OUT_H
 
+/* ==== include/dcomm/impl/straight.h ======================================================== */
+/* straight.h - device memory that UCX sends and receives itself, between hosts, without a pinned
+ * slot: who can, and what is under way. */
+#ifndef DCOMMI_STRAIGHT_H
+#define DCOMMI_STRAIGHT_H
+
 /* ==== include/dcomm/impl/moves.h =========================================================== */
 /* moves.h - sends and receives of the engine: the payload goes along with the message, or, on one
  * host and when long, waits in the sender's memory until the receiver has read it. */
@@ -29027,9 +29072,11 @@ static void dcommi_commit(dcomm_comm *comm, int rank, dcommi_header *header, siz
     peer->transport->call->commit(peer->transport, member->peer, header, sizeof *header, len);
 }
 
-/* Give a header with the communicator's facts filled in, and a payload, to the transport. */
-static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *header, const void *data,
-                                size_t len, dcommi_op *op)
+/* Give a header with the communicator's facts filled in, and a payload, to the transport; `device`:
+ * the payload lies on one. */
+static inline dcomm_status dcommi_post_from(dcomm_comm *comm, int rank, dcommi_header *header,
+                                            const void *data, size_t len, bool device,
+                                            dcommi_op *op)
 {
     dcommi_member *member = &comm->members[rank];
     dcommi_remote *peer = &comm->context->peers[member->peer];
@@ -29037,10 +29084,17 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
         return dcommi_fail(DCOMM_ERR_PEER, "rank %d is lost: %s", rank, peer->why);
     }
     dcommi_header_sign(comm, member, header);
-    dcomm_status status = peer->transport->call->send(peer->transport, member->peer, header,
-                                                      sizeof *header, data, len, op);
+    const dcommi_transport_vtable *call = peer->transport->call;
+    dcomm_status status = (device ? call->send_device : call->send)(
+        peer->transport, member->peer, header, sizeof *header, data, len, op);
     return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
                       : status;
+}
+
+static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *header, const void *data,
+                                size_t len, dcommi_op *op)
+{
+    return dcommi_post_from(comm, rank, header, data, len, false, op);
 }
 
 /* Header fields of a message of a run. */
@@ -29501,6 +29555,119 @@ static void dcommi_recv_post(dcommi_move *move, int rank, uint32_t tag)
 
 #endif
 
+/* What OFFER and EXPOSE say of such memory, in place of a region's number. */
+#define DCOMMI_STRAIGHT UINT32_C(1)
+
+/* Whether UCX moves the run's device memory to and from a rank. It works in the CUDA context that
+ * is current, and is given one device of each context of ours: the first that is asked for. */
+static bool dcommi_straight_with(const dcommi_run *run, int rank)
+{
+    dcomm_context *context = run->comm->context;
+    if (run->device == NULL || !dcommi_peer_of(run->comm, rank)->takes_device) {
+        return false;
+    }
+    if (context->straight_device == NULL) {
+        context->straight_device = run->device;
+    }
+    return context->straight_device == run->device;
+}
+
+/* How a rank gets at device memory: its region, or, from another host, whether it comes straight.
+ */
+static uint32_t dcommi_device_offered(const dcommi_run *run, int rank, const void *at, size_t len)
+{
+    return dcommi_peer_of(run->comm, rank)->same_host
+               ? dcommi_region_number(run->comm->context, at, len)
+               : (dcommi_straight_with(run, rank) ? DCOMMI_STRAIGHT : 0);
+}
+
+/* Whether what a rank has offered so comes straight into memory of the run's device. */
+static bool dcommi_comes_straight(const dcommi_run *run, int rank, uint32_t offered)
+{
+    return offered == DCOMMI_STRAIGHT && dcommi_straight_with(run, rank);
+}
+
+/* ---- under way ---- */
+
+/* What the run uses on its device stays, as for a job. */
+static void dcommi_straight_begin(dcommi_move *move)
+{
+    dcommi_move_in_transport(move);
+    move->run->jobs++;
+    move->run->comm->context->straight++;
+}
+
+/* Not under way any more: the move is to be freed, and its run let go of. */
+static void dcommi_straight_end(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    dcommi_move_out_of_transport(move);
+    run->comm->context->straight--;
+    if (--run->jobs == 0 && !run->active) {
+        dcommi_run_off_device(run);
+    }
+}
+
+static void dcommi_straight_sent(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    if (status < 0 && status != DCOMM_ERR_PEER && run->active) {
+        dcommi_move_failed(move, status, "sending device memory to");
+    }
+    dcommi_straight_end(move);
+    dcommi_move_free(move);
+    dcommi_run_unref(run);
+}
+
+/* Answer a READ: the move's node says whose, and by which number. */
+static void dcommi_straight_send(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    dcomm_comm *comm = run->comm;
+    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, move->node.tag);
+    header.a = move->len;
+    move->op.done = dcommi_straight_sent;
+    dcommi_straight_begin(move);
+    dcommi_device_before before = dcommi_devices->enter(run->device->handle.number);
+    dcomm_status status =
+        dcommi_post_from(comm, move->node.peer, &header, move->buf, move->len, true, &move->op);
+    dcommi_devices->leave(before);
+    comm->stats.bytes_straight += status >= 0 ? move->len : 0;
+    if (status != DCOMM_IN_PROGRESS) {
+        if (status < 0) {
+            dcommi_poison(comm, status, -1, dcommi_message);
+        }
+        dcommi_straight_sent(&move->op, status);
+    }
+}
+
+/* Into the move's memory; its op's done ends it. */
+static dcomm_status dcommi_straight_fetch(dcommi_move *move, dcommi_transport *transport,
+                                          void *desc)
+{
+    dcommi_straight_begin(move);
+    dcommi_device_before before = dcommi_devices->enter(move->run->device->handle.number);
+    dcomm_status status =
+        transport->call->fetch_device(transport, desc, move->buf, move->len, &move->op);
+    dcommi_devices->leave(before);
+    return status;
+}
+
+static unsigned dcommi_net_progress(dcomm_context *context)
+{
+    dcommi_transport *net = context->net;
+    if (DCOMMI_LIKELY(context->straight == 0)) {
+        return net->call->progress(net);
+    }
+    dcommi_device_before before = dcommi_devices->enter(context->straight_device->handle.number);
+    unsigned n = net->call->progress(net);
+    dcommi_devices->leave(before);
+    return n;
+}
+
+#endif
+
 /* It has left the slot, or never will. */
 static void dcommi_out_left(dcommi_op *op, dcomm_status status)
 {
@@ -29602,7 +29769,7 @@ static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag
     dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_OFFER, tag);
     header.a = (uint64_t)(uintptr_t)data;
     header.b = len;
-    dcommi_header_set_wide(&header, dcommi_region_number(move->run->comm->context, data, len));
+    dcommi_header_set_wide(&header, dcommi_device_offered(move->run, rank, data, len));
     return dcommi_move_offer(move, &header);
 }
 
@@ -29616,6 +29783,7 @@ typedef struct dcommi_piece {
     bool by_message;
     bool device;      /* it lies on one */
     bool opened;      /* local is the rank's device memory, opened: only for now */
+    bool straight;    /* UCX brings it from device to device */
     bool sent;        /* it is what the rank's OFFER means, not what it exposed */
     uint32_t region;  /* of that rank's; 0: none */
     uint64_t address; /* in that rank's process */
@@ -29629,12 +29797,15 @@ typedef struct dcommi_piece {
 #define DCOMMI_PULL_MESSAGE 32768
 
 typedef struct dcommi_pull_block {
+    dcommi_job job; /* first: its fold, where the last piece has come straight */
+    dcommi_pull *pull;
     size_t at;
     unsigned outstanding;
 } dcommi_pull_block;
 
 /* A step under way that reads at least one peer by message. */
 struct dcommi_pull {
+    dcommi_job begin;         /* first: what queue IN held when it was made */
     struct dcommi_pull *next; /* in run->pulls, which owns it */
     dcommi_lane *lane;
     dcommi_run *run;
@@ -29644,6 +29815,7 @@ struct dcommi_pull {
     uint8_t *dst;
     size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces;
+    unsigned window; /* blocks at a time */
     dcommi_pull_block blocks[DCOMMI_PULL_WINDOW];
     uint8_t *staging; /* for each of them one block per piece; NULL: straight into dst */
     dcommi_piece *pieces;
@@ -29861,6 +30033,31 @@ static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcom
     }
 }
 
+static void dcommi_pull_folded(dcommi_job *job, dcomm_status status)
+{
+    dcommi_pull_block *block = (dcommi_pull_block *)job;
+    dcommi_pull *pull = block->pull;
+    if (status >= 0 && pull->run->active) {
+        dcommi_run_event(pull->run);
+        dcommi_pull_done(pull, (unsigned)(block - pull->blocks));
+    }
+}
+
+/* All pieces of a block have come straight, or are on queue IN: the fold goes there, too. */
+static void dcommi_pull_fold_straight(dcommi_pull *pull, unsigned b)
+{
+    dcommi_pull_block *block = &pull->blocks[b];
+    block->pull = pull;
+    dcomm_status status = dcommi_pull_fold(pull, b);
+    if (status >= 0) {
+        status = dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &block->job, pull->run,
+                                  dcommi_pull_folded);
+    }
+    if (status < 0) {
+        dcommi_device_failed(pull->run, status);
+    }
+}
+
 static void dcommi_pull_arrived(dcommi_move *move)
 {
     dcommi_pull *pull = move->pull;
@@ -29876,6 +30073,10 @@ static void dcommi_pull_arrived(dcommi_move *move)
         return;
     }
     if (pull->blocks[b].outstanding > 0) {
+        return;
+    }
+    if (DCOMMI_UNLIKELY(pull->fold && pull->device != NULL)) {
+        dcommi_pull_fold_straight(pull, b);
         return;
     }
     dcomm_status status = pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK;
@@ -29953,7 +30154,8 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
         move->word = (int32_t)i;
         move->len = part;
         block->outstanding++;
-        if (pull->device == NULL) {
+        if (pull->device == NULL || piece->straight) {
+            move->device = piece->straight;
             move->buf =
                 pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->dst + block->at;
             dcommi_pull_request(move);
@@ -29972,8 +30174,24 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
     }
 }
 
+static void dcommi_pull_ask_first(dcommi_pull *pull)
+{
+    dcommi_run *run = pull->run;
+    for (unsigned b = 0; b < pull->window && run->active; b++) { /* not answered before we look */
+        dcommi_pull_ask(pull, b);
+    }
+}
+
+static void dcommi_pull_begun(dcommi_job *job, dcomm_status status)
+{
+    if (status >= 0 && job->run->active) {
+        dcommi_run_event(job->run);
+        dcommi_pull_ask_first((dcommi_pull *)job);
+    }
+}
+
 /* A fold by messages: how many blocks at a time, and how long. */
-static size_t dcommi_pull_window(dcommi_pull *pull)
+static unsigned dcommi_pull_window(dcommi_pull *pull)
 {
     size_t n = pull->npieces, longest = DCOMMI_PULL_MESSAGE, all = 4 * DCOMMI_PULL_MESSAGE;
     pull->block = dcommi_pull_grain(n);
@@ -29984,7 +30202,7 @@ static size_t dcommi_pull_window(dcommi_pull *pull)
     }
     pull->block = pull->fold && pull->block < longest ? pull->block : longest;
     size_t window = DCOMMI_PULL_WINDOW * all / (n * pull->block);
-    return window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? window : DCOMMI_PULL_WINDOW;
+    return window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? (unsigned)window : DCOMMI_PULL_WINDOW;
 }
 
 /* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`, asking for all that is not here.
@@ -30013,15 +30231,17 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
     pull->npieces = n;
     pull->next = run->pulls;
     run->pulls = pull;
-    size_t window = dcommi_pull_window(pull);
+    pull->window = dcommi_pull_window(pull);
     dcomm_status status = DCOMM_OK;
+    bool straight = false;
     pull->pieces = dcommi_calloc(n, sizeof *pieces);
     if (fold && device != NULL) {
         void *staging = NULL;
-        status = device->handle.call->alloc(&device->handle, window * n * pull->block, &staging);
+        status =
+            device->handle.call->alloc(&device->handle, pull->window * n * pull->block, &staging);
         pull->staging = staging;
     } else if (fold) {
-        pull->staging = dcommi_alloc_raw(window * n * pull->block);
+        pull->staging = dcommi_alloc_raw(pull->window * n * pull->block);
     }
     if (status < 0 || pull->pieces == NULL || (fold && pull->staging == NULL)) {
         dcommi_pull_free(pull);
@@ -30032,9 +30252,18 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
         pull->pieces[i].by_message = device != NULL
                                          ? pieces[i].local == NULL
                                          : dcommi_piece_here(comm, &pieces[i], 0, len) == NULL;
+        straight = straight || pieces[i].straight;
     }
-    for (unsigned b = 0; b < window && run->active; b++) { /* not answered before we look again */
-        dcommi_pull_ask(pull, b);
+    if (!straight) {
+        dcommi_pull_ask_first(pull);
+        return DCOMM_IN_PROGRESS;
+    }
+    /* UCX goes by no queue: it may store into what has been taken in IN's order once that was seen
+     * to be done. */
+    status = dcommi_job_start(device, DCOMMI_QUEUE_IN, &pull->begin, run, dcommi_pull_begun);
+    if (status < 0) {
+        dcommi_pull_free(pull);
+        return status;
     }
     return DCOMM_IN_PROGRESS;
 }
@@ -30093,7 +30322,11 @@ static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint3
     move->len = h->b;
     move->node =
         dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, (int32_t)h->src, id);
-    dcommi_out_start(move);
+    if (dcommi_straight_with(run, (int)h->src)) {
+        dcommi_straight_send(move);
+    } else {
+        dcommi_out_start(move);
+    }
 }
 
 /* A peer asks for a part of what one of our OFFERs means. */
@@ -30167,7 +30400,11 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    dcommi_move_out_of_transport(move);
+    if (DCOMMI_UNLIKELY(move->device)) {
+        dcommi_straight_end(move);
+    } else {
+        dcommi_move_out_of_transport(move);
+    }
     if (live && status < 0) {
         dcommi_move_failed(move, status, "reading memory of");
     } else if (live) {
@@ -30196,14 +30433,24 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
         dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
         return DCOMMI_CONSUMED;
     }
+    const bool straight = DCOMMI_UNLIKELY(move->device);
+    if (straight && (data != NULL || transport->call->fetch_device == NULL)) {
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1,
+                      "a peer answered out of host memory where it had offered a device's");
+        return DCOMMI_CONSUMED;
+    }
     if (data != NULL) {
         memcpy(move->buf, data, move->len);
         dcommi_pull_arrived(move);
         return DCOMMI_CONSUMED;
     }
     move->op.done = dcommi_reply_fetched;
-    dcommi_move_in_transport(move);
-    dcomm_status status = transport->call->fetch(transport, desc, move->buf, move->len, &move->op);
+    if (!straight) {
+        dcommi_move_in_transport(move);
+    }
+    dcomm_status status =
+        straight ? dcommi_straight_fetch(move, transport, desc)
+                 : transport->call->fetch(transport, desc, move->buf, move->len, &move->op);
     if (status != DCOMM_IN_PROGRESS) {
         dcommi_reply_fetched(&move->op, status);
     }
@@ -30304,6 +30551,8 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
         pieces[i].local = fold && i != move->msg_at ? move->src[i] : NULL;
         pieces[i].rank = move->node.peer;
         pieces[i].sent = pieces[i].device = pieces[i].local == NULL;
+        pieces[i].straight = device != NULL && pieces[i].sent &&
+                             dcommi_comes_straight(run, move->node.peer, dcommi_header_wide(h));
     }
     dcomm_status status =
         dcommi_pull_by_message(move->lane, device, move, fold ? move->dst : move->buf, move->past,
@@ -31321,6 +31570,7 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
             piece->offset = (uint64_t)offset;
             piece->device = e->device != 0;
             if (device && piece->device) {
+                piece->straight = dcommi_comes_straight(frame->run, rank, e->region);
                 dcommi_piece_on_device(frame->run, piece, e, len);
             }
         }
@@ -31449,6 +31699,10 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
                 dcommi_run_signal(run, header.slot, value);
             }
             continue;
+        }
+        if (DCOMMI_UNLIKELY(header.reserved != 0)) {
+            header.tag = dcommi_device_offered(run, rank, run->offers[header.slot].base,
+                                               (size_t)run->offers[header.slot].len);
         }
         dcomm_status status = dcommi_send_header(run->comm, rank, &header, NULL, 0);
         if (status < 0) {
@@ -33135,7 +33389,7 @@ static bool dcommi_progress(dcomm_context *context)
     }
     unsigned n = context->local->call->progress(context->local);
     if (context->net != NULL) {
-        n += context->net->call->progress(context->net);
+        n += dcommi_net_progress(context);
     }
     n += dcommi_boards_progress(context);
     if (DCOMMI_UNLIKELY(context->gated != NULL)) {
@@ -33612,6 +33866,31 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
                            ucs_status_string(status));
     }
     return DCOMM_OK;
+}
+
+/* ---- device memory ---- */
+
+/* Whether UCX is asked for its CUDA transports: DCOMM_UCX_CUDA=0 keeps from it. */
+static bool dcommi_ucx_asks_device(void)
+{
+#ifdef DCOMM_WITH_CUDA
+    const char *text = getenv("DCOMM_UCX_CUDA");
+    return text == NULL || strcmp(text, "0") != 0;
+#else
+    return false;
+#endif
+}
+
+/* Memory from a pool, as scratch is, UCX knows since 1.14; then as managed. */
+static bool dcommi_ucx_takes_device(ucp_context_h context)
+{
+    unsigned major, minor, release;
+    ucp_get_version(&major, &minor, &release);
+    const uint64_t wanted =
+        UINT64_C(1) << UCS_MEMORY_TYPE_CUDA | UINT64_C(1) << UCS_MEMORY_TYPE_CUDA_MANAGED;
+    ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+    return (major > 1 || minor >= 14) && ucp_context_query(context, &attr) == UCS_OK &&
+           (attr.memory_types & wanted) == wanted;
 }
 
 /* ---- shared memory's limits ---- */
@@ -36160,6 +36439,9 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
  * algorithms cut long blocks into: they too go over all connections. */
 #define DCOMMI_UCX_ORDERED 8192
 
+/* Which kind of device memory it is, UCX finds out itself: it tells pools from plain memory. */
+#define DCOMMI_UCX_DEVICE UCS_MEMORY_TYPE_UNKNOWN
+
 /* ---- the table ---- */
 
 static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const void *address,
@@ -36232,7 +36514,8 @@ static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t a
 /* One message over one connection; fetched where there is a tail. */
 static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const void *header,
                                       size_t header_len, const dcommi_ucx_tail *tail,
-                                      const void *data, size_t len, dcommi_op *op)
+                                      const void *data, size_t len, ucs_memory_type_t memory,
+                                      dcommi_op *op)
 {
     dcommi_ucx *u = p->ucx;
     dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, connection, len, op);
@@ -36246,7 +36529,7 @@ static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const 
                                  .flags = UCP_AM_SEND_FLAG_EAGER,
                                  .cb.send = dcommi_ucx_on_sent,
                                  .user_data = f,
-                                 .memory_type = UCS_MEMORY_TYPE_HOST};
+                                 .memory_type = memory};
     if (tail != NULL) {
         memcpy(f->header + header_len, tail, sizeof *tail);
         header_len += sizeof *tail;
@@ -36267,7 +36550,7 @@ static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const 
 
 static dcomm_status dcommi_ucx_send_parts(dcommi_ucx_peer *p, int parts, const void *header,
                                           size_t header_len, const uint8_t *data, size_t len,
-                                          dcommi_op *op)
+                                          ucs_memory_type_t memory, dcommi_op *op)
 {
     dcommi_ucx_joint *j = dcommi_ucx_joint_make(p->ucx, op, parts);
     uint32_t taken = 0;
@@ -36286,33 +36569,49 @@ static dcomm_status dcommi_ucx_send_parts(dcommi_ucx_peer *p, int parts, const v
         tail.connection = (uint8_t)connection;
         goes_on =
             dcommi_ucx_joint_part(j, dcommi_ucx_launch(p, connection, header, header_len, &tail,
-                                                       data + from, to - from, &j->part));
+                                                       data + from, to - from, memory, &j->part));
     }
     return dcommi_ucx_joint_launched(j, parts - i);
 }
 
-static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
-                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
+static dcomm_status dcommi_ucx_send_from(dcommi_transport *t, int peer, const void *header,
+                                         size_t header_len, const void *data, size_t len,
+                                         ucs_memory_type_t memory, dcommi_op *op)
 {
+    const bool host = memory == UCS_MEMORY_TYPE_HOST;
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_peer *p = NULL;
     if (header_len > DCOMMI_HEADER_MAX) {
         return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
     }
     DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    if (len <= DCOMMI_UCX_ORDERED) {
-        return dcommi_ucx_launch(p, 0, header, header_len, NULL, data, len, op);
+    if (host && len <= DCOMMI_UCX_ORDERED) {
+        return dcommi_ucx_launch(p, 0, header, header_len, NULL, data, len, memory, op);
     }
     dcommi_ucx_spread(u, p);
-    bool asks = len > t->eager_max;
+    bool asks = !host || len > t->eager_max;
     int parts = asks ? dcommi_ucx_parts_of(p, len) : 1;
     if (parts > 1) {
-        return dcommi_ucx_send_parts(p, parts, header, header_len, data, len, op);
+        return dcommi_ucx_send_parts(p, parts, header, header_len, data, len, memory, op);
     }
     int connection = dcommi_ucx_choose(p, 0);
     dcommi_ucx_tail tail = {
         .id = u->id, .total = len, .parts = 1, .connection = (uint8_t)connection};
-    return dcommi_ucx_launch(p, connection, header, header_len, asks ? &tail : NULL, data, len, op);
+    return dcommi_ucx_launch(p, connection, header, header_len, asks ? &tail : NULL, data, len,
+                             memory, op);
+}
+
+static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
+                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
+{
+    return dcommi_ucx_send_from(t, peer, header, header_len, data, len, UCS_MEMORY_TYPE_HOST, op);
+}
+
+static dcomm_status dcommi_ucx_send_device(dcommi_transport *t, int peer, const void *header,
+                                           size_t header_len, const void *data, size_t len,
+                                           dcommi_op *op)
+{
+    return dcommi_ucx_send_from(t, peer, header, header_len, data, len, DCOMMI_UCX_DEVICE, op);
 }
 
 static void dcommi_ucx_release(dcommi_transport *t, void *desc)
@@ -36322,7 +36621,7 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
 
 /* One message into buf. */
 static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
-                                         dcommi_op *op)
+                                         ucs_memory_type_t memory, dcommi_op *op)
 {
     dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, 0, 0, op);
     if (f == NULL) {
@@ -36333,7 +36632,7 @@ static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void
                                                  UCP_OP_ATTR_FIELD_MEMORY_TYPE,
                                  .cb.recv_am = dcommi_ucx_on_fetched,
                                  .user_data = f,
-                                 .memory_type = UCS_MEMORY_TYPE_HOST};
+                                 .memory_type = memory};
     bool direct = u->direct;
     u->direct = false;
     ucs_status_ptr_t answer = ucp_am_recv_data_nbx(u->worker, k->data, buf, len, &param);
@@ -36347,8 +36646,8 @@ static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void
     return status;
 }
 
-static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
-                                     dcommi_op *op)
+static dcomm_status dcommi_ucx_fetch_to(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                        ucs_memory_type_t memory, dcommi_op *op)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_kept *k = desc;
@@ -36359,7 +36658,7 @@ static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf,
     }
     int parts = k->tail.parts, left = parts;
     if (parts == 1) {
-        return dcommi_ucx_fetch_one(u, k, buf, len, op);
+        return dcommi_ucx_fetch_one(u, k, buf, len, memory, op);
     }
     dcommi_ucx_joint *j = dcommi_ucx_joint_make(u, op, parts);
     if (j == NULL) {
@@ -36370,11 +36669,23 @@ static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf,
         size_t from = dcommi_ucx_part_at(len, parts, k->tail.part);
         size_t to = dcommi_ucx_part_at(len, parts, k->tail.part + 1);
         goes_on = dcommi_ucx_joint_part(
-            j, dcommi_ucx_fetch_one(u, k, (uint8_t *)buf + from, to - from, &j->part));
+            j, dcommi_ucx_fetch_one(u, k, (uint8_t *)buf + from, to - from, memory, &j->part));
         k = more;
     }
     dcommi_ucx_drop_all(u, k);
     return dcommi_ucx_joint_launched(j, left);
+}
+
+static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                     dcommi_op *op)
+{
+    return dcommi_ucx_fetch_to(t, desc, buf, len, UCS_MEMORY_TYPE_HOST, op);
+}
+
+static dcomm_status dcommi_ucx_fetch_device(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                            dcommi_op *op)
+{
+    return dcommi_ucx_fetch_to(t, desc, buf, len, DCOMMI_UCX_DEVICE, op);
 }
 
 /* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
@@ -36665,6 +36976,8 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .remove_peer = dcommi_ucx_remove_peer,
     .send = dcommi_ucx_send,
     .fetch = dcommi_ucx_fetch,
+    .send_device = dcommi_ucx_send_device,
+    .fetch_device = dcommi_ucx_fetch_device,
     .release = dcommi_ucx_release,
     .progress = dcommi_ucx_progress,
     .peek = dcommi_ucx_peek,
@@ -36681,8 +36994,13 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
 static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_option *options,
                                            size_t n_options)
 {
-    DCOMMI_TRY(dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context,
-                                &u->worker));
+    const bool asks = dcommi_ucx_asks_device();
+    dcommi_ucx_hush += asks; /* most UCX know no transport "cuda" */
+    dcomm_status started =
+        dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context, &u->worker);
+    dcommi_ucx_hush -= asks;
+    DCOMMI_TRY(started);
+    u->base.takes_device = asks && dcommi_ucx_takes_device(u->context);
     ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -36720,8 +37038,10 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
     bool tcp = true;
     dcommi_ucx_tame_once();
     DCOMMI_TRY(dcommi_ucx_choose_iface(iface, device, &tcp));
+    const bool cuda = dcommi_ucx_asks_device();
+    const char *const tls = tcp ? (cuda ? "tcp,cuda" : "tcp") : (cuda ? "ib,cuda" : "ib");
     const dcommi_ucx_option options[] = {
-        {"TLS", tcp ? "tcp" : "ib", NULL},
+        {"TLS", tls, NULL},
         {"NET_DEVICES", device, NULL},
         {"MAX_EAGER_LANES", "1", NULL},
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
@@ -36808,7 +37128,7 @@ typedef struct dcommi_card {
     uint64_t chunk_bytes;
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
-    uint32_t connections, reserved;
+    uint32_t connections, takes_device;  /* UCX's, of memory of one */
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -36816,7 +37136,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 4u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 5u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -36838,6 +37158,7 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     peer->started = card->started;
     peer->same_host = strcmp(card->host_id, context->host_id) == 0;
     peer->transport = peer->same_host ? context->local : context->net;
+    peer->takes_device = peer->transport->takes_device && card->takes_device != 0;
     peer->users = 1;
     const char *no_cma = getenv("DCOMM_CMA");
     if (no_cma != NULL && strcmp(no_cma, "0") == 0) {
@@ -44710,6 +45031,7 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
 {
     dcomm_tuning tuning;
     dcomm_tuning_default(&tuning);
+    tuning.device_ucx = comm->device_ucx;
     tuning.connections = comm->connections > 0 ? comm->connections : tuning.connections;
     comm->chooser = dcommi_alloc(sizeof *comm->chooser);
     return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
@@ -44793,6 +45115,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     if (blob != NULL) {
         card.local_address = (uint32_t)local;
         card.net_address = (uint32_t)net;
+        card.takes_device = net > 0 && context->net->takes_device;
         if (dcommi_random_bytes(&card.nonce, sizeof card.nonce) < 0) {
             status = DCOMM_ERR_SYSTEM;
         }
@@ -44819,6 +45142,10 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->tunes = first->tunes != 0;
     comm->connections = (int)(first->connections <= DCOMM_CONNECTIONS_MAX ? first->connections : 0);
     memcpy(comm->algo, first->algo, sizeof comm->algo);
+    comm->device_ucx = comm->nhosts > 1;
+    for (int r = 0; r < comm->size; r++) {
+        comm->device_ucx = comm->device_ucx && cards->card[r].takes_device != 0;
+    }
     DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
     for (int r = 0; r < comm->size && status >= 0; r++) {
@@ -44967,6 +45294,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
     comm->connections = parent->connections;
+    comm->device_ucx = parent->device_ucx;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
@@ -48519,6 +48847,9 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
+    if (s->memory == DCOMMI_MEMORY_DEVICE && comm->device_ucx) {
+        s->memory = DCOMMI_MEMORY_UCX;
+    }
     if (dcommi_memory_of_device(s->memory) && s->chunk_bytes == 0) {
         s->chunk_bytes = DCOMMI_SLOT_BYTES; /* what goes over the bus at a time, on every rank */
     }
@@ -51077,6 +51408,7 @@ static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks
     dcomm_comm fake; /* in name only: the checks of a call */
     memset(&fake, 0, sizeof fake);
     fake.size = nranks;
+    fake.device_ucx = tuning != NULL && tuning->device_ucx != 0 && !dcommi_within_host(groups);
     fake.groups = (dcommi_groups *)(uintptr_t)groups; /* read only */
     opts = opts != NULL ? opts : &dcommi_default_opts;
     if (tuning == NULL) {
@@ -51167,7 +51499,8 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 static const struct dcommi_path {
     const char *name;
     enum dcommi_memory memory; /* whose promise it is priced by */
-} dcommi_paths[] = {{"staged", DCOMMI_MEMORY_DEVICE}, {"direct", DCOMMI_MEMORY_OPEN}};
+} dcommi_paths[] = {
+    {"staged", DCOMMI_MEMORY_DEVICE}, {"direct", DCOMMI_MEMORY_OPEN}, {"ucx", DCOMMI_MEMORY_UCX}};
 enum { DCOMMI_PATHS = sizeof dcommi_paths / sizeof *dcommi_paths };
 
 /* Pairs of ranks that share a host. */
@@ -51184,17 +51517,24 @@ static int64_t dcommi_path_pairs(const dcommi_shape *s)
 }
 
 /* Why nothing counts on a path. */
-static void dcommi_path_why(const dcommi_shape *s, bool staged, dcomm_path *row)
+static void dcommi_path_why(const dcommi_shape *s, enum dcommi_memory memory, dcomm_path *row)
 {
     const size_t room = sizeof row->why;
+    const bool open = s->memory == DCOMMI_MEMORY_OPEN;
     char *why = row->why;
     if (row->taken || row->why[0] != 0) {
         return;
     }
     if (!dcommi_memory_of_device(s->memory)) {
         snprintf(why, room, "opts.device does not promise device memory");
-    } else if (staged) {
+    } else if (memory == DCOMMI_MEMORY_UCX && row->ucx_pairs == 0) {
+        snprintf(why, room, "all ranks share a host");
+    } else if (memory == DCOMMI_MEMORY_UCX && !open) {
+        snprintf(why, room, "UCX does not take device memory on all ranks");
+    } else if (memory != DCOMMI_MEMORY_OPEN && open) {
         snprintf(why, room, "opts.registered promises memory that peers read where it lies");
+    } else if (memory == DCOMMI_MEMORY_DEVICE) {
+        snprintf(why, room, "UCX takes device memory on all ranks");
     } else if (row->direct_pairs == 0) {
         snprintf(why, room, "no two ranks share a host");
     } else {
@@ -51233,11 +51573,12 @@ static dcomm_status dcommi_explain_each_path(dcommi_chooser *c, const dcommi_exp
         memset(row, 0, sizeof *row);
         row->name = dcommi_paths[i].name;
         row->direct_pairs = q.memory == DCOMMI_MEMORY_OPEN ? near : 0;
-        row->staged_pairs = all - row->direct_pairs;
+        row->ucx_pairs = dcommi_memory_by_ucx(&c->tuning, q.memory) ? all - near : 0;
+        row->staged_pairs = all - row->direct_pairs - row->ucx_pairs;
         row->taken = s->memory == q.memory;
         row->assumed = dcommi_device_assumed(&c->tuning, q.memory);
         dcommi_path_price(c, &q, e->name, e->soft, row);
-        dcommi_path_why(s, i == 0, row);
+        dcommi_path_why(s, q.memory, row);
     }
     if (n_p != NULL) {
         *n_p = DCOMMI_PATHS;
@@ -52417,6 +52758,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         word.tuning.connections = comm->chooser->tuning.connections;
         dcommi_comm_unlock(comm);
     }
+    word.tuning.device_ucx = comm->device_ucx; /* whatever rank 0's file says */
     dcommi_comm_lock(comm);
     if (status >= 0) {
         status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
@@ -64715,6 +65057,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_DEVICE_PEER_PS
 #undef DCOMMI_DEVICE_STAGE_PS
 #undef DCOMMI_DEVICE_STEP_PS
+#undef DCOMMI_DEVICE_UCX_PS
 #undef DCOMMI_DIVIDE
 #undef DCOMMI_EVENTS_KEPT
 #undef DCOMMI_EXCHANGE_SAMPLES
@@ -64939,6 +65282,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_STAGED_ROW
 #undef DCOMMI_STAGED_SLOTS
 #undef DCOMMI_STEP_NAN
+#undef DCOMMI_STRAIGHT
 #undef DCOMMI_STRAYS_MAX
 #undef DCOMMI_STRAY_BYTES_MAX
 #undef DCOMMI_STREAM_MIN
@@ -64984,6 +65328,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_TUNING_LINE
 #undef DCOMMI_TURN
 #undef DCOMMI_UCX_AM_ID
+#undef DCOMMI_UCX_DEVICE
 #undef DCOMMI_UCX_EAGER
 #undef DCOMMI_UCX_FRESH_S
 #undef DCOMMI_UCX_LAST_WORDS_S

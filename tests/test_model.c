@@ -427,6 +427,8 @@ Test(model, file, .timeout = 30)
     wrote.link[DCOMM_LINK_CORE].mapped_reduce = wrote.link[DCOMM_LINK_CORE].message;
     wrote.link[DCOMM_LINK_CORE].huge_read = wrote.link[DCOMM_LINK_CORE].message;
     wrote.device_stage_ps = 11000000;
+    wrote.device_ucx = 1;
+    wrote.device_ucx_ps = 4000000;
     wrote.device_copy = wrote.device_read = wrote.link[DCOMM_LINK_CORE].message;
     wrote.device_fold = wrote.device_reduce = wrote.link[DCOMM_LINK_CORE].read;
     wrote.tried = 4;

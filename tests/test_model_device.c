@@ -35,7 +35,7 @@ static dcomm_tuning measured(void)
 {
     dcomm_tuning t;
     cr_assert_eq(dcomm_tuning_uniform(0, 0, 0, &t), DCOMM_OK);
-    t.device_stage_ps = 1;
+    t.device_stage_ps = t.device_ucx_ps = 1;
     t.device_copy = t.device_fold = dcommi_curve_line(0);
     t.device_read = t.device_reduce = dcommi_curve_line(0);
     return t;
@@ -111,6 +111,37 @@ Test(model_device, hosts, .timeout = 30)
     direct = priced(&t, 4, apart, &promised_open, "two_shot", &assumed);
     double staged = priced(&t, 4, apart, &promised_device, "two_shot", &assumed);
     cr_assert(direct == staged, "%g, %g s", direct, staged);
+}
+
+/* Where UCX moves it between hosts, only that is another price, and only of what is not short. */
+Test(model_device, moved_by_ucx, .timeout = 30)
+{
+    bool assumed;
+    const int one[] = {0, 0, 0, 0}, pairs[] = {0, 0, 1, 1}, apart[] = {0, 1, 2, 3};
+    dcomm_tuning t = measured(), ucx;
+    t.device_stage_ps = 50000000;
+    ucx = t;
+    ucx.device_ucx = 1;
+    cr_assert_gt(priced(&t, 4, apart, &promised_device, "ring", &assumed), 49e-6);
+    cr_assert_lt(priced(&ucx, 4, apart, &promised_device, "ring", &assumed), 1e-6);
+    cr_assert_lt(priced(&ucx, 4, apart, &promised_device, "two_shot", &assumed), 1e-6);
+    cr_assert_lt(priced(&ucx, 4, apart, &promised_open, "ring", &assumed), 1e-6);
+    cr_assert_gt(priced(&ucx, 4, pairs, &promised_device, "two_shot", &assumed), 49e-6);
+    double alone = priced(&t, 4, one, &promised_device, "ring", &assumed);
+    cr_assert(alone == priced(&ucx, 4, one, &promised_device, "ring", &assumed) && !assumed);
+    dcomm_alternative rows[16];
+    int n = 0; /* elements of short messages */
+    cr_assert_eq(dcomm_explain_on(&ucx, 4, apart, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32,
+                                  &promised_device, rows, 16, &n),
+                 DCOMM_OK);
+    for (int i = 0; i < n; i++) {
+        cr_assert(strcmp(rows[i].algo, "ring") != 0 || rows[i].seconds > 49e-6);
+    }
+    ucx.device_ucx_ps = 0;
+    (void)priced(&ucx, 4, apart, &promised_device, "ring", &assumed);
+    cr_assert(assumed);
+    (void)priced(&ucx, 4, one, &promised_device, "ring", &assumed);
+    cr_assert(!assumed);
 }
 
 /* ---- what can be opened ---- */
@@ -213,31 +244,37 @@ Test(model_device, what_is_open, .timeout = 30)
 
 /* ---- paths ---- */
 
-static void paths_of(const int *hosts, const dcomm_coll_opts *opts, dcomm_path rows[2])
+static void paths_of(const dcomm_tuning *tuning, const int *hosts, const dcomm_coll_opts *opts,
+                     dcomm_path rows[3])
 {
     int n = 0;
-    cr_assert_eq(dcomm_explain_paths_on(NULL, 4, hosts, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32,
-                                        opts, rows, 2, &n),
+    cr_assert_eq(dcomm_explain_paths_on(tuning, 4, hosts, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32,
+                                        opts, rows, 3, &n),
                  DCOMM_OK, "%s", dcomm_last_error());
-    cr_assert_eq(n, 2);
+    cr_assert_eq(n, 3);
     cr_assert_str_eq(rows[0].name, "staged");
     cr_assert_str_eq(rows[1].name, "direct");
-    for (int i = 0; i < 2; i++) {
+    cr_assert_str_eq(rows[2].name, "ucx");
+    for (int i = 0; i < 3; i++) {
         cr_assert(rows[i].assumed && rows[i].seconds > 0 && rows[i].algo != NULL);
         cr_assert(rows[i].taken == (rows[i].why[0] == 0), "%s: %s", rows[i].name, rows[i].why);
-        cr_assert_eq(rows[i].direct_pairs + rows[i].staged_pairs, 6);
+        cr_assert_eq(rows[i].direct_pairs + rows[i].staged_pairs + rows[i].ucx_pairs, 6);
     }
-    cr_assert_eq(rows[0].direct_pairs, 0);
+    cr_assert_eq(rows[0].staged_pairs, 6);
+    cr_assert_eq(rows[2].direct_pairs, 0);
 }
 
 /* Each path, its price by the choice that would count on it, and why that does not. */
 Test(model_device, paths, .timeout = 30)
 {
     const int pairs[] = {0, 1, 0, 1}, apart[] = {0, 1, 2, 3};
-    dcomm_path rows[2];
+    dcomm_path rows[3];
     dcomm_alternative all[16];
+    dcomm_tuning ucx;
     int n = 0;
-    paths_of(NULL, &promised_device, rows);
+    dcomm_tuning_default(&ucx);
+    ucx.device_ucx = 1;
+    paths_of(NULL, NULL, &promised_device, rows);
     cr_assert(rows[0].taken && rows[1].direct_pairs == 6);
     cr_assert_lt(rows[1].seconds, rows[0].seconds);
     cr_assert(strstr(rows[1].why, "dcomm_mem_alloc_device") != NULL, "%s", rows[1].why);
@@ -251,12 +288,21 @@ Test(model_device, paths, .timeout = 30)
                       "%s", all[k].algo);
         }
     }
-    paths_of(pairs, &promised_open, rows);
+    paths_of(NULL, pairs, &promised_open, rows);
     cr_assert(rows[1].taken && rows[1].direct_pairs == 2 && rows[1].staged_pairs == 4);
-    paths_of(apart, &promised_device, rows);
+    paths_of(&ucx, pairs, &promised_open, rows);
+    cr_assert(rows[1].taken && rows[1].direct_pairs == 2 && rows[1].ucx_pairs == 4);
+    cr_assert(rows[2].ucx_pairs == 4 && strstr(rows[2].why, "opts.registered") != NULL);
+    paths_of(NULL, apart, &promised_device, rows);
     cr_assert(rows[1].direct_pairs == 0 && strstr(rows[1].why, "no two ranks") != NULL);
-    paths_of(NULL, NULL, rows);
+    cr_assert(rows[0].taken && rows[2].ucx_pairs == 6 && strstr(rows[2].why, "UCX") != NULL);
+    paths_of(&ucx, apart, &promised_device, rows);
+    cr_assert(rows[2].taken && rows[2].ucx_pairs == 6 && strstr(rows[0].why, "UCX") != NULL);
+    cr_assert_lt(rows[2].seconds, rows[0].seconds);
+    paths_of(&ucx, NULL, &promised_device, rows);
+    cr_assert(rows[0].taken && rows[2].ucx_pairs == 0 && strstr(rows[2].why, "a host") != NULL);
+    paths_of(NULL, NULL, NULL, rows);
     cr_assert(!rows[0].taken && !rows[1].taken && strstr(rows[0].why, "opts.device") != NULL);
-    paths_of(NULL, &(dcomm_coll_opts){.device = true, .algo = "ring"}, rows);
+    paths_of(NULL, NULL, &(dcomm_coll_opts){.device = true, .algo = "ring"}, rows);
     cr_assert(strcmp(rows[0].algo, "ring") == 0 && strcmp(rows[1].algo, "ring") == 0);
 }

@@ -123,6 +123,12 @@ expect "the path that is counted on" 0 \
 expect "what the other would take" 0 \
     "^  direct +[a-z_]+ +[0-9.]+ us \(assumed\)  pairs: 6 direct, 0 staged; opts.registered does not" \
     "$topo" -n 4 --explain allreduce 1M --mem cuda
+expect "and UCX" 0 \
+    "^  ucx +[a-z_]+ +[0-9.]+ us \(assumed\)  pairs: 0 direct, 6 staged; all ranks share a host$" \
+    "$topo" -n 4 --explain allreduce 1M --mem cuda
+expect "and where there are hosts" 0 \
+    "^  ucx .* pairs: 0 direct, 2 staged, 4 by UCX; UCX does not take device memory on all ranks$" \
+    "$run" -n 4 --host-id-every 2 -- "$topo" --explain allreduce 1M --mem cuda
 expect "prices of devices are assumed" 0 "^[ *] ring +[0-9.]+ us \(assumed\)" \
     "$topo" -n 4 --explain allreduce 1M --mem cuda
 expect "memory that peers read" 0 "^cuda-shared memory: direct: read from the peer" \
@@ -134,8 +140,9 @@ expect "pairs of a job" 0 "^\* direct .* pairs: 2 direct, 4 staged$" \
 expect "one rank on each host" 0 "^cuda-shared memory: staged: " \
     "$run" -n 2 --host-id-every 1 -- "$topo" --explain allreduce 1M --mem cuda-shared
 device_tuning() {
-    printf '%s\n' 'device_stage_us = 5' 'device_copy = 0:4 1048576:5' 'device_fold = 0:4 1048576:5' \
-        'device_read = 0:4 1048576:9' 'device_reduce = 0:4 1048576:9' >"$scratch/device.tune"
+    printf '%s\n' 'device_stage_us = 5' 'device_ucx_us = 3' 'device_copy = 0:4 1048576:5' \
+        'device_fold = 0:4 1048576:5' 'device_read = 0:4 1048576:9' \
+        'device_reduce = 0:4 1048576:9' >"$scratch/device.tune"
     DCOMM_TUNE_FILE="$scratch/device.tune" "$run" -n 2 -- "$topo" --explain allreduce 1M \
         --mem cuda-shared >"$scratch/tuned" && grep -q '^\* direct .* us  pairs' "$scratch/tuned" &&
         ! grep -q assumed "$scratch/tuned"
@@ -155,7 +162,7 @@ check "by the schema" schema "$scratch/paper.json" \
 check "JSON of paths" "$topo" --xml tests/topo/server.xml -n 4 --explain allreduce 1M \
     --mem cuda --json "$scratch/paths.json"
 check "by the schema" schema "$scratch/paths.json" \
-    '[(p["name"], p["taken"], p["assumed"]) for p in d["explain"]["paths"]] == [("staged", True, True), ("direct", False, True)] and all(a["assumed"] for a in d["explain"]["algos"])'
+    '[(p["name"], p["taken"], p["assumed"]) for p in d["explain"]["paths"]] == [("staged", True, True), ("direct", False, True), ("ucx", False, True)] and all(a["assumed"] for a in d["explain"]["algos"])'
 check "JSON of a job" "$run" -n 4 --host-id-every 2 -- "$topo" --json "$scratch/job.json"
 check "by the schema" schema "$scratch/job.json" \
     'd["machine"] is None and d["connections"] > 0 and d["levels"][0]["groups"] == [[0, 1], [2, 3]]'

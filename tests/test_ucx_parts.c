@@ -66,7 +66,8 @@ static void forge(dcomm_comm *comm, const dcommi_ucx_tail *tail, size_t len)
     dcommi_ucx_tail whole = *tail;
     whole.id = u->id;
     RANKS_OK(dcommi_ucx_peer_open(u, comm->members[1].peer, &p));
-    PROCS_TRUE(dcommi_ucx_launch(p, 0, &h, sizeof h, &whole, data, len, &op) >= 0);
+    PROCS_TRUE(
+        dcommi_ucx_launch(p, 0, &h, sizeof h, &whole, data, len, UCS_MEMORY_TYPE_HOST, &op) >= 0);
 }
 
 /* Rank 0 sends rank 1 what cannot be, and then takes part in what all do. */

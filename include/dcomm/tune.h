@@ -109,6 +109,10 @@ typedef struct dcomm_tuning {
      * what a message's takes. read, reduce: of a peer's device memory that is read where it lies,
      * likewise; of a fold of several peers the launch counts once. */
     int64_t device_stage_ps;
+    /* 1: UCX moves device memory itself between all hosts (path "ucx"). A communicator puts in what
+     * its ranks have found. Then a message between hosts takes so much longer than one of host
+     * memory, unless it is short, which goes through pinned memory. 0 as above. */
+    int64_t device_ucx, device_ucx_ps;
     dcomm_curve device_copy, device_fold, device_read, device_reduce;
     int64_t step_ps; /* work for each step of a plan, whatever it does */
     int64_t call_ps; /* of the call itself, whatever the plan */
@@ -180,21 +184,23 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
  * one that the memory at hand allows, and the choice of the algorithm counts on what opts promises.
  *
  * "staged": copied out to pinned memory, sent, copied in and folded on the device, piece by piece.
- * "direct": read by the fold's kernel where it lies, by ranks of one host; staged between hosts.
- * UCX's own CUDA transports are not used. */
+ * "direct": read by the fold's kernel where it lies, by ranks of one host; between hosts the
+ * others. "ucx": between hosts sent by UCX out of the device and received into it, where the UCX of
+ * all ranks has CUDA transports; staged on a host. */
 typedef struct dcomm_path {
     const char *name;
     const char *algo; /* what opts asks for, or what the choice would be; NULL: none */
     double seconds;   /* by the model; below 0: it has no price */
     bool taken;       /* the choice counts on it */
     bool assumed;     /* the price goes by numbers that nobody has measured */
-    int64_t direct_pairs, staged_pairs; /* of ranks */
-    char why[192];                      /* why the choice does not count on it, "" where it does */
+    int64_t direct_pairs, staged_pairs, ucx_pairs; /* of ranks */
+    char why[192]; /* why the choice does not count on it, "" where it does */
 } dcomm_path;
 
-/* The paths with their prices, for a call with these arguments on device memory: "staged", then
- * "direct". Which one opts has the choice count on: opts.device the first, opts.device and
- * opts.registered the second, else none. At most `max` rows are written; *n_p, if not NULL, is how
+/* The paths with their prices, for a call with these arguments on device memory: "staged",
+ * "direct", "ucx". Which one opts has the choice count on: opts.device the first, or the third
+ * where there are other hosts and UCX takes device memory on all ranks; opts.device and
+ * opts.registered the second; else none. At most `max` rows are written; *n_p, if not NULL, is how
  * many there are. Errors: as dcomm_explain_all. */
 DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                            dcomm_dtype dtype, dcomm_op op,
@@ -260,6 +266,7 @@ typedef struct dcomm_stats {
     uint64_t bytes_read;      /* payload bytes read from peers' exposed memory */
     uint64_t bytes_mapped;    /* payload bytes, received or read, that were used where they
                                  lie in a peer's registered memory, or scratch */
+    uint64_t bytes_straight;  /* payload bytes that UCX has sent itself out of device memory */
     uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
     uint64_t plans_built, plans_reused;
     uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */

@@ -106,6 +106,7 @@ static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks
     dcomm_comm fake; /* in name only: the checks of a call */
     memset(&fake, 0, sizeof fake);
     fake.size = nranks;
+    fake.device_ucx = tuning != NULL && tuning->device_ucx != 0 && !dcommi_within_host(groups);
     fake.groups = (dcommi_groups *)(uintptr_t)groups; /* read only */
     opts = opts != NULL ? opts : &dcommi_default_opts;
     if (tuning == NULL) {

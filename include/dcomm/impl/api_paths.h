@@ -7,7 +7,8 @@
 static const struct dcommi_path {
     const char *name;
     enum dcommi_memory memory; /* whose promise it is priced by */
-} dcommi_paths[] = {{"staged", DCOMMI_MEMORY_DEVICE}, {"direct", DCOMMI_MEMORY_OPEN}};
+} dcommi_paths[] = {
+    {"staged", DCOMMI_MEMORY_DEVICE}, {"direct", DCOMMI_MEMORY_OPEN}, {"ucx", DCOMMI_MEMORY_UCX}};
 enum { DCOMMI_PATHS = sizeof dcommi_paths / sizeof *dcommi_paths };
 
 /* Pairs of ranks that share a host. */
@@ -24,17 +25,24 @@ static int64_t dcommi_path_pairs(const dcommi_shape *s)
 }
 
 /* Why nothing counts on a path. */
-static void dcommi_path_why(const dcommi_shape *s, bool staged, dcomm_path *row)
+static void dcommi_path_why(const dcommi_shape *s, enum dcommi_memory memory, dcomm_path *row)
 {
     const size_t room = sizeof row->why;
+    const bool open = s->memory == DCOMMI_MEMORY_OPEN;
     char *why = row->why;
     if (row->taken || row->why[0] != 0) {
         return;
     }
     if (!dcommi_memory_of_device(s->memory)) {
         snprintf(why, room, "opts.device does not promise device memory");
-    } else if (staged) {
+    } else if (memory == DCOMMI_MEMORY_UCX && row->ucx_pairs == 0) {
+        snprintf(why, room, "all ranks share a host");
+    } else if (memory == DCOMMI_MEMORY_UCX && !open) {
+        snprintf(why, room, "UCX does not take device memory on all ranks");
+    } else if (memory != DCOMMI_MEMORY_OPEN && open) {
         snprintf(why, room, "opts.registered promises memory that peers read where it lies");
+    } else if (memory == DCOMMI_MEMORY_DEVICE) {
+        snprintf(why, room, "UCX takes device memory on all ranks");
     } else if (row->direct_pairs == 0) {
         snprintf(why, room, "no two ranks share a host");
     } else {
@@ -73,11 +81,12 @@ static dcomm_status dcommi_explain_each_path(dcommi_chooser *c, const dcommi_exp
         memset(row, 0, sizeof *row);
         row->name = dcommi_paths[i].name;
         row->direct_pairs = q.memory == DCOMMI_MEMORY_OPEN ? near : 0;
-        row->staged_pairs = all - row->direct_pairs;
+        row->ucx_pairs = dcommi_memory_by_ucx(&c->tuning, q.memory) ? all - near : 0;
+        row->staged_pairs = all - row->direct_pairs - row->ucx_pairs;
         row->taken = s->memory == q.memory;
         row->assumed = dcommi_device_assumed(&c->tuning, q.memory);
         dcommi_path_price(c, &q, e->name, e->soft, row);
-        dcommi_path_why(s, i == 0, row);
+        dcommi_path_why(s, q.memory, row);
     }
     if (n_p != NULL) {
         *n_p = DCOMMI_PATHS;

@@ -45,6 +45,7 @@ enum dcommi_memory {
     DCOMMI_MEMORY_REGISTERED,
     DCOMMI_MEMORY_DEVICE,
     DCOMMI_MEMORY_OPEN, /* a device's, which peers on the host read where it lies */
+    DCOMMI_MEMORY_UCX,  /* a device's, which UCX moves between hosts */
     DCOMMI_MEMORY_KINDS
 };
 

@@ -112,6 +112,9 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
     s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
+    if (s->memory == DCOMMI_MEMORY_DEVICE && comm->device_ucx) {
+        s->memory = DCOMMI_MEMORY_UCX;
+    }
     if (dcommi_memory_of_device(s->memory) && s->chunk_bytes == 0) {
         s->chunk_bytes = DCOMMI_SLOT_BYTES; /* what goes over the bus at a time, on every rank */
     }

@@ -287,6 +287,7 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
 {
     dcomm_tuning tuning;
     dcomm_tuning_default(&tuning);
+    tuning.device_ucx = comm->device_ucx;
     tuning.connections = comm->connections > 0 ? comm->connections : tuning.connections;
     comm->chooser = dcommi_alloc(sizeof *comm->chooser);
     return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
@@ -370,6 +371,7 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     if (blob != NULL) {
         card.local_address = (uint32_t)local;
         card.net_address = (uint32_t)net;
+        card.takes_device = net > 0 && context->net->takes_device;
         if (dcommi_random_bytes(&card.nonce, sizeof card.nonce) < 0) {
             status = DCOMM_ERR_SYSTEM;
         }
@@ -396,6 +398,10 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     comm->tunes = first->tunes != 0;
     comm->connections = (int)(first->connections <= DCOMM_CONNECTIONS_MAX ? first->connections : 0);
     memcpy(comm->algo, first->algo, sizeof comm->algo);
+    comm->device_ucx = comm->nhosts > 1;
+    for (int r = 0; r < comm->size; r++) {
+        comm->device_ucx = comm->device_ucx && cards->card[r].takes_device != 0;
+    }
     DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
     dcommi_token_take(context);
     for (int r = 0; r < comm->size && status >= 0; r++) {

@@ -26,6 +26,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
     comm->connections = parent->connections;
+    comm->device_ucx = parent->device_ucx;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
     comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);

@@ -50,7 +50,7 @@ typedef struct dcommi_card {
     uint64_t chunk_bytes;
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
-    uint32_t connections, reserved;
+    uint32_t connections, takes_device;  /* UCX's, of memory of one */
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -58,7 +58,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 4u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 5u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -80,6 +80,7 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     peer->started = card->started;
     peer->same_host = strcmp(card->host_id, context->host_id) == 0;
     peer->transport = peer->same_host ? context->local : context->net;
+    peer->takes_device = peer->transport->takes_device && card->takes_device != 0;
     peer->users = 1;
     const char *no_cma = getenv("DCOMM_CMA");
     if (no_cma != NULL && strcmp(no_cma, "0") == 0) {

@@ -99,6 +99,8 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
         pieces[i].local = fold && i != move->msg_at ? move->src[i] : NULL;
         pieces[i].rank = move->node.peer;
         pieces[i].sent = pieces[i].device = pieces[i].local == NULL;
+        pieces[i].straight = device != NULL && pieces[i].sent &&
+                             dcommi_comes_straight(run, move->node.peer, dcommi_header_wide(h));
     }
     dcomm_status status =
         dcommi_pull_by_message(move->lane, device, move, fold ? move->dst : move->buf, move->past,

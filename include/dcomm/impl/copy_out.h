@@ -4,7 +4,7 @@
 #ifndef DCOMMI_COPY_OUT_H
 #define DCOMMI_COPY_OUT_H
 
-#include "moves.h"
+#include "straight.h"
 
 /* It has left the slot, or never will. */
 static void dcommi_out_left(dcommi_op *op, dcomm_status status)
@@ -107,7 +107,7 @@ static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag
     dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_OFFER, tag);
     header.a = (uint64_t)(uintptr_t)data;
     header.b = len;
-    dcommi_header_set_wide(&header, dcommi_region_number(move->run->comm->context, data, len));
+    dcommi_header_set_wide(&header, dcommi_device_offered(move->run, rank, data, len));
     return dcommi_move_offer(move, &header);
 }
 

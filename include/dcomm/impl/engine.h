@@ -112,7 +112,7 @@ static bool dcommi_progress(dcomm_context *context)
     }
     unsigned n = context->local->call->progress(context->local);
     if (context->net != NULL) {
-        n += context->net->call->progress(context->net);
+        n += dcommi_net_progress(context);
     }
     n += dcommi_boards_progress(context);
     if (DCOMMI_UNLIKELY(context->gated != NULL)) {

@@ -6,7 +6,8 @@
 #include "device.h"
 #include "transport.h"
 
-/* a, b and the payload by type:
+/* Of device memory offered to a rank of another host, 1 in place of a region: it comes straight
+ * (straight.h). a, b and the payload by type:
  *   DATA        payload of a send                         a = length
  *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
  *               reserved = its region's number, low and high bits (0: in no region)

@@ -71,7 +71,9 @@ static bool dcommi_curve_valid(const dcomm_curve *c)
 
 typedef struct dcommi_link {
     int64_t alpha, overhead, signal, tell, eager;
-    int64_t stage;        /* what a message's bytes have to go through beside the network */
+    /* What a message's bytes have to go through beside the network, and, where that is another,
+     * those of a long one and of exposed memory. */
+    int64_t stage, straight;
     bool by_core, mapped; /* mapped: what is exposed is folded where it lies */
     bool open;            /* device memory that the peer's kernels read where it lies */
     dcommi_curve message, fold, read, reduce, shared, sustained;
@@ -97,7 +99,8 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                 dcommi_curve_valid(&t->device_copy) && dcommi_curve_valid(&t->device_fold) &&
                 dcommi_curve_valid(&t->device_read) && dcommi_curve_valid(&t->device_reduce) &&
                 t->device_stage_ps >= 0 && t->device_stage_ps <= DCOMMI_MODEL_MOST &&
-                t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
+                t->device_ucx_ps >= 0 && t->device_ucx_ps <= DCOMMI_MODEL_MOST &&
+                t->device_ucx >= 0 && t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
                 t->connections <= DCOMM_CONNECTIONS_MAX;
     for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
         const dcomm_link *l = &t->link[k];
@@ -217,6 +220,8 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
         to->tell = from->tell_ps;
         to->eager = from->eager_bytes > 0 ? from->eager_bytes : INT64_MAX;
         to->stage = device ? t->device_stage_ps : 0;
+        to->straight =
+            k == DCOMM_LINK_HOST && dcommi_memory_by_ucx(t, memory) ? t->device_ucx_ps : to->stage;
         to->open = memory == DCOMMI_MEMORY_OPEN && k != DCOMM_LINK_HOST;
         to->by_core = from->by_core != 0;
         to->message = dcommi_curve_make(&from->message);

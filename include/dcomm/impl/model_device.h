@@ -7,16 +7,24 @@
 #include "build.h"
 
 /* Assumed, not measured: ten microseconds from the launch of a copy or kernel until its event has
- * been seen, two of them on the way to a peer's device, a terabyte a second within a device, and a
- * fifth of that from another rank's. */
+ * been seen, two of them on the way to a peer's device, one where UCX moves it (before it may
+ * store); a terabyte a second within a device, and a fifth of that from another rank's. */
 #define DCOMMI_DEVICE_STEP_PS 10000000
 #define DCOMMI_DEVICE_STAGE_PS (2 * DCOMMI_DEVICE_STEP_PS)
+#define DCOMMI_DEVICE_UCX_PS DCOMMI_DEVICE_STEP_PS
 #define DCOMMI_DEVICE_OWN_PS (1 << 20) /* for a MiB */
 #define DCOMMI_DEVICE_PEER_PS (5 << 20)
 
 static bool dcommi_memory_of_device(enum dcommi_memory memory)
 {
-    return memory == DCOMMI_MEMORY_DEVICE || memory == DCOMMI_MEMORY_OPEN;
+    return memory == DCOMMI_MEMORY_DEVICE || memory == DCOMMI_MEMORY_OPEN ||
+           memory == DCOMMI_MEMORY_UCX;
+}
+
+/* Whether UCX moves such memory between hosts. */
+static bool dcommi_memory_by_ucx(const dcomm_tuning *t, enum dcommi_memory memory)
+{
+    return memory == DCOMMI_MEMORY_UCX || (memory == DCOMMI_MEMORY_OPEN && t->device_ucx != 0);
 }
 
 /* Whether prices of such memory go by a number that is assumed. */
@@ -24,7 +32,9 @@ static bool dcommi_device_assumed(const dcomm_tuning *t, enum dcommi_memory memo
 {
     bool own = t->device_stage_ps == 0 || t->device_copy.n == 0 || t->device_fold.n == 0;
     bool peers = t->device_read.n == 0 || t->device_reduce.n == 0;
-    return dcommi_memory_of_device(memory) && (own || (memory == DCOMMI_MEMORY_OPEN && peers));
+    bool ucx = t->device_ucx_ps == 0 && dcommi_memory_by_ucx(t, memory);
+    return dcommi_memory_of_device(memory) &&
+           (own || ucx || (memory == DCOMMI_MEMORY_OPEN && peers));
 }
 
 static void dcommi_device_assume(dcomm_curve *curve, int64_t mib_ps)
@@ -50,6 +60,7 @@ static dcomm_tuning dcommi_tuning_on_device(const dcomm_tuning *t)
     dcomm_tuning there = *t;
     there.device_stage_ps =
         t->device_stage_ps > 0 ? t->device_stage_ps : (int64_t)DCOMMI_DEVICE_STAGE_PS;
+    there.device_ucx_ps = t->device_ucx_ps > 0 ? t->device_ucx_ps : (int64_t)DCOMMI_DEVICE_UCX_PS;
     dcommi_device_assume(&there.device_copy, DCOMMI_DEVICE_OWN_PS);
     dcommi_device_assume(&there.device_fold, DCOMMI_DEVICE_OWN_PS);
     dcommi_device_assume(&there.device_read, DCOMMI_DEVICE_PEER_PS);

@@ -147,7 +147,8 @@ static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
 {
     int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
     const dcommi_link *link = dcommi_sim_link(s, m->depth);
-    dcommi_sim_at(s, start + link->alpha + link->stage, DCOMMI_SIM_HEAD, m);
+    int64_t stage = m->waits || m->join != NULL ? link->straight : link->stage;
+    dcommi_sim_at(s, start + link->alpha + stage, DCOMMI_SIM_HEAD, m);
     if (m->sender != NULL) {
         dcommi_sim_complete(s, m->sender, m->sender_async, end);
         m->sender = NULL;

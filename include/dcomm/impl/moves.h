@@ -152,9 +152,11 @@ static void dcommi_commit(dcomm_comm *comm, int rank, dcommi_header *header, siz
     peer->transport->call->commit(peer->transport, member->peer, header, sizeof *header, len);
 }
 
-/* Give a header with the communicator's facts filled in, and a payload, to the transport. */
-static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *header, const void *data,
-                                size_t len, dcommi_op *op)
+/* Give a header with the communicator's facts filled in, and a payload, to the transport; `device`:
+ * the payload lies on one. */
+static inline dcomm_status dcommi_post_from(dcomm_comm *comm, int rank, dcommi_header *header,
+                                            const void *data, size_t len, bool device,
+                                            dcommi_op *op)
 {
     dcommi_member *member = &comm->members[rank];
     dcommi_remote *peer = &comm->context->peers[member->peer];
@@ -162,10 +164,17 @@ static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *heade
         return dcommi_fail(DCOMM_ERR_PEER, "rank %d is lost: %s", rank, peer->why);
     }
     dcommi_header_sign(comm, member, header);
-    dcomm_status status = peer->transport->call->send(peer->transport, member->peer, header,
-                                                      sizeof *header, data, len, op);
+    const dcommi_transport_vtable *call = peer->transport->call;
+    dcomm_status status = (device ? call->send_device : call->send)(
+        peer->transport, member->peer, header, sizeof *header, data, len, op);
     return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
                       : status;
+}
+
+static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *header, const void *data,
+                                size_t len, dcommi_op *op)
+{
+    return dcommi_post_from(comm, rank, header, data, len, false, op);
 }
 
 /* Header fields of a message of a run. */

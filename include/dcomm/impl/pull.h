@@ -14,6 +14,7 @@ typedef struct dcommi_piece {
     bool by_message;
     bool device;      /* it lies on one */
     bool opened;      /* local is the rank's device memory, opened: only for now */
+    bool straight;    /* UCX brings it from device to device */
     bool sent;        /* it is what the rank's OFFER means, not what it exposed */
     uint32_t region;  /* of that rank's; 0: none */
     uint64_t address; /* in that rank's process */
@@ -27,12 +28,15 @@ typedef struct dcommi_piece {
 #define DCOMMI_PULL_MESSAGE 32768
 
 typedef struct dcommi_pull_block {
+    dcommi_job job; /* first: its fold, where the last piece has come straight */
+    dcommi_pull *pull;
     size_t at;
     unsigned outstanding;
 } dcommi_pull_block;
 
 /* A step under way that reads at least one peer by message. */
 struct dcommi_pull {
+    dcommi_job begin;         /* first: what queue IN held when it was made */
     struct dcommi_pull *next; /* in run->pulls, which owns it */
     dcommi_lane *lane;
     dcommi_run *run;
@@ -42,6 +46,7 @@ struct dcommi_pull {
     uint8_t *dst;
     size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces;
+    unsigned window; /* blocks at a time */
     dcommi_pull_block blocks[DCOMMI_PULL_WINDOW];
     uint8_t *staging; /* for each of them one block per piece; NULL: straight into dst */
     dcommi_piece *pieces;
@@ -259,6 +264,31 @@ static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcom
     }
 }
 
+static void dcommi_pull_folded(dcommi_job *job, dcomm_status status)
+{
+    dcommi_pull_block *block = (dcommi_pull_block *)job;
+    dcommi_pull *pull = block->pull;
+    if (status >= 0 && pull->run->active) {
+        dcommi_run_event(pull->run);
+        dcommi_pull_done(pull, (unsigned)(block - pull->blocks));
+    }
+}
+
+/* All pieces of a block have come straight, or are on queue IN: the fold goes there, too. */
+static void dcommi_pull_fold_straight(dcommi_pull *pull, unsigned b)
+{
+    dcommi_pull_block *block = &pull->blocks[b];
+    block->pull = pull;
+    dcomm_status status = dcommi_pull_fold(pull, b);
+    if (status >= 0) {
+        status = dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &block->job, pull->run,
+                                  dcommi_pull_folded);
+    }
+    if (status < 0) {
+        dcommi_device_failed(pull->run, status);
+    }
+}
+
 static void dcommi_pull_arrived(dcommi_move *move)
 {
     dcommi_pull *pull = move->pull;
@@ -274,6 +304,10 @@ static void dcommi_pull_arrived(dcommi_move *move)
         return;
     }
     if (pull->blocks[b].outstanding > 0) {
+        return;
+    }
+    if (DCOMMI_UNLIKELY(pull->fold && pull->device != NULL)) {
+        dcommi_pull_fold_straight(pull, b);
         return;
     }
     dcomm_status status = pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK;
@@ -351,7 +385,8 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
         move->word = (int32_t)i;
         move->len = part;
         block->outstanding++;
-        if (pull->device == NULL) {
+        if (pull->device == NULL || piece->straight) {
+            move->device = piece->straight;
             move->buf =
                 pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->dst + block->at;
             dcommi_pull_request(move);
@@ -370,8 +405,24 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
     }
 }
 
+static void dcommi_pull_ask_first(dcommi_pull *pull)
+{
+    dcommi_run *run = pull->run;
+    for (unsigned b = 0; b < pull->window && run->active; b++) { /* not answered before we look */
+        dcommi_pull_ask(pull, b);
+    }
+}
+
+static void dcommi_pull_begun(dcommi_job *job, dcomm_status status)
+{
+    if (status >= 0 && job->run->active) {
+        dcommi_run_event(job->run);
+        dcommi_pull_ask_first((dcommi_pull *)job);
+    }
+}
+
 /* A fold by messages: how many blocks at a time, and how long. */
-static size_t dcommi_pull_window(dcommi_pull *pull)
+static unsigned dcommi_pull_window(dcommi_pull *pull)
 {
     size_t n = pull->npieces, longest = DCOMMI_PULL_MESSAGE, all = 4 * DCOMMI_PULL_MESSAGE;
     pull->block = dcommi_pull_grain(n);
@@ -382,7 +433,7 @@ static size_t dcommi_pull_window(dcommi_pull *pull)
     }
     pull->block = pull->fold && pull->block < longest ? pull->block : longest;
     size_t window = DCOMMI_PULL_WINDOW * all / (n * pull->block);
-    return window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? window : DCOMMI_PULL_WINDOW;
+    return window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? (unsigned)window : DCOMMI_PULL_WINDOW;
 }
 
 /* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`, asking for all that is not here.
@@ -411,15 +462,17 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
     pull->npieces = n;
     pull->next = run->pulls;
     run->pulls = pull;
-    size_t window = dcommi_pull_window(pull);
+    pull->window = dcommi_pull_window(pull);
     dcomm_status status = DCOMM_OK;
+    bool straight = false;
     pull->pieces = dcommi_calloc(n, sizeof *pieces);
     if (fold && device != NULL) {
         void *staging = NULL;
-        status = device->handle.call->alloc(&device->handle, window * n * pull->block, &staging);
+        status =
+            device->handle.call->alloc(&device->handle, pull->window * n * pull->block, &staging);
         pull->staging = staging;
     } else if (fold) {
-        pull->staging = dcommi_alloc_raw(window * n * pull->block);
+        pull->staging = dcommi_alloc_raw(pull->window * n * pull->block);
     }
     if (status < 0 || pull->pieces == NULL || (fold && pull->staging == NULL)) {
         dcommi_pull_free(pull);
@@ -430,9 +483,18 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
         pull->pieces[i].by_message = device != NULL
                                          ? pieces[i].local == NULL
                                          : dcommi_piece_here(comm, &pieces[i], 0, len) == NULL;
+        straight = straight || pieces[i].straight;
     }
-    for (unsigned b = 0; b < window && run->active; b++) { /* not answered before we look again */
-        dcommi_pull_ask(pull, b);
+    if (!straight) {
+        dcommi_pull_ask_first(pull);
+        return DCOMM_IN_PROGRESS;
+    }
+    /* UCX goes by no queue: it may store into what has been taken in IN's order once that was seen
+     * to be done. */
+    status = dcommi_job_start(device, DCOMMI_QUEUE_IN, &pull->begin, run, dcommi_pull_begun);
+    if (status < 0) {
+        dcommi_pull_free(pull);
+        return status;
     }
     return DCOMM_IN_PROGRESS;
 }
@@ -491,7 +553,11 @@ static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint3
     move->len = h->b;
     move->node =
         dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, (int32_t)h->src, id);
-    dcommi_out_start(move);
+    if (dcommi_straight_with(run, (int)h->src)) {
+        dcommi_straight_send(move);
+    } else {
+        dcommi_out_start(move);
+    }
 }
 
 /* A peer asks for a part of what one of our OFFERs means. */
@@ -565,7 +631,11 @@ static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
     dcommi_move *move = (dcommi_move *)op;
     dcommi_run *run = move->run;
     bool live = run->active;
-    dcommi_move_out_of_transport(move);
+    if (DCOMMI_UNLIKELY(move->device)) {
+        dcommi_straight_end(move);
+    } else {
+        dcommi_move_out_of_transport(move);
+    }
     if (live && status < 0) {
         dcommi_move_failed(move, status, "reading memory of");
     } else if (live) {
@@ -594,14 +664,24 @@ static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header
         dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
         return DCOMMI_CONSUMED;
     }
+    const bool straight = DCOMMI_UNLIKELY(move->device);
+    if (straight && (data != NULL || transport->call->fetch_device == NULL)) {
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1,
+                      "a peer answered out of host memory where it had offered a device's");
+        return DCOMMI_CONSUMED;
+    }
     if (data != NULL) {
         memcpy(move->buf, data, move->len);
         dcommi_pull_arrived(move);
         return DCOMMI_CONSUMED;
     }
     move->op.done = dcommi_reply_fetched;
-    dcommi_move_in_transport(move);
-    dcomm_status status = transport->call->fetch(transport, desc, move->buf, move->len, &move->op);
+    if (!straight) {
+        dcommi_move_in_transport(move);
+    }
+    dcomm_status status =
+        straight ? dcommi_straight_fetch(move, transport, desc)
+                 : transport->call->fetch(transport, desc, move->buf, move->len, &move->op);
     if (status != DCOMM_IN_PROGRESS) {
         dcommi_reply_fetched(&move->op, status);
     }

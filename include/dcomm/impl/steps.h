@@ -172,6 +172,7 @@ static enum dcommi_outcome dcommi_lane_pieces(dcommi_lane *lane, const dcomm_ste
             piece->offset = (uint64_t)offset;
             piece->device = e->device != 0;
             if (device && piece->device) {
+                piece->straight = dcommi_comes_straight(frame->run, rank, e->region);
                 dcommi_piece_on_device(frame->run, piece, e, len);
             }
         }
@@ -300,6 +301,10 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
                 dcommi_run_signal(run, header.slot, value);
             }
             continue;
+        }
+        if (DCOMMI_UNLIKELY(header.reserved != 0)) {
+            header.tag = dcommi_device_offered(run, rank, run->offers[header.slot].base,
+                                               (size_t)run->offers[header.slot].len);
         }
         dcomm_status status = dcommi_send_header(run->comm, rank, &header, NULL, 0);
         if (status < 0) {

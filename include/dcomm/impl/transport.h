@@ -82,6 +82,7 @@ struct dcommi_transport {
     size_t ordered_max; /* and messages with so long a one arrive in order */
     bool by_flow;       /* what connects it may limit each connection by itself: several can be
                            faster than one */
+    bool takes_device;  /* send_device and fetch_device move bytes of a CUDA device */
 };
 
 typedef struct dcommi_transport_vtable {
@@ -107,6 +108,12 @@ typedef struct dcommi_transport_vtable {
     /* Bring a kept payload whose data is NULL into buf (len bytes, the arrival's); releases desc.
      */
     dcomm_status (*fetch)(dcommi_transport *t, void *desc, void *buf, size_t len, dcommi_op *op);
+    /* NULL but where takes_device: the same out of memory of a device, which always comes with
+     * data NULL, and into it. What they are part of is progressed where that device is current. */
+    dcomm_status (*send_device)(dcommi_transport *t, int peer, const void *header,
+                                size_t header_len, const void *data, size_t len, dcommi_op *op);
+    dcomm_status (*fetch_device)(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                 dcommi_op *op);
     /* Drop a kept payload. */
     void (*release)(dcommi_transport *t, void *desc);
     /* Never blocks; returns how much happened. */

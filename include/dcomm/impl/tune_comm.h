@@ -119,6 +119,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         word.tuning.connections = comm->chooser->tuning.connections;
         dcommi_comm_unlock(comm);
     }
+    word.tuning.device_ucx = comm->device_ucx; /* whatever rank 0's file says */
     dcommi_comm_lock(comm);
     if (status >= 0) {
         status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);

@@ -32,6 +32,8 @@
     X("copy", copy, C)                       \
     X("fold", fold, C)                       \
     X("device_stage_us", device_stage_ps, T) \
+    X("device_ucx", device_ucx, N)           \
+    X("device_ucx_us", device_ucx_ps, T)     \
     X("device_copy", device_copy, C)         \
     X("device_fold", device_fold, C)         \
     X("device_read", device_read, C)         \

@@ -299,6 +299,7 @@ struct dcomm_comm {
     bool tunes;      /* measures what things cost when it is created */
     bool timed;      /* its runs note when they end */
     bool streamed;   /* operations have been put on streams */
+    bool device_ucx; /* UCX moves device memory between the hosts, on all ranks */
     int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
     _Atomic int lock; /* sequence numbers, plan cache, free runs */
@@ -348,6 +349,7 @@ typedef struct dcommi_remote {
     bool same_host, lost;
     bool cannot_read_us; /* it asked us to send by message instead */
     bool unreadable;     /* we may not read its memory */
+    bool takes_device;   /* UCX moves device memory between it and us */
     int users;           /* communicators */
     char why[160];
 } dcommi_remote;
@@ -395,6 +397,8 @@ struct dcomm_context {
     dcommi_run *finished;
     dcommi_run *gated;                /* wait for their streams, in order of their coming */
     _Atomic(dcommi_device *) devices; /* that operations have used */
+    dcommi_device *straight_device;   /* whose memory UCX moves itself; NULL: none yet */
+    size_t straight;                  /* moves of it under way */
     _Atomic int aborts;               /* some communicator has abort_wanted */
     unsigned idle;                    /* polls in a row in which nothing happened */
     unsigned busy;                    /* polls in which something did */

@@ -17,6 +17,9 @@
  * algorithms cut long blocks into: they too go over all connections. */
 #define DCOMMI_UCX_ORDERED 8192
 
+/* Which kind of device memory it is, UCX finds out itself: it tells pools from plain memory. */
+#define DCOMMI_UCX_DEVICE UCS_MEMORY_TYPE_UNKNOWN
+
 /* ---- the table ---- */
 
 static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const void *address,
@@ -89,7 +92,8 @@ static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t a
 /* One message over one connection; fetched where there is a tail. */
 static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const void *header,
                                       size_t header_len, const dcommi_ucx_tail *tail,
-                                      const void *data, size_t len, dcommi_op *op)
+                                      const void *data, size_t len, ucs_memory_type_t memory,
+                                      dcommi_op *op)
 {
     dcommi_ucx *u = p->ucx;
     dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, p, false, connection, len, op);
@@ -103,7 +107,7 @@ static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const 
                                  .flags = UCP_AM_SEND_FLAG_EAGER,
                                  .cb.send = dcommi_ucx_on_sent,
                                  .user_data = f,
-                                 .memory_type = UCS_MEMORY_TYPE_HOST};
+                                 .memory_type = memory};
     if (tail != NULL) {
         memcpy(f->header + header_len, tail, sizeof *tail);
         header_len += sizeof *tail;
@@ -124,7 +128,7 @@ static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const 
 
 static dcomm_status dcommi_ucx_send_parts(dcommi_ucx_peer *p, int parts, const void *header,
                                           size_t header_len, const uint8_t *data, size_t len,
-                                          dcommi_op *op)
+                                          ucs_memory_type_t memory, dcommi_op *op)
 {
     dcommi_ucx_joint *j = dcommi_ucx_joint_make(p->ucx, op, parts);
     uint32_t taken = 0;
@@ -143,33 +147,49 @@ static dcomm_status dcommi_ucx_send_parts(dcommi_ucx_peer *p, int parts, const v
         tail.connection = (uint8_t)connection;
         goes_on =
             dcommi_ucx_joint_part(j, dcommi_ucx_launch(p, connection, header, header_len, &tail,
-                                                       data + from, to - from, &j->part));
+                                                       data + from, to - from, memory, &j->part));
     }
     return dcommi_ucx_joint_launched(j, parts - i);
 }
 
-static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
-                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
+static dcomm_status dcommi_ucx_send_from(dcommi_transport *t, int peer, const void *header,
+                                         size_t header_len, const void *data, size_t len,
+                                         ucs_memory_type_t memory, dcommi_op *op)
 {
+    const bool host = memory == UCS_MEMORY_TYPE_HOST;
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_peer *p = NULL;
     if (header_len > DCOMMI_HEADER_MAX) {
         return dcommi_fail(DCOMM_ERR_INTERNAL, "a header of %zu bytes is too long", header_len);
     }
     DCOMMI_TRY(dcommi_ucx_peer_open(u, peer, &p));
-    if (len <= DCOMMI_UCX_ORDERED) {
-        return dcommi_ucx_launch(p, 0, header, header_len, NULL, data, len, op);
+    if (host && len <= DCOMMI_UCX_ORDERED) {
+        return dcommi_ucx_launch(p, 0, header, header_len, NULL, data, len, memory, op);
     }
     dcommi_ucx_spread(u, p);
-    bool asks = len > t->eager_max;
+    bool asks = !host || len > t->eager_max;
     int parts = asks ? dcommi_ucx_parts_of(p, len) : 1;
     if (parts > 1) {
-        return dcommi_ucx_send_parts(p, parts, header, header_len, data, len, op);
+        return dcommi_ucx_send_parts(p, parts, header, header_len, data, len, memory, op);
     }
     int connection = dcommi_ucx_choose(p, 0);
     dcommi_ucx_tail tail = {
         .id = u->id, .total = len, .parts = 1, .connection = (uint8_t)connection};
-    return dcommi_ucx_launch(p, connection, header, header_len, asks ? &tail : NULL, data, len, op);
+    return dcommi_ucx_launch(p, connection, header, header_len, asks ? &tail : NULL, data, len,
+                             memory, op);
+}
+
+static dcomm_status dcommi_ucx_send(dcommi_transport *t, int peer, const void *header,
+                                    size_t header_len, const void *data, size_t len, dcommi_op *op)
+{
+    return dcommi_ucx_send_from(t, peer, header, header_len, data, len, UCS_MEMORY_TYPE_HOST, op);
+}
+
+static dcomm_status dcommi_ucx_send_device(dcommi_transport *t, int peer, const void *header,
+                                           size_t header_len, const void *data, size_t len,
+                                           dcommi_op *op)
+{
+    return dcommi_ucx_send_from(t, peer, header, header_len, data, len, DCOMMI_UCX_DEVICE, op);
 }
 
 static void dcommi_ucx_release(dcommi_transport *t, void *desc)
@@ -179,7 +199,7 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
 
 /* One message into buf. */
 static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
-                                         dcommi_op *op)
+                                         ucs_memory_type_t memory, dcommi_op *op)
 {
     dcommi_ucx_flight *f = dcommi_ucx_flight_start(u, k->peer, true, 0, 0, op);
     if (f == NULL) {
@@ -190,7 +210,7 @@ static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void
                                                  UCP_OP_ATTR_FIELD_MEMORY_TYPE,
                                  .cb.recv_am = dcommi_ucx_on_fetched,
                                  .user_data = f,
-                                 .memory_type = UCS_MEMORY_TYPE_HOST};
+                                 .memory_type = memory};
     bool direct = u->direct;
     u->direct = false;
     ucs_status_ptr_t answer = ucp_am_recv_data_nbx(u->worker, k->data, buf, len, &param);
@@ -204,8 +224,8 @@ static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void
     return status;
 }
 
-static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
-                                     dcommi_op *op)
+static dcomm_status dcommi_ucx_fetch_to(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                        ucs_memory_type_t memory, dcommi_op *op)
 {
     dcommi_ucx *u = (dcommi_ucx *)t;
     dcommi_ucx_kept *k = desc;
@@ -216,7 +236,7 @@ static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf,
     }
     int parts = k->tail.parts, left = parts;
     if (parts == 1) {
-        return dcommi_ucx_fetch_one(u, k, buf, len, op);
+        return dcommi_ucx_fetch_one(u, k, buf, len, memory, op);
     }
     dcommi_ucx_joint *j = dcommi_ucx_joint_make(u, op, parts);
     if (j == NULL) {
@@ -227,11 +247,23 @@ static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf,
         size_t from = dcommi_ucx_part_at(len, parts, k->tail.part);
         size_t to = dcommi_ucx_part_at(len, parts, k->tail.part + 1);
         goes_on = dcommi_ucx_joint_part(
-            j, dcommi_ucx_fetch_one(u, k, (uint8_t *)buf + from, to - from, &j->part));
+            j, dcommi_ucx_fetch_one(u, k, (uint8_t *)buf + from, to - from, memory, &j->part));
         k = more;
     }
     dcommi_ucx_drop_all(u, k);
     return dcommi_ucx_joint_launched(j, left);
+}
+
+static dcomm_status dcommi_ucx_fetch(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                     dcommi_op *op)
+{
+    return dcommi_ucx_fetch_to(t, desc, buf, len, UCS_MEMORY_TYPE_HOST, op);
+}
+
+static dcomm_status dcommi_ucx_fetch_device(dcommi_transport *t, void *desc, void *buf, size_t len,
+                                            dcommi_op *op)
+{
+    return dcommi_ucx_fetch_to(t, desc, buf, len, DCOMMI_UCX_DEVICE, op);
 }
 
 /* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
@@ -522,6 +554,8 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .remove_peer = dcommi_ucx_remove_peer,
     .send = dcommi_ucx_send,
     .fetch = dcommi_ucx_fetch,
+    .send_device = dcommi_ucx_send_device,
+    .fetch_device = dcommi_ucx_fetch_device,
     .release = dcommi_ucx_release,
     .progress = dcommi_ucx_progress,
     .peek = dcommi_ucx_peek,
@@ -538,8 +572,13 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
 static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_option *options,
                                            size_t n_options)
 {
-    DCOMMI_TRY(dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context,
-                                &u->worker));
+    const bool asks = dcommi_ucx_asks_device();
+    dcommi_ucx_hush += asks; /* most UCX know no transport "cuda" */
+    dcomm_status started =
+        dcommi_ucx_start(u->base.name, UCP_FEATURE_AM, options, n_options, &u->context, &u->worker);
+    dcommi_ucx_hush -= asks;
+    DCOMMI_TRY(started);
+    u->base.takes_device = asks && dcommi_ucx_takes_device(u->context);
     ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
@@ -577,8 +616,10 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
     bool tcp = true;
     dcommi_ucx_tame_once();
     DCOMMI_TRY(dcommi_ucx_choose_iface(iface, device, &tcp));
+    const bool cuda = dcommi_ucx_asks_device();
+    const char *const tls = tcp ? (cuda ? "tcp,cuda" : "tcp") : (cuda ? "ib,cuda" : "ib");
     const dcommi_ucx_option options[] = {
-        {"TLS", tcp ? "tcp" : "ib", NULL},
+        {"TLS", tls, NULL},
         {"NET_DEVICES", device, NULL},
         {"MAX_EAGER_LANES", "1", NULL},
         {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},

@@ -151,6 +151,31 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
     return DCOMM_OK;
 }
 
+/* ---- device memory ---- */
+
+/* Whether UCX is asked for its CUDA transports: DCOMM_UCX_CUDA=0 keeps from it. */
+static bool dcommi_ucx_asks_device(void)
+{
+#ifdef DCOMM_WITH_CUDA
+    const char *text = getenv("DCOMM_UCX_CUDA");
+    return text == NULL || strcmp(text, "0") != 0;
+#else
+    return false;
+#endif
+}
+
+/* Memory from a pool, as scratch is, UCX knows since 1.14; then as managed. */
+static bool dcommi_ucx_takes_device(ucp_context_h context)
+{
+    unsigned major, minor, release;
+    ucp_get_version(&major, &minor, &release);
+    const uint64_t wanted =
+        UINT64_C(1) << UCS_MEMORY_TYPE_CUDA | UINT64_C(1) << UCS_MEMORY_TYPE_CUDA_MANAGED;
+    ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+    return (major > 1 || minor >= 14) && ucp_context_query(context, &attr) == UCS_OK &&
+           (attr.memory_types & wanted) == wanted;
+}
+
 /* ---- shared memory's limits ---- */
 
 /* What a worker's own queues take of /dev/shm at first. */

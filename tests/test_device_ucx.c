@@ -1,0 +1,347 @@
+/* test_device_ucx.c - device memory that UCX sends and receives itself, between hosts, by a UCX
+ * that is made to (ucx_device.h): every collective against the same references as through pinned
+ * memory, and that it has gone that way. */
+#define _GNU_SOURCE
+#include "cuda_host.h"
+#include "device_ranks.h"
+#include "ucx_device.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+
+typedef struct where {
+    ranks_place place;
+    int without;   /* the rank whose UCX takes none; -1: nobody's */
+    int host_rank; /* whose buffers are host memory; -1: nobody's */
+    bool threads;
+} where;
+
+static dcomm_comm *join(int rank, int n, procs_shared *s, const where *w)
+{
+    char host[16]; /* threads share the environment */
+    snprintf(host, sizeof host, "host%d", rank);
+    const dcomm_comm_opts apart = {.context_opts = {.host_id = host}};
+    if (!w->threads || rank == 0) {
+        ranks_settle(rank, n, w->place);
+    }
+    ucx_device_takes = rank != w->without;
+    return ranks_join(rank, n, s, w->threads ? &apart : NULL);
+}
+
+static uint64_t straight(dcomm_comm *comm)
+{
+    dcomm_stats stats;
+    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    return stats.bytes_straight;
+}
+
+/* Every collective by every algorithm; dtypes, operators, forms and streams take turns. */
+static int everything(int rank, int n, procs_shared *s, void *arg)
+{
+    static const dcomm_dtype dtypes[] = {DCOMM_F32, DCOMM_BF16, DCOMM_F64, DCOMM_I32, DCOMM_F16,
+                                         DCOMM_U8,  DCOMM_I64,  DCOMM_U32, DCOMM_I8,  DCOMM_U64};
+    static const size_t counts[] = {1023, 20011, 150001};
+    const where *w = arg;
+    dcomm_comm *comm = join(rank, n, s, w);
+    cudaStream_t stream;
+    unsigned turn = 0;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    device_arena_make();
+    for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
+        dcomm_algo_info info;
+        uint64_t before = straight(comm);
+        for (int a = -1; a < 0 || dcomm_algo_get((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
+            for (int c = 0; c < 3; c++, turn++) {
+                job j = {.comm = comm,
+                         .rank = rank,
+                         .n = n,
+                         .coll = (dcomm_coll)coll,
+                         .algo = a < 0 ? NULL : info.name,
+                         .dtype = dtypes[turn % 10],
+                         .op = turn % 3 == 0   ? DCOMM_AVG
+                               : turn % 3 == 1 ? DCOMM_MAX
+                                               : DCOMM_SUM,
+                         .count = counts[c] / (c < 2 ? 1 : dcomm_dtype_size(dtypes[turn % 10])),
+                         .root = rooted((dcomm_coll)coll) ? (int)(turn % (unsigned)n) : 0,
+                         .form = (form)(turn % FORMS),
+                         .blocking = turn % 2 == 0,
+                         .lanes = turn % 5 == 0 ? 2 : 0};
+                device_stream = turn % 4 > 0 ? stream : NULL;
+                j.opts.device = turn % 7 > 0;
+                if (rank != w->host_rank) {
+                    j.opts.stream = device_stream;
+                    j.there = device_there;
+                    j.back = device_back;
+                }
+                if (counted((dcomm_coll)coll)) {
+                    spread(&j, turn % 3 == 0);
+                }
+                run(&j);
+            }
+        }
+        bool all = !rooted((dcomm_coll)coll) && coll != DCOMM_COLL_BARRIER &&
+                   (!counted((dcomm_coll)coll) || coll == DCOMM_COLL_ALLTOALLV) &&
+                   rank != w->host_rank;
+        bool some = rank != w->without && n - (w->without >= 0) > 1;
+        PROCS_CHECK(!all || (straight(comm) > before) == some, "%s: %lu bytes came straight",
+                    dcomm_coll_name((dcomm_coll)coll), (unsigned long)(straight(comm) - before));
+    }
+    RANKS_OK(dcomm_comm_status(comm));
+    PROCS_CHECK(ucx_device_get_counts().sent == straight(comm), "%lu bytes sent, %lu counted",
+                (unsigned long)ucx_device_get_counts().sent, (unsigned long)straight(comm));
+    device_arena_free();
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+static void on(int n, where w, procs_fn fn)
+{
+    cr_assert_eq(device_run(n, w.threads, 100, fn, &w), 0, "%d ranks, %s, without %d%s", n,
+                 ranks_place_name(w.place), w.without, w.threads ? ", threads" : "");
+}
+
+Test(device_ucx, every_collective, .timeout = 180)
+{
+    on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, everything);
+    on(3, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, everything);
+    on(4, (where){.place = RANKS_PAIRS, .without = -1, .host_rank = -1}, everything);
+    setenv("DCOMM_CONNECTIONS", "3", 1);
+    on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, everything);
+}
+
+Test(device_ucx, one_rank_in_host_memory, .timeout = 60)
+{
+    on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = 1}, everything);
+    on(3, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = 0}, everything);
+}
+
+/* Who has it uses it with whoever has it, too. */
+Test(device_ucx, one_rank_without, .timeout = 60)
+{
+    on(2, (where){.place = RANKS_HOSTS, .without = 1, .host_rank = -1}, everything);
+    on(3, (where){.place = RANKS_HOSTS, .without = 0, .host_rank = -1}, everything);
+}
+
+/* ---- one sum ---- */
+
+enum { COUNT = 700000 };
+#define BYTES (COUNT * sizeof(float))
+
+static float value(int rank, size_t i, int salt)
+{
+    return (float)((i * 7 + (size_t)salt * 13 + (size_t)rank * 5) % 601);
+}
+
+/* Of device memory by an algorithm; *wrong: elements. What is copied between host and device
+ * meanwhile goes to *copied, if not NULL. */
+static dcomm_status sum(dcomm_comm *comm, const char *algo, int salt, cudaStream_t stream,
+                        const cuda_host_faults *faults, uint64_t *copied, size_t *wrong)
+{
+    static const cuda_host_faults none;
+    int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
+    float *host = malloc(BYTES), *device = NULL;
+    dcomm_coll_opts opts = {.algo = algo, .stream = stream, .timeout_s = 20, .device = true};
+    dcomm_codec *codec = NULL;
+    cuda_host_counts before, after;
+    PROCS_TRUE(host != NULL);
+    if (strncmp(algo, "coded_", 6) == 0) {
+        RANKS_OK(dcomm_codec_create("f16", &codec)); /* exact for these numbers */
+        opts.codec = codec;
+    }
+    CUDA_OK(cudaMalloc((void **)&device, BYTES));
+    for (size_t i = 0; i < COUNT; i++) {
+        host[i] = value(rank, i, salt);
+    }
+    CUDA_OK(cudaMemcpy(device, host, BYTES, cudaMemcpyHostToDevice));
+    cuda_host_get_counts(&before);
+    cuda_host_set_faults(faults != NULL ? faults : &none);
+    dcomm_request *request = NULL;
+    dcomm_status status =
+        dcomm_iallreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts, &request);
+    status = status < 0 ? status : dcomm_wait(&request);
+    if (stream != NULL) {
+        (void)cudaStreamSynchronize(stream);
+    }
+    cuda_host_set_faults(&none);
+    cuda_host_get_counts(&after);
+    if (copied != NULL) {
+        *copied = after.to_host.bytes - before.to_host.bytes + after.to_device.bytes -
+                  before.to_device.bytes;
+    }
+    *wrong = 0;
+    if (status == DCOMM_OK) {
+        CUDA_OK(cudaMemcpy(host, device, BYTES, cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < COUNT; i++) {
+            float want = 0;
+            for (int r = 0; r < n; r++) {
+                want += value(r, i, salt);
+            }
+            *wrong += host[i] != want;
+        }
+    }
+    (void)cudaFree(device);
+    RANKS_OK(dcomm_codec_destroy(&codec));
+    free(host);
+    return status;
+}
+
+/* The last ones are compressed, and copy back reports of kernels. */
+static const char *const algos[] = {
+    "ring", "two_shot", "one_shot", "tree", "halving_doubling", "coded_two_shot", "coded_ring"};
+enum { ALGOS = sizeof algos / sizeof *algos, EXACT = ALGOS - 2 };
+
+/* Nothing goes through pinned memory, unless DCOMM_UCX_CUDA=0 or one has no such UCX. */
+static int whole_way(int rank, int n, procs_shared *s, void *arg)
+{
+    const where *w = arg;
+    const bool off = getenv("DCOMM_UCX_CUDA") != NULL, goes = !off && w->without < 0;
+    dcomm_comm *comm = join(rank, n, s, w);
+    uint64_t copied;
+    size_t wrong;
+    for (int a = 0; a < ALGOS; a++) {
+        ucx_device_counts before = ucx_device_get_counts();
+        dcomm_status status = sum(comm, algos[a], a, NULL, NULL, &copied, &wrong);
+        ucx_device_counts after = ucx_device_get_counts();
+        PROCS_CHECK(status == DCOMM_OK && wrong == 0, "%s: %s; %zu are wrong", algos[a],
+                    dcomm_comm_error(comm), wrong);
+        PROCS_CHECK(a < EXACT ? (copied == 0) == goes : (copied < 65536) == goes,
+                    "%s: %lu bytes were copied", algos[a], (unsigned long)copied);
+        PROCS_CHECK((after.sent + after.received > before.sent + before.received) == goes,
+                    "%s: %lu bytes sent, %lu received", algos[a],
+                    (unsigned long)(after.sent - before.sent),
+                    (unsigned long)(after.received - before.received));
+    }
+    dcomm_path paths[4];
+    dcomm_tuning tuning;
+    int npaths;
+    const dcomm_coll_opts promised = {.device = true};
+    RANKS_OK(dcomm_explain_paths(comm, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32, DCOMM_SUM, &promised,
+                                 paths, 4, &npaths));
+    RANKS_OK(dcomm_comm_tuning(comm, &tuning));
+    PROCS_TRUE(npaths == 3 && strcmp(paths[2].name, "ucx") == 0);
+    PROCS_CHECK(paths[2].taken == goes && paths[0].taken == !goes && tuning.device_ucx == goes,
+                "%s", paths[2].why);
+    return ranks_leave(&comm);
+}
+
+Test(device_ucx, nothing_is_copied, .timeout = 60)
+{
+    on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, whole_way);
+    on(4, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, whole_way);
+    on(2, (where){.place = RANKS_HOSTS, .without = 0, .host_rank = -1}, whole_way);
+    setenv("DCOMM_UCX_CUDA", "0", 1);
+    on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, whole_way);
+}
+
+/* ---- faults ---- */
+
+static int late(int rank, int n, procs_shared *s, void *arg)
+{
+    const where *w = arg;
+    dcomm_comm *comm = join(rank, n, s, w);
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int k = 0; k < 2 * ALGOS; k++) {
+        cuda_host_faults faults = {.delay_s = 0.001,
+                                   .shuffle = k % 2 ? (uint64_t)(17 * k + rank + 1) : 0};
+        size_t wrong;
+        dcomm_status status = sum(comm, algos[k / 2], k, w->threads ? NULL : stream, &faults, NULL,
+                                  &wrong); /* cudaFree would wait for another thread's stream */
+        PROCS_CHECK(status == DCOMM_OK && wrong == 0, "%s: %s: %s; %zu are wrong", algos[k / 2],
+                    dcomm_status_name(status), dcomm_comm_error(comm), wrong);
+    }
+    PROCS_TRUE(straight(comm) > 0);
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_ucx, late, .timeout = 90)
+{
+    on(2, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1}, late);
+    on(4, (where){.place = RANKS_PAIRS, .without = -1, .host_rank = -1}, late);
+    on(3, (where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1, .threads = true}, late);
+}
+
+/* On rank 0 the nth kernel, send or receive fails: an error on all ranks, or the right sum. */
+typedef struct failing {
+    unsigned nth;
+    int what; /* 0 kernel, 1 send, 2 receive */
+    const char *algo;
+} failing;
+
+static int fails(int rank, int n, procs_shared *s, void *arg)
+{
+    const failing *f = arg;
+    dcomm_comm *comm =
+        join(rank, n, s, &(where){.place = RANKS_HOSTS, .without = -1, .host_rank = -1});
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    const cuda_host_faults faults = {.fail_kernel = rank == 0 && f->what == 0 ? f->nth : 0};
+    ucx_device_fail_send = rank == 0 && f->what == 1 ? f->nth : 0;
+    ucx_device_fail_receive = rank == 0 && f->what == 2 ? f->nth : 0;
+    size_t wrong;
+    dcomm_status status = sum(comm, f->algo, 0, stream, &faults, NULL, &wrong);
+    PROCS_CHECK(wrong == 0, "%s: %zu elements are wrong", f->algo, wrong);
+    if (status == DCOMM_OK) { /* another rank may still find that it has failed */
+        status = dcomm_barrier(comm, NULL);
+    }
+    CUDA_OK(cudaStreamDestroy(stream));
+    int left = ranks_leave(&comm);
+    return left != 0 ? left : status == DCOMM_OK ? 10 : 20;
+}
+
+Test(device_ucx, failures, .timeout = 120)
+{
+    int ended[PROCS_MAX];
+    for (int a = 0; a < 3; a++) {
+        for (int what = 0; what < 3; what++) {
+            unsigned failures = 0;
+            for (unsigned nth = 1; nth <= 3; nth++) {
+                failing f = {nth, what, algos[a]};
+                procs_run(3, 40, fails, &f, ended);
+                for (int r = 0; r < 3; r++) {
+                    cr_assert((ended[r] == 10 || ended[r] == 20) && ended[r] == ended[0],
+                              "%s, %d, %u: rank %d %d, rank 0 %d", f.algo, what, nth, r, ended[r],
+                              ended[0]);
+                }
+                failures += ended[0] == 20;
+            }
+            cr_assert_gt(failures, 0, "%s, %d", algos[a], what);
+        }
+    }
+}
+
+/* The last rank dies at work: the others hear of it, and none of their streams hangs. */
+static int dies(int rank, int n, procs_shared *s, void *arg)
+{
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream;
+    const cuda_host_faults slow = {.delay_s = 0.002};
+    dcomm_status status = DCOMM_OK;
+    pthread_t killer;
+    size_t wrong;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    if (rank == n - 1) {
+        PROCS_TRUE(pthread_create(&killer, NULL, procs_die_soon, NULL) == 0);
+    }
+    double until = procs_now() + 30;
+    for (int i = 0; status == DCOMM_OK && procs_now() < until; i++) {
+        status = sum(comm, algos[i % ALGOS], i, stream, &slow, NULL, &wrong);
+        PROCS_CHECK(wrong == 0, "%zu elements are wrong", wrong);
+    }
+    PROCS_CHECK(status == DCOMM_ERR_PEER, "%s: %s", dcomm_status_name(status),
+                dcomm_comm_error(comm));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    CUDA_OK(cudaStreamDestroy(stream));
+    (void)dcomm_comm_destroy(&comm);
+    return 0;
+}
+
+Test(device_ucx, dead_rank, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    where w = {.place = RANKS_HOSTS, .without = -1, .host_rank = -1};
+    procs_run(3, 50, dies, &w, ended);
+    cr_assert(ended[0] == 0 && ended[1] == 0 && ended[2] == 128 + SIGKILL, "%d, %d, %d", ended[0],
+              ended[1], ended[2]);
+}
