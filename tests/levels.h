@@ -8,6 +8,8 @@
 
 #include <criterion/criterion.h>
 
+#include "hier_algorithms.h"
+
 #define RANKS_MAX 64
 #define LEVELS 3 /* of groups, the ranks not counted */
 
@@ -112,24 +114,5 @@ static bool is_v(dcomm_coll coll)
 {
     return coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV;
 }
-
-static bool whole(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_BROADCAST;
-}
-
-static const struct {
-    dcomm_coll coll;
-    const char *name;
-} algorithms[] = {
-    {DCOMM_COLL_ALLREDUCE, "hier"},       {DCOMM_COLL_ALLREDUCE, "hier_leader"},
-    {DCOMM_COLL_BROADCAST, "hier"},       {DCOMM_COLL_BROADCAST, "hier_leader"},
-    {DCOMM_COLL_REDUCE_SCATTER, "hier"},  {DCOMM_COLL_REDUCE_SCATTER, "hier_leader"},
-    {DCOMM_COLL_ALLGATHER, "hier"},       {DCOMM_COLL_ALLGATHER, "hier_leader"},
-    {DCOMM_COLL_REDUCE_SCATTERV, "hier"}, {DCOMM_COLL_REDUCE_SCATTERV, "hier_leader"},
-    {DCOMM_COLL_ALLGATHERV, "hier"},      {DCOMM_COLL_ALLGATHERV, "hier_leader"},
-    {DCOMM_COLL_ALLTOALL, "hier"},        {DCOMM_COLL_ALLTOALL, "hier_leader"},
-};
-enum { ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "dcomm/all.h"
 
+#include "hier_algorithms.h"
 #include "proof_step.h"
 
 #define RANKS_MAX 64
@@ -153,25 +154,6 @@ static void examine(const call *c, facts *f)
     for (int r = 0; r < c->n; r++) {
         dcommi_free(plans[r]);
     }
-}
-
-static const struct {
-    dcomm_coll coll;
-    const char *name;
-} algorithms[] = {
-    {DCOMM_COLL_ALLREDUCE, "hier"},         {DCOMM_COLL_ALLREDUCE, "hier_leader"},
-    {DCOMM_COLL_BROADCAST, "hier"},         {DCOMM_COLL_BROADCAST, "hier_leader"},
-    {DCOMM_COLL_REDUCE_SCATTER, "hier"},    {DCOMM_COLL_ALLGATHER, "hier"},
-    {DCOMM_COLL_REDUCE_SCATTERV, "hier"},   {DCOMM_COLL_ALLGATHERV, "hier"},
-    {DCOMM_COLL_ALLTOALL, "hier"},          {DCOMM_COLL_REDUCE_SCATTER, "hier_leader"},
-    {DCOMM_COLL_ALLGATHER, "hier_leader"},  {DCOMM_COLL_REDUCE_SCATTERV, "hier_leader"},
-    {DCOMM_COLL_ALLGATHERV, "hier_leader"}, {DCOMM_COLL_ALLTOALL, "hier_leader"},
-};
-enum { ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
-
-static bool whole(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_BROADCAST;
 }
 
 /* ---- proofs ---- */

@@ -3,22 +3,7 @@
 #define _GNU_SOURCE
 #include "run_ranks.h"
 
-static const struct {
-    dcomm_coll coll;
-    const char *name;
-} algorithms[] = {
-    {DCOMM_COLL_ALLREDUCE, "hier"},      {DCOMM_COLL_ALLREDUCE, "hier_leader"},
-    {DCOMM_COLL_BROADCAST, "hier"},      {DCOMM_COLL_BROADCAST, "hier_leader"},
-    {DCOMM_COLL_REDUCE_SCATTER, "hier"}, {DCOMM_COLL_REDUCE_SCATTER, "hier_leader"},
-    {DCOMM_COLL_ALLGATHER, "hier"},      {DCOMM_COLL_ALLGATHER, "hier_leader"},
-    {DCOMM_COLL_ALLTOALL, "hier"},       {DCOMM_COLL_ALLTOALL, "hier_leader"},
-};
-enum { ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
-
-static bool whole(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_BROADCAST;
-}
+#include "hier_algorithms.h"
 
 typedef struct running {
     int rank, n;
@@ -131,7 +116,7 @@ static int run_all(int rank, int n, procs_shared *s, void *arg)
         w.given = malloc(4 * sizes[k] * (size_t)n);
         w.got = malloc(4 * sizes[k] * (size_t)n);
         PROCS_TRUE(w.given != NULL && w.got != NULL);
-        for (int a = 0; a < ALGORITHMS; a++) {
+        for (int a = 0; a < EQUAL; a++) {
             if (!whole(algorithms[a].coll) && sizes[k] > 100000) {
                 continue;
             }

