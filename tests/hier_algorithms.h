@@ -14,8 +14,8 @@ static const struct {
     {DCOMM_COLL_REDUCE_SCATTERV, "hier"}, {DCOMM_COLL_REDUCE_SCATTERV, "hier_leader"},
     {DCOMM_COLL_ALLGATHERV, "hier"},      {DCOMM_COLL_ALLGATHERV, "hier_leader"},
 };
-/* EQUAL: those of equal blocks, which come first. */
-enum { ALGORITHMS = sizeof algorithms / sizeof algorithms[0], EQUAL = 10 };
+/* OF_BLOCKS: those of equal blocks, which come first. */
+enum { ALGORITHMS = sizeof algorithms / sizeof algorithms[0], OF_BLOCKS = 10 };
 
 /* Whether what an operation is given is the whole, not a rank's block. */
 static bool whole(dcomm_coll coll)

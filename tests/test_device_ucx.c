@@ -292,7 +292,7 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_ucx, failures, .timeout = 120)
 {
-    int ended[PROCS_MAX];
+    int ended[PROCS_MAX] = {0};
     for (int a = 0; a < 3; a++) {
         for (int what = 0; what < 3; what++) {
             unsigned failures = 0;
@@ -339,7 +339,7 @@ static int dies(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_ucx, dead_rank, .timeout = 60)
 {
-    int ended[PROCS_MAX];
+    int ended[PROCS_MAX] = {0};
     where w = {.place = RANKS_HOSTS, .without = -1, .host_rank = -1};
     procs_run(3, 50, dies, &w, ended);
     cr_assert(ended[0] == 0 && ended[1] == 0 && ended[2] == 128 + SIGKILL, "%d, %d, %d", ended[0],

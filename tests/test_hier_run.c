@@ -116,7 +116,7 @@ static int run_all(int rank, int n, procs_shared *s, void *arg)
         w.given = malloc(4 * sizes[k] * (size_t)n);
         w.got = malloc(4 * sizes[k] * (size_t)n);
         PROCS_TRUE(w.given != NULL && w.got != NULL);
-        for (int a = 0; a < EQUAL; a++) {
+        for (int a = 0; a < OF_BLOCKS; a++) {
             if (!whole(algorithms[a].coll) && sizes[k] > 100000) {
                 continue;
             }
