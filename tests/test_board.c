@@ -193,6 +193,12 @@ static int many(int rank, int n, procs_shared *s, void *unused)
             RANKS_OK(dcomm_comm_destroy(&part[i]));
         }
         PROCS_CHECK(have >= 4 && have < COMMS, "round %d: %d have boards", round, have);
+        for (int i = 0; i < COMMS; i++) { /* without an operation on them */
+            RANKS_OK(dcomm_comm_dup(comm, &part[i]));
+        }
+        for (int i = 0; i < COMMS; i++) {
+            RANKS_OK(dcomm_comm_destroy(&part[i]));
+        }
     }
     return ranks_leave(&comm);
 }

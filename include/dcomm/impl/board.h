@@ -101,16 +101,26 @@ static void dcommi_board_attach(dcomm_comm *comm)
     comm->attached = all;
 }
 
-/* The communicator ends: nobody looks at its board any more if all have said goodbye. */
+#define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
+
+/* The communicator ends: its board may be another's, unless some rank may still look at it, which
+ * has not said goodbye. */
 static void dcommi_board_close(dcomm_comm *comm)
 {
-    bool unread = true;
+    if (comm->posts == NULL) {
+        return;
+    }
+    dcommi_board *board = comm->posts->board;
+    atomic_store(&board->comm, DCOMMI_BOARD_LOOKED_AT);
+    uint64_t readers = atomic_load(&board->readers);
     for (int r = 0; r < comm->size; r++) {
         const dcommi_member *m = &comm->members[r];
-        unread = unread && (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost);
+        if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
+            readers &= ~((uint64_t)1 << r);
+        }
     }
-    if (comm->posts != NULL && unread) {
-        atomic_store_explicit(&comm->posts->board->comm, 0, memory_order_release);
+    if (readers == 0) {
+        atomic_store_explicit(&board->comm, 0, memory_order_release);
     }
 }
 
