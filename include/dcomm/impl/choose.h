@@ -262,9 +262,8 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 
 /* The model is not so exact that a price a little lower meant anything. */
 #define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
-/* Of short all-reduces within a host still less, where one message for all is not one for each:
- * trials are of calls in a row, and behind a barrier those of fewer messages are as much faster as
- * they are slower there. */
+/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
+ * those of fewer messages are as much faster as they are slower there. */
 #define DCOMMI_CHOICE_MARGIN_SHORT 6
 #define DCOMMI_CHOICE_SHORT 1024 /* bytes */
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
@@ -289,14 +288,27 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
+static bool dcommi_choice_brief(const dcommi_shape *s)
+{
+    return dcommi_within_host(s->groups) && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+           (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= DCOMMI_CHOICE_SHORT;
+}
+
 /* Up to what price one is as good as the cheapest. */
 static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
 {
-    const bool brief =
-        dcommi_within_host(s->groups) && !dcommi_groups_post(s->groups, s->nranks) &&
-        s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
-        (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= DCOMMI_CHOICE_SHORT;
-    return cheapest + cheapest / (brief ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
+    return cheapest +
+           cheapest / (dcommi_choice_brief(s) ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
+}
+
+/* Of those that are as good the least is taken. One message for all (board.h) is the fewest. */
+static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *algo, bool hosts)
+{
+    if (algo->make == dcommi_direct_one_shot && dcommi_groups_post(s->groups, s->nranks) &&
+        dcommi_choice_brief(s)) {
+        return 0;
+    }
+    return hosts ? algo->favour_between : algo->favour;
 }
 
 /* The cheapest algorithm; NULL without memory, or where there is none. */
@@ -342,7 +354,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         const dcommi_algo *algo = &table[i];
         if (ranked[i] <= dcommi_choice_close(s, least) &&
             (best == NULL ||
-             (hosts ? algo->favour_between < best->favour_between : algo->favour < best->favour))) {
+             dcommi_choice_favour(s, algo, hosts) < dcommi_choice_favour(s, best, hosts))) {
             best = algo;
         }
     }
