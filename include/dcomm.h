@@ -22504,8 +22504,8 @@ static void dcommi_board_open(dcomm_comm *comm)
     }
 }
 
-/* Find the other ranks' boards, and tell them that they are looked at. With the token. */
-static void dcommi_board_attach(dcomm_comm *comm)
+/* Find the other ranks' boards, and tell them that they are looked at. */
+static void dcommi_board_find(dcomm_comm *comm)
 {
     bool all = true;
     for (int r = 0; r < comm->size; r++) {
@@ -22524,6 +22524,14 @@ static void dcommi_board_attach(dcomm_comm *comm)
         all = all && m->board != NULL;
     }
     comm->attached = all;
+}
+
+/* The same until all are found. With the token. */
+static inline void dcommi_board_attach(dcomm_comm *comm)
+{
+    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
+        dcommi_board_find(comm);
+    }
 }
 
 #define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
@@ -32865,9 +32873,7 @@ static void dcommi_run_start(dcommi_run *run)
     run->active = true;
     context->active++;
     context->idle = 0;
-    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
-        dcommi_board_attach(comm);
-    }
+    dcommi_board_attach(comm);
     if (run->stream == DCOMMI_STREAM_COLL) {
         dcommi_history *entry = &comm->history[run->seq % DCOMMI_HISTORY];
         entry->seq = run->seq;
@@ -33210,13 +33216,19 @@ static unsigned dcommi_boards_progress(dcomm_context *context)
     return n;
 }
 
+/* Look at a rank's board for the last time. */
+static void dcommi_board_part(dcomm_comm *comm, dcommi_member *m)
+{
+    dcommi_board_drain(comm, m);
+    m->board = NULL;
+}
+
 /* The others' boards are not looked at any more. They may become another communicator's when this
  * rank has said goodbye. */
 static void dcommi_board_leave(dcomm_comm *comm)
 {
     for (int r = 0; r < comm->size; r++) {
-        dcommi_board_drain(comm, &comm->members[r]);
-        comm->members[r].board = NULL;
+        dcommi_board_part(comm, &comm->members[r]);
     }
     comm->attached = true;
 }
@@ -33282,8 +33294,7 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer) { /* the last that it has said */
-                dcommi_board_drain(comm, &comm->members[r]);
-                comm->members[r].board = NULL;
+                dcommi_board_part(comm, &comm->members[r]);
             }
         }
     }
@@ -45826,7 +45837,6 @@ struct dcommi_script {
 
 typedef struct dcommi_scribe {
     const dcomm_plan *plan;
-    bool posts;
     uint32_t nops, npieces, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS];
     dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
@@ -46073,10 +46083,11 @@ static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_o
            a->value == b->value;
 }
 
-/* Find what is said to all other ranks in a row. */
-static void dcommi_scribe_note_alike(dcommi_scribe *s)
+/* Note what is said to all other ranks in a row; whether anything is. */
+static bool dcommi_scribe_note_alike(dcommi_scribe *s)
 {
     uint32_t others = (uint32_t)s->plan->nranks - 1;
+    bool posts = false;
     for (uint32_t k = 0; k + others <= s->nops; k++) {
         dcommi_script_op *op = &s->ops[k];
         bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
@@ -46086,8 +46097,9 @@ static void dcommi_scribe_note_alike(dcommi_scribe *s)
             }
         }
         op->alike = alike ? (uint8_t)others : 0;
-        s->posts = s->posts || alike;
+        posts = posts || alike;
     }
+    return posts;
 }
 
 /* The script of a plan for the ranks of `comm`; NULL: it has none. */
@@ -46104,14 +46116,13 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
         s->plan = plan;
         size_t ops = sizeof *script, pieces = ops;
         if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0) {
-            dcommi_scribe_note_alike(s);
             pieces += s->nops * sizeof *s->ops;
             script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
         }
         if (script != NULL) {
             script->nops = s->nops;
             script->npeers = s->npeers;
-            script->posts = s->posts;
+            script->posts = dcommi_scribe_note_alike(s);
             memcpy(script->peers, s->peers, sizeof s->peers);
             memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
             script->pieces =
@@ -46480,9 +46491,7 @@ static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dco
             return false;
         }
     }
-    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
-        dcommi_board_attach(comm);
-    }
+    dcommi_board_attach(comm);
     e->comm = comm;
     e->cached = cached;
     e->seq = comm->next_seq++;

@@ -1,75 +1,14 @@
 /* test_device_faults.c - copies that are late, come out of order between queues, or fail, by the
  * host stand-in for CUDA: the right result or an error on every rank, and no stream that hangs. */
 #define _GNU_SOURCE
-#include "device_ranks.h"
-#include "cuda_host.h"
+#include "device_sums.h"
 
 #include <criterion/criterion.h>
-
-enum { COUNT = 700000 };
 
 /* The first is compressed, without loss here, and done in host memory, for it could clip. */
 static const char *const algos[] = {"coded_allgather", "ring", "two_shot",
                                     "one_shot",        "tree", "halving_doubling"};
 enum { ALGOS = sizeof algos / sizeof *algos };
-
-static float value(int rank, size_t i, int salt)
-{
-    return (float)((i * 7 + (size_t)salt * 13 + (size_t)rank * 5) % 601);
-}
-
-/* A sum on a stream, and what the communicator says of it. */
-static dcomm_status sum(dcomm_comm *comm, const char *algo, int salt, cudaStream_t stream,
-                        const cuda_host_faults *faults, size_t *wrong)
-{
-    static const cuda_host_faults none;
-    int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
-    float *host = malloc(COUNT * sizeof *host), *device = NULL;
-    dcomm_coll_opts opts = {.algo = algo, .stream = stream, .timeout_s = 20};
-    dcomm_codec *codec = NULL;
-    if (strcmp(algo, "coded_two_shot") == 0) {
-        RANKS_OK(dcomm_codec_create("f16", &codec)); /* exact for these numbers */
-        opts.codec = codec;
-    } else if (strcmp(algo, "coded_allgather") == 0) { /* in host memory */
-        const dcomm_feedback_opts dgc = {.variant = DCOMM_FEEDBACK_DGC, .clip = 1e30};
-        RANKS_OK(dcomm_codec_create("topk:k=700000", &codec));
-        RANKS_OK(dcomm_feedback_create(codec, COUNT, &dgc, &opts.feedback));
-    }
-    PROCS_TRUE(host != NULL);
-    CUDA_OK(cudaMalloc((void **)&device, COUNT * sizeof *device));
-    for (size_t i = 0; i < COUNT; i++) {
-        host[i] = value(rank, i, salt);
-    }
-    CUDA_OK(cudaMemcpy(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice));
-    if (faults != NULL) {
-        cuda_host_set_faults(faults);
-    }
-    dcomm_request *request = NULL;
-    dcomm_status status =
-        dcomm_iallreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts, &request);
-    status = status < 0 ? status : dcomm_wait(&request);
-    (void)cudaStreamSynchronize(
-        stream); /* a fault is the stream's, too, where it is the device's */
-    if (faults != NULL) {
-        cuda_host_set_faults(&none);
-    }
-    *wrong = 0;
-    if (status == DCOMM_OK) {
-        CUDA_OK(cudaMemcpy(host, device, COUNT * sizeof *host, cudaMemcpyDeviceToHost));
-        for (size_t i = 0; i < COUNT; i++) {
-            float want = 0;
-            for (int r = 0; r < n; r++) {
-                want += value(r, i, salt);
-            }
-            *wrong += host[i] != want;
-        }
-    }
-    (void)cudaFree(device);
-    RANKS_OK(dcomm_feedback_destroy(&opts.feedback));
-    RANKS_OK(dcomm_codec_destroy(&codec));
-    free(host);
-    return status;
-}
 
 /* ---- late and out of order ---- */
 
@@ -79,21 +18,14 @@ static int late(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (int k = 0; k < 2 * ALGOS; k++) {
-        cuda_host_faults faults = {.delay_s = 0.0005,
-                                   .shuffle = k % 2 ? (uint64_t)(17 * k + rank + 1) : 0};
-        size_t wrong;
-        dcomm_status status = sum(comm, algos[k / 2], k, stream, &faults, &wrong);
-        PROCS_CHECK(status == DCOMM_OK && wrong == 0, "%s: %s: %s; %zu are wrong", algos[k / 2],
-                    dcomm_status_name(status), dcomm_comm_error(comm), wrong);
-    }
+    device_sums_late(comm, algos, ALGOS, 0.0005, (device_sum){.stream = stream});
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
 
 Test(device_faults, late, .timeout = 120)
 {
-    int ended[PROCS_MAX];
+    int ended[PROCS_MAX] = {0};
     const ranks_place places[] = {RANKS_LOCAL, RANKS_HOSTS};
     for (int p = 0; p < 2; p++) {
         for (int n = 2; n <= 4; n += 2) {
@@ -122,10 +54,10 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     cuda_host_faults faults = {.fail_copy = rank == 0 && !f->kernel ? f->nth : 0,
                                .fail_kernel = rank == 0 && f->kernel ? f->nth : 0};
-    size_t wrong;
-    dcomm_status status = sum(comm, f->algo, 0, stream, rank == 0 ? &faults : NULL, &wrong);
-    PROCS_CHECK(wrong == 0, "%s, %s %u: %zu elements are wrong", f->algo,
-                f->kernel ? "kernel" : "copy", f->nth, wrong);
+    device_sum sum = {.algo = f->algo, .stream = stream, .faults = rank == 0 ? &faults : NULL};
+    dcomm_status status = device_sum_run(comm, &sum);
+    PROCS_CHECK(sum.wrong == 0, "%s, %s %u: %zu elements are wrong", f->algo,
+                f->kernel ? "kernel" : "copy", f->nth, sum.wrong);
     if (status == DCOMM_OK) { /* another rank may still find that it has failed */
         status = dcomm_barrier(comm, NULL);
     }
@@ -141,7 +73,7 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
 static unsigned failures_of(const char *algo, bool kernel, unsigned most)
 {
     unsigned failures = 0;
-    int ended[PROCS_MAX];
+    int ended[PROCS_MAX] = {0};
     for (unsigned nth = 1; nth <= most; nth += nth < 6 ? 1 : 6) {
         failing f = {nth, kernel, algo};
         const char *what = kernel ? "kernel" : "copy";
@@ -212,7 +144,7 @@ static int failed_before(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_faults, failed_before, .timeout = 60)
 {
-    int ended[PROCS_MAX];
+    int ended[PROCS_MAX] = {0};
     cr_assert_eq(procs_run(2, 40, failed_before, NULL, ended), 0);
 }
 
@@ -259,7 +191,7 @@ static int step_fails(int rank, int n, procs_shared *s, void *arg)
 Test(device_faults, steps_of_buckets, .timeout = 120)
 {
     unsigned failures = 0;
-    int ended[PROCS_MAX];
+    int ended[PROCS_MAX] = {0};
     for (unsigned nth = 1; nth <= 10; nth++) {
         procs_run(2, 40, step_fails, &nth, ended);
         cr_assert((ended[0] == 10 || ended[0] == 20) && ended[1] == ended[0], "kernel %u: %d, %d",
@@ -277,11 +209,13 @@ static int no_memory(int rank, int n, procs_shared *s, void *arg)
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     cuda_host_faults faults = {.fail_malloc = rank == 0 ? 1 : 0};
-    size_t wrong;
+    device_sum sum = {.algo = "ring", .stream = stream};
     (void)arg;
-    dcomm_status status = sum(comm, "ring", 0, stream, NULL, &wrong);
-    PROCS_CHECK(status == DCOMM_OK && wrong == 0, "%s", dcomm_comm_error(comm));
-    status = sum(comm, "ring", 1, stream, rank == 0 ? &faults : NULL, &wrong);
+    dcomm_status status = device_sum_run(comm, &sum);
+    PROCS_CHECK(status == DCOMM_OK && sum.wrong == 0, "%s", dcomm_comm_error(comm));
+    sum.salt = 1;
+    sum.faults = rank == 0 ? &faults : NULL;
+    status = device_sum_run(comm, &sum);
     PROCS_CHECK(status == DCOMM_ERR_NO_MEMORY, "%s: %s", dcomm_status_name(status),
                 dcomm_comm_error(comm));
     CUDA_OK(cudaStreamDestroy(stream));
@@ -290,6 +224,6 @@ static int no_memory(int rank, int n, procs_shared *s, void *arg)
 
 Test(device_faults, no_memory, .timeout = 60)
 {
-    int ended[PROCS_MAX];
+    int ended[PROCS_MAX] = {0};
     cr_assert_eq(procs_run(2, 30, no_memory, NULL, ended), 0);
 }

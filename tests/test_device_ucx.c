@@ -2,8 +2,7 @@
  * that is made to (ucx_device.h): every collective against the same references as through pinned
  * memory, and that it has gone that way. */
 #define _GNU_SOURCE
-#include "cuda_host.h"
-#include "device_ranks.h"
+#include "device_sums.h"
 #include "ucx_device.h"
 
 #include <criterion/criterion.h>
@@ -122,68 +121,7 @@ Test(device_ucx, one_rank_without, .timeout = 60)
     on(3, (where){.place = RANKS_HOSTS, .without = 0, .host_rank = -1}, everything);
 }
 
-/* ---- one sum ---- */
-
-enum { COUNT = 700000 };
-#define BYTES (COUNT * sizeof(float))
-
-static float value(int rank, size_t i, int salt)
-{
-    return (float)((i * 7 + (size_t)salt * 13 + (size_t)rank * 5) % 601);
-}
-
-/* Of device memory by an algorithm; *wrong: elements. What is copied between host and device
- * meanwhile goes to *copied, if not NULL. */
-static dcomm_status sum(dcomm_comm *comm, const char *algo, int salt, cudaStream_t stream,
-                        const cuda_host_faults *faults, uint64_t *copied, size_t *wrong)
-{
-    static const cuda_host_faults none;
-    int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
-    float *host = malloc(BYTES), *device = NULL;
-    dcomm_coll_opts opts = {.algo = algo, .stream = stream, .timeout_s = 20, .device = true};
-    dcomm_codec *codec = NULL;
-    cuda_host_counts before, after;
-    PROCS_TRUE(host != NULL);
-    if (strncmp(algo, "coded_", 6) == 0) {
-        RANKS_OK(dcomm_codec_create("f16", &codec)); /* exact for these numbers */
-        opts.codec = codec;
-    }
-    CUDA_OK(cudaMalloc((void **)&device, BYTES));
-    for (size_t i = 0; i < COUNT; i++) {
-        host[i] = value(rank, i, salt);
-    }
-    CUDA_OK(cudaMemcpy(device, host, BYTES, cudaMemcpyHostToDevice));
-    cuda_host_get_counts(&before);
-    cuda_host_set_faults(faults != NULL ? faults : &none);
-    dcomm_request *request = NULL;
-    dcomm_status status =
-        dcomm_iallreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts, &request);
-    status = status < 0 ? status : dcomm_wait(&request);
-    if (stream != NULL) {
-        (void)cudaStreamSynchronize(stream);
-    }
-    cuda_host_set_faults(&none);
-    cuda_host_get_counts(&after);
-    if (copied != NULL) {
-        *copied = after.to_host.bytes - before.to_host.bytes + after.to_device.bytes -
-                  before.to_device.bytes;
-    }
-    *wrong = 0;
-    if (status == DCOMM_OK) {
-        CUDA_OK(cudaMemcpy(host, device, BYTES, cudaMemcpyDeviceToHost));
-        for (size_t i = 0; i < COUNT; i++) {
-            float want = 0;
-            for (int r = 0; r < n; r++) {
-                want += value(r, i, salt);
-            }
-            *wrong += host[i] != want;
-        }
-    }
-    (void)cudaFree(device);
-    RANKS_OK(dcomm_codec_destroy(&codec));
-    free(host);
-    return status;
-}
+/* ---- sums ---- */
 
 /* The last ones are compressed, and copy back reports of kernels. */
 static const char *const algos[] = {
@@ -196,16 +134,15 @@ static int whole_way(int rank, int n, procs_shared *s, void *arg)
     const where *w = arg;
     const bool off = getenv("DCOMM_UCX_CUDA") != NULL, goes = !off && w->without < 0;
     dcomm_comm *comm = join(rank, n, s, w);
-    uint64_t copied;
-    size_t wrong;
     for (int a = 0; a < ALGOS; a++) {
         ucx_device_counts before = ucx_device_get_counts();
-        dcomm_status status = sum(comm, algos[a], a, NULL, NULL, &copied, &wrong);
+        device_sum sum = {.algo = algos[a], .salt = a, .device = true};
+        dcomm_status status = device_sum_run(comm, &sum);
         ucx_device_counts after = ucx_device_get_counts();
-        PROCS_CHECK(status == DCOMM_OK && wrong == 0, "%s: %s; %zu are wrong", algos[a],
-                    dcomm_comm_error(comm), wrong);
-        PROCS_CHECK(a < EXACT ? (copied == 0) == goes : (copied < 65536) == goes,
-                    "%s: %lu bytes were copied", algos[a], (unsigned long)copied);
+        PROCS_CHECK(status == DCOMM_OK && sum.wrong == 0, "%s: %s; %zu are wrong", algos[a],
+                    dcomm_comm_error(comm), sum.wrong);
+        PROCS_CHECK(a < EXACT ? (sum.copied == 0) == goes : (sum.copied < 65536) == goes,
+                    "%s: %lu bytes were copied", algos[a], (unsigned long)sum.copied);
         PROCS_CHECK((after.sent + after.received > before.sent + before.received) == goes,
                     "%s: %lu bytes sent, %lu received", algos[a],
                     (unsigned long)(after.sent - before.sent),
@@ -241,15 +178,9 @@ static int late(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s, w);
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (int k = 0; k < 2 * ALGOS; k++) {
-        cuda_host_faults faults = {.delay_s = 0.001,
-                                   .shuffle = k % 2 ? (uint64_t)(17 * k + rank + 1) : 0};
-        size_t wrong;
-        dcomm_status status = sum(comm, algos[k / 2], k, w->threads ? NULL : stream, &faults, NULL,
-                                  &wrong); /* cudaFree would wait for another thread's stream */
-        PROCS_CHECK(status == DCOMM_OK && wrong == 0, "%s: %s: %s; %zu are wrong", algos[k / 2],
-                    dcomm_status_name(status), dcomm_comm_error(comm), wrong);
-    }
+    /* Of threads without streams: cudaFree would wait for another thread's. */
+    device_sums_late(comm, algos, ALGOS, 0.001,
+                     (device_sum){.stream = w->threads ? NULL : stream, .device = true});
     PROCS_TRUE(straight(comm) > 0);
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
@@ -279,9 +210,9 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     const cuda_host_faults faults = {.fail_kernel = rank == 0 && f->what == 0 ? f->nth : 0};
     ucx_device_fail_send = rank == 0 && f->what == 1 ? f->nth : 0;
     ucx_device_fail_receive = rank == 0 && f->what == 2 ? f->nth : 0;
-    size_t wrong;
-    dcomm_status status = sum(comm, f->algo, 0, stream, &faults, NULL, &wrong);
-    PROCS_CHECK(wrong == 0, "%s: %zu elements are wrong", f->algo, wrong);
+    device_sum sum = {.algo = f->algo, .stream = stream, .faults = &faults, .device = true};
+    dcomm_status status = device_sum_run(comm, &sum);
+    PROCS_CHECK(sum.wrong == 0, "%s: %zu elements are wrong", f->algo, sum.wrong);
     if (status == DCOMM_OK) { /* another rank may still find that it has failed */
         status = dcomm_barrier(comm, NULL);
     }
@@ -319,15 +250,16 @@ static int dies(int rank, int n, procs_shared *s, void *arg)
     const cuda_host_faults slow = {.delay_s = 0.002};
     dcomm_status status = DCOMM_OK;
     pthread_t killer;
-    size_t wrong;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     if (rank == n - 1) {
         PROCS_TRUE(pthread_create(&killer, NULL, procs_die_soon, NULL) == 0);
     }
     double until = procs_now() + 30;
     for (int i = 0; status == DCOMM_OK && procs_now() < until; i++) {
-        status = sum(comm, algos[i % ALGOS], i, stream, &slow, NULL, &wrong);
-        PROCS_CHECK(wrong == 0, "%zu elements are wrong", wrong);
+        device_sum sum = {
+            .algo = algos[i % ALGOS], .salt = i, .stream = stream, .faults = &slow, .device = true};
+        status = device_sum_run(comm, &sum);
+        PROCS_CHECK(sum.wrong == 0, "%zu elements are wrong", sum.wrong);
     }
     PROCS_CHECK(status == DCOMM_ERR_PEER, "%s: %s", dcomm_status_name(status),
                 dcomm_comm_error(comm));

@@ -311,13 +311,19 @@ static unsigned dcommi_boards_progress(dcomm_context *context)
     return n;
 }
 
+/* Look at a rank's board for the last time. */
+static void dcommi_board_part(dcomm_comm *comm, dcommi_member *m)
+{
+    dcommi_board_drain(comm, m);
+    m->board = NULL;
+}
+
 /* The others' boards are not looked at any more. They may become another communicator's when this
  * rank has said goodbye. */
 static void dcommi_board_leave(dcomm_comm *comm)
 {
     for (int r = 0; r < comm->size; r++) {
-        dcommi_board_drain(comm, &comm->members[r]);
-        comm->members[r].board = NULL;
+        dcommi_board_part(comm, &comm->members[r]);
     }
     comm->attached = true;
 }
@@ -383,8 +389,7 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer) { /* the last that it has said */
-                dcommi_board_drain(comm, &comm->members[r]);
-                comm->members[r].board = NULL;
+                dcommi_board_part(comm, &comm->members[r]);
             }
         }
     }

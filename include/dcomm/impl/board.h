@@ -79,8 +79,8 @@ static void dcommi_board_open(dcomm_comm *comm)
     }
 }
 
-/* Find the other ranks' boards, and tell them that they are looked at. With the token. */
-static void dcommi_board_attach(dcomm_comm *comm)
+/* Find the other ranks' boards, and tell them that they are looked at. */
+static void dcommi_board_find(dcomm_comm *comm)
 {
     bool all = true;
     for (int r = 0; r < comm->size; r++) {
@@ -99,6 +99,14 @@ static void dcommi_board_attach(dcomm_comm *comm)
         all = all && m->board != NULL;
     }
     comm->attached = all;
+}
+
+/* The same until all are found. With the token. */
+static inline void dcommi_board_attach(dcomm_comm *comm)
+{
+    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
+        dcommi_board_find(comm);
+    }
 }
 
 #define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */

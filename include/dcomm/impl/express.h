@@ -362,9 +362,7 @@ static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dco
             return false;
         }
     }
-    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
-        dcommi_board_attach(comm);
-    }
+    dcommi_board_attach(comm);
     e->comm = comm;
     e->cached = cached;
     e->seq = comm->next_seq++;

@@ -273,9 +273,7 @@ static void dcommi_run_start(dcommi_run *run)
     run->active = true;
     context->active++;
     context->idle = 0;
-    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
-        dcommi_board_attach(comm);
-    }
+    dcommi_board_attach(comm);
     if (run->stream == DCOMMI_STREAM_COLL) {
         dcommi_history *entry = &comm->history[run->seq % DCOMMI_HISTORY];
         entry->seq = run->seq;

@@ -49,7 +49,6 @@ struct dcommi_script {
 
 typedef struct dcommi_scribe {
     const dcomm_plan *plan;
-    bool posts;
     uint32_t nops, npieces, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS];
     dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
@@ -296,10 +295,11 @@ static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_o
            a->value == b->value;
 }
 
-/* Find what is said to all other ranks in a row. */
-static void dcommi_scribe_note_alike(dcommi_scribe *s)
+/* Note what is said to all other ranks in a row; whether anything is. */
+static bool dcommi_scribe_note_alike(dcommi_scribe *s)
 {
     uint32_t others = (uint32_t)s->plan->nranks - 1;
+    bool posts = false;
     for (uint32_t k = 0; k + others <= s->nops; k++) {
         dcommi_script_op *op = &s->ops[k];
         bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
@@ -309,8 +309,9 @@ static void dcommi_scribe_note_alike(dcommi_scribe *s)
             }
         }
         op->alike = alike ? (uint8_t)others : 0;
-        s->posts = s->posts || alike;
+        posts = posts || alike;
     }
+    return posts;
 }
 
 /* The script of a plan for the ranks of `comm`; NULL: it has none. */
@@ -327,14 +328,13 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
         s->plan = plan;
         size_t ops = sizeof *script, pieces = ops;
         if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0) {
-            dcommi_scribe_note_alike(s);
             pieces += s->nops * sizeof *s->ops;
             script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
         }
         if (script != NULL) {
             script->nops = s->nops;
             script->npeers = s->npeers;
-            script->posts = s->posts;
+            script->posts = dcommi_scribe_note_alike(s);
             memcpy(script->peers, s->peers, sizeof s->peers);
             memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
             script->pieces =
