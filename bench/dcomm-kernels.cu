@@ -96,6 +96,19 @@ static void arrays(size_t n, const memories &in, const memory &out, const memory
                     return said(dcomm_cuda_feedback(s.op, out.p, in[0]->p, 0.9f, b, n, NULL, NULL));
                 });
     }
+    memory clip(sizeof(dcomm_cuda_clip)), tiles(dcomm_cuda_feedback_clip_workspace_bytes(n));
+    dcomm_cuda_clip *found = static_cast<dcomm_cuda_clip *>(clip.p);
+    const timed_call clips = [&] {
+        return said(dcomm_cuda_feedback_clip(found, in[0]->f(), n, 1, tiles.p, NULL));
+    };
+    measure("feedback clip", n, f32, clip.p, sizeof *found, one, clips);
+    measure(
+        "feedback clipped", n, 3 * f32, out.p, f32,
+        [&] { return anew(n, first(in, 2))() && clips(); },
+        [&] {
+            return said(
+                dcomm_cuda_feedback_clipped(out.f(), in[0]->f(), found, 0.9f, in[1]->f(), n, NULL));
+        });
     memory sight(sizeof(dcomm_cuda_sight)), room(dcomm_cuda_look_workspace_bytes(n));
     dcomm_cuda_sight *seen = static_cast<dcomm_cuda_sight *>(sight.p);
     measure("look f32", n, f32, sight.p, sizeof *seen, one, [&] {

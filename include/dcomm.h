@@ -657,6 +657,24 @@ DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst,
                                            float factor, const float *b, size_t count,
                                            dcomm_cuda_report *report, void *stream);
 
+/* What clips a gradient, as DGC does: in device memory, aligned to 8. */
+typedef struct dcomm_cuda_clip {
+    double squares; /* their sum */
+    float factor;   /* by which the root of that becomes `most`; 1 where it is no more than that */
+} dcomm_cuda_clip;
+
+/* *clip is set for g, `count` elements. Squares are summed in f64 in the CPU's order, which
+ * docs/codecs.md states; elements that are denormal or not finite count as 0. Two launches.
+ * workspace: dcomm_cuda_feedback_clip_workspace_bytes of device memory, aligned to 8. */
+DCOMM_API dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g, size_t count,
+                                                double most, void *workspace, void *stream);
+DCOMM_API size_t dcomm_cuda_feedback_clip_workspace_bytes(size_t count);
+/* DCOMM_CUDA_FEEDBACK_MOMENTUM of what is clipped: u = factor g + momentum before, with
+ * clip->factor, the product with which is rounded, where g is finite. u may be g or before. */
+DCOMM_API dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
+                                                   const dcomm_cuda_clip *clip, float momentum,
+                                                   const float *before, size_t count, void *stream);
+
 /* What dcomm_cuda_look has seen: in device memory, or in pinned memory of the host, aligned to 8.
  */
 typedef struct dcomm_cuda_sight {
@@ -2576,6 +2594,16 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 #endif
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+/* ==== kernels/norm.h ======================================================================= */
+/* norm.h - how the sum of an array's squares is divided: see cpu_norm.h. */
+#ifndef DCOMMI_NORM_H
+#define DCOMMI_NORM_H
+
+#define DCOMMI_NORM_LANES 32u /* of a row */
+#define DCOMMI_NORM_ROW 1024u /* elements */
+#define DCOMMI_NORM_ROWS 8u   /* of a tile */
+
+#endif
 /* ==== kernels/tally.h ====================================================================== */
 /* tally.h - the sums that a ledger is made of, as the loops of tally_loops.h take them. */
 #ifndef DCOMMI_TALLY_SUMS_H
@@ -11424,6 +11452,143 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
 #ifndef DCOMMI_FEEDBACK_H
 #define DCOMMI_FEEDBACK_H
 
+/* ==== kernels/cpu_norm.h =================================================================== */
+/* cpu_norm.h - the sum of an array's squares in an order that a device takes, too.
+ *
+ * Tiles of 8192 elements are eight rows, of 32 lanes each: element i of a row is lane i % 32's,
+ * which adds its own in order. Of a row lanes l and l + 16 are added, then l + 8, + 4, + 2 and + 1,
+ * and of a tile the rows in order. Tile t is lane t % 256's, which adds its own in order; these
+ * lanes are then added as those of a tile's eight rows. Squares of f32 are exact in f64, so that a
+ * compiler may fuse what it likes. An element that is denormal or not finite counts as 0. */
+#ifndef DCOMMI_CPU_NORM_H
+#define DCOMMI_CPU_NORM_H
+
+
+#if defined(__x86_64__)
+#endif
+
+/* W elements at a time: a vector of f64 that is wider than the machine's costs some compilers
+ * more than it saves. */
+#define DCOMMI_NORM_VECTORS(W)                                                 \
+    typedef float dcommi_norm_f32_##W __attribute__((vector_size(4 * (W))));   \
+    typedef int32_t dcommi_norm_i32_##W __attribute__((vector_size(4 * (W)))); \
+    typedef double dcommi_norm_f64_##W __attribute__((vector_size(8 * (W))));
+
+DCOMMI_NORM_VECTORS(4)
+DCOMMI_NORM_VECTORS(8)
+
+/* The Kth W of the 32 elements from AT on. */
+#define DCOMMI_NORM_ADD(W, AT, K)                                                          \
+    do {                                                                                   \
+        dcommi_norm_i32_##W bits;                                                          \
+        dcommi_norm_f32_##W value;                                                         \
+        memcpy(&bits, (AT) + (W) * (K), sizeof bits);                                      \
+        const dcommi_norm_i32_##W exponent = bits & 0x7f800000;                            \
+        bits &= (exponent != 0) & (exponent != 0x7f800000);                                \
+        memcpy(&value, &bits, sizeof value);                                               \
+        const dcommi_norm_f64_##W v = __builtin_convertvector(value, dcommi_norm_f64_##W); \
+        s[K] += v * v;                                                                     \
+    } while (0)
+
+#define DCOMMI_NORM_STEP_8(AT)     \
+    do {                           \
+        DCOMMI_NORM_ADD(8, AT, 0); \
+        DCOMMI_NORM_ADD(8, AT, 1); \
+        DCOMMI_NORM_ADD(8, AT, 2); \
+        DCOMMI_NORM_ADD(8, AT, 3); \
+    } while (0)
+#define DCOMMI_NORM_STEP_4(AT)     \
+    do {                           \
+        DCOMMI_NORM_ADD(4, AT, 0); \
+        DCOMMI_NORM_ADD(4, AT, 1); \
+        DCOMMI_NORM_ADD(4, AT, 2); \
+        DCOMMI_NORM_ADD(4, AT, 3); \
+        DCOMMI_NORM_ADD(4, AT, 4); \
+        DCOMMI_NORM_ADD(4, AT, 5); \
+        DCOMMI_NORM_ADD(4, AT, 6); \
+        DCOMMI_NORM_ADD(4, AT, 7); \
+    } while (0)
+
+#define DCOMMI_NORM_SUM_8(R)               \
+    do {                                   \
+        R = (s[0] + s[2]) + (s[1] + s[3]); \
+        lane[0] = R[0] + R[4];             \
+        lane[1] = R[1] + R[5];             \
+        lane[2] = R[2] + R[6];             \
+        lane[3] = R[3] + R[7];             \
+    } while (0)
+#define DCOMMI_NORM_SUM_4(R)                                                   \
+    do {                                                                       \
+        R = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])); \
+        memcpy(lane, &R, sizeof R);                                            \
+    } while (0)
+
+/* A row, or the n elements of it that are there. */
+#define DCOMMI_NORM_ROW_OF(NAME, TARGET, W)                               \
+    TARGET static double dcommi_norm_row_##NAME(const float *x, size_t n) \
+    {                                                                     \
+        dcommi_norm_f64_##W s[DCOMMI_NORM_LANES / (W)] = {{0}}, all;      \
+        double lane[4];                                                   \
+        size_t i = 0;                                                     \
+        for (; i + DCOMMI_NORM_LANES <= n; i += DCOMMI_NORM_LANES) {      \
+            DCOMMI_NORM_STEP_##W(x + i);                                  \
+        }                                                                 \
+        if (i < n) {                                                      \
+            float rest[DCOMMI_NORM_LANES] = {0};                          \
+            memcpy(rest, x + i, (n - i) * sizeof *rest);                  \
+            DCOMMI_NORM_STEP_##W(rest);                                   \
+        }                                                                 \
+        DCOMMI_NORM_SUM_##W(all);                                         \
+        return (lane[0] + lane[2]) + (lane[1] + lane[3]);                 \
+    }
+
+DCOMMI_NORM_ROW_OF(port, , 4)
+#if defined(__x86_64__)
+DCOMMI_NORM_ROW_OF(avx2, DCOMMI_v256_TARGET, 4)
+DCOMMI_NORM_ROW_OF(avx512, DCOMMI_v512_TARGET, 8)
+#endif
+
+typedef double (*dcommi_norm_row_fn)(const float *x, size_t n);
+
+static dcommi_norm_row_fn dcommi_norm_row_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return dcommi_norm_row_avx512;
+    case DCOMMI_ISA_AVX2:
+        return dcommi_norm_row_avx2;
+#endif
+    default:
+        return dcommi_norm_row_port;
+    }
+}
+
+static double dcommi_norm_squares(const float *x, size_t n)
+{
+    const dcommi_norm_row_fn row = dcommi_norm_row_get();
+    double lane[DCOMMI_NORM_ROWS][DCOMMI_NORM_LANES] = {{0}}, sum = 0;
+    for (size_t t = 0, at = 0; at < n; t++) {
+        double tile = 0;
+        for (size_t r = 0; r < DCOMMI_NORM_ROWS && at < n; r++) {
+            const size_t length = n - at < DCOMMI_NORM_ROW ? n - at : DCOMMI_NORM_ROW;
+            tile += row(x + at, length);
+            at += length;
+        }
+        lane[t / DCOMMI_NORM_LANES % DCOMMI_NORM_ROWS][t % DCOMMI_NORM_LANES] += tile;
+    }
+    for (size_t r = 0; r < DCOMMI_NORM_ROWS; r++) {
+        for (size_t far = DCOMMI_NORM_LANES / 2; far > 0; far /= 2) {
+            for (size_t l = 0; l < far; l++) {
+                lane[r][l] += lane[r][l + far];
+            }
+        }
+        sum += lane[r][0];
+    }
+    return sum;
+}
+
+#endif
 /* ==== include/dcomm/impl/feedback_move.h =================================================== */
 /* feedback_move.h - residuals that move: home from a device, and an owner's into its worker's. */
 #ifndef DCOMMI_FEEDBACK_MOVE_H
@@ -12184,16 +12349,21 @@ typedef struct dcommi_feedback_call {
 
 /* ---- the beginning ---- */
 
-/* DGC clips each rank's gradient so that the norm of the sum of independent ones is `clip`. */
-static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback_step *step)
+/* DGC clips each rank's gradient so that the norm of the sum of independent ones is opts.clip: a
+ * rank's norm is this at most. 0: it does not clip. */
+static inline double dcommi_feedback_most(const dcomm_feedback *fb)
 {
-    double sum = 0;
-    for (size_t i = 0; fb->opts.clip > 0 && i < step->count; i++) {
-        double x = dcommi_f32_nonfinite(step->x[i]) ? 0 : (double)step->x[i];
-        sum += x * x;
+    return fb->opts.clip / sqrt((double)fb->now.nranks);
+}
+
+static float dcommi_feedback_clip(const dcomm_feedback *fb)
+{
+    const double most = dcommi_feedback_most(fb);
+    if (!(most > 0)) {
+        return 1;
     }
-    double most = fb->opts.clip / sqrt((double)step->nranks);
-    return sum > most * most && most > 0 ? (float)(most / sqrt(sum)) : 1;
+    const double squares = dcommi_norm_squares(fb->now.x, fb->now.count);
+    return squares > most * most ? (float)(most / sqrt(squares)) : 1;
 }
 
 /* Wherever the state lies. */
@@ -12236,7 +12406,7 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     fb->nspans = 0;
     fb->now = step;
     fb->last = DCOMMI_FEEDBACK_NOTHING;
-    fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
+    fb->clip = dcommi_feedback_clip(fb);
     fb->encoded = fb->owned = fb->finished = 0;
     fb->learned = false;
     fb->held = 0;
@@ -64249,6 +64419,155 @@ extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst
 }
 
 #endif
+/* ==== kernels/cuda_clip.cuh ================================================================ */
+/* cuda_clip.cuh - DGC's clipping on device memory: the factor that follows from a gradient's norm,
+ * summed in the order of cpu_norm.h, and the momentum of what is multiplied by it. A block sums a
+ * tile, a warp a row of it; one block then sums the tiles. */
+#ifndef DCOMMI_CUDA_CLIP_H
+#define DCOMMI_CUDA_CLIP_H
+
+
+#define DCOMMI_CUDA_CLIP_THREADS (DCOMMI_NORM_ROWS * DCOMMI_NORM_LANES)
+#define DCOMMI_CUDA_CLIP_OWN (DCOMMI_NORM_ROW / DCOMMI_NORM_LANES) /* elements of a thread */
+
+struct dcommi_cuda_clip {
+    const float *g;
+    uint64_t count, tiles;
+    double most;
+    double *tile; /* their sums */
+    dcomm_cuda_clip *clip;
+};
+
+/* Rows of one sum a thread, in order; complete in thread 0. All threads call it. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_clip_rows(double s)
+{
+    __shared__ double row[DCOMMI_NORM_ROWS];
+    for (unsigned far = DCOMMI_NORM_LANES / 2; far > 0; far /= 2) {
+        s = __dadd_rn(s, __shfl_xor_sync(0xffffffffu, s, far));
+    }
+    if (threadIdx.x % DCOMMI_NORM_LANES == 0) {
+        row[threadIdx.x / DCOMMI_NORM_LANES] = s;
+    }
+    __syncthreads();
+    for (unsigned r = 1; threadIdx.x == 0 && r < DCOMMI_NORM_ROWS; r++) {
+        s = __dadd_rn(s, row[r]);
+    }
+    return s;
+}
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_CLIP_THREADS)
+    dcommi_cuda_clip_tile_kernel(const __grid_constant__ dcommi_cuda_clip p)
+{
+    const uint64_t row = (uint64_t)blockIdx.x * DCOMMI_NORM_ROWS + threadIdx.x / DCOMMI_NORM_LANES;
+    uint64_t i = row * DCOMMI_NORM_ROW + threadIdx.x % DCOMMI_NORM_LANES;
+    double s = 0;
+#pragma unroll 16
+    for (uint32_t k = 0; k < DCOMMI_CUDA_CLIP_OWN; k++, i += DCOMMI_NORM_LANES) {
+        const float x = i < p.count ? p.g[i] : 0; /* which is read again soon */
+        const uint32_t exponent = dcommi_f32_bits(x) & 0x7f800000u;
+        const double v = exponent != 0 && exponent != 0x7f800000u ? (double)x : 0;
+        s = __fma_rn(v, v, s);
+    }
+    s = dcommi_cuda_clip_rows(s);
+    if (threadIdx.x == 0) {
+        p.tile[blockIdx.x] = s;
+    }
+}
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_CLIP_THREADS)
+    dcommi_cuda_clip_kernel(const __grid_constant__ dcommi_cuda_clip p)
+{
+    double s = 0;
+#pragma unroll 4
+    for (uint64_t t = threadIdx.x; t < p.tiles; t += DCOMMI_CUDA_CLIP_THREADS) {
+        s = __dadd_rn(s, p.tile[t]);
+    }
+    s = dcommi_cuda_clip_rows(s);
+    if (threadIdx.x == 0) {
+        dcomm_cuda_clip clip = {s, 1};
+        if (s > __dmul_rn(p.most, p.most) && p.most > 0) {
+            clip.factor = __double2float_rn(__ddiv_rn(p.most, __dsqrt_rn(s)));
+        }
+        *p.clip = clip;
+    }
+}
+
+static uint64_t dcommi_cuda_clip_tiles(size_t count)
+{
+    const uint64_t tile = DCOMMI_NORM_ROWS * DCOMMI_NORM_ROW;
+    return count / tile + (count % tile != 0 ? 1 : 0);
+}
+
+extern "C" size_t dcomm_cuda_feedback_clip_workspace_bytes(size_t count)
+{
+    return (size_t)dcommi_cuda_clip_tiles(count) * sizeof(double);
+}
+
+extern "C" dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g,
+                                                 size_t count, double most, void *workspace,
+                                                 void *stream)
+{
+    const char *call = "dcomm_cuda_feedback_clip";
+    const unsigned threads = DCOMMI_CUDA_CLIP_THREADS;
+    const dcommi_cuda_clip p = {
+        g, count, dcommi_cuda_clip_tiles(count), most, static_cast<double *>(workspace), clip};
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "clip", clip, 1, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "g", g, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "workspace", workspace, count, 8));
+    if (p.tiles > 0) {
+        DCOMMI_CUDA_TRY(
+            dcommi_cuda_launch(call, dcommi_cuda_clip_tile_kernel, p.tiles, threads, p, stream));
+    }
+    return dcommi_cuda_launch(call, dcommi_cuda_clip_kernel, 1, threads, p, stream);
+}
+
+/* ---- momentum of what is clipped ---- */
+
+#define DCOMMI_CUDA_CLIPPED_OWN 4u /* elements of a thread */
+
+struct dcommi_cuda_clipped {
+    float *u;
+    const float *g, *before;
+    const dcomm_cuda_clip *clip;
+    float momentum;
+    uint64_t count;
+};
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_CLIP_THREADS)
+    dcommi_cuda_clipped_kernel(const __grid_constant__ dcommi_cuda_clipped p)
+{
+    uint64_t i =
+        (uint64_t)blockIdx.x * DCOMMI_CUDA_CLIP_THREADS * DCOMMI_CUDA_CLIPPED_OWN + threadIdx.x;
+    const float factor = p.clip->factor;
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_CLIPPED_OWN; k++, i += DCOMMI_CUDA_CLIP_THREADS) {
+        if (i < p.count) {
+            const float g = p.g[i];
+            const float clipped = dcommi_cuda_odd(dcommi_f32_bits(g)) ? g : __fmul_rn(factor, g);
+            p.u[i] = (float)__dadd_rn((double)clipped,
+                                      __dmul_rn((double)p.momentum, (double)p.before[i]));
+        }
+    }
+}
+
+extern "C" dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
+                                                    const dcomm_cuda_clip *clip, float momentum,
+                                                    const float *before, size_t count, void *stream)
+{
+    const char *call = "dcomm_cuda_feedback_clipped";
+    const uint64_t tile = DCOMMI_CUDA_CLIP_THREADS * DCOMMI_CUDA_CLIPPED_OWN;
+    const dcommi_cuda_clipped p = {u, g, before, clip, momentum, count};
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "u", u, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "g", g, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "clip", clip, count, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "before", before, count, sizeof(float)));
+    return count == 0
+               ? DCOMM_OK
+               : dcommi_cuda_launch(call, dcommi_cuda_clipped_kernel, (count + tile - 1) / tile,
+                                    DCOMMI_CUDA_CLIP_THREADS, p, stream);
+}
+
+#endif
 /* ==== kernels/cuda_load.cuh ================================================================ */
 /* cuda_load.cuh - all kernels loaded at once: one that CUDA loads when it is first launched may
  * wait for what other streams hold. The test's stand-in for CUDA's runtime has nothing to load. */
@@ -65035,6 +65354,9 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_BLOCK_MOST
 #undef DCOMMI_CUDA_CAST_THREADS
 #undef DCOMMI_CUDA_CHAINS
+#undef DCOMMI_CUDA_CLIPPED_OWN
+#undef DCOMMI_CUDA_CLIP_OWN
+#undef DCOMMI_CUDA_CLIP_THREADS
 #undef DCOMMI_CUDA_COMPARE_OWN
 #undef DCOMMI_CUDA_COMPARE_TILE
 #undef DCOMMI_CUDA_CONVERT_OWN
@@ -65196,6 +65518,16 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_MOE_OPTIONS
 #undef DCOMMI_NET_SPIN
 #undef DCOMMI_NORMAL_BITS
+#undef DCOMMI_NORM_ADD
+#undef DCOMMI_NORM_LANES
+#undef DCOMMI_NORM_ROW
+#undef DCOMMI_NORM_ROWS
+#undef DCOMMI_NORM_ROW_OF
+#undef DCOMMI_NORM_STEP_4
+#undef DCOMMI_NORM_STEP_8
+#undef DCOMMI_NORM_SUM_4
+#undef DCOMMI_NORM_SUM_8
+#undef DCOMMI_NORM_VECTORS
 #undef DCOMMI_PAST_RESULT
 #undef DCOMMI_PHILOX_M0
 #undef DCOMMI_PHILOX_M1

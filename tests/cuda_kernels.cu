@@ -15,6 +15,7 @@
 #define DCOMM_CUDA_IMPLEMENTATION
 #include "dcomm.h"
 
+#include "cuda_clip.h"
 #include "cuda_dense.h"
 #include "cuda_far.h"
 #include "cuda_folds.h"
@@ -64,6 +65,13 @@ static void test_arguments(void)
     says(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_WIDEN, x, NULL, 0, NULL, 4, NULL, NULL), bad,
          "a is NULL");
     says(dcomm_cuda_feedback((dcomm_cuda_feedback_op)10, x, x, 0, x, 4, NULL, NULL), bad, "op 10");
+    dcomm_cuda_clip *clip = reinterpret_cast<dcomm_cuda_clip *>(b.at);
+    says(dcomm_cuda_feedback_clip(NULL, x, 4, 1, a.at, NULL), bad, "clip is NULL");
+    says(dcomm_cuda_feedback_clip(clip, NULL, 4, 1, a.at, NULL), bad, "g is NULL");
+    says(dcomm_cuda_feedback_clip(clip, x, 4, 1, a.at + 4, NULL), bad, "workspace is not");
+    says(dcomm_cuda_feedback_clipped(NULL, x, clip, 1, x, 4, NULL), bad, "u is NULL");
+    says(dcomm_cuda_feedback_clipped(x, x, NULL, 1, x, 4, NULL), bad, "clip is NULL");
+    says(dcomm_cuda_feedback_clipped(x, x, clip, 1, NULL, 4, NULL), bad, "before is NULL");
     dcomm_cuda_sight *sight = reinterpret_cast<dcomm_cuda_sight *>(b.at);
     says(dcomm_cuda_look(x, 4, DCOMM_I32, 1, false, sight, a.at, NULL), bad, "not of floats");
     says(dcomm_cuda_look(x, 4, DCOMM_F32, 1, false, NULL, a.at, NULL), bad, "sight is NULL");
@@ -122,6 +130,7 @@ static void test_kernels(void)
     test_recode();
     test_add_scaled();
     test_feedback();
+    test_clip();
     test_look();
     test_ledger();
     test_ledger_again();
@@ -135,6 +144,7 @@ static void test_once(void)
     test_kernels();
     if (!small) {
         test_far();
+        far_clip();
     }
     test_arguments();
 }

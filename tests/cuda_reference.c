@@ -1,16 +1,18 @@
-/* cuda_reference.c - the CPU's folds under public names, for tests/cuda_kernels.cu to compare with.
+/* cuda_reference.c - the CPU's folds and sums under public names, for tests/cuda_kernels.cu to compare with.
  */
 #define _GNU_SOURCE
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "../include/dcomm/impl/convert.h"
 #include "../include/dcomm/impl/device_host.h"
+#include "../kernels/cpu_norm.h"
 
 int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
                           int op, int64_t divisor);
 void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype, double factor);
 void cuda_reference_to_f32(float *dst, const void *src, size_t count, int dtype, double factor);
 void cuda_reference_from_f32(void *dst, const float *src, size_t count, int dtype);
+double cuda_reference_squares(const float *x, size_t count);
 
 int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
                           int op, int64_t divisor)
@@ -31,4 +33,9 @@ void cuda_reference_to_f32(float *dst, const void *src, size_t count, int dtype,
 void cuda_reference_from_f32(void *dst, const float *src, size_t count, int dtype)
 {
     dcommi_from_f32(dst, src, count, (dcomm_dtype)dtype);
+}
+
+double cuda_reference_squares(const float *x, size_t count)
+{
+    return dcommi_norm_squares(x, count);
 }

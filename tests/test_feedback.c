@@ -287,6 +287,58 @@ Test(feedback, dgc_clips_and_warms_up)
     dcomm_codec_destroy(&codec);
 }
 
+static double norm_rows(double row[8][32])
+{
+    double sum = 0;
+    for (int r = 0; r < 8; r++) {
+        for (int far = 16; far > 0; far /= 2) {
+            for (int l = 0; l < far; l++) {
+                row[r][l] += row[r][l + far];
+            }
+        }
+        sum += row[r][0];
+    }
+    return sum;
+}
+
+/* The order of docs/codecs.md, element by element. */
+static double norm_squares(const float *x, size_t n)
+{
+    static double row[8][32], tile[8][32];
+    memset(tile, 0, sizeof tile);
+    for (size_t t = 0; t * 8192 < n; t++) {
+        memset(row, 0, sizeof row);
+        for (size_t i = 8192 * t; i < n && i < 8192 * (t + 1); i++) {
+            double v = isnormal(x[i]) ? (double)x[i] : 0;
+            row[i / 1024 % 8][i % 32] += v * v;
+        }
+        tile[t / 32 % 8][t % 32] += norm_rows(row);
+    }
+    return norm_rows(tile);
+}
+
+Test(feedback, norms_are_summed_in_one_order)
+{
+    enum { N = 2200000 };
+    static float x[N];
+    const size_t counts[] = {0, 1, 31, 32, 1023, 1025, 8191, 8193, 70001, N};
+    for (size_t i = 0; i < N; i++) {
+        const uint64_t r = dcommi_mix(i, 5);
+        const uint32_t bits = (uint32_t)(r >> 7); /* of any kind */
+        x[i] = dcommi_f32_from_bits(i % 3 == 0 ? bits : (bits & 0x807fffffu) | 0x3f000000u);
+    }
+    for (int isa = 0; isa <= (int)dcommi_isa_best(); isa++) {
+        dcommi_isa_force(isa);
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+            const size_t shift = c % 3;
+            const size_t n = counts[c] > shift ? counts[c] - shift : counts[c];
+            const double want = norm_squares(x + shift, n), got = dcommi_norm_squares(x + shift, n);
+            cr_assert_eq(got, want, "%s, %zu elements: %a, not %a", dcommi_isa_names[isa], n, got,
+                         want);
+        }
+    }
+}
+
 /* ---- sparse and linear exchanges ---- */
 
 Test(feedback, what_was_not_agreed_comes_back)

@@ -17,6 +17,7 @@
 #endif
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
+#include "../../kernels/norm.h"
 #include "../../kernels/tally.h"
 #include "../../kernels/rng.h"
 #include "../../kernels/randk.h"
@@ -58,6 +59,7 @@
 #include "../../kernels/cuda_add.cuh"
 #include "../../kernels/cuda_convert.cuh"
 #include "../../kernels/cuda_feedback.cuh"
+#include "../../kernels/cuda_clip.cuh"
 #include "../../kernels/cuda_load.cuh"
 #include "../../kernels/cuda_look.cuh"
 #include "../../kernels/cuda_fp8.cuh"

@@ -106,6 +106,24 @@ DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst,
                                            float factor, const float *b, size_t count,
                                            dcomm_cuda_report *report, void *stream);
 
+/* What clips a gradient, as DGC does: in device memory, aligned to 8. */
+typedef struct dcomm_cuda_clip {
+    double squares; /* their sum */
+    float factor;   /* by which the root of that becomes `most`; 1 where it is no more than that */
+} dcomm_cuda_clip;
+
+/* *clip is set for g, `count` elements. Squares are summed in f64 in the CPU's order, which
+ * docs/codecs.md states; elements that are denormal or not finite count as 0. Two launches.
+ * workspace: dcomm_cuda_feedback_clip_workspace_bytes of device memory, aligned to 8. */
+DCOMM_API dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g, size_t count,
+                                                double most, void *workspace, void *stream);
+DCOMM_API size_t dcomm_cuda_feedback_clip_workspace_bytes(size_t count);
+/* DCOMM_CUDA_FEEDBACK_MOMENTUM of what is clipped: u = factor g + momentum before, with
+ * clip->factor, the product with which is rounded, where g is finite. u may be g or before. */
+DCOMM_API dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
+                                                   const dcomm_cuda_clip *clip, float momentum,
+                                                   const float *before, size_t count, void *stream);
+
 /* What dcomm_cuda_look has seen: in device memory, or in pinned memory of the host, aligned to 8.
  */
 typedef struct dcomm_cuda_sight {

@@ -22,6 +22,7 @@ typedef struct job {
     dcomm_cuda_report *report;
     dcomm_cuda_ledger *ledger;
     dcomm_cuda_sight *sight;
+    dcomm_cuda_clip *clip;
     dcomm_codec_key key;
     size_t count, capacity, n;
     int dtype, op;
@@ -378,6 +379,64 @@ dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const voi
     j.residual = reach(&j, b, count * sizeof(float));
     j.report = reach(&j, report, sizeof *report);
     return launch(call, &j, run_feedback, stream);
+}
+
+static cudaError_t run_clip(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    j->clip->factor = cuhost_clip(j->x, j->count, j->factor, &j->clip->squares);
+    return cudaSuccess;
+}
+
+dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g, size_t count,
+                                      double most, void *workspace, void *stream)
+{
+    static const char call[] = "dcomm_cuda_feedback_clip";
+    job j = {.count = count, .factor = most};
+    if (clip == NULL || (count > 0 && (g == NULL || workspace == NULL))) {
+        return fail(DCOMM_ERR_INVALID, call, "clip, g or workspace is NULL");
+    }
+    j.clip = reach(&j, clip, sizeof *clip);
+    j.x = reach(&j, g, count * sizeof *g);
+    (void)reach(&j, workspace, dcomm_cuda_feedback_clip_workspace_bytes(count));
+    return launch(call, &j, run_clip, stream);
+}
+
+size_t dcomm_cuda_feedback_clip_workspace_bytes(size_t count)
+{
+    return (count + 8191) / 8192 * sizeof(double);
+}
+
+static cudaError_t run_clipped(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    cuhost_clipped(j->out, j->x, j->clip->factor, (float)j->factor, j->residual, j->count);
+    return cudaSuccess;
+}
+
+dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g, const dcomm_cuda_clip *clip,
+                                         float momentum, const float *before, size_t count,
+                                         void *stream)
+{
+    static const char call[] = "dcomm_cuda_feedback_clipped";
+    job j = {.count = count, .factor = (double)momentum};
+    if (count > 0 && (u == NULL || g == NULL || clip == NULL || before == NULL)) {
+        return fail(DCOMM_ERR_INVALID, call, "u, g, clip or before is NULL");
+    }
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    j.clip = reach(&j, clip, sizeof *clip);
+    j.out = reach(&j, u, count * sizeof *u);
+    j.x = reach(&j, g, count * sizeof *g);
+    j.residual = reach(&j, before, count * sizeof *before);
+    return launch(call, &j, run_clipped, stream);
 }
 
 static void add_sums(dcomm_cuda_ledger *to, const dcomm_ledger *sums)

@@ -21,5 +21,9 @@ typedef struct cuhost_seen {
 
 cuhost_seen cuhost_feedback(int op, void *dst, const void *a, float factor, const float *b,
                             size_t count);
+/* *squares becomes their sum; returns the factor. */
+float cuhost_clip(const float *g, size_t count, double most, double *squares);
+void cuhost_clipped(float *u, const float *g, float clip, float momentum, const float *before,
+                    size_t count);
 
 #endif

@@ -1,8 +1,12 @@
-/* residual.c - what error feedback does to its arrays beside encoding (dcomm_cuda_feedback), in the
- * host stand-in. */
+/* residual.c - what error feedback does to its arrays beside encoding (dcomm_cuda_feedback, _clip
+ * and _clipped), in the host stand-in. The sum of squares is the CPU's own, which is private to the
+ * implementation and so is held here once more. */
 #define _GNU_SOURCE
+#define DCOMM_API static
+#pragma GCC diagnostic ignored "-Wunused-function"
 #include "kernels.h"
 #include "dcomm.h"
+#include "../../kernels/cpu_norm.h"
 #include "../../kernels/math.h"
 #include <float.h>
 #include <math.h>
@@ -56,4 +60,19 @@ cuhost_seen cuhost_feedback(int op, void *dst, const void *a, float factor, cons
         }
     }
     return seen;
+}
+
+float cuhost_clip(const float *g, size_t count, double most, double *squares)
+{
+    *squares = dcommi_norm_squares(g, count);
+    return *squares > most * most && most > 0 ? (float)(most / sqrt(*squares)) : 1;
+}
+
+void cuhost_clipped(float *u, const float *g, float clip, float momentum, const float *before,
+                    size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const float clipped = isfinite(g[i]) ? clip * g[i] : g[i];
+        u[i] = (float)((double)clipped + (double)momentum * (double)before[i]);
+    }
 }

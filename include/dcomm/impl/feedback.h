@@ -2,6 +2,7 @@
 #ifndef DCOMMI_FEEDBACK_H
 #define DCOMMI_FEEDBACK_H
 
+#include "../../../kernels/cpu_norm.h"
 #include "feedback_move.h"
 
 /* The owner's encodings draw other random numbers than the worker's. */
@@ -24,16 +25,21 @@ typedef struct dcommi_feedback_call {
 
 /* ---- the beginning ---- */
 
-/* DGC clips each rank's gradient so that the norm of the sum of independent ones is `clip`. */
-static float dcommi_feedback_clip(const dcomm_feedback *fb, const dcomm_feedback_step *step)
+/* DGC clips each rank's gradient so that the norm of the sum of independent ones is opts.clip: a
+ * rank's norm is this at most. 0: it does not clip. */
+static inline double dcommi_feedback_most(const dcomm_feedback *fb)
 {
-    double sum = 0;
-    for (size_t i = 0; fb->opts.clip > 0 && i < step->count; i++) {
-        double x = dcommi_f32_nonfinite(step->x[i]) ? 0 : (double)step->x[i];
-        sum += x * x;
+    return fb->opts.clip / sqrt((double)fb->now.nranks);
+}
+
+static float dcommi_feedback_clip(const dcomm_feedback *fb)
+{
+    const double most = dcommi_feedback_most(fb);
+    if (!(most > 0)) {
+        return 1;
     }
-    double most = fb->opts.clip / sqrt((double)step->nranks);
-    return sum > most * most && most > 0 ? (float)(most / sqrt(sum)) : 1;
+    const double squares = dcommi_norm_squares(fb->now.x, fb->now.count);
+    return squares > most * most ? (float)(most / sqrt(squares)) : 1;
 }
 
 /* Wherever the state lies. */
@@ -76,7 +82,7 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     fb->nspans = 0;
     fb->now = step;
     fb->last = DCOMMI_FEEDBACK_NOTHING;
-    fb->clip = fb->opts.variant == DCOMM_FEEDBACK_DGC ? dcommi_feedback_clip(fb, &step) : 1;
+    fb->clip = dcommi_feedback_clip(fb);
     fb->encoded = fb->owned = fb->finished = 0;
     fb->learned = false;
     fb->held = 0;
