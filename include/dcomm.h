@@ -406,8 +406,7 @@ typedef struct dcomm_feedback_opts {
     uint32_t tensor; /* likewise, which tensor this is (default: 0) */
     double momentum; /* dgc: m; below 0: none (default: 0.9) */
     double clip;     /* dgc: the gradient's norm over all ranks is clipped to this, each rank's to
-                        clip / sqrt(nranks); calls of device memory are then done in host
-                        memory, and buckets refuse (default: no clipping) */
+                        clip / sqrt(nranks) (default: no clipping) */
     uint64_t warmup_steps; /* dgc: sparsity grows over so many steps, in four stages that send 25%,
                               6.25%, 1.6% and 0.4% of the elements, as long as that is more than the
                               codec's own k (default: 0, none) */
@@ -11685,13 +11684,15 @@ struct dcomm_feedback {
         double owner_factor;
         bool average;
         uint32_t nranks;
-    } before;                        /* the step that was committed last, */
-    int last;                        /* which can be taken back unless DCOMMI_FEEDBACK_NOTHING */
-    float clip;                      /* DGC: factor on the gradient */
-    size_t encoded, owned, finished; /* elements done */
-    bool learned;                    /* basis.next is there */
-    size_t last_first, last_count;   /* of the step before: where now and next differ */
-    dcommi_feedback_span *span;      /* partly: what was encoded */
+    } before;                           /* the step that was committed last, */
+    int last;                           /* which can be taken back unless DCOMMI_FEEDBACK_NOTHING */
+    float clip;                         /* DGC: factor on the gradient; on a device */
+    struct dcomm_cuda_clip *clip_there; /* it lies here, */
+    bool clip_known;                    /* for this step */
+    size_t encoded, owned, finished;    /* elements done */
+    bool learned;                       /* basis.next is there */
+    size_t last_first, last_count;      /* of the step before: where now and next differ */
+    dcommi_feedback_span *span;         /* partly: what was encoded */
     size_t nspans, spans_capacity;
     float *gathered; /* e of a linear codec */
     size_t gathered_room;
@@ -11736,6 +11737,10 @@ static void dcommi_feedback_kept_free(dcomm_feedback *fb)
         fb->kept = kept->next;
         fb->worker.place->release(fb->worker.place, kept->memory);
         dcommi_free(kept);
+    }
+    if (fb->clip_there != NULL) {
+        fb->worker.place->release(fb->worker.place, fb->clip_there);
+        fb->clip_there = NULL;
     }
 }
 
@@ -12406,7 +12411,8 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     fb->nspans = 0;
     fb->now = step;
     fb->last = DCOMMI_FEEDBACK_NOTHING;
-    fb->clip = dcommi_feedback_clip(fb);
+    fb->clip = fb->worker.place == NULL ? dcommi_feedback_clip(fb) : 1;
+    fb->clip_known = false;
     fb->encoded = fb->owned = fb->finished = 0;
     fb->learned = false;
     fb->held = 0;
@@ -13751,8 +13757,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
     /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
-     * dcommi_from_f32, the codec's steps, and
-     * dcomm_cuda_ledger_compare. */
+     * dcommi_from_f32, the codec's steps, dcomm_cuda_ledger_compare, and DGC's clipping: a
+     * gradient's factor, and the momentum of what it is multiplied by. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
@@ -13765,6 +13771,11 @@ typedef struct dcommi_device_calls {
     size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
                             const float *y, const float *next, size_t count);
+    dcomm_status (*clip)(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
+                         size_t count, double most);
+    dcomm_status (*clipped)(dcommi_device_handle *d, float *u, const float *g,
+                            const dcomm_cuda_clip *clip, float momentum, const float *before,
+                            size_t count);
     /* An event behind all that a queue holds; poll gives DCOMM_IN_PROGRESS, DCOMM_OK or what went
      * wrong before it; over, when that is known. */
     dcomm_status (*mark)(dcommi_device_handle *d, enum dcommi_queue queue, void **event_p);
@@ -26935,6 +26946,30 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
     return status;
 }
 
+static dcomm_status dcommi_cuda_clip(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
+                                     size_t count, double most)
+{
+    void *room = NULL;
+    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_feedback_clip_workspace_bytes(count), &room));
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_feedback_clip(clip, g, count, most, room, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    dcommi_cuda_release(d, room);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_clipped(dcommi_device_handle *d, float *u, const float *g,
+                                        const dcomm_cuda_clip *clip, float momentum,
+                                        const float *before, size_t count)
+{
+    dcommi_device_before device = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcomm_cuda_feedback_clipped(u, g, clip, momentum, before, count,
+                                                      d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(device);
+    return status;
+}
+
 static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
 
 /* What a recoding with feedback has sent is decoded, for its ledger: what it took in, nobody has.
@@ -27263,6 +27298,8 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .code = dcommi_cuda_code,
     .code_bytes = dcommi_cuda_code_bytes,
     .compare = dcommi_cuda_compare,
+    .clip = dcommi_cuda_clip,
+    .clipped = dcommi_cuda_clipped,
     .mark = dcommi_cuda_mark,
     .poll = dcommi_cuda_poll,
     .over = dcommi_cuda_over,
@@ -48581,7 +48618,24 @@ static void dcommi_feedback_see(dcommi_feedback_arrays *a)
 
 /* ---- one step ---- */
 
-/* DGC: u = m u + g is what is encoded. */
+/* The factor that clips the step's gradient, of whose encodings this is the first. */
+static void dcommi_feedback_clip_there(dcommi_feedback_arrays *a)
+{
+    dcomm_feedback *fb = a->job->fb;
+    if (a->status >= 0 && fb->clip_there == NULL) {
+        void *memory = NULL;
+        a->status = dcommi_feedback_side_make(fb->worker.place, sizeof *fb->clip_there, &memory);
+        fb->clip_there = memory;
+        a->status = a->status < 0 ? a->status : dcommi_feedback_before(fb, a->d);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->clip(a->d, fb->clip_there, fb->now.x, fb->now.count,
+                                     dcommi_feedback_most(fb));
+        fb->clip_known = true;
+    }
+}
+
+/* DGC: u = m u + clip g is what is encoded. */
 static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
 {
     const dcomm_feedback *fb = a->job->fb;
@@ -48589,8 +48643,18 @@ static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
     const float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
     const float *before = dcommi_feedback_wide(a, v, v->now, a->at);
     a->velocity = v->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(v, v->next, a->at);
-    dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MOMENTUM, a->velocity, a->gradient, m, before);
     a->x = a->velocity;
+    if (!(dcommi_feedback_most(fb) > 0)) {
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MOMENTUM, a->velocity, a->gradient, m, before);
+        return;
+    }
+    if (!fb->clip_known) {
+        dcommi_feedback_clip_there(a);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->clipped(a->d, a->velocity, a->gradient, fb->clip_there, m, before,
+                                        a->code->count);
+    }
 }
 
 /* Where things lie. */
@@ -48751,14 +48815,10 @@ static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
            dcomm_codec_get_randk_layout(codec, count, &randk) >= 0;
 }
 
-/* Why a codec, and its error feedback (NULL: none), cannot be on a device; NULL: they can. */
-static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
-                                             const dcomm_feedback_opts *feedback, size_t count)
+/* Why a codec cannot be on a device; NULL: it can. */
+static const char *dcommi_coded_device_lacks(const dcomm_codec *codec, size_t count)
 {
-    return feedback != NULL && feedback->clip > 0
-               ? "has no clipping (feedback's opts.clip), whose norm the host takes in its order"
-           : !dcommi_coded_kernels_for(codec, count) ? "has no kernels for it"
-                                                     : NULL;
+    return dcommi_coded_kernels_for(codec, count) ? NULL : "has no kernels for it";
 }
 
 /* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
@@ -48766,9 +48826,7 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
 static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
                                         const dcommi_algo *algo)
 {
-    const char *what =
-        dcommi_coded_device_lacks(dcommi_coded_codec_of(opts),
-                                  opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
+    const char *what = dcommi_coded_device_lacks(dcommi_coded_codec_of(opts), s->count);
     return what == NULL && algo->make == dcommi_coded_sparse ? "has no kernels for coded_sparse"
                                                              : what;
 }
@@ -49819,7 +49877,7 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
 static int dcommi_verdict_device(const dcomm_codec *codec, const dcommi_shape *s)
 {
     return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) &&
-                   dcommi_coded_device_lacks(codec, NULL, s->count) == NULL
+                   dcommi_coded_device_lacks(codec, s->count) == NULL
                ? dcommi_devices->current()
                : -1;
 }
@@ -53316,10 +53374,7 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 /* Why a codec cannot be for a parameter on a device; NULL: it can. As all-reduce would say. */
 static const char *dcommi_bkt_no_kernels(const dcommi_bkt_kind *kind, size_t count)
 {
-    return kind->codec == NULL
-               ? NULL
-               : dcommi_coded_device_lacks(kind->codec, kind->has_feedback ? &kind->feedback : NULL,
-                                           count);
+    return kind->codec == NULL ? NULL : dcommi_coded_device_lacks(kind->codec, count);
 }
 
 /* A parameter whose kind is known, and its value. */

@@ -173,7 +173,12 @@ static const dcomm_feedback_opts classic, dgc = {.variant = DCOMM_FEEDBACK_DGC, 
 static const kind kinds[] = {
     {.spec = "powersgd", .dtype = DCOMM_F32, .count = 20000},
     {.spec = "powersgd", .feedback = &classic, .dtype = DCOMM_F32, .count = 20000},
-    {.spec = "topk:k=0.02", .feedback = &dgc, .dtype = DCOMM_F32, .count = 5000},
+    {.spec = "topk:k=0.02", .feedback = &dgc, .dtype = DCOMM_F16, .count = 5000},
+    {.spec = "topk:k=0.02",
+     .feedback = &dgc,
+     .algo = "coded_sparse",
+     .dtype = DCOMM_F32,
+     .count = 5000},
     {.spec = "bf16", .dtype = DCOMM_F16, .count = 5200000}, /* all slots */
     {.spec = "topk:k=0.01",
      .feedback = &classic,

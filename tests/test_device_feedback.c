@@ -45,6 +45,9 @@ static const struct {
     {"topk:k=0.02,nonfinite=zero", {.variant = DCOMM_FEEDBACK_DGC}},
     {"threshold:k=0.05", {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true, .momentum = 0.5}},
     {"topk:k=0.001", {.variant = DCOMM_FEEDBACK_DGC, .warmup_steps = STEPS, .momentum = -1}},
+    {"topk:k=0.02,nonfinite=zero", {.variant = DCOMM_FEEDBACK_DGC, .clip = 40}},
+    {"threshold:k=0.05", {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true, .clip = 7}},
+    {"topk:k=0.1,values=bf16", {.variant = DCOMM_FEEDBACK_DGC, .clip = 1e6, .momentum = -1}},
     {"randk:k=0.05,scale=none,nonfinite=zero", {.momentum = 0}},
     {"randk:k=0.05", {.scale = true}},
     {"randk:k=0.1,scale=none", {.bf16 = true}},
@@ -280,6 +283,7 @@ static int same_others(int rank, int n, procs_shared *s, void *arg)
 {
     static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier"};
     const size_t counts[] = {2049, 10011, 30003};
+    enum { ALGOS = sizeof algos / sizeof *algos };
     const where *w = arg;
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream;
@@ -288,7 +292,8 @@ static int same_others(int rank, int n, procs_shared *s, void *arg)
         const bool drawn = strncmp(others[c].spec, "randk", 5) == 0;
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(others[c].spec, &codec));
-        for (int a = 0; a < (drawn ? 1 : 3); a++) {
+        const bool whole = others[c].opts.clip > 0; /* which coded_hier has of no rank */
+        for (int a = 0; a < (drawn ? 1 : whole ? ALGOS - 1 : ALGOS); a++) {
             dcomm_feedback_opts feedback = others[c].opts;
             dcomm_coll_opts opts = {.codec = codec, .algo = drawn ? "coded_linear" : algos[a]};
             dcomm_op op = (a + c) % 2 ? DCOMM_AVG : DCOMM_SUM;
@@ -492,14 +497,16 @@ Test(device_feedback, streamed, .timeout = 120)
 }
 
 #ifdef CUDA_HOST_STAND_IN /* which can be made to fail */
+/* The nth copy, or kernel. */
 typedef struct failing {
-    unsigned copy;
+    unsigned nth;
+    bool kernel;
     const char *algo;
     dcomm_feedback_opts feedback;
 } failing;
 
-/* On rank 0 a copy of the third step fails: the state of every rank for which it did is stale, and
- * retried it is as before the step. */
+/* On rank 0 something of the third step fails: the state of every rank for which it did is stale,
+ * and retried it is as before the step. */
 static int fails(int rank, int n, procs_shared *s, void *arg)
 {
     enum { COUNT = 60013 };
@@ -520,7 +527,8 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     while (!procs_all(s, n, 1, -1)) {
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    cuda_host_faults faults = {.fail_copy = rank == 0 ? f->copy : 0};
+    cuda_host_faults faults = {.fail_copy = rank == 0 && !f->kernel ? f->nth : 0,
+                               .fail_kernel = rank == 0 && f->kernel ? f->nth : 0};
     opts.feedback = t.feedback;
     cuda_host_set_faults(&faults);
     dcomm_status status =
@@ -528,7 +536,7 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     cuda_host_set_faults(&none);
     dcomm_feedback_info info;
     RANKS_OK(dcomm_feedback_get_info(t.feedback, &info));
-    PROCS_CHECK(info.stale == (status < 0), "%s, copy %u: %s, stale %d", f->algo, f->copy,
+    PROCS_CHECK(info.stale == (status < 0), "%s, %u: %s, stale %d", f->algo, f->nth,
                 dcomm_status_name(status), info.stale);
     if (status < 0) {
         RANKS_OK(dcomm_feedback_recover(t.feedback, DCOMM_FEEDBACK_RETRY, NULL));
@@ -536,8 +544,8 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_feedback_undo(t.feedback));
     }
     void *is = saved(t.feedback, &after);
-    PROCS_CHECK(bytes == after && memcmp(was, is, bytes) == 0, "%s, copy %u: %s, not as before",
-                f->algo, f->copy, dcomm_status_name(status));
+    PROCS_CHECK(bytes == after && memcmp(was, is, bytes) == 0, "%s, %u: %s, not as before", f->algo,
+                f->nth, dcomm_status_name(status));
     free(was);
     free(is);
     side_close(&t);
@@ -546,26 +554,47 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     return left != 0 ? left : status == DCOMM_OK ? 10 : 20;
 }
 
+/* How often rank 0 has failed. */
+static unsigned failures_of(failing *f)
+{
+    int ended[PROCS_MAX];
+    procs_run(4, 40, fails, f, ended);
+    for (int r = 0; r < 4; r++) { /* who had its part already may have gone on */
+        cr_assert(ended[r] == 10 || ended[r] == 20, "%s, %s %u: rank %d: %d", f->algo,
+                  f->kernel ? "kernel" : "copy", f->nth, r, ended[r]);
+    }
+    return ended[0] == 20;
+}
+
 Test(device_feedback, failing_copies, .timeout = 200)
 {
     static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier"};
     static const dcomm_feedback_opts states[] = {{.variant = DCOMM_FEEDBACK_EF21},
                                                  {.bf16 = true},
                                                  {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true}};
-    int ended[PROCS_MAX];
     for (int a = 0; a < 3; a++) {
         unsigned failures = 0;
         for (unsigned copy = 1; copy <= 16; copy += copy < 8 ? 1 : 4) {
-            failing f = {copy, algos[a],
-                         copy % 2 == 0 ? states[a] : (dcomm_feedback_opts){.seed = 3}};
-            procs_run(4, 40, fails, &f, ended);
-            for (int r = 0; r < 4; r++) { /* who had its part already may have gone on */
-                cr_assert(ended[r] == 10 || ended[r] == 20, "%s, copy %u: rank %d: %d", f.algo,
-                          copy, r, ended[r]);
-            }
-            failures += ended[0] == 20;
+            failures += failures_of(&(failing){
+                .nth = copy,
+                .algo = algos[a],
+                .feedback = copy % 2 == 0 ? states[a] : (dcomm_feedback_opts){.seed = 3}});
         }
         cr_assert_gt(failures, 3, "%s has failed %u times", algos[a], failures);
     }
+}
+
+/* The norm, the momentum, the encoding, what follows. */
+Test(device_feedback, failing_kernels, .timeout = 100)
+{
+    unsigned failures = 0;
+    for (unsigned kernel = 1; kernel <= 6; kernel++) {
+        failures += failures_of(&(failing){
+            .nth = kernel,
+            .kernel = true,
+            .algo = kernel % 2 == 0 ? "coded_allgather" : "coded_two_shot",
+            .feedback = {.variant = DCOMM_FEEDBACK_DGC, .clip = 1, .bf16 = kernel % 3 == 0}});
+    }
+    cr_assert_gt(failures, 3, "%u failures", failures);
 }
 #endif

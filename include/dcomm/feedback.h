@@ -66,8 +66,7 @@ typedef struct dcomm_feedback_opts {
     uint32_t tensor; /* likewise, which tensor this is (default: 0) */
     double momentum; /* dgc: m; below 0: none (default: 0.9) */
     double clip;     /* dgc: the gradient's norm over all ranks is clipped to this, each rank's to
-                        clip / sqrt(nranks); calls of device memory are then done in host
-                        memory, and buckets refuse (default: no clipping) */
+                        clip / sqrt(nranks) (default: no clipping) */
     uint64_t warmup_steps; /* dgc: sparsity grows over so many steps, in four stages that send 25%,
                               6.25%, 1.6% and 0.4% of the elements, as long as that is more than the
                               codec's own k (default: 0, none) */

@@ -84,10 +84,7 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 /* Why a codec cannot be for a parameter on a device; NULL: it can. As all-reduce would say. */
 static const char *dcommi_bkt_no_kernels(const dcommi_bkt_kind *kind, size_t count)
 {
-    return kind->codec == NULL
-               ? NULL
-               : dcommi_coded_device_lacks(kind->codec, kind->has_feedback ? &kind->feedback : NULL,
-                                           count);
+    return kind->codec == NULL ? NULL : dcommi_coded_device_lacks(kind->codec, count);
 }
 
 /* A parameter whose kind is known, and its value. */

@@ -28,14 +28,10 @@ static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
            dcomm_codec_get_randk_layout(codec, count, &randk) >= 0;
 }
 
-/* Why a codec, and its error feedback (NULL: none), cannot be on a device; NULL: they can. */
-static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
-                                             const dcomm_feedback_opts *feedback, size_t count)
+/* Why a codec cannot be on a device; NULL: it can. */
+static const char *dcommi_coded_device_lacks(const dcomm_codec *codec, size_t count)
 {
-    return feedback != NULL && feedback->clip > 0
-               ? "has no clipping (feedback's opts.clip), whose norm the host takes in its order"
-           : !dcommi_coded_kernels_for(codec, count) ? "has no kernels for it"
-                                                     : NULL;
+    return dcommi_coded_kernels_for(codec, count) ? NULL : "has no kernels for it";
 }
 
 /* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
@@ -43,9 +39,7 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
 static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
                                         const dcommi_algo *algo)
 {
-    const char *what =
-        dcommi_coded_device_lacks(dcommi_coded_codec_of(opts),
-                                  opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
+    const char *what = dcommi_coded_device_lacks(dcommi_coded_codec_of(opts), s->count);
     return what == NULL && algo->make == dcommi_coded_sparse ? "has no kernels for coded_sparse"
                                                              : what;
 }

@@ -111,8 +111,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
     /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
-     * dcommi_from_f32, the codec's steps, and
-     * dcomm_cuda_ledger_compare. */
+     * dcommi_from_f32, the codec's steps, dcomm_cuda_ledger_compare, and DGC's clipping: a
+     * gradient's factor, and the momentum of what it is multiplied by. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
@@ -125,6 +125,11 @@ typedef struct dcommi_device_calls {
     size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
                             const float *y, const float *next, size_t count);
+    dcomm_status (*clip)(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
+                         size_t count, double most);
+    dcomm_status (*clipped)(dcommi_device_handle *d, float *u, const float *g,
+                            const dcomm_cuda_clip *clip, float momentum, const float *before,
+                            size_t count);
     /* An event behind all that a queue holds; poll gives DCOMM_IN_PROGRESS, DCOMM_OK or what went
      * wrong before it; over, when that is known. */
     dcomm_status (*mark)(dcommi_device_handle *d, enum dcommi_queue queue, void **event_p);

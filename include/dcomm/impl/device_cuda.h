@@ -261,6 +261,30 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
     return status;
 }
 
+static dcomm_status dcommi_cuda_clip(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
+                                     size_t count, double most)
+{
+    void *room = NULL;
+    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_feedback_clip_workspace_bytes(count), &room));
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_feedback_clip(clip, g, count, most, room, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    dcommi_cuda_release(d, room);
+    return status;
+}
+
+static dcomm_status dcommi_cuda_clipped(dcommi_device_handle *d, float *u, const float *g,
+                                        const dcomm_cuda_clip *clip, float momentum,
+                                        const float *before, size_t count)
+{
+    dcommi_device_before device = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcomm_cuda_feedback_clipped(u, g, clip, momentum, before, count,
+                                                      d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(device);
+    return status;
+}
+
 static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
 
 /* What a recoding with feedback has sent is decoded, for its ledger: what it took in, nobody has.
@@ -589,6 +613,8 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .code = dcommi_cuda_code,
     .code_bytes = dcommi_cuda_code_bytes,
     .compare = dcommi_cuda_compare,
+    .clip = dcommi_cuda_clip,
+    .clipped = dcommi_cuda_clipped,
     .mark = dcommi_cuda_mark,
     .poll = dcommi_cuda_poll,
     .over = dcommi_cuda_over,

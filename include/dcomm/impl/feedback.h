@@ -82,7 +82,8 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     fb->nspans = 0;
     fb->now = step;
     fb->last = DCOMMI_FEEDBACK_NOTHING;
-    fb->clip = dcommi_feedback_clip(fb);
+    fb->clip = fb->worker.place == NULL ? dcommi_feedback_clip(fb) : 1;
+    fb->clip_known = false;
     fb->encoded = fb->owned = fb->finished = 0;
     fb->learned = false;
     fb->held = 0;

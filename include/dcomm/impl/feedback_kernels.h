@@ -228,7 +228,24 @@ static void dcommi_feedback_see(dcommi_feedback_arrays *a)
 
 /* ---- one step ---- */
 
-/* DGC: u = m u + g is what is encoded. */
+/* The factor that clips the step's gradient, of whose encodings this is the first. */
+static void dcommi_feedback_clip_there(dcommi_feedback_arrays *a)
+{
+    dcomm_feedback *fb = a->job->fb;
+    if (a->status >= 0 && fb->clip_there == NULL) {
+        void *memory = NULL;
+        a->status = dcommi_feedback_side_make(fb->worker.place, sizeof *fb->clip_there, &memory);
+        fb->clip_there = memory;
+        a->status = a->status < 0 ? a->status : dcommi_feedback_before(fb, a->d);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->clip(a->d, fb->clip_there, fb->now.x, fb->now.count,
+                                     dcommi_feedback_most(fb));
+        fb->clip_known = true;
+    }
+}
+
+/* DGC: u = m u + clip g is what is encoded. */
 static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
 {
     const dcomm_feedback *fb = a->job->fb;
@@ -236,8 +253,18 @@ static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
     const float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
     const float *before = dcommi_feedback_wide(a, v, v->now, a->at);
     a->velocity = v->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(v, v->next, a->at);
-    dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MOMENTUM, a->velocity, a->gradient, m, before);
     a->x = a->velocity;
+    if (!(dcommi_feedback_most(fb) > 0)) {
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MOMENTUM, a->velocity, a->gradient, m, before);
+        return;
+    }
+    if (!fb->clip_known) {
+        dcommi_feedback_clip_there(a);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->clipped(a->d, a->velocity, a->gradient, fb->clip_there, m, before,
+                                        a->code->count);
+    }
 }
 
 /* Where things lie. */

@@ -91,13 +91,15 @@ struct dcomm_feedback {
         double owner_factor;
         bool average;
         uint32_t nranks;
-    } before;                        /* the step that was committed last, */
-    int last;                        /* which can be taken back unless DCOMMI_FEEDBACK_NOTHING */
-    float clip;                      /* DGC: factor on the gradient */
-    size_t encoded, owned, finished; /* elements done */
-    bool learned;                    /* basis.next is there */
-    size_t last_first, last_count;   /* of the step before: where now and next differ */
-    dcommi_feedback_span *span;      /* partly: what was encoded */
+    } before;                           /* the step that was committed last, */
+    int last;                           /* which can be taken back unless DCOMMI_FEEDBACK_NOTHING */
+    float clip;                         /* DGC: factor on the gradient; on a device */
+    struct dcomm_cuda_clip *clip_there; /* it lies here, */
+    bool clip_known;                    /* for this step */
+    size_t encoded, owned, finished;    /* elements done */
+    bool learned;                       /* basis.next is there */
+    size_t last_first, last_count;      /* of the step before: where now and next differ */
+    dcommi_feedback_span *span;         /* partly: what was encoded */
     size_t nspans, spans_capacity;
     float *gathered; /* e of a linear codec */
     size_t gathered_room;
@@ -142,6 +144,10 @@ static void dcommi_feedback_kept_free(dcomm_feedback *fb)
         fb->kept = kept->next;
         fb->worker.place->release(fb->worker.place, kept->memory);
         dcommi_free(kept);
+    }
+    if (fb->clip_there != NULL) {
+        fb->worker.place->release(fb->worker.place, fb->clip_there);
+        fb->clip_there = NULL;
     }
 }
 
