@@ -21840,7 +21840,13 @@ enum dcommi_message_type {
 /* Collectives and point-to-point count their sequence numbers apart. */
 enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
 
-enum dcommi_entry { DCOMMI_NOT_ENTERED = 0, DCOMMI_ENTERED = 1, DCOMMI_COMPLETED = 2 };
+/* BEHIND: it has been called on a stream that has not come to it. */
+enum dcommi_entry {
+    DCOMMI_NOT_ENTERED = 0,
+    DCOMMI_ENTERED = 1,
+    DCOMMI_COMPLETED = 2,
+    DCOMMI_BEHIND = 3
+};
 
 typedef struct dcommi_header {
     uint8_t type;
@@ -32594,6 +32600,20 @@ static dcommi_run *dcommi_run_find(dcomm_comm *comm, const dcommi_header *h)
     return NULL;
 }
 
+/* Whether this rank's part of a query's operation waits for its stream. */
+static bool dcommi_query_gated(const dcomm_comm *comm, const dcommi_header *h)
+{
+    const uint8_t wanted = h->slot == DCOMM_COLL_SEND ? DCOMM_COLL_RECV : DCOMM_COLL_SEND;
+    for (const dcommi_run *run = comm->context->gated; run != NULL; run = run->next_gated) {
+        if (run->comm == comm && run->stream == h->stream && run->seq == h->seq &&
+            (run->stream == DCOMMI_STREAM_COLL ||
+             (run->p2p_peer == (int32_t)h->src && run->signature.coll == wanted))) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
 {
     dcommi_header reply = {.type = DCOMMI_MSG_REPLY,
@@ -32637,6 +32657,9 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
             }
         }
     }
+    if (run == NULL && dcommi_query_gated(comm, h)) {
+        reply.a = DCOMMI_BEHIND;
+    }
     if (mine != NULL && mine->hash != h->signature) {
         char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX], text[2 * DCOMMI_TEXT_MAX + 128];
         dcommi_peer_text(theirs, data, len);
@@ -32654,7 +32677,7 @@ static void dcommi_on_reply(dcomm_comm *comm, const dcommi_header *h, const void
 {
     for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
         if (run->peers == NULL || run->stream != h->stream || run->seq != h->seq ||
-            run->signature.coll != h->slot || h->a > DCOMMI_COMPLETED) {
+            run->signature.coll != h->slot || h->a > DCOMMI_BEHIND) {
             continue;
         }
         dcommi_peer_state *peer = &run->peers[h->src];
@@ -32740,7 +32763,7 @@ static void dcommi_ranks_text(const bool *wanted, int size, char *text, size_t l
 static void dcommi_run_timeout(dcommi_run *run)
 {
     dcomm_comm *comm = run->comm;
-    enum { NEVER, SILENT, THERE, GROUPS };
+    enum { NEVER, BEHIND, SILENT, THERE, GROUPS };
     char text[DCOMMI_MESSAGE_MAX], name[64], where[64], ranks[GROUPS][112] = {{0}};
     bool *flags = dcommi_calloc((size_t)comm->size, GROUPS * sizeof *flags);
     bool one = true;
@@ -32752,6 +32775,7 @@ static void dcommi_run_timeout(dcommi_run *run)
             int group = r == comm->rank || (heard && peer->entry == DCOMMI_ENTERED) ? THERE
                         : asked && !peer->replied                                   ? SILENT
                         : heard && peer->entry == DCOMMI_NOT_ENTERED                ? NEVER
+                        : heard && peer->entry == DCOMMI_BEHIND                     ? BEHIND
                                                                                     : GROUPS;
             if (group < GROUPS) {
                 flags[group * comm->size + r] = true;
@@ -32772,13 +32796,22 @@ static void dcommi_run_timeout(dcommi_run *run)
         at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
                                name);
     }
+    if (ranks[BEHIND][0] != 0) {
+        const bool several = strncmp(ranks[BEHIND], "ranks", 5) == 0;
+        at += (size_t)snprintf(text + at, sizeof text - at,
+                               "%s %s called it on %s not come to it, and may be waiting for this "
+                               "operation's end on another rank; ",
+                               ranks[BEHIND], several ? "have" : "has",
+                               several ? "streams that have" : "a stream that has");
+    }
     if (ranks[SILENT][0] != 0) {
         at += (size_t)snprintf(text + at, sizeof text - at, "%s %s not answer; ", ranks[SILENT],
                                strncmp(ranks[SILENT], "ranks", 5) == 0 ? "do" : "does");
     }
     snprintf(text + at, sizeof text - at, "%s wait%s for %s in %s",
              ranks[THERE][0] != 0 ? ranks[THERE] : "this rank", one ? "s" : "",
-             ranks[NEVER][0] != 0 || ranks[SILENT][0] != 0 ? "it" : "progress",
+             ranks[NEVER][0] != 0 || ranks[BEHIND][0] != 0 || ranks[SILENT][0] != 0 ? "it"
+                                                                                    : "progress",
              where[0] != 0 ? where : "no step");
     dcommi_poison(comm, DCOMM_ERR_TIMEOUT, -1, text);
 }

@@ -515,6 +515,91 @@ Test(device_order, streams_that_wait_for_each_other, .timeout = 120)
     }
 }
 
+/* ---- a stream that waits for the end of a peer's part ---- */
+
+/* What two ranks of a process call; the first has the data, the other's stream waits for its end.
+ */
+typedef struct one_way {
+    enum { BROADCAST, REDUCE, GATHER, SEND, ALLREDUCE } what;
+    size_t count;
+    bool ends;
+} one_way;
+
+static dcomm_status one_way_call(dcomm_comm *comm, const one_way *w, float *x,
+                                 const dcomm_coll_opts *opts)
+{
+    const bool first = dcomm_comm_rank(comm) == 0;
+    float *all = first ? NULL : x + w->count;
+    switch (w->what) {
+    case BROADCAST:
+        return dcomm_broadcast(comm, x, x, w->count, DCOMM_F32, 0, opts);
+    case REDUCE:
+        return dcomm_reduce(comm, x, all, w->count, DCOMM_F32, DCOMM_SUM, 1, opts);
+    case GATHER:
+        return dcomm_gather(comm, x, all, w->count, DCOMM_F32, 1, opts);
+    case ALLREDUCE:
+        return dcomm_allreduce(comm, x, x, w->count, DCOMM_F32, DCOMM_SUM, opts);
+    default:
+        return first ? dcomm_send(comm, x, w->count, DCOMM_F32, 1, opts)
+                     : dcomm_recv(comm, x, w->count, DCOMM_F32, 0, opts);
+    }
+}
+
+/* A short message leaves without its receiver; a longer one has to be asked for, by whom its stream
+ * holds up, and an all-reduce ends nowhere before all have begun. The time-out then frees the
+ * streams, and says what was waited for. */
+static int follows_peer(int rank, int n, procs_shared *s, void *arg)
+{
+    static cudaEvent_t behind;
+    static _Atomic int turn;
+    const one_way *w = arg;
+    dcomm_comm *comm = join(rank, n, s, &(where){.threads = true});
+    float *device = device_values(3 * w->count);
+    cudaStream_t stream = stream_make();
+    dcomm_coll_opts opts = {.stream = stream, .timeout_s = w->ends ? 20 : 1.5};
+    RANKS_OK(dcomm_allreduce(comm, device, device, 1, DCOMM_F32, DCOMM_SUM, &opts));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    if (rank == 0) {
+        CUDA_OK(cudaEventCreateWithFlags(&behind, cudaEventDisableTiming));
+    }
+    while (atomic_load(&turn) != rank) {
+        sched_yield();
+    }
+    if (rank == 1) {
+        CUDA_OK(cudaStreamWaitEvent(stream, behind, 0));
+    }
+    RANKS_OK(one_way_call(comm, w, device, &opts));
+    if (rank == 0) {
+        CUDA_OK(cudaEventRecord(behind, stream));
+    }
+    atomic_store(&turn, rank + 1);
+    CUDA_OK(cudaStreamSynchronize(stream));
+    if (w->ends) {
+        RANKS_OK(dcomm_comm_status(comm));
+    } else {
+        PROCS_CHECK(dcomm_comm_status(comm) == DCOMM_ERR_TIMEOUT &&
+                        strstr(dcomm_comm_error(comm),
+                               "rank 1 has called it on a stream that has not come to it") != NULL,
+                    "%s", dcomm_comm_error(comm));
+    }
+    while (atomic_load(&turn) != n) {
+        sched_yield();
+    }
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_order, streams_that_follow_a_peer, .timeout = 120)
+{
+    one_way all[] = {{BROADCAST, 8192, true}, {REDUCE, 8192, true},     {GATHER, 8192, true},
+                     {SEND, 8192, true},      {BROADCAST, 8193, false}, {GATHER, 8193, false},
+                     {SEND, 8193, false},     {ALLREDUCE, 10, false}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        cr_assert_eq(device_run(2, true, 20, follows_peer, &all[i]), 0, "call %zu", i);
+    }
+}
+
 static void xor_fn(const void *in, void *inout, size_t count, dcomm_dtype dtype, void *user)
 {
     (void)in, (void)inout, (void)count, (void)dtype, (void)user;

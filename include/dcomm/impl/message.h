@@ -56,7 +56,13 @@ enum dcommi_message_type {
 /* Collectives and point-to-point count their sequence numbers apart. */
 enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
 
-enum dcommi_entry { DCOMMI_NOT_ENTERED = 0, DCOMMI_ENTERED = 1, DCOMMI_COMPLETED = 2 };
+/* BEHIND: it has been called on a stream that has not come to it. */
+enum dcommi_entry {
+    DCOMMI_NOT_ENTERED = 0,
+    DCOMMI_ENTERED = 1,
+    DCOMMI_COMPLETED = 2,
+    DCOMMI_BEHIND = 3
+};
 
 typedef struct dcommi_header {
     uint8_t type;
