@@ -1,4 +1,5 @@
-/* cuda_reference.c - the CPU's folds and sums under public names, for tests/cuda_kernels.cu to compare with.
+/* cuda_reference.c - the CPU's folds and sums under public names, for tests/cuda_kernels.cu to
+ * compare with.
  */
 #define _GNU_SOURCE
 #define DCOMM_API static
