@@ -46591,9 +46591,8 @@ typedef struct dcommi_coded {
     void *workspace;
     size_t workspace_len;
     bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
-    const float *whole; /* of these numbers, */
+    const float *whole; /* of these numbers, which may be a device's, */
     size_t count;       /* so many */
-    float *room;        /* as many; NULL: not needed yet */
     struct dcommi_spread *spread; /* of a sparse exchange (coded_sparse.h); NULL: not needed yet */
 } dcommi_coded;
 
@@ -46697,7 +46696,8 @@ static bool dcommi_linear_powersgd(const dcommi_coded *c)
     return c->linear && dcommi_codec_is(c->codec, DCOMMI_IS_PRODUCTS);
 }
 
-/* What is to be sent: gradient and residual, or the gradient without what is no number. */
+/* What is to be sent: gradient and residual, or the gradient. Products leave out what is not
+ * finite. */
 static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place *place,
                                         const float *x, size_t count)
 {
@@ -46719,18 +46719,16 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place
                            "%zu of %zu inputs are not finite; the first is number %zu",
                            call.report.nonfinite, count, call.report.first_nonfinite);
     }
-    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_ZERO) {
-        dcommi_free(c->room);
-        c->room = dcommi_alloc_raw(count * sizeof(float));
-        if (c->room == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        for (size_t i = 0; i < count; i++) {
-            c->room[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i];
-        }
-        c->whole = c->room;
-    }
     return DCOMM_OK;
+}
+
+/* By which all ranks draw a Q. */
+static dcomm_codec_key dcommi_linear_key(const dcommi_coded *c)
+{
+    const dcomm_feedback *fb = c->feedback;
+    return fb == NULL ? c->key
+                      : (dcomm_codec_key){
+                            .seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
 }
 
 /* P of this rank, from a Q that all ranks have alike. */
@@ -46738,11 +46736,7 @@ static void dcommi_linear_p(dcommi_coded *c, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *q = wire + dcommi_powersgd_p_count(&m);
-    dcomm_codec_key key = c->key;
-    if (c->feedback != NULL) {
-        const dcomm_feedback *fb = c->feedback;
-        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
-    }
+    const dcomm_codec_key key = dcommi_linear_key(c);
     dcommi_powersgd_start(&m, &key, q);
     dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
 }
@@ -47875,7 +47869,6 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         dcommi_coded *c = comm->free_coded;
         comm->free_coded = c->next;
         dcommi_free(c->workspace);
-        dcommi_free(c->room);
         dcommi_spread_free(c->spread);
         dcommi_free(c);
     }
