@@ -12023,7 +12023,7 @@ static dcomm_status dcommi_feedback_store_copy(const dcomm_feedback *fb,
 }
 
 /* What follows the buffers of calls. */
-enum { DCOMMI_FEEDBACK_MOVING = 4 };
+enum { DCOMMI_FEEDBACK_MOVING = 5 };
 
 static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **stores)
 {
@@ -12031,6 +12031,7 @@ static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **s
     stores[1] = &fb->owner;
     stores[2] = &fb->velocity;
     stores[3] = &fb->estimate;
+    stores[4] = &fb->basis;
 }
 
 static void dcommi_feedback_stores_free(dcommi_feedback_store *stores, int n)
@@ -13544,6 +13545,24 @@ typedef struct dcommi_device_code {
     dcomm_cuda_ledger *ledger; /* likewise; NULL: not wanted */
 } dcommi_device_code;
 
+/* A step of powersgd's: that launcher of cuda.h, by its arguments. */
+typedef struct dcommi_device_matrix {
+    enum dcommi_matrix_kind {
+        DCOMMI_MATRIX_START,
+        DCOMMI_MATRIX_P,
+        DCOMMI_MATRIX_ORTHONORMAL,
+        DCOMMI_MATRIX_Q,
+        DCOMMI_MATRIX_PRODUCT
+    } kind;
+    dcomm_codec_matrix shape;
+    dcomm_codec_key key; /* START */
+    const float *x;      /* P, Q */
+    float *p, *q;
+    float *to; /* PRODUCT */
+    int how;
+    dcomm_cuda_report *report; /* P, Q; NULL: not wanted */
+} dcommi_device_matrix;
+
 /* What it takes to open device memory of another process on this host. */
 typedef struct dcommi_device_key {
     uint64_t place;     /* of the device, the same for all processes; 0: it cannot be opened */
@@ -13582,8 +13601,7 @@ typedef struct dcommi_device_calls {
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
     /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
-     * dcommi_from_f32, the codec's steps, and
-     * dcomm_cuda_ledger_compare. */
+     * dcommi_from_f32, the codec's steps, powersgd's, and dcomm_cuda_ledger_compare. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
@@ -13594,6 +13612,7 @@ typedef struct dcommi_device_calls {
                              dcomm_dtype dtype);
     dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
     size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
+    dcomm_status (*matrix)(dcommi_device_handle *d, const dcommi_device_matrix *m);
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
                             const float *y, const float *next, size_t count);
     /* An event behind all that a queue holds; poll gives DCOMM_IN_PROGRESS, DCOMM_OK or what went
@@ -26809,6 +26828,30 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
                : status;
 }
 
+static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *stream)
+{
+    switch (m->kind) {
+    case DCOMMI_MATRIX_START:
+        return dcomm_cuda_powersgd_start(&m->shape, &m->key, m->q, stream);
+    case DCOMMI_MATRIX_P:
+        return dcomm_cuda_powersgd_p(&m->shape, m->x, m->q, m->p, m->report, stream);
+    case DCOMMI_MATRIX_ORTHONORMAL:
+        return dcomm_cuda_powersgd_orthonormal(&m->shape, m->p, stream);
+    case DCOMMI_MATRIX_Q:
+        return dcomm_cuda_powersgd_q(&m->shape, m->x, m->p, m->q, m->report, stream);
+    default:
+        return dcomm_cuda_powersgd_product(&m->shape, m->p, m->q, m->to, m->how, stream);
+    }
+}
+
+static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_device_matrix *m)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_matrix_on(m, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
 /* ---- events ---- */
 
 /* An event behind all that a queue holds. */
@@ -27093,6 +27136,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .from_f32 = dcommi_cuda_from_f32,
     .code = dcommi_cuda_code,
     .code_bytes = dcommi_cuda_code_bytes,
+    .matrix = dcommi_cuda_matrix,
     .compare = dcommi_cuda_compare,
     .mark = dcommi_cuda_mark,
     .poll = dcommi_cuda_poll,
@@ -46539,6 +46583,12 @@ static inline uint32_t dcommi_express_run(dcommi_express *e)
 #ifndef DCOMMI_CODED_DEVICE_H
 #define DCOMMI_CODED_DEVICE_H
 
+/* ==== include/dcomm/impl/coded_linear_device.h ============================================= */
+/* coded_linear_device.h - coded_linear.h's steps of powersgd where the run's operands lie on a
+ * device: by kernels on queue IN, so that only P and Q leave it. */
+#ifndef DCOMMI_CODED_LINEAR_DEVICE_H
+#define DCOMMI_CODED_LINEAR_DEVICE_H
+
 /* ==== include/dcomm/impl/feedback_kernels.h ================================================ */
 /* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device:
  * what feedback.h does to arrays, by kernels on queue IN. The codec takes f32, so bf16 is widened
@@ -48242,20 +48292,14 @@ static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_plac
     return DCOMM_OK;
 }
 
-/* A sparse codec's workspace for a range, whose contents make its next call faster. */
-static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
-                                              const dcommi_device_handle *d,
-                                              dcommi_device_code *code)
+/* A state's memory on the run's device that the encoding of a range has from step to step. */
+static dcomm_status dcommi_feedback_kept_room(dcomm_feedback *fb, const dcommi_device_handle *d,
+                                              size_t first, bool owner, size_t need,
+                                              void **memory_p)
 {
-    dcomm_feedback *fb = job->fb;
     const dcommi_feedback_place *place = fb->worker.place;
-    dcomm_codec_layout dense;
-    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
     dcommi_feedback_kept *kept = fb->kept;
-    if (need == 0 || job->raises) {
-        return DCOMM_OK;
-    }
-    while (kept != NULL && (kept->first != job->first || kept->owner != job->owner)) {
+    while (kept != NULL && (kept->first != first || kept->owner != owner)) {
         kept = kept->next;
     }
     if (kept == NULL) {
@@ -48263,7 +48307,7 @@ static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
         if (kept == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
-        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = job->first, .owner = job->owner};
+        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = first, .owner = owner};
         fb->kept = kept;
     }
     if (kept->bytes < need) {
@@ -48277,8 +48321,20 @@ static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
         kept->bytes = need;
         DCOMMI_TRY(dcommi_feedback_before(fb, d));
     }
-    code->workspace = kept->memory;
+    *memory_p = kept->memory;
     return DCOMM_OK;
+}
+
+/* A sparse codec's workspace for a range, whose contents make its next call faster. */
+static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
+                                              const dcommi_device_handle *d,
+                                              dcommi_device_code *code)
+{
+    dcomm_codec_layout dense;
+    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
+    return need == 0 || job->raises ? DCOMM_OK
+                                    : dcommi_feedback_kept_room(job->fb, d, job->first, job->owner,
+                                                                need, &code->workspace);
 }
 
 /* ---- one step's arrays ---- */
@@ -48314,6 +48370,13 @@ static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
         a->room[a->nroom++] = memory;
     }
     return memory;
+}
+
+static void dcommi_feedback_drop(const dcommi_feedback_arrays *a)
+{
+    for (int k = 0; k < a->nroom; k++) {
+        a->d->call->release(a->d, a->room[k]);
+    }
 }
 
 static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
@@ -48459,6 +48522,23 @@ static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
     }
 }
 
+/* What the store holds after `sent` has gone out of e, and the ledger's sums. e may be `next`. */
+static void dcommi_feedback_settle_there(dcommi_feedback_arrays *a, const float *e, bool estimates)
+{
+    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
+                       estimates ? a->held : e, 0, a->sent);
+    if (a->store != NULL) {
+        dcommi_feedback_round(a, a->store, a->at, a->next);
+    }
+    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
+                            estimates ? NULL : a->next);
+    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
+        float *lacks = dcommi_feedback_take(a);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, lacks, a->gradient, 0, a->next);
+        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, lacks);
+    }
+}
+
 /* For a scaled codec, and for EF21: as dcommi_feedback_apart. */
 static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
 {
@@ -48482,17 +48562,7 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     }
     dcommi_feedback_encode_there(a, scaled, NULL, NULL, NULL);
     dcommi_feedback_see(a);
-    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
-                       estimates ? a->held : e, 0, a->sent);
-    if (a->store != NULL) {
-        dcommi_feedback_round(a, a->store, a->at, a->next);
-    }
-    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
-                            estimates ? NULL : a->next);
-    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
-        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, e, a->gradient, 0, a->next);
-        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, e);
-    }
+    dcommi_feedback_settle_there(a, e, estimates);
 }
 
 /* What an owner without a residual of its own has lost, into the worker's. */
@@ -48532,9 +48602,7 @@ static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_d
     if (job->raises) {
         dcommi_feedback_raise_there(&a, divisor);
     }
-    for (int k = 0; k < a.nroom; k++) {
-        d->call->release(d, a.room[k]);
-    }
+    dcommi_feedback_drop(&a);
     return a.status;
 }
 
@@ -48554,17 +48622,201 @@ static dcomm_status dcommi_feedback_finish_there(dcommi_device_handle *d,
 
 #endif
 
+/* Where gradient and residual are summed: where the next residual will be, or, where that is
+ * rounded or still holds what EF21 has sent so far, in memory of its own. */
+static dcomm_status dcommi_linear_room(const dcommi_coded *c, const float **whole_p)
+{
+    dcomm_feedback *fb = c->feedback;
+    const dcommi_feedback_store *w = &fb->worker;
+    void *memory = w->next;
+    if (w->bf16 || (fb->opts.variant == DCOMM_FEEDBACK_EF21 && w->now == w->next)) {
+        DCOMMI_TRY(
+            dcommi_feedback_kept_room(fb, c->device, 0, false, c->count * sizeof(float), &memory));
+    }
+    *whole_p = memory;
+    return DCOMM_OK;
+}
+
+/* Room for what the next step begins with. */
+static dcomm_status dcommi_linear_learns(const dcommi_coded *c)
+{
+    dcomm_feedback *fb = c->feedback;
+    const size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
+    if (fb->basis.count != count) {
+        DCOMMI_TRY(dcommi_feedback_store_there(&fb->basis, count, false, fb->opts.in_place,
+                                               fb->worker.place));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+    }
+    fb->learned = true;
+    return DCOMM_OK;
+}
+
+/* Before a step, by the thread that takes it. */
+static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place *place,
+                                       dcommi_device_code *code, dcommi_feedback_job *job)
+{
+    dcomm_feedback *fb = c->feedback;
+    if (code->kind == DCOMM_STEP_DECODE) {
+        DCOMMI_TRY(fb != NULL ? dcommi_linear_learns(c) : DCOMM_OK);
+        return fb != NULL ? dcommi_feedback_step(c, place, code, job) : DCOMM_OK;
+    }
+    if (place->round == 0) {
+        c->count = code->count;
+        c->whole = code->src[0];
+    }
+    code->count = c->count; /* later ones take in the wire */
+    if (fb != NULL && place->round == 0) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], 0));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+        DCOMMI_TRY(dcommi_feedback_encode_range(fb, 0, c->count));
+        DCOMMI_TRY(dcommi_linear_room(c, &c->whole));
+        fb->encoded += c->count;
+    }
+    job->fb = fb;
+    return DCOMM_OK;
+}
+
+/* What the report of one product is of all that is told: the first has seen the elements, and the
+ * bytes of a turn's products are told with its first. Returns of how many elements it is. */
+static size_t dcommi_linear_share(const dcommi_coded *c, const dcomm_codec_place *place,
+                                  dcomm_codec_report *report)
+{
+    report->bytes = place->round % 2 == 0 ? report->bytes : 0;
+    report->kept = place->round == 0 ? report->kept : 0;
+    return place->round == 0 ? c->count : 0;
+}
+
+/* ---- on queue IN ---- */
+
+static dcommi_device_matrix dcommi_linear_matrix(const dcommi_coded *c, void *wire)
+{
+    const dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *p = wire;
+    return (dcommi_device_matrix){.shape = {m.count, m.rows, m.cols, m.rank},
+                                  .key = dcommi_linear_key(c),
+                                  .x = c->whole,
+                                  .p = p,
+                                  .q = p + dcommi_powersgd_p_count(&m)};
+}
+
+/* Q as the last step's sum has it, or nothing. */
+static dcomm_status dcommi_linear_begin_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                              const dcommi_device_matrix *m)
+{
+    const size_t bytes = m->shape.rank * m->shape.cols * sizeof(float);
+    return c->feedback != NULL && c->feedback->basis.count > 0
+               ? d->call->copy(d, DCOMMI_QUEUE_IN, m->q, c->feedback->basis.now, bytes)
+               : d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
+}
+
+/* Gradient and residual; what is not finite is counted here, else by the first product. */
+static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_coded *c)
+{
+    const dcommi_feedback_store *w = &c->feedback->worker;
+    dcommi_feedback_do(a,
+                       c->feedback->opts.variant == DCOMM_FEEDBACK_EF21 ? DCOMM_CUDA_FEEDBACK_LACK
+                                                                        : DCOMM_CUDA_FEEDBACK_ADD,
+                       (float *)c->whole, c->feedback->now.x, 0,
+                       dcommi_feedback_wide(a, w, w->now, 0));
+}
+
+/* What this rank's own Q stands for has been sent. */
+static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
+                                     dcommi_device_matrix *m)
+{
+    const dcomm_feedback *fb = c->feedback;
+    const bool estimates = fb != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const bool fused = fb != NULL && !estimates && !fb->worker.bf16 && a->books.ledger == NULL;
+    if (fb == NULL && a->books.ledger == NULL) {
+        return;
+    }
+    m->kind = DCOMMI_MATRIX_PRODUCT;
+    m->how = fused ? -1 : 0;
+    m->to = fused ? (float *)c->whole : dcommi_feedback_take(a);
+    if (a->status >= 0) {
+        a->status = a->d->call->matrix(a->d, m);
+    }
+    a->sent = m->to;
+    if (fb == NULL) {
+        dcommi_feedback_compare(a, a->books.ledger, c->whole, a->sent, NULL);
+    } else if (!fused) {
+        a->store = &fb->worker;
+        a->gradient = fb->now.x;
+        a->held = fb->worker.now; /* of EF21, which is no bf16 */
+        a->next = fb->worker.bf16 ? dcommi_feedback_take(a) : fb->worker.next;
+        dcommi_feedback_settle_there(a, c->whole, estimates);
+    }
+}
+
+/* One of the products. */
+static dcomm_status dcommi_linear_encode_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                               const dcommi_device_code *code,
+                                               const dcommi_feedback_job *job, uint64_t round,
+                                               dcomm_cuda_ledger *ledger)
+{
+    dcommi_feedback_arrays a = {.d = d, .code = code, .job = job, .books = {.ledger = ledger}};
+    dcommi_device_matrix m = dcommi_linear_matrix(c, code->dst);
+    const uint64_t last = 2 * (uint64_t)c->codec->value[DCOMMI_POWERSGD_TURNS] - 1;
+    const bool first = round == 0, turns = round % 2 == 0;
+    if (first && c->feedback != NULL) {
+        dcommi_linear_sum_there(&a, c);
+    }
+    if (first && a.status >= 0) {
+        a.status = dcommi_linear_begin_there(d, c, &m);
+    }
+    if (a.status >= 0) {
+        m.kind = turns ? DCOMMI_MATRIX_START : DCOMMI_MATRIX_ORTHONORMAL;
+        a.status = d->call->matrix(d, &m);
+    }
+    if (a.status >= 0) {
+        m.kind = turns ? DCOMMI_MATRIX_P : DCOMMI_MATRIX_Q;
+        m.report = !turns || (first && c->feedback == NULL) ? code->report : NULL;
+        a.status = d->call->matrix(d, &m);
+    }
+    if (round == last) {
+        dcommi_linear_keep_there(&a, c, &m);
+    }
+    dcommi_feedback_drop(&a);
+    return a.status;
+}
+
+/* The sums of P and Q; *seen tells whether they are finite. That of Q is where the next step
+ * begins. */
+static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                               const dcommi_device_code *code,
+                                               dcomm_cuda_sight *seen)
+{
+    dcommi_device_matrix m = dcommi_linear_matrix(c, (void *)code->src[0]);
+    const size_t numbers = code->len[0] / sizeof(float);
+    void *room = NULL;
+    DCOMMI_TRY(d->call->alloc(d, d->call->look_bytes(numbers), &room));
+    dcomm_status status = d->call->own_look(d->number, d->stream[DCOMMI_QUEUE_IN], m.p, numbers,
+                                            DCOMM_F32, 1, false, seen, room);
+    d->call->release(d, room);
+    if (status >= 0 && c->feedback != NULL) {
+        status = d->call->copy(d, DCOMMI_QUEUE_IN, c->feedback->basis.next, m.q,
+                               m.shape.rank * m.shape.cols * sizeof(float));
+    }
+    m.kind = DCOMMI_MATRIX_PRODUCT;
+    m.to = code->dst;
+    return status < 0 ? status : d->call->matrix(d, &m);
+}
+
+#endif
+
 /* What a step's kernels find. */
 typedef struct dcommi_code_found {
     dcomm_cuda_report report;
     dcomm_cuda_ledger ledger;
     dcomm_cuda_ledger before, after; /* of a residual that is raised: its squares */
+    dcomm_cuda_sight factors;        /* powersgd's, when they are decoded */
 } dcommi_code_found;
 
 /* Where in a slot it comes back; before it lies the empty one. */
 #define DCOMMI_FOUND_AT 512
 _Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
+/* Whether a wire is one kernel's work. */
 static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
 {
     dcomm_codec_layout dense;
@@ -48581,8 +48833,9 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
 {
     return feedback != NULL && feedback->clip > 0
                ? "has no clipping (feedback's opts.clip), whose norm the host takes in its order"
-           : !dcommi_coded_kernels_for(codec, count) ? "has no kernels for it"
-                                                     : NULL;
+           : !dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) && !dcommi_coded_kernels_for(codec, count)
+               ? "has no kernels for it"
+               : NULL;
 }
 
 /* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
@@ -48590,11 +48843,14 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec,
 static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
                                         const dcommi_algo *algo)
 {
-    const char *what =
-        dcommi_coded_device_lacks(dcommi_coded_codec_of(opts),
-                                  opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
-    return what == NULL && algo->make == dcommi_coded_sparse ? "has no kernels for coded_sparse"
-                                                             : what;
+    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
+    const char *what = dcommi_coded_device_lacks(
+        codec, opts->feedback != NULL ? &opts->feedback->opts : NULL, s->count);
+    return what != NULL                                 ? what
+           : algo->make == dcommi_coded_sparse          ? "has no kernels for coded_sparse"
+           : algo->make == dcommi_coded_linear          ? NULL
+           : dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) ? "has kernels for its sums alone"
+                                                        : NULL;
 }
 
 static void dcommi_coded_left(const dcommi_coded *c)
@@ -48621,11 +48877,14 @@ static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *foun
 {
     dcommi_coded *c = job->lane->frame->run->coded;
     dcomm_ledger *ledger = dcommi_coded_ledger(c);
-    dcommi_coded_tell(c, &job->place, report);
+    dcomm_codec_report told = *report;
+    const size_t count =
+        dcommi_linear_powersgd(c) ? dcommi_linear_share(c, &job->place, &told) : job->code.count;
+    dcommi_coded_tell(c, &job->place, &told);
     if (ledger == NULL) {
         return;
     }
-    dcomm_cuda_ledger_add(ledger, job->code.count, &found->ledger, report);
+    dcomm_cuda_ledger_add(ledger, count, &found->ledger, &told);
     if (c->feedback != NULL) {
         c->feedback->held += !job->feedback.raises ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
                                                    : found->after.sums[DCOMMI_LEDGER_XX] -
@@ -48644,6 +48903,10 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
     dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
     if (status >= 0 && run->active) {
         bool encodes = job->code.kind == DCOMM_STEP_ENCODE || job->code.kind == DCOMM_STEP_RECODE;
+        if (!encodes && dcommi_linear_powersgd(run->coded) &&
+            run->coded->codec->nonfinite != DCOMMI_NONFINITE_PASS) {
+            found.report.corrupt += found.factors.index != UINT64_MAX;
+        }
         status =
             dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
         if (encodes && (status >= 0 || report.nonfinite > 0)) {
@@ -48672,10 +48935,15 @@ static void dcommi_code_done(dcommi_job *job, dcomm_status status)
 static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
                                     dcommi_code_found *there)
 {
-    const bool counts = dcommi_coded_ledger(job->lane->frame->run->coded) != NULL;
+    const dcommi_coded *c = job->lane->frame->run->coded;
+    const bool counts = dcommi_coded_ledger(c) != NULL, products = dcommi_linear_powersgd(c);
     const bool finishes = job->feedback.learns != NULL;
     dcommi_device_code *code = &job->code;
     code->report = &there->report;
+    if (products && code->kind == DCOMM_STEP_ENCODE) {
+        return dcommi_linear_encode_there(d, c, code, &job->feedback, job->place.round,
+                                          counts ? &there->ledger : NULL);
+    }
     if (job->feedback.fb != NULL && !finishes) {
         const dcommi_feedback_books books = {.ledger = counts ? &there->ledger : NULL,
                                              .before = counts ? &there->before : NULL,
@@ -48683,7 +48951,8 @@ static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *
         return dcommi_feedback_code(d, code, &job->feedback, job->place.divisor, &books);
     }
     code->ledger = counts ? &there->ledger : NULL;
-    DCOMMI_TRY(d->call->code(d, code));
+    DCOMMI_TRY(products ? dcommi_linear_decode_there(d, c, code, &there->factors)
+                        : d->call->code(d, code));
     if (job->place.divisor > 1 && code->kind != DCOMM_STEP_RECODE) {
         const void *sum = code->dst;
         DCOMMI_TRY(d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
@@ -48748,14 +49017,15 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
     job->code = *code;
     job->code.codec = run->coded->codec;
     job->code.factor = 1.0f / (float)place->divisor;
-    if (run->coded->feedback == NULL) {
-        job->code.key = dcommi_coded_key(run->coded, place);
-    } else {
-        dcomm_status state = dcommi_feedback_step(run->coded, place, &job->code, &job->feedback);
-        if (state < 0) {
-            dcommi_free(job);
-            return state;
-        }
+    job->code.key = dcommi_coded_key(run->coded, place);
+    dcomm_status state = dcommi_linear_powersgd(run->coded)
+                             ? dcommi_linear_step(run->coded, place, &job->code, &job->feedback)
+                         : run->coded->feedback != NULL
+                             ? dcommi_feedback_step(run->coded, place, &job->code, &job->feedback)
+                             : DCOMM_OK;
+    if (state < 0) {
+        dcommi_free(job);
+        return state;
     }
     memcpy(job->src, code->src, code->n * sizeof *job->src);
     job->code.src = job->src;
@@ -49643,7 +49913,7 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
 static int dcommi_verdict_device(const dcomm_codec *codec, const dcommi_shape *s)
 {
     return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) &&
-                   dcommi_coded_device_lacks(codec, NULL, s->count) == NULL
+                   dcommi_coded_kernels_for(codec, s->count)
                ? dcommi_devices->current()
                : -1;
 }

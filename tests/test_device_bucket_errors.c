@@ -26,8 +26,6 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     dcomm_buckets_opts opts = {.codec = "topk:k=0.1", .feedback = &feedback};
     not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED,
              "nonfinite=fail: device memory has no clipping");
-    opts = (dcomm_buckets_opts){.codec = "powersgd"};
-    not_made(comm, params, 2, &opts, DCOMM_ERR_UNSUPPORTED, "has no kernels");
     params[1].grad = (char *)device + 2;
     not_made(comm, params, 2, NULL, DCOMM_ERR_INVALID, "not aligned to the 4 bytes");
     params[1].grad = rank == 0 ? host + COUNT : device;
