@@ -297,7 +297,7 @@ static void lowrank(const char *spec, size_t n, const memories &in, const memory
     measure(
         name + " P = M Q", n, 4 * n + q_bytes + p_bytes, p.p, p_bytes,
         [&] { return new_q() && renew(*in[0], n); },
-        [&] { return said(dcomm_cuda_powersgd_p(&m, in[0]->f(), q.f(), p.f(), NULL)); });
+        [&] { return said(dcomm_cuda_powersgd_p(&m, in[0]->f(), q.f(), p.f(), NULL, NULL)); });
     measure(name + " orthonormal P", n, 2 * p_bytes, p.p, p_bytes, new_p,
             [&] { return said(dcomm_cuda_powersgd_orthonormal(&m, p.f(), NULL)); });
     measure(

@@ -796,9 +796,10 @@ DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t c
 DCOMM_API dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
                                                  const dcomm_codec_key *key, float *q,
                                                  void *stream);
-/* p = x q. */
+/* p = x q; in a report (NULL: not wanted) elements of x that are not finite are counted. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
-                                             const float *q, float *p, void *stream);
+                                             const float *q, float *p, dcomm_cuda_report *report,
+                                             void *stream);
 DCOMM_API dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
                                                        void *stream);
 /* q = x^T p; what exceeds f32 becomes its largest number, and is counted in report->clipped. */
@@ -12192,7 +12193,7 @@ static dcomm_status dcommi_feedback_store_copy(const dcomm_feedback *fb,
 }
 
 /* What follows the buffers of calls. */
-enum { DCOMMI_FEEDBACK_MOVING = 4 };
+enum { DCOMMI_FEEDBACK_MOVING = 5 };
 
 static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **stores)
 {
@@ -12200,6 +12201,7 @@ static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **s
     stores[1] = &fb->owner;
     stores[2] = &fb->velocity;
     stores[3] = &fb->estimate;
+    stores[4] = &fb->basis;
 }
 
 static void dcommi_feedback_stores_free(dcommi_feedback_store *stores, int n)
@@ -13719,6 +13721,24 @@ typedef struct dcommi_device_code {
     dcomm_cuda_ledger *ledger; /* likewise; NULL: not wanted */
 } dcommi_device_code;
 
+/* A step of powersgd's: that launcher of cuda.h, by its arguments. */
+typedef struct dcommi_device_matrix {
+    enum dcommi_matrix_kind {
+        DCOMMI_MATRIX_START,
+        DCOMMI_MATRIX_P,
+        DCOMMI_MATRIX_ORTHONORMAL,
+        DCOMMI_MATRIX_Q,
+        DCOMMI_MATRIX_PRODUCT
+    } kind;
+    dcomm_codec_matrix shape;
+    dcomm_codec_key key; /* START */
+    const float *x;      /* P, Q */
+    float *p, *q;
+    float *to; /* PRODUCT */
+    int how;
+    dcomm_cuda_report *report; /* P, Q; NULL: not wanted */
+} dcommi_device_matrix;
+
 /* What it takes to open device memory of another process on this host. */
 typedef struct dcommi_device_key {
     uint64_t place;     /* of the device, the same for all processes; 0: it cannot be opened */
@@ -13757,8 +13777,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
     /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
-     * dcommi_from_f32, the codec's steps, dcomm_cuda_ledger_compare, and DGC's clipping: a
-     * gradient's factor, and the momentum of what it is multiplied by. */
+     * dcommi_from_f32, the codec's steps, powersgd's, dcomm_cuda_ledger_compare, and DGC's
+     * clipping: a gradient's factor, and the momentum of what it is multiplied by. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
@@ -13769,6 +13789,7 @@ typedef struct dcommi_device_calls {
                              dcomm_dtype dtype);
     dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
     size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
+    dcomm_status (*matrix)(dcommi_device_handle *d, const dcommi_device_matrix *m);
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
                             const float *y, const float *next, size_t count);
     dcomm_status (*clip)(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
@@ -27019,6 +27040,30 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
                : status;
 }
 
+static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *stream)
+{
+    switch (m->kind) {
+    case DCOMMI_MATRIX_START:
+        return dcomm_cuda_powersgd_start(&m->shape, &m->key, m->q, stream);
+    case DCOMMI_MATRIX_P:
+        return dcomm_cuda_powersgd_p(&m->shape, m->x, m->q, m->p, m->report, stream);
+    case DCOMMI_MATRIX_ORTHONORMAL:
+        return dcomm_cuda_powersgd_orthonormal(&m->shape, m->p, stream);
+    case DCOMMI_MATRIX_Q:
+        return dcomm_cuda_powersgd_q(&m->shape, m->x, m->p, m->q, m->report, stream);
+    default:
+        return dcomm_cuda_powersgd_product(&m->shape, m->p, m->q, m->to, m->how, stream);
+    }
+}
+
+static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_device_matrix *m)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_matrix_on(m, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
 /* ---- events ---- */
 
 /* An event behind all that a queue holds. */
@@ -27303,6 +27348,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .from_f32 = dcommi_cuda_from_f32,
     .code = dcommi_cuda_code,
     .code_bytes = dcommi_cuda_code_bytes,
+    .matrix = dcommi_cuda_matrix,
     .compare = dcommi_cuda_compare,
     .clip = dcommi_cuda_clip,
     .clipped = dcommi_cuda_clipped,
@@ -46778,6 +46824,12 @@ static inline uint32_t dcommi_express_run(dcommi_express *e)
 #ifndef DCOMMI_CODED_DEVICE_H
 #define DCOMMI_CODED_DEVICE_H
 
+/* ==== include/dcomm/impl/coded_linear_device.h ============================================= */
+/* coded_linear_device.h - coded_linear.h's steps of powersgd where the run's operands lie on a
+ * device: by kernels on queue IN, so that only P and Q leave it. */
+#ifndef DCOMMI_CODED_LINEAR_DEVICE_H
+#define DCOMMI_CODED_LINEAR_DEVICE_H
+
 /* ==== include/dcomm/impl/feedback_kernels.h ================================================ */
 /* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device:
  * what feedback.h does to arrays, by kernels on queue IN. The codec takes f32, so bf16 is widened
@@ -46830,9 +46882,8 @@ typedef struct dcommi_coded {
     void *workspace;
     size_t workspace_len;
     bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
-    const float *whole; /* of these numbers, */
+    const float *whole; /* of these numbers, which may be a device's, */
     size_t count;       /* so many */
-    float *room;        /* as many; NULL: not needed yet */
     struct dcommi_spread *spread; /* of a sparse exchange (coded_sparse.h); NULL: not needed yet */
 } dcommi_coded;
 
@@ -46936,7 +46987,8 @@ static bool dcommi_linear_powersgd(const dcommi_coded *c)
     return c->linear && dcommi_codec_is(c->codec, DCOMMI_IS_PRODUCTS);
 }
 
-/* What is to be sent: gradient and residual, or the gradient without what is no number. */
+/* What is to be sent: gradient and residual, or the gradient. Products leave out what is not
+ * finite. */
 static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place *place,
                                         const float *x, size_t count)
 {
@@ -46958,18 +47010,16 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place
                            "%zu of %zu inputs are not finite; the first is number %zu",
                            call.report.nonfinite, count, call.report.first_nonfinite);
     }
-    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_ZERO) {
-        dcommi_free(c->room);
-        c->room = dcommi_alloc_raw(count * sizeof(float));
-        if (c->room == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        for (size_t i = 0; i < count; i++) {
-            c->room[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i];
-        }
-        c->whole = c->room;
-    }
     return DCOMM_OK;
+}
+
+/* By which all ranks draw a Q. */
+static dcomm_codec_key dcommi_linear_key(const dcommi_coded *c)
+{
+    const dcomm_feedback *fb = c->feedback;
+    return fb == NULL ? c->key
+                      : (dcomm_codec_key){
+                            .seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
 }
 
 /* P of this rank, from a Q that all ranks have alike. */
@@ -46977,11 +47027,7 @@ static void dcommi_linear_p(dcommi_coded *c, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *q = wire + dcommi_powersgd_p_count(&m);
-    dcomm_codec_key key = c->key;
-    if (c->feedback != NULL) {
-        const dcomm_feedback *fb = c->feedback;
-        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
-    }
+    const dcomm_codec_key key = dcommi_linear_key(c);
     dcommi_powersgd_start(&m, &key, q);
     dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
 }
@@ -48114,7 +48160,6 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         dcommi_coded *c = comm->free_coded;
         comm->free_coded = c->next;
         dcommi_free(c->workspace);
-        dcommi_free(c->room);
         dcommi_spread_free(c->spread);
         dcommi_free(c);
     }
@@ -48488,20 +48533,14 @@ static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_plac
     return DCOMM_OK;
 }
 
-/* A sparse codec's workspace for a range, whose contents make its next call faster. */
-static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
-                                              const dcommi_device_handle *d,
-                                              dcommi_device_code *code)
+/* A state's memory on the run's device that the encoding of a range has from step to step. */
+static dcomm_status dcommi_feedback_kept_room(dcomm_feedback *fb, const dcommi_device_handle *d,
+                                              size_t first, bool owner, size_t need,
+                                              void **memory_p)
 {
-    dcomm_feedback *fb = job->fb;
     const dcommi_feedback_place *place = fb->worker.place;
-    dcomm_codec_layout dense;
-    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
     dcommi_feedback_kept *kept = fb->kept;
-    if (need == 0 || job->raises) {
-        return DCOMM_OK;
-    }
-    while (kept != NULL && (kept->first != job->first || kept->owner != job->owner)) {
+    while (kept != NULL && (kept->first != first || kept->owner != owner)) {
         kept = kept->next;
     }
     if (kept == NULL) {
@@ -48509,7 +48548,7 @@ static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
         if (kept == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
-        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = job->first, .owner = job->owner};
+        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = first, .owner = owner};
         fb->kept = kept;
     }
     if (kept->bytes < need) {
@@ -48523,8 +48562,20 @@ static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
         kept->bytes = need;
         DCOMMI_TRY(dcommi_feedback_before(fb, d));
     }
-    code->workspace = kept->memory;
+    *memory_p = kept->memory;
     return DCOMM_OK;
+}
+
+/* A sparse codec's workspace for a range, whose contents make its next call faster. */
+static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
+                                              const dcommi_device_handle *d,
+                                              dcommi_device_code *code)
+{
+    dcomm_codec_layout dense;
+    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
+    return need == 0 || job->raises ? DCOMM_OK
+                                    : dcommi_feedback_kept_room(job->fb, d, job->first, job->owner,
+                                                                need, &code->workspace);
 }
 
 /* ---- one step's arrays ---- */
@@ -48560,6 +48611,13 @@ static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
         a->room[a->nroom++] = memory;
     }
     return memory;
+}
+
+static void dcommi_feedback_drop(const dcommi_feedback_arrays *a)
+{
+    for (int k = 0; k < a->nroom; k++) {
+        a->d->call->release(a->d, a->room[k]);
+    }
 }
 
 static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
@@ -48732,6 +48790,23 @@ static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
     }
 }
 
+/* What the store holds after `sent` has gone out of e, and the ledger's sums. e may be `next`. */
+static void dcommi_feedback_settle_there(dcommi_feedback_arrays *a, const float *e, bool estimates)
+{
+    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
+                       estimates ? a->held : e, 0, a->sent);
+    if (a->store != NULL) {
+        dcommi_feedback_round(a, a->store, a->at, a->next);
+    }
+    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
+                            estimates ? NULL : a->next);
+    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
+        float *lacks = dcommi_feedback_take(a);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, lacks, a->gradient, 0, a->next);
+        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, lacks);
+    }
+}
+
 /* For a scaled codec, and for EF21: as dcommi_feedback_apart. */
 static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
 {
@@ -48755,17 +48830,7 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     }
     dcommi_feedback_encode_there(a, scaled, NULL, NULL, NULL);
     dcommi_feedback_see(a);
-    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
-                       estimates ? a->held : e, 0, a->sent);
-    if (a->store != NULL) {
-        dcommi_feedback_round(a, a->store, a->at, a->next);
-    }
-    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
-                            estimates ? NULL : a->next);
-    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
-        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, e, a->gradient, 0, a->next);
-        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, e);
-    }
+    dcommi_feedback_settle_there(a, e, estimates);
 }
 
 /* What an owner without a residual of its own has lost, into the worker's. */
@@ -48805,9 +48870,7 @@ static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_d
     if (job->raises) {
         dcommi_feedback_raise_there(&a, divisor);
     }
-    for (int k = 0; k < a.nroom; k++) {
-        d->call->release(d, a.room[k]);
-    }
+    dcommi_feedback_drop(&a);
     return a.status;
 }
 
@@ -48827,17 +48890,201 @@ static dcomm_status dcommi_feedback_finish_there(dcommi_device_handle *d,
 
 #endif
 
+/* Where gradient and residual are summed: where the next residual will be, or, where that is
+ * rounded or still holds what EF21 has sent so far, in memory of its own. */
+static dcomm_status dcommi_linear_room(const dcommi_coded *c, const float **whole_p)
+{
+    dcomm_feedback *fb = c->feedback;
+    const dcommi_feedback_store *w = &fb->worker;
+    void *memory = w->next;
+    if (w->bf16 || (fb->opts.variant == DCOMM_FEEDBACK_EF21 && w->now == w->next)) {
+        DCOMMI_TRY(
+            dcommi_feedback_kept_room(fb, c->device, 0, false, c->count * sizeof(float), &memory));
+    }
+    *whole_p = memory;
+    return DCOMM_OK;
+}
+
+/* Room for what the next step begins with. */
+static dcomm_status dcommi_linear_learns(const dcommi_coded *c)
+{
+    dcomm_feedback *fb = c->feedback;
+    const size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
+    if (fb->basis.count != count) {
+        DCOMMI_TRY(dcommi_feedback_store_there(&fb->basis, count, false, fb->opts.in_place,
+                                               fb->worker.place));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+    }
+    fb->learned = true;
+    return DCOMM_OK;
+}
+
+/* Before a step, by the thread that takes it. */
+static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place *place,
+                                       dcommi_device_code *code, dcommi_feedback_job *job)
+{
+    dcomm_feedback *fb = c->feedback;
+    if (code->kind == DCOMM_STEP_DECODE) {
+        DCOMMI_TRY(fb != NULL ? dcommi_linear_learns(c) : DCOMM_OK);
+        return fb != NULL ? dcommi_feedback_step(c, place, code, job) : DCOMM_OK;
+    }
+    if (place->round == 0) {
+        c->count = code->count;
+        c->whole = code->src[0];
+    }
+    code->count = c->count; /* later ones take in the wire */
+    if (fb != NULL && place->round == 0) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], 0));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+        DCOMMI_TRY(dcommi_feedback_encode_range(fb, 0, c->count));
+        DCOMMI_TRY(dcommi_linear_room(c, &c->whole));
+        fb->encoded += c->count;
+    }
+    job->fb = fb;
+    return DCOMM_OK;
+}
+
+/* What the report of one product is of all that is told: the first has seen the elements, and the
+ * bytes of a turn's products are told with its first. Returns of how many elements it is. */
+static size_t dcommi_linear_share(const dcommi_coded *c, const dcomm_codec_place *place,
+                                  dcomm_codec_report *report)
+{
+    report->bytes = place->round % 2 == 0 ? report->bytes : 0;
+    report->kept = place->round == 0 ? report->kept : 0;
+    return place->round == 0 ? c->count : 0;
+}
+
+/* ---- on queue IN ---- */
+
+static dcommi_device_matrix dcommi_linear_matrix(const dcommi_coded *c, void *wire)
+{
+    const dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *p = wire;
+    return (dcommi_device_matrix){.shape = {m.count, m.rows, m.cols, m.rank},
+                                  .key = dcommi_linear_key(c),
+                                  .x = c->whole,
+                                  .p = p,
+                                  .q = p + dcommi_powersgd_p_count(&m)};
+}
+
+/* Q as the last step's sum has it, or nothing. */
+static dcomm_status dcommi_linear_begin_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                              const dcommi_device_matrix *m)
+{
+    const size_t bytes = m->shape.rank * m->shape.cols * sizeof(float);
+    return c->feedback != NULL && c->feedback->basis.count > 0
+               ? d->call->copy(d, DCOMMI_QUEUE_IN, m->q, c->feedback->basis.now, bytes)
+               : d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
+}
+
+/* Gradient and residual; what is not finite is counted here, else by the first product. */
+static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_coded *c)
+{
+    const dcommi_feedback_store *w = &c->feedback->worker;
+    dcommi_feedback_do(a,
+                       c->feedback->opts.variant == DCOMM_FEEDBACK_EF21 ? DCOMM_CUDA_FEEDBACK_LACK
+                                                                        : DCOMM_CUDA_FEEDBACK_ADD,
+                       (float *)c->whole, c->feedback->now.x, 0,
+                       dcommi_feedback_wide(a, w, w->now, 0));
+}
+
+/* What this rank's own Q stands for has been sent. */
+static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
+                                     dcommi_device_matrix *m)
+{
+    const dcomm_feedback *fb = c->feedback;
+    const bool estimates = fb != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const bool fused = fb != NULL && !estimates && !fb->worker.bf16 && a->books.ledger == NULL;
+    if (fb == NULL && a->books.ledger == NULL) {
+        return;
+    }
+    m->kind = DCOMMI_MATRIX_PRODUCT;
+    m->how = fused ? -1 : 0;
+    m->to = fused ? (float *)c->whole : dcommi_feedback_take(a);
+    if (a->status >= 0) {
+        a->status = a->d->call->matrix(a->d, m);
+    }
+    a->sent = m->to;
+    if (fb == NULL) {
+        dcommi_feedback_compare(a, a->books.ledger, c->whole, a->sent, NULL);
+    } else if (!fused) {
+        a->store = &fb->worker;
+        a->gradient = fb->now.x;
+        a->held = fb->worker.now; /* of EF21, which is no bf16 */
+        a->next = fb->worker.bf16 ? dcommi_feedback_take(a) : fb->worker.next;
+        dcommi_feedback_settle_there(a, c->whole, estimates);
+    }
+}
+
+/* One of the products. */
+static dcomm_status dcommi_linear_encode_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                               const dcommi_device_code *code,
+                                               const dcommi_feedback_job *job, uint64_t round,
+                                               dcomm_cuda_ledger *ledger)
+{
+    dcommi_feedback_arrays a = {.d = d, .code = code, .job = job, .books = {.ledger = ledger}};
+    dcommi_device_matrix m = dcommi_linear_matrix(c, code->dst);
+    const uint64_t last = 2 * (uint64_t)c->codec->value[DCOMMI_POWERSGD_TURNS] - 1;
+    const bool first = round == 0, turns = round % 2 == 0;
+    if (first && c->feedback != NULL) {
+        dcommi_linear_sum_there(&a, c);
+    }
+    if (first && a.status >= 0) {
+        a.status = dcommi_linear_begin_there(d, c, &m);
+    }
+    if (a.status >= 0) {
+        m.kind = turns ? DCOMMI_MATRIX_START : DCOMMI_MATRIX_ORTHONORMAL;
+        a.status = d->call->matrix(d, &m);
+    }
+    if (a.status >= 0) {
+        m.kind = turns ? DCOMMI_MATRIX_P : DCOMMI_MATRIX_Q;
+        m.report = !turns || (first && c->feedback == NULL) ? code->report : NULL;
+        a.status = d->call->matrix(d, &m);
+    }
+    if (round == last) {
+        dcommi_linear_keep_there(&a, c, &m);
+    }
+    dcommi_feedback_drop(&a);
+    return a.status;
+}
+
+/* The sums of P and Q; *seen tells whether they are finite. That of Q is where the next step
+ * begins. */
+static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                               const dcommi_device_code *code,
+                                               dcomm_cuda_sight *seen)
+{
+    dcommi_device_matrix m = dcommi_linear_matrix(c, (void *)code->src[0]);
+    const size_t numbers = code->len[0] / sizeof(float);
+    void *room = NULL;
+    DCOMMI_TRY(d->call->alloc(d, d->call->look_bytes(numbers), &room));
+    dcomm_status status = d->call->own_look(d->number, d->stream[DCOMMI_QUEUE_IN], m.p, numbers,
+                                            DCOMM_F32, 1, false, seen, room);
+    d->call->release(d, room);
+    if (status >= 0 && c->feedback != NULL) {
+        status = d->call->copy(d, DCOMMI_QUEUE_IN, c->feedback->basis.next, m.q,
+                               m.shape.rank * m.shape.cols * sizeof(float));
+    }
+    m.kind = DCOMMI_MATRIX_PRODUCT;
+    m.to = code->dst;
+    return status < 0 ? status : d->call->matrix(d, &m);
+}
+
+#endif
+
 /* What a step's kernels find. */
 typedef struct dcommi_code_found {
     dcomm_cuda_report report;
     dcomm_cuda_ledger ledger;
     dcomm_cuda_ledger before, after; /* of a residual that is raised: its squares */
+    dcomm_cuda_sight factors;        /* powersgd's, when they are decoded */
 } dcommi_code_found;
 
 /* Where in a slot it comes back; before it lies the empty one. */
 #define DCOMMI_FOUND_AT 512
 _Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
+/* Whether a wire is one kernel's work. */
 static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
 {
     dcomm_codec_layout dense;
@@ -48851,7 +49098,9 @@ static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
 /* Why a codec cannot be on a device; NULL: it can. */
 static const char *dcommi_coded_device_lacks(const dcomm_codec *codec, size_t count)
 {
-    return dcommi_coded_kernels_for(codec, count) ? NULL : "has no kernels for it";
+    return dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) || dcommi_coded_kernels_for(codec, count)
+               ? NULL
+               : "has no kernels for it";
 }
 
 /* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
@@ -48859,9 +49108,13 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec, size_t co
 static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
                                         const dcommi_algo *algo)
 {
-    const char *what = dcommi_coded_device_lacks(dcommi_coded_codec_of(opts), s->count);
-    return what == NULL && algo->make == dcommi_coded_sparse ? "has no kernels for coded_sparse"
-                                                             : what;
+    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
+    const char *what = dcommi_coded_device_lacks(codec, s->count);
+    return what != NULL                                 ? what
+           : algo->make == dcommi_coded_sparse          ? "has no kernels for coded_sparse"
+           : algo->make == dcommi_coded_linear          ? NULL
+           : dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) ? "has kernels for its sums alone"
+                                                        : NULL;
 }
 
 static void dcommi_coded_left(const dcommi_coded *c)
@@ -48888,11 +49141,14 @@ static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *foun
 {
     dcommi_coded *c = job->lane->frame->run->coded;
     dcomm_ledger *ledger = dcommi_coded_ledger(c);
-    dcommi_coded_tell(c, &job->place, report);
+    dcomm_codec_report told = *report;
+    const size_t count =
+        dcommi_linear_powersgd(c) ? dcommi_linear_share(c, &job->place, &told) : job->code.count;
+    dcommi_coded_tell(c, &job->place, &told);
     if (ledger == NULL) {
         return;
     }
-    dcomm_cuda_ledger_add(ledger, job->code.count, &found->ledger, report);
+    dcomm_cuda_ledger_add(ledger, count, &found->ledger, &told);
     if (c->feedback != NULL) {
         c->feedback->held += !job->feedback.raises ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
                                                    : found->after.sums[DCOMMI_LEDGER_XX] -
@@ -48911,6 +49167,10 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
     dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
     if (status >= 0 && run->active) {
         bool encodes = job->code.kind == DCOMM_STEP_ENCODE || job->code.kind == DCOMM_STEP_RECODE;
+        if (!encodes && dcommi_linear_powersgd(run->coded) &&
+            run->coded->codec->nonfinite != DCOMMI_NONFINITE_PASS) {
+            found.report.corrupt += found.factors.index != UINT64_MAX;
+        }
         status =
             dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
         if (encodes && (status >= 0 || report.nonfinite > 0)) {
@@ -48939,10 +49199,15 @@ static void dcommi_code_done(dcommi_job *job, dcomm_status status)
 static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
                                     dcommi_code_found *there)
 {
-    const bool counts = dcommi_coded_ledger(job->lane->frame->run->coded) != NULL;
+    const dcommi_coded *c = job->lane->frame->run->coded;
+    const bool counts = dcommi_coded_ledger(c) != NULL, products = dcommi_linear_powersgd(c);
     const bool finishes = job->feedback.learns != NULL;
     dcommi_device_code *code = &job->code;
     code->report = &there->report;
+    if (products && code->kind == DCOMM_STEP_ENCODE) {
+        return dcommi_linear_encode_there(d, c, code, &job->feedback, job->place.round,
+                                          counts ? &there->ledger : NULL);
+    }
     if (job->feedback.fb != NULL && !finishes) {
         const dcommi_feedback_books books = {.ledger = counts ? &there->ledger : NULL,
                                              .before = counts ? &there->before : NULL,
@@ -48950,7 +49215,8 @@ static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *
         return dcommi_feedback_code(d, code, &job->feedback, job->place.divisor, &books);
     }
     code->ledger = counts ? &there->ledger : NULL;
-    DCOMMI_TRY(d->call->code(d, code));
+    DCOMMI_TRY(products ? dcommi_linear_decode_there(d, c, code, &there->factors)
+                        : d->call->code(d, code));
     if (job->place.divisor > 1 && code->kind != DCOMM_STEP_RECODE) {
         const void *sum = code->dst;
         DCOMMI_TRY(d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
@@ -49015,14 +49281,15 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
     job->code = *code;
     job->code.codec = run->coded->codec;
     job->code.factor = 1.0f / (float)place->divisor;
-    if (run->coded->feedback == NULL) {
-        job->code.key = dcommi_coded_key(run->coded, place);
-    } else {
-        dcomm_status state = dcommi_feedback_step(run->coded, place, &job->code, &job->feedback);
-        if (state < 0) {
-            dcommi_free(job);
-            return state;
-        }
+    job->code.key = dcommi_coded_key(run->coded, place);
+    dcomm_status state = dcommi_linear_powersgd(run->coded)
+                             ? dcommi_linear_step(run->coded, place, &job->code, &job->feedback)
+                         : run->coded->feedback != NULL
+                             ? dcommi_feedback_step(run->coded, place, &job->code, &job->feedback)
+                             : DCOMM_OK;
+    if (state < 0) {
+        dcommi_free(job);
+        return state;
     }
     memcpy(job->src, code->src, code->n * sizeof *job->src);
     job->code.src = job->src;
@@ -49910,7 +50177,7 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
 static int dcommi_verdict_device(const dcomm_codec *codec, const dcommi_shape *s)
 {
     return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) &&
-                   dcommi_coded_device_lacks(codec, s->count) == NULL
+                   dcommi_coded_kernels_for(codec, s->count)
                ? dcommi_devices->current()
                : -1;
 }
@@ -65074,10 +65341,12 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
     return s;
 }
 
-/* P = M Q: eight threads a row. */
+/* P = M Q: eight threads a row. COUNT: what is not finite is counted on the way. */
+template <bool COUNT>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
 {
+    dcommi_cuda_found found = {};
     const unsigned lane = threadIdx.x % DCOMMI_CUDA_MATRIX_LANES;
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS + threadIdx.x;
     const uint64_t i = own / DCOMMI_CUDA_MATRIX_LANES, length = dcommi_cuda_matrix_row(p, i);
@@ -65086,7 +65355,13 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
         double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
 #pragma unroll 4
         for (uint64_t c = lane; c < length; c += DCOMMI_CUDA_MATRIX_LANES) {
-            const double x = dcommi_cuda_matrix_number(row[c]);
+            const float number = row[c];
+            const double x = dcommi_cuda_matrix_number(number);
+            if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number))) {
+                const uint64_t first = UINT64_MAX - (i * p.cols + c);
+                found.nonfinite++;
+                found.first = first > found.first ? first : found.first;
+            }
 #pragma unroll
             for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
                 const uint32_t column = j + k < p.rank ? j + k : j;
@@ -65100,6 +65375,9 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
                 p.to[(j + k) * p.rows + i] = __double2float_rn(all);
             }
         }
+    }
+    if (COUNT && found.nonfinite > 0) {
+        dcommi_cuda_report_add(p.report, found);
     }
 }
 
@@ -65293,14 +65571,19 @@ extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shap
 }
 
 extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
-                                              const float *q, float *p, void *stream)
+                                              const float *q, float *p, dcomm_cuda_report *report,
+                                              void *stream)
 {
     const char *call = "dcomm_cuda_powersgd_p";
     dcommi_cuda_matrix m;
     DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "q", q, p));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    m.report = report;
     const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
     return m.count == 0 ? DCOMM_OK
-                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_p_kernel,
+                        : dcommi_cuda_launch(call,
+                                             report != NULL ? dcommi_cuda_matrix_p_kernel<true>
+                                                            : dcommi_cuda_matrix_p_kernel<false>,
                                              dcommi_cuda_matrix_blocks(m.rows, rows),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
 }

@@ -47,10 +47,12 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
     return s;
 }
 
-/* P = M Q: eight threads a row. */
+/* P = M Q: eight threads a row. COUNT: what is not finite is counted on the way. */
+template <bool COUNT>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
 {
+    dcommi_cuda_found found = {};
     const unsigned lane = threadIdx.x % DCOMMI_CUDA_MATRIX_LANES;
     const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS + threadIdx.x;
     const uint64_t i = own / DCOMMI_CUDA_MATRIX_LANES, length = dcommi_cuda_matrix_row(p, i);
@@ -59,7 +61,13 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
         double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
 #pragma unroll 4
         for (uint64_t c = lane; c < length; c += DCOMMI_CUDA_MATRIX_LANES) {
-            const double x = dcommi_cuda_matrix_number(row[c]);
+            const float number = row[c];
+            const double x = dcommi_cuda_matrix_number(number);
+            if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number))) {
+                const uint64_t first = UINT64_MAX - (i * p.cols + c);
+                found.nonfinite++;
+                found.first = first > found.first ? first : found.first;
+            }
 #pragma unroll
             for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
                 const uint32_t column = j + k < p.rank ? j + k : j;
@@ -73,6 +81,9 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
                 p.to[(j + k) * p.rows + i] = __double2float_rn(all);
             }
         }
+    }
+    if (COUNT && found.nonfinite > 0) {
+        dcommi_cuda_report_add(p.report, found);
     }
 }
 
@@ -266,14 +277,19 @@ extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shap
 }
 
 extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
-                                              const float *q, float *p, void *stream)
+                                              const float *q, float *p, dcomm_cuda_report *report,
+                                              void *stream)
 {
     const char *call = "dcomm_cuda_powersgd_p";
     dcommi_cuda_matrix m;
     DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "q", q, p));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    m.report = report;
     const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
     return m.count == 0 ? DCOMM_OK
-                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_p_kernel,
+                        : dcommi_cuda_launch(call,
+                                             report != NULL ? dcommi_cuda_matrix_p_kernel<true>
+                                                            : dcommi_cuda_matrix_p_kernel<false>,
                                              dcommi_cuda_matrix_blocks(m.rows, rows),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
 }

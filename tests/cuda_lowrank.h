@@ -64,7 +64,7 @@ static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
     bool fine = true;
     for (int turn = 0; turn < turns && fine; turn++) {
         fine = run([&](void *s) { return dcomm_cuda_powersgd_start(&shape, &key, q, s); }) &&
-               run([&](void *s) { return dcomm_cuda_powersgd_p(&shape, m, q, p, s); }) &&
+               run([&](void *s) { return dcomm_cuda_powersgd_p(&shape, m, q, p, NULL, s); }) &&
                run([&](void *s) { return dcomm_cuda_powersgd_orthonormal(&shape, p, s); }) &&
                run([&](void *s) {
                    return dcomm_cuda_powersgd_q(&shape, m, p, q,
@@ -92,6 +92,46 @@ static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
     return fine;
 }
 
+/* The first product counts what is not finite, and takes it for 0, as it does uncounted. */
+static bool lowrank_counts(const char *spec, size_t count)
+{
+    const std::string what = std::string(spec) + " that counts, " + std::to_string(count);
+    dcomm_codec *codec = NULL;
+    dcomm_codec_matrix shape = dcomm_codec_matrix();
+    if (!good(dcomm_codec_create(spec, &codec), spec) ||
+        !good(dcomm_codec_get_matrix(codec, count, &shape), what)) {
+        return false;
+    }
+    dcomm_codec_destroy(&codec);
+    std::vector<float> x = numbers(count, NORMAL), from = numbers(shape.rank * shape.cols, NORMAL);
+    const size_t odd[] = {count / 3, count / 2, count - 1};
+    for (size_t i : odd) {
+        x[i] = i % 2 == 0 ? NAN : -INFINITY;
+    }
+    area in(4 * count), q(4 * from.size()), plain(4 * shape.rank * shape.rows, 4),
+        counted(4 * shape.rank * shape.rows, 4), found(sizeof(dcomm_cuda_report));
+    const dcomm_cuda_report zero = dcomm_cuda_report();
+    in.put(x.data());
+    q.put(from.data());
+    found.put(&zero);
+    const auto times = [&](area &to, dcomm_cuda_report *report) {
+        return good(launched([&](void *s) {
+                        return dcomm_cuda_powersgd_p(&shape, reinterpret_cast<float *>(in.at),
+                                                     reinterpret_cast<float *>(q.at),
+                                                     reinterpret_cast<float *>(to.at), report, s);
+                    }),
+                    what);
+    };
+    if (!times(plain, NULL) || !times(counted, reinterpret_cast<dcomm_cuda_report *>(found.at))) {
+        return false;
+    }
+    dcomm_cuda_report report;
+    const bytes raw = found.get();
+    std::memcpy(&report, raw.data(), sizeof report);
+    return same(counted.get(), plain.get().data(), what) && counted.guarded() && plain.guarded() &&
+           ((report.nonfinite == 3 && report.first == UINT64_MAX - odd[0]) || wrong(what));
+}
+
 static void test_lowrank(void)
 {
     static const struct {
@@ -116,6 +156,10 @@ static void test_lowrank(void)
                                     : lowrank_one(o.spec, o.turns, count, kind));
             }
         }
+    }
+    for (size_t count : {17, 4099}) {
+        fine = fine && lowrank_counts("powersgd:rank=7", count) &&
+               lowrank_counts("powersgd:rank=4,rows=1000", count);
     }
     ok(name);
 }

@@ -369,6 +369,7 @@ static int fed(int rank, int n, procs_shared *s, void *arg)
            &(dcomm_feedback_opts){.variant = DCOMM_FEEDBACK_DGC, .clip = 2});
     fed_by(comm, "tern", "coded_allgather", &(dcomm_feedback_opts){.scale = true, .seed = 9});
     fed_by(comm, "randk:k=0.1,scale=none", "coded_linear", &(dcomm_feedback_opts){.seed = 9});
+    fed_by(comm, "powersgd", NULL, &(dcomm_feedback_opts){.seed = 9});
     return ranks_leave(&comm);
 }
 

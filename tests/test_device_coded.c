@@ -26,7 +26,9 @@ static const char *const specs[] = {"qsgd:bits=4",
                                     "threshold:k=0.05",
                                     "topk+qsgd:k=0.03",
                                     "randk:k=0.05",
-                                    "randk:k=0.1,scale=none"};
+                                    "randk:k=0.1,scale=none",
+                                    "powersgd:rank=4",
+                                    "powersgd:rank=1,turns=3"};
 enum { SPECS = sizeof specs / sizeof *specs, DENSE = 7, LINEAR = 10 };
 
 static float gradient(int rank, size_t i)
@@ -115,14 +117,61 @@ Test(device_coded, same_bits, .timeout = 180)
     on(3, (where){.threads = true}, same);
 }
 
+/* What powersgd's kernels find is refused as in host memory: a number that is not finite (first on
+ * rank 1), and sums of Q that are none. */
+static int refused(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 5000, FIRST = 4321 };
+    const bool nonfinite = *(bool *)arg;
+    float *device = NULL, *host = malloc(COUNT * sizeof *host);
+    dcomm_comm *comm = join(rank, n, s, &(where){.place = RANKS_LOCAL});
+    dcomm_codec *codec = NULL;
+    dcomm_codec_report report;
+    RANKS_OK(dcomm_codec_create("powersgd", &codec));
+    for (size_t i = 0; i < COUNT; i++) {
+        host[i] = nonfinite ? gradient(rank, i) : 3e38f;
+    }
+    host[FIRST] = host[FIRST + 9] = nonfinite && rank == 1 ? NAN : 1;
+    CUDA_OK(cudaMalloc((void **)&device, COUNT * sizeof *device));
+    CUDA_OK(cudaMemcpy(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice));
+    dcomm_coll_opts opts = {.codec = codec, .codec_report = &report, .timeout_s = 20};
+    dcomm_status status =
+        dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, DCOMM_F32, DCOMM_SUM, &opts);
+    if (!nonfinite) {
+        PROCS_CHECK(status == DCOMM_ERR_CORRUPT, "%s", dcomm_status_name(status));
+    } else if (rank == 1) {
+        PROCS_CHECK(status == DCOMM_ERR_INVALID, "%s", dcomm_status_name(status));
+        PROCS_CHECK(report.nonfinite == 2 && report.first_nonfinite == FIRST, "%zu, the first %zu",
+                    report.nonfinite, report.first_nonfinite);
+    } else {
+        PROCS_TRUE(status < 0);
+    }
+    CUDA_OK(cudaFree(device));
+    free(host);
+    RANKS_OK(dcomm_codec_destroy(&codec));
+    return ranks_leave(&comm);
+}
+
+Test(device_coded, products_refused, .timeout = 60)
+{
+    int ended[PROCS_MAX] = {0};
+    for (int i = 0; i < 2; i++) {
+        bool nonfinite = i == 0;
+        procs_run(2, 30, refused, &nonfinite, ended);
+        cr_assert(ended[0] == 0 && ended[1] == 0, "%d: %d, %d", i, ended[0], ended[1]);
+    }
+}
+
 #ifdef CUDA_HOST_STAND_IN /* which counts */
 /* What comes out of the device is a seventh of what an exact sum of f32 takes out, and as much
  * where elements are converted first. */
 static int traffic(int rank, int n, procs_shared *s, void *arg)
 {
-    enum { COUNT = 1 << 20, KINDS = 4 };
-    static const char *const texts[KINDS] = {NULL, "qsgd:bits=4", "qsgd:bits=4", "qsgd:bits=4"};
-    static const dcomm_dtype dtypes[KINDS] = {DCOMM_F32, DCOMM_F32, DCOMM_BF16, DCOMM_F32};
+    enum { COUNT = 1 << 20, KINDS = 5 };
+    static const char *const texts[KINDS] = {NULL, "qsgd:bits=4", "qsgd:bits=4", "qsgd:bits=4",
+                                             "powersgd"};
+    static const dcomm_dtype dtypes[KINDS] = {DCOMM_F32, DCOMM_F32, DCOMM_BF16, DCOMM_F32,
+                                              DCOMM_F32};
     uint64_t bytes[KINDS];
     dcomm_comm *comm = join(rank, n, s, arg);
     float *device = NULL;
@@ -134,8 +183,11 @@ static int traffic(int rank, int n, procs_shared *s, void *arg)
         if (texts[c] != NULL) {
             RANKS_OK(dcomm_codec_create(texts[c], &codec));
         }
-        dcomm_coll_opts opts = {
-            .codec = codec, .algo = c ? "coded_two_shot" : "two_shot", .premul = 0.5};
+        dcomm_coll_opts opts = {.codec = codec,
+                                .algo = c == 4 ? "coded_linear"
+                                        : c    ? "coded_two_shot"
+                                               : "two_shot",
+                                .premul = 0.5};
         cuda_host_get_counts(&before);
         RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, dtypes[c],
                                  c < 3 ? DCOMM_SUM : DCOMM_PREMUL_SUM, &opts));
@@ -157,7 +209,7 @@ Test(device_coded, traffic, .timeout = 60)
 }
 #endif
 
-/* ---- what has no kernels ---- */
+/* ---- in host memory, and some ranks on a device ---- */
 
 typedef struct kind {
     const char *spec;
@@ -171,8 +223,9 @@ typedef struct kind {
 static const dcomm_feedback_opts classic, dgc = {.variant = DCOMM_FEEDBACK_DGC, .clip = 1};
 
 static const kind kinds[] = {
-    {.spec = "powersgd", .dtype = DCOMM_F32, .count = 20000},
-    {.spec = "powersgd", .feedback = &classic, .dtype = DCOMM_F32, .count = 20000},
+    {.spec = "powersgd", .algo = "coded_allgather", .dtype = DCOMM_F32, .count = 20000},
+    {.spec = "powersgd", .feedback = &classic, .dtype = DCOMM_F16, .count = 20000},
+    {.spec = "powersgd:rank=3", .dtype = DCOMM_F64, .op = DCOMM_PREMUL_SUM, .count = 5001},
     {.spec = "topk:k=0.02", .feedback = &dgc, .dtype = DCOMM_F16, .count = 5000},
     {.spec = "topk:k=0.02",
      .feedback = &dgc,
@@ -274,7 +327,7 @@ static int in_host(int rank, int n, procs_shared *s, void *arg)
     return ranks_leave(&comm);
 }
 
-/* What has no kernels is done in host memory, with the bits that it has there. */
+/* With the bits of a call in host memory; so has what has no kernels, which is done there. */
 Test(device_coded, without_kernels, .timeout = 180)
 {
     on(2, (where){.place = RANKS_LOCAL}, in_host);

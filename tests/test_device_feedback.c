@@ -14,7 +14,7 @@ typedef struct where {
     ranks_place place;
     bool threads, in_place, late;
     dcomm_feedback_variant variant; /* of `between` */
-    bool bf16;
+    bool bf16, products;
 } where;
 
 static const char *const specs[] = {"topk:k=0.02",
@@ -52,7 +52,15 @@ static const struct {
     {"randk:k=0.05", {.scale = true}},
     {"randk:k=0.1,scale=none", {.bf16 = true}},
     {"randk:k=0.1,scale=none", {.variant = DCOMM_FEEDBACK_EF21}},
+    {"powersgd:nonfinite=zero", {.bf16 = true}},
+    {"powersgd:rank=3,turns=2", {.variant = DCOMM_FEEDBACK_EF21}},
+    {"powersgd:rows=30,nonfinite=pass", {.variant = DCOMM_FEEDBACK_EF21}},
 };
+
+/* Summed before they are decoded. */
+static const char *const linear[] = {"randk:k=0.05", "powersgd", "powersgd:rank=1,nonfinite=zero",
+                                     "powersgd:rank=5,rows=40,turns=2",
+                                     "powersgd:rank=3,nonfinite=pass"};
 enum { OTHERS = sizeof others / sizeof *others };
 
 static float gradient(int rank, int step, size_t i)
@@ -269,11 +277,17 @@ static int same(int rank, int n, procs_shared *s, void *arg)
         }
         RANKS_OK(dcomm_codec_destroy(&codec));
     }
-    dcomm_codec *drawn = NULL; /* summed before they are decoded */
-    RANKS_OK(dcomm_codec_create("randk:k=0.05", &drawn));
-    dcomm_coll_opts opts = {.codec = drawn, .algo = "coded_linear", .codec_seed = 5};
-    take(comm, drawn, 10011, DCOMM_AVG, NULL, &opts, stream);
-    RANKS_OK(dcomm_codec_destroy(&drawn));
+    for (size_t c = 0; c < sizeof linear / sizeof *linear; c++) {
+        dcomm_codec *codec = NULL;
+        RANKS_OK(dcomm_codec_create(linear[c], &codec));
+        dcomm_feedback_opts feedback = {
+            .seed = 7, .tensor = (uint32_t)c, .in_place = w->in_place, .scale = true};
+        dcomm_coll_opts opts = {.codec = codec, .algo = "coded_linear", .codec_seed = 5};
+        dcomm_op op = c % 2 ? DCOMM_SUM : DCOMM_AVG;
+        take(comm, codec, counts[(c + 1) % 3], op, NULL, &opts, stream);
+        take(comm, codec, counts[(c + 1) % 3], op, &feedback, &opts, stream);
+        RANKS_OK(dcomm_codec_destroy(&codec));
+    }
     CUDA_OK(cudaStreamDestroy(stream));
     return ranks_leave(&comm);
 }
@@ -289,13 +303,14 @@ static int same_others(int rank, int n, procs_shared *s, void *arg)
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (int c = 0; c < OTHERS; c++) {
-        const bool drawn = strncmp(others[c].spec, "randk", 5) == 0;
+        const bool sums =
+            strncmp(others[c].spec, "randk", 5) == 0 || strncmp(others[c].spec, "powersgd", 8) == 0;
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(others[c].spec, &codec));
         const bool whole = others[c].opts.clip > 0; /* which coded_hier has of no rank */
-        for (int a = 0; a < (drawn ? 1 : whole ? ALGOS - 1 : ALGOS); a++) {
+        for (int a = 0; a < (sums ? 1 : whole ? ALGOS - 1 : ALGOS); a++) {
             dcomm_feedback_opts feedback = others[c].opts;
-            dcomm_coll_opts opts = {.codec = codec, .algo = drawn ? "coded_linear" : algos[a]};
+            dcomm_coll_opts opts = {.codec = codec, .algo = sums ? "coded_linear" : algos[a]};
             dcomm_op op = (a + c) % 2 ? DCOMM_AVG : DCOMM_SUM;
             feedback.seed = 11;
             feedback.in_place = w->in_place;
@@ -347,11 +362,14 @@ static int between(int rank, int n, procs_shared *s, void *arg)
     enum { COUNT = 20011 };
     const where *w = arg;
     const bool ef21 = w->variant == DCOMM_FEEDBACK_EF21; /* which coded_hier refuses */
-    const char *const algos[] = {"coded_two_shot", "coded_allgather",
-                                 ef21 ? "coded_two_shot" : "coded_hier"};
+    const char *const algos[] = {w->products ? "coded_linear" : "coded_two_shot",
+                                 w->products ? "coded_linear" : "coded_allgather",
+                                 w->products ? "coded_linear"
+                                 : ef21      ? "coded_two_shot"
+                                             : "coded_hier"};
     dcomm_comm *comm = join(rank, n, s, arg);
     dcomm_codec *codec = NULL;
-    RANKS_OK(dcomm_codec_create("topk:k=0.05", &codec));
+    RANKS_OK(dcomm_codec_create(w->products ? "powersgd:rank=3" : "topk:k=0.05", &codec));
     dcomm_feedback_opts feedback = {.seed = 3, .variant = w->variant, .bf16 = w->bf16};
     side here, there;
     int step = 0;
@@ -430,6 +448,9 @@ Test(device_feedback, between_steps, .timeout = 120)
     on(4, (where){.place = RANKS_PAIRS}, between);
     on(4, (where){.place = RANKS_PAIRS, .variant = DCOMM_FEEDBACK_EF21}, between);
     on(4, (where){.place = RANKS_PAIRS, .variant = DCOMM_FEEDBACK_DGC, .bf16 = true}, between);
+    on(4, (where){.place = RANKS_PAIRS, .products = true}, between);
+    on(2, (where){.place = RANKS_HOSTS, .products = true, .bf16 = true}, between);
+    on(3, (where){.place = RANKS_LOCAL, .products = true, .variant = DCOMM_FEEDBACK_EF21}, between);
 }
 
 /* Calls that follow one another on a stream, with nobody waiting. All that came in has come out, or
@@ -501,7 +522,7 @@ Test(device_feedback, streamed, .timeout = 120)
 typedef struct failing {
     unsigned nth;
     bool kernel;
-    const char *algo;
+    const char *spec, *algo;
     dcomm_feedback_opts feedback;
 } failing;
 
@@ -516,7 +537,7 @@ static int fails(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     dcomm_codec *codec = NULL;
     side t;
-    RANKS_OK(dcomm_codec_create("threshold:k=0.1", &codec));
+    RANKS_OK(dcomm_codec_create(f->spec, &codec));
     dcomm_coll_opts opts = {.codec = codec, .algo = f->algo, .timeout_s = 20};
     side_open(&t, true, codec, COUNT, &f->feedback);
     RANKS_OK(side_step(&t, comm, 0, COUNT, DCOMM_SUM, opts));
@@ -568,15 +589,18 @@ static unsigned failures_of(failing *f)
 
 Test(device_feedback, failing_copies, .timeout = 200)
 {
-    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier"};
+    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier",
+                                        "coded_linear"};
     static const dcomm_feedback_opts states[] = {{.variant = DCOMM_FEEDBACK_EF21},
                                                  {.bf16 = true},
-                                                 {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true}};
-    for (int a = 0; a < 3; a++) {
+                                                 {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true},
+                                                 {.variant = DCOMM_FEEDBACK_EF21}};
+    for (int a = 0; a < 4; a++) {
         unsigned failures = 0;
         for (unsigned copy = 1; copy <= 16; copy += copy < 8 ? 1 : 4) {
             failures += failures_of(&(failing){
                 .nth = copy,
+                .spec = a < 3 ? "threshold:k=0.1" : "powersgd",
                 .algo = algos[a],
                 .feedback = copy % 2 == 0 ? states[a] : (dcomm_feedback_opts){.seed = 3}});
         }
@@ -592,6 +616,7 @@ Test(device_feedback, failing_kernels, .timeout = 100)
         failures += failures_of(&(failing){
             .nth = kernel,
             .kernel = true,
+            .spec = "threshold:k=0.1",
             .algo = kernel % 2 == 0 ? "coded_allgather" : "coded_two_shot",
             .feedback = {.variant = DCOMM_FEEDBACK_DGC, .clip = 1, .bf16 = kernel % 3 == 0}});
     }

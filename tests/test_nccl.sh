@@ -108,7 +108,7 @@ copied() {
         echo '#include "dcomm_nccl.h"' >>"$scratch/copied/all.c" &&
         cp examples/nccl/{check.h,single_process.c} "$scratch/copied" &&
         sed -i 's/<nccl.h>/"dcomm_nccl.h"/' "$scratch"/copied/{check.h,single_process.c} &&
-        for f in fold residual kernels; do # in the .cu file's place
+        for f in fold residual lowrank kernels; do # in the .cu file's place
             gcc -std=c11 -I include "${stand_in[@]}" -c -o "$scratch/copied/$f.o" nccl/host/$f.c || return 1
         done &&
         gcc -std=c11 -I "$scratch/copied" "${stand_in[@]}" -o "$scratch/copied/program" \

@@ -203,7 +203,7 @@ static int lost(int rank, int n, procs_shared *s, void *arg)
 
 Test(nccl_codec, a_rank_that_is_lost, .timeout = 60)
 {
-    int ended[PROCS_MAX];
+    int ended[PROCS_MAX] = {0};
     slow_network();
     (void)procs_run(3, 50, lost, NULL, ended);
     done();

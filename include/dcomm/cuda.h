@@ -246,9 +246,10 @@ DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t c
 DCOMM_API dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
                                                  const dcomm_codec_key *key, float *q,
                                                  void *stream);
-/* p = x q. */
+/* p = x q; in a report (NULL: not wanted) elements of x that are not finite are counted. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
-                                             const float *q, float *p, void *stream);
+                                             const float *q, float *p, dcomm_cuda_report *report,
+                                             void *stream);
 DCOMM_API dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
                                                        void *stream);
 /* q = x^T p; what exceeds f32 becomes its largest number, and is counted in report->clipped. */

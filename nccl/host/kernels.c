@@ -111,7 +111,8 @@ dcomm_status dcomm_cuda_load(void)
 
 /* A kernel runs on the current device, and so in a stream of it. One that has to be loaded waits
  * for all that streams of the device hold, as CUDA's may. */
-static dcomm_status launch(const char *call, const job *j, cuhost_run_fn run, void *stream)
+dcomm_status cuhost_launch(const char *call, const void *work, size_t bytes, cuhost_run_fn run,
+                           void *stream)
 {
     int device = -1;
     cudaError_t error = cudaStreamGetDevice(stream, &device);
@@ -122,11 +123,16 @@ static dcomm_status launch(const char *call, const job *j, cuhost_run_fn run, vo
         (void)cuhost_drain_device(device);
     }
     if (error == cudaSuccess) {
-        error = cuhost_enqueue(stream, CUHOST_KERNEL, run, NULL, j, sizeof *j);
+        error = cuhost_enqueue(stream, CUHOST_KERNEL, run, NULL, work, bytes);
     }
     return error == cudaSuccess
                ? DCOMM_OK
                : fail(DCOMM_ERR_SYSTEM, call, "the launch failed: %s", cudaGetErrorString(error));
+}
+
+static dcomm_status launch(const char *call, const job *j, cuhost_run_fn run, void *stream)
+{
+    return cuhost_launch(call, j, sizeof *j, run, stream);
 }
 
 /* ---- reductions ---- */

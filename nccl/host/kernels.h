@@ -1,6 +1,10 @@
-/* kernels.h - the folds and looks of fold.c, and what residual.c does, for kernels.c. */
+/* kernels.h - what dcomm's kernels in the host stand-in share: the folds and looks of fold.c, what
+ * residual.c does, and the launch. */
 #ifndef CUDA_HOST_KERNELS_H
 #define CUDA_HOST_KERNELS_H
+
+#include "dcomm.h"
+#include "host.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,6 +17,10 @@ void cuhost_to_f32(float *dst, const void *src, size_t count, int dtype, double 
 void cuhost_from_f32(void *dst, const float *src, size_t count, int dtype);
 /* The first element that is not finite, UINT64_MAX: none; *value is that, *squares the sum. */
 uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, double *squares);
+
+/* On a stream of the current device; *job is copied. */
+dcomm_status cuhost_launch(const char *call, const void *job, size_t bytes, cuhost_run_fn run,
+                           void *stream);
 
 /* What was clipped, what was not finite, and the first of that. */
 typedef struct cuhost_seen {

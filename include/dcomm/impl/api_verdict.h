@@ -100,7 +100,7 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
 static int dcommi_verdict_device(const dcomm_codec *codec, const dcommi_shape *s)
 {
     return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) &&
-                   dcommi_coded_device_lacks(codec, s->count) == NULL
+                   dcommi_coded_kernels_for(codec, s->count)
                ? dcommi_devices->current()
                : -1;
 }

@@ -332,7 +332,6 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
         dcommi_coded *c = comm->free_coded;
         comm->free_coded = c->next;
         dcommi_free(c->workspace);
-        dcommi_free(c->room);
         dcommi_spread_free(c->spread);
         dcommi_free(c);
     }

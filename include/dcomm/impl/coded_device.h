@@ -4,7 +4,7 @@
 #ifndef DCOMMI_CODED_DEVICE_H
 #define DCOMMI_CODED_DEVICE_H
 
-#include "feedback_kernels.h"
+#include "coded_linear_device.h"
 #include "steps_device.h"
 
 /* What a step's kernels find. */
@@ -12,12 +12,14 @@ typedef struct dcommi_code_found {
     dcomm_cuda_report report;
     dcomm_cuda_ledger ledger;
     dcomm_cuda_ledger before, after; /* of a residual that is raised: its squares */
+    dcomm_cuda_sight factors;        /* powersgd's, when they are decoded */
 } dcommi_code_found;
 
 /* Where in a slot it comes back; before it lies the empty one. */
 #define DCOMMI_FOUND_AT 512
 _Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
+/* Whether a wire is one kernel's work. */
 static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
 {
     dcomm_codec_layout dense;
@@ -31,7 +33,9 @@ static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
 /* Why a codec cannot be on a device; NULL: it can. */
 static const char *dcommi_coded_device_lacks(const dcomm_codec *codec, size_t count)
 {
-    return dcommi_coded_kernels_for(codec, count) ? NULL : "has no kernels for it";
+    return dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) || dcommi_coded_kernels_for(codec, count)
+               ? NULL
+               : "has no kernels for it";
 }
 
 /* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
@@ -39,9 +43,13 @@ static const char *dcommi_coded_device_lacks(const dcomm_codec *codec, size_t co
 static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
                                         const dcommi_algo *algo)
 {
-    const char *what = dcommi_coded_device_lacks(dcommi_coded_codec_of(opts), s->count);
-    return what == NULL && algo->make == dcommi_coded_sparse ? "has no kernels for coded_sparse"
-                                                             : what;
+    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
+    const char *what = dcommi_coded_device_lacks(codec, s->count);
+    return what != NULL                                 ? what
+           : algo->make == dcommi_coded_sparse          ? "has no kernels for coded_sparse"
+           : algo->make == dcommi_coded_linear          ? NULL
+           : dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) ? "has kernels for its sums alone"
+                                                        : NULL;
 }
 
 static void dcommi_coded_left(const dcommi_coded *c)
@@ -68,11 +76,14 @@ static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *foun
 {
     dcommi_coded *c = job->lane->frame->run->coded;
     dcomm_ledger *ledger = dcommi_coded_ledger(c);
-    dcommi_coded_tell(c, &job->place, report);
+    dcomm_codec_report told = *report;
+    const size_t count =
+        dcommi_linear_powersgd(c) ? dcommi_linear_share(c, &job->place, &told) : job->code.count;
+    dcommi_coded_tell(c, &job->place, &told);
     if (ledger == NULL) {
         return;
     }
-    dcomm_cuda_ledger_add(ledger, job->code.count, &found->ledger, report);
+    dcomm_cuda_ledger_add(ledger, count, &found->ledger, &told);
     if (c->feedback != NULL) {
         c->feedback->held += !job->feedback.raises ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
                                                    : found->after.sums[DCOMMI_LEDGER_XX] -
@@ -91,6 +102,10 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
     dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
     if (status >= 0 && run->active) {
         bool encodes = job->code.kind == DCOMM_STEP_ENCODE || job->code.kind == DCOMM_STEP_RECODE;
+        if (!encodes && dcommi_linear_powersgd(run->coded) &&
+            run->coded->codec->nonfinite != DCOMMI_NONFINITE_PASS) {
+            found.report.corrupt += found.factors.index != UINT64_MAX;
+        }
         status =
             dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
         if (encodes && (status >= 0 || report.nonfinite > 0)) {
@@ -119,10 +134,15 @@ static void dcommi_code_done(dcommi_job *job, dcomm_status status)
 static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
                                     dcommi_code_found *there)
 {
-    const bool counts = dcommi_coded_ledger(job->lane->frame->run->coded) != NULL;
+    const dcommi_coded *c = job->lane->frame->run->coded;
+    const bool counts = dcommi_coded_ledger(c) != NULL, products = dcommi_linear_powersgd(c);
     const bool finishes = job->feedback.learns != NULL;
     dcommi_device_code *code = &job->code;
     code->report = &there->report;
+    if (products && code->kind == DCOMM_STEP_ENCODE) {
+        return dcommi_linear_encode_there(d, c, code, &job->feedback, job->place.round,
+                                          counts ? &there->ledger : NULL);
+    }
     if (job->feedback.fb != NULL && !finishes) {
         const dcommi_feedback_books books = {.ledger = counts ? &there->ledger : NULL,
                                              .before = counts ? &there->before : NULL,
@@ -130,7 +150,8 @@ static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *
         return dcommi_feedback_code(d, code, &job->feedback, job->place.divisor, &books);
     }
     code->ledger = counts ? &there->ledger : NULL;
-    DCOMMI_TRY(d->call->code(d, code));
+    DCOMMI_TRY(products ? dcommi_linear_decode_there(d, c, code, &there->factors)
+                        : d->call->code(d, code));
     if (job->place.divisor > 1 && code->kind != DCOMM_STEP_RECODE) {
         const void *sum = code->dst;
         DCOMMI_TRY(d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
@@ -195,14 +216,15 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
     job->code = *code;
     job->code.codec = run->coded->codec;
     job->code.factor = 1.0f / (float)place->divisor;
-    if (run->coded->feedback == NULL) {
-        job->code.key = dcommi_coded_key(run->coded, place);
-    } else {
-        dcomm_status state = dcommi_feedback_step(run->coded, place, &job->code, &job->feedback);
-        if (state < 0) {
-            dcommi_free(job);
-            return state;
-        }
+    job->code.key = dcommi_coded_key(run->coded, place);
+    dcomm_status state = dcommi_linear_powersgd(run->coded)
+                             ? dcommi_linear_step(run->coded, place, &job->code, &job->feedback)
+                         : run->coded->feedback != NULL
+                             ? dcommi_feedback_step(run->coded, place, &job->code, &job->feedback)
+                             : DCOMM_OK;
+    if (state < 0) {
+        dcommi_free(job);
+        return state;
     }
     memcpy(job->src, code->src, code->n * sizeof *job->src);
     job->code.src = job->src;

@@ -26,7 +26,8 @@ static bool dcommi_linear_powersgd(const dcommi_coded *c)
     return c->linear && dcommi_codec_is(c->codec, DCOMMI_IS_PRODUCTS);
 }
 
-/* What is to be sent: gradient and residual, or the gradient without what is no number. */
+/* What is to be sent: gradient and residual, or the gradient. Products leave out what is not
+ * finite. */
 static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place *place,
                                         const float *x, size_t count)
 {
@@ -48,18 +49,16 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place
                            "%zu of %zu inputs are not finite; the first is number %zu",
                            call.report.nonfinite, count, call.report.first_nonfinite);
     }
-    if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_ZERO) {
-        dcommi_free(c->room);
-        c->room = dcommi_alloc_raw(count * sizeof(float));
-        if (c->room == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        for (size_t i = 0; i < count; i++) {
-            c->room[i] = dcommi_f32_nonfinite(x[i]) ? 0 : x[i];
-        }
-        c->whole = c->room;
-    }
     return DCOMM_OK;
+}
+
+/* By which all ranks draw a Q. */
+static dcomm_codec_key dcommi_linear_key(const dcommi_coded *c)
+{
+    const dcomm_feedback *fb = c->feedback;
+    return fb == NULL ? c->key
+                      : (dcomm_codec_key){
+                            .seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
 }
 
 /* P of this rank, from a Q that all ranks have alike. */
@@ -67,11 +66,7 @@ static void dcommi_linear_p(dcommi_coded *c, float *wire)
 {
     dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *q = wire + dcommi_powersgd_p_count(&m);
-    dcomm_codec_key key = c->key;
-    if (c->feedback != NULL) {
-        const dcomm_feedback *fb = c->feedback;
-        key = (dcomm_codec_key){.seed = fb->opts.seed, .step = fb->step, .tensor = fb->opts.tensor};
-    }
+    const dcomm_codec_key key = dcommi_linear_key(c);
     dcommi_powersgd_start(&m, &key, q);
     dcommi_powersgd_p(&m, c->whole, q, wire, c->workspace);
 }

@@ -22,9 +22,8 @@ typedef struct dcommi_coded {
     void *workspace;
     size_t workspace_len;
     bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
-    const float *whole; /* of these numbers, */
+    const float *whole; /* of these numbers, which may be a device's, */
     size_t count;       /* so many */
-    float *room;        /* as many; NULL: not needed yet */
     struct dcommi_spread *spread; /* of a sparse exchange (coded_sparse.h); NULL: not needed yet */
 } dcommi_coded;
 

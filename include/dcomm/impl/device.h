@@ -73,6 +73,24 @@ typedef struct dcommi_device_code {
     dcomm_cuda_ledger *ledger; /* likewise; NULL: not wanted */
 } dcommi_device_code;
 
+/* A step of powersgd's: that launcher of cuda.h, by its arguments. */
+typedef struct dcommi_device_matrix {
+    enum dcommi_matrix_kind {
+        DCOMMI_MATRIX_START,
+        DCOMMI_MATRIX_P,
+        DCOMMI_MATRIX_ORTHONORMAL,
+        DCOMMI_MATRIX_Q,
+        DCOMMI_MATRIX_PRODUCT
+    } kind;
+    dcomm_codec_matrix shape;
+    dcomm_codec_key key; /* START */
+    const float *x;      /* P, Q */
+    float *p, *q;
+    float *to; /* PRODUCT */
+    int how;
+    dcomm_cuda_report *report; /* P, Q; NULL: not wanted */
+} dcommi_device_matrix;
+
 /* What it takes to open device memory of another process on this host. */
 typedef struct dcommi_device_key {
     uint64_t place;     /* of the device, the same for all processes; 0: it cannot be opened */
@@ -111,8 +129,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
     /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
-     * dcommi_from_f32, the codec's steps, dcomm_cuda_ledger_compare, and DGC's clipping: a
-     * gradient's factor, and the momentum of what it is multiplied by. */
+     * dcommi_from_f32, the codec's steps, powersgd's, dcomm_cuda_ledger_compare, and DGC's
+     * clipping: a gradient's factor, and the momentum of what it is multiplied by. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
@@ -123,6 +141,7 @@ typedef struct dcommi_device_calls {
                              dcomm_dtype dtype);
     dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
     size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
+    dcomm_status (*matrix)(dcommi_device_handle *d, const dcommi_device_matrix *m);
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
                             const float *y, const float *next, size_t count);
     dcomm_status (*clip)(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,

@@ -328,6 +328,30 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
                : status;
 }
 
+static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *stream)
+{
+    switch (m->kind) {
+    case DCOMMI_MATRIX_START:
+        return dcomm_cuda_powersgd_start(&m->shape, &m->key, m->q, stream);
+    case DCOMMI_MATRIX_P:
+        return dcomm_cuda_powersgd_p(&m->shape, m->x, m->q, m->p, m->report, stream);
+    case DCOMMI_MATRIX_ORTHONORMAL:
+        return dcomm_cuda_powersgd_orthonormal(&m->shape, m->p, stream);
+    case DCOMMI_MATRIX_Q:
+        return dcomm_cuda_powersgd_q(&m->shape, m->x, m->p, m->q, m->report, stream);
+    default:
+        return dcomm_cuda_powersgd_product(&m->shape, m->p, m->q, m->to, m->how, stream);
+    }
+}
+
+static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_device_matrix *m)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_matrix_on(m, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
 /* ---- events ---- */
 
 /* An event behind all that a queue holds. */
@@ -612,6 +636,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .from_f32 = dcommi_cuda_from_f32,
     .code = dcommi_cuda_code,
     .code_bytes = dcommi_cuda_code_bytes,
+    .matrix = dcommi_cuda_matrix,
     .compare = dcommi_cuda_compare,
     .clip = dcommi_cuda_clip,
     .clipped = dcommi_cuda_clipped,

@@ -65,20 +65,14 @@ static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_plac
     return DCOMM_OK;
 }
 
-/* A sparse codec's workspace for a range, whose contents make its next call faster. */
-static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
-                                              const dcommi_device_handle *d,
-                                              dcommi_device_code *code)
+/* A state's memory on the run's device that the encoding of a range has from step to step. */
+static dcomm_status dcommi_feedback_kept_room(dcomm_feedback *fb, const dcommi_device_handle *d,
+                                              size_t first, bool owner, size_t need,
+                                              void **memory_p)
 {
-    dcomm_feedback *fb = job->fb;
     const dcommi_feedback_place *place = fb->worker.place;
-    dcomm_codec_layout dense;
-    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
     dcommi_feedback_kept *kept = fb->kept;
-    if (need == 0 || job->raises) {
-        return DCOMM_OK;
-    }
-    while (kept != NULL && (kept->first != job->first || kept->owner != job->owner)) {
+    while (kept != NULL && (kept->first != first || kept->owner != owner)) {
         kept = kept->next;
     }
     if (kept == NULL) {
@@ -86,7 +80,7 @@ static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
         if (kept == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
-        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = job->first, .owner = job->owner};
+        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = first, .owner = owner};
         fb->kept = kept;
     }
     if (kept->bytes < need) {
@@ -100,8 +94,20 @@ static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
         kept->bytes = need;
         DCOMMI_TRY(dcommi_feedback_before(fb, d));
     }
-    code->workspace = kept->memory;
+    *memory_p = kept->memory;
     return DCOMM_OK;
+}
+
+/* A sparse codec's workspace for a range, whose contents make its next call faster. */
+static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
+                                              const dcommi_device_handle *d,
+                                              dcommi_device_code *code)
+{
+    dcomm_codec_layout dense;
+    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
+    return need == 0 || job->raises ? DCOMM_OK
+                                    : dcommi_feedback_kept_room(job->fb, d, job->first, job->owner,
+                                                                need, &code->workspace);
 }
 
 /* ---- one step's arrays ---- */
@@ -137,6 +143,13 @@ static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
         a->room[a->nroom++] = memory;
     }
     return memory;
+}
+
+static void dcommi_feedback_drop(const dcommi_feedback_arrays *a)
+{
+    for (int k = 0; k < a->nroom; k++) {
+        a->d->call->release(a->d, a->room[k]);
+    }
 }
 
 static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
@@ -309,6 +322,23 @@ static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
     }
 }
 
+/* What the store holds after `sent` has gone out of e, and the ledger's sums. e may be `next`. */
+static void dcommi_feedback_settle_there(dcommi_feedback_arrays *a, const float *e, bool estimates)
+{
+    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
+                       estimates ? a->held : e, 0, a->sent);
+    if (a->store != NULL) {
+        dcommi_feedback_round(a, a->store, a->at, a->next);
+    }
+    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
+                            estimates ? NULL : a->next);
+    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
+        float *lacks = dcommi_feedback_take(a);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, lacks, a->gradient, 0, a->next);
+        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, lacks);
+    }
+}
+
 /* For a scaled codec, and for EF21: as dcommi_feedback_apart. */
 static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
 {
@@ -332,17 +362,7 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     }
     dcommi_feedback_encode_there(a, scaled, NULL, NULL, NULL);
     dcommi_feedback_see(a);
-    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
-                       estimates ? a->held : e, 0, a->sent);
-    if (a->store != NULL) {
-        dcommi_feedback_round(a, a->store, a->at, a->next);
-    }
-    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
-                            estimates ? NULL : a->next);
-    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
-        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, e, a->gradient, 0, a->next);
-        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, e);
-    }
+    dcommi_feedback_settle_there(a, e, estimates);
 }
 
 /* What an owner without a residual of its own has lost, into the worker's. */
@@ -382,9 +402,7 @@ static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_d
     if (job->raises) {
         dcommi_feedback_raise_there(&a, divisor);
     }
-    for (int k = 0; k < a.nroom; k++) {
-        d->call->release(d, a.room[k]);
-    }
+    dcommi_feedback_drop(&a);
     return a.status;
 }
 

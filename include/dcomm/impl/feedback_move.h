@@ -60,7 +60,7 @@ static dcomm_status dcommi_feedback_store_copy(const dcomm_feedback *fb,
 }
 
 /* What follows the buffers of calls. */
-enum { DCOMMI_FEEDBACK_MOVING = 4 };
+enum { DCOMMI_FEEDBACK_MOVING = 5 };
 
 static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **stores)
 {
@@ -68,6 +68,7 @@ static void dcommi_feedback_moving(dcomm_feedback *fb, dcommi_feedback_store **s
     stores[1] = &fb->owner;
     stores[2] = &fb->velocity;
     stores[3] = &fb->estimate;
+    stores[4] = &fb->basis;
 }
 
 static void dcommi_feedback_stores_free(dcommi_feedback_store *stores, int n)
