@@ -993,9 +993,10 @@ typedef struct dcomm_operand {
  *
  * A counter belongs to the run, is 64 bit, only grows, and starts at 0. FINAL on a folding step
  * says that it completes the reduction, which is where DCOMM_AVG divides. Two flags change no
- * result, only how memory is used: FORWARD on a RECV_REDUCE, that the SEND behind it sends just
- * what this step stores, so that both may be done in one pass; RESULT on a step that stores, that
- * no later step but such a SEND reads it, so that much of it may be stored past the caches. */
+ * result, only how memory is used: FORWARD, that the step behind it passes on just what this one
+ * stores, so that both may be done in one pass (a SEND behind a RECV_REDUCE, a COPY behind a
+ * REDUCE); RESULT on a step that stores, that no later step but such a SEND reads it, so that much
+ * of it may be stored past the caches. */
 #define DCOMM_STEP_TABLE(X)           \
     X(SEND, "send")                   \
     X(RECV, "recv")                   \
@@ -1025,7 +1026,7 @@ typedef enum dcomm_step_kind {
 
 #define DCOMM_STEP_ASYNC 1u   /* start, and let the lane go on; see FENCE */
 #define DCOMM_STEP_FINAL 2u   /* this fold completes the reduction */
-#define DCOMM_STEP_FORWARD 4u /* the next step sends this one's dst */
+#define DCOMM_STEP_FORWARD 4u /* the next step sends or copies this one's dst */
 #define DCOMM_STEP_RESULT 8u  /* dst is not read again */
 
 typedef struct dcomm_step {
@@ -16729,15 +16730,17 @@ static bool dcommi_check_same_expr(const dcomm_expr *a, const dcomm_expr *b)
            memcmp(a->coef, b->coef, sizeof a->coef) == 0;
 }
 
-/* FORWARD: `next` is a SEND of what `s` stores. */
+/* FORWARD: `next` passes on what `s` stores. */
 static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_step *s,
                                                const dcomm_step *next, const char *where)
 {
     if ((s->flags & DCOMM_STEP_FORWARD) == 0) {
         return DCOMM_OK;
     }
-    if (s->kind == DCOMM_STEP_RECV_REDUCE && (s->flags & DCOMM_STEP_ASYNC) == 0 && next != NULL &&
-        next->kind == DCOMM_STEP_SEND && next->src < p->noperands) {
+    bool sends = s->kind == DCOMM_STEP_RECV_REDUCE;
+    if ((sends || s->kind == DCOMM_STEP_REDUCE) && (s->flags & DCOMM_STEP_ASYNC) == 0 &&
+        next != NULL && next->kind == (sends ? DCOMM_STEP_SEND : DCOMM_STEP_COPY) &&
+        (sends || (next->flags & DCOMM_STEP_ASYNC) == 0) && next->src < p->noperands) {
         const dcomm_operand *a = &s->dst, *b = &p->operands[next->src];
         if (a->space == b->space && a->max_length == b->max_length && a->clip == b->clip &&
             dcommi_check_same_expr(&a->offset, &b->offset) &&
@@ -16745,8 +16748,8 @@ static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_
             return DCOMM_OK;
         }
     }
-    return dcommi_fail(DCOMM_ERR_PLAN, "%s: FORWARD is for a receive whose dst the next step sends",
-                       where);
+    return dcommi_fail(DCOMM_ERR_PLAN,
+                       "%s: FORWARD is for a fold whose dst the next step sends or copies", where);
 }
 
 static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, const char *where)
@@ -22297,7 +22300,7 @@ struct dcommi_lane {
     int depth;
     uint8_t state;
     bool queued;
-    bool forwarded;   /* the SEND that comes next has been done */
+    bool forwarded;   /* the SEND or COPY that comes next has been done */
     uint32_t pending; /* asynchronous moves under way */
     uint32_t counter; /* what it waits for, where it waits */
     uint64_t target;
@@ -30052,6 +30055,13 @@ static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag
 
 #endif
 
+/* Where a step stores. */
+typedef struct dcommi_target {
+    uint8_t *dst;
+    bool past;     /* it is better kept out of the caches */
+    uint8_t *also; /* the result of a fold goes there, too; NULL: not */
+} dcommi_target;
+
 /* One source of the fold: our own memory, or a rank's. */
 typedef struct dcommi_piece {
     const uint8_t *local; /* NULL: the rank's */
@@ -30086,10 +30096,10 @@ struct dcommi_pull {
     struct dcommi_pull *next; /* in run->pulls, which owns it */
     dcommi_lane *lane;
     dcommi_run *run;
-    bool async, final, fold, past;
+    bool async, final, fold;
     dcommi_device *device; /* dst, staging and local pieces are its memory; NULL: the host's */
     dcommi_move *taker;    /* the receive that this is done for; NULL: a step of the lane */
-    uint8_t *dst;
+    dcommi_target to;
     size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces;
     unsigned window; /* blocks at a time */
@@ -30125,15 +30135,17 @@ static void dcommi_pull_free(dcommi_pull *pull)
     dcommi_free(pull);
 }
 
-static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, uint8_t *dst, bool past,
+/* Into `to` from byte `at` on. */
+static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *to, size_t at,
                                        const void *const *src, size_t nsrc, size_t len, bool final)
 {
     const dcomm_plan *plan = lane->frame->plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
-    lane->frame->run->comm->context->open_stores |= past;
+    lane->frame->run->comm->context->open_stores |= to->past;
     return dcommi_host_reduce_both(
-        dst, past, NULL, false, src, nsrc, len / element, (dcomm_dtype)plan->dtype,
-        (dcomm_op)plan->op, final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
+        to->dst + at, to->past, to->also != NULL ? to->also + at : NULL, false, src, nsrc,
+        len / element, (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+        final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
 }
 
 /* The same, put on queue IN of the run's device. */
@@ -30165,7 +30177,7 @@ static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_pi
 }
 
 /* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool past,
+static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *to,
                                        const dcommi_piece *pieces, size_t n, size_t len, bool fold,
                                        bool final)
 {
@@ -30181,14 +30193,14 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool pas
         comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
     }
     if (fold) {
-        return dcommi_fold_pieces(lane, dst, past, src, n, len, final);
+        return dcommi_fold_pieces(lane, to, 0, src, n, len, final);
     }
-    dcommi_result_copy(lane->frame->run, dst, src[0], len, past);
+    dcommi_result_copy(lane->frame->run, to->dst, src[0], len, to->past);
     return DCOMM_OK;
 }
 
 /* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, bool past,
+static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *to,
                                        const dcommi_piece *pieces, size_t n, size_t len, bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
@@ -30212,7 +30224,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, bool pas
                 pieces[i].rank));
             src[i] = block;
         }
-        DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, past, src, n, part, final));
+        DCOMMI_TRY(dcommi_fold_pieces(lane, to, at, src, n, part, final));
     }
     return DCOMM_OK;
 }
@@ -30243,10 +30255,11 @@ static dcomm_status dcommi_pull_fold(dcommi_pull *pull, unsigned b)
         }
     }
     if (status == DCOMM_OK) {
-        status = pull->device != NULL ? dcommi_fold_on_device(pull->lane, pull->dst + at, src,
-                                                              pull->npieces, part, pull->final)
-                                      : dcommi_fold_pieces(pull->lane, pull->dst + at, pull->past,
-                                                           src, pull->npieces, part, pull->final);
+        status = pull->device != NULL
+                     ? dcommi_fold_on_device(pull->lane, pull->to.dst + at, src, pull->npieces,
+                                             part, pull->final)
+                     : dcommi_fold_pieces(pull->lane, &pull->to, at, src, pull->npieces, part,
+                                          pull->final);
     }
     dcommi_free((void *)src);
     return status;
@@ -30292,7 +30305,7 @@ static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcom
     dcommi_device_handle *d = &pull->device->handle;
     size_t at = pull->blocks[b].at;
     bool last = pull->blocks[b].outstanding == 0;
-    uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->dst + at;
+    uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->to.dst + at;
     dcomm_status status =
         d->call->copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
     if (status >= 0 && last && pull->fold) {
@@ -30434,7 +30447,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
         if (pull->device == NULL || piece->straight) {
             move->device = piece->straight;
             move->buf =
-                pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->dst + block->at;
+                pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->to.dst + block->at;
             dcommi_pull_request(move);
         } else {
             dcommi_move_in_transport(move); /* it stays whatever becomes of the run meanwhile */
@@ -30482,10 +30495,10 @@ static unsigned dcommi_pull_window(dcommi_pull *pull)
     return window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? (unsigned)window : DCOMMI_PULL_WINDOW;
 }
 
-/* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`, asking for all that is not here.
+/* Start to <- fold(pieces), or to <- pieces[0] without `fold`, asking for all that is not here.
  * `taker`: the receive that it is done for, if it is for one. */
 static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *device,
-                                           dcommi_move *taker, uint8_t *dst, bool past,
+                                           dcommi_move *taker, const dcommi_target *to,
                                            const dcommi_piece *pieces, size_t n, size_t len,
                                            bool fold, bool final, bool async)
 {
@@ -30501,9 +30514,8 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
     pull->taker = taker;
     pull->async = async;
     pull->final = final;
-    pull->past = past;
     pull->fold = fold;
-    pull->dst = dst;
+    pull->to = *to;
     pull->len = pull->left = len;
     pull->npieces = n;
     pull->next = run->pulls;
@@ -30545,22 +30557,22 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
     return DCOMM_IN_PROGRESS;
 }
 
-/* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`. */
-static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, bool past,
+/* Start to <- fold(pieces), or to <- pieces[0] without `fold`. */
+static dcomm_status dcommi_pull_start(dcommi_lane *lane, const dcommi_target *to,
                                       dcommi_piece *pieces, size_t n, size_t len, bool fold,
                                       bool final, bool async)
 {
     dcommi_run *run = lane->frame->run;
     dcomm_comm *comm = run->comm;
-    dcomm_status status = dcommi_pull_mapped(lane, dst, past, pieces, n, len, fold, final);
+    dcomm_status status = dcommi_pull_mapped(lane, to, pieces, n, len, fold, final);
     bool direct = status == DCOMM_ERR_UNSUPPORTED;
     for (size_t i = 0; i < n && direct; i++) {
         direct = dcommi_piece_here(comm, &pieces[i], 0, len) != NULL ||
                  (!pieces[i].device && dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
     }
     if (direct) {
-        status = fold ? dcommi_pull_direct(lane, dst, past, pieces, n, len, final)
-                      : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
+        status = fold ? dcommi_pull_direct(lane, to, pieces, n, len, final)
+                      : dcommi_read_process(comm, pieces[0].rank, to->dst, pieces[0].address, len);
     }
     if (status != DCOMM_ERR_UNSUPPORTED) {
         for (size_t i = 0; i < n; i++) {
@@ -30568,7 +30580,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, bool past
         }
         return status;
     }
-    return dcommi_pull_by_message(lane, NULL, NULL, dst, past, pieces, n, len, fold, final, async);
+    return dcommi_pull_by_message(lane, NULL, NULL, to, pieces, n, len, fold, final, async);
 }
 
 /* ---- the other side ---- */
@@ -30831,9 +30843,9 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
         pieces[i].straight = device != NULL && pieces[i].sent &&
                              dcommi_comes_straight(run, move->node.peer, dcommi_header_wide(h));
     }
-    dcomm_status status =
-        dcommi_pull_by_message(move->lane, device, move, fold ? move->dst : move->buf, move->past,
-                               pieces, n, len, fold, move->final, move->async);
+    const dcommi_target to = {.dst = fold ? move->dst : move->buf, .past = move->past};
+    dcomm_status status = dcommi_pull_by_message(move->lane, device, move, &to, pieces, n, len,
+                                                 fold, move->final, move->async);
     if (status < 0) {
         dcommi_poison(run->comm, status, -1, dcommi_message);
     }
@@ -31621,10 +31633,11 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
         pieces[i].local = pieces[i].opened ? NULL : pieces[i].local;
     }
     if (!here) {
-        return dcommi_moving(lane,
-                             dcommi_pull_by_message(lane, device, NULL, dst, false, pieces, n, len,
-                                                    fold, final, async),
-                             async);
+        const dcommi_target to = {.dst = dst};
+        return dcommi_moving(
+            lane,
+            dcommi_pull_by_message(lane, device, NULL, &to, pieces, n, len, fold, final, async),
+            async);
     }
     for (size_t i = 0; i < n; i++) {
         comm->stats.bytes_read += pieces[i].device ? len : 0;
@@ -31881,7 +31894,8 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         n += o->repeat > 1 ? o->repeat : 1;
         remote = remote || o->space == DCOMM_SPACE_PEER;
     }
-    if (len == 0) {
+    if (len == 0 || lane->forwarded) {
+        lane->forwarded = false;
         return DCOMMI_NEXT;
     }
     if (!dcommi_sources_on(frame, step, device)) {
@@ -31899,23 +31913,33 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         return outcome;
     }
     bool fold = step->kind == DCOMM_STEP_REDUCE, final = step->flags & DCOMM_STEP_FINAL;
-    bool past = dcommi_step_past(frame, step), async = step->flags & DCOMM_STEP_ASYNC;
+    bool async = step->flags & DCOMM_STEP_ASYNC;
     if (DCOMMI_UNLIKELY(device)) {
         return dcommi_device_fold(lane, dst, context->pieces, n, len, fold, final, async);
     }
+    dcommi_target to = {.dst = dst, .past = dcommi_step_past(frame, step)};
+    if ((step->flags & DCOMM_STEP_FORWARD) && !dcommi_on_device(frame, step[1].dst.space)) {
+        size_t room;
+        to.also = dst;
+        to.dst = dcommi_lane_piece(lane, &step[1].dst, 0, &room);
+        to.past = dcommi_step_past(frame, step + 1);
+        if (to.dst == NULL || room != len) {
+            return dcommi_outside(lane, "next step's destination");
+        }
+        lane->forwarded = true;
+    }
     if (remote) {
         return dcommi_moving(
-            lane, dcommi_pull_start(lane, dst, past, context->pieces, n, len, fold, final, async),
-            async);
+            lane, dcommi_pull_start(lane, &to, context->pieces, n, len, fold, final, async), async);
     }
     if (!fold) {
-        dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, past);
+        dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, to.past);
         return DCOMMI_NEXT;
     }
     for (size_t i = 0; i < n; i++) {
         context->pointers[i] = context->pieces[i].local;
     }
-    dcomm_status status = dcommi_fold_pieces(lane, dst, past, context->pointers, n, len, final);
+    dcomm_status status = dcommi_fold_pieces(lane, &to, 0, context->pointers, n, len, final);
     return status < 0 ? dcommi_step_error(lane, status, "%s", dcommi_message) : DCOMMI_NEXT;
 }
 
@@ -44105,10 +44129,10 @@ static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcommi_builde
         dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), c);
     dcomm_operand sum = dcommi_staged_own(&g, n * g.chunk, c, &out);
     dcommi_staged_until_read(&g, 1, c);
-    dcommi_staged_fold(&g, 1, c, sum, 0);
+    dcommi_staged_fold(&g, 1, c, sum, DCOMM_STEP_FORWARD);
+    dcommi_copy(b, 1, out, sum, DCOMM_STEP_RESULT);
     dcommi_staged_tell_all(&g, 1, summed);
     dcommi_staged_tell(&g, 1, summed, s->rank);
-    dcommi_copy(b, 1, out, sum, DCOMM_STEP_RESULT);
     dcommi_end_many(b, 1, g.chunks);
 
     c = dcommi_loop_many(b, 2, g.chunks);

@@ -95,6 +95,9 @@ Test(broken, structure)
     s = ring(3, DCOMM_SUM);
     step(&s, 2, 5)->flags |= DCOMM_STEP_FORWARD;
     wrong(&s, ring_spec(3), "rank 2 lane 0 step 5", "the next step sends");
+    s = one_shot(3, 1, FINE, true);
+    step(&s, 1, 4)->flags |= DCOMM_STEP_FORWARD;
+    wrong(&s, pair_spec, "rank 1 lane 0 step 4 (reduce)", "sends or copies");
     s = ring(3, DCOMM_SUM);
     s.plan[1]->rank = 2;
     wrong(&s, ring_spec(3), "rank 1", "its plan is for rank 2");

@@ -121,9 +121,10 @@ typedef struct dcomm_operand {
  *
  * A counter belongs to the run, is 64 bit, only grows, and starts at 0. FINAL on a folding step
  * says that it completes the reduction, which is where DCOMM_AVG divides. Two flags change no
- * result, only how memory is used: FORWARD on a RECV_REDUCE, that the SEND behind it sends just
- * what this step stores, so that both may be done in one pass; RESULT on a step that stores, that
- * no later step but such a SEND reads it, so that much of it may be stored past the caches. */
+ * result, only how memory is used: FORWARD, that the step behind it passes on just what this one
+ * stores, so that both may be done in one pass (a SEND behind a RECV_REDUCE, a COPY behind a
+ * REDUCE); RESULT on a step that stores, that no later step but such a SEND reads it, so that much
+ * of it may be stored past the caches. */
 #define DCOMM_STEP_TABLE(X)           \
     X(SEND, "send")                   \
     X(RECV, "recv")                   \
@@ -153,7 +154,7 @@ typedef enum dcomm_step_kind {
 
 #define DCOMM_STEP_ASYNC 1u   /* start, and let the lane go on; see FENCE */
 #define DCOMM_STEP_FINAL 2u   /* this fold completes the reduction */
-#define DCOMM_STEP_FORWARD 4u /* the next step sends this one's dst */
+#define DCOMM_STEP_FORWARD 4u /* the next step sends or copies this one's dst */
 #define DCOMM_STEP_RESULT 8u  /* dst is not read again */
 
 typedef struct dcomm_step {

@@ -334,10 +334,10 @@ static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcommi_builde
         dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), c);
     dcomm_operand sum = dcommi_staged_own(&g, n * g.chunk, c, &out);
     dcommi_staged_until_read(&g, 1, c);
-    dcommi_staged_fold(&g, 1, c, sum, 0);
+    dcommi_staged_fold(&g, 1, c, sum, DCOMM_STEP_FORWARD);
+    dcommi_copy(b, 1, out, sum, DCOMM_STEP_RESULT);
     dcommi_staged_tell_all(&g, 1, summed);
     dcommi_staged_tell(&g, 1, summed, s->rank);
-    dcommi_copy(b, 1, out, sum, DCOMM_STEP_RESULT);
     dcommi_end_many(b, 1, g.chunks);
 
     c = dcommi_loop_many(b, 2, g.chunks);

@@ -263,15 +263,17 @@ static bool dcommi_check_same_expr(const dcomm_expr *a, const dcomm_expr *b)
            memcmp(a->coef, b->coef, sizeof a->coef) == 0;
 }
 
-/* FORWARD: `next` is a SEND of what `s` stores. */
+/* FORWARD: `next` passes on what `s` stores. */
 static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_step *s,
                                                const dcomm_step *next, const char *where)
 {
     if ((s->flags & DCOMM_STEP_FORWARD) == 0) {
         return DCOMM_OK;
     }
-    if (s->kind == DCOMM_STEP_RECV_REDUCE && (s->flags & DCOMM_STEP_ASYNC) == 0 && next != NULL &&
-        next->kind == DCOMM_STEP_SEND && next->src < p->noperands) {
+    bool sends = s->kind == DCOMM_STEP_RECV_REDUCE;
+    if ((sends || s->kind == DCOMM_STEP_REDUCE) && (s->flags & DCOMM_STEP_ASYNC) == 0 &&
+        next != NULL && next->kind == (sends ? DCOMM_STEP_SEND : DCOMM_STEP_COPY) &&
+        (sends || (next->flags & DCOMM_STEP_ASYNC) == 0) && next->src < p->noperands) {
         const dcomm_operand *a = &s->dst, *b = &p->operands[next->src];
         if (a->space == b->space && a->max_length == b->max_length && a->clip == b->clip &&
             dcommi_check_same_expr(&a->offset, &b->offset) &&
@@ -279,8 +281,8 @@ static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_
             return DCOMM_OK;
         }
     }
-    return dcommi_fail(DCOMM_ERR_PLAN, "%s: FORWARD is for a receive whose dst the next step sends",
-                       where);
+    return dcommi_fail(DCOMM_ERR_PLAN,
+                       "%s: FORWARD is for a fold whose dst the next step sends or copies", where);
 }
 
 static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, const char *where)

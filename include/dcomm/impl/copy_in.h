@@ -102,9 +102,9 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
         pieces[i].straight = device != NULL && pieces[i].sent &&
                              dcommi_comes_straight(run, move->node.peer, dcommi_header_wide(h));
     }
-    dcomm_status status =
-        dcommi_pull_by_message(move->lane, device, move, fold ? move->dst : move->buf, move->past,
-                               pieces, n, len, fold, move->final, move->async);
+    const dcommi_target to = {.dst = fold ? move->dst : move->buf, .past = move->past};
+    dcomm_status status = dcommi_pull_by_message(move->lane, device, move, &to, pieces, n, len,
+                                                 fold, move->final, move->async);
     if (status < 0) {
         dcommi_poison(run->comm, status, -1, dcommi_message);
     }

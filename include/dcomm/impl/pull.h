@@ -6,6 +6,13 @@
 
 #include "copy_out.h"
 
+/* Where a step stores. */
+typedef struct dcommi_target {
+    uint8_t *dst;
+    bool past;     /* it is better kept out of the caches */
+    uint8_t *also; /* the result of a fold goes there, too; NULL: not */
+} dcommi_target;
+
 /* One source of the fold: our own memory, or a rank's. */
 typedef struct dcommi_piece {
     const uint8_t *local; /* NULL: the rank's */
@@ -40,10 +47,10 @@ struct dcommi_pull {
     struct dcommi_pull *next; /* in run->pulls, which owns it */
     dcommi_lane *lane;
     dcommi_run *run;
-    bool async, final, fold, past;
+    bool async, final, fold;
     dcommi_device *device; /* dst, staging and local pieces are its memory; NULL: the host's */
     dcommi_move *taker;    /* the receive that this is done for; NULL: a step of the lane */
-    uint8_t *dst;
+    dcommi_target to;
     size_t len, asked, left, block; /* bytes; left: not there yet */
     size_t npieces;
     unsigned window; /* blocks at a time */
@@ -79,15 +86,17 @@ static void dcommi_pull_free(dcommi_pull *pull)
     dcommi_free(pull);
 }
 
-static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, uint8_t *dst, bool past,
+/* Into `to` from byte `at` on. */
+static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *to, size_t at,
                                        const void *const *src, size_t nsrc, size_t len, bool final)
 {
     const dcomm_plan *plan = lane->frame->plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
-    lane->frame->run->comm->context->open_stores |= past;
+    lane->frame->run->comm->context->open_stores |= to->past;
     return dcommi_host_reduce_both(
-        dst, past, NULL, false, src, nsrc, len / element, (dcomm_dtype)plan->dtype,
-        (dcomm_op)plan->op, final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
+        to->dst + at, to->past, to->also != NULL ? to->also + at : NULL, false, src, nsrc,
+        len / element, (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+        final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
 }
 
 /* The same, put on queue IN of the run's device. */
@@ -119,7 +128,7 @@ static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_pi
 }
 
 /* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool past,
+static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *to,
                                        const dcommi_piece *pieces, size_t n, size_t len, bool fold,
                                        bool final)
 {
@@ -135,14 +144,14 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, uint8_t *dst, bool pas
         comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
     }
     if (fold) {
-        return dcommi_fold_pieces(lane, dst, past, src, n, len, final);
+        return dcommi_fold_pieces(lane, to, 0, src, n, len, final);
     }
-    dcommi_result_copy(lane->frame->run, dst, src[0], len, past);
+    dcommi_result_copy(lane->frame->run, to->dst, src[0], len, to->past);
     return DCOMM_OK;
 }
 
 /* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, bool past,
+static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *to,
                                        const dcommi_piece *pieces, size_t n, size_t len, bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
@@ -166,7 +175,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, uint8_t *dst, bool pas
                 pieces[i].rank));
             src[i] = block;
         }
-        DCOMMI_TRY(dcommi_fold_pieces(lane, dst + at, past, src, n, part, final));
+        DCOMMI_TRY(dcommi_fold_pieces(lane, to, at, src, n, part, final));
     }
     return DCOMM_OK;
 }
@@ -197,10 +206,11 @@ static dcomm_status dcommi_pull_fold(dcommi_pull *pull, unsigned b)
         }
     }
     if (status == DCOMM_OK) {
-        status = pull->device != NULL ? dcommi_fold_on_device(pull->lane, pull->dst + at, src,
-                                                              pull->npieces, part, pull->final)
-                                      : dcommi_fold_pieces(pull->lane, pull->dst + at, pull->past,
-                                                           src, pull->npieces, part, pull->final);
+        status = pull->device != NULL
+                     ? dcommi_fold_on_device(pull->lane, pull->to.dst + at, src, pull->npieces,
+                                             part, pull->final)
+                     : dcommi_fold_pieces(pull->lane, &pull->to, at, src, pull->npieces, part,
+                                          pull->final);
     }
     dcommi_free((void *)src);
     return status;
@@ -246,7 +256,7 @@ static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcom
     dcommi_device_handle *d = &pull->device->handle;
     size_t at = pull->blocks[b].at;
     bool last = pull->blocks[b].outstanding == 0;
-    uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->dst + at;
+    uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->to.dst + at;
     dcomm_status status =
         d->call->copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
     if (status >= 0 && last && pull->fold) {
@@ -388,7 +398,7 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
         if (pull->device == NULL || piece->straight) {
             move->device = piece->straight;
             move->buf =
-                pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->dst + block->at;
+                pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->to.dst + block->at;
             dcommi_pull_request(move);
         } else {
             dcommi_move_in_transport(move); /* it stays whatever becomes of the run meanwhile */
@@ -436,10 +446,10 @@ static unsigned dcommi_pull_window(dcommi_pull *pull)
     return window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? (unsigned)window : DCOMMI_PULL_WINDOW;
 }
 
-/* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`, asking for all that is not here.
+/* Start to <- fold(pieces), or to <- pieces[0] without `fold`, asking for all that is not here.
  * `taker`: the receive that it is done for, if it is for one. */
 static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *device,
-                                           dcommi_move *taker, uint8_t *dst, bool past,
+                                           dcommi_move *taker, const dcommi_target *to,
                                            const dcommi_piece *pieces, size_t n, size_t len,
                                            bool fold, bool final, bool async)
 {
@@ -455,9 +465,8 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
     pull->taker = taker;
     pull->async = async;
     pull->final = final;
-    pull->past = past;
     pull->fold = fold;
-    pull->dst = dst;
+    pull->to = *to;
     pull->len = pull->left = len;
     pull->npieces = n;
     pull->next = run->pulls;
@@ -499,22 +508,22 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
     return DCOMM_IN_PROGRESS;
 }
 
-/* Start dst <- fold(pieces), or dst <- pieces[0] without `fold`. */
-static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, bool past,
+/* Start to <- fold(pieces), or to <- pieces[0] without `fold`. */
+static dcomm_status dcommi_pull_start(dcommi_lane *lane, const dcommi_target *to,
                                       dcommi_piece *pieces, size_t n, size_t len, bool fold,
                                       bool final, bool async)
 {
     dcommi_run *run = lane->frame->run;
     dcomm_comm *comm = run->comm;
-    dcomm_status status = dcommi_pull_mapped(lane, dst, past, pieces, n, len, fold, final);
+    dcomm_status status = dcommi_pull_mapped(lane, to, pieces, n, len, fold, final);
     bool direct = status == DCOMM_ERR_UNSUPPORTED;
     for (size_t i = 0; i < n && direct; i++) {
         direct = dcommi_piece_here(comm, &pieces[i], 0, len) != NULL ||
                  (!pieces[i].device && dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
     }
     if (direct) {
-        status = fold ? dcommi_pull_direct(lane, dst, past, pieces, n, len, final)
-                      : dcommi_read_process(comm, pieces[0].rank, dst, pieces[0].address, len);
+        status = fold ? dcommi_pull_direct(lane, to, pieces, n, len, final)
+                      : dcommi_read_process(comm, pieces[0].rank, to->dst, pieces[0].address, len);
     }
     if (status != DCOMM_ERR_UNSUPPORTED) {
         for (size_t i = 0; i < n; i++) {
@@ -522,7 +531,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, uint8_t *dst, bool past
         }
         return status;
     }
-    return dcommi_pull_by_message(lane, NULL, NULL, dst, past, pieces, n, len, fold, final, async);
+    return dcommi_pull_by_message(lane, NULL, NULL, to, pieces, n, len, fold, final, async);
 }
 
 /* ---- the other side ---- */

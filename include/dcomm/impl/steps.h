@@ -206,7 +206,8 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         n += o->repeat > 1 ? o->repeat : 1;
         remote = remote || o->space == DCOMM_SPACE_PEER;
     }
-    if (len == 0) {
+    if (len == 0 || lane->forwarded) {
+        lane->forwarded = false;
         return DCOMMI_NEXT;
     }
     if (!dcommi_sources_on(frame, step, device)) {
@@ -224,23 +225,33 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         return outcome;
     }
     bool fold = step->kind == DCOMM_STEP_REDUCE, final = step->flags & DCOMM_STEP_FINAL;
-    bool past = dcommi_step_past(frame, step), async = step->flags & DCOMM_STEP_ASYNC;
+    bool async = step->flags & DCOMM_STEP_ASYNC;
     if (DCOMMI_UNLIKELY(device)) {
         return dcommi_device_fold(lane, dst, context->pieces, n, len, fold, final, async);
     }
+    dcommi_target to = {.dst = dst, .past = dcommi_step_past(frame, step)};
+    if ((step->flags & DCOMM_STEP_FORWARD) && !dcommi_on_device(frame, step[1].dst.space)) {
+        size_t room;
+        to.also = dst;
+        to.dst = dcommi_lane_piece(lane, &step[1].dst, 0, &room);
+        to.past = dcommi_step_past(frame, step + 1);
+        if (to.dst == NULL || room != len) {
+            return dcommi_outside(lane, "next step's destination");
+        }
+        lane->forwarded = true;
+    }
     if (remote) {
         return dcommi_moving(
-            lane, dcommi_pull_start(lane, dst, past, context->pieces, n, len, fold, final, async),
-            async);
+            lane, dcommi_pull_start(lane, &to, context->pieces, n, len, fold, final, async), async);
     }
     if (!fold) {
-        dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, past);
+        dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, to.past);
         return DCOMMI_NEXT;
     }
     for (size_t i = 0; i < n; i++) {
         context->pointers[i] = context->pieces[i].local;
     }
-    dcomm_status status = dcommi_fold_pieces(lane, dst, past, context->pointers, n, len, final);
+    dcomm_status status = dcommi_fold_pieces(lane, &to, 0, context->pointers, n, len, final);
     return status < 0 ? dcommi_step_error(lane, status, "%s", dcommi_message) : DCOMMI_NEXT;
 }
 

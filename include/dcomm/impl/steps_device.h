@@ -105,10 +105,11 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
         pieces[i].local = pieces[i].opened ? NULL : pieces[i].local;
     }
     if (!here) {
-        return dcommi_moving(lane,
-                             dcommi_pull_by_message(lane, device, NULL, dst, false, pieces, n, len,
-                                                    fold, final, async),
-                             async);
+        const dcommi_target to = {.dst = dst};
+        return dcommi_moving(
+            lane,
+            dcommi_pull_by_message(lane, device, NULL, &to, pieces, n, len, fold, final, async),
+            async);
     }
     for (size_t i = 0; i < n; i++) {
         comm->stats.bytes_read += pieces[i].device ? len : 0;

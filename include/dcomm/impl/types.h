@@ -93,7 +93,7 @@ struct dcommi_lane {
     int depth;
     uint8_t state;
     bool queued;
-    bool forwarded;   /* the SEND that comes next has been done */
+    bool forwarded;   /* the SEND or COPY that comes next has been done */
     uint32_t pending; /* asynchronous moves under way */
     uint32_t counter; /* what it waits for, where it waits */
     uint64_t target;
