@@ -633,6 +633,12 @@ DCOMM_API dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t c
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
+/* A few elements of x, `count` f32: x[index[i]] = value[i] for n pairs whose indices differ; with
+ * `add` x[index[i]] += value[i], where what is too large for f32 becomes its largest number. What
+ * no index names stays as it is, and an index that is not below count does nothing. */
+DCOMM_API dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index,
+                                          const float *value, size_t n, bool add, void *stream);
+
 /* What error feedback does to its arrays beside encoding, of a gradient g, a residual or estimate
  * r, a velocity u, e that is encoded, and s, what is sent of it, as decoded. */
 typedef enum dcomm_cuda_feedback_op {
@@ -13778,8 +13784,9 @@ typedef struct dcommi_device_calls {
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
     /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
-     * dcommi_from_f32, the codec's steps, powersgd's, dcomm_cuda_ledger_compare, and DGC's
-     * clipping: a gradient's factor, and the momentum of what it is multiplied by. */
+     * dcommi_from_f32, the codec's steps, powersgd's, dcomm_cuda_ledger_compare,
+     * dcomm_cuda_scatter, and DGC's clipping: a gradient's factor, and the momentum of what it is
+     * multiplied by. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
@@ -13793,6 +13800,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*matrix)(dcommi_device_handle *d, const dcommi_device_matrix *m);
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
                             const float *y, const float *next, size_t count);
+    dcomm_status (*scatter)(dcommi_device_handle *d, float *x, size_t count, const uint32_t *index,
+                            const float *value, size_t n, bool add);
     dcomm_status (*clip)(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
                          size_t count, double most);
     dcomm_status (*clipped)(dcommi_device_handle *d, float *u, const float *g,
@@ -26976,6 +26985,17 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
     return status;
 }
 
+static dcomm_status dcommi_cuda_scatter(dcommi_device_handle *d, float *x, size_t count,
+                                        const uint32_t *index, const float *value, size_t n,
+                                        bool add)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_scatter(x, count, index, value, n, add, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
 static dcomm_status dcommi_cuda_clip(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
                                      size_t count, double most)
 {
@@ -27353,6 +27373,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .code_bytes = dcommi_cuda_code_bytes,
     .matrix = dcommi_cuda_matrix,
     .compare = dcommi_cuda_compare,
+    .scatter = dcommi_cuda_scatter,
     .clip = dcommi_cuda_clip,
     .clipped = dcommi_cuda_clipped,
     .mark = dcommi_cuda_mark,
@@ -31400,9 +31421,14 @@ static bool dcommi_has_credit(dcommi_lane *lane, int rank)
 
 #endif
 
+/* What follows a copy; good: it is there, and the run goes on. */
+typedef void (*dcommi_across_fn)(void *user, bool good);
+
 /* A copy under way; its run stays until it has ended. */
 typedef struct dcommi_across {
     dcommi_lane *lane;
+    dcommi_across_fn then; /* NULL: the lane goes on */
+    void *user;
     dcommi_run *run;
     enum dcommi_queue queue; /* OUT: of the device */
     uint8_t *dst;
@@ -31423,7 +31449,10 @@ static size_t dcommi_across_part(const dcommi_across *a, unsigned part, size_t *
 static void dcommi_across_end(dcommi_across *a)
 {
     dcommi_run *run = a->run;
-    if (run->active && !a->failed) {
+    const bool good = run->active && !a->failed;
+    if (a->then != NULL) {
+        a->then(a->user, good);
+    } else if (good) {
         dcommi_run_event(run);
         dcommi_lane_moved(a->lane, a->async);
     }
@@ -31510,25 +31539,33 @@ static void dcommi_across_next(dcommi_across *a)
     }
 }
 
-/* dst <- src, one of which is the device's: `to_device` says which. */
+/* dst <- src, one of which is the device's: `queue` says which. */
+static dcomm_status dcommi_across_start(const dcommi_across *copy)
+{
+    dcommi_across *a = dcommi_alloc(sizeof *a);
+    if (a == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *a = *copy;
+    a->run = a->lane->frame->run;
+    dcommi_run_keep(a->run);
+    dcommi_across_next(a);
+    return DCOMM_OK;
+}
+
 static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, const uint8_t *src,
                                               size_t len, bool to_device, bool async)
 {
-    dcommi_run *run = lane->frame->run;
-    dcommi_across *a = dcommi_alloc(sizeof *a);
-    if (a == NULL) {
+    const dcommi_across copy = {.lane = lane,
+                                .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
+                                .dst = dst,
+                                .src = src,
+                                .len = len,
+                                .async = async};
+    if (dcommi_across_start(&copy) < 0) {
         return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
     }
-    *a = (dcommi_across){.lane = lane,
-                         .run = run,
-                         .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
-                         .dst = dst,
-                         .src = src,
-                         .len = len,
-                         .async = async};
-    dcommi_run_keep(run);
-    dcommi_across_next(a);
-    return run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
+    return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
 }
 
 #endif
@@ -31658,6 +31695,17 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
  * hear. */
 static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
                                            const dcommi_device_code *code, int32_t word);
+/* coded_sparse's, likewise (coded_sparse_device.h): a region's result, of which the last has all
+ * written. DCOMM_OK: there are more to come. */
+static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
+                                                   const dcomm_codec_place *place,
+                                                   const dcommi_device_code *code);
+
+/* Whether the codec's steps of a plan are coded_sparse's; and whether one of them reads or writes
+ * elements that are a device's. In between it has what was selected, for which the operands stand.
+ */
+static bool dcommi_spread_plan(const dcomm_plan *plan);
+static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step);
 
 /* COMPUTE by the kernels that devices have; factors are words. */
 static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_kernel kernel,
@@ -32103,7 +32151,8 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
 {
     const dcommi_frame *frame = lane->frame;
     size_t bytes = step->kind == DCOMM_STEP_ENCODE ? o->len[0] : dst_len;
-    if (frame->run->coded == NULL || !dcommi_sources_on(frame, step, true)) {
+    const bool spread = dcommi_spread_plan(frame->plan); /* whose wires are the host's */
+    if (frame->run->coded == NULL || (!spread && !dcommi_sources_on(frame, step, true))) {
         return dcommi_step_mixed(lane);
     }
     if (step->kind == DCOMM_STEP_RECODE) {
@@ -32116,7 +32165,11 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
                                .n = o->n,
                                .dst = dst,
                                .dst_len = dst_len};
-    return dcommi_moving(lane, dcommi_coded_on_device(lane, &o->place, &code, word), false);
+    return dcommi_moving(lane,
+                         spread && step->kind == DCOMM_STEP_DECODE
+                             ? dcommi_spread_result_on_device(lane, &o->place, &code)
+                             : dcommi_coded_on_device(lane, &o->place, &code, word),
+                         false);
 }
 
 static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
@@ -32139,10 +32192,12 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     if (wrong != NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
     }
-    if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
+    const bool spread = dcommi_spread_plan(plan);
+    if (DCOMMI_UNLIKELY(spread ? dcommi_spread_by_device(lane->frame, step)
+                               : dcommi_on_device(lane->frame, step->dst.space))) {
         return dcommi_step_codec_device(lane, step, &o, dst, dst_len, word);
     }
-    if (!dcommi_sources_on(lane->frame, step, false)) {
+    if (!spread && !dcommi_sources_on(lane->frame, step, false)) {
         return dcommi_step_mixed(lane);
     }
     dcomm_status status;
@@ -43482,6 +43537,7 @@ static void dcommi_spread_costs(const dcommi_coded_cut *k)
     int64_t length = coding->cost_length > 0 ? coding->cost_length : 1024;
     int64_t work = 64 * 1024 * coding->most / dcommi_max64(k->total / 4, 1);
     head->codec = coding->spread;
+    head->scratch_on_host = true; /* only the selection and the result are a device's */
     head->codec_length = (uint32_t)dcommi_max64(1, length / k->s->nranks);
     head->codec_later = (uint32_t)dcommi_max64(1, dcommi_min64(work, 1024));
 }
@@ -44715,8 +44771,7 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
     }
     return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
            !(algo->make == dcommi_coded_sparse &&
-             (s->coding->spread == NULL || !s->coding->feedback ||
-              dcommi_memory_of_device(s->memory))) && /* which have no kernels for it */
+             (s->coding->spread == NULL || !s->coding->feedback)) &&
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
@@ -47424,7 +47479,8 @@ struct dcommi_spread {
     size_t count;
     uint32_t nranks;
     dcommi_exchange_pairs chosen; /* what this rank selected, */
-    dcommi_exchange_pairs agreed; /* and what all owners did, with feedback */
+    dcommi_exchange_pairs agreed; /* and what all owners did */
+    dcommi_exchange_pairs back;   /* on a device: what goes into the residual there */
     dcommi_exchange_pairs read;
     uint32_t *begin; /* [nranks + 1] */
     size_t *end;     /* [nranks] */
@@ -47441,6 +47497,7 @@ static void dcommi_spread_free(struct dcommi_spread *s)
     if (s != NULL) {
         dcommi_exchange_free(&s->chosen);
         dcommi_exchange_free(&s->agreed);
+        dcommi_exchange_free(&s->back);
         dcommi_exchange_free(&s->read);
         dcommi_free(s->begin);
         dcommi_free(s->end);
@@ -47478,19 +47535,33 @@ static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
     }
 }
 
+static dcomm_status dcommi_spread_begin(dcommi_coded *c, size_t count)
+{
+    if (c->spread == NULL && (c->spread = dcommi_alloc(sizeof *c->spread)) == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    c->spread->count = count;
+    c->spread->nranks = 0;
+    c->spread->agreed.n = c->spread->back.n = 0;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_spread_selected(dcommi_coded *c, const void *wire, size_t bytes)
+{
+    struct dcommi_spread *s = c->spread;
+    DCOMMI_TRY(dcommi_exchange_read(c->codec, wire, bytes, s->count, 0,
+                                    dcommi_topk_most(c->codec, s->count), &s->chosen));
+    dcommi_exchange_sift(&s->chosen);
+    return DCOMM_OK;
+}
+
 static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t count, void *wire,
                                          size_t room, size_t *bytes)
 {
     static const dcomm_codec_place all = {.divisor = 1};
     dcomm_codec_report report = {.first_nonfinite = SIZE_MAX};
     dcomm_status status;
-    if (c->spread == NULL && (c->spread = dcommi_alloc(sizeof *c->spread)) == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    struct dcommi_spread *s = c->spread;
-    s->count = count;
-    s->nranks = 0;
-    s->agreed.n = 0;
+    DCOMMI_TRY(dcommi_spread_begin(c, count));
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
         DCOMMI_TRY(dcommi_feedback_remember(c->feedback));
@@ -47506,10 +47577,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
     report.bytes = 0;
     dcommi_coded_tell(c, &all, &report);
     DCOMMI_TRY(status);
-    DCOMMI_TRY(dcommi_exchange_read(c->codec, wire, *bytes, count, 0,
-                                    dcommi_topk_most(c->codec, count), &s->chosen));
-    dcommi_exchange_sift(&s->chosen);
-    return DCOMM_OK;
+    return dcommi_spread_selected(c, wire, *bytes);
 }
 
 static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_codec_place *place)
@@ -47559,6 +47627,33 @@ static dcomm_status dcommi_spread_encode_step(void *user, const dcomm_codec_plac
     return DCOMM_OK;
 }
 
+/* Into the worker's residual: s->lost of p, but of what is `agreed`. Where that lies on a device it
+ * is put by, until the result goes there. */
+static dcomm_status dcommi_spread_return(dcommi_coded *c, const dcommi_exchange_pairs *p,
+                                         uint32_t base, const dcommi_exchange_pairs *agreed)
+{
+    struct dcommi_spread *s = c->spread;
+    dcommi_exchange_pairs *back = &s->back;
+    const bool estimates = c->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
+    if (c->device == NULL) {
+        return dcomm_feedback_give_back(c->feedback, base, p->index, s->lost, p->n, agreed->index,
+                                        agreed->n);
+    }
+    if (back->n == 0) {
+        const size_t quota = dcommi_exchange_quota(c->codec, s->count, s->nranks);
+        DCOMMI_TRY(dcommi_exchange_reserve(back, s->chosen.n + quota));
+    }
+    for (size_t i = 0, k = 0; i < p->n; i++) {
+        for (; k < agreed->n && agreed->index[k] < p->index[i]; k++) {
+        }
+        if (k == agreed->n || agreed->index[k] != p->index[i]) {
+            back->index[back->n] = base + p->index[i];
+            back->bits[back->n++] = dcommi_f32_bits(estimates ? -s->lost[i] : s->lost[i]);
+        }
+    }
+    return DCOMM_OK;
+}
+
 /* ---- the owner ---- */
 
 /* What rounding took from the owner's sums, which `sent` has as the others get them. */
@@ -47571,7 +47666,7 @@ static dcomm_status dcommi_spread_keep(dcommi_coded *c, const dcommi_exchange_pa
             dcommi_feedback_plus(sums[i], -(float)divisor, dcommi_f32_from_bits(sent->bits[i]));
         s->lost[i] = dcommi_f32_nonfinite(lost) ? 0 : lost;
     }
-    return dcomm_feedback_give_back(c->feedback, base, sent->index, s->lost, sent->n, NULL, 0);
+    return dcommi_spread_return(c, sent, base, &(dcommi_exchange_pairs){0});
 }
 
 static dcomm_status dcommi_spread_gather(dcommi_coded *c, const void *const *src,
@@ -47651,12 +47746,12 @@ static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
         float value = dcommi_f32_from_bits(s->chosen.bits[i]);
         s->lost[i] = dcommi_f32_nonfinite(value) ? 0 : value;
     }
-    return dcomm_feedback_give_back(c->feedback, 0, s->chosen.index, s->lost, s->chosen.n,
-                                    s->agreed.index, s->agreed.n);
+    return dcommi_spread_return(c, &s->chosen, 0, &s->agreed);
 }
 
-static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_place *place,
-                                         const void *src, size_t src_len, void *dst)
+/* A region's result joins what is agreed. */
+static dcomm_status dcommi_spread_agree(dcommi_coded *c, const dcomm_codec_place *place,
+                                        const void *src, size_t src_len, void *dst)
 {
     DCOMMI_TRY(dcommi_spread_region(c, place));
     struct dcommi_spread *s = c->spread;
@@ -47664,7 +47759,6 @@ static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_plac
     size_t quota = dcommi_exchange_quota(c->codec, s->count, s->nranks);
     if (place->first == 0) {
         s->out = dst;
-        memset(s->out, 0, s->count * sizeof *s->out);
         DCOMMI_TRY(dcommi_exchange_reserve(&s->agreed, quota * s->nranks));
     }
     memcpy(&summed, src, src_len < 4 ? 0 : 4);
@@ -47677,22 +47771,35 @@ static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_plac
     }
     DCOMMI_TRY(dcommi_exchange_read(c->codec, (const unsigned char *)src + 4, src_len - 4,
                                     end - base, kept, kept, &s->read));
-    float *out = s->out + base;
     size_t nonzero = 0;
     for (size_t i = 0; i < s->read.n; i++) {
-        out[s->read.index[i]] = dcommi_f32_from_bits(s->read.bits[i]);
-        s->agreed.index[s->agreed.n++] = base + s->read.index[i];
+        s->agreed.index[s->agreed.n] = base + s->read.index[i];
+        s->agreed.bits[s->agreed.n++] = s->read.bits[i];
         nonzero += (s->read.bits[i] & DCOMMI_ABS_BITS) != 0;
     }
     if (c->report != NULL) {
         c->report->summed += summed;
         c->report->nonzero += nonzero;
     }
-    if (place->first + 1 < s->nranks || c->feedback == NULL) {
-        return DCOMM_OK;
+    return place->first + 1 == s->nranks && c->feedback != NULL ? dcommi_spread_give_back(c)
+                                                                : DCOMM_OK;
+}
+
+static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_place *place,
+                                         const void *src, size_t src_len, void *dst)
+{
+    const size_t before = c->spread->agreed.n;
+    DCOMMI_TRY(dcommi_spread_agree(c, place, src, src_len, dst));
+    struct dcommi_spread *s = c->spread;
+    if (place->first == 0) {
+        memset(s->out, 0, s->count * sizeof *s->out);
     }
-    DCOMMI_TRY(dcommi_spread_give_back(c));
-    return dcomm_feedback_finish(c->feedback, 0, s->count, s->out);
+    for (size_t i = before; i < s->agreed.n; i++) {
+        s->out[s->agreed.index[i]] = dcommi_f32_from_bits(s->agreed.bits[i]);
+    }
+    return place->first + 1 == s->nranks && c->feedback != NULL
+               ? dcomm_feedback_finish(c->feedback, 0, s->count, s->out)
+               : DCOMM_OK;
 }
 
 static dcomm_status dcommi_spread_decode_step(void *user, const dcomm_codec_place *place,
@@ -49095,6 +49202,88 @@ static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dc
 }
 
 #endif
+/* ==== include/dcomm/impl/coded_sparse_device.h ============================================= */
+/* coded_sparse_device.h - what coded_sparse.h's steps do where the elements lie on a device: only
+ * what was selected leaves it, and what comes back are pairs of index and value, those of the
+ * result and those that go back into the residual. */
+#ifndef DCOMMI_CODED_SPARSE_DEVICE_H
+#define DCOMMI_CODED_SPARSE_DEVICE_H
+
+
+static size_t dcommi_spread_pairs_bytes(const struct dcommi_spread *s)
+{
+    return 2 * sizeof(uint32_t) * (s->agreed.n + s->back.n);
+}
+
+/* Both, one behind the other, indices first: for one copy. */
+static dcomm_status dcommi_spread_pack(struct dcommi_spread *s)
+{
+    const dcommi_exchange_pairs *all[] = {&s->agreed, &s->back};
+    DCOMMI_TRY(dcommi_spread_room(&s->keys, &s->keys_room, dcommi_spread_pairs_bytes(s) + 8));
+    uint32_t *to = (uint32_t *)(void *)s->keys;
+    for (int k = 0; k < 2; k++) {
+        const dcommi_exchange_pairs *p = all[k];
+        if (p->n > 0) {
+            memcpy(to, p->index, p->n * sizeof *to);
+            memcpy(to + p->n, p->bits, p->n * sizeof *to);
+        }
+        to += 2 * p->n;
+    }
+    return DCOMM_OK;
+}
+
+/* ---- on queue IN ---- */
+
+/* Squares of what the worker holds back: as dcommi_feedback_held. */
+static void dcommi_spread_squares_there(dcommi_feedback_arrays *a, const dcomm_feedback *fb,
+                                        dcomm_cuda_ledger *ledger, const float *next)
+{
+    if (ledger != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+        float *lacks = dcommi_feedback_take(a);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, lacks, fb->now.x, 0, next);
+        next = lacks;
+    }
+    dcommi_feedback_compare(a, ledger, next, next, NULL);
+}
+
+static void dcommi_spread_back_there(dcommi_feedback_arrays *a, dcomm_feedback *fb,
+                                     const uint32_t *index, size_t n)
+{
+    const dcommi_feedback_store *w = &fb->worker;
+    float *next = dcommi_feedback_wide(a, w, w->next, 0);
+    const float *value = (const float *)(const void *)(index + n);
+    dcommi_spread_squares_there(a, fb, a->books.before, next);
+    if (a->status >= 0) {
+        a->status = a->d->call->scatter(a->d, next, a->code->count, index, value, n, true);
+    }
+    dcommi_feedback_round(a, w, 0, next);
+    dcommi_spread_squares_there(a, fb, a->books.after, next);
+}
+
+/* The residual comes first: the result may lie where the gradient does. */
+static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                              const dcommi_device_code *code, const uint32_t *pairs,
+                                              dcomm_cuda_ledger *before, dcomm_cuda_ledger *after)
+{
+    const struct dcommi_spread *s = c->spread;
+    dcommi_feedback_arrays a = {.d = d, .code = code, .books = {.before = before, .after = after}};
+    if (c->feedback != NULL) {
+        dcommi_spread_back_there(&a, c->feedback, pairs + 2 * s->agreed.n, s->back.n);
+    }
+    if (a.status >= 0) {
+        a.status = d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
+                                     code->count * sizeof(float));
+    }
+    if (a.status >= 0) {
+        a.status = d->call->scatter(d, code->dst, code->count, pairs,
+                                    (const float *)(const void *)(pairs + s->agreed.n), s->agreed.n,
+                                    false);
+    }
+    dcommi_feedback_drop(&a);
+    return a.status;
+}
+
+#endif
 
 /* What a step's kernels find. */
 typedef struct dcommi_code_found {
@@ -49135,10 +49324,22 @@ static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_
     const dcomm_codec *codec = dcommi_coded_codec_of(opts);
     const char *what = dcommi_coded_device_lacks(codec, s->count);
     return what != NULL                                 ? what
-           : algo->make == dcommi_coded_sparse          ? "has no kernels for coded_sparse"
            : algo->make == dcommi_coded_linear          ? NULL
            : dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) ? "has kernels for its sums alone"
                                                         : NULL;
+}
+
+static bool dcommi_spread_plan(const dcomm_plan *plan)
+{
+    return plan->codec == &dcommi_spread_codec;
+}
+
+static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step)
+{
+    return (step->kind == DCOMM_STEP_ENCODE && step->slot == DCOMMI_SPREAD_SELECT &&
+            dcommi_on_device(frame, frame->plan->operands[step->src].space)) ||
+           (step->kind == DCOMM_STEP_DECODE && step->slot == DCOMMI_SPREAD_RESULT &&
+            dcommi_on_device(frame, step->dst.space));
 }
 
 static void dcommi_coded_left(const dcommi_coded *c)
@@ -49155,6 +49356,9 @@ typedef struct dcommi_code_job {
     dcomm_codec_place place;
     dcommi_device_code code;
     dcommi_feedback_job feedback;
+    uint8_t *home; /* coded_sparse: where the wire goes that was encoded on the device */
+    void *there;   /* coded_sparse: the wire, or all pairs */
+    bool spreads;
     size_t n;
     const void *src[]; /* n of them, and as many lengths */
 } dcommi_code_job;
@@ -49168,22 +49372,78 @@ static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *foun
     dcomm_codec_report told = *report;
     const size_t count =
         dcommi_linear_powersgd(c) ? dcommi_linear_share(c, &job->place, &told) : job->code.count;
+    told.bytes = job->spreads ? 0 : told.bytes; /* what is sent of it is told apart */
     dcommi_coded_tell(c, &job->place, &told);
     if (ledger == NULL) {
         return;
     }
     dcomm_cuda_ledger_add(ledger, count, &found->ledger, &told);
+    if (c->feedback != NULL && !job->feedback.raises) {
+        c->feedback->held += found->ledger.sums[DCOMMI_LEDGER_RESIDUAL];
+        dcommi_feedback_raised(c->feedback);
+    }
+}
+
+/* What a residual has become that was raised. */
+static void dcommi_code_raised(const dcommi_code_job *job, const dcommi_code_found *found)
+{
+    dcommi_coded *c = job->lane->frame->run->coded;
     if (c->feedback != NULL) {
-        c->feedback->held += !job->feedback.raises ? found->ledger.sums[DCOMMI_LEDGER_RESIDUAL]
-                                                   : found->after.sums[DCOMMI_LEDGER_XX] -
-                                                         found->before.sums[DCOMMI_LEDGER_XX];
-        ledger->residual_norm = sqrt(fmax(c->feedback->held, 0));
+        c->feedback->held +=
+            found->after.sums[DCOMMI_LEDGER_XX] - found->before.sums[DCOMMI_LEDGER_XX];
+        dcommi_feedback_raised(c->feedback);
+    }
+}
+
+/* The memory of a step of coded_sparse goes back in the order of queue IN. */
+static void dcommi_code_free(dcommi_code_job *job, dcommi_device_handle *d)
+{
+    if (job->there != NULL) {
+        d->call->release(d, job->there);
+    }
+    dcommi_free(job);
+}
+
+/* The wire that was selected is in host memory. */
+static void dcommi_code_home(void *user, bool good)
+{
+    dcommi_code_job *job = user;
+    dcommi_lane *lane = job->lane;
+    dcommi_run *run = lane->frame->run;
+    dcommi_device_handle *d = &run->device->handle;
+    if (good) {
+        dcomm_status status = dcommi_spread_selected(run->coded, job->home, job->code.dst_len);
+        if (status < 0) {
+            dcommi_step_error(lane, status, "%s", dcommi_message);
+        } else {
+            dcommi_run_event(run);
+            dcommi_lane_moved(lane, false);
+        }
+    }
+    dcommi_code_free(job, d);
+}
+
+/* Bring it there. */
+static void dcommi_code_bring(dcommi_code_job *job, size_t bytes)
+{
+    const dcommi_across copy = {.lane = job->lane,
+                                .then = dcommi_code_home,
+                                .user = job,
+                                .queue = DCOMMI_QUEUE_OUT,
+                                .dst = job->home,
+                                .src = job->there,
+                                .len = bytes};
+    job->code.dst_len = bytes;
+    if (dcommi_across_start(&copy) < 0) {
+        dcommi_step_error(job->lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+        dcommi_code_free(job, &job->lane->frame->run->device->handle);
     }
 }
 
 static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_status status)
 {
     dcommi_lane *lane = job->lane;
+    dcommi_device_handle *d = &slot->device->handle;
     dcommi_run *run = lane->frame->run;
     dcommi_code_found found;
     dcomm_codec_report report = {0};
@@ -49200,17 +49460,24 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
         if (encodes && (status >= 0 || report.nonfinite > 0)) {
             dcommi_code_tell(job, &found, &report);
         }
+        if (status >= 0 && (job->feedback.raises || (job->spreads && !encodes))) {
+            dcommi_code_raised(job, &found);
+        }
         if (status < 0) {
             dcommi_step_error(lane, status, "%s", dcommi_message);
         } else {
             if (encodes && job->word >= 0) {
                 lane->frame->words[job->word] = report.bytes;
             }
+            if (job->home != NULL) {
+                dcommi_code_bring(job, report.bytes);
+                return;
+            }
             dcommi_run_event(run);
             dcommi_lane_moved(lane, false);
         }
     }
-    dcommi_free(job);
+    dcommi_code_free(job, d);
 }
 
 static void dcommi_code_done(dcommi_job *job, dcomm_status status)
@@ -49228,6 +49495,14 @@ static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *
     const bool finishes = job->feedback.learns != NULL;
     dcommi_device_code *code = &job->code;
     code->report = &there->report;
+    if (job->home != NULL) {
+        DCOMMI_TRY(d->call->alloc(d, code->dst_len, &job->there));
+        code->dst = job->there;
+    } else if (job->spreads) {
+        DCOMMI_TRY(dcommi_spread_write_there(d, c, code, job->there, counts ? &there->before : NULL,
+                                             counts ? &there->after : NULL));
+        return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
+    }
     if (products && code->kind == DCOMM_STEP_ENCODE) {
         return dcommi_linear_encode_there(d, c, code, &job->feedback, job->place.round,
                                           counts ? &there->ledger : NULL);
@@ -49291,8 +49566,22 @@ static void dcommi_code_go(dcommi_slot *slot, void *user)
     dcommi_run_let_go(run);
 }
 
-static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
-                                           const dcommi_device_code *code, int32_t word)
+/* Ask for the slot that it waits for. */
+static dcomm_status dcommi_code_ask(dcommi_code_job *job)
+{
+    dcommi_run *run = job->lane->frame->run;
+    dcommi_run_keep(run);
+    dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_IN, dcommi_code_go, job);
+    if (status < 0) {
+        dcommi_run_let_go(run);
+        dcommi_code_free(job, &run->device->handle);
+    }
+    return status;
+}
+
+static dcomm_status dcommi_code_make(dcommi_lane *lane, const dcomm_codec_place *place,
+                                     const dcommi_device_code *code, int32_t word,
+                                     dcommi_code_job **job_p)
 {
     dcommi_run *run = lane->frame->run;
     dcommi_code_job *job = dcommi_alloc(sizeof *job + code->n * (sizeof(void *) + sizeof(size_t)));
@@ -49306,6 +49595,7 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
     job->code.codec = run->coded->codec;
     job->code.factor = 1.0f / (float)place->divisor;
     job->code.key = dcommi_coded_key(run->coded, place);
+    job->spreads = dcommi_spread_plan(lane->frame->plan);
     dcomm_status state = dcommi_linear_powersgd(run->coded)
                              ? dcommi_linear_step(run->coded, place, &job->code, &job->feedback)
                          : run->coded->feedback != NULL
@@ -49315,14 +49605,74 @@ static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_
         dcommi_free(job);
         return state;
     }
-    memcpy(job->src, code->src, code->n * sizeof *job->src);
-    job->code.src = job->src;
-    job->code.len = memcpy(job->src + code->n, code->len, code->n * sizeof(size_t));
-    dcommi_run_keep(run);
-    dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_IN, dcommi_code_go, job);
+    if (code->n > 0) {
+        memcpy(job->src, code->src, code->n * sizeof *job->src);
+        job->code.src = job->src;
+        job->code.len = memcpy(job->src + code->n, code->len, code->n * sizeof(size_t));
+    }
+    *job_p = job;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
+                                           const dcommi_device_code *code, int32_t word)
+{
+    dcommi_code_job *job;
+    DCOMMI_TRY(dcommi_code_make(lane, place, code, word, &job));
+    if (job->spreads) {
+        dcomm_status status = dcommi_spread_begin(lane->frame->run->coded, code->count);
+        if (status < 0) {
+            dcommi_free(job);
+            return status;
+        }
+        job->home = code->dst;
+    }
+    DCOMMI_TRY(dcommi_code_ask(job));
+    return DCOMM_IN_PROGRESS;
+}
+
+/* The pairs are on the device. */
+static void dcommi_code_brought(void *user, bool good)
+{
+    dcommi_code_job *job = user;
+    dcommi_lane *lane = job->lane;
+    if (!good) {
+        dcommi_code_free(job, &lane->frame->run->device->handle);
+    } else if (dcommi_code_ask(job) < 0) {
+        dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+}
+
+static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
+                                                   const dcomm_codec_place *place,
+                                                   const dcommi_device_code *code)
+{
+    dcommi_coded *c = lane->frame->run->coded;
+    dcommi_device_handle *d = &lane->frame->run->device->handle;
+    dcommi_code_job *job;
+    DCOMMI_TRY(dcommi_spread_agree(c, place, code->src[0], code->len[0], code->dst));
+    struct dcommi_spread *s = c->spread;
+    if (place->first + 1 < s->nranks) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_spread_pack(s));
+    const size_t bytes = dcommi_spread_pairs_bytes(s);
+    const dcomm_codec_place all = {.round = place->round, .divisor = 1};
+    const dcommi_device_code write = {.kind = code->kind, .count = s->count, .dst = s->out};
+    DCOMMI_TRY(dcommi_code_make(lane, &all, &write, -1, &job));
+    dcommi_across copy = {.lane = lane,
+                          .then = dcommi_code_brought,
+                          .user = job,
+                          .queue = DCOMMI_QUEUE_IN,
+                          .src = (const uint8_t *)s->keys,
+                          .len = bytes};
+    dcomm_status status = d->call->alloc(d, bytes > 0 ? bytes : 8, &job->there);
+    if (status >= 0) {
+        copy.dst = job->there;
+        status = dcommi_across_start(&copy);
+    }
     if (status < 0) {
-        dcommi_run_let_go(run);
-        dcommi_free(job);
+        dcommi_code_free(job, d);
         return status;
     }
     return DCOMM_IN_PROGRESS;
@@ -65199,6 +65549,57 @@ extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype
 }
 
 #endif
+/* ==== kernels/cuda_scatter.cuh ============================================================= */
+/* cuda_scatter.cuh - a few elements of an array, by their indices: what an all-reduce of selections
+ * has agreed on, and what goes back into residuals. */
+#ifndef DCOMMI_CUDA_SCATTER_H
+#define DCOMMI_CUDA_SCATTER_H
+
+
+#define DCOMMI_CUDA_SCATTER_THREADS 256u
+
+struct dcommi_cuda_scattering {
+    float *x;
+    const uint32_t *index;
+    const float *value;
+    uint64_t count, n;
+};
+
+template <bool ADD>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_SCATTER_THREADS)
+    dcommi_cuda_scatter_kernel(const __grid_constant__ dcommi_cuda_scattering p)
+{
+    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_SCATTER_THREADS + threadIdx.x;
+    if (i < p.n && p.index[i] < p.count) {
+        float *to = p.x + p.index[i];
+        if (ADD) {
+            const uint32_t sum = dcommi_f32_bits(__fadd_rn(*to, p.value[i]));
+            *to = dcommi_f32_from_bits(
+                (sum & 0x7f800000u) == 0x7f800000u ? (sum & 0x80000000u) | 0x7f7fffffu : sum);
+        } else {
+            *to = p.value[i];
+        }
+    }
+}
+
+extern "C" dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index,
+                                           const float *value, size_t n, bool add, void *stream)
+{
+    const char *call = "dcomm_cuda_scatter";
+    const dcommi_cuda_scattering p = {x, index, value, count, n};
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "index", index, n, sizeof(uint32_t)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "value", value, n, sizeof(float)));
+    return n == 0 ? DCOMM_OK
+                  : dcommi_cuda_launch(call,
+                                       add ? dcommi_cuda_scatter_kernel<true>
+                                           : dcommi_cuda_scatter_kernel<false>,
+                                       (n + DCOMMI_CUDA_SCATTER_THREADS - 1) /
+                                           DCOMMI_CUDA_SCATTER_THREADS,
+                                       DCOMMI_CUDA_SCATTER_THREADS, p, stream);
+}
+
+#endif
 /* ==== kernels/cuda_fp8.cuh ================================================================= */
 /* cuda_fp8.cuh - folds of operands that are wires of codec fp8, in f32, by any operator and in one
  * pass: what dcomm_cuda_reduce would make of the decoded arrays. */
@@ -65786,6 +66187,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_RECODE_BASE
 #undef DCOMMI_CUDA_RECODE_DOWN
 #undef DCOMMI_CUDA_ROW
+#undef DCOMMI_CUDA_SCATTER_THREADS
 #undef DCOMMI_CUDA_TEAM
 #undef DCOMMI_CUDA_TOPK_BEGIN_THREADS
 #undef DCOMMI_CUDA_TOPK_BINS

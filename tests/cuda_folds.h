@@ -238,6 +238,42 @@ static void test_add_scaled(void)
     ok(name);
 }
 
+/* Pairs of index and value: set, and added; an index beyond the array does nothing. */
+static void test_scatter(void)
+{
+    const size_t count = 5003;
+    const std::string name = std::string("scatter") + launch_names[launch_now];
+    for (size_t n : {(size_t)0, (size_t)1, (size_t)256, (size_t)1000}) {
+        for (bool add : {false, true}) {
+            const std::vector<float> to = numbers(count, NORMAL), from = numbers(n, NORMAL);
+            std::vector<float> want = to;
+            std::vector<uint32_t> index(n);
+            area x(4 * count, 4), i(4 * n, 4), y(4 * n, 8);
+            for (size_t k = 0; k < n; k++) {
+                index[k] = (uint32_t)(k * 5 + (k == 999 ? 10000 : 3));
+                if (index[k] < count) {
+                    const float sum = to[index[k]] + from[k];
+                    want[index[k]] = !add              ? from[k]
+                                     : std::isinf(sum) ? std::copysign(FLT_MAX, sum)
+                                                       : sum;
+                }
+            }
+            x.put(to.data());
+            i.put(index.data());
+            y.put(from.data());
+            const std::string what = where("scattering", n, 2, add);
+            if (!good(dcomm_cuda_scatter(reinterpret_cast<float *>(x.at), count,
+                                         reinterpret_cast<uint32_t *>(i.at),
+                                         reinterpret_cast<float *>(y.at), n, add, NULL),
+                      what) ||
+                !same(x.get(), want.data(), what) || !x.guarded()) {
+                break;
+            }
+        }
+    }
+    ok(name);
+}
+
 /* What error feedback does on the CPU with one element (feedback.h, feedback_state.h), and what of
  * it is reported. */
 static float feedback_wants(int op, float a, float factor, float b, size_t i,

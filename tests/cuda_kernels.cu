@@ -60,6 +60,7 @@ static void test_arguments(void)
     says(dcomm_cuda_to_f32(x, a.at + 1, 4, DCOMM_BF16, 1, NULL), bad, "src is not aligned");
     says(dcomm_cuda_from_f32(NULL, x, 4, DCOMM_F16, NULL), bad, "dst is NULL");
     says(dcomm_cuda_add_scaled(x, 1, NULL, 4, NULL), bad, "y is NULL");
+    says(dcomm_cuda_scatter(x, 4, NULL, x, 4, true, NULL), bad, "index is NULL");
     says(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_ADD, x, x, 0, NULL, 4, NULL, NULL), bad,
          "b is NULL");
     says(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_WIDEN, x, NULL, 0, NULL, 4, NULL, NULL), bad,
@@ -129,6 +130,7 @@ static void test_kernels(void)
     }
     test_recode();
     test_add_scaled();
+    test_scatter();
     test_feedback();
     test_clip();
     test_look();

@@ -29,7 +29,7 @@ static const char *const specs[] = {"qsgd:bits=4",
                                     "randk:k=0.1,scale=none",
                                     "powersgd:rank=4",
                                     "powersgd:rank=1,turns=3"};
-enum { SPECS = sizeof specs / sizeof *specs, DENSE = 7, LINEAR = 10 };
+enum { SPECS = sizeof specs / sizeof *specs, DENSE = 7, SPLIT = 9, LINEAR = 10 };
 
 static float gradient(int rank, size_t i)
 {
@@ -48,6 +48,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
 {
     static const char *const algos[] = {NULL, "coded_allgather", "coded_two_shot", "coded_ring",
                                         "coded_hier"};
+    static const char *const sparse[] = {NULL, "coded_allgather", "coded_sparse"};
     const size_t counts[] = {2048, 30011, 200003};
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream;
@@ -55,7 +56,8 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     for (int c = 0; c < SPECS; c++) {
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(specs[c], &codec));
-        for (int a = 0; a < (c < DENSE ? 5 : c < LINEAR ? 2 : 1); a++) {
+        for (int a = 0; a < (c < DENSE ? 5 : c < SPLIT ? 3 : c < LINEAR ? 2 : 1); a++) {
+            const char *algo = c < DENSE ? algos[a] : sparse[a];
             size_t count = counts[(a + c) % 3];
             float *in = malloc(count * sizeof *in), *out = malloc(count * sizeof *in);
             float *want = malloc(count * sizeof *in), *device = NULL;
@@ -66,7 +68,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
                 in[i] = gradient(rank, i);
             }
             dcomm_coll_opts opts = {.codec = codec,
-                                    .algo = algos[a],
+                                    .algo = algo,
                                     .codec_seed = 5,
                                     .codec_step = (uint64_t)(10 * c + a + 1),
                                     .codec_report = &here};
@@ -78,19 +80,19 @@ static int same(int rank, int n, procs_shared *s, void *arg)
                 dcomm_allreduce(comm, device, device, count, DCOMM_F32, op, &opts);
             CUDA_OK(cudaStreamSynchronize(stream));
             RANKS_OK(dcomm_comm_status(comm));
-            PROCS_CHECK(status == host, "%s by %s: %s: %s", specs[c], algos[a],
+            PROCS_CHECK(status == host, "%s by %s: %s: %s", specs[c], algo,
                         dcomm_status_name(status), dcomm_last_error());
             CUDA_OK(cudaMemcpy(out, device, count * sizeof *in, cudaMemcpyDeviceToHost));
             for (size_t i = 0; i < count && host == DCOMM_OK; i++) {
                 PROCS_CHECK(memcmp(&out[i], &want[i], sizeof *out) == 0,
                             "%s by %s, %zu elements: element %zu is %g, not %g", specs[c],
-                            algos[a] != NULL ? algos[a] : "auto", count, i, (double)out[i],
+                            algo != NULL ? algo : "auto", count, i, (double)out[i],
                             (double)want[i]);
             }
             PROCS_CHECK(there.bytes == here.bytes && there.kept == here.kept &&
                             there.clipped == here.clipped && there.nonfinite == here.nonfinite,
                         "%s by %s: %zu bytes, %zu kept; in host memory %zu, %zu", specs[c],
-                        algos[a] != NULL ? algos[a] : "auto", there.bytes, there.kept, here.bytes,
+                        algo != NULL ? algo : "auto", there.bytes, there.kept, here.bytes,
                         here.kept);
             CUDA_OK(cudaFree(device));
             free(in);
@@ -167,11 +169,11 @@ Test(device_coded, products_refused, .timeout = 60)
  * where elements are converted first. */
 static int traffic(int rank, int n, procs_shared *s, void *arg)
 {
-    enum { COUNT = 1 << 20, KINDS = 5 };
-    static const char *const texts[KINDS] = {NULL, "qsgd:bits=4", "qsgd:bits=4", "qsgd:bits=4",
-                                             "powersgd"};
-    static const dcomm_dtype dtypes[KINDS] = {DCOMM_F32, DCOMM_F32, DCOMM_BF16, DCOMM_F32,
-                                              DCOMM_F32};
+    enum { COUNT = 1 << 20, KINDS = 6 };
+    static const char *const texts[KINDS] = {NULL,          "qsgd:bits=4", "qsgd:bits=4",
+                                             "qsgd:bits=4", "powersgd",    "topk:k=0.02"};
+    static const dcomm_dtype dtypes[KINDS] = {DCOMM_F32, DCOMM_F32, DCOMM_BF16,
+                                              DCOMM_F32, DCOMM_F32, DCOMM_F32};
     uint64_t bytes[KINDS];
     dcomm_comm *comm = join(rank, n, s, arg);
     float *device = NULL;
@@ -184,9 +186,10 @@ static int traffic(int rank, int n, procs_shared *s, void *arg)
             RANKS_OK(dcomm_codec_create(texts[c], &codec));
         }
         dcomm_coll_opts opts = {.codec = codec,
-                                .algo = c == 4 ? "coded_linear"
-                                        : c    ? "coded_two_shot"
-                                               : "two_shot",
+                                .algo = c == 5   ? "coded_sparse"
+                                        : c == 4 ? "coded_linear"
+                                        : c      ? "coded_two_shot"
+                                                 : "two_shot",
                                 .premul = 0.5};
         cuda_host_get_counts(&before);
         RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, device, COUNT, dtypes[c],
@@ -360,7 +363,7 @@ static int chosen(int rank, int n, procs_shared *s, void *arg)
     opts.device = true;
     RANKS_OK(
         dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, k.count, DCOMM_F32, DCOMM_SUM, &opts, &algo));
-    PROCS_CHECK(strcmp(algo, "coded_sparse") != 0, "%s has no kernels", algo);
+    PROCS_CHECK(strcmp(algo, "coded_sparse") == 0, "%s", algo);
     /* "auto" compresses what it is given, bf16 among it. */
     RANKS_OK(dcomm_codec_create("auto", &automatic));
     const dcomm_codec *taken = NULL;

@@ -28,7 +28,7 @@ static const char *const specs[] = {"topk:k=0.02",
                                     "fp8",
                                     "f16",
                                     "bf16"};
-enum { SPECS = sizeof specs / sizeof *specs, SPARSE = 4, STEPS = 4 };
+enum { SPECS = sizeof specs / sizeof *specs, SPLIT = 3, SPARSE = 4, STEPS = 4 };
 
 /* Feedback that is not the classic one in f32, or whose codec is scaled or summed. */
 static const struct {
@@ -255,6 +255,8 @@ static int same(int rank, int n, procs_shared *s, void *arg)
 {
     static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier",
                                         "coded_ring"};
+    static const char *const sparse[] = {"coded_allgather", "coded_two_shot", "coded_hier",
+                                         "coded_sparse"};
     const size_t counts[] = {2049, 10011, 70003};
     const where *w = arg;
     dcomm_comm *comm = join(rank, n, s, arg);
@@ -267,10 +269,11 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     for (int c = 0; c < SPECS; c += w->late ? 3 : 1) {
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(specs[c], &codec));
-        for (int a = 0; a < (c < SPARSE ? 3 : 4); a++) {
+        for (int a = 0; a < (c < SPLIT || c >= SPARSE ? 4 : 3); a++) {
             dcomm_feedback_opts feedback = {
                 .seed = 7, .tensor = (uint32_t)c, .in_place = w->in_place};
-            dcomm_coll_opts opts = {.codec = codec, .algo = algos[a], .codec_seed = 5};
+            dcomm_coll_opts opts = {
+                .codec = codec, .algo = c < SPARSE ? sparse[a] : algos[a], .codec_seed = 5};
             dcomm_op op = (a + c) % 2 ? DCOMM_AVG : DCOMM_SUM;
             take(comm, codec, counts[(a + c) % 3], op, &feedback, &opts, stream);
             take(comm, codec, counts[(a + c) % 3], op, NULL, &opts, stream);
@@ -295,7 +298,8 @@ static int same(int rank, int n, procs_shared *s, void *arg)
 /* The same of what is not the classic variant in f32. */
 static int same_others(int rank, int n, procs_shared *s, void *arg)
 {
-    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier"};
+    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_sparse",
+                                        "coded_hier"};
     const size_t counts[] = {2049, 10011, 30003};
     enum { ALGOS = sizeof algos / sizeof *algos };
     const where *w = arg;
@@ -307,8 +311,13 @@ static int same_others(int rank, int n, procs_shared *s, void *arg)
             strncmp(others[c].spec, "randk", 5) == 0 || strncmp(others[c].spec, "powersgd", 8) == 0;
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(others[c].spec, &codec));
+        const bool split = strncmp(others[c].spec, "topk:", 5) == 0 ||
+                           strncmp(others[c].spec, "threshold", 9) == 0;
         const bool whole = others[c].opts.clip > 0; /* which coded_hier has of no rank */
         for (int a = 0; a < (sums ? 1 : whole ? ALGOS - 1 : ALGOS); a++) {
+            if (!split && a == 2) {
+                continue;
+            }
             dcomm_feedback_opts feedback = others[c].opts;
             dcomm_coll_opts opts = {.codec = codec, .algo = sums ? "coded_linear" : algos[a]};
             dcomm_op op = (a + c) % 2 ? DCOMM_AVG : DCOMM_SUM;

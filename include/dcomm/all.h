@@ -62,6 +62,7 @@
 #include "../../kernels/cuda_clip.cuh"
 #include "../../kernels/cuda_load.cuh"
 #include "../../kernels/cuda_look.cuh"
+#include "../../kernels/cuda_scatter.cuh"
 #include "../../kernels/cuda_fp8.cuh"
 #include "../../kernels/cuda_powersgd.cuh"
 #endif

@@ -83,6 +83,12 @@ DCOMM_API dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t c
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
+/* A few elements of x, `count` f32: x[index[i]] = value[i] for n pairs whose indices differ; with
+ * `add` x[index[i]] += value[i], where what is too large for f32 becomes its largest number. What
+ * no index names stays as it is, and an index that is not below count does nothing. */
+DCOMM_API dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index,
+                                          const float *value, size_t n, bool add, void *stream);
+
 /* What error feedback does to its arrays beside encoding, of a gradient g, a residual or estimate
  * r, a velocity u, e that is encoded, and s, what is sent of it, as decoded. */
 typedef enum dcomm_cuda_feedback_op {

@@ -28,7 +28,7 @@ typedef struct job {
     int dtype, op;
     int64_t divisor;
     double factor;
-    bool drop;
+    bool drop, add;
     bool bad; /* a pointer is not of memory that the device reaches */
     const void *at[DCOMM_CUDA_OPERANDS];
     size_t bytes[DCOMM_CUDA_OPERANDS];
@@ -282,6 +282,42 @@ dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_
     j.out = reach(&j, x, count * sizeof *x);
     j.x = reach(&j, y, count * sizeof *y);
     return launch(call, &j, run_add, stream);
+}
+
+static cudaError_t run_scatter(void *arg)
+{
+    const job *j = arg;
+    const uint32_t *index = j->wire;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    for (size_t i = 0; i < j->n; i++) {
+        if (index[i] < j->count) {
+            const float sum = j->out[index[i]] + j->x[i];
+            j->out[index[i]] = !j->add ? j->x[i] : isfinite(sum) ? sum : copysignf(FLT_MAX, sum);
+        }
+    }
+    return cudaSuccess;
+}
+
+dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index, const float *value,
+                                size_t n, bool add, void *stream)
+{
+    static const char call[] = "dcomm_cuda_scatter";
+    job j = {.count = count, .n = n, .add = add};
+    if (n > 0 && (index == NULL || value == NULL || (x == NULL && count > 0))) {
+        return fail(DCOMM_ERR_INVALID, call, "%s is NULL",
+                    index == NULL   ? "index"
+                    : value == NULL ? "value"
+                                    : "x");
+    }
+    if (n == 0) {
+        return DCOMM_OK;
+    }
+    j.out = reach(&j, x, count * sizeof *x);
+    j.wire = reach(&j, index, n * sizeof *index);
+    j.x = reach(&j, value, n * sizeof *value);
+    return launch(call, &j, run_scatter, stream);
 }
 
 static cudaError_t run_look(void *arg)

@@ -182,6 +182,7 @@ static void dcommi_spread_costs(const dcommi_coded_cut *k)
     int64_t length = coding->cost_length > 0 ? coding->cost_length : 1024;
     int64_t work = 64 * 1024 * coding->most / dcommi_max64(k->total / 4, 1);
     head->codec = coding->spread;
+    head->scratch_on_host = true; /* only the selection and the result are a device's */
     head->codec_length = (uint32_t)dcommi_max64(1, length / k->s->nranks);
     head->codec_later = (uint32_t)dcommi_max64(1, dcommi_min64(work, 1024));
 }

@@ -283,8 +283,7 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
     }
     return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
            !(algo->make == dcommi_coded_sparse &&
-             (s->coding->spread == NULL || !s->coding->feedback ||
-              dcommi_memory_of_device(s->memory))) && /* which have no kernels for it */
+             (s->coding->spread == NULL || !s->coding->feedback)) &&
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 

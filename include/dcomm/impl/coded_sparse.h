@@ -12,7 +12,8 @@ struct dcommi_spread {
     size_t count;
     uint32_t nranks;
     dcommi_exchange_pairs chosen; /* what this rank selected, */
-    dcommi_exchange_pairs agreed; /* and what all owners did, with feedback */
+    dcommi_exchange_pairs agreed; /* and what all owners did */
+    dcommi_exchange_pairs back;   /* on a device: what goes into the residual there */
     dcommi_exchange_pairs read;
     uint32_t *begin; /* [nranks + 1] */
     size_t *end;     /* [nranks] */
@@ -29,6 +30,7 @@ static void dcommi_spread_free(struct dcommi_spread *s)
     if (s != NULL) {
         dcommi_exchange_free(&s->chosen);
         dcommi_exchange_free(&s->agreed);
+        dcommi_exchange_free(&s->back);
         dcommi_exchange_free(&s->read);
         dcommi_free(s->begin);
         dcommi_free(s->end);
@@ -66,19 +68,33 @@ static void dcommi_spread_told(dcommi_coded *c, size_t bytes, size_t clipped)
     }
 }
 
+static dcomm_status dcommi_spread_begin(dcommi_coded *c, size_t count)
+{
+    if (c->spread == NULL && (c->spread = dcommi_alloc(sizeof *c->spread)) == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    c->spread->count = count;
+    c->spread->nranks = 0;
+    c->spread->agreed.n = c->spread->back.n = 0;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_spread_selected(dcommi_coded *c, const void *wire, size_t bytes)
+{
+    struct dcommi_spread *s = c->spread;
+    DCOMMI_TRY(dcommi_exchange_read(c->codec, wire, bytes, s->count, 0,
+                                    dcommi_topk_most(c->codec, s->count), &s->chosen));
+    dcommi_exchange_sift(&s->chosen);
+    return DCOMM_OK;
+}
+
 static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t count, void *wire,
                                          size_t room, size_t *bytes)
 {
     static const dcomm_codec_place all = {.divisor = 1};
     dcomm_codec_report report = {.first_nonfinite = SIZE_MAX};
     dcomm_status status;
-    if (c->spread == NULL && (c->spread = dcommi_alloc(sizeof *c->spread)) == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    struct dcommi_spread *s = c->spread;
-    s->count = count;
-    s->nranks = 0;
-    s->agreed.n = 0;
+    DCOMMI_TRY(dcommi_spread_begin(c, count));
     if (c->feedback != NULL) {
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
         DCOMMI_TRY(dcommi_feedback_remember(c->feedback));
@@ -94,10 +110,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
     report.bytes = 0;
     dcommi_coded_tell(c, &all, &report);
     DCOMMI_TRY(status);
-    DCOMMI_TRY(dcommi_exchange_read(c->codec, wire, *bytes, count, 0,
-                                    dcommi_topk_most(c->codec, count), &s->chosen));
-    dcommi_exchange_sift(&s->chosen);
-    return DCOMM_OK;
+    return dcommi_spread_selected(c, wire, *bytes);
 }
 
 static dcomm_status dcommi_spread_region(const dcommi_coded *c, const dcomm_codec_place *place)
@@ -147,6 +160,33 @@ static dcomm_status dcommi_spread_encode_step(void *user, const dcomm_codec_plac
     return DCOMM_OK;
 }
 
+/* Into the worker's residual: s->lost of p, but of what is `agreed`. Where that lies on a device it
+ * is put by, until the result goes there. */
+static dcomm_status dcommi_spread_return(dcommi_coded *c, const dcommi_exchange_pairs *p,
+                                         uint32_t base, const dcommi_exchange_pairs *agreed)
+{
+    struct dcommi_spread *s = c->spread;
+    dcommi_exchange_pairs *back = &s->back;
+    const bool estimates = c->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
+    if (c->device == NULL) {
+        return dcomm_feedback_give_back(c->feedback, base, p->index, s->lost, p->n, agreed->index,
+                                        agreed->n);
+    }
+    if (back->n == 0) {
+        const size_t quota = dcommi_exchange_quota(c->codec, s->count, s->nranks);
+        DCOMMI_TRY(dcommi_exchange_reserve(back, s->chosen.n + quota));
+    }
+    for (size_t i = 0, k = 0; i < p->n; i++) {
+        for (; k < agreed->n && agreed->index[k] < p->index[i]; k++) {
+        }
+        if (k == agreed->n || agreed->index[k] != p->index[i]) {
+            back->index[back->n] = base + p->index[i];
+            back->bits[back->n++] = dcommi_f32_bits(estimates ? -s->lost[i] : s->lost[i]);
+        }
+    }
+    return DCOMM_OK;
+}
+
 /* ---- the owner ---- */
 
 /* What rounding took from the owner's sums, which `sent` has as the others get them. */
@@ -159,7 +199,7 @@ static dcomm_status dcommi_spread_keep(dcommi_coded *c, const dcommi_exchange_pa
             dcommi_feedback_plus(sums[i], -(float)divisor, dcommi_f32_from_bits(sent->bits[i]));
         s->lost[i] = dcommi_f32_nonfinite(lost) ? 0 : lost;
     }
-    return dcomm_feedback_give_back(c->feedback, base, sent->index, s->lost, sent->n, NULL, 0);
+    return dcommi_spread_return(c, sent, base, &(dcommi_exchange_pairs){0});
 }
 
 static dcomm_status dcommi_spread_gather(dcommi_coded *c, const void *const *src,
@@ -239,12 +279,12 @@ static dcomm_status dcommi_spread_give_back(dcommi_coded *c)
         float value = dcommi_f32_from_bits(s->chosen.bits[i]);
         s->lost[i] = dcommi_f32_nonfinite(value) ? 0 : value;
     }
-    return dcomm_feedback_give_back(c->feedback, 0, s->chosen.index, s->lost, s->chosen.n,
-                                    s->agreed.index, s->agreed.n);
+    return dcommi_spread_return(c, &s->chosen, 0, &s->agreed);
 }
 
-static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_place *place,
-                                         const void *src, size_t src_len, void *dst)
+/* A region's result joins what is agreed. */
+static dcomm_status dcommi_spread_agree(dcommi_coded *c, const dcomm_codec_place *place,
+                                        const void *src, size_t src_len, void *dst)
 {
     DCOMMI_TRY(dcommi_spread_region(c, place));
     struct dcommi_spread *s = c->spread;
@@ -252,7 +292,6 @@ static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_plac
     size_t quota = dcommi_exchange_quota(c->codec, s->count, s->nranks);
     if (place->first == 0) {
         s->out = dst;
-        memset(s->out, 0, s->count * sizeof *s->out);
         DCOMMI_TRY(dcommi_exchange_reserve(&s->agreed, quota * s->nranks));
     }
     memcpy(&summed, src, src_len < 4 ? 0 : 4);
@@ -265,22 +304,35 @@ static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_plac
     }
     DCOMMI_TRY(dcommi_exchange_read(c->codec, (const unsigned char *)src + 4, src_len - 4,
                                     end - base, kept, kept, &s->read));
-    float *out = s->out + base;
     size_t nonzero = 0;
     for (size_t i = 0; i < s->read.n; i++) {
-        out[s->read.index[i]] = dcommi_f32_from_bits(s->read.bits[i]);
-        s->agreed.index[s->agreed.n++] = base + s->read.index[i];
+        s->agreed.index[s->agreed.n] = base + s->read.index[i];
+        s->agreed.bits[s->agreed.n++] = s->read.bits[i];
         nonzero += (s->read.bits[i] & DCOMMI_ABS_BITS) != 0;
     }
     if (c->report != NULL) {
         c->report->summed += summed;
         c->report->nonzero += nonzero;
     }
-    if (place->first + 1 < s->nranks || c->feedback == NULL) {
-        return DCOMM_OK;
+    return place->first + 1 == s->nranks && c->feedback != NULL ? dcommi_spread_give_back(c)
+                                                                : DCOMM_OK;
+}
+
+static dcomm_status dcommi_spread_result(dcommi_coded *c, const dcomm_codec_place *place,
+                                         const void *src, size_t src_len, void *dst)
+{
+    const size_t before = c->spread->agreed.n;
+    DCOMMI_TRY(dcommi_spread_agree(c, place, src, src_len, dst));
+    struct dcommi_spread *s = c->spread;
+    if (place->first == 0) {
+        memset(s->out, 0, s->count * sizeof *s->out);
     }
-    DCOMMI_TRY(dcommi_spread_give_back(c));
-    return dcomm_feedback_finish(c->feedback, 0, s->count, s->out);
+    for (size_t i = before; i < s->agreed.n; i++) {
+        s->out[s->agreed.index[i]] = dcommi_f32_from_bits(s->agreed.bits[i]);
+    }
+    return place->first + 1 == s->nranks && c->feedback != NULL
+               ? dcomm_feedback_finish(c->feedback, 0, s->count, s->out)
+               : DCOMM_OK;
 }
 
 static dcomm_status dcommi_spread_decode_step(void *user, const dcomm_codec_place *place,

@@ -5,9 +5,14 @@
 
 #include "step.h"
 
+/* What follows a copy; good: it is there, and the run goes on. */
+typedef void (*dcommi_across_fn)(void *user, bool good);
+
 /* A copy under way; its run stays until it has ended. */
 typedef struct dcommi_across {
     dcommi_lane *lane;
+    dcommi_across_fn then; /* NULL: the lane goes on */
+    void *user;
     dcommi_run *run;
     enum dcommi_queue queue; /* OUT: of the device */
     uint8_t *dst;
@@ -28,7 +33,10 @@ static size_t dcommi_across_part(const dcommi_across *a, unsigned part, size_t *
 static void dcommi_across_end(dcommi_across *a)
 {
     dcommi_run *run = a->run;
-    if (run->active && !a->failed) {
+    const bool good = run->active && !a->failed;
+    if (a->then != NULL) {
+        a->then(a->user, good);
+    } else if (good) {
         dcommi_run_event(run);
         dcommi_lane_moved(a->lane, a->async);
     }
@@ -115,25 +123,33 @@ static void dcommi_across_next(dcommi_across *a)
     }
 }
 
-/* dst <- src, one of which is the device's: `to_device` says which. */
+/* dst <- src, one of which is the device's: `queue` says which. */
+static dcomm_status dcommi_across_start(const dcommi_across *copy)
+{
+    dcommi_across *a = dcommi_alloc(sizeof *a);
+    if (a == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *a = *copy;
+    a->run = a->lane->frame->run;
+    dcommi_run_keep(a->run);
+    dcommi_across_next(a);
+    return DCOMM_OK;
+}
+
 static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, const uint8_t *src,
                                               size_t len, bool to_device, bool async)
 {
-    dcommi_run *run = lane->frame->run;
-    dcommi_across *a = dcommi_alloc(sizeof *a);
-    if (a == NULL) {
+    const dcommi_across copy = {.lane = lane,
+                                .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
+                                .dst = dst,
+                                .src = src,
+                                .len = len,
+                                .async = async};
+    if (dcommi_across_start(&copy) < 0) {
         return dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
     }
-    *a = (dcommi_across){.lane = lane,
-                         .run = run,
-                         .queue = to_device ? DCOMMI_QUEUE_IN : DCOMMI_QUEUE_OUT,
-                         .dst = dst,
-                         .src = src,
-                         .len = len,
-                         .async = async};
-    dcommi_run_keep(run);
-    dcommi_across_next(a);
-    return run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
+    return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
 }
 
 #endif

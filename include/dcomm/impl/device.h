@@ -129,8 +129,9 @@ typedef struct dcommi_device_calls {
     dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
                          const void *src, size_t len);
     /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
-     * dcommi_from_f32, the codec's steps, powersgd's, dcomm_cuda_ledger_compare, and DGC's
-     * clipping: a gradient's factor, and the momentum of what it is multiplied by. */
+     * dcommi_from_f32, the codec's steps, powersgd's, dcomm_cuda_ledger_compare,
+     * dcomm_cuda_scatter, and DGC's clipping: a gradient's factor, and the momentum of what it is
+     * multiplied by. */
     dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
                            size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
     dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
@@ -144,6 +145,8 @@ typedef struct dcommi_device_calls {
     dcomm_status (*matrix)(dcommi_device_handle *d, const dcommi_device_matrix *m);
     dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
                             const float *y, const float *next, size_t count);
+    dcomm_status (*scatter)(dcommi_device_handle *d, float *x, size_t count, const uint32_t *index,
+                            const float *value, size_t n, bool add);
     dcomm_status (*clip)(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
                          size_t count, double most);
     dcomm_status (*clipped)(dcommi_device_handle *d, float *u, const float *g,

@@ -261,6 +261,17 @@ static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledg
     return status;
 }
 
+static dcomm_status dcommi_cuda_scatter(dcommi_device_handle *d, float *x, size_t count,
+                                        const uint32_t *index, const float *value, size_t n,
+                                        bool add)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_scatter(x, count, index, value, n, add, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+
 static dcomm_status dcommi_cuda_clip(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
                                      size_t count, double most)
 {
@@ -638,6 +649,7 @@ static const dcommi_device_calls dcommi_cuda_calls = {
     .code_bytes = dcommi_cuda_code_bytes,
     .matrix = dcommi_cuda_matrix,
     .compare = dcommi_cuda_compare,
+    .scatter = dcommi_cuda_scatter,
     .clip = dcommi_cuda_clip,
     .clipped = dcommi_cuda_clipped,
     .mark = dcommi_cuda_mark,

@@ -415,7 +415,8 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
 {
     const dcommi_frame *frame = lane->frame;
     size_t bytes = step->kind == DCOMM_STEP_ENCODE ? o->len[0] : dst_len;
-    if (frame->run->coded == NULL || !dcommi_sources_on(frame, step, true)) {
+    const bool spread = dcommi_spread_plan(frame->plan); /* whose wires are the host's */
+    if (frame->run->coded == NULL || (!spread && !dcommi_sources_on(frame, step, true))) {
         return dcommi_step_mixed(lane);
     }
     if (step->kind == DCOMM_STEP_RECODE) {
@@ -428,7 +429,11 @@ static enum dcommi_outcome dcommi_step_codec_device(dcommi_lane *lane, const dco
                                .n = o->n,
                                .dst = dst,
                                .dst_len = dst_len};
-    return dcommi_moving(lane, dcommi_coded_on_device(lane, &o->place, &code, word), false);
+    return dcommi_moving(lane,
+                         spread && step->kind == DCOMM_STEP_DECODE
+                             ? dcommi_spread_result_on_device(lane, &o->place, &code)
+                             : dcommi_coded_on_device(lane, &o->place, &code, word),
+                         false);
 }
 
 static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step *step)
@@ -451,10 +456,12 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     if (wrong != NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s", wrong);
     }
-    if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
+    const bool spread = dcommi_spread_plan(plan);
+    if (DCOMMI_UNLIKELY(spread ? dcommi_spread_by_device(lane->frame, step)
+                               : dcommi_on_device(lane->frame, step->dst.space))) {
         return dcommi_step_codec_device(lane, step, &o, dst, dst_len, word);
     }
-    if (!dcommi_sources_on(lane->frame, step, false)) {
+    if (!spread && !dcommi_sources_on(lane->frame, step, false)) {
         return dcommi_step_mixed(lane);
     }
     dcomm_status status;

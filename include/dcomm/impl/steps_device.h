@@ -130,6 +130,17 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
  * hear. */
 static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
                                            const dcommi_device_code *code, int32_t word);
+/* coded_sparse's, likewise (coded_sparse_device.h): a region's result, of which the last has all
+ * written. DCOMM_OK: there are more to come. */
+static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
+                                                   const dcomm_codec_place *place,
+                                                   const dcommi_device_code *code);
+
+/* Whether the codec's steps of a plan are coded_sparse's; and whether one of them reads or writes
+ * elements that are a device's. In between it has what was selected, for which the operands stand.
+ */
+static bool dcommi_spread_plan(const dcomm_plan *plan);
+static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step);
 
 /* COMPUTE by the kernels that devices have; factors are words. */
 static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_kernel kernel,
