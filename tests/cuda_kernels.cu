@@ -147,6 +147,7 @@ static void test_once(void)
     if (!small) {
         test_far();
         far_clip();
+        far_lowrank();
     }
     test_arguments();
 }

@@ -3,7 +3,10 @@
 #ifndef DCOMM_CUDA_LOWRANK_H
 #define DCOMM_CUDA_LOWRANK_H
 
-#include "cuda_ledgers.h"
+#include "cuda_far.h"
+
+extern "C" int cuda_reference_powersgd(size_t count, size_t cols, size_t rank, const float *x,
+                                       float *p, float *q, float *sent);
 
 /* What two comparisons have found is what the CPU counts while it encodes. */
 static bool lowrank_ledger(const area &there, size_t count, const dcomm_codec_report &report,
@@ -162,6 +165,83 @@ static void test_lowrank(void)
                lowrank_counts("powersgd:rank=4,rows=1000", count);
     }
     ok(name);
+}
+
+/* Of the last elements as P Q^T has them, what is `how` of dcomm_cuda_powersgd_product. */
+static bool far_product(const dcomm_codec_matrix &shape, const area &p, const area &q,
+                        const expanse &to, int how, const std::vector<float> &want)
+{
+    const std::string what = "product, how " + std::to_string(how);
+    return good(dcomm_cuda_powersgd_product(&shape, reinterpret_cast<float *>(p.at),
+                                            reinterpret_cast<float *>(q.at), far_floats(to), how,
+                                            NULL),
+                what) &&
+           same(to.part(4 * (FAR - want.size()), 4 * want.size()), want.data(), what);
+}
+
+/* The CPU's matrix is the last rows alone: rows of zeros add nothing, and those left out are a
+ * multiple of eight, so that dots of P take the others in the same lanes. These many rows have a
+ * last one that is nearly whole, and both P and Q of more blocks than the shim runs. */
+static void far_lowrank(void)
+{
+    const char *spec = "powersgd:rank=5,rows=32276";
+    const size_t rows = 20, columns = 200, elements = 6000; /* that are compared */
+    dcomm_codec *codec = NULL;
+    dcomm_codec_matrix shape = dcomm_codec_matrix();
+    if (late(std::string("2^31 + 5 elements, ") + spec)) {
+        return;
+    }
+    good(dcomm_codec_create(spec, &codec), spec);
+    good(dcomm_codec_get_matrix(codec, FAR, &shape), spec);
+    dcomm_codec_destroy(&codec);
+    expanse in(4 * FAR), to(4 * FAR);
+    if (!far_room(spec, {&in, &to})) {
+        return;
+    }
+    const far_blocks last(4);
+    const size_t rank = shape.rank, cols = shape.cols, begin = (shape.rows - rows) * cols;
+    const size_t rest = FAR - begin;
+    std::vector<float> x = numbers(rest, NORMAL), from = numbers(rank * cols, NORMAL);
+    std::vector<float> p(rank * rows), q = from, sent(rest), none(rank * shape.rows);
+    x.back() = HUGE_VALF; /* which counts as 0, and is left */
+    if ((shape.rows - rows) % 8 != 0 ||
+        cuda_reference_powersgd(rest, cols, rank, x.data(), p.data(), q.data(), sent.data()) == 0) {
+        wrong("the CPU's matrix");
+    }
+    area there_p(4 * none.size()), there_q(4 * q.size()), report(sizeof(dcomm_cuda_report));
+    float *m = far_floats(in), *at_p = reinterpret_cast<float *>(there_p.at);
+    float *at_q = reinterpret_cast<float *>(there_q.at);
+    area::copy(in.p + 4 * begin, x.data(), 4 * rest, true);
+    there_p.put(none.data());
+    there_q.put(from.data());
+    good(dcomm_cuda_powersgd_p(&shape, m, at_q, at_p, cleared(report), NULL), "p");
+    const dcomm_cuda_report seen = report_of(report);
+    if (seen.nonfinite != 1 || seen.first != UINT64_MAX - (FAR - 1)) {
+        wrong("what is not finite");
+    }
+    good(dcomm_cuda_powersgd_orthonormal(&shape, at_p, NULL), "orthonormal");
+    good(dcomm_cuda_powersgd_q(&shape, m, at_p, at_q, cleared(report), NULL), "q");
+    const bytes got_p = there_p.get(), got_q = there_q.get();
+    for (size_t j = 0; j < rank; j++) {
+        const size_t row = (j + 1) * shape.rows - rows, column = (j + 1) * cols - columns;
+        const auto part = [](const bytes &b, size_t at, size_t n) {
+            return bytes(b.begin() + (std::ptrdiff_t)(4 * at),
+                         b.begin() + (std::ptrdiff_t)(4 * (at + n)));
+        };
+        same(part(got_p, row, rows), p.data() + j * rows, "P");
+        same(part(got_q, column, columns), q.data() + column, "Q");
+    }
+    there_q.put(q.data()); /* the columns too that did not run */
+    const std::vector<float> y(sent.end() - (std::ptrdiff_t)elements, sent.end());
+    std::vector<float> twice(y), left(x.end() - (std::ptrdiff_t)elements, x.end());
+    for (size_t i = 0; i < elements; i++) {
+        twice[i] += y[i];
+        left[i] -= y[i];
+    }
+    far_product(shape, there_p, there_q, to, 0, y);
+    far_product(shape, there_p, there_q, to, 1, twice);
+    far_product(shape, there_p, there_q, in, -1, left);
+    ok(std::string("2^31 + 5 elements, ") + spec);
 }
 
 #endif

@@ -1,12 +1,12 @@
-/* cuda_reference.c - the CPU's folds and sums under public names, for tests/cuda_kernels.cu to
- * compare with.
- */
+/* cuda_reference.c - the CPU's folds, sums and products of matrices under public names, for
+ * tests/cuda_kernels.cu to compare with. */
 #define _GNU_SOURCE
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "../include/dcomm/impl/convert.h"
 #include "../include/dcomm/impl/device_host.h"
 #include "../kernels/cpu_norm.h"
+#include "../kernels/cpu_powersgd.h"
 
 int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
                           int op, int64_t divisor);
@@ -14,6 +14,8 @@ void cuda_reference_scale(void *dst, const void *src, size_t count, int dtype, d
 void cuda_reference_to_f32(float *dst, const void *src, size_t count, int dtype, double factor);
 void cuda_reference_from_f32(void *dst, const float *src, size_t count, int dtype);
 double cuda_reference_squares(const float *x, size_t count);
+int cuda_reference_powersgd(size_t count, size_t cols, size_t rank, const float *x, float *p,
+                            float *q, float *sent);
 
 int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
                           int op, int64_t divisor)
@@ -39,4 +41,21 @@ void cuda_reference_from_f32(void *dst, const float *src, size_t count, int dtyp
 double cuda_reference_squares(const float *x, size_t count)
 {
     return dcommi_norm_squares(x, count);
+}
+
+/* A turn, which begins with the q there is. 0: no memory. */
+int cuda_reference_powersgd(size_t count, size_t cols, size_t rank, const float *x, float *p,
+                            float *q, float *sent)
+{
+    const dcommi_matrix m = {count, (count + cols - 1) / cols, cols, rank};
+    double *wide = malloc(rank * dcommi_matrix_column_bytes(cols));
+    if (wide == NULL) {
+        return 0;
+    }
+    dcommi_matrix_times(&m, x, q, p, wide);
+    dcommi_matrix_orthonormal(p, m.rows, rank);
+    dcommi_matrix_transposed_times(&m, x, p, q, wide);
+    dcommi_matrix_product(&m, p, q, sent, 0);
+    free(wide);
+    return 1;
 }
