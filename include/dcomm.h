@@ -12490,12 +12490,12 @@ static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
  * lacks; where the gradient is not known, nothing. */
 static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
 {
-    double next = (double)dcommi_feedback_get(&fb->worker, fb->worker.next, at);
+    float next = dcommi_feedback_get(&fb->worker, fb->worker.next, at);
     if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
         return next;
     }
     float x = fb->now.partly ? NAN : fb->now.x[at - fb->now.first];
-    return dcommi_f32_nonfinite(x) ? 0 : (double)x - next;
+    return dcommi_f32_nonfinite(x) ? 0 : x - next; /* in f32, as the ledger takes it */
 }
 
 /* The gradient will be overwritten before the last of it is given back, and EF21's ledger asks for

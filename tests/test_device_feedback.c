@@ -41,6 +41,8 @@ static const struct {
     {"sign", {.bf16 = true}},
     {"bf16", {.variant = DCOMM_FEEDBACK_EF21}},
     {"topk+qsgd:k=0.05,nonfinite=zero", {.variant = DCOMM_FEEDBACK_EF21}},
+    {"topk:k=0.04,nonfinite=zero", {.variant = DCOMM_FEEDBACK_EF21}},
+    {"threshold:k=0.05", {.variant = DCOMM_FEEDBACK_EF21}},
     {"qsgd:bits=4,nonfinite=pass", {.variant = DCOMM_FEEDBACK_EF21, .scale = true}},
     {"topk:k=0.02,nonfinite=zero", {.variant = DCOMM_FEEDBACK_DGC}},
     {"threshold:k=0.05", {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true, .momentum = 0.5}},
