@@ -30276,11 +30276,10 @@ static dcomm_status dcommi_pull_fold(dcommi_pull *pull, unsigned b)
         }
     }
     if (status == DCOMM_OK) {
-        status = pull->device != NULL
-                     ? dcommi_fold_on_device(pull->lane, pull->to.dst + at, src, pull->npieces,
-                                             part, pull->final)
-                     : dcommi_fold_pieces(pull->lane, &pull->to, at, src, pull->npieces, part,
-                                          pull->final);
+        status = pull->device != NULL ? dcommi_fold_on_device(pull->lane, pull->to.dst + at, src,
+                                                              pull->npieces, part, pull->final)
+                                      : dcommi_fold_pieces(pull->lane, &pull->to, at, src,
+                                                           pull->npieces, part, pull->final);
     }
     dcommi_free((void *)src);
     return status;
