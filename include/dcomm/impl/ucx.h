@@ -497,7 +497,8 @@ static void dcommi_ucx_free(dcommi_ucx *u)
 }
 
 /* UCX 1.13 aborts when a worker is destroyed while its answer to somebody's connecting is still
- * queued, on an endpoint that only UCX knows. */
+ * queued, on an endpoint that only UCX knows. One that does not come to rest is left to the end of
+ * the process. */
 static void dcommi_ucx_quiet(dcommi_ucx *u, double deadline)
 {
     ucp_request_param_t param = {0};
@@ -509,6 +510,12 @@ static void dcommi_ucx_quiet(dcommi_ucx *u, double deadline)
         if (ucp_worker_progress(u->worker) == 0) {
             sched_yield();
         }
+    }
+    if (ucp_request_check_status(request) == UCS_INPROGRESS) {
+        dcommi_log(DCOMMI_LOG_INFO, "%s: UCX does not come to rest; its memory is not freed",
+                   u->base.name);
+        u->worker = NULL;
+        u->context = NULL;
     }
     ucp_request_free(request);
 }
@@ -543,7 +550,7 @@ static void dcommi_ucx_close(dcommi_transport *t, double timeout_s, bool force)
     /* Cancelled requests come back in a few rounds; what UCX keeps longer goes with the worker. */
     dcommi_ucx_settle(u, dcommi_now() + 0.1);
     dcommi_ucx_hush++;
-    dcommi_ucx_quiet(u, dcommi_now() + 0.1);
+    dcommi_ucx_quiet(u, dcommi_now() + 0.5);
     dcommi_ucx_free(u);
     dcommi_ucx_hush--;
 }
