@@ -59574,6 +59574,15 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_mul(float a, float b)
                                                         : product;
 }
 
+/* What is not finite becomes the largest number of its sign. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_finite(float x)
+{
+    const uint32_t bits = dcommi_f32_bits(x);
+    return (bits & 0x7f800000u) == 0x7f800000u
+               ? dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f7fffffu)
+               : x;
+}
+
 /* Of a NaN, some NaN. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
 {
@@ -64863,9 +64872,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_ADD_THREADS)
     for (uint32_t k = 0; k < DCOMMI_CUDA_ADD_OWN; k++, i += DCOMMI_CUDA_ADD_THREADS) {
         if (i < p.count) {
             const double more = __dmul_rn((double)p.factor, (double)p.y[i]);
-            const uint32_t sum = dcommi_f32_bits((float)__dadd_rn((double)p.x[i], more));
-            p.x[i] = dcommi_f32_from_bits(
-                (sum & 0x7f800000u) == 0x7f800000u ? (sum & 0x80000000u) | 0x7f7fffffu : sum);
+            p.x[i] = dcommi_cuda_finite((float)__dadd_rn((double)p.x[i], more));
         }
     }
 }
@@ -65038,12 +65045,8 @@ struct dcommi_cuda_feedback {
 
 DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
 {
-    const uint32_t bits = dcommi_f32_bits(e);
-    if (dcommi_cuda_odd(bits)) {
-        found->clipped++;
-        return dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f7fffffu);
-    }
-    return e;
+    found->clipped += dcommi_cuda_odd(dcommi_f32_bits(e));
+    return dcommi_cuda_finite(e);
 }
 
 /* One element, of f32. */
@@ -65578,13 +65581,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_SCATTER_THREADS)
     const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_SCATTER_THREADS + threadIdx.x;
     if (i < p.n && p.index[i] < p.count) {
         float *to = p.x + p.index[i];
-        if (ADD) {
-            const uint32_t sum = dcommi_f32_bits(__fadd_rn(*to, p.value[i]));
-            *to = dcommi_f32_from_bits(
-                (sum & 0x7f800000u) == 0x7f800000u ? (sum & 0x80000000u) | 0x7f7fffffu : sum);
-        } else {
-            *to = p.value[i];
-        }
+        *to = ADD ? dcommi_cuda_finite(__fadd_rn(*to, p.value[i])) : p.value[i];
     }
 }
 

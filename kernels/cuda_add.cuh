@@ -23,9 +23,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_ADD_THREADS)
     for (uint32_t k = 0; k < DCOMMI_CUDA_ADD_OWN; k++, i += DCOMMI_CUDA_ADD_THREADS) {
         if (i < p.count) {
             const double more = __dmul_rn((double)p.factor, (double)p.y[i]);
-            const uint32_t sum = dcommi_f32_bits((float)__dadd_rn((double)p.x[i], more));
-            p.x[i] = dcommi_f32_from_bits(
-                (sum & 0x7f800000u) == 0x7f800000u ? (sum & 0x80000000u) | 0x7f7fffffu : sum);
+            p.x[i] = dcommi_cuda_finite((float)__dadd_rn((double)p.x[i], more));
         }
     }
 }

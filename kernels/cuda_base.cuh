@@ -138,6 +138,15 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_mul(float a, float b)
                                                         : product;
 }
 
+/* What is not finite becomes the largest number of its sign. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_finite(float x)
+{
+    const uint32_t bits = dcommi_f32_bits(x);
+    return (bits & 0x7f800000u) == 0x7f800000u
+               ? dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f7fffffu)
+               : x;
+}
+
 /* Of a NaN, some NaN. */
 DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
 {

@@ -20,12 +20,8 @@ struct dcommi_cuda_feedback {
 
 DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
 {
-    const uint32_t bits = dcommi_f32_bits(e);
-    if (dcommi_cuda_odd(bits)) {
-        found->clipped++;
-        return dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f7fffffu);
-    }
-    return e;
+    found->clipped += dcommi_cuda_odd(dcommi_f32_bits(e));
+    return dcommi_cuda_finite(e);
 }
 
 /* One element, of f32. */

@@ -21,13 +21,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_SCATTER_THREADS)
     const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_SCATTER_THREADS + threadIdx.x;
     if (i < p.n && p.index[i] < p.count) {
         float *to = p.x + p.index[i];
-        if (ADD) {
-            const uint32_t sum = dcommi_f32_bits(__fadd_rn(*to, p.value[i]));
-            *to = dcommi_f32_from_bits(
-                (sum & 0x7f800000u) == 0x7f800000u ? (sum & 0x80000000u) | 0x7f7fffffu : sum);
-        } else {
-            *to = p.value[i];
-        }
+        *to = ADD ? dcommi_cuda_finite(__fadd_rn(*to, p.value[i])) : p.value[i];
     }
 }
 
