@@ -561,9 +561,9 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
- * - A call launches one kernel on the stream (with sparse codecs, a few; with a ledger, two more),
- *   and returns. It allocates nothing, waits for nothing, and launches the same whatever the data:
- *   it can be captured into a graph, and keeps its arguments there.
+ * - A call launches one kernel on the stream (with sparse codecs and powersgd, a few; with a
+ * ledger, two more), and returns. It allocates nothing, waits for nothing, and launches the same
+ * whatever the data: it can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -698,7 +698,8 @@ DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype,
                                        void *stream);
 DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
 
-/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
+/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk, powersgd ----
+ */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
  * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
@@ -718,12 +719,12 @@ typedef struct dcomm_cuda_ledger {
 } dcomm_cuda_ledger;
 
 /* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. It is counted in the
- * passes that encode, and one or two short launches follow; the wires of topk+qsgd with
- * nonfinite=pass are decoded and compared. The sums are taken in an order that depends on codec and
- * count alone (of sparse codecs: and on numbers and key), and which is not the CPU's: they are the
- * same from run to run, and differ from the CPU's by what rounding of f64 sums amounts to.
- * workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not use
- * what an earlier call has left in it. */
+ * passes that encode, and one or two short launches follow; the wires of powersgd, and of topk+qsgd
+ * with nonfinite=pass, are decoded and compared. The sums are taken in an order that depends on
+ * codec and count alone (of sparse codecs: and on numbers and key), and which is not the CPU's:
+ * they are the same from run to run, and differ from the CPU's by what rounding of f64 sums amounts
+ * to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not
+ * use what an earlier call has left in it. */
 DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
                                                 const float *residual, float *next, size_t count,
                                                 const dcomm_codec_key *key, void *wire,
@@ -785,6 +786,8 @@ DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, siz
  * of `cols`. A wire is P, and Q behind it. */
 typedef struct dcomm_codec_matrix {
     size_t count, rows, cols, rank;
+    int turns;     /* how often both products are taken */
+    int nonfinite; /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_matrix;
 
 /* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not powersgd). */
@@ -1475,8 +1478,7 @@ DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info);
 /* coll.h - collectives, point-to-point, requests and groups.
  *
  * Where the implementation is built with DCOMM_WITH_CUDA, buffers may also be device memory, all of
- * one call's on one device, aligned to their element; docs/cuda.md says how they travel, and which
- * compressed calls are done in host memory, to which they are copied and back.
+ * one call's on one device, aligned to their element; docs/cuda.md says how they travel.
  *
  * Buffers are the caller's, of any alignment, and are in use from the call until the operation is
  * complete. Counts are elements. `opts` may be NULL. In place: pass DCOMM_IN_PLACE as sendbuf, or
@@ -10120,14 +10122,17 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
     }
 
 /* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
-/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN stays one. */
-#define DCOMMI_MATRIX_CLAMP(S)                                                                   \
-    do {                                                                                         \
-        const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                           \
-        const dcommi_i64x8 above = (dcommi_i64x8)(S > most);                                     \
-        const dcommi_i64x8 below = (dcommi_i64x8)(S < -most);                                    \
-        S = (dcommi_f64x8)(((dcommi_i64x8)S & ~(above | below)) | ((dcommi_i64x8)most & above) | \
-                           ((dcommi_i64x8)(-most) & below));                                     \
+/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN becomes the
+ * canonical one: which of some a sum would be is not defined. */
+#define DCOMMI_MATRIX_CLAMP(S)                                                              \
+    do {                                                                                    \
+        const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                      \
+        const dcommi_i64x8 above = (dcommi_i64x8)(S > most);                                \
+        const dcommi_i64x8 below = (dcommi_i64x8)(S < -most);                               \
+        const dcommi_i64x8 nan = (dcommi_i64x8)(S != S);                                    \
+        S = (dcommi_f64x8)(((dcommi_i64x8)S & ~(above | below | nan)) |                     \
+                           ((dcommi_i64x8)most & above) | ((dcommi_i64x8)(-most) & below) | \
+                           (nan & 0x7ff8000000000000));                                     \
     } while (0)
 
 #define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                               \
@@ -13587,7 +13592,12 @@ DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t c
                            codec->spec);
     }
     dcommi_matrix m = dcommi_powersgd_shape(codec, count);
-    *shape = (dcomm_codec_matrix){m.count, m.rows, m.cols, m.rank};
+    *shape = (dcomm_codec_matrix){.count = m.count,
+                                  .rows = m.rows,
+                                  .cols = m.cols,
+                                  .rank = m.rank,
+                                  .turns = (int)codec->value[DCOMMI_POWERSGD_TURNS],
+                                  .nonfinite = codec->nonfinite};
     return DCOMM_OK;
 }
 
@@ -15181,8 +15191,6 @@ typedef struct dcommi_shape {
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     const dcommi_coding *coding; /* NULL: without compression */
     bool apart;                  /* compressed: the f32 to be coded have to be made first */
-    const char *staged;          /* compressed, of device memory: why in host memory; NULL: it is
-                                    not done there */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;
@@ -19749,6 +19757,7 @@ typedef struct dcommi_sim_msg {
     uint8_t depth;
     bool waits; /* for its receive, before it moves */
     bool open;  /* the receiver reads it where it lies */
+    bool host;  /* the host's, where inputs are a device's */
     bool async, folds, sender_async;
     dcommi_sim_lane *sender, *receiver; /* sender: NULL when it need not be told */
     struct dcommi_sim_join *join;
@@ -20124,7 +20133,7 @@ static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
 {
     int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
     const dcommi_link *link = dcommi_sim_link(s, m->depth);
-    int64_t stage = m->waits || m->join != NULL ? link->straight : link->stage;
+    int64_t stage = m->host ? 0 : m->waits || m->join != NULL ? link->straight : link->stage;
     dcommi_sim_at(s, start + link->alpha + stage, DCOMMI_SIM_HEAD, m);
     if (m->sender != NULL) {
         dcommi_sim_complete(s, m->sender, m->sender_async, end);
@@ -20248,19 +20257,21 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     m->depth = (uint8_t)depth;
     m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
     m->waits = m->len > link->eager;
+    m->host = f->plan->scratch_on_host && f->plan->operands[step->src].space == DCOMM_SPACE_SCRATCH;
     m->open =
         m->waits && link->open && dcommi_sim_open_space(f, f->plan->operands[step->src].space);
     bool posted = dcommi_sim_posted(s, lane, step, m->len);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, posted ? 0 : link->overhead);
     if (link->by_core && !m->waits) {
-        dcommi_sim_at(s, t + link->alpha + link->stage, DCOMMI_SIM_TAIL, m);
+        dcommi_sim_at(s, t + link->alpha + (m->host ? 0 : link->stage), DCOMMI_SIM_TAIL, m);
         return t;
     }
     m->sender = lane;
     m->sender_async = step->flags & DCOMM_STEP_ASYNC;
     int64_t next = dcommi_sim_started(lane, m->sender_async, t);
     if (m->waits) {
-        bool copied = link->by_core && !m->open; /* by the reader, once it has come that far */
+        /* By the reader, once it has come that far. */
+        bool copied = link->by_core && !m->open && !m->host;
         dcommi_sim_at(s, t + link->alpha + (copied ? link->stage : 0), DCOMMI_SIM_OFFER, m);
     } else {
         dcommi_sim_leave(s, m, t);
@@ -26461,7 +26472,7 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 
 /* ==== include/dcomm/impl/copy_across.h ===================================================== */
 /* copy_across.h - a COPY between host memory and the run's device, through pinned slots: for plans
- * that do in host memory what there are no kernels for. */
+ * whose scratch is the host's. */
 #ifndef DCOMMI_COPY_ACROSS_H
 #define DCOMMI_COPY_ACROSS_H
 
@@ -48334,8 +48345,7 @@ static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
 static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
 
 /* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. Staged,
- * input and output are a device's, and are copied to scratch and back, which is the host's. */
+ * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. */
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {
@@ -48355,18 +48365,11 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
     b.head.codec_partly = inner->codec_partly;
-    b.head.scratch_on_host = s->staged != NULL;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
     dcomm_operand in = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes), result = out;
-    if (s->staged != NULL) {
-        result = s->apart ? dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, bytes), bytes)
-                          : scratch;
-        dcommi_copy(&b, 0, result, in, 0);
-        in = result;
-    }
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
     dcomm_operand src[2] = {in, dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
-    dcomm_step *step = s->apart ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
+    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->dst = scratch;
         dcommi_build_sources(&b, step, src, 2);
@@ -48376,14 +48379,11 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
         dcommi_build_table(&b, &r, 1);
     }
     dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
-    step = s->apart ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
+    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->kernel = 1;
-        step->dst = result;
+        step->dst = out;
         dcommi_build_sources(&b, step, &scratch, 1);
-    }
-    if (s->staged != NULL) {
-        dcommi_copy(&b, 0, out, result, 0);
     }
     return dcommi_build_finish(&b, plan_p);
 }
@@ -48703,13 +48703,12 @@ static dcomm_status dcommi_feedback_kept_room(dcomm_feedback *fb, const dcommi_d
     return DCOMM_OK;
 }
 
-/* A sparse codec's workspace for a range, whose contents make its next call faster. */
+/* The workspace of a selection for a range, whose contents make its next call faster. */
 static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
                                               const dcommi_device_handle *d,
                                               dcommi_device_code *code)
 {
-    dcomm_codec_layout dense;
-    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
+    size_t need = dcommi_codec_is(code->codec, DCOMMI_IS_SELECTION) ? d->call->code_bytes(code) : 0;
     return need == 0 || job->raises ? DCOMM_OK
                                     : dcommi_feedback_kept_room(job->fb, d, job->first, job->owner,
                                                                 need, &code->workspace);
@@ -49303,38 +49302,6 @@ typedef struct dcommi_code_found {
 #define DCOMMI_FOUND_AT 512
 _Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
-/* Whether a wire is one kernel's work. */
-static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
-{
-    dcomm_codec_layout dense;
-    dcomm_sparse_layout sparse;
-    dcomm_randk_layout randk;
-    return dcomm_codec_get_layout(codec, &dense) >= 0 ||
-           dcomm_codec_get_sparse_layout(codec, count, &sparse) >= 0 ||
-           dcomm_codec_get_randk_layout(codec, count, &randk) >= 0;
-}
-
-/* Why a codec cannot be on a device; NULL: it can. */
-static const char *dcommi_coded_device_lacks(const dcomm_codec *codec, size_t count)
-{
-    return dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) || dcommi_coded_kernels_for(codec, count)
-               ? NULL
-               : "has no kernels for it";
-}
-
-/* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
- * memory lacks. NULL: it is done on the device. Other ranks need not know. */
-static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
-                                        const dcommi_algo *algo)
-{
-    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
-    const char *what = dcommi_coded_device_lacks(codec, s->count);
-    return what != NULL                                 ? what
-           : algo->make == dcommi_coded_linear          ? NULL
-           : dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) ? "has kernels for its sums alone"
-                                                        : NULL;
-}
-
 static bool dcommi_spread_plan(const dcomm_plan *plan)
 {
     return plan->codec == &dcommi_spread_codec;
@@ -49921,8 +49888,7 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
     if (s->coding != NULL) {
         key.counts[0] = s->coding->hash;
         key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
-                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4 |
-                        (uint64_t)(s->staged != NULL) << 5;
+                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;
@@ -50062,7 +50028,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->coding != NULL && (s->apart || s->staged != NULL)) {
+    if (s->coding != NULL && s->apart) {
         dcommi_shape sum = *s;
         sum.dtype = DCOMM_F32;
         sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
@@ -50072,13 +50038,6 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         if (status < 0) {
             dcommi_free(inner);
             return status;
-        }
-        if (s->staged != NULL) {
-            dcommi_log(DCOMMI_LOG_INFO,
-                       "%s of %zu %s by %s is done in host memory, to which it is copied and back: "
-                       "device memory %s",
-                       dcomm_coll_name(s->coll), s->count, dcomm_dtype_name(s->dtype), algo->name,
-                       s->staged);
         }
     } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -50107,19 +50066,6 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         (*cached_p)->script = dcommi_script_make(comm, plan);
     }
     return DCOMM_OK;
-}
-
-/* Find out whether a compressed call of device memory is done in host memory. */
-static dcomm_status dcommi_call_staged(dcomm_comm *comm, const dcomm_coll_opts *opts,
-                                       dcommi_shape *s)
-{
-    const dcommi_algo *algo = NULL;
-    dcommi_comm_lock(comm);
-    dcomm_status status = dcommi_algo_pick(s, opts->algo != NULL ? opts->algo : comm->algo,
-                                           opts->algo == NULL, comm->chooser, &algo);
-    dcommi_comm_unlock(comm);
-    s->staged = status >= 0 ? dcommi_coded_in_host(s, opts, algo) : NULL;
-    return status;
 }
 
 /* A run of a cached plan, whose reference it takes over; with comm->lock. */
@@ -50263,16 +50209,9 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_shape_spaces(s, &in_bytes, &out_bytes);
         DCOMMI_TRY(dcommi_call_place(comm, s, in, in_bytes, out, out_bytes, opts, &device));
     }
-    dcommi_shape staged;
-    if (DCOMMI_UNLIKELY(s->coding != NULL && device != NULL)) {
-        staged = *s;
-        s = &staged;
-        DCOMMI_TRY(dcommi_call_staged(comm, opts, &staged));
-    }
-    dcommi_device *coder = s->staged == NULL ? device : NULL; /* where the codec's steps are done */
     if (s->coding != NULL && opts->feedback != NULL) {
         DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
-                                          coder != NULL ? coder->handle.number : -1));
+                                          device != NULL ? device->handle.number : -1));
     }
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
@@ -50334,7 +50273,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
-        coded->device = coder != NULL ? &coder->handle : NULL;
+        coded->device = device != NULL ? &device->handle : NULL;
         run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }
@@ -50554,12 +50493,10 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
 }
 
 /* Where such calls encode: the device that is current, or -1, host memory. */
-static int dcommi_verdict_device(const dcomm_codec *codec, const dcommi_shape *s)
+static int dcommi_verdict_device(const dcommi_shape *s)
 {
-    return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) &&
-                   dcommi_coded_kernels_for(codec, s->count)
-               ? dcommi_devices->current()
-               : -1;
+    return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) ? dcommi_devices->current()
+                                                                        : -1;
 }
 
 /* Everything but the decision: the codec's times, and prices of the call `s` as it is, of bf16, and
@@ -50572,7 +50509,7 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     dcommi_coding coding;
     const char *algo;
     memset(v, 0, sizeof *v);
-    v->device = dcommi_verdict_device(codec, &s);
+    v->device = dcommi_verdict_device(&s);
     DCOMMI_TRY(dcommi_coding_of(&opts, s.count, &coding));
     dcommi_verdict_work w = {0};
     DCOMMI_TRY(dcommi_verdict_measure(codec, s.count, v->device, &w));
@@ -54051,12 +53988,6 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 
 /* ---- what cannot be ---- */
 
-/* Why a codec cannot be for a parameter on a device; NULL: it can. As all-reduce would say. */
-static const char *dcommi_bkt_no_kernels(const dcommi_bkt_kind *kind, size_t count)
-{
-    return kind->codec == NULL ? NULL : dcommi_coded_device_lacks(kind->codec, count);
-}
-
 /* A parameter whose kind is known, and its value. */
 static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets_opts *o,
                                            const dcommi_bkt_param *p)
@@ -54082,13 +54013,7 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
                            "aligned to the %zu bytes of its elements",
                            number, p->name, device, dcomm_dtype_size(p->dtype));
     }
-    const dcommi_bkt_kind *kind = &b->kinds[p->kind];
-    const char *why = dcommi_bkt_no_kernels(kind, p->count);
-    return why == NULL ? DCOMM_OK
-                       : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                     "dcomm_buckets_create: parameter %zu, \"%s\", lies on device "
-                                     "%d and has codec %s: device memory %s",
-                                     number, p->name, device, dcomm_codec_spec(kind->codec), why);
+    return DCOMM_OK;
 }
 
 /* Parameter p is marked behind what a stream holds: all that its bucket does from now on comes
@@ -62571,18 +62496,17 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
 }
 
 #endif
-/* ==== kernels/cuda_randk.cuh =============================================================== */
-/* cuda_randk.cuh - randk: one pass over the input, and a thread for each part that takes or brings
- * its element. With nonfinite=pass, a pass before that finds the parts that are sent as NaN and
- * whose residuals stay. A ledger counts what is not sent in the pass over the input, and the rest
- * as it is taken. */
-#ifndef DCOMMI_CUDA_RANDK_H
-#define DCOMMI_CUDA_RANDK_H
+/* ==== kernels/cuda_lowrank.cuh ============================================================= */
+/* cuda_lowrank.cuh - powersgd as a codec: a whole encoding and a decoding, of the steps in
+ * cuda_powersgd.cuh. */
+#ifndef DCOMMI_CUDA_LOWRANK_H
+#define DCOMMI_CUDA_LOWRANK_H
 
-/* ==== kernels/cuda_topk_scan.cuh =========================================================== */
-/* cuda_topk_scan.cuh - top-k's threshold, and the one pass over the input. */
-#ifndef DCOMMI_CUDA_TOPK_SCAN_H
-#define DCOMMI_CUDA_TOPK_SCAN_H
+/* ==== kernels/cuda_feedback.cuh ============================================================ */
+/* cuda_feedback.cuh - what error feedback does to its arrays beside encoding, element by element.
+ */
+#ifndef DCOMMI_CUDA_FEEDBACK_H
+#define DCOMMI_CUDA_FEEDBACK_H
 
 /* ==== kernels/cuda_topk.cuh ================================================================ */
 /* cuda_topk.cuh - what the kernels of top-k share: their arguments, their state in device memory,
@@ -62829,6 +62753,638 @@ DCOMMI_CUDA_INLINE dcommi_cuda_items dcommi_cuda_items_of(const dcommi_cuda_topk
 }
 
 #endif
+
+#define DCOMMI_CUDA_FEEDBACK_THREADS 256u
+#define DCOMMI_CUDA_FEEDBACK_OWN 4u /* elements of a thread */
+
+struct dcommi_cuda_feedback {
+    void *dst;
+    const void *a;
+    const float *b;
+    float factor;
+    uint64_t count;
+    dcomm_cuda_report *report;
+};
+
+DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
+{
+    found->clipped += dcommi_cuda_odd(dcommi_f32_bits(e));
+    return dcommi_cuda_finite(e);
+}
+
+/* One element, of f32. */
+template <int OP>
+DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor, uint64_t i,
+                                                  dcommi_cuda_found *found)
+{
+    const bool odd = dcommi_cuda_odd(dcommi_f32_bits(a));
+    const float gone = dcommi_cuda_odd(dcommi_f32_bits(b)) ? 0 : b;
+    switch (OP) {
+    case DCOMM_CUDA_FEEDBACK_ADD:
+    case DCOMM_CUDA_FEEDBACK_LACK:
+        if (odd) {
+            found->nonfinite++;
+            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            return OP == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
+        }
+        return dcommi_cuda_feedback_bounded(
+            OP == DCOMM_CUDA_FEEDBACK_ADD ? __fadd_rn(a, b) : __fsub_rn(a, b), found);
+    case DCOMM_CUDA_FEEDBACK_MISSING:
+        return odd ? 0 : __fsub_rn(a, b);
+    case DCOMM_CUDA_FEEDBACK_LEFT:
+        return __fsub_rn(a, gone);
+    case DCOMM_CUDA_FEEDBACK_LEARN:
+        return dcommi_cuda_add(a, gone);
+    case DCOMM_CUDA_FEEDBACK_MOMENTUM:
+        return (float)__dadd_rn((double)a, __dmul_rn((double)factor, (double)b));
+    case DCOMM_CUDA_FEEDBACK_FORGET:
+        return b != 0 || odd ? 0 : a;
+    default: /* DCOMM_CUDA_FEEDBACK_FINISH */
+        return dcommi_cuda_add(a, b);
+    }
+}
+
+/* Not up to infinity; see dcommi_feedback_narrow. */
+DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_feedback_narrow(float x)
+{
+    const uint16_t h = dcommi_f32_to_bf16(x);
+    return (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h);
+}
+
+template <int OP>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_FEEDBACK_THREADS)
+    dcommi_cuda_feedback_kernel(const __grid_constant__ dcommi_cuda_feedback p)
+{
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN +
+                 threadIdx.x;
+    dcommi_cuda_found found = {};
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++, i += DCOMMI_CUDA_FEEDBACK_THREADS) {
+        if (i >= p.count) {
+            continue;
+        }
+        if (OP == DCOMM_CUDA_FEEDBACK_WIDEN) {
+            static_cast<float *>(p.dst)[i] =
+                dcommi_bf16_to_f32(static_cast<const uint16_t *>(p.a)[i]);
+        } else if (OP == DCOMM_CUDA_FEEDBACK_NARROW) {
+            static_cast<uint16_t *>(p.dst)[i] =
+                dcommi_cuda_feedback_narrow(static_cast<const float *>(p.a)[i]);
+        } else {
+            static_cast<float *>(p.dst)[i] = dcommi_cuda_feedback_one<OP>(
+                static_cast<const float *>(p.a)[i], p.b[i], p.factor, i, &found);
+        }
+    }
+    if (found.nonfinite > 0 || found.clipped > 0) {
+        dcommi_cuda_report_add(p.report, found);
+    }
+}
+
+template <int OP>
+static dcomm_status dcommi_cuda_feedback_launch(const char *call, const dcommi_cuda_feedback &p,
+                                                void *stream)
+{
+    const uint64_t tile = DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN;
+    return dcommi_cuda_launch(call, dcommi_cuda_feedback_kernel<OP>, (p.count + tile - 1) / tile,
+                              DCOMMI_CUDA_FEEDBACK_THREADS, p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                            float factor, const float *b, size_t count,
+                                            dcomm_cuda_report *report, void *stream)
+{
+    const char *call = "dcomm_cuda_feedback";
+    static dcomm_status (*const launch[])(const char *, const dcommi_cuda_feedback &, void *) = {
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_WIDEN>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_NARROW>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_ADD>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LACK>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_MISSING>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LEFT>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LEARN>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_MOMENTUM>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_FORGET>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_FINISH>};
+    if ((unsigned)op >= sizeof launch / sizeof *launch) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: op %d is unknown", call, (int)op);
+    }
+    const size_t half = sizeof(uint16_t), whole = sizeof(float);
+    const bool casts = op == DCOMM_CUDA_FEEDBACK_WIDEN || op == DCOMM_CUDA_FEEDBACK_NARROW;
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "dst", dst, count,
+                                      op == DCOMM_CUDA_FEEDBACK_NARROW ? half : whole));
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_array(call, "a", a, count, op == DCOMM_CUDA_FEEDBACK_WIDEN ? half : whole));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "b", b, casts ? 0 : count, whole));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    const dcommi_cuda_feedback p = {dst, a, b, factor, count, report};
+    return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
+}
+
+#endif
+/* ==== kernels/cuda_powersgd.cuh ============================================================ */
+/* cuda_powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu_powersgd.h:
+ * products of two f32 are exact in f64, and sums are taken in that file's order. Of M Q and of dots
+ * that is eight sums, of every eighth element; of M^T P one, over the rows; of P Q^T one, over the
+ * rank. What the order leaves is done side by side: rows, columns, elements. */
+#ifndef DCOMMI_CUDA_POWERSGD_H
+#define DCOMMI_CUDA_POWERSGD_H
+
+
+#define DCOMMI_CUDA_MATRIX_THREADS 256u
+#define DCOMMI_CUDA_MATRIX_LANES 8u
+#define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q in one reading of the matrix */
+#define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, where they are computed one by one */
+#define DCOMMI_CUDA_MATRIX_STRIP 64u
+
+struct dcommi_cuda_matrix {
+    uint64_t count, rows, cols;
+    uint32_t rank;
+    const float *m, *from; /* the matrix; P or Q, what is read of them */
+    const float *q;        /* of a product */
+    float *to;
+    int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
+    dcommi_rng rng;
+    dcomm_cuda_report *report;
+};
+
+/* An element of the matrix: 0 where it is denormal or not finite. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_number(float x)
+{
+    const uint32_t exponent = dcommi_f32_bits(x) & 0x7f800000u;
+    return exponent != 0 && exponent != 0x7f800000u ? (double)x : 0;
+}
+
+/* Elements of row i that are there. */
+DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_matrix_row(const dcommi_cuda_matrix &p, uint64_t i)
+{
+    const uint64_t from = i * p.cols;
+    return i >= p.rows || from >= p.count ? 0 : p.count - from < p.cols ? p.count - from : p.cols;
+}
+
+/* Over eight lanes: l and l + 4, then + 2, + 1. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
+{
+    for (unsigned far = DCOMMI_CUDA_MATRIX_LANES / 2; far > 0; far /= 2) {
+        s = __dadd_rn(s, __shfl_xor_sync(DCOMMI_CUDA_ALL, s, far));
+    }
+    return s;
+}
+
+/* P = M Q: eight threads a row. COUNT: what is not finite is counted on the way. */
+template <bool COUNT>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    dcommi_cuda_found found = {};
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_MATRIX_LANES;
+    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS + threadIdx.x;
+    const uint64_t i = own / DCOMMI_CUDA_MATRIX_LANES, length = dcommi_cuda_matrix_row(p, i);
+    const float *row = p.m + (length > 0 ? i * p.cols : 0);
+    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
+        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
+#pragma unroll 4
+        for (uint64_t c = lane; c < length; c += DCOMMI_CUDA_MATRIX_LANES) {
+            const float number = row[c];
+            const double x = dcommi_cuda_matrix_number(number);
+            if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number))) {
+                const uint64_t first = UINT64_MAX - (i * p.cols + c);
+                found.nonfinite++;
+                found.first = first > found.first ? first : found.first;
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                const uint32_t column = j + k < p.rank ? j + k : j;
+                sum[k] = __fma_rn(x, (double)p.from[column * p.cols + c], sum[k]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            const double all = dcommi_cuda_matrix_sum(sum[k]);
+            if (lane == 0 && i < p.rows && j + k < p.rank) {
+                p.to[(j + k) * p.rows + i] = __double2float_rn(all);
+            }
+        }
+    }
+    if (COUNT && found.nonfinite > 0) {
+        dcommi_cuda_report_add(p.report, found);
+    }
+}
+
+/* Q = M^T P: a thread a column, so that a warp reads whole lines of each row. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
+    dcommi_cuda_matrix_q_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const uint64_t c = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_STRIP + threadIdx.x;
+    if (c >= p.cols) {
+        return;
+    }
+    const uint64_t rows = (p.count - c + p.cols - 1) / p.cols; /* that have this column */
+    dcommi_cuda_found found = {};
+    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
+        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
+#pragma unroll 16
+        for (uint64_t i = 0; i < rows; i++) {
+            const double x = dcommi_cuda_matrix_number(p.m[i * p.cols + c]);
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                const uint32_t column = j + k < p.rank ? j + k : j;
+                sum[k] = __fma_rn(x, (double)p.from[column * p.rows + i], sum[k]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            if (j + k < p.rank) {
+                float q = __double2float_rn(sum[k]);
+                if ((dcommi_f32_bits(q) & 0x7f800000u) == 0x7f800000u) {
+                    q = dcommi_f32_from_bits(dcommi_f32_bits(q) - 1);
+                    found.clipped++;
+                }
+                p.to[(j + k) * p.cols + c] = q;
+            }
+        }
+    }
+    dcommi_cuda_report_add(p.report, found);
+}
+
+/* The dot of two columns, in all threads of the block, which all call it. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b, uint64_t n)
+{
+    __shared__ double room;
+    double s = 0;
+    __syncthreads(); /* columns are written, and the last dot has been read */
+    if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES) {
+#pragma unroll 8
+        for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_LANES) {
+            s = __fma_rn((double)a[i], (double)b[i], s);
+        }
+    }
+    if (threadIdx.x < DCOMMI_CUDA_WARP) {
+        s = dcommi_cuda_matrix_sum(s);
+    }
+    if (threadIdx.x == 0) {
+        room = s;
+    }
+    __syncthreads();
+    return room;
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_times(float *column, uint64_t n, double scale)
+{
+    for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_THREADS) {
+        column[i] = __double2float_rn(__dmul_rn((double)column[i], scale));
+    }
+}
+
+/* Columns become orthonormal in order; see dcommi_matrix_orthonormal. One block. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_orthonormal_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    for (uint32_t j = 0; j < p.rank; j++) {
+        float *column = p.to + j * p.rows;
+        double before = dcommi_cuda_matrix_dot(column, column, p.rows);
+        for (int turn = 0; turn < 2; turn++) {
+            for (uint32_t k = 0; k < j; k++) {
+                const float *other = p.to + k * p.rows;
+                const double share =
+                    (double)__double2float_rn(dcommi_cuda_matrix_dot(column, other, p.rows));
+                for (uint64_t i = threadIdx.x; i < p.rows; i += DCOMMI_CUDA_MATRIX_THREADS) {
+                    column[i] =
+                        __double2float_rn(__fma_rn(-share, (double)other[i], (double)column[i]));
+                }
+            }
+            const double after = dcommi_cuda_matrix_dot(column, column, p.rows);
+            const bool spanned = !(after > __dmul_rn(1e-11, before)) || !(after > 0x1p-240);
+            const double scale = spanned ? 0 : __ddiv_rn(1, __dsqrt_rn(after));
+            dcommi_cuda_matrix_times(column, p.rows, scale);
+            before = __dmul_rn(__dmul_rn(after, scale), scale);
+        }
+    }
+}
+
+/* Columns of Q get their length, and numbers where they have none; see dcommi_powersgd_start. A
+ * block a column. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_start_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    float *column = p.to + blockIdx.x * p.cols;
+    double length = dcommi_cuda_matrix_dot(column, column, p.cols);
+    if (!(length > 0) || length > 1.7976931348623157e308) {
+        for (uint64_t c = threadIdx.x; c < p.cols; c += DCOMMI_CUDA_MATRIX_THREADS) {
+            const uint32_t bits = dcommi_rng_element(&p.rng, blockIdx.x * p.cols + c);
+            column[c] = __fmul_rn((float)(int32_t)(bits | 1), 0x1p-31f);
+        }
+        length = dcommi_cuda_matrix_dot(column, column, p.cols);
+    }
+    dcommi_cuda_matrix_times(column, p.cols, __ddiv_rn(0x1p-20, __dsqrt_rn(length)));
+}
+
+/* P Q^T to the matrix, added to it, or taken from it, element by element. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_product_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const uint64_t first =
+        (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME + threadIdx.x;
+    const uint64_t more = DCOMMI_CUDA_MATRIX_THREADS / p.cols;
+    const uint64_t rest = DCOMMI_CUDA_MATRIX_THREADS % p.cols;
+    const double most = (double)dcommi_f32_from_bits(0x7f7fffffu);
+    uint64_t i = first / p.cols, c = first % p.cols;
+    float old[DCOMMI_CUDA_MATRIX_SOME];
+#pragma unroll
+    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+        old[u] = p.how != 0 && at < p.count ? dcommi_cuda_load<float>(p.to + at) : 0;
+    }
+#pragma unroll
+    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+        if (at < p.count) {
+            double s = 0;
+            for (uint32_t j = 0; j < p.rank; j++) {
+                s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
+            }
+            s = s > most ? most : s < -most ? -most : s;
+            const float v = s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
+            dcommi_cuda_store<float>(p.to + at, p.how > 0   ? dcommi_cuda_add(old[u], v)
+                                                : p.how < 0 ? __fsub_rn(old[u], v)
+                                                            : v);
+        }
+        c += rest;
+        i += more + (c >= p.cols ? 1 : 0);
+        c -= c >= p.cols ? p.cols : 0;
+    }
+}
+
+/* ---- launchers ---- */
+
+static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *call,
+                                            const dcomm_codec_matrix *shape, const float *m,
+                                            const char *name, const float *from, float *to)
+{
+    if (shape == NULL ||
+        (shape->count > 0 && (shape->cols == 0 || shape->rank == 0 ||
+                              shape->rows != (shape->count - 1) / shape->cols + 1))) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: shape is %s", call,
+                                shape == NULL ? "NULL" : "not of dcomm_codec_get_matrix");
+    }
+    *p = dcommi_cuda_matrix();
+    p->count = shape->count;
+    p->rows = shape->rows;
+    p->cols = shape->cols;
+    p->rank = (uint32_t)shape->rank;
+    p->m = m;
+    p->from = from;
+    p->to = to;
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", m, shape->count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, name, from, shape->count, sizeof(float)));
+    return dcommi_cuda_array(call, "the output", to, shape->count, sizeof(float));
+}
+
+static uint64_t dcommi_cuda_matrix_blocks(uint64_t n, uint64_t each)
+{
+    return n / each + (n % each != 0 ? 1 : 0);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
+                                                  const dcomm_codec_key *key, float *q,
+                                                  void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_start";
+    dcommi_cuda_matrix p;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&p, call, shape, q, "q", q, q));
+    const dcomm_codec_key none = dcomm_codec_key();
+    const dcomm_codec_key &k = key != NULL ? *key : none;
+    p.rng = dcommi_rng_make(k.seed, k.tensor, k.step, 0, k.first);
+    return p.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_start_kernel, p.rank,
+                                             DCOMMI_CUDA_MATRIX_THREADS, p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *q, float *p, dcomm_cuda_report *report,
+                                              void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_p";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "q", q, p));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    m.report = report;
+    const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call,
+                                             report != NULL ? dcommi_cuda_matrix_p_kernel<true>
+                                                            : dcommi_cuda_matrix_p_kernel<false>,
+                                             dcommi_cuda_matrix_blocks(m.rows, rows),
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
+                                                        void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_orthonormal";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, p, "p", p, p));
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_orthonormal_kernel, 1,
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *p, float *q, dcomm_cuda_report *report,
+                                              void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_q";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, q));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    m.report = report;
+    return m.count == 0
+               ? DCOMM_OK
+               : dcommi_cuda_launch(call, dcommi_cuda_matrix_q_kernel,
+                                    dcommi_cuda_matrix_blocks(m.cols, DCOMMI_CUDA_MATRIX_STRIP),
+                                    DCOMMI_CUDA_MATRIX_STRIP, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
+                                                    const float *q, float *x, int how, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_product";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, x));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "q", q, m.count, sizeof(float)));
+    m.q = q;
+    m.how = how;
+    const uint64_t each = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel,
+                                             dcommi_cuda_matrix_blocks(m.count, each),
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+#endif
+
+#define DCOMMI_CUDA_LOWRANK_THREADS 256u
+
+static uint64_t dcommi_cuda_lowrank_numbers(const dcomm_codec_matrix &m)
+{
+    return m.rank * (m.rows + m.cols);
+}
+
+/* ---- nonfinite=pass: one such number, and what is sent is NaN ---- */
+
+/* What an encoding ends with: it is not known before all has been read, and until then the residual
+ * may not be overwritten. */
+struct dcommi_cuda_lowrank_end {
+    const dcomm_cuda_report *found; /* by this call alone */
+    dcomm_cuda_report *report;
+    uint32_t *wire;
+    const float *left, *residual;
+    float *next; /* NULL: without a residual */
+    uint64_t count, numbers;
+};
+
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
+    dcommi_cuda_lowrank_end_kernel(const __grid_constant__ dcommi_cuda_lowrank_end p)
+{
+    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOWRANK_THREADS + threadIdx.x;
+    const bool poisoned = p.found->nonfinite > 0;
+    if (poisoned && i < p.numbers) {
+        p.wire[i] = DCOMMI_F32_NAN;
+    }
+    if (p.next != NULL && i < p.count) {
+        p.next[i] = poisoned ? p.residual[i] : p.left[i];
+    }
+    if (i == 0) {
+        dcommi_cuda_found found = {};
+        found.clipped = poisoned ? 0 : (unsigned)p.found->clipped;
+        found.nonfinite = (unsigned)p.found->nonfinite;
+        found.first = p.found->first;
+        dcommi_cuda_report_add(p.report, found);
+    }
+}
+
+/* ---- encoding ---- */
+
+/* With nonfinite=pass a report of its own, and room for what is encoded with a residual. */
+static size_t dcommi_cuda_lowrank_parts(const dcomm_codec_matrix &m, void *workspace,
+                                        dcomm_cuda_report **found, float **e)
+{
+    const bool passes = m.nonfinite == 2;
+    dcommi_cuda_parts parts = {static_cast<unsigned char *>(workspace), 0};
+    *found = parts.take<dcomm_cuda_report>(passes ? 1 : 0);
+    *e = parts.take<float>(passes ? m.count : 0);
+    return parts.at;
+}
+
+/* All turns, of e. */
+static dcomm_status dcommi_cuda_lowrank_turns(const dcommi_cuda_job &job,
+                                              const dcomm_codec_matrix &m, const float *e,
+                                              bool counts, dcomm_cuda_report *report,
+                                              const dcomm_codec_key *key, void *stream)
+{
+    float *p = reinterpret_cast<float *>(job.wire), *q = p + m.rank * m.rows;
+    DCOMMI_CUDA_TRY(dcommi_cuda_zero(job.call, q, m.rank * m.cols * sizeof *q, stream));
+    for (int turn = 0; turn < m.turns; turn++) {
+        DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_start(&m, key, q, stream));
+        DCOMMI_CUDA_TRY(
+            dcomm_cuda_powersgd_p(&m, e, q, p, counts && turn == 0 ? report : NULL, stream));
+        DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_orthonormal(&m, p, stream));
+        DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_q(&m, e, p, q, report, stream));
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dcomm_codec_matrix &m,
+                                            void *workspace, const dcomm_codec_key *key,
+                                            void *stream)
+{
+    const bool passes = m.nonfinite == 2, adds = job.residual != NULL;
+    dcomm_cuda_report *found = NULL;
+    float *room = NULL;
+    const size_t need = dcommi_cuda_lowrank_parts(m, workspace, &found, &room);
+    DCOMMI_CUDA_TRY(dcommi_cuda_workspace_check(job.call, workspace, need));
+    if (m.count == 0) {
+        return DCOMM_OK;
+    }
+    if (passes) {
+        DCOMMI_CUDA_TRY(dcommi_cuda_zero(job.call, found, sizeof *found, stream));
+    }
+    dcomm_cuda_report *report = passes ? found : job.report;
+    float *sum = passes ? room : job.next;
+    if (adds) {
+        DCOMMI_CUDA_TRY(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_ADD, sum, job.x, 0, job.residual,
+                                            m.count, report, stream));
+    }
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_lowrank_turns(job, m, adds ? sum : job.x, !adds, report, key, stream));
+    float *p = reinterpret_cast<float *>(job.wire);
+    if (adds) {
+        DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_product(&m, p, p + m.rank * m.rows, sum, -1, stream));
+    }
+    if (!passes) {
+        return DCOMM_OK;
+    }
+    const uint64_t numbers = dcommi_cuda_lowrank_numbers(m);
+    const dcommi_cuda_lowrank_end end = {
+        found,   job.report, reinterpret_cast<uint32_t *>(job.wire), sum, job.residual, job.next,
+        m.count, numbers};
+    const uint64_t all = adds && m.count > numbers ? m.count : numbers;
+    return dcommi_cuda_launch(job.call, dcommi_cuda_lowrank_end_kernel,
+                              dcommi_cuda_matrix_blocks(all, DCOMMI_CUDA_LOWRANK_THREADS),
+                              DCOMMI_CUDA_LOWRANK_THREADS, end, stream);
+}
+
+/* ---- decoding ---- */
+
+struct dcommi_cuda_lowrank_check {
+    const uint32_t *wire;
+    uint64_t numbers;
+    dcomm_cuda_report *report;
+};
+
+/* Without nonfinite=pass a wire has no number that is not finite. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
+    dcommi_cuda_lowrank_check_kernel(const __grid_constant__ dcommi_cuda_lowrank_check p)
+{
+    const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOWRANK_THREADS + threadIdx.x;
+    if (i < p.numbers && dcommi_cuda_odd(p.wire[i])) {
+        dcommi_cuda_report_corrupt(p.report);
+    }
+}
+
+static dcomm_status dcommi_cuda_lowrank_decode(const char *call, const dcomm_codec_matrix &m,
+                                               const dcommi_cuda_operands &in, float *x, bool add,
+                                               dcomm_cuda_report *report, void *stream)
+{
+    const uint64_t numbers = dcommi_cuda_lowrank_numbers(m);
+    for (uint64_t k = 0; k < in.n && m.count > 0; k++) {
+        const float *p = static_cast<const float *>(in.at[k]);
+        const dcommi_cuda_lowrank_check check = {static_cast<const uint32_t *>(in.at[k]), numbers,
+                                                 report};
+        if (report != NULL && m.nonfinite != 2) {
+            DCOMMI_CUDA_TRY(
+                dcommi_cuda_launch(call, dcommi_cuda_lowrank_check_kernel,
+                                   dcommi_cuda_matrix_blocks(numbers, DCOMMI_CUDA_LOWRANK_THREADS),
+                                   DCOMMI_CUDA_LOWRANK_THREADS, check, stream));
+        }
+        DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_product(&m, p, p + m.rank * m.rows, x,
+                                                    add || k > 0 ? 1 : 0, stream));
+    }
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== kernels/cuda_randk.cuh =============================================================== */
+/* cuda_randk.cuh - randk: one pass over the input, and a thread for each part that takes or brings
+ * its element. With nonfinite=pass, a pass before that finds the parts that are sent as NaN and
+ * whose residuals stay. A ledger counts what is not sent in the pass over the input, and the rest
+ * as it is taken. */
+#ifndef DCOMMI_CUDA_RANDK_H
+#define DCOMMI_CUDA_RANDK_H
+
+/* ==== kernels/cuda_topk_scan.cuh =========================================================== */
+/* cuda_topk_scan.cuh - top-k's threshold, and the one pass over the input. */
+#ifndef DCOMMI_CUDA_TOPK_SCAN_H
+#define DCOMMI_CUDA_TOPK_SCAN_H
+
 
 #define DCOMMI_CUDA_TOPK_BEGIN_THREADS 1024u
 #define DCOMMI_CUDA_TOPK_LINES 1024u /* of the sample for a threshold that may mislead */
@@ -64490,10 +65046,11 @@ static dcomm_status dcommi_cuda_apart_run(const dcommi_cuda_job &job,
 
 /* What a codec's wire is made of, whichever it is. */
 struct dcommi_cuda_form {
-    enum { DENSE, SPARSE, RANDK } kind;
+    enum { DENSE, SPARSE, RANDK, PRODUCTS } kind;
     dcomm_codec_layout dense;
     dcomm_sparse_layout sparse;
     dcomm_randk_layout randk;
+    dcomm_codec_matrix matrix;
 };
 
 static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *codec, size_t count,
@@ -64509,6 +65066,10 @@ static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *cod
         return info.linear ? dcomm_codec_get_randk_layout(codec, count, &form->randk)
                            : dcomm_codec_get_sparse_layout(codec, count, &form->sparse);
     }
+    if (info.linear) {
+        form->kind = dcommi_cuda_form::PRODUCTS;
+        return dcomm_codec_get_matrix(codec, count, &form->matrix);
+    }
     return dcommi_cuda_layout(call, codec, &form->dense);
 }
 
@@ -64517,9 +65078,12 @@ static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *cod
 static size_t dcommi_cuda_encode_room(const dcommi_cuda_form &form, size_t count)
 {
     dcommi_cuda_topk p = dcommi_cuda_topk();
+    dcomm_cuda_report *found = NULL;
     float *e = NULL;
     return form.kind == dcommi_cuda_form::SPARSE
                ? dcommi_cuda_apart_parts(form.sparse, count, NULL, &p, &e)
+           : form.kind == dcommi_cuda_form::PRODUCTS
+               ? dcommi_cuda_lowrank_parts(form.matrix, NULL, &found, &e)
            : form.kind == dcommi_cuda_form::RANDK ? dcommi_cuda_randk_bytes(form.randk)
                                                   : 0; /* buckets stay in registers */
 }
@@ -64560,7 +65124,8 @@ static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_
  * passes of their own over all elements, which see neither the input nor what is sent. */
 static bool dcommi_cuda_counts_apart(const dcommi_cuda_form &form)
 {
-    return form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse);
+    return form.kind == dcommi_cuda_form::PRODUCTS ||
+           (form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse));
 }
 
 /* Blocks that leave sums of a ledger as they encode. */
@@ -64634,6 +65199,9 @@ static dcomm_status dcommi_cuda_encode_form(dcommi_cuda_job *job, const dcommi_c
     if (form.kind == dcommi_cuda_form::RANDK) {
         return dcommi_cuda_randk_run(*job, form.randk, workspace, key, stream);
     }
+    if (form.kind == dcommi_cuda_form::PRODUCTS) {
+        return dcommi_cuda_lowrank_run(*job, form.matrix, workspace, key, stream);
+    }
     if (form.kind == dcommi_cuda_form::SPARSE) {
         const bool apart =
             dcommi_cuda_topk_is_apart(form.sparse) && job->residual != NULL && job->count > 0;
@@ -64672,6 +65240,9 @@ static dcomm_status dcommi_cuda_decode_form(const char *call, const dcomm_codec 
                                          workspace, report, stream);
     }
     DCOMMI_CUDA_TRY(dcommi_cuda_lengths(call, codec, bytes, in.n, count));
+    if (form.kind == dcommi_cuda_form::PRODUCTS) {
+        return dcommi_cuda_lowrank_decode(call, form.matrix, in, x, add, report, stream);
+    }
     return form.kind == dcommi_cuda_form::RANDK
                ? dcommi_cuda_randk_decode(call, form.randk, in, x, count, add, report, stream)
                : dcommi_cuda_decode_run(call, form.dense, in, x, count, add, report, stream);
@@ -64682,7 +65253,8 @@ static dcomm_status dcommi_cuda_wires_make(const char *call, const dcommi_cuda_f
                                            const void *const *wires, const size_t *bytes, size_t n,
                                            size_t count, dcommi_cuda_operands *in)
 {
-    const bool empty = count == 0 && form.kind == dcommi_cuda_form::DENSE;
+    const bool empty = count == 0 && (form.kind == dcommi_cuda_form::DENSE ||
+                                      form.kind == dcommi_cuda_form::PRODUCTS);
     DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(call, wires, n, 4, empty, in));
     return bytes != NULL ? DCOMM_OK
                          : dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: bytes is NULL", call);
@@ -65021,139 +65593,6 @@ extern "C" dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t 
 {
     return dcommi_cuda_convert_dtype<false>("dcomm_cuda_from_f32", dst, src, count, dtype, 1,
                                             stream);
-}
-
-#endif
-/* ==== kernels/cuda_feedback.cuh ============================================================ */
-/* cuda_feedback.cuh - what error feedback does to its arrays beside encoding, element by element.
- */
-#ifndef DCOMMI_CUDA_FEEDBACK_H
-#define DCOMMI_CUDA_FEEDBACK_H
-
-
-#define DCOMMI_CUDA_FEEDBACK_THREADS 256u
-#define DCOMMI_CUDA_FEEDBACK_OWN 4u /* elements of a thread */
-
-struct dcommi_cuda_feedback {
-    void *dst;
-    const void *a;
-    const float *b;
-    float factor;
-    uint64_t count;
-    dcomm_cuda_report *report;
-};
-
-DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
-{
-    found->clipped += dcommi_cuda_odd(dcommi_f32_bits(e));
-    return dcommi_cuda_finite(e);
-}
-
-/* One element, of f32. */
-template <int OP>
-DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor, uint64_t i,
-                                                  dcommi_cuda_found *found)
-{
-    const bool odd = dcommi_cuda_odd(dcommi_f32_bits(a));
-    const float gone = dcommi_cuda_odd(dcommi_f32_bits(b)) ? 0 : b;
-    switch (OP) {
-    case DCOMM_CUDA_FEEDBACK_ADD:
-    case DCOMM_CUDA_FEEDBACK_LACK:
-        if (odd) {
-            found->nonfinite++;
-            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
-            return OP == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
-        }
-        return dcommi_cuda_feedback_bounded(
-            OP == DCOMM_CUDA_FEEDBACK_ADD ? __fadd_rn(a, b) : __fsub_rn(a, b), found);
-    case DCOMM_CUDA_FEEDBACK_MISSING:
-        return odd ? 0 : __fsub_rn(a, b);
-    case DCOMM_CUDA_FEEDBACK_LEFT:
-        return __fsub_rn(a, gone);
-    case DCOMM_CUDA_FEEDBACK_LEARN:
-        return dcommi_cuda_add(a, gone);
-    case DCOMM_CUDA_FEEDBACK_MOMENTUM:
-        return (float)__dadd_rn((double)a, __dmul_rn((double)factor, (double)b));
-    case DCOMM_CUDA_FEEDBACK_FORGET:
-        return b != 0 || odd ? 0 : a;
-    default: /* DCOMM_CUDA_FEEDBACK_FINISH */
-        return dcommi_cuda_add(a, b);
-    }
-}
-
-/* Not up to infinity; see dcommi_feedback_narrow. */
-DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_feedback_narrow(float x)
-{
-    const uint16_t h = dcommi_f32_to_bf16(x);
-    return (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h);
-}
-
-template <int OP>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_FEEDBACK_THREADS)
-    dcommi_cuda_feedback_kernel(const __grid_constant__ dcommi_cuda_feedback p)
-{
-    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN +
-                 threadIdx.x;
-    dcommi_cuda_found found = {};
-#pragma unroll
-    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++, i += DCOMMI_CUDA_FEEDBACK_THREADS) {
-        if (i >= p.count) {
-            continue;
-        }
-        if (OP == DCOMM_CUDA_FEEDBACK_WIDEN) {
-            static_cast<float *>(p.dst)[i] =
-                dcommi_bf16_to_f32(static_cast<const uint16_t *>(p.a)[i]);
-        } else if (OP == DCOMM_CUDA_FEEDBACK_NARROW) {
-            static_cast<uint16_t *>(p.dst)[i] =
-                dcommi_cuda_feedback_narrow(static_cast<const float *>(p.a)[i]);
-        } else {
-            static_cast<float *>(p.dst)[i] = dcommi_cuda_feedback_one<OP>(
-                static_cast<const float *>(p.a)[i], p.b[i], p.factor, i, &found);
-        }
-    }
-    if (found.nonfinite > 0 || found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
-    }
-}
-
-template <int OP>
-static dcomm_status dcommi_cuda_feedback_launch(const char *call, const dcommi_cuda_feedback &p,
-                                                void *stream)
-{
-    const uint64_t tile = DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN;
-    return dcommi_cuda_launch(call, dcommi_cuda_feedback_kernel<OP>, (p.count + tile - 1) / tile,
-                              DCOMMI_CUDA_FEEDBACK_THREADS, p, stream);
-}
-
-extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
-                                            float factor, const float *b, size_t count,
-                                            dcomm_cuda_report *report, void *stream)
-{
-    const char *call = "dcomm_cuda_feedback";
-    static dcomm_status (*const launch[])(const char *, const dcommi_cuda_feedback &, void *) = {
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_WIDEN>,
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_NARROW>,
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_ADD>,
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LACK>,
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_MISSING>,
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LEFT>,
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LEARN>,
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_MOMENTUM>,
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_FORGET>,
-        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_FINISH>};
-    if ((unsigned)op >= sizeof launch / sizeof *launch) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: op %d is unknown", call, (int)op);
-    }
-    const size_t half = sizeof(uint16_t), whole = sizeof(float);
-    const bool casts = op == DCOMM_CUDA_FEEDBACK_WIDEN || op == DCOMM_CUDA_FEEDBACK_NARROW;
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "dst", dst, count,
-                                      op == DCOMM_CUDA_FEEDBACK_NARROW ? half : whole));
-    DCOMMI_CUDA_TRY(
-        dcommi_cuda_array(call, "a", a, count, op == DCOMM_CUDA_FEEDBACK_WIDEN ? half : whole));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "b", b, casts ? 0 : count, whole));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
-    const dcommi_cuda_feedback p = {dst, a, b, factor, count, report};
-    return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
 }
 
 #endif
@@ -65720,346 +66159,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 }
 
 #endif
-/* ==== kernels/cuda_powersgd.cuh ============================================================ */
-/* cuda_powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu_powersgd.h:
- * products of two f32 are exact in f64, and sums are taken in that file's order. Of M Q and of dots
- * that is eight sums, of every eighth element; of M^T P one, over the rows; of P Q^T one, over the
- * rank. What the order leaves is done side by side: rows, columns, elements. */
-#ifndef DCOMMI_CUDA_POWERSGD_H
-#define DCOMMI_CUDA_POWERSGD_H
-
-
-#define DCOMMI_CUDA_MATRIX_THREADS 256u
-#define DCOMMI_CUDA_MATRIX_LANES 8u
-#define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q in one reading of the matrix */
-#define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, where they are computed one by one */
-#define DCOMMI_CUDA_MATRIX_STRIP 64u
-
-struct dcommi_cuda_matrix {
-    uint64_t count, rows, cols;
-    uint32_t rank;
-    const float *m, *from; /* the matrix; P or Q, what is read of them */
-    const float *q;        /* of a product */
-    float *to;
-    int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
-    dcommi_rng rng;
-    dcomm_cuda_report *report;
-};
-
-/* An element of the matrix: 0 where it is denormal or not finite. */
-DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_number(float x)
-{
-    const uint32_t exponent = dcommi_f32_bits(x) & 0x7f800000u;
-    return exponent != 0 && exponent != 0x7f800000u ? (double)x : 0;
-}
-
-/* Elements of row i that are there. */
-DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_matrix_row(const dcommi_cuda_matrix &p, uint64_t i)
-{
-    const uint64_t from = i * p.cols;
-    return i >= p.rows || from >= p.count ? 0 : p.count - from < p.cols ? p.count - from : p.cols;
-}
-
-/* Over eight lanes: l and l + 4, then + 2, + 1. */
-DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
-{
-    for (unsigned far = DCOMMI_CUDA_MATRIX_LANES / 2; far > 0; far /= 2) {
-        s = __dadd_rn(s, __shfl_xor_sync(DCOMMI_CUDA_ALL, s, far));
-    }
-    return s;
-}
-
-/* P = M Q: eight threads a row. COUNT: what is not finite is counted on the way. */
-template <bool COUNT>
-static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
-    dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
-{
-    dcommi_cuda_found found = {};
-    const unsigned lane = threadIdx.x % DCOMMI_CUDA_MATRIX_LANES;
-    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS + threadIdx.x;
-    const uint64_t i = own / DCOMMI_CUDA_MATRIX_LANES, length = dcommi_cuda_matrix_row(p, i);
-    const float *row = p.m + (length > 0 ? i * p.cols : 0);
-    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
-        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
-#pragma unroll 4
-        for (uint64_t c = lane; c < length; c += DCOMMI_CUDA_MATRIX_LANES) {
-            const float number = row[c];
-            const double x = dcommi_cuda_matrix_number(number);
-            if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number))) {
-                const uint64_t first = UINT64_MAX - (i * p.cols + c);
-                found.nonfinite++;
-                found.first = first > found.first ? first : found.first;
-            }
-#pragma unroll
-            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-                const uint32_t column = j + k < p.rank ? j + k : j;
-                sum[k] = __fma_rn(x, (double)p.from[column * p.cols + c], sum[k]);
-            }
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-            const double all = dcommi_cuda_matrix_sum(sum[k]);
-            if (lane == 0 && i < p.rows && j + k < p.rank) {
-                p.to[(j + k) * p.rows + i] = __double2float_rn(all);
-            }
-        }
-    }
-    if (COUNT && found.nonfinite > 0) {
-        dcommi_cuda_report_add(p.report, found);
-    }
-}
-
-/* Q = M^T P: a thread a column, so that a warp reads whole lines of each row. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
-    dcommi_cuda_matrix_q_kernel(const __grid_constant__ dcommi_cuda_matrix p)
-{
-    const uint64_t c = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_STRIP + threadIdx.x;
-    if (c >= p.cols) {
-        return;
-    }
-    const uint64_t rows = (p.count - c + p.cols - 1) / p.cols; /* that have this column */
-    dcommi_cuda_found found = {};
-    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
-        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
-#pragma unroll 16
-        for (uint64_t i = 0; i < rows; i++) {
-            const double x = dcommi_cuda_matrix_number(p.m[i * p.cols + c]);
-#pragma unroll
-            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-                const uint32_t column = j + k < p.rank ? j + k : j;
-                sum[k] = __fma_rn(x, (double)p.from[column * p.rows + i], sum[k]);
-            }
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
-            if (j + k < p.rank) {
-                float q = __double2float_rn(sum[k]);
-                if ((dcommi_f32_bits(q) & 0x7f800000u) == 0x7f800000u) {
-                    q = dcommi_f32_from_bits(dcommi_f32_bits(q) - 1);
-                    found.clipped++;
-                }
-                p.to[(j + k) * p.cols + c] = q;
-            }
-        }
-    }
-    dcommi_cuda_report_add(p.report, found);
-}
-
-/* The dot of two columns, in all threads of the block, which all call it. */
-DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b, uint64_t n)
-{
-    __shared__ double room;
-    double s = 0;
-    __syncthreads(); /* columns are written, and the last dot has been read */
-    if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES) {
-#pragma unroll 8
-        for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_LANES) {
-            s = __fma_rn((double)a[i], (double)b[i], s);
-        }
-    }
-    if (threadIdx.x < DCOMMI_CUDA_WARP) {
-        s = dcommi_cuda_matrix_sum(s);
-    }
-    if (threadIdx.x == 0) {
-        room = s;
-    }
-    __syncthreads();
-    return room;
-}
-
-DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_times(float *column, uint64_t n, double scale)
-{
-    for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_THREADS) {
-        column[i] = __double2float_rn(__dmul_rn((double)column[i], scale));
-    }
-}
-
-/* Columns become orthonormal in order; see dcommi_matrix_orthonormal. One block. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
-    dcommi_cuda_matrix_orthonormal_kernel(const __grid_constant__ dcommi_cuda_matrix p)
-{
-    for (uint32_t j = 0; j < p.rank; j++) {
-        float *column = p.to + j * p.rows;
-        double before = dcommi_cuda_matrix_dot(column, column, p.rows);
-        for (int turn = 0; turn < 2; turn++) {
-            for (uint32_t k = 0; k < j; k++) {
-                const float *other = p.to + k * p.rows;
-                const double share =
-                    (double)__double2float_rn(dcommi_cuda_matrix_dot(column, other, p.rows));
-                for (uint64_t i = threadIdx.x; i < p.rows; i += DCOMMI_CUDA_MATRIX_THREADS) {
-                    column[i] =
-                        __double2float_rn(__fma_rn(-share, (double)other[i], (double)column[i]));
-                }
-            }
-            const double after = dcommi_cuda_matrix_dot(column, column, p.rows);
-            const bool spanned = !(after > __dmul_rn(1e-11, before)) || !(after > 0x1p-240);
-            const double scale = spanned ? 0 : __ddiv_rn(1, __dsqrt_rn(after));
-            dcommi_cuda_matrix_times(column, p.rows, scale);
-            before = __dmul_rn(__dmul_rn(after, scale), scale);
-        }
-    }
-}
-
-/* Columns of Q get their length, and numbers where they have none; see dcommi_powersgd_start. A
- * block a column. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
-    dcommi_cuda_matrix_start_kernel(const __grid_constant__ dcommi_cuda_matrix p)
-{
-    float *column = p.to + blockIdx.x * p.cols;
-    double length = dcommi_cuda_matrix_dot(column, column, p.cols);
-    if (!(length > 0) || length > 1.7976931348623157e308) {
-        for (uint64_t c = threadIdx.x; c < p.cols; c += DCOMMI_CUDA_MATRIX_THREADS) {
-            const uint32_t bits = dcommi_rng_element(&p.rng, blockIdx.x * p.cols + c);
-            column[c] = __fmul_rn((float)(int32_t)(bits | 1), 0x1p-31f);
-        }
-        length = dcommi_cuda_matrix_dot(column, column, p.cols);
-    }
-    dcommi_cuda_matrix_times(column, p.cols, __ddiv_rn(0x1p-20, __dsqrt_rn(length)));
-}
-
-/* P Q^T to the matrix, added to it, or taken from it, element by element. */
-static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
-    dcommi_cuda_matrix_product_kernel(const __grid_constant__ dcommi_cuda_matrix p)
-{
-    const uint64_t first =
-        (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME + threadIdx.x;
-    const uint64_t more = DCOMMI_CUDA_MATRIX_THREADS / p.cols;
-    const uint64_t rest = DCOMMI_CUDA_MATRIX_THREADS % p.cols;
-    const double most = (double)dcommi_f32_from_bits(0x7f7fffffu);
-    uint64_t i = first / p.cols, c = first % p.cols;
-    float old[DCOMMI_CUDA_MATRIX_SOME];
-#pragma unroll
-    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
-        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
-        old[u] = p.how != 0 && at < p.count ? dcommi_cuda_load<float>(p.to + at) : 0;
-    }
-#pragma unroll
-    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
-        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
-        if (at < p.count) {
-            double s = 0;
-            for (uint32_t j = 0; j < p.rank; j++) {
-                s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
-            }
-            s = s > most ? most : s < -most ? -most : s; /* a NaN stays one */
-            const float v = __double2float_rn(s);
-            dcommi_cuda_store<float>(p.to + at, p.how > 0   ? __fadd_rn(old[u], v)
-                                                : p.how < 0 ? __fsub_rn(old[u], v)
-                                                            : v);
-        }
-        c += rest;
-        i += more + (c >= p.cols ? 1 : 0);
-        c -= c >= p.cols ? p.cols : 0;
-    }
-}
-
-/* ---- launchers ---- */
-
-static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *call,
-                                            const dcomm_codec_matrix *shape, const float *m,
-                                            const char *name, const float *from, float *to)
-{
-    if (shape == NULL ||
-        (shape->count > 0 && (shape->cols == 0 || shape->rank == 0 ||
-                              shape->rows != (shape->count - 1) / shape->cols + 1))) {
-        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: shape is %s", call,
-                                shape == NULL ? "NULL" : "not of dcomm_codec_get_matrix");
-    }
-    *p = dcommi_cuda_matrix();
-    p->count = shape->count;
-    p->rows = shape->rows;
-    p->cols = shape->cols;
-    p->rank = (uint32_t)shape->rank;
-    p->m = m;
-    p->from = from;
-    p->to = to;
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", m, shape->count, sizeof(float)));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, name, from, shape->count, sizeof(float)));
-    return dcommi_cuda_array(call, "the output", to, shape->count, sizeof(float));
-}
-
-static uint64_t dcommi_cuda_matrix_blocks(uint64_t n, uint64_t each)
-{
-    return n / each + (n % each != 0 ? 1 : 0);
-}
-
-extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
-                                                  const dcomm_codec_key *key, float *q,
-                                                  void *stream)
-{
-    const char *call = "dcomm_cuda_powersgd_start";
-    dcommi_cuda_matrix p;
-    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&p, call, shape, q, "q", q, q));
-    const dcomm_codec_key none = dcomm_codec_key();
-    const dcomm_codec_key &k = key != NULL ? *key : none;
-    p.rng = dcommi_rng_make(k.seed, k.tensor, k.step, 0, k.first);
-    return p.count == 0 ? DCOMM_OK
-                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_start_kernel, p.rank,
-                                             DCOMMI_CUDA_MATRIX_THREADS, p, stream);
-}
-
-extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
-                                              const float *q, float *p, dcomm_cuda_report *report,
-                                              void *stream)
-{
-    const char *call = "dcomm_cuda_powersgd_p";
-    dcommi_cuda_matrix m;
-    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "q", q, p));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
-    m.report = report;
-    const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
-    return m.count == 0 ? DCOMM_OK
-                        : dcommi_cuda_launch(call,
-                                             report != NULL ? dcommi_cuda_matrix_p_kernel<true>
-                                                            : dcommi_cuda_matrix_p_kernel<false>,
-                                             dcommi_cuda_matrix_blocks(m.rows, rows),
-                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
-}
-
-extern "C" dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
-                                                        void *stream)
-{
-    const char *call = "dcomm_cuda_powersgd_orthonormal";
-    dcommi_cuda_matrix m;
-    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, p, "p", p, p));
-    return m.count == 0 ? DCOMM_OK
-                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_orthonormal_kernel, 1,
-                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
-}
-
-extern "C" dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
-                                              const float *p, float *q, dcomm_cuda_report *report,
-                                              void *stream)
-{
-    const char *call = "dcomm_cuda_powersgd_q";
-    dcommi_cuda_matrix m;
-    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, q));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
-    m.report = report;
-    return m.count == 0
-               ? DCOMM_OK
-               : dcommi_cuda_launch(call, dcommi_cuda_matrix_q_kernel,
-                                    dcommi_cuda_matrix_blocks(m.cols, DCOMMI_CUDA_MATRIX_STRIP),
-                                    DCOMMI_CUDA_MATRIX_STRIP, m, stream);
-}
-
-extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
-                                                    const float *q, float *x, int how, void *stream)
-{
-    const char *call = "dcomm_cuda_powersgd_product";
-    dcommi_cuda_matrix m;
-    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, x));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "q", q, m.count, sizeof(float)));
-    m.q = q;
-    m.how = how;
-    const uint64_t each = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
-    return m.count == 0 ? DCOMM_OK
-                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel,
-                                             dcommi_cuda_matrix_blocks(m.count, each),
-                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
-}
-
-#endif
 #endif
 
 /* ==== helper macros end here =========================================================== */
@@ -66172,6 +66271,7 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
 #undef DCOMMI_CUDA_LOOK_OWN
 #undef DCOMMI_CUDA_LOOK_THREADS
 #undef DCOMMI_CUDA_LOOK_TILE
+#undef DCOMMI_CUDA_LOWRANK_THREADS
 #undef DCOMMI_CUDA_MAP_WORDS
 #undef DCOMMI_CUDA_MATRIX_LANES
 #undef DCOMMI_CUDA_MATRIX_SIDE

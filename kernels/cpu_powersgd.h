@@ -142,14 +142,17 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
     }
 
 /* x[c] = weight[0] * q[0][c] + ..., a column after the other; added to x, or taken from it. */
-/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN stays one. */
-#define DCOMMI_MATRIX_CLAMP(S)                                                                   \
-    do {                                                                                         \
-        const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                           \
-        const dcommi_i64x8 above = (dcommi_i64x8)(S > most);                                     \
-        const dcommi_i64x8 below = (dcommi_i64x8)(S < -most);                                    \
-        S = (dcommi_f64x8)(((dcommi_i64x8)S & ~(above | below)) | ((dcommi_i64x8)most & above) | \
-                           ((dcommi_i64x8)(-most) & below));                                     \
+/* In f64 no sum overflows; as f32 it becomes the largest number at most. A NaN becomes the
+ * canonical one: which of some a sum would be is not defined. */
+#define DCOMMI_MATRIX_CLAMP(S)                                                              \
+    do {                                                                                    \
+        const dcommi_f64x8 most = (dcommi_f64x8){0} + (double)FLT_MAX;                      \
+        const dcommi_i64x8 above = (dcommi_i64x8)(S > most);                                \
+        const dcommi_i64x8 below = (dcommi_i64x8)(S < -most);                               \
+        const dcommi_i64x8 nan = (dcommi_i64x8)(S != S);                                    \
+        S = (dcommi_f64x8)(((dcommi_i64x8)S & ~(above | below | nan)) |                     \
+                           ((dcommi_i64x8)most & above) | ((dcommi_i64x8)(-most) & below) | \
+                           (nan & 0x7ff8000000000000));                                     \
     } while (0)
 
 #define DCOMMI_MATRIX_EXPAND_STEP(BYTES)                               \

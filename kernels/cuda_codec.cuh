@@ -3,15 +3,17 @@
 #define DCOMMI_CUDA_CODEC_H
 
 #include "cuda_compare.cuh"
+#include "cuda_lowrank.cuh"
 #include "cuda_randk.cuh"
 #include "cuda_topk_apart.cuh"
 
 /* What a codec's wire is made of, whichever it is. */
 struct dcommi_cuda_form {
-    enum { DENSE, SPARSE, RANDK } kind;
+    enum { DENSE, SPARSE, RANDK, PRODUCTS } kind;
     dcomm_codec_layout dense;
     dcomm_sparse_layout sparse;
     dcomm_randk_layout randk;
+    dcomm_codec_matrix matrix;
 };
 
 static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *codec, size_t count,
@@ -27,6 +29,10 @@ static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *cod
         return info.linear ? dcomm_codec_get_randk_layout(codec, count, &form->randk)
                            : dcomm_codec_get_sparse_layout(codec, count, &form->sparse);
     }
+    if (info.linear) {
+        form->kind = dcommi_cuda_form::PRODUCTS;
+        return dcomm_codec_get_matrix(codec, count, &form->matrix);
+    }
     return dcommi_cuda_layout(call, codec, &form->dense);
 }
 
@@ -35,9 +41,12 @@ static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *cod
 static size_t dcommi_cuda_encode_room(const dcommi_cuda_form &form, size_t count)
 {
     dcommi_cuda_topk p = dcommi_cuda_topk();
+    dcomm_cuda_report *found = NULL;
     float *e = NULL;
     return form.kind == dcommi_cuda_form::SPARSE
                ? dcommi_cuda_apart_parts(form.sparse, count, NULL, &p, &e)
+           : form.kind == dcommi_cuda_form::PRODUCTS
+               ? dcommi_cuda_lowrank_parts(form.matrix, NULL, &found, &e)
            : form.kind == dcommi_cuda_form::RANDK ? dcommi_cuda_randk_bytes(form.randk)
                                                   : 0; /* buckets stay in registers */
 }
@@ -78,7 +87,8 @@ static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_
  * passes of their own over all elements, which see neither the input nor what is sent. */
 static bool dcommi_cuda_counts_apart(const dcommi_cuda_form &form)
 {
-    return form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse);
+    return form.kind == dcommi_cuda_form::PRODUCTS ||
+           (form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse));
 }
 
 /* Blocks that leave sums of a ledger as they encode. */
@@ -152,6 +162,9 @@ static dcomm_status dcommi_cuda_encode_form(dcommi_cuda_job *job, const dcommi_c
     if (form.kind == dcommi_cuda_form::RANDK) {
         return dcommi_cuda_randk_run(*job, form.randk, workspace, key, stream);
     }
+    if (form.kind == dcommi_cuda_form::PRODUCTS) {
+        return dcommi_cuda_lowrank_run(*job, form.matrix, workspace, key, stream);
+    }
     if (form.kind == dcommi_cuda_form::SPARSE) {
         const bool apart =
             dcommi_cuda_topk_is_apart(form.sparse) && job->residual != NULL && job->count > 0;
@@ -190,6 +203,9 @@ static dcomm_status dcommi_cuda_decode_form(const char *call, const dcomm_codec 
                                          workspace, report, stream);
     }
     DCOMMI_CUDA_TRY(dcommi_cuda_lengths(call, codec, bytes, in.n, count));
+    if (form.kind == dcommi_cuda_form::PRODUCTS) {
+        return dcommi_cuda_lowrank_decode(call, form.matrix, in, x, add, report, stream);
+    }
     return form.kind == dcommi_cuda_form::RANDK
                ? dcommi_cuda_randk_decode(call, form.randk, in, x, count, add, report, stream)
                : dcommi_cuda_decode_run(call, form.dense, in, x, count, add, report, stream);
@@ -200,7 +216,8 @@ static dcomm_status dcommi_cuda_wires_make(const char *call, const dcommi_cuda_f
                                            const void *const *wires, const size_t *bytes, size_t n,
                                            size_t count, dcommi_cuda_operands *in)
 {
-    const bool empty = count == 0 && form.kind == dcommi_cuda_form::DENSE;
+    const bool empty = count == 0 && (form.kind == dcommi_cuda_form::DENSE ||
+                                      form.kind == dcommi_cuda_form::PRODUCTS);
     DCOMMI_CUDA_TRY(dcommi_cuda_operands_make(call, wires, n, 4, empty, in));
     return bytes != NULL ? DCOMM_OK
                          : dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: bytes is NULL", call);

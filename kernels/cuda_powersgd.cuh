@@ -5,7 +5,7 @@
 #ifndef DCOMMI_CUDA_POWERSGD_H
 #define DCOMMI_CUDA_POWERSGD_H
 
-#include "cuda_codec.cuh"
+#include "cuda_job.cuh"
 
 #define DCOMMI_CUDA_MATRIX_THREADS 256u
 #define DCOMMI_CUDA_MATRIX_LANES 8u
@@ -219,9 +219,9 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
             for (uint32_t j = 0; j < p.rank; j++) {
                 s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
             }
-            s = s > most ? most : s < -most ? -most : s; /* a NaN stays one */
-            const float v = __double2float_rn(s);
-            dcommi_cuda_store<float>(p.to + at, p.how > 0   ? __fadd_rn(old[u], v)
+            s = s > most ? most : s < -most ? -most : s;
+            const float v = s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
+            dcommi_cuda_store<float>(p.to + at, p.how > 0   ? dcommi_cuda_add(old[u], v)
                                                 : p.how < 0 ? __fsub_rn(old[u], v)
                                                             : v);
         }

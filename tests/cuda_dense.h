@@ -42,6 +42,8 @@ static bool same_report(const dcomm_codec *codec, size_t count, const area &ther
  * 2: arrays off by one element, bit 3: wires off by four bytes. */
 static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int variant)
 {
+    work_area room(dcomm_cuda_workspace_bytes(codec, count));
+    work_area again(dcomm_cuda_recode_workspace_bytes(codec, count));
     const size_t wires = 3, len = dcomm_codec_max_bytes(codec, count);
     const bool feedback = (variant & 3) != 0, place = (variant & 1) != 0;
     const size_t off = (variant & 4) != 0 ? 4 : 0, wire_off = (variant & 8) != 0 ? 4 : 0;
@@ -93,7 +95,7 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
                             codec, reinterpret_cast<float *>(in.at),
                             feedback ? reinterpret_cast<float *>(residual.at) : NULL,
                             feedback ? reinterpret_cast<float *>(to.at) : NULL, count, &key,
-                            there[w]->at, len, NULL,
+                            there[w]->at, len, room.at,
                             reinterpret_cast<dcomm_cuda_report *>(report.at), stream);
                     }),
                     what) &&
@@ -156,7 +158,7 @@ static bool codec_one(const dcomm_codec *codec, size_t count, int kind, int vari
                          codec, device_at.data(), lens.data(), wires, factor,
                          feedback ? reinterpret_cast<float *>(residual.at) : NULL,
                          feedback ? reinterpret_cast<float *>(to.at) : NULL, count, NULL, out.at,
-                         len, NULL, reinterpret_cast<dcomm_cuda_report *>(report.at), stream);
+                         len, again.at, reinterpret_cast<dcomm_cuda_report *>(report.at), stream);
                  }),
                  what) &&
             same(out.get(), c.wire.data(), "recode " + what) && out.guarded() &&

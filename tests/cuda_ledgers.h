@@ -173,6 +173,8 @@ static void test_ledger(void)
                                      "threshold:k=0.2,values=bf16,nonfinite=pass",
                                      "topk+qsgd:k=0.1,nonfinite=pass",
                                      "topk+qsgd:k=0.02,bits=8,nonfinite=zero",
+                                     "powersgd:rank=3,nonfinite=pass",
+                                     "powersgd:rows=20,nonfinite=zero",
                                      "randk:k=0.05,nonfinite=pass",
                                      "randk:k=0.05,scale=none,nonfinite=zero"};
     const size_t counts[] = {0, 1, 700, 3 * 16384 + 77, 700000};

@@ -135,6 +135,33 @@ static bool lowrank_counts(const char *spec, size_t count)
            ((report.nonfinite == 3 && report.first == UINT64_MAX - odd[0]) || wrong(what));
 }
 
+/* As a codec. The residual is kept where a number that is passed on is found last. */
+static bool lowrank_codec(const char *spec, int turn)
+{
+    const size_t counts[] = {0, 1, 2, 130, 2311, 12000};
+    bool fine = true;
+    for (const char *policy : {"zero", "pass", "fail"}) {
+        dcomm_codec *codec = NULL;
+        const std::string full = std::string(spec) + ",nonfinite=" + policy;
+        fine = fine && good(dcomm_codec_create(full.c_str(), &codec), full);
+        for (size_t count : counts) {
+            for (int kind = 0; kind < KINDS && fine; kind++) {
+                if ((small || count > 2400) && (kind + turn++) % KINDS != 0) {
+                    continue;
+                }
+                fine = codec_one(codec, count, kind, (int)(draw() >> 11 & 15));
+            }
+        }
+        fine = fine && corrupt_one(codec, 700);
+        dcomm_codec_destroy(&codec);
+        if (!fine) {
+            trouble = full + ": " + trouble;
+            return false;
+        }
+    }
+    return true;
+}
+
 static void test_lowrank(void)
 {
     static const struct {
@@ -160,6 +187,8 @@ static void test_lowrank(void)
             }
         }
     }
+    fine = fine && lowrank_codec("powersgd:rank=3", 0) &&
+           lowrank_codec("powersgd:rank=1,rows=9,turns=2", 1);
     for (size_t count : {17, 4099}) {
         fine = fine && lowrank_counts("powersgd:rank=7", count) &&
                lowrank_counts("powersgd:rank=4,rows=1000", count);

@@ -175,3 +175,63 @@ Test(device, experts_take_host_memory, .timeout = 60)
 {
     on(2, (where){.host_rank = -1}, experts);
 }
+
+/* A plan of the caller's whose scratch is to be the host's: what it does there is the host's work,
+ * and what it copies goes over the bus, in more than one piece. */
+static int through_host(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 400003, BYTES = COUNT * 4 };
+#define SPAN(SPACE)                                                                  \
+    {                                                                                \
+        .space = (SPACE), .repeat = 1, .length = {.add = BYTES}, .max_length = BYTES \
+    }
+    const dcomm_operand operands[] = {SPAN(DCOMM_SPACE_IN), SPAN(DCOMM_SPACE_SCRATCH),
+                                      SPAN(DCOMM_SPACE_SCRATCH), SPAN(DCOMM_SPACE_SCRATCH)};
+    const dcomm_step steps[] = {
+        {.kind = DCOMM_STEP_COPY, .nsrc = 1, .word = -1, .dst = SPAN(DCOMM_SPACE_SCRATCH)},
+        {.kind = DCOMM_STEP_REDUCE,
+         .src = 1,
+         .nsrc = 2,
+         .word = -1,
+         .dst = SPAN(DCOMM_SPACE_SCRATCH)},
+        {.kind = DCOMM_STEP_COPY, .src = 3, .nsrc = 1, .word = -1, .dst = SPAN(DCOMM_SPACE_OUT)}};
+#undef SPAN
+    const dcomm_lane lane = {.count = 3};
+    const dcomm_plan plan = {.name = "through host memory",
+                             .rank = rank,
+                             .nranks = n,
+                             .dtype = DCOMM_F32,
+                             .nlanes = 1,
+                             .nsteps = 3,
+                             .noperands = 4,
+                             .lanes = &lane,
+                             .steps = steps,
+                             .operands = operands,
+                             .scratch_on_host = true,
+                             .in_bytes = BYTES,
+                             .out_bytes = BYTES,
+                             .scratch_bytes = BYTES};
+    dcomm_comm *comm = join(rank, n, s, arg);
+    float *x = malloc(BYTES), *in = NULL, *out = NULL;
+    PROCS_TRUE(x != NULL);
+    CUDA_OK(cudaMalloc((void **)&in, BYTES));
+    CUDA_OK(cudaMalloc((void **)&out, BYTES));
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = (float)(i + rank);
+    }
+    CUDA_OK(cudaMemcpy(in, x, BYTES, cudaMemcpyHostToDevice));
+    RANKS_OK(dcomm_plan_run(comm, &plan, in, out, NULL, 7, NULL));
+    CUDA_OK(cudaMemcpy(x, out, BYTES, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < COUNT; i++) {
+        PROCS_CHECK(x[i] == 2 * (float)(i + rank), "element %d is %g", i, (double)x[i]);
+    }
+    CUDA_OK(cudaFree(in));
+    CUDA_OK(cudaFree(out));
+    free(x);
+    return ranks_leave(&comm);
+}
+
+Test(device, a_plan_through_host_memory, .timeout = 60)
+{
+    on(2, (where){.host_rank = -1}, through_host);
+}

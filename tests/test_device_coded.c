@@ -1,6 +1,5 @@
 /* test_device_coded.c - compressed all-reduce of device memory: the bits and the report are those
- * of the same call in host memory, only encodings leave the device, and what has no kernels is done
- * in host memory. */
+ * of the same call in host memory, and only encodings leave the device. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
 #ifdef CUDA_HOST_STAND_IN
@@ -29,7 +28,7 @@ static const char *const specs[] = {"qsgd:bits=4",
                                     "randk:k=0.1,scale=none",
                                     "powersgd:rank=4",
                                     "powersgd:rank=1,turns=3"};
-enum { SPECS = sizeof specs / sizeof *specs, DENSE = 7, SPLIT = 9, LINEAR = 10 };
+enum { SPECS = sizeof specs / sizeof *specs, DENSE = 7, SPLIT = 9, LINEAR = 10, PRODUCTS = 12 };
 
 static float gradient(int rank, size_t i)
 {
@@ -56,8 +55,9 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     for (int c = 0; c < SPECS; c++) {
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(specs[c], &codec));
-        for (int a = 0; a < (c < DENSE ? 5 : c < SPLIT ? 3 : c < LINEAR ? 2 : 1); a++) {
-            const char *algo = c < DENSE ? algos[a] : sparse[a];
+        const bool all = c < DENSE || c >= PRODUCTS;
+        for (int a = 0; a < (all ? 5 : c < SPLIT ? 3 : c < LINEAR ? 2 : 1); a++) {
+            const char *algo = all ? algos[a] : sparse[a];
             size_t count = counts[(a + c) % 3];
             float *in = malloc(count * sizeof *in), *out = malloc(count * sizeof *in);
             float *want = malloc(count * sizeof *in), *device = NULL;
@@ -169,10 +169,10 @@ Test(device_coded, products_refused, .timeout = 60)
  * where elements are converted first. */
 static int traffic(int rank, int n, procs_shared *s, void *arg)
 {
-    enum { COUNT = 1 << 20, KINDS = 6 };
-    static const char *const texts[KINDS] = {NULL,          "qsgd:bits=4", "qsgd:bits=4",
-                                             "qsgd:bits=4", "powersgd",    "topk:k=0.02"};
-    static const dcomm_dtype dtypes[KINDS] = {DCOMM_F32, DCOMM_F32, DCOMM_BF16,
+    enum { COUNT = 1 << 20, KINDS = 7 };
+    static const char *const texts[KINDS] = {
+        NULL, "qsgd:bits=4", "qsgd:bits=4", "qsgd:bits=4", "powersgd", "topk:k=0.02", "powersgd"};
+    static const dcomm_dtype dtypes[KINDS] = {DCOMM_F32, DCOMM_F32, DCOMM_BF16, DCOMM_F32,
                                               DCOMM_F32, DCOMM_F32, DCOMM_F32};
     uint64_t bytes[KINDS];
     dcomm_comm *comm = join(rank, n, s, arg);
@@ -212,7 +212,7 @@ Test(device_coded, traffic, .timeout = 60)
 }
 #endif
 
-/* ---- in host memory, and some ranks on a device ---- */
+/* ---- other types and feedback, and some ranks on a device ---- */
 
 typedef struct kind {
     const char *spec;
@@ -227,6 +227,12 @@ static const dcomm_feedback_opts classic, dgc = {.variant = DCOMM_FEEDBACK_DGC, 
 
 static const kind kinds[] = {
     {.spec = "powersgd", .algo = "coded_allgather", .dtype = DCOMM_F32, .count = 20000},
+    {.spec = "powersgd:rank=4,turns=2",
+     .feedback = &classic,
+     .algo = "coded_two_shot",
+     .dtype = DCOMM_F16,
+     .op = DCOMM_AVG,
+     .count = 20000},
     {.spec = "powersgd", .feedback = &classic, .dtype = DCOMM_F16, .count = 20000},
     {.spec = "powersgd:rank=3", .dtype = DCOMM_F64, .op = DCOMM_PREMUL_SUM, .count = 5001},
     {.spec = "topk:k=0.02", .feedback = &dgc, .dtype = DCOMM_F16, .count = 5000},
@@ -318,7 +324,7 @@ static void steps_of(dcomm_comm *comm, const kind *k, int here, void *stream)
     RANKS_OK(dcomm_codec_destroy(&codec));
 }
 
-static int in_host(int rank, int n, procs_shared *s, void *arg)
+static int mixed(int rank, int n, procs_shared *s, void *arg)
 {
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream;
@@ -330,12 +336,11 @@ static int in_host(int rank, int n, procs_shared *s, void *arg)
     return ranks_leave(&comm);
 }
 
-/* With the bits of a call in host memory; so has what has no kernels, which is done there. */
-Test(device_coded, without_kernels, .timeout = 180)
+Test(device_coded, some_in_host_memory, .timeout = 180)
 {
-    on(2, (where){.place = RANKS_LOCAL}, in_host);
-    on(3, (where){.place = RANKS_HOSTS}, in_host);
-    on(3, (where){.threads = true}, in_host);
+    on(2, (where){.place = RANKS_LOCAL}, mixed);
+    on(3, (where){.place = RANKS_HOSTS}, mixed);
+    on(3, (where){.threads = true}, mixed);
 }
 
 /* An automatic choice by ranks that do not know where the others' buffers lie. */

@@ -5,7 +5,7 @@
 
 #include <criterion/criterion.h>
 
-/* The first is compressed, without loss here, and done in host memory; the last has residuals. */
+/* The first is compressed, without loss here; the last has residuals. */
 static const char *const algos[] = {
     "coded_sparse", "ring", "two_shot", "one_shot", "tree", "halving_doubling", "coded_allgather"};
 enum { ALGOS = sizeof algos / sizeof *algos };

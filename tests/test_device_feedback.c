@@ -14,7 +14,7 @@ typedef struct where {
     ranks_place place;
     bool threads, in_place, late;
     dcomm_feedback_variant variant; /* of `between` */
-    bool bf16, products;
+    bool bf16, products, spread;
 } where;
 
 static const char *const specs[] = {"topk:k=0.02",
@@ -57,6 +57,7 @@ static const struct {
     {"powersgd:nonfinite=zero", {.bf16 = true}},
     {"powersgd:rank=3,turns=2", {.variant = DCOMM_FEEDBACK_EF21}},
     {"powersgd:rows=30,nonfinite=pass", {.variant = DCOMM_FEEDBACK_EF21}},
+    {"powersgd:rank=3,nonfinite=pass", {.seed = 1}},
 };
 
 /* Summed before they are decoded. */
@@ -309,19 +310,20 @@ static int same_others(int rank, int n, procs_shared *s, void *arg)
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     for (int c = 0; c < OTHERS; c++) {
-        const bool sums =
-            strncmp(others[c].spec, "randk", 5) == 0 || strncmp(others[c].spec, "powersgd", 8) == 0;
+        const bool drawn = strncmp(others[c].spec, "randk", 5) == 0;
+        const bool sums = drawn || strncmp(others[c].spec, "powersgd", 8) == 0;
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(others[c].spec, &codec));
         const bool split = strncmp(others[c].spec, "topk:", 5) == 0 ||
                            strncmp(others[c].spec, "threshold", 9) == 0;
         const bool whole = others[c].opts.clip > 0; /* which coded_hier has of no rank */
-        for (int a = 0; a < (sums ? 1 : whole ? ALGOS - 1 : ALGOS); a++) {
-            if (!split && a == 2) {
+        for (int a = 0; a < (whole ? ALGOS - 1 : ALGOS); a++) {
+            const bool linear_now = a == 2 && sums;
+            if ((a == 2 && !split && !sums) || (drawn && !linear_now)) {
                 continue;
             }
             dcomm_feedback_opts feedback = others[c].opts;
-            dcomm_coll_opts opts = {.codec = codec, .algo = sums ? "coded_linear" : algos[a]};
+            dcomm_coll_opts opts = {.codec = codec, .algo = linear_now ? "coded_linear" : algos[a]};
             dcomm_op op = (a + c) % 2 ? DCOMM_AVG : DCOMM_SUM;
             feedback.seed = 11;
             feedback.in_place = w->in_place;
@@ -373,11 +375,13 @@ static int between(int rank, int n, procs_shared *s, void *arg)
     enum { COUNT = 20011 };
     const where *w = arg;
     const bool ef21 = w->variant == DCOMM_FEEDBACK_EF21; /* which coded_hier refuses */
-    const char *const algos[] = {w->products ? "coded_linear" : "coded_two_shot",
+    const char *const algos[] = {w->products ? "coded_linear"
+                                 : w->spread ? "coded_sparse"
+                                             : "coded_two_shot",
                                  w->products ? "coded_linear" : "coded_allgather",
-                                 w->products ? "coded_linear"
-                                 : ef21      ? "coded_two_shot"
-                                             : "coded_hier"};
+                                 w->products         ? "coded_linear"
+                                 : ef21 || w->spread ? "coded_two_shot"
+                                                     : "coded_hier"};
     dcomm_comm *comm = join(rank, n, s, arg);
     dcomm_codec *codec = NULL;
     RANKS_OK(dcomm_codec_create(w->products ? "powersgd:rank=3" : "topk:k=0.05", &codec));
@@ -459,6 +463,8 @@ Test(device_feedback, between_steps, .timeout = 120)
     on(4, (where){.place = RANKS_PAIRS}, between);
     on(4, (where){.place = RANKS_PAIRS, .variant = DCOMM_FEEDBACK_EF21}, between);
     on(4, (where){.place = RANKS_PAIRS, .variant = DCOMM_FEEDBACK_DGC, .bf16 = true}, between);
+    on(3, (where){.place = RANKS_HOSTS, .spread = true}, between);
+    on(2, (where){.place = RANKS_LOCAL, .spread = true, .bf16 = true}, between);
     on(4, (where){.place = RANKS_PAIRS, .products = true}, between);
     on(2, (where){.place = RANKS_HOSTS, .products = true, .bf16 = true}, between);
     on(3, (where){.place = RANKS_LOCAL, .products = true, .variant = DCOMM_FEEDBACK_EF21}, between);
@@ -601,17 +607,18 @@ static unsigned failures_of(failing *f)
 Test(device_feedback, failing_copies, .timeout = 200)
 {
     static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier",
-                                        "coded_linear"};
+                                        "coded_sparse", "coded_linear"};
     static const dcomm_feedback_opts states[] = {{.variant = DCOMM_FEEDBACK_EF21},
                                                  {.bf16 = true},
                                                  {.variant = DCOMM_FEEDBACK_DGC, .bf16 = true},
+                                                 {.variant = DCOMM_FEEDBACK_EF21},
                                                  {.variant = DCOMM_FEEDBACK_EF21}};
-    for (int a = 0; a < 4; a++) {
+    for (int a = 0; a < 5; a++) {
         unsigned failures = 0;
         for (unsigned copy = 1; copy <= 16; copy += copy < 8 ? 1 : 4) {
             failures += failures_of(&(failing){
                 .nth = copy,
-                .spec = a < 3 ? "threshold:k=0.1" : "powersgd",
+                .spec = a < 4 ? "threshold:k=0.1" : "powersgd",
                 .algo = algos[a],
                 .feedback = copy % 2 == 0 ? states[a] : (dcomm_feedback_opts){.seed = 3}});
         }

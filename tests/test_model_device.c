@@ -97,6 +97,23 @@ Test(model_device, whose_numbers, .timeout = 30)
     }
 }
 
+/* What coded_sparse sends is the host's already, wherever the elements lie. */
+Test(model_device, messages_of_the_host, .timeout = 30)
+{
+    bool assumed;
+    const int apart[] = {0, 1, 2, 3}, *const where[] = {NULL, apart};
+    dcomm_codec *codec = NULL;
+    cr_assert_eq(dcomm_codec_create("topk:k=0.01", &codec), DCOMM_OK);
+    const dcomm_coll_opts opts = {.device = true, .codec = codec};
+    for (int h = 0; h < 2; h++) {
+        dcomm_tuning t = measured();
+        t.device_stage_ps = t.device_ucx_ps = 50000000;
+        cr_assert_lt(priced(&t, 4, where[h], &opts, "coded_sparse", &assumed), 1e-6);
+        cr_assert_gt(priced(&t, 4, where[h], &opts, "coded_allgather", &assumed), 49e-6);
+    }
+    cr_assert_eq(dcomm_codec_destroy(&codec), DCOMM_OK);
+}
+
 /* Between hosts nothing is read in place. */
 Test(model_device, hosts, .timeout = 30)
 {

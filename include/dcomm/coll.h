@@ -1,8 +1,7 @@
 /* coll.h - collectives, point-to-point, requests and groups.
  *
  * Where the implementation is built with DCOMM_WITH_CUDA, buffers may also be device memory, all of
- * one call's on one device, aligned to their element; docs/cuda.md says how they travel, and which
- * compressed calls are done in host memory, to which they are copied and back.
+ * one call's on one device, aligned to their element; docs/cuda.md says how they travel.
  *
  * Buffers are the caller's, of any alignment, and are in use from the call until the operation is
  * complete. Counts are elements. `opts` may be NULL. In place: pass DCOMM_IN_PLACE as sendbuf, or

@@ -10,9 +10,9 @@
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
- * - A call launches one kernel on the stream (with sparse codecs, a few; with a ledger, two more),
- *   and returns. It allocates nothing, waits for nothing, and launches the same whatever the data:
- *   it can be captured into a graph, and keeps its arguments there.
+ * - A call launches one kernel on the stream (with sparse codecs and powersgd, a few; with a
+ * ledger, two more), and returns. It allocates nothing, waits for nothing, and launches the same
+ * whatever the data: it can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -148,7 +148,8 @@ DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype,
                                        void *stream);
 DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
 
-/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk ---- */
+/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk, powersgd ----
+ */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
  * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
@@ -168,12 +169,12 @@ typedef struct dcomm_cuda_ledger {
 } dcomm_cuda_ledger;
 
 /* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. It is counted in the
- * passes that encode, and one or two short launches follow; the wires of topk+qsgd with
- * nonfinite=pass are decoded and compared. The sums are taken in an order that depends on codec and
- * count alone (of sparse codecs: and on numbers and key), and which is not the CPU's: they are the
- * same from run to run, and differ from the CPU's by what rounding of f64 sums amounts to.
- * workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not use
- * what an earlier call has left in it. */
+ * passes that encode, and one or two short launches follow; the wires of powersgd, and of topk+qsgd
+ * with nonfinite=pass, are decoded and compared. The sums are taken in an order that depends on
+ * codec and count alone (of sparse codecs: and on numbers and key), and which is not the CPU's:
+ * they are the same from run to run, and differ from the CPU's by what rounding of f64 sums amounts
+ * to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not
+ * use what an earlier call has left in it. */
 DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
                                                 const float *residual, float *next, size_t count,
                                                 const dcomm_codec_key *key, void *wire,
@@ -235,6 +236,8 @@ DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, siz
  * of `cols`. A wire is P, and Q behind it. */
 typedef struct dcomm_codec_matrix {
     size_t count, rows, cols, rank;
+    int turns;     /* how often both products are taken */
+    int nonfinite; /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_matrix;
 
 /* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not powersgd). */

@@ -101,7 +101,12 @@ DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t c
                            codec->spec);
     }
     dcommi_matrix m = dcommi_powersgd_shape(codec, count);
-    *shape = (dcomm_codec_matrix){m.count, m.rows, m.cols, m.rank};
+    *shape = (dcomm_codec_matrix){.count = m.count,
+                                  .rows = m.rows,
+                                  .cols = m.cols,
+                                  .rank = m.rank,
+                                  .turns = (int)codec->value[DCOMMI_POWERSGD_TURNS],
+                                  .nonfinite = codec->nonfinite};
     return DCOMM_OK;
 }
 

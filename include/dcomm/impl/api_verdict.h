@@ -97,12 +97,10 @@ static dcomm_status dcommi_verdict_price(dcomm_comm *comm, const dcommi_shape *s
 }
 
 /* Where such calls encode: the device that is current, or -1, host memory. */
-static int dcommi_verdict_device(const dcomm_codec *codec, const dcommi_shape *s)
+static int dcommi_verdict_device(const dcommi_shape *s)
 {
-    return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) &&
-                   dcommi_coded_kernels_for(codec, s->count)
-               ? dcommi_devices->current()
-               : -1;
+    return dcommi_devices != NULL && dcommi_memory_of_device(s->memory) ? dcommi_devices->current()
+                                                                        : -1;
 }
 
 /* Everything but the decision: the codec's times, and prices of the call `s` as it is, of bf16, and
@@ -115,7 +113,7 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     dcommi_coding coding;
     const char *algo;
     memset(v, 0, sizeof *v);
-    v->device = dcommi_verdict_device(codec, &s);
+    v->device = dcommi_verdict_device(&s);
     DCOMMI_TRY(dcommi_coding_of(&opts, s.count, &coding));
     dcommi_verdict_work w = {0};
     DCOMMI_TRY(dcommi_verdict_measure(codec, s.count, v->device, &w));

@@ -81,12 +81,6 @@ static void dcommi_bkt_close_devices(dcomm_buckets *b)
 
 /* ---- what cannot be ---- */
 
-/* Why a codec cannot be for a parameter on a device; NULL: it can. As all-reduce would say. */
-static const char *dcommi_bkt_no_kernels(const dcommi_bkt_kind *kind, size_t count)
-{
-    return kind->codec == NULL ? NULL : dcommi_coded_device_lacks(kind->codec, count);
-}
-
 /* A parameter whose kind is known, and its value. */
 static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets_opts *o,
                                            const dcommi_bkt_param *p)
@@ -112,13 +106,7 @@ static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets
                            "aligned to the %zu bytes of its elements",
                            number, p->name, device, dcomm_dtype_size(p->dtype));
     }
-    const dcommi_bkt_kind *kind = &b->kinds[p->kind];
-    const char *why = dcommi_bkt_no_kernels(kind, p->count);
-    return why == NULL ? DCOMM_OK
-                       : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                     "dcomm_buckets_create: parameter %zu, \"%s\", lies on device "
-                                     "%d and has codec %s: device memory %s",
-                                     number, p->name, device, dcomm_codec_spec(kind->codec), why);
+    return DCOMM_OK;
 }
 
 /* Parameter p is marked behind what a stream holds: all that its bucket does from now on comes

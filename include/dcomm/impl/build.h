@@ -68,8 +68,6 @@ typedef struct dcommi_shape {
     const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
     const dcommi_coding *coding; /* NULL: without compression */
     bool apart;                  /* compressed: the f32 to be coded have to be made first */
-    const char *staged;          /* compressed, of device memory: why in host memory; NULL: it is
-                                    not done there */
     /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
      * counts/displs are the receiving side, send_counts/send_displs the sending side. */
     const size_t *counts, *displs;

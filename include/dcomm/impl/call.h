@@ -241,8 +241,7 @@ static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
     if (s->coding != NULL) {
         key.counts[0] = s->coding->hash;
         key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
-                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4 |
-                        (uint64_t)(s->staged != NULL) << 5;
+                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
     }
     if (s->counts != NULL) {
         key.counts[0] = 1;
@@ -382,7 +381,7 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     DCOMMI_TRY(dcommi_algo_pick(s, forced != NULL ? forced : comm->algo, forced == NULL,
                                 comm->chooser, &algo));
     dcomm_plan *plan = NULL, *inner = NULL;
-    if (s->coding != NULL && (s->apart || s->staged != NULL)) {
+    if (s->coding != NULL && s->apart) {
         dcommi_shape sum = *s;
         sum.dtype = DCOMM_F32;
         sum.op = s->op == DCOMM_PREMUL_SUM ? DCOMM_SUM : s->op;
@@ -392,13 +391,6 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         if (status < 0) {
             dcommi_free(inner);
             return status;
-        }
-        if (s->staged != NULL) {
-            dcommi_log(DCOMMI_LOG_INFO,
-                       "%s of %zu %s by %s is done in host memory, to which it is copied and back: "
-                       "device memory %s",
-                       dcomm_coll_name(s->coll), s->count, dcomm_dtype_name(s->dtype), algo->name,
-                       s->staged);
         }
     } else if (s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll)) {
         dcommi_shape sum = *s;
@@ -427,19 +419,6 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
         (*cached_p)->script = dcommi_script_make(comm, plan);
     }
     return DCOMM_OK;
-}
-
-/* Find out whether a compressed call of device memory is done in host memory. */
-static dcomm_status dcommi_call_staged(dcomm_comm *comm, const dcomm_coll_opts *opts,
-                                       dcommi_shape *s)
-{
-    const dcommi_algo *algo = NULL;
-    dcommi_comm_lock(comm);
-    dcomm_status status = dcommi_algo_pick(s, opts->algo != NULL ? opts->algo : comm->algo,
-                                           opts->algo == NULL, comm->chooser, &algo);
-    dcommi_comm_unlock(comm);
-    s->staged = status >= 0 ? dcommi_coded_in_host(s, opts, algo) : NULL;
-    return status;
 }
 
 /* A run of a cached plan, whose reference it takes over; with comm->lock. */
@@ -583,16 +562,9 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
         dcommi_shape_spaces(s, &in_bytes, &out_bytes);
         DCOMMI_TRY(dcommi_call_place(comm, s, in, in_bytes, out, out_bytes, opts, &device));
     }
-    dcommi_shape staged;
-    if (DCOMMI_UNLIKELY(s->coding != NULL && device != NULL)) {
-        staged = *s;
-        s = &staged;
-        DCOMMI_TRY(dcommi_call_staged(comm, opts, &staged));
-    }
-    dcommi_device *coder = s->staged == NULL ? device : NULL; /* where the codec's steps are done */
     if (s->coding != NULL && opts->feedback != NULL) {
         DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
-                                          coder != NULL ? coder->handle.number : -1));
+                                          device != NULL ? device->handle.number : -1));
     }
     dcommi_comm_lock(comm);
     dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
@@ -654,7 +626,7 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     if (coded != NULL) {
         dcommi_coded_numbered(coded, opts, run->plan, run->seq);
-        coded->device = coder != NULL ? &coder->handle : NULL;
+        coded->device = device != NULL ? &device->handle : NULL;
         run->signature.hash ^= dcommi_coded_agreed(coded);
         run->coded = coded;
     }

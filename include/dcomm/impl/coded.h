@@ -369,8 +369,7 @@ static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
 static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
 
 /* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. Staged,
- * input and output are a device's, and are copied to scratch and back, which is the host's. */
+ * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. */
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {
@@ -390,18 +389,11 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
     b.head.codec_partly = inner->codec_partly;
-    b.head.scratch_on_host = s->staged != NULL;
     dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
     dcomm_operand in = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes), result = out;
-    if (s->staged != NULL) {
-        result = s->apart ? dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, bytes), bytes)
-                          : scratch;
-        dcommi_copy(&b, 0, result, in, 0);
-        in = result;
-    }
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
     dcomm_operand src[2] = {in, dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
-    dcomm_step *step = s->apart ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
+    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->dst = scratch;
         dcommi_build_sources(&b, step, src, 2);
@@ -411,14 +403,11 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
         dcommi_build_table(&b, &r, 1);
     }
     dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
-    step = s->apart ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
+    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->kernel = 1;
-        step->dst = result;
+        step->dst = out;
         dcommi_build_sources(&b, step, &scratch, 1);
-    }
-    if (s->staged != NULL) {
-        dcommi_copy(&b, 0, out, result, 0);
     }
     return dcommi_build_finish(&b, plan_p);
 }

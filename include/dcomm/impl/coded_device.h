@@ -20,38 +20,6 @@ typedef struct dcommi_code_found {
 #define DCOMMI_FOUND_AT 512
 _Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
 
-/* Whether a wire is one kernel's work. */
-static bool dcommi_coded_kernels_for(const dcomm_codec *codec, size_t count)
-{
-    dcomm_codec_layout dense;
-    dcomm_sparse_layout sparse;
-    dcomm_randk_layout randk;
-    return dcomm_codec_get_layout(codec, &dense) >= 0 ||
-           dcomm_codec_get_sparse_layout(codec, count, &sparse) >= 0 ||
-           dcomm_codec_get_randk_layout(codec, count, &randk) >= 0;
-}
-
-/* Why a codec cannot be on a device; NULL: it can. */
-static const char *dcommi_coded_device_lacks(const dcomm_codec *codec, size_t count)
-{
-    return dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) || dcommi_coded_kernels_for(codec, count)
-               ? NULL
-               : "has no kernels for it";
-}
-
-/* Why a compressed call of device memory, by this algorithm, is done in host memory: what device
- * memory lacks. NULL: it is done on the device. Other ranks need not know. */
-static const char *dcommi_coded_in_host(const dcommi_shape *s, const dcomm_coll_opts *opts,
-                                        const dcommi_algo *algo)
-{
-    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
-    const char *what = dcommi_coded_device_lacks(codec, s->count);
-    return what != NULL                                 ? what
-           : algo->make == dcommi_coded_linear          ? NULL
-           : dcommi_codec_is(codec, DCOMMI_IS_PRODUCTS) ? "has kernels for its sums alone"
-                                                        : NULL;
-}
-
 static bool dcommi_spread_plan(const dcomm_plan *plan)
 {
     return plan->codec == &dcommi_spread_codec;

@@ -1,5 +1,5 @@
 /* copy_across.h - a COPY between host memory and the run's device, through pinned slots: for plans
- * that do in host memory what there are no kernels for. */
+ * whose scratch is the host's. */
 #ifndef DCOMMI_COPY_ACROSS_H
 #define DCOMMI_COPY_ACROSS_H
 

@@ -98,13 +98,12 @@ static dcomm_status dcommi_feedback_kept_room(dcomm_feedback *fb, const dcommi_d
     return DCOMM_OK;
 }
 
-/* A sparse codec's workspace for a range, whose contents make its next call faster. */
+/* The workspace of a selection for a range, whose contents make its next call faster. */
 static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
                                               const dcommi_device_handle *d,
                                               dcommi_device_code *code)
 {
-    dcomm_codec_layout dense;
-    size_t need = dcomm_codec_get_layout(code->codec, &dense) < 0 ? d->call->code_bytes(code) : 0;
+    size_t need = dcommi_codec_is(code->codec, DCOMMI_IS_SELECTION) ? d->call->code_bytes(code) : 0;
     return need == 0 || job->raises ? DCOMM_OK
                                     : dcommi_feedback_kept_room(job->fb, d, job->first, job->owner,
                                                                 need, &code->workspace);

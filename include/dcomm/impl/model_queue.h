@@ -69,6 +69,7 @@ typedef struct dcommi_sim_msg {
     uint8_t depth;
     bool waits; /* for its receive, before it moves */
     bool open;  /* the receiver reads it where it lies */
+    bool host;  /* the host's, where inputs are a device's */
     bool async, folds, sender_async;
     dcommi_sim_lane *sender, *receiver; /* sender: NULL when it need not be told */
     struct dcommi_sim_join *join;

@@ -147,7 +147,7 @@ static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
 {
     int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
     const dcommi_link *link = dcommi_sim_link(s, m->depth);
-    int64_t stage = m->waits || m->join != NULL ? link->straight : link->stage;
+    int64_t stage = m->host ? 0 : m->waits || m->join != NULL ? link->straight : link->stage;
     dcommi_sim_at(s, start + link->alpha + stage, DCOMMI_SIM_HEAD, m);
     if (m->sender != NULL) {
         dcommi_sim_complete(s, m->sender, m->sender_async, end);
@@ -271,19 +271,21 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     m->depth = (uint8_t)depth;
     m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
     m->waits = m->len > link->eager;
+    m->host = f->plan->scratch_on_host && f->plan->operands[step->src].space == DCOMM_SPACE_SCRATCH;
     m->open =
         m->waits && link->open && dcommi_sim_open_space(f, f->plan->operands[step->src].space);
     bool posted = dcommi_sim_posted(s, lane, step, m->len);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, posted ? 0 : link->overhead);
     if (link->by_core && !m->waits) {
-        dcommi_sim_at(s, t + link->alpha + link->stage, DCOMMI_SIM_TAIL, m);
+        dcommi_sim_at(s, t + link->alpha + (m->host ? 0 : link->stage), DCOMMI_SIM_TAIL, m);
         return t;
     }
     m->sender = lane;
     m->sender_async = step->flags & DCOMM_STEP_ASYNC;
     int64_t next = dcommi_sim_started(lane, m->sender_async, t);
     if (m->waits) {
-        bool copied = link->by_core && !m->open; /* by the reader, once it has come that far */
+        /* By the reader, once it has come that far. */
+        bool copied = link->by_core && !m->open && !m->host;
         dcommi_sim_at(s, t + link->alpha + (copied ? link->stage : 0), DCOMMI_SIM_OFFER, m);
     } else {
         dcommi_sim_leave(s, m, t);
