@@ -3876,14 +3876,25 @@ static dcommi_isa dcommi_isa_best(void)
     return DCOMMI_ISA_PORTABLE;
 }
 
-static inline bool dcommi_isa_is_intel(void)
+/* The first letters of who made the processor, as cpuid has them; 0: unknown. */
+static inline unsigned dcommi_isa_maker(void)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
-    return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == signature_INTEL_ebx;
+    return __get_cpuid(0, &a, &b, &c, &d) != 0 ? b : 0;
 #else
-    return false;
+    return 0;
 #endif
+}
+
+static inline bool dcommi_isa_is_intel(void)
+{
+    return dcommi_isa_maker() == 0x756e6547; /* Genu */
+}
+
+static inline bool dcommi_isa_is_amd(void)
+{
+    return dcommi_isa_maker() == 0x68747541; /* Auth */
 }
 
 static _Atomic int dcommi_isa_chosen = -1;
@@ -33940,6 +33951,7 @@ typedef struct dcommi_fifo_end {
     uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
     uint64_t clear; /* writer: words at line starts are 0 from `at` to here, this one included */
     uint32_t size;  /* of the lines, a power of two */
+    bool keen;      /* reader: it asks for the line behind, too, while it waits */
     dcommi_fifo *fifo;
 } dcommi_fifo_end;
 
@@ -34062,6 +34074,9 @@ static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
     for (;;) {
         uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_acquire);
         if ((word & ~(uint64_t)UINT32_MAX) != dcommi_fifo_turn(e->at) || (word & 15) == 0) {
+            if (e->keen) {
+                __builtin_prefetch((const void *)dcommi_fifo_word(e, e->at + DCOMMI_LINE));
+            }
             return 0;
         }
         size_t left = e->size - (e->at & (e->size - 1));
@@ -34088,10 +34103,14 @@ static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
 
 /* ---- coming and leaving ---- */
 
-/* The reader's memory, zeroed: its end. */
+/* The reader's memory, zeroed: its end. Where processors fetch no neighbours by themselves, the
+ * line behind comes while the one that is waited for does: between two far cores of an AMD EPYC 64
+ * bytes took 0.48 us instead of 0.63, and 4 bytes, whose next message finds its line there, 0.43
+ * instead of 0.61; more lines than one, or to ask for them once more to write, was no faster. */
 static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
 {
-    dcommi_fifo_end e = {.lines = fifo->lines, .size = size, .fifo = fifo};
+    dcommi_fifo_end e = {
+        .lines = fifo->lines, .size = size, .keen = dcommi_isa_is_amd(), .fifo = fifo};
     return e;
 }
 

@@ -34,14 +34,25 @@ static dcommi_isa dcommi_isa_best(void)
     return DCOMMI_ISA_PORTABLE;
 }
 
-static inline bool dcommi_isa_is_intel(void)
+/* The first letters of who made the processor, as cpuid has them; 0: unknown. */
+static inline unsigned dcommi_isa_maker(void)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d;
-    return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == signature_INTEL_ebx;
+    return __get_cpuid(0, &a, &b, &c, &d) != 0 ? b : 0;
 #else
-    return false;
+    return 0;
 #endif
+}
+
+static inline bool dcommi_isa_is_intel(void)
+{
+    return dcommi_isa_maker() == 0x756e6547; /* Genu */
+}
+
+static inline bool dcommi_isa_is_amd(void)
+{
+    return dcommi_isa_maker() == 0x68747541; /* Auth */
 }
 
 static _Atomic int dcommi_isa_chosen = -1;
