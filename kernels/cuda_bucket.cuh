@@ -134,7 +134,7 @@ struct dcommi_cuda_scale {
 struct dcommi_cuda_rounding {
     dcommi_rng rng;
     dcommi_mini mini;    /* of floats of 8 bits, and of f16 */
-    float magic;         /* a number whose last place is the mini's smallest number */
+    float magic;         /* a number whose last place is the mini's smallest number, or is 1 */
     uint32_t mask, half; /* what is taken of a random number, and added to it */
     float unit;          /* what codes count in, before the division by the step */
     bool stochastic;
@@ -463,22 +463,22 @@ template <int FORMAT>
 DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_forbidden(const dcommi_cuda_codes<FORMAT> &codes)
 {
     typedef dcommi_cuda_format<FORMAT> format;
+    const uint32_t ones = format::BITS == 8   ? 0x01010101u
+                          : format::BITS == 4 ? 0x11111111u
+                                              : 0x55555555u;
+    const uint32_t high = ones << (format::BITS - 1);
     uint32_t bad = 0;
 #pragma unroll
     for (int i = 0; i < format::WORDS; i++) {
         const uint32_t w = codes.w[i];
         if (format::F8) {
             bad |= (w & 0x7f7f7f7fu) + (FORMAT == DCOMMI_FORMAT_E4M3 ? 0x01010101u : 0x04040404u);
-            bad &= 0x80808080u;
         } else if (format::BITS > 1) {
-            const uint32_t ones = format::BITS == 8   ? 0x01010101u
-                                  : format::BITS == 4 ? 0x11111111u
-                                                      : 0x55555555u;
-            const uint32_t high = ones << (format::BITS - 1), t = w ^ high;
-            bad |= (t - ones) & high & ~t;
+            const uint32_t t = w ^ high;
+            bad |= (t - ones) & ~t;
         }
     }
-    return bad;
+    return bad & high;
 }
 
 /* x & mask | base in one instruction, which ptxas does not find where both are constants. */

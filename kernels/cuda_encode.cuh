@@ -247,12 +247,12 @@ static __global__ void __launch_bounds__(
     const unsigned lane = BLOCK ? threadIdx.x : threadIdx.x & (team - 1);
     const uint64_t own =
         BLOCK ? threadIdx.x : (uint64_t)blockIdx.x * DCOMMI_CUDA_ENCODE_THREADS + threadIdx.x;
-    if constexpr (SUMS && !BLOCK && FORMAT == DCOMMI_FORMAT_Q4) {
+    if constexpr (SUMS && !BLOCK && (FORMAT == DCOMMI_FORMAT_Q4 || FORMAT == DCOMMI_FORMAT_Q8)) {
         if (p.usual && blockIdx.x < gridDim.x - 1) {
             const uint32_t n = p.wires.in.n, number = (uint32_t)own;
-            if (n == 4   ? dcommi_cuda_recode<4>(p, number)
-                : n == 3 ? dcommi_cuda_recode<3>(p, number)
-                         : dcommi_cuda_recode<2>(p, number)) {
+            if (n == 4   ? dcommi_cuda_recode<FORMAT, 4>(p, number)
+                : n == 3 ? dcommi_cuda_recode<FORMAT, 3>(p, number)
+                         : dcommi_cuda_recode<FORMAT, 2>(p, number)) {
                 return;
             }
         }

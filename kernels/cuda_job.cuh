@@ -141,6 +141,7 @@ static dcommi_cuda_rounding dcommi_cuda_rounding_of(const dcomm_codec_layout &la
     how.magic = 8388608.0f / how.mini.units;
     how.unit = 1;
     if (format <= DCOMM_FORMAT_Q8) {
+        how.magic = 8388608.0f;
         const unsigned bits = dcommi_format_bits[format];
         const uint32_t fraction = 0xffffffffu >> bits;
         /* A random fraction, but for its last ten bits, or one half. */

@@ -1,12 +1,12 @@
 /* cuda_recode.h - tests of recoding where warps have a way of their own: whole blocks of up to four
- * wires of 4 bits, with steps that are alike, nearly so, or not at all. */
+ * wires of 4 or 8 bits, with steps that are alike, nearly so, or not at all. */
 #ifndef DCOMM_CUDA_RECODE_TESTS_H
 #define DCOMM_CUDA_RECODE_TESTS_H
 
 #include "cuda_dense.h"
 
-/* Wire w of `wires` of one kind. */
-static std::vector<float> recode_input(size_t count, int kind, size_t w)
+/* Wire w of one kind; most: the largest code. */
+static std::vector<float> recode_input(size_t count, int kind, size_t w, int most)
 {
     static const float scales[][4] = {
         {1, 1.5f, 0.7f, 1},
@@ -17,11 +17,15 @@ static std::vector<float> recode_input(size_t count, int kind, size_t w)
         {0x1p-40f, 0x1p40f, 1, 1},
         {1, -1, 1, -1},
         {1, 1, 0, 2},
+        {1, 0x1p12f, -0x1p12f, 1},
     };
     std::vector<float> x = numbers(count, NORMAL);
     for (size_t i = 0; i < count; i++) {
         if (kind == 6) { /* sums are zero, or nearly */
             x[i] = (float)(i * 37 % 15) - 7 + (i % 1024 < 512 ? 0 : (float)(w * i % 3));
+        }
+        if (kind == 8 && w % 3 != 0) { /* the order of sums shows: two wires leave nothing else */
+            x[i] = (float)(i % 64 == 0 ? most : (int)(i * 37 % (size_t)(2 * most + 1)) - most);
         }
         x[i] *= scales[kind][w];
         x[i] = kind == 7 && i / 512 % 2 == 1 ? 0 : x[i];
@@ -29,6 +33,23 @@ static std::vector<float> recode_input(size_t count, int kind, size_t w)
     return x;
 }
 
+/* What no encoder writes, in the first block, for the last is never usual: at `place` the lowest
+ * code, or a step. */
+static void recode_corrupt(bytes *wire, size_t count, int place)
+{
+    static const uint32_t steps[] = {0, 0x3f800001u, 0xbf800000u, 0x7fc00000u, 0x7f800000u, 0x100u};
+    const bool eight = wire->size() > count;
+    if (place < 0) {
+        std::memcpy(wire->data() + (eight ? count : count / 2), &steps[-place], 4);
+    } else {
+        unsigned char *at = wire->data() + place;
+        *at = (unsigned char)(eight            ? 0x80
+                              : place % 2 == 0 ? (*at & 0x0f) | 0x80
+                                               : (*at & 0xf0) | 8);
+    }
+}
+
+/* corrupt: 0, or the place where one wire is. */
 static bool recode_one(const dcomm_codec *codec, size_t count, size_t wires, int kind, float factor,
                        int corrupt)
 {
@@ -43,16 +64,14 @@ static bool recode_one(const dcomm_codec *codec, size_t count, size_t wires, int
     size_t written = 0;
     bool fine = true;
     for (size_t w = 0; w < wires; w++) {
-        const std::vector<float> x = recode_input(count, kind, w);
+        const std::vector<float> x = recode_input(count, kind, w, len > count ? 127 : 7);
         dcomm_codec_key key = dcomm_codec_key();
         key.rank = w;
         fine = fine && good(dcomm_encode(codec, x.data(), count, &key, host[w].data(), len,
                                          &written, NULL, NULL),
                             text);
-        if (corrupt == 1 && w == wires - 1) { /* a code */
-            host[w][1000] = (unsigned char)((host[w][1000] & 0x0f) | 0x80);
-        } else if (corrupt == 2 && w == 0) { /* a step */
-            host[w][len - 8] |= 1;
+        if (corrupt != 0 && w == (size_t)std::abs(corrupt) % wires) {
+            recode_corrupt(&host[w], count, corrupt);
         }
         there.push_back(new area(len));
         there[w]->put(host[w].data());
@@ -91,13 +110,15 @@ static void test_recode(void)
 {
     static const float factors[] = {1,        0.25f,       -0.5f,   0.3f, 0,
                                     0x1p-60f, 0x1.8p-100f, 0x1p90f, 3e38f};
-    const int kinds = 8, all = (int)(sizeof factors / sizeof *factors);
+    const int kinds = 9, all = (int)(sizeof factors / sizeof *factors);
     const std::string name = std::string("recode") + launch_names[launch_now];
     int turn = 0;
     if (late(name)) {
         return;
     }
-    for (const char *spec : {"qsgd", "qsgd:bucket=128", "qsgd:bucket=256,rounding=nearest"}) {
+    for (const char *spec :
+         {"qsgd", "qsgd:bucket=128", "qsgd:bucket=256,rounding=nearest", "qsgd:bits=8",
+          "qsgd:bits=8,bucket=128,rounding=nearest", "qsgd:bits=8,bucket=256"}) {
         dcomm_codec *codec = NULL;
         good(dcomm_codec_create(spec, &codec), spec);
         for (size_t wires = 2; wires <= 4; wires++) {
@@ -110,8 +131,12 @@ static void test_recode(void)
                     turn++;
                 }
             }
-            recode_one(codec, 4096, wires, 0, 1, 1);
-            recode_one(codec, 4096, wires, 0, 0.3f, 2);
+            for (int place = -5; place < 0; place++) {
+                recode_one(codec, 4096, wires, 0, 0.3f, place);
+            }
+            for (int place = 500; place < 628; place += small ? 37 : 1) {
+                recode_one(codec, 4096, wires, 0, 1, place);
+            }
         }
         dcomm_codec_destroy(&codec);
     }
