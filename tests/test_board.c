@@ -208,6 +208,40 @@ Test(board, communicators_come_and_go, .timeout = 120)
     on(5, many, NULL, -1);
 }
 
+/* Ranks that look at each other's boards, and part without ever having spoken. */
+static int silent(int rank, int n, procs_shared *s, void *unused)
+{
+    (void)unused;
+    enum { ROUNDS = 20 }; /* a process has fewer boards */
+    dcomm_comm *comm = join(rank, n, s), *next = NULL;
+    const dcomm_coll_opts opts = {.algo = "linear"};
+    for (int round = 0; round < ROUNDS; round++) {
+        RANKS_OK(dcomm_comm_dup(comm, &next));
+        for (int k = 0; k < 3; k++) { /* nobody answers, but the root */
+            float x = rank == 0 ? (float)round : -1;
+            RANKS_OK(dcomm_broadcast(next, &x, &x, 1, DCOMM_F32, 0, &opts));
+            PROCS_CHECK(x == (float)round, "%g, not %d", (double)x, round);
+        }
+        for (int k = 0; k < 20 && rank == 1 + round % (n - 1); k++) {
+            procs_nap(); /* the others do not wait for its goodbye */
+        }
+        RANKS_OK(dcomm_comm_destroy(&next));
+    }
+    RANKS_OK(dcomm_comm_dup(comm, &next));
+    settle(next);
+    for (int k = 0; k < CALLS; k++) {
+        check_sum(next, "one_shot", 3, k);
+    }
+    PROCS_CHECK(posted(next) > 0, "rank %d has no board left", rank);
+    RANKS_OK(dcomm_comm_destroy(&next));
+    return ranks_leave(&comm);
+}
+
+Test(board, ranks_part_without_a_word, .timeout = 60)
+{
+    on(4, silent, NULL, -1);
+}
+
 /* ---- the end of a rank ---- */
 
 /* What it has said before is heard; then it is missed. */

@@ -314,8 +314,11 @@ static unsigned dcommi_boards_progress(dcomm_context *context)
 /* Look at a rank's board for the last time. */
 static void dcommi_board_part(dcomm_comm *comm, dcommi_member *m)
 {
-    dcommi_board_drain(comm, m);
-    m->board = NULL;
+    if (m->board != NULL) {
+        dcommi_board_drain(comm, m);
+        dcommi_board_let_go(comm, m->board);
+        m->board = NULL;
+    }
 }
 
 /* The others' boards are not looked at any more. They may become another communicator's when this

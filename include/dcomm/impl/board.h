@@ -50,6 +50,15 @@ static dcommi_board *dcommi_boards_of(const dcomm_context *context, int peer)
     return local->call->common != NULL ? local->call->common(local, peer) : NULL;
 }
 
+#define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
+
+/* Nobody's, and nobody looks at it any more. */
+static bool dcommi_board_free(dcommi_board *board)
+{
+    uint64_t whose = atomic_load_explicit(&board->comm, memory_order_relaxed);
+    return whose == 0 || (whose == DCOMMI_BOARD_LOOKED_AT && atomic_load(&board->readers) == 0);
+}
+
 /* Take a board for a communicator, if it can use one. With the token. */
 static void dcommi_board_open(dcomm_comm *comm)
 {
@@ -62,7 +71,7 @@ static void dcommi_board_open(dcomm_comm *comm)
     dcommi_board *boards = fit ? dcommi_boards_of(context, -1) : NULL;
     for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && comm->posts == NULL; i++) {
         dcommi_board *board = &boards[i];
-        if (atomic_load_explicit(&board->comm, memory_order_relaxed) != 0) {
+        if (!dcommi_board_free(board)) {
             continue;
         }
         comm->posts = dcommi_alloc(sizeof *comm->posts);
@@ -79,7 +88,26 @@ static void dcommi_board_open(dcomm_comm *comm)
     }
 }
 
-/* Find the other ranks' boards, and tell them that they are looked at. */
+static void dcommi_board_let_go(const dcomm_comm *comm, dcommi_board *board)
+{
+    atomic_fetch_and(&board->readers, ~((uint64_t)1 << comm->rank));
+}
+
+/* Tell the owner of a board that it is looked at, unless it ends meanwhile. */
+static bool dcommi_board_look(const dcomm_comm *comm, dcommi_board *board)
+{
+    if (atomic_load_explicit(&board->comm, memory_order_acquire) != comm->id) {
+        return false;
+    }
+    atomic_fetch_or(&board->readers, (uint64_t)1 << comm->rank);
+    if (atomic_load(&board->comm) != comm->id) {
+        dcommi_board_let_go(comm, board);
+        return false;
+    }
+    return true;
+}
+
+/* Find the other ranks' boards. */
 static void dcommi_board_find(dcomm_comm *comm)
 {
     bool all = true;
@@ -90,10 +118,9 @@ static void dcommi_board_find(dcomm_comm *comm)
         }
         dcommi_board *boards = dcommi_boards_of(comm->context, m->peer);
         for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && m->board == NULL; i++) {
-            if (atomic_load_explicit(&boards[i].comm, memory_order_acquire) == comm->id) {
+            if (dcommi_board_look(comm, &boards[i])) {
                 m->board = &boards[i];
                 m->board_read = 0;
-                atomic_fetch_or(&boards[i].readers, (uint64_t)1 << comm->rank);
             }
         }
         all = all && m->board != NULL;
@@ -109,10 +136,8 @@ static inline void dcommi_board_attach(dcomm_comm *comm)
     }
 }
 
-#define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
-
 /* The communicator ends: its board may be another's, unless some rank may still look at it, which
- * has not said goodbye. */
+ * has neither said goodbye nor let go of it. */
 static void dcommi_board_close(dcomm_comm *comm)
 {
     if (comm->posts == NULL) {

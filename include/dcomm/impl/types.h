@@ -260,13 +260,12 @@ typedef struct dcommi_member {
     _Atomic uint64_t p2p_sent, p2p_received; /* operations called here, towards and from it */
     uint64_t p2p_done; /* of our sends, received there as far as we were told */
     uint64_t p2p_completed, p2p_told;
-    bool heard;     /* has sent to us: gets credits and a goodbye */
-    bool addressed; /* we have sent to it: gets a goodbye */
-    bool gone;      /* has said goodbye */
-    bool asked;     /* for credit, and has not answered */
-    const struct dcommi_board
-        *board;          /* where it writes what all shall read (board.h); NULL: none */
-    uint64_t board_read; /* messages that we have had from there */
+    bool heard;                 /* has sent to us: gets credits and a goodbye */
+    bool addressed;             /* we have sent to it: gets a goodbye */
+    bool gone;                  /* has said goodbye */
+    bool asked;                 /* for credit, and has not answered */
+    struct dcommi_board *board; /* where it writes what all shall read (board.h); NULL: none */
+    uint64_t board_read;        /* messages that we have had from there */
     uint64_t gone_after;
     char *hostname;
 } dcommi_member;
