@@ -18,6 +18,7 @@
 #include "cuda_clip.h"
 #include "cuda_dense.h"
 #include "cuda_far.h"
+#include "cuda_far_sparse.h"
 #include "cuda_folds.h"
 #include "cuda_ledgers.h"
 #include "cuda_lowrank.h"
@@ -146,8 +147,10 @@ static void test_once(void)
     test_kernels();
     if (!small) {
         test_far();
+        test_far_sparse();
         far_clip();
         far_lowrank();
+        far_start();
     }
     test_arguments();
 }

@@ -7,6 +7,8 @@
 
 extern "C" int cuda_reference_powersgd(size_t count, size_t cols, size_t rank, const float *x,
                                        float *p, float *q, float *sent);
+extern "C" void cuda_reference_powersgd_start(size_t cols, size_t rank, const dcomm_codec_key *key,
+                                              float *q);
 
 /* What two comparisons have found is what the CPU counts while it encodes. */
 static bool lowrank_ledger(const area &there, size_t count, const dcomm_codec_report &report,
@@ -177,6 +179,32 @@ static bool far_product(const dcomm_codec_matrix &shape, const area &p, const ar
                                             NULL),
                 what) &&
            same(to.part(4 * (FAR - want.size()), 4 * want.size()), want.data(), what);
+}
+
+/* Q of more columns than a codec has, of which the last few run: some keep their direction, the
+ * others, which are zeros, become numbers of the key at their place. */
+static void far_start(void)
+{
+    const char *name = "powersgd's start";
+    const size_t cols = 1024, few = 4;
+    const dcomm_codec_matrix shape = {2 * cols, 2, cols, FAR / cols + few};
+    const size_t begin = (shape.rank - few) * cols;
+    expanse q(4 * shape.rank * cols);
+    if (late(name) || !far_room(name, {&q})) {
+        return;
+    }
+    const far_blocks last(few);
+    dcomm_codec_key key = dcomm_codec_key();
+    std::vector<float> want = numbers(few * cols, NORMAL);
+    std::fill_n(want.begin() + (std::ptrdiff_t)cols, 2 * cols, 0.0f);
+    key.seed = 3;
+    key.step = 8;
+    area::copy(q.p + 4 * begin, want.data(), 4 * want.size(), true);
+    good(dcomm_cuda_powersgd_start(&shape, &key, far_floats(q), NULL), name);
+    key.first = begin;
+    cuda_reference_powersgd_start(cols, few, &key, want.data());
+    same(q.part(4 * begin, 4 * want.size()), want.data(), name);
+    ok(std::string("2^31 + 5 elements, ") + name);
 }
 
 /* The CPU's matrix is the last rows alone: rows of zeros add nothing, and those left out are a
