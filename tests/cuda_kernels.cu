@@ -100,6 +100,16 @@ static void test_arguments(void)
     dcomm_cuda_ledger *ledger = reinterpret_cast<dcomm_cuda_ledger *>(b.at);
     says(dcomm_cuda_ledger_compare(ledger, NULL, x, NULL, 4, a.at + 8, NULL), bad,
          "not aligned to 64");
+    const dcomm_codec_matrix shape = {4, 2, 2, 1};
+    says(dcomm_cuda_powersgd_product(&shape, x, x, NULL, 0, NULL), bad, "x is NULL");
+    says(dcomm_cuda_powersgd_product_ledger(&shape, x, x, NULL, x, a.at, ledger, NULL), bad,
+         "x is NULL");
+    says(dcomm_cuda_powersgd_product_ledger(&shape, x, NULL, x, x, a.at, ledger, NULL), bad,
+         "q is NULL");
+    says(dcomm_cuda_powersgd_product_ledger(&shape, x, x, x, NULL, a.at, NULL, NULL), bad,
+         "ledger is NULL");
+    says(dcomm_cuda_powersgd_product_ledger(&shape, x, x, x, x, NULL, ledger, NULL), bad,
+         "workspace is NULL");
     says(dcomm_cuda_encode_ledger(codec, x, NULL, NULL, 100, NULL, b.at, len, a.at + 8, NULL,
                                   ledger, NULL),
          bad, "not aligned to 64");
@@ -151,6 +161,7 @@ static void test_once(void)
         far_clip();
         far_lowrank();
         far_start();
+        far_product_ledger();
     }
     test_arguments();
 }
