@@ -5,9 +5,25 @@
 
 #include "cuda_far.h"
 
+/* By which randk sends an element beyond 2^31 out of the last of k parts. */
+static dcomm_codec_key far_key(uint64_t k)
+{
+    const uint64_t part = k - 1, begin = dcommi_randk_begin(FAR, k, part);
+    dcomm_codec_key key = dcomm_codec_key();
+    for (;; key.seed++) {
+        const dcommi_rng rng = dcommi_randk_rng(dcommi_randk_seed(key.seed, 0, 0, 0));
+        uint32_t word[4];
+        dcommi_rng_block(&rng, part / 4, word);
+        if (dcommi_randk_index(begin, FAR, word[part % 4]) >= (uint64_t)1 << 31) {
+            return key;
+        }
+    }
+}
+
 /* What the device counts where the CPU has counted want, neither with a residual. How many elements
  * are counted depends on how many blocks run. */
-static void far_sparse_ledger(const dcomm_codec *codec, const expanse &in, const expanse &out,
+static void far_sparse_ledger(const dcomm_codec *codec, const dcomm_codec_key &key,
+                              const expanse &in, const expanse &out,
                               const dcomm_codec_report &report, const dcomm_ledger &want,
                               const std::string &name)
 {
@@ -19,7 +35,7 @@ static void far_sparse_ledger(const dcomm_codec *codec, const expanse &in, const
         return;
     }
     sums.put(&there);
-    good(dcomm_cuda_encode_ledger(codec, far_floats(in), NULL, NULL, FAR, NULL, out.p, out.size,
+    good(dcomm_cuda_encode_ledger(codec, far_floats(in), NULL, NULL, FAR, &key, out.p, out.size,
                                   workspace.p, NULL, reinterpret_cast<dcomm_cuda_ledger *>(sums.at),
                                   NULL),
          name);
@@ -31,8 +47,8 @@ static void far_sparse_ledger(const dcomm_codec *codec, const expanse &in, const
 }
 
 /* Two wires that are alike, of which `one` is the CPU's sum. */
-static void far_recode(const dcomm_codec *codec, const void *wire, size_t len, float *one,
-                       size_t rest, const std::string &name)
+static void far_recode(const dcomm_codec *codec, const dcomm_codec_key &key, const void *wire,
+                       size_t len, float *one, size_t rest, const std::string &name)
 {
     const size_t most = dcomm_codec_max_bytes(codec, FAR), lens[] = {len, len};
     const void *const wires[] = {wire, wire};
@@ -48,9 +64,9 @@ static void far_recode(const dcomm_codec *codec, const void *wire, size_t len, f
     for (size_t i = FAR - rest; i < FAR; i++) {
         one[i] = (one[i] + one[i]) * factor;
     }
-    good(dcomm_encode(codec, one, FAR, NULL, want.data(), most, &written, NULL, NULL), name);
+    good(dcomm_encode(codec, one, FAR, &key, want.data(), most, &written, NULL, NULL), name);
     want.resize(written);
-    good(dcomm_cuda_recode(codec, wires, lens, 2, factor, NULL, NULL, FAR, NULL, out.p, most,
+    good(dcomm_cuda_recode(codec, wires, lens, 2, factor, NULL, NULL, FAR, &key, out.p, most,
                            workspace.p, cleared(report), NULL),
          name);
     same(out.part(0, written), want.data(), name);
@@ -78,6 +94,7 @@ static void far_sparse(const char *spec)
     }
     const far_blocks last(24);
     const std::vector<float> x = numbers(rest, NORMAL);
+    const dcomm_codec_key key = far_key(70000);
     bytes wire(most);
     size_t written = 0;
     dcomm_ledger ledger = dcomm_ledger();
@@ -85,14 +102,14 @@ static void far_sparse(const char *spec)
     const void *from = out.p;
     std::copy(x.begin(), x.end(), host.p + begin);
     area::copy(in.p + 4 * begin, x.data(), 4 * rest, true);
-    good(dcomm_encode_ledger(codec, host.p, NULL, NULL, FAR, NULL, wire.data(), most, &written,
+    good(dcomm_encode_ledger(codec, host.p, NULL, NULL, FAR, &key, wire.data(), most, &written,
                              NULL, &seen, &ledger),
          spec);
     wire.resize(written);
-    far_sparse_ledger(codec, in, out, seen, ledger, std::string("ledger of ") + spec);
+    far_sparse_ledger(codec, key, in, out, seen, ledger, std::string("ledger of ") + spec);
     same(out.part(0, written), wire.data(), "encode with a ledger");
     good(dcomm_cuda_encode(codec, far_floats(in), far_floats(residual), far_floats(residual), FAR,
-                           NULL, out.p, most, workspace.p, cleared(report), NULL),
+                           &key, out.p, most, workspace.p, cleared(report), NULL),
          spec);
     same(out.part(0, written), wire.data(), "encode");
     good(dcomm_decode_add(codec, wire.data(), written, sum.p, FAR), spec);
@@ -116,7 +133,7 @@ static void far_sparse(const char *spec)
     /* Of levels, some are zero; then those that recoding sends are the first of all, which the shim
      * leaves out. */
     if (std::strncmp(spec, "topk+qsgd", 9) != 0) {
-        far_recode(codec, out.p, written, sum.p, rest, std::string("recode of ") + spec);
+        far_recode(codec, key, out.p, written, sum.p, rest, std::string("recode of ") + spec);
     }
     dcomm_codec_destroy(&codec);
     ok(std::string("2^31 + 5 elements, ") + spec);
@@ -125,7 +142,7 @@ static void far_sparse(const char *spec)
 static void test_far_sparse(void)
 {
     for (const char *spec : {"topk:k=70000", "topk:k=70000,values=bf16", "threshold:k=70000",
-                             "topk+qsgd:k=70000", "randk:k=70000"}) {
+                             "topk+qsgd:k=70000", "randk:k=70000,scale=none"}) {
         if (!late(spec)) {
             far_sparse(spec);
         }
