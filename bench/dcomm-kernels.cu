@@ -312,6 +312,16 @@ static void lowrank(const char *spec, size_t n, const memories &in, const memory
         name + " residual", n, 8 * n + q_bytes + p_bytes, out.p, 4 * n,
         [&] { return both() && renew(out, n); },
         [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), -1, NULL)); });
+    memory sums(sizeof(dcomm_cuda_ledger)), room(dcomm_cuda_compare_workspace_bytes(n));
+    fine(cudaMemset(sums.p, 0, sizeof(dcomm_cuda_ledger)), "a ledger");
+    measure(
+        name + " residual, ledger", n, 12 * n + q_bytes + p_bytes, out.p, 4 * n,
+        [&] { return both() && renew(out, n) && renew(*in[0], n); },
+        [&] {
+            return said(
+                dcomm_cuda_powersgd_product_ledger(&m, p.f(), q.f(), in[0]->f(), out.f(), room.p,
+                                                   static_cast<dcomm_cuda_ledger *>(sums.p), NULL));
+        });
     dcomm_codec_destroy(&c);
 }
 

@@ -719,8 +719,8 @@ typedef struct dcomm_cuda_ledger {
 } dcomm_cuda_ledger;
 
 /* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. It is counted in the
- * passes that encode, and one or two short launches follow; the wires of powersgd, and of topk+qsgd
- * with nonfinite=pass, are decoded and compared. The sums are taken in an order that depends on
+ * passes that encode, and one or two short launches follow; the wires of powersgd and topk+qsgd
+ * with nonfinite=pass are decoded and compared. The sums are taken in an order that depends on
  * codec and count alone (of sparse codecs: and on numbers and key), and which is not the CPU's:
  * they are the same from run to run, and differ from the CPU's by what rounding of f64 sums amounts
  * to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not
@@ -733,9 +733,8 @@ DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const 
                                                 dcomm_cuda_ledger *ledger, void *stream);
 DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
 /* dcomm_ledger_compare of y with x (NULL: nothing is compared), and where next is not NULL what an
- * encoding with feedback that sent y has left. For powersgd, whose y dcomm_cuda_powersgd_product
- * gives (with a residual that call sees x + residual, and no x), and for recodings, whose input
- * nobody has: x is NULL, and y the wire decoded. Two or three launches. workspace:
+ * encoding with feedback that sent y has left. For what is decoded anyway, and for recodings, whose
+ * input nobody has: x is NULL, and y the wire decoded. Two or three launches. workspace:
  * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
                                                  const float *y, const float *next, size_t count,
@@ -818,6 +817,14 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, co
 /* x = p q^T (how = 0: a decoding), x += p q^T (1), x -= p q^T (-1). */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
                                                    const float *q, float *x, int how, void *stream);
+/* e -= p q^T, where e is x + residual, and what an encoding of x that sent p q^T did into a ledger,
+ * in the same pass: the sums of dcomm_cuda_ledger_compare(ledger, x, p q^T, e, ...), bit by bit.
+ * e NULL: there is no feedback, and x is read only. Two or three launches. workspace:
+ * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape,
+                                                          const float *p, const float *q,
+                                                          const float *x, float *e, void *workspace,
+                                                          dcomm_cuda_ledger *ledger, void *stream);
 
 /* ---- for other back ends ---- */
 
@@ -13760,11 +13767,12 @@ typedef struct dcommi_device_matrix {
     } kind;
     dcomm_codec_matrix shape;
     dcomm_codec_key key; /* START */
-    const float *x;      /* P, Q */
+    const float *x;      /* P, Q; of a PRODUCT with a ledger, what is compared */
     float *p, *q;
-    float *to; /* PRODUCT */
+    float *to; /* PRODUCT; with a ledger e or NULL, and `how` is not asked */
     int how;
     dcomm_cuda_report *report; /* P, Q; NULL: not wanted */
+    dcomm_cuda_ledger *ledger; /* PRODUCT; NULL: not wanted */
 } dcommi_device_matrix;
 
 /* What it takes to open device memory of another process on this host. */
@@ -27109,7 +27117,8 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
                : status;
 }
 
-static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *stream)
+static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *workspace,
+                                          void *stream)
 {
     switch (m->kind) {
     case DCOMMI_MATRIX_START:
@@ -27121,15 +27130,23 @@ static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *s
     case DCOMMI_MATRIX_Q:
         return dcomm_cuda_powersgd_q(&m->shape, m->x, m->p, m->q, m->report, stream);
     default:
-        return dcomm_cuda_powersgd_product(&m->shape, m->p, m->q, m->to, m->how, stream);
+        return m->ledger == NULL
+                   ? dcomm_cuda_powersgd_product(&m->shape, m->p, m->q, m->to, m->how, stream)
+                   : dcomm_cuda_powersgd_product_ledger(&m->shape, m->p, m->q, m->x, m->to,
+                                                        workspace, m->ledger, stream);
     }
 }
 
 static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_device_matrix *m)
 {
+    void *room = NULL;
+    if (m->ledger != NULL && m->shape.count > 0) {
+        DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(m->shape.count), &room));
+    }
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_matrix_on(m, d->stream[DCOMMI_QUEUE_IN]);
+    dcomm_status status = dcommi_cuda_matrix_on(m, room, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
+    dcommi_cuda_release(d, room);
     return status;
 }
 
@@ -49142,11 +49159,12 @@ static dcommi_device_matrix dcommi_linear_matrix(const dcommi_coded *c, void *wi
 {
     const dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *p = wire;
-    return (dcommi_device_matrix){.shape = {m.count, m.rows, m.cols, m.rank},
-                                  .key = dcommi_linear_key(c),
-                                  .x = c->whole,
-                                  .p = p,
-                                  .q = p + dcommi_powersgd_p_count(&m)};
+    return (dcommi_device_matrix){
+        .shape = {.count = m.count, .rows = m.rows, .cols = m.cols, .rank = m.rank},
+        .key = dcommi_linear_key(c),
+        .x = c->whole,
+        .p = p,
+        .q = p + dcommi_powersgd_p_count(&m)};
 }
 
 /* Q as the last step's sum has it, or nothing. */
@@ -49170,26 +49188,27 @@ static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_code
                        dcommi_feedback_wide(a, w, w->now, 0));
 }
 
-/* What this rank's own Q stands for has been sent. */
+/* What this rank's own Q stands for has been sent. The pass that makes it leaves the residual, and
+ * counts; but not what comes of it later, EF21's estimate or a residual rounded to bf16. */
 static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
                                      dcommi_device_matrix *m)
 {
     const dcomm_feedback *fb = c->feedback;
     const bool estimates = fb != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21;
-    const bool fused = fb != NULL && !estimates && !fb->worker.bf16 && a->books.ledger == NULL;
+    const bool apart = estimates || (fb != NULL && fb->worker.bf16);
     if (fb == NULL && a->books.ledger == NULL) {
         return;
     }
     m->kind = DCOMMI_MATRIX_PRODUCT;
-    m->how = fused ? -1 : 0;
-    m->to = fused ? (float *)c->whole : dcommi_feedback_take(a);
+    m->how = apart ? 0 : -1;
+    m->to = apart ? dcommi_feedback_take(a) : fb != NULL ? (float *)c->whole : NULL;
+    m->x = fb != NULL ? fb->now.x : c->whole;
+    m->ledger = apart ? NULL : a->books.ledger;
     if (a->status >= 0) {
         a->status = a->d->call->matrix(a->d, m);
     }
-    a->sent = m->to;
-    if (fb == NULL) {
-        dcommi_feedback_compare(a, a->books.ledger, c->whole, a->sent, NULL);
-    } else if (!fused) {
+    if (apart) {
+        a->sent = m->to;
         a->store = &fb->worker;
         a->gradient = fb->now.x;
         a->held = fb->worker.now; /* of EF21, which is no bf16 */
@@ -63039,6 +63058,9 @@ extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst
 #define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q in one reading of the matrix */
 #define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, where they are computed one by one */
 #define DCOMMI_CUDA_MATRIX_STRIP 64u
+/* Turns of a thread that also counts: its elements are those of a comparison's thread. */
+#define DCOMMI_CUDA_MATRIX_TURNS (DCOMMI_CUDA_COMPARE_OWN / DCOMMI_CUDA_MATRIX_SOME)
+static_assert(DCOMMI_CUDA_MATRIX_THREADS == DCOMMI_CUDA_LEDGER_THREADS, "a comparison's blocks");
 
 struct dcommi_cuda_matrix {
     uint64_t count, rows, cols;
@@ -63049,6 +63071,7 @@ struct dcommi_cuda_matrix {
     int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
     dcommi_rng rng;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each block */
 };
 
 /* An element of the matrix: 0 where it is denormal or not finite. */
@@ -63222,47 +63245,69 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_times(column, p.cols, __ddiv_rn(0x1p-20, __dsqrt_rn(length)));
 }
 
-/* P Q^T to the matrix, added to it, or taken from it, element by element. */
+/* P Q^T to the matrix, added to it, or taken from it, element by element. LEDGER: what sending it
+ * does to m is counted; of this, `to` is what is left, or NULL. */
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_product_kernel(const __grid_constant__ dcommi_cuda_matrix p)
 {
-    const uint64_t first =
-        (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME + threadIdx.x;
+    const unsigned turns = LEDGER ? DCOMMI_CUDA_MATRIX_TURNS : 1;
+    const unsigned tile = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
     const uint64_t more = DCOMMI_CUDA_MATRIX_THREADS / p.cols;
     const uint64_t rest = DCOMMI_CUDA_MATRIX_THREADS % p.cols;
     const double most = (double)dcommi_f32_from_bits(0x7f7fffffu);
+    uint64_t first = (uint64_t)blockIdx.x * turns * tile + threadIdx.x;
     uint64_t i = first / p.cols, c = first % p.cols;
-    float old[DCOMMI_CUDA_MATRIX_SOME];
+    dcommi_cuda_tally tally = {};
+#pragma unroll 1
+    for (unsigned turn = 0; turn < turns; turn++, first += tile) {
+        float old[DCOMMI_CUDA_MATRIX_SOME], x[DCOMMI_CUDA_MATRIX_SOME];
 #pragma unroll
-    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
-        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
-        old[u] = p.how != 0 && at < p.count ? dcommi_cuda_load<float>(p.to + at) : 0;
-    }
-#pragma unroll
-    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
-        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
-        if (at < p.count) {
-            double s = 0;
-            for (uint32_t j = 0; j < p.rank; j++) {
-                s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
-            }
-            s = s > most ? most : s < -most ? -most : s;
-            const float v = s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
-            dcommi_cuda_store<float>(p.to + at, p.how > 0   ? dcommi_cuda_add(old[u], v)
-                                                : p.how < 0 ? __fsub_rn(old[u], v)
-                                                            : v);
+        for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+            old[u] = p.how != 0 && at < p.count ? dcommi_cuda_load<float>(p.to + at) : 0;
+            x[u] = LEDGER && at < p.count ? dcommi_cuda_load<float>(p.m + at) : 0;
         }
-        c += rest;
-        i += more + (c >= p.cols ? 1 : 0);
-        c -= c >= p.cols ? p.cols : 0;
+#pragma unroll
+        for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+            if (at < p.count) {
+                double s = 0;
+                for (uint32_t j = 0; j < p.rank; j++) {
+                    s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
+                }
+                s = s > most ? most : s < -most ? -most : s;
+                const float v =
+                    s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
+                const float next = p.how > 0   ? dcommi_cuda_add(old[u], v)
+                                   : p.how < 0 ? __fsub_rn(old[u], v)
+                                               : v;
+                if (!LEDGER || p.to != NULL) {
+                    dcommi_cuda_store<float>(p.to + at, next);
+                }
+                if (LEDGER) {
+                    dcommi_cuda_tally_one(&tally, x[u], v, p.to != NULL, next);
+                }
+            }
+            c += rest;
+            i += more + (c >= p.cols ? 1 : 0);
+            c -= c >= p.cols ? p.cols : 0;
+        }
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
 }
 
 /* ---- launchers ---- */
 
-static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *call,
+/* What all read. */
+static dcomm_status dcommi_cuda_matrix_read(dcommi_cuda_matrix *p, const char *call,
                                             const dcomm_codec_matrix *shape, const float *m,
-                                            const char *name, const float *from, float *to)
+                                            const char *name, const float *from)
 {
     if (shape == NULL ||
         (shape->count > 0 && (shape->cols == 0 || shape->rank == 0 ||
@@ -63277,10 +63322,17 @@ static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *c
     p->rank = (uint32_t)shape->rank;
     p->m = m;
     p->from = from;
-    p->to = to;
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", m, shape->count, sizeof(float)));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, name, from, shape->count, sizeof(float)));
-    return dcommi_cuda_array(call, "the output", to, shape->count, sizeof(float));
+    return dcommi_cuda_array(call, name, from, shape->count, sizeof(float));
+}
+
+static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *call,
+                                            const dcomm_codec_matrix *shape, const float *m,
+                                            const char *name, const float *from, float *to)
+{
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_read(p, call, shape, m, name, from));
+    p->to = to;
+    return dcommi_cuda_array(call, "the output", to, p->count, sizeof(float));
 }
 
 static uint64_t dcommi_cuda_matrix_blocks(uint64_t n, uint64_t each)
@@ -63359,9 +63411,36 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
     m.how = how;
     const uint64_t each = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
     return m.count == 0 ? DCOMM_OK
-                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel,
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<false>,
                                              dcommi_cuda_matrix_blocks(m.count, each),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape,
+                                                           const float *p, const float *q,
+                                                           const float *x, float *e,
+                                                           void *workspace,
+                                                           dcomm_cuda_ledger *ledger, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_product_ledger";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_read(&m, call, shape, x, "p", p));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "q", q, m.count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "e", e, 0, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "ledger", ledger, 1, 8));
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_workspace_check(call, workspace, dcomm_cuda_compare_workspace_bytes(m.count)));
+    if (m.count == 0) {
+        return DCOMM_OK;
+    }
+    m.q = q;
+    m.to = e;
+    m.how = e != NULL ? -1 : 0;
+    m.tally = static_cast<dcommi_cuda_tally *>(workspace);
+    const uint64_t blocks = dcommi_cuda_compare_blocks(m.count);
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<true>, blocks,
+                                       DCOMMI_CUDA_MATRIX_THREADS, m, stream));
+    return dcommi_cuda_ledger_launch(call, m.tally, blocks, ledger, stream);
 }
 
 #endif
@@ -63437,9 +63516,10 @@ static dcomm_status dcommi_cuda_lowrank_turns(const dcommi_cuda_job &job,
     return DCOMM_OK;
 }
 
+/* ledger (NULL: not wanted): without nonfinite=pass, and with the workspace of a comparison. */
 static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dcomm_codec_matrix &m,
                                             void *workspace, const dcomm_codec_key *key,
-                                            void *stream)
+                                            dcomm_cuda_ledger *ledger, void *stream)
 {
     const bool passes = m.nonfinite == 2, adds = job.residual != NULL;
     dcomm_cuda_report *found = NULL;
@@ -63460,7 +63540,11 @@ static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dc
     }
     DCOMMI_CUDA_TRY(
         dcommi_cuda_lowrank_turns(job, m, adds ? sum : job.x, !adds, report, key, stream));
-    float *p = reinterpret_cast<float *>(job.wire);
+    const float *p = reinterpret_cast<float *>(job.wire);
+    if (ledger != NULL) {
+        return dcomm_cuda_powersgd_product_ledger(&m, p, p + m.rank * m.rows, job.x,
+                                                  adds ? sum : NULL, workspace, ledger, stream);
+    }
     if (adds) {
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_product(&m, p, p + m.rank * m.rows, sum, -1, stream));
     }
@@ -65269,8 +65353,9 @@ static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_
  * passes of their own over all elements, which see neither the input nor what is sent. */
 static bool dcommi_cuda_counts_apart(const dcommi_cuda_form &form)
 {
-    return form.kind == dcommi_cuda_form::PRODUCTS ||
-           (form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse));
+    return form.kind == dcommi_cuda_form::PRODUCTS
+               ? form.matrix.nonfinite == 2
+               : form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse);
 }
 
 /* Blocks that leave sums of a ledger as they encode. */
@@ -65332,6 +65417,8 @@ extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, si
            : dcommi_cuda_counts_apart(form)
                ? dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count), NULL,
                                       &rooms)
+           : form.kind == dcommi_cuda_form::PRODUCTS
+               ? dcomm_cuda_compare_workspace_bytes(count)
                : dcommi_cuda_ledger_parts(form, count, NULL, &tally);
 }
 
@@ -65345,7 +65432,7 @@ static dcomm_status dcommi_cuda_encode_form(dcommi_cuda_job *job, const dcommi_c
         return dcommi_cuda_randk_run(*job, form.randk, workspace, key, stream);
     }
     if (form.kind == dcommi_cuda_form::PRODUCTS) {
-        return dcommi_cuda_lowrank_run(*job, form.matrix, workspace, key, stream);
+        return dcommi_cuda_lowrank_run(*job, form.matrix, workspace, key, NULL, stream);
     }
     if (form.kind == dcommi_cuda_form::SPARSE) {
         const bool apart =
@@ -65553,6 +65640,9 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
     job.x = x;
     if (dcommi_cuda_counts_apart(form)) {
         return dcommi_cuda_ledger_apart(&job, codec, form, key, workspace, ledger, stream);
+    }
+    if (form.kind == dcommi_cuda_form::PRODUCTS) {
+        return dcommi_cuda_lowrank_run(job, form.matrix, workspace, key, ledger, stream);
     }
     if (count == 0) {
         return dcommi_cuda_encode_form(&job, form, workspace, key, stream);
@@ -66423,6 +66513,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CUDA_MATRIX_SOME
 #undef DCOMMI_CUDA_MATRIX_STRIP
 #undef DCOMMI_CUDA_MATRIX_THREADS
+#undef DCOMMI_CUDA_MATRIX_TURNS
 #undef DCOMMI_CUDA_NORMAL
 #undef DCOMMI_CUDA_NOTHING
 #undef DCOMMI_CUDA_OFF

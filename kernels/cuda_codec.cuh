@@ -87,8 +87,9 @@ static uint64_t dcommi_cuda_job_blocks(const dcomm_codec_layout &layout, uint64_
  * passes of their own over all elements, which see neither the input nor what is sent. */
 static bool dcommi_cuda_counts_apart(const dcommi_cuda_form &form)
 {
-    return form.kind == dcommi_cuda_form::PRODUCTS ||
-           (form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse));
+    return form.kind == dcommi_cuda_form::PRODUCTS
+               ? form.matrix.nonfinite == 2
+               : form.kind == dcommi_cuda_form::SPARSE && dcommi_cuda_topk_is_apart(form.sparse);
 }
 
 /* Blocks that leave sums of a ledger as they encode. */
@@ -150,6 +151,8 @@ extern "C" size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, si
            : dcommi_cuda_counts_apart(form)
                ? dcommi_cuda_rooms_of(form, count, dcomm_cuda_compare_workspace_bytes(count), NULL,
                                       &rooms)
+           : form.kind == dcommi_cuda_form::PRODUCTS
+               ? dcomm_cuda_compare_workspace_bytes(count)
                : dcommi_cuda_ledger_parts(form, count, NULL, &tally);
 }
 
@@ -163,7 +166,7 @@ static dcomm_status dcommi_cuda_encode_form(dcommi_cuda_job *job, const dcommi_c
         return dcommi_cuda_randk_run(*job, form.randk, workspace, key, stream);
     }
     if (form.kind == dcommi_cuda_form::PRODUCTS) {
-        return dcommi_cuda_lowrank_run(*job, form.matrix, workspace, key, stream);
+        return dcommi_cuda_lowrank_run(*job, form.matrix, workspace, key, NULL, stream);
     }
     if (form.kind == dcommi_cuda_form::SPARSE) {
         const bool apart =
@@ -371,6 +374,9 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
     job.x = x;
     if (dcommi_cuda_counts_apart(form)) {
         return dcommi_cuda_ledger_apart(&job, codec, form, key, workspace, ledger, stream);
+    }
+    if (form.kind == dcommi_cuda_form::PRODUCTS) {
+        return dcommi_cuda_lowrank_run(job, form.matrix, workspace, key, ledger, stream);
     }
     if (count == 0) {
         return dcommi_cuda_encode_form(&job, form, workspace, key, stream);

@@ -77,9 +77,10 @@ static dcomm_status dcommi_cuda_lowrank_turns(const dcommi_cuda_job &job,
     return DCOMM_OK;
 }
 
+/* ledger (NULL: not wanted): without nonfinite=pass, and with the workspace of a comparison. */
 static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dcomm_codec_matrix &m,
                                             void *workspace, const dcomm_codec_key *key,
-                                            void *stream)
+                                            dcomm_cuda_ledger *ledger, void *stream)
 {
     const bool passes = m.nonfinite == 2, adds = job.residual != NULL;
     dcomm_cuda_report *found = NULL;
@@ -100,7 +101,11 @@ static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dc
     }
     DCOMMI_CUDA_TRY(
         dcommi_cuda_lowrank_turns(job, m, adds ? sum : job.x, !adds, report, key, stream));
-    float *p = reinterpret_cast<float *>(job.wire);
+    const float *p = reinterpret_cast<float *>(job.wire);
+    if (ledger != NULL) {
+        return dcomm_cuda_powersgd_product_ledger(&m, p, p + m.rank * m.rows, job.x,
+                                                  adds ? sum : NULL, workspace, ledger, stream);
+    }
     if (adds) {
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_product(&m, p, p + m.rank * m.rows, sum, -1, stream));
     }

@@ -5,13 +5,16 @@
 #ifndef DCOMMI_CUDA_POWERSGD_H
 #define DCOMMI_CUDA_POWERSGD_H
 
-#include "cuda_job.cuh"
+#include "cuda_compare.cuh"
 
 #define DCOMMI_CUDA_MATRIX_THREADS 256u
 #define DCOMMI_CUDA_MATRIX_LANES 8u
 #define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q in one reading of the matrix */
 #define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, where they are computed one by one */
 #define DCOMMI_CUDA_MATRIX_STRIP 64u
+/* Turns of a thread that also counts: its elements are those of a comparison's thread. */
+#define DCOMMI_CUDA_MATRIX_TURNS (DCOMMI_CUDA_COMPARE_OWN / DCOMMI_CUDA_MATRIX_SOME)
+static_assert(DCOMMI_CUDA_MATRIX_THREADS == DCOMMI_CUDA_LEDGER_THREADS, "a comparison's blocks");
 
 struct dcommi_cuda_matrix {
     uint64_t count, rows, cols;
@@ -22,6 +25,7 @@ struct dcommi_cuda_matrix {
     int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
     dcommi_rng rng;
     dcomm_cuda_report *report;
+    dcommi_cuda_tally *tally; /* of each block */
 };
 
 /* An element of the matrix: 0 where it is denormal or not finite. */
@@ -195,47 +199,69 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_times(column, p.cols, __ddiv_rn(0x1p-20, __dsqrt_rn(length)));
 }
 
-/* P Q^T to the matrix, added to it, or taken from it, element by element. */
+/* P Q^T to the matrix, added to it, or taken from it, element by element. LEDGER: what sending it
+ * does to m is counted; of this, `to` is what is left, or NULL. */
+template <bool LEDGER>
 static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
     dcommi_cuda_matrix_product_kernel(const __grid_constant__ dcommi_cuda_matrix p)
 {
-    const uint64_t first =
-        (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME + threadIdx.x;
+    const unsigned turns = LEDGER ? DCOMMI_CUDA_MATRIX_TURNS : 1;
+    const unsigned tile = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
     const uint64_t more = DCOMMI_CUDA_MATRIX_THREADS / p.cols;
     const uint64_t rest = DCOMMI_CUDA_MATRIX_THREADS % p.cols;
     const double most = (double)dcommi_f32_from_bits(0x7f7fffffu);
+    uint64_t first = (uint64_t)blockIdx.x * turns * tile + threadIdx.x;
     uint64_t i = first / p.cols, c = first % p.cols;
-    float old[DCOMMI_CUDA_MATRIX_SOME];
+    dcommi_cuda_tally tally = {};
+#pragma unroll 1
+    for (unsigned turn = 0; turn < turns; turn++, first += tile) {
+        float old[DCOMMI_CUDA_MATRIX_SOME], x[DCOMMI_CUDA_MATRIX_SOME];
 #pragma unroll
-    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
-        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
-        old[u] = p.how != 0 && at < p.count ? dcommi_cuda_load<float>(p.to + at) : 0;
-    }
-#pragma unroll
-    for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
-        const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
-        if (at < p.count) {
-            double s = 0;
-            for (uint32_t j = 0; j < p.rank; j++) {
-                s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
-            }
-            s = s > most ? most : s < -most ? -most : s;
-            const float v = s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
-            dcommi_cuda_store<float>(p.to + at, p.how > 0   ? dcommi_cuda_add(old[u], v)
-                                                : p.how < 0 ? __fsub_rn(old[u], v)
-                                                            : v);
+        for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+            old[u] = p.how != 0 && at < p.count ? dcommi_cuda_load<float>(p.to + at) : 0;
+            x[u] = LEDGER && at < p.count ? dcommi_cuda_load<float>(p.m + at) : 0;
         }
-        c += rest;
-        i += more + (c >= p.cols ? 1 : 0);
-        c -= c >= p.cols ? p.cols : 0;
+#pragma unroll
+        for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+            if (at < p.count) {
+                double s = 0;
+                for (uint32_t j = 0; j < p.rank; j++) {
+                    s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
+                }
+                s = s > most ? most : s < -most ? -most : s;
+                const float v =
+                    s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
+                const float next = p.how > 0   ? dcommi_cuda_add(old[u], v)
+                                   : p.how < 0 ? __fsub_rn(old[u], v)
+                                               : v;
+                if (!LEDGER || p.to != NULL) {
+                    dcommi_cuda_store<float>(p.to + at, next);
+                }
+                if (LEDGER) {
+                    dcommi_cuda_tally_one(&tally, x[u], v, p.to != NULL, next);
+                }
+            }
+            c += rest;
+            i += more + (c >= p.cols ? 1 : 0);
+            c -= c >= p.cols ? p.cols : 0;
+        }
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
     }
 }
 
 /* ---- launchers ---- */
 
-static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *call,
+/* What all read. */
+static dcomm_status dcommi_cuda_matrix_read(dcommi_cuda_matrix *p, const char *call,
                                             const dcomm_codec_matrix *shape, const float *m,
-                                            const char *name, const float *from, float *to)
+                                            const char *name, const float *from)
 {
     if (shape == NULL ||
         (shape->count > 0 && (shape->cols == 0 || shape->rank == 0 ||
@@ -250,10 +276,17 @@ static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *c
     p->rank = (uint32_t)shape->rank;
     p->m = m;
     p->from = from;
-    p->to = to;
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", m, shape->count, sizeof(float)));
-    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, name, from, shape->count, sizeof(float)));
-    return dcommi_cuda_array(call, "the output", to, shape->count, sizeof(float));
+    return dcommi_cuda_array(call, name, from, shape->count, sizeof(float));
+}
+
+static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *call,
+                                            const dcomm_codec_matrix *shape, const float *m,
+                                            const char *name, const float *from, float *to)
+{
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_read(p, call, shape, m, name, from));
+    p->to = to;
+    return dcommi_cuda_array(call, "the output", to, p->count, sizeof(float));
 }
 
 static uint64_t dcommi_cuda_matrix_blocks(uint64_t n, uint64_t each)
@@ -332,9 +365,36 @@ extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *sh
     m.how = how;
     const uint64_t each = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
     return m.count == 0 ? DCOMM_OK
-                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel,
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<false>,
                                              dcommi_cuda_matrix_blocks(m.count, each),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape,
+                                                           const float *p, const float *q,
+                                                           const float *x, float *e,
+                                                           void *workspace,
+                                                           dcomm_cuda_ledger *ledger, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_product_ledger";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_read(&m, call, shape, x, "p", p));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "q", q, m.count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "e", e, 0, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "ledger", ledger, 1, 8));
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_workspace_check(call, workspace, dcomm_cuda_compare_workspace_bytes(m.count)));
+    if (m.count == 0) {
+        return DCOMM_OK;
+    }
+    m.q = q;
+    m.to = e;
+    m.how = e != NULL ? -1 : 0;
+    m.tally = static_cast<dcommi_cuda_tally *>(workspace);
+    const uint64_t blocks = dcommi_cuda_compare_blocks(m.count);
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<true>, blocks,
+                                       DCOMMI_CUDA_MATRIX_THREADS, m, stream));
+    return dcommi_cuda_ledger_launch(call, m.tally, blocks, ledger, stream);
 }
 
 #endif

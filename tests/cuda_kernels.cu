@@ -18,6 +18,7 @@
 #include "cuda_clip.h"
 #include "cuda_dense.h"
 #include "cuda_far.h"
+#include "cuda_far_sparse.h"
 #include "cuda_folds.h"
 #include "cuda_ledgers.h"
 #include "cuda_lowrank.h"
@@ -99,6 +100,16 @@ static void test_arguments(void)
     dcomm_cuda_ledger *ledger = reinterpret_cast<dcomm_cuda_ledger *>(b.at);
     says(dcomm_cuda_ledger_compare(ledger, NULL, x, NULL, 4, a.at + 8, NULL), bad,
          "not aligned to 64");
+    const dcomm_codec_matrix shape = {4, 2, 2, 1, 1, 0};
+    says(dcomm_cuda_powersgd_product(&shape, x, x, NULL, 0, NULL), bad, "x is NULL");
+    says(dcomm_cuda_powersgd_product_ledger(&shape, x, x, NULL, x, a.at, ledger, NULL), bad,
+         "x is NULL");
+    says(dcomm_cuda_powersgd_product_ledger(&shape, x, NULL, x, x, a.at, ledger, NULL), bad,
+         "q is NULL");
+    says(dcomm_cuda_powersgd_product_ledger(&shape, x, x, x, NULL, a.at, NULL, NULL), bad,
+         "ledger is NULL");
+    says(dcomm_cuda_powersgd_product_ledger(&shape, x, x, x, x, NULL, ledger, NULL), bad,
+         "workspace is NULL");
     says(dcomm_cuda_encode_ledger(codec, x, NULL, NULL, 100, NULL, b.at, len, a.at + 8, NULL,
                                   ledger, NULL),
          bad, "not aligned to 64");
@@ -146,8 +157,11 @@ static void test_once(void)
     test_kernels();
     if (!small) {
         test_far();
+        test_far_sparse();
         far_clip();
         far_lowrank();
+        far_start();
+        far_product_ledger();
     }
     test_arguments();
 }

@@ -7,18 +7,8 @@
 
 extern "C" int cuda_reference_powersgd(size_t count, size_t cols, size_t rank, const float *x,
                                        float *p, float *q, float *sent);
-
-/* What two comparisons have found is what the CPU counts while it encodes. */
-static bool lowrank_ledger(const area &there, size_t count, const dcomm_codec_report &report,
-                           const dcomm_ledger &want, const std::string &what)
-{
-    dcomm_ledger got = dcomm_ledger();
-    dcomm_cuda_ledger sums;
-    const bytes b = there.get();
-    std::memcpy(&sums, b.data(), sizeof sums);
-    dcomm_cuda_ledger_add(&got, count, &sums, &report);
-    return same_ledger(got, want, false, "ledger of " + what);
-}
+extern "C" void cuda_reference_powersgd_start(size_t cols, size_t rank, const dcomm_codec_key *key,
+                                              float *q);
 
 static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
 {
@@ -42,20 +32,14 @@ static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
     dcomm_codec_report report;
     key.seed = 9;
     key.step = count;
-    dcomm_ledger ledger = dcomm_ledger();
-    good(dcomm_encode_ledger(codec, x.data(), none.data(), next.data(), count, &key, wire.data(),
-                             len, &written, NULL, &report, &ledger),
+    good(dcomm_encode_feedback(codec, x.data(), none.data(), next.data(), count, &key, wire.data(),
+                               len, &written, NULL, &report),
          what);
     good(dcomm_decode(codec, wire.data(), len, back.data(), count), what);
     twice = back;
     good(dcomm_decode_add(codec, wire.data(), len, twice.data(), count), what);
 
-    area in(4 * count), out(len, 4), found(sizeof(dcomm_cuda_report)), to(4 * count, 4),
-        there(sizeof(dcomm_cuda_ledger));
-    work_area room(dcomm_cuda_compare_workspace_bytes(count));
-    const dcomm_cuda_ledger nothing = dcomm_cuda_ledger();
-    dcomm_cuda_ledger *sums = reinterpret_cast<dcomm_cuda_ledger *>(there.at);
-    there.put(&nothing);
+    area in(4 * count), out(len, 4), found(sizeof(dcomm_cuda_report)), to(4 * count, 4);
     const dcomm_cuda_report zero = dcomm_cuda_report();
     const bytes zeros(len);
     in.put(x.data());
@@ -80,19 +64,72 @@ static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
     fine = fine && same(out.get(), wire.data(), "P and Q of " + what) && out.guarded() &&
            (clipped.clipped == report.clipped || wrong("clipped, of " + what)) &&
            run([&](void *s) { return dcomm_cuda_powersgd_product(&shape, p, q, y, 0, s); }) &&
-           same(to.get(), back.data(), "decoding of " + what) && to.guarded() && run([&](void *s) {
-               return dcomm_cuda_ledger_compare(sums, m, y, NULL, count, room.at, s);
-           }) &&
+           same(to.get(), back.data(), "decoding of " + what) && to.guarded() &&
            run([&](void *s) { return dcomm_cuda_powersgd_product(&shape, p, q, m, -1, s); }) &&
            same(in.get(), next.data(), "what is left of " + what) && in.guarded() &&
-           run([&](void *s) {
-               return dcomm_cuda_ledger_compare(sums, NULL, y, m, count, room.at, s);
-           }) &&
-           lowrank_ledger(there, count, report, ledger, what) &&
            run([&](void *s) { return dcomm_cuda_powersgd_product(&shape, p, q, y, 1, s); }) &&
            same(to.get(), twice.data(), "adding of " + what);
     dcomm_codec_destroy(&codec);
     return fine;
+}
+
+/* The pass that leaves the residual counts what the CPU counts while it encodes, and what a pass of
+ * its own would: the same bits. */
+static bool lowrank_ledger(const char *spec, size_t count, int kind, bool feedback)
+{
+    const std::string what = std::string("ledger of ") + spec + ", " + std::to_string(count) +
+                             " elements, " + kind_names[kind] + (feedback ? ", feedback" : "");
+    dcomm_codec *codec = NULL;
+    dcomm_codec_matrix shape = dcomm_codec_matrix();
+    if (!good(dcomm_codec_create(spec, &codec), spec) ||
+        !good(dcomm_codec_get_matrix(codec, count, &shape), what)) {
+        return false;
+    }
+    const size_t len = dcomm_codec_max_bytes(codec, count);
+    const std::vector<float> x = numbers(count, kind), r = numbers(count, NORMAL);
+    std::vector<float> next(count), sent(count), whole(count);
+    bytes wire(len);
+    size_t written = 0;
+    dcomm_codec_report report, seen = dcomm_codec_report();
+    dcomm_ledger want = dcomm_ledger(), got = dcomm_ledger();
+    good(dcomm_encode_ledger(codec, x.data(), feedback ? r.data() : NULL,
+                             feedback ? next.data() : NULL, count, NULL, wire.data(), len, &written,
+                             NULL, &report, &want),
+         what);
+    good(dcomm_decode(codec, wire.data(), len, sent.data(), count), what);
+    dcomm_codec_destroy(&codec);
+    for (size_t i = 0; i < count; i++) {
+        whole[i] = feedback_wants(DCOMM_CUDA_FEEDBACK_ADD, x[i], 0, r[i], i, &seen);
+    }
+    area in(4 * count, 4), e(4 * count), y(4 * count), pq(len), sums(sizeof(dcomm_cuda_ledger)),
+        apart(sizeof(dcomm_cuda_ledger));
+    work_area room(dcomm_cuda_compare_workspace_bytes(count));
+    dcomm_cuda_ledger there = dcomm_cuda_ledger();
+    in.put(x.data());
+    e.put(whole.data());
+    y.put(sent.data());
+    pq.put(wire.data());
+    sums.put(&there);
+    apart.put(&there);
+    float *p = floats(pq), *q = p + shape.rank * shape.rows, *left = feedback ? floats(e) : NULL;
+    const auto run = [&](const launcher &call) { return good(launched(call), what); };
+    if (!run([&](void *s) {
+            return dcomm_cuda_powersgd_product_ledger(
+                &shape, p, q, floats(in), left, room.at,
+                reinterpret_cast<dcomm_cuda_ledger *>(sums.at), s);
+        }) ||
+        !same(e.get(), feedback ? next.data() : whole.data(), what + ": what is left") ||
+        !same(in.get(), x.data(), what + ": x") || !e.guarded() || !sums.guarded() ||
+        !room.guarded() || !run([&](void *s) {
+            return dcomm_cuda_ledger_compare(reinterpret_cast<dcomm_cuda_ledger *>(apart.at),
+                                             floats(in), floats(y), left, count, room.at, s);
+        })) {
+        return false;
+    }
+    const bytes raw = sums.get();
+    std::memcpy(&there, raw.data(), sizeof there);
+    dcomm_cuda_ledger_add(&got, count, &there, &report);
+    return same(apart.get(), &there, what + ", apart") && same_ledger(got, want, false, what);
 }
 
 /* The first product counts what is not finite, and takes it for 0, as it does uncounted. */
@@ -189,6 +226,16 @@ static void test_lowrank(void)
     }
     fine = fine && lowrank_codec("powersgd:rank=3", 0) &&
            lowrank_codec("powersgd:rank=1,rows=9,turns=2", 1);
+    for (const char *spec : {"powersgd:rank=3,nonfinite=zero", "powersgd:rows=3,nonfinite=zero"}) {
+        for (size_t count : {0, 1, 300, 4099, 20000}) {
+            for (int kind : {(int)NORMAL, (int)HUGE_ONES, (int)ODD}) {
+                fine =
+                    fine && (small && count > 5000 ? true
+                                                   : lowrank_ledger(spec, count, kind, true) &&
+                                                         lowrank_ledger(spec, count, kind, false));
+            }
+        }
+    }
     for (size_t count : {17, 4099}) {
         fine = fine && lowrank_counts("powersgd:rank=7", count) &&
                lowrank_counts("powersgd:rank=4,rows=1000", count);
@@ -206,6 +253,75 @@ static bool far_product(const dcomm_codec_matrix &shape, const area &p, const ar
                                             NULL),
                 what) &&
            same(to.part(4 * (FAR - want.size()), 4 * want.size()), want.data(), what);
+}
+
+/* Q of more columns than a codec has, of which the last few run: some keep their direction, the
+ * others, which are zeros, become numbers of the key at their place. */
+static void far_start(void)
+{
+    const char *name = "powersgd's start";
+    const size_t cols = 1024, few = 4;
+    const dcomm_codec_matrix shape = {2 * cols, 2, cols, FAR / cols + few, 1, 0};
+    const size_t begin = (shape.rank - few) * cols;
+    expanse q(4 * shape.rank * cols);
+    if (late(name) || !far_room(name, {&q})) {
+        return;
+    }
+    const far_blocks last(few);
+    dcomm_codec_key key = dcomm_codec_key();
+    std::vector<float> want = numbers(few * cols, NORMAL);
+    std::fill_n(want.begin() + (std::ptrdiff_t)cols, 2 * cols, 0.0f);
+    key.seed = 3;
+    key.step = 8;
+    area::copy(q.p + 4 * begin, want.data(), 4 * want.size(), true);
+    good(dcomm_cuda_powersgd_start(&shape, &key, far_floats(q), NULL), name);
+    key.first = begin;
+    cuda_reference_powersgd_start(cols, few, &key, want.data());
+    same(q.part(4 * begin, 4 * want.size()), want.data(), name);
+    ok(std::string("2^31 + 5 elements, ") + name);
+}
+
+/* Of P the last row alone, and of Q the columns of the last elements. */
+static void far_product_ledger(void)
+{
+    const std::string name = "ledger of a product";
+    const dcomm_cuda_ledger nothing = dcomm_cuda_ledger();
+    const size_t rank = 2, rows = 32276, n = 6000, begin = FAR - n;
+    const size_t cols = (FAR + rows - 1) / rows, end = FAR - (rows - 1) * cols;
+    const dcomm_codec_matrix shape = {FAR, rows, cols, rank, 1, 0};
+    expanse in(4 * FAR), whole(4 * FAR), room(dcomm_cuda_compare_workspace_bytes(FAR));
+    if (late(name) || !far_room(name, {&in, &whole, &room})) {
+        return;
+    }
+    const far_blocks last(4);
+    const std::vector<float> x = numbers(n, NORMAL), e = numbers(n, NORMAL);
+    std::vector<float> p(rank * rows), q(rank * cols), y(n), next(n);
+    for (size_t j = 0; j < rank; j++) {
+        const std::vector<float> some = numbers(n, NORMAL);
+        std::copy(some.begin(), some.end(), q.begin() + (std::ptrdiff_t)(j * cols + end - n));
+        p[j * rows + rows - 1] = 0.7f - (float)j;
+    }
+    for (size_t i = 0; i < n; i++) {
+        double s = 0;
+        for (size_t j = 0; j < rank; j++) {
+            s += (double)q[j * cols + end - n + i] * (double)p[j * rows + rows - 1];
+        }
+        y[i] = (float)s;
+        next[i] = e[i] - y[i];
+    }
+    area at_p(4 * p.size()), at_q(4 * q.size()), sums(sizeof nothing);
+    at_p.put(p.data());
+    at_q.put(q.data());
+    sums.put(&nothing);
+    area::copy(in.p + 4 * begin, x.data(), 4 * n, true);
+    area::copy(whole.p + 4 * begin, e.data(), 4 * n, true);
+    good(dcomm_cuda_powersgd_product_ledger(&shape, floats(at_p), floats(at_q), far_floats(in),
+                                            far_floats(whole), room.p,
+                                            reinterpret_cast<dcomm_cuda_ledger *>(sums.at), NULL),
+         name);
+    same(whole.part(4 * begin, 4 * n), next.data(), name + ": what is left");
+    far_sums(sums, x, y, next, name);
+    ok("2^31 + 5 elements, " + name);
 }
 
 /* The CPU's matrix is the last rows alone: rows of zeros add nothing, and those left out are a

@@ -1,8 +1,9 @@
-/* cuda_reference.c - the CPU's folds, sums and products of matrices under public names, for
+/* cuda_reference.c - the CPU's folds, sums and steps of powersgd under public names, for
  * tests/cuda_kernels.cu to compare with. */
 #define _GNU_SOURCE
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"
+#include "../include/dcomm/impl/codec_powersgd.h"
 #include "../include/dcomm/impl/convert.h"
 #include "../include/dcomm/impl/device_host.h"
 #include "../kernels/cpu_norm.h"
@@ -16,6 +17,7 @@ void cuda_reference_from_f32(void *dst, const float *src, size_t count, int dtyp
 double cuda_reference_squares(const float *x, size_t count);
 int cuda_reference_powersgd(size_t count, size_t cols, size_t rank, const float *x, float *p,
                             float *q, float *sent);
+void cuda_reference_powersgd_start(size_t cols, size_t rank, const dcomm_codec_key *key, float *q);
 
 int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
                           int op, int64_t divisor)
@@ -41,6 +43,12 @@ void cuda_reference_from_f32(void *dst, const float *src, size_t count, int dtyp
 double cuda_reference_squares(const float *x, size_t count)
 {
     return dcommi_norm_squares(x, count);
+}
+
+void cuda_reference_powersgd_start(size_t cols, size_t rank, const dcomm_codec_key *key, float *q)
+{
+    const dcommi_matrix m = {cols, 1, cols, rank};
+    dcommi_powersgd_start(&m, key, q);
 }
 
 /* A turn, which begins with the q there is. 0: no memory. */

@@ -169,8 +169,8 @@ typedef struct dcomm_cuda_ledger {
 } dcomm_cuda_ledger;
 
 /* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. It is counted in the
- * passes that encode, and one or two short launches follow; the wires of powersgd, and of topk+qsgd
- * with nonfinite=pass, are decoded and compared. The sums are taken in an order that depends on
+ * passes that encode, and one or two short launches follow; the wires of powersgd and topk+qsgd
+ * with nonfinite=pass are decoded and compared. The sums are taken in an order that depends on
  * codec and count alone (of sparse codecs: and on numbers and key), and which is not the CPU's:
  * they are the same from run to run, and differ from the CPU's by what rounding of f64 sums amounts
  * to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not
@@ -183,9 +183,8 @@ DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const 
                                                 dcomm_cuda_ledger *ledger, void *stream);
 DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
 /* dcomm_ledger_compare of y with x (NULL: nothing is compared), and where next is not NULL what an
- * encoding with feedback that sent y has left. For powersgd, whose y dcomm_cuda_powersgd_product
- * gives (with a residual that call sees x + residual, and no x), and for recodings, whose input
- * nobody has: x is NULL, and y the wire decoded. Two or three launches. workspace:
+ * encoding with feedback that sent y has left. For what is decoded anyway, and for recodings, whose
+ * input nobody has: x is NULL, and y the wire decoded. Two or three launches. workspace:
  * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
                                                  const float *y, const float *next, size_t count,
@@ -268,6 +267,14 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, co
 /* x = p q^T (how = 0: a decoding), x += p q^T (1), x -= p q^T (-1). */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
                                                    const float *q, float *x, int how, void *stream);
+/* e -= p q^T, where e is x + residual, and what an encoding of x that sent p q^T did into a ledger,
+ * in the same pass: the sums of dcomm_cuda_ledger_compare(ledger, x, p q^T, e, ...), bit by bit.
+ * e NULL: there is no feedback, and x is read only. Two or three launches. workspace:
+ * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape,
+                                                          const float *p, const float *q,
+                                                          const float *x, float *e, void *workspace,
+                                                          dcomm_cuda_ledger *ledger, void *stream);
 
 /* ---- for other back ends ---- */
 

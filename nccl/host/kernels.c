@@ -576,22 +576,28 @@ dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
 }
 
 /* y + next, and next, are what a ledger knows of a residual: sums[6] and sums[7]. */
-static cudaError_t run_compare(void *arg)
+void cuhost_compare(dcomm_cuda_ledger *to, const float *x, const float *y, const float *next,
+                    size_t count)
 {
-    const job *j = arg;
     dcomm_ledger ledger = {0};
-    if (j->bad) {
-        return cudaErrorIllegalAddress;
+    if (x != NULL) {
+        dcomm_ledger_compare(&ledger, x, y, count);
     }
-    if (j->x != NULL) {
-        dcomm_ledger_compare(&ledger, j->x, j->out, j->count);
-    }
-    for (size_t i = 0; j->residual != NULL && i < j->count; i++) {
-        double e = (double)(j->out[i] + j->residual[i]), left = (double)j->residual[i];
+    for (size_t i = 0; next != NULL && i < count; i++) {
+        double e = (double)(y[i] + next[i]), left = (double)next[i];
         ledger.sums[6] += isfinite(e) ? e * e : 0;
         ledger.sums[7] += isfinite(e) ? left * left : 0;
     }
-    add_sums(j->ledger, &ledger);
+    add_sums(to, &ledger);
+}
+
+static cudaError_t run_compare(void *arg)
+{
+    const job *j = arg;
+    if (j->bad) {
+        return cudaErrorIllegalAddress;
+    }
+    cuhost_compare(j->ledger, j->x, j->out, j->residual, j->count);
     return cudaSuccess;
 }
 

@@ -22,6 +22,10 @@ uint64_t cuhost_look(const void *x, size_t count, int dtype, double *value, doub
 dcomm_status cuhost_launch(const char *call, const void *job, size_t bytes, cuhost_run_fn run,
                            void *stream);
 
+/* dcomm_cuda_ledger_compare. */
+void cuhost_compare(dcomm_cuda_ledger *to, const float *x, const float *y, const float *next,
+                    size_t count);
+
 /* What was clipped, what was not finite, and the first of that. */
 typedef struct cuhost_seen {
     size_t clipped, nonfinite, first;

@@ -18,6 +18,7 @@ typedef struct product {
     float *p, *q, *to;
     int how;
     dcomm_cuda_report *report;
+    dcomm_cuda_ledger *ledger;
     bool bad;
 } product;
 
@@ -104,6 +105,22 @@ static cudaError_t run_product(void *arg)
     return j->bad ? cudaErrorIllegalAddress : cudaSuccess;
 }
 
+static cudaError_t run_product_ledger(void *arg)
+{
+    const product *j = arg;
+    float *sent = j->bad ? NULL : calloc(j->shape.count, sizeof *sent);
+    if (sent == NULL) {
+        return j->bad ? cudaErrorIllegalAddress : cudaErrorMemoryAllocation;
+    }
+    dcommi_matrix_product(&j->shape, j->p, j->q, sent, 0);
+    if (j->to != NULL) {
+        dcommi_matrix_product(&j->shape, j->p, j->q, j->to, -1);
+    }
+    cuhost_compare(j->ledger, j->x, sent, j->to, j->shape.count);
+    free(sent);
+    return cudaSuccess;
+}
+
 static void *reach(product *j, const void *p, size_t bytes)
 {
     void *at = p != NULL ? cuhost_reach(p, bytes) : NULL;
@@ -166,4 +183,17 @@ dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const 
     product j = {.how = how, .bad = x == NULL || q == NULL || p == NULL};
     return launch("dcomm_cuda_powersgd_product", shape, &j, NULL, (float *)p, (float *)q, x, NULL,
                   run_product, stream);
+}
+
+dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape, const float *p,
+                                                const float *q, const float *x, float *e,
+                                                void *workspace, dcomm_cuda_ledger *ledger,
+                                                void *stream)
+{
+    product j = {.bad = x == NULL || q == NULL || p == NULL || ledger == NULL || workspace == NULL};
+    (void)reach(&j, workspace,
+                dcomm_cuda_compare_workspace_bytes(shape != NULL ? shape->count : 0));
+    j.ledger = reach(&j, ledger, sizeof *ledger);
+    return launch("dcomm_cuda_powersgd_product_ledger", shape, &j, x, (float *)p, (float *)q, e,
+                  NULL, run_product_ledger, stream);
 }

@@ -75,11 +75,12 @@ static dcommi_device_matrix dcommi_linear_matrix(const dcommi_coded *c, void *wi
 {
     const dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
     float *p = wire;
-    return (dcommi_device_matrix){.shape = {m.count, m.rows, m.cols, m.rank},
-                                  .key = dcommi_linear_key(c),
-                                  .x = c->whole,
-                                  .p = p,
-                                  .q = p + dcommi_powersgd_p_count(&m)};
+    return (dcommi_device_matrix){
+        .shape = {.count = m.count, .rows = m.rows, .cols = m.cols, .rank = m.rank},
+        .key = dcommi_linear_key(c),
+        .x = c->whole,
+        .p = p,
+        .q = p + dcommi_powersgd_p_count(&m)};
 }
 
 /* Q as the last step's sum has it, or nothing. */
@@ -103,26 +104,27 @@ static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_code
                        dcommi_feedback_wide(a, w, w->now, 0));
 }
 
-/* What this rank's own Q stands for has been sent. */
+/* What this rank's own Q stands for has been sent. The pass that makes it leaves the residual, and
+ * counts; but not what comes of it later, EF21's estimate or a residual rounded to bf16. */
 static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
                                      dcommi_device_matrix *m)
 {
     const dcomm_feedback *fb = c->feedback;
     const bool estimates = fb != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21;
-    const bool fused = fb != NULL && !estimates && !fb->worker.bf16 && a->books.ledger == NULL;
+    const bool apart = estimates || (fb != NULL && fb->worker.bf16);
     if (fb == NULL && a->books.ledger == NULL) {
         return;
     }
     m->kind = DCOMMI_MATRIX_PRODUCT;
-    m->how = fused ? -1 : 0;
-    m->to = fused ? (float *)c->whole : dcommi_feedback_take(a);
+    m->how = apart ? 0 : -1;
+    m->to = apart ? dcommi_feedback_take(a) : fb != NULL ? (float *)c->whole : NULL;
+    m->x = fb != NULL ? fb->now.x : c->whole;
+    m->ledger = apart ? NULL : a->books.ledger;
     if (a->status >= 0) {
         a->status = a->d->call->matrix(a->d, m);
     }
-    a->sent = m->to;
-    if (fb == NULL) {
-        dcommi_feedback_compare(a, a->books.ledger, c->whole, a->sent, NULL);
-    } else if (!fused) {
+    if (apart) {
+        a->sent = m->to;
         a->store = &fb->worker;
         a->gradient = fb->now.x;
         a->held = fb->worker.now; /* of EF21, which is no bf16 */

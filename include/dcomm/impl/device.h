@@ -84,11 +84,12 @@ typedef struct dcommi_device_matrix {
     } kind;
     dcomm_codec_matrix shape;
     dcomm_codec_key key; /* START */
-    const float *x;      /* P, Q */
+    const float *x;      /* P, Q; of a PRODUCT with a ledger, what is compared */
     float *p, *q;
-    float *to; /* PRODUCT */
+    float *to; /* PRODUCT; with a ledger e or NULL, and `how` is not asked */
     int how;
     dcomm_cuda_report *report; /* P, Q; NULL: not wanted */
+    dcomm_cuda_ledger *ledger; /* PRODUCT; NULL: not wanted */
 } dcommi_device_matrix;
 
 /* What it takes to open device memory of another process on this host. */

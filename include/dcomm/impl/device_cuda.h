@@ -339,7 +339,8 @@ static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_devic
                : status;
 }
 
-static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *stream)
+static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *workspace,
+                                          void *stream)
 {
     switch (m->kind) {
     case DCOMMI_MATRIX_START:
@@ -351,15 +352,23 @@ static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *s
     case DCOMMI_MATRIX_Q:
         return dcomm_cuda_powersgd_q(&m->shape, m->x, m->p, m->q, m->report, stream);
     default:
-        return dcomm_cuda_powersgd_product(&m->shape, m->p, m->q, m->to, m->how, stream);
+        return m->ledger == NULL
+                   ? dcomm_cuda_powersgd_product(&m->shape, m->p, m->q, m->to, m->how, stream)
+                   : dcomm_cuda_powersgd_product_ledger(&m->shape, m->p, m->q, m->x, m->to,
+                                                        workspace, m->ledger, stream);
     }
 }
 
 static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_device_matrix *m)
 {
+    void *room = NULL;
+    if (m->ledger != NULL && m->shape.count > 0) {
+        DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(m->shape.count), &room));
+    }
     dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_matrix_on(m, d->stream[DCOMMI_QUEUE_IN]);
+    dcomm_status status = dcommi_cuda_matrix_on(m, room, d->stream[DCOMMI_QUEUE_IN]);
     dcommi_cuda_leave(before);
+    dcommi_cuda_release(d, room);
     return status;
 }
 
