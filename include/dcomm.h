@@ -34147,10 +34147,10 @@ static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
 
 /* ---- coming and leaving ---- */
 
-/* The reader's memory, zeroed: its end. Where processors fetch no neighbours by themselves, the
- * line behind comes while the one that is waited for does: between two far cores of an AMD EPYC 64
- * bytes took 0.48 us instead of 0.63, and 4 bytes, whose next message finds its line there, 0.43
- * instead of 0.61; more lines than one, or to ask for them once more to write, was no faster. */
+/* The reader's memory, zeroed: its end. On AMD the line behind comes while the one that is waited
+ * for does: between two far cores of an EPYC 64 bytes took 0.48 us instead of 0.63, and 4 bytes,
+ * whose next message finds its line there, 0.43 instead of 0.61; more lines than one, or to ask for
+ * them once more to write, was no faster. Elsewhere it has not been measured. */
 static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
 {
     dcommi_fifo_end e = {
