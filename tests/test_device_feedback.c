@@ -269,7 +269,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     cuda_host_faults faults = {.delay_s = w->late ? 0.0002 : 0, .shuffle = (uint64_t)rank + 1};
     cuda_host_set_faults(&faults);
 #endif
-    for (int c = 0; c < SPECS; c += w->late ? 3 : 1) {
+    for (int c = n % PROCS_THIN; c < SPECS; c += w->late ? 3 : PROCS_THIN) {
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(specs[c], &codec));
         for (int a = 0; a < (c < SPLIT || c >= SPARSE ? 4 : 3); a++) {
@@ -309,7 +309,7 @@ static int same_others(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = join(rank, n, s, arg);
     cudaStream_t stream;
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (int c = 0; c < OTHERS; c++) {
+    for (int c = n % PROCS_THIN; c < OTHERS; c += PROCS_THIN) {
         const bool drawn = strncmp(others[c].spec, "randk", 5) == 0;
         const bool sums = drawn || strncmp(others[c].spec, "powersgd", 8) == 0;
         dcomm_codec *codec = NULL;
