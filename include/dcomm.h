@@ -44837,6 +44837,11 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
+/* Between hosts what a short message takes is measured badly, where ranks share cores worst, and a
+ * ring has many of them one after the other: no price of a short all-reduce is believed without a
+ * larger part of that. */
+#define DCOMMI_CHOICE_ROUGH 16384 /* bytes */
+#define DCOMMI_CHOICE_ROUGH_STEPS 2
 
 /* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
  * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
@@ -44855,10 +44860,16 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
 }
 
+/* An exact all-reduce of no more than so many bytes. */
+static bool dcommi_choice_up_to(const dcommi_shape *s, int64_t bytes)
+{
+    return s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+           (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= bytes;
+}
+
 static bool dcommi_choice_brief(const dcommi_shape *s)
 {
-    return dcommi_within_host(s->groups) && s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
-           (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= DCOMMI_CHOICE_SHORT;
+    return dcommi_within_host(s->groups) && dcommi_choice_up_to(s, DCOMMI_CHOICE_SHORT);
 }
 
 /* Up to what price one is as good as the cheapest. */
@@ -44892,6 +44903,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         return known->algo;
     }
     const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
+    const bool rough = hosts && dcommi_choice_up_to(s, DCOMMI_CHOICE_ROUGH);
     const dcommi_algo *best = NULL;
     int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
     int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
@@ -44905,13 +44917,14 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
             dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
             !price.over) {
             prices[i] = price.ps;
-            ranked[i] = price.ps + price.unhurried / DCOMMI_CHOICE_STEPS;
+            ranked[i] = price.ps +
+                        price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
             cheapest = dcommi_min64(cheapest, price.ps);
             limit = dcommi_choice_close(s, cheapest) - c->terrain[s->memory].call;
         }
     }
     for (int i = 0; i < n; i++) {
-        if (prices[i] <= dcommi_choice_close(s, cheapest)) {
+        if (prices[i] <= dcommi_choice_close(s, cheapest) || (rough && prices[i] < INT64_MAX)) {
             least = dcommi_min64(least, ranked[i]);
         } else {
             ranked[i] = INT64_MAX;
@@ -66457,6 +66470,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CHOICE_MARGIN
 #undef DCOMMI_CHOICE_MARGIN_SHORT
 #undef DCOMMI_CHOICE_MOST
+#undef DCOMMI_CHOICE_ROUGH
+#undef DCOMMI_CHOICE_ROUGH_STEPS
 #undef DCOMMI_CHOICE_SHORT
 #undef DCOMMI_CHOICE_STEPS
 #undef DCOMMI_CHOICE_UNKNOWN
