@@ -595,6 +595,34 @@ Test(model, explain, .timeout = 30)
 
 /* ---- hierarchies ---- */
 
+/* Where a slow link hides what many messages take, a ring costs least; but not by so much that this
+ * is believed. */
+Test(model, few_steps_for_short_calls_between_hosts, .timeout = 20)
+{
+    const int hosts[] = {0, 0, 1, 1, 2, 2, 3, 3};
+    for (int us = 2; us <= 20; us += 18) {
+        dcomm_tuning t;
+        dcomm_alternative rows[16];
+        double ring = 0, hier = 0;
+        int n = 0;
+        const char *chosen = "none";
+        dcomm_tuning_default(&t);
+        t.link[DCOMM_LINK_HOST].alpha_ps = us * INT64_C(1000000);
+        t.link[DCOMM_LINK_HOST].message = t.link[DCOMM_LINK_HOST].shared = dcommi_curve_line(2);
+        t.link[DCOMM_LINK_HOST].sustained = dcommi_curve_line(40);
+        cr_assert_eq(dcomm_explain_on(&t, 8, hosts, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32, NULL,
+                                      rows, 16, &n),
+                     DCOMM_OK);
+        for (int i = 0; i < n; i++) {
+            ring = strcmp(rows[i].algo, "ring") == 0 ? rows[i].seconds : ring;
+            hier = strcmp(rows[i].algo, "hier") == 0 ? rows[i].seconds : hier;
+            chosen = rows[i].chosen ? rows[i].algo : chosen;
+        }
+        cr_assert(ring > 0 && ring < 0.95 * hier, "%g, %g", ring, hier);
+        cr_assert_eq(strcmp(chosen, us < 8 ? "ring" : "hier"), 0, "%d us: %s", us, chosen);
+    }
+}
+
 Test(model, chosen_between_hosts_with_several_ranks, .timeout = 20)
 {
     static const int two[4] = {7, 3, 7, 3}, four[4] = {0, 1, 2, 3};

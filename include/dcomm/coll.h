@@ -80,11 +80,10 @@ typedef struct dcomm_coll_opts {
                                  per tensor and rank, in use until the operation is complete, of
                                  `count` elements. Its codec is taken where codec is NULL, and its
                                  seed. Committed when the operation succeeds, stale when it fails.
-                                 Its residuals move to where its arithmetic is done: to the
-                                 buffers' device, or, for what has no kernels (docs/cuda.md), to
-                                 host memory. A call may come while one before it with
-                                 this state is under way on the same stream, but not where the
-                                 codec is linear or the state warms up (default: NULL, none) */
+                                 Its residuals move to where the buffers are, on a device or in host
+                                 memory. A call may come while one before it with this state is
+                                 under way on the same stream, but not where the codec is linear or
+                                 the state warms up (default: NULL, none) */
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
                                  encodings are summed, it must be the same on every rank, and
                                  codec_step too; with feedback its seed, tensor and step */
