@@ -562,8 +562,8 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
  * - A call launches one kernel on the stream (with sparse codecs and powersgd, a few; with a
- * ledger, two more), and returns. It allocates nothing, waits for nothing, and launches the same
- * whatever the data: it can be captured into a graph, and keeps its arguments there.
+ *   ledger, two more), and returns. It allocates nothing, waits for nothing, and launches the same
+ *   whatever the data: it can be captured into a graph, and keeps its arguments there.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
@@ -698,8 +698,7 @@ DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype,
                                        void *stream);
 DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
 
-/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign; topk, threshold, topk+qsgd; randk, powersgd ----
- */
+/* ---- codecs: f16, bf16, fp8, qsgd, tern, sign, topk, threshold, topk+qsgd, randk, powersgd -- */
 
 /* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
  * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many

@@ -10,14 +10,20 @@ extern "C" int cuda_reference_powersgd(size_t count, size_t cols, size_t rank, c
 extern "C" void cuda_reference_powersgd_start(size_t cols, size_t rank, const dcomm_codec_key *key,
                                               float *q);
 
+static bool lowrank_make(const char *spec, size_t count, const std::string &what,
+                         dcomm_codec **codec, dcomm_codec_matrix *shape)
+{
+    return good(dcomm_codec_create(spec, codec), spec) &&
+           good(dcomm_codec_get_matrix(*codec, count, shape), what);
+}
+
 static bool lowrank_one(const char *spec, int turns, size_t count, int kind)
 {
     const std::string what =
         std::string(spec) + ", " + std::to_string(count) + " elements, " + kind_names[kind];
     dcomm_codec *codec = NULL;
     dcomm_codec_matrix shape = dcomm_codec_matrix();
-    if (!good(dcomm_codec_create(spec, &codec), spec) ||
-        !good(dcomm_codec_get_matrix(codec, count, &shape), what)) {
+    if (!lowrank_make(spec, count, what, &codec, &shape)) {
         return false;
     }
     const size_t len = dcomm_codec_max_bytes(codec, count);
@@ -81,8 +87,7 @@ static bool lowrank_ledger(const char *spec, size_t count, int kind, bool feedba
                              " elements, " + kind_names[kind] + (feedback ? ", feedback" : "");
     dcomm_codec *codec = NULL;
     dcomm_codec_matrix shape = dcomm_codec_matrix();
-    if (!good(dcomm_codec_create(spec, &codec), spec) ||
-        !good(dcomm_codec_get_matrix(codec, count, &shape), what)) {
+    if (!lowrank_make(spec, count, what, &codec, &shape)) {
         return false;
     }
     const size_t len = dcomm_codec_max_bytes(codec, count);
@@ -138,8 +143,7 @@ static bool lowrank_counts(const char *spec, size_t count)
     const std::string what = std::string(spec) + " that counts, " + std::to_string(count);
     dcomm_codec *codec = NULL;
     dcomm_codec_matrix shape = dcomm_codec_matrix();
-    if (!good(dcomm_codec_create(spec, &codec), spec) ||
-        !good(dcomm_codec_get_matrix(codec, count, &shape), what)) {
+    if (!lowrank_make(spec, count, what, &codec, &shape)) {
         return false;
     }
     dcomm_codec_destroy(&codec);
