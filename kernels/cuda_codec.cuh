@@ -21,8 +21,8 @@ static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *cod
 {
     dcomm_codec_info info = dcomm_codec_info();
     *form = dcommi_cuda_form();
-    if (codec != NULL && count <= UINT32_MAX) {
-        DCOMMI_CUDA_TRY(dcomm_codec_get_info(codec, count, &info));
+    if (codec != NULL) { /* of what kind it is, no count decides */
+        DCOMMI_CUDA_TRY(dcomm_codec_get_info(codec, count <= UINT32_MAX ? count : 0, &info));
     }
     if (info.sparse) {
         form->kind = info.linear ? dcommi_cuda_form::RANDK : dcommi_cuda_form::SPARSE;
