@@ -19732,6 +19732,10 @@ typedef struct dcommi_sim_lane {
     int64_t pending;   /* asynchronous moves whose end is not known yet */
     int64_t async_end; /* the last end that is known */
     int64_t counter, target;
+    struct dcommi_sim_place { /* what was read last: it is in a cache; length 0: nothing */
+        int64_t at, length;
+        uint8_t space;
+    } read;
     struct dcommi_sim_lane *next_waiter;
 } dcommi_sim_lane;
 
@@ -20259,6 +20263,19 @@ static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
            o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
 }
 
+#define DCOMMI_SIM_CACHED 262144 /* bytes: what is longer has left the nearest caches */
+
+static struct dcommi_sim_place dcommi_sim_place(dcommi_sim *s, const dcommi_sim_lane *lane,
+                                                const dcomm_operand *o, int64_t len)
+{
+    struct dcommi_sim_place place = {.space = o->space};
+    if (len <= DCOMMI_SIM_CACHED && o->offset.kind != DCOMM_EXPR_WORD) {
+        place.at = dcommi_sim_value(s, lane, &o->offset);
+        place.length = len;
+    }
+    return place;
+}
+
 static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
@@ -20280,6 +20297,7 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     bool posted = dcommi_sim_posted(s, lane, step, m->len);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, posted ? 0 : link->overhead);
     if (link->by_core && !m->waits) {
+        lane->read = dcommi_sim_place(s, lane, &f->plan->operands[step->src], m->len);
         dcommi_sim_at(s, t + link->alpha + (m->host ? 0 : link->stage), DCOMMI_SIM_TAIL, m);
         return t;
     }
@@ -20384,21 +20402,28 @@ static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold
     return copy + (fold ? dcommi_curve_at(&link->fold, len) : 0) + 2 * link->overhead;
 }
 
-/* A copy of what passes a slot has one end in a cache: half of a copy between memories; as that
- * into a fifo is half of a message. */
-static int64_t dcommi_sim_beside(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
-                                 int64_t len)
+/* A copy within a rank's memory. One end of it is in a cache where it passes a slot, or is of what
+ * was read just before: half of a copy between memories; into a slot as into a fifo, which is half
+ * of a message. */
+static int64_t dcommi_sim_copy(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
+                               int64_t len)
 {
     const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *src = &plan->operands[step->src];
+    struct dcommi_sim_place was = lane->read;
     int depth;
+    lane->read = dcommi_sim_place(s, lane, src, len);
     if (dcommi_sim_slot_space(s->terrain, plan, step->dst.space) &&
         dcommi_sim_peer(s, lane, (plan->rank + 1) % plan->nranks, &depth) >= 0) {
         const dcommi_link *link = dcommi_sim_link(s, depth);
-        if (link->by_core && len <= link->eager) {
-            return dcommi_curve_at(&link->message, len) / 2;
+        if (link->by_core) {
+            return len <= link->eager ? dcommi_curve_at(&link->message, len) / 2
+                                      : dcommi_curve_at(&s->terrain->copy, len) / 2;
         }
     }
-    return dcommi_curve_at(&s->terrain->copy, len) / 2;
+    bool cached = was.length >= len && was.space == lane->read.space && was.at == lane->read.at;
+    int64_t copy = dcommi_curve_at(&s->terrain->copy, len);
+    return cached || dcommi_sim_slot_space(s->terrain, plan, src->space) ? copy / 2 : copy;
 }
 
 /* Work of one step that reads n peers, each of which would take its part of `sum` alone. Measured
@@ -20471,8 +20496,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
-        work += t->slots && plan->scratch_shared ? dcommi_sim_beside(s, lane, step, len)
-                                                 : dcommi_curve_at(&t->copy, len);
+        work += dcommi_sim_copy(s, lane, step, len);
     }
     if (remote > 0) {
         return dcommi_sim_ask(s, lane, step, work, remote);
@@ -44199,25 +44223,66 @@ static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builde
     return b->status;
 }
 
-/* ---- reduce-scatter, all-reduce: a block for each rank ---- */
+/* ---- reduce-scatter, all-reduce, all-to-all: a block for each rank ---- */
 
-/* Lane: fill the slots with the other ranks' blocks of this rank's input. */
-static void dcommi_staged_deal(const dcommi_staged *g, int lane)
+/* Fill the slot of chunk i[c] with the other ranks' blocks of this rank's input. */
+static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c)
 {
     const dcommi_shape *s = g->s;
-    dcommi_builder *b = g->b;
     dcomm_space input = dcommi_input_of(s, 0).space;
-    dcommi_staged_open(g, lane);
-    int c = dcommi_loop_many(b, lane, g->chunks);
     dcommi_staged_until_read(g, lane, c);
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), c);
-        dcommi_copy(b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, 0);
+        dcommi_copy(g->b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, 0);
     }
     dcommi_staged_filled(g, lane);
-    dcommi_end_many(b, lane, g->chunks);
+}
+
+/* Lane: all of them. */
+static void dcommi_staged_deal(const dcommi_staged *g, int lane)
+{
+    dcommi_staged_open(g, lane);
+    int c = dcommi_loop_many(g->b, lane, g->chunks);
+    dcommi_staged_deal_chunk(g, lane, c);
+    dcommi_end_many(g->b, lane, g->chunks);
     dcommi_staged_close(g, lane);
+}
+
+/* In place, a chunk of a result takes the place of one that must have left before. */
+static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_staged g = dcommi_staged_make(s, b, own.length, s->nranks);
+    uint16_t left = s->in_place ? dcommi_build_counter(b) : 0;
+    dcommi_staged_open(&g, 0);
+    int c = dcommi_loop_many(b, 0, g.chunks);
+    dcommi_staged_deal_chunk(&g, 0, c);
+    if (s->in_place) {
+        dcommi_signal(b, 0, left, dcommi_const(s->rank), dcommi_const(1));
+    } else {
+        dcommi_copy(b, 0, dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, own, c),
+                    dcommi_staged_chunk(&g, dcommi_input_of(s, 0).space, own, c),
+                    DCOMM_STEP_RESULT);
+    }
+    dcommi_end_many(b, 0, g.chunks);
+    dcommi_staged_close(&g, 0);
+
+    c = dcommi_loop_many(b, 1, g.chunks);
+    if (s->in_place) {
+        dcommi_await(b, 1, left, dcommi_linear(1, c, 1));
+    }
+    for (int d = 1; d < s->nranks; d++) {
+        int peer = (s->rank + d) % s->nranks;
+        dcomm_operand out =
+            dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
+        dcommi_staged_until_filled(&g, 1, peer, c);
+        dcommi_copy(b, 1, out, dcommi_staged_peer(&g, peer, s->rank * g.chunk, c, &out),
+                    DCOMM_STEP_RESULT);
+    }
+    dcommi_staged_tell_all(&g, 1, g.read);
+    dcommi_end_many(b, 1, g.chunks);
+    return b->status;
 }
 
 /* dst <- the fold of this rank's block of all inputs, in the order of ranks. */
@@ -44407,6 +44472,8 @@ static const dcommi_algo dcommi_algo_table[] = {
      "Thakur, Rabenseifner and Gropp 2005"},
     {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false, 14, 14, NULL,
      "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
+    {"staged", DCOMM_COLL_ALLTOALL, dcommi_staged_alltoall, false, 8, 16, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
     {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, 7, 7, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
     {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false, 13, 5, dcommi_hier_note,
@@ -66785,6 +66852,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_SIMD_PAIR_OP
 #undef DCOMMI_SIMD_PUT
 #undef DCOMMI_SIMD_PUT4
+#undef DCOMMI_SIM_CACHED
 #undef DCOMMI_SIM_SLAB
 #undef DCOMMI_SLOPE_MOST
 #undef DCOMMI_SLOTS

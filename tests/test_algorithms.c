@@ -231,6 +231,7 @@ Test(algorithms, bytes_are_as_documented, .timeout = 60)
         cr_expect_eq(cost_of(DCOMM_COLL_REDUCE_SCATTER, "staged", n, 100).max_rank_bytes,
                      (n - 1) * 400);
         cr_expect_eq(cost_of(DCOMM_COLL_ALLGATHER, "staged", n, 100).max_rank_bytes, (n - 1) * 400);
+        cr_expect_eq(cost_of(DCOMM_COLL_ALLTOALL, "staged", n, 100).max_rank_bytes, (n - 1) * 400);
         cr_expect_eq(cost_of(DCOMM_COLL_BROADCAST, "staged", n, 10000).max_rank_bytes, 40000);
         cr_expect_eq(cost_of(DCOMM_COLL_ALLGATHER, "ring", n, 100).max_rank_bytes, (n - 1) * 400);
         cr_expect_eq(cost_of(DCOMM_COLL_ALLGATHER, "recursive_doubling", n, 100).max_rank_bytes,

@@ -313,6 +313,42 @@ Test(model, huge_pages, .timeout = 30)
     cr_expect_eq(seconds[3], seconds[2]);
 }
 
+/* What a rank has sent or copied is in its cache when it copies it again: its own block in an
+ * all-gather, unless that is long, and not that of an all-to-all, which it has not read. */
+Test(model, just_read, .timeout = 30)
+{
+    static const struct {
+        const char *algo;
+        dcomm_coll coll;
+        size_t bytes; /* of a block */
+        double share; /* of a copy */
+    } tries[] = {{"direct", DCOMM_COLL_ALLGATHER, 16384, 0.5},
+                 {"staged", DCOMM_COLL_ALLGATHER, 16384, 0.5},
+                 {"ring", DCOMM_COLL_ALLGATHER, 16384, 1},
+                 /* which copies it first */ {"direct", DCOMM_COLL_ALLGATHER, 1 << 20, 1},
+                 {"linear", DCOMM_COLL_ALLTOALL, 16384, 1},
+                 {"staged", DCOMM_COLL_ALLTOALL, 16384, 1},
+                 {"pairwise", DCOMM_COLL_ALLTOALL, 16384, 1}};
+    dcomm_tuning tuning;
+    cr_assert_eq(dcomm_tuning_uniform(0, 0, 0, &tuning), DCOMM_OK);
+    tuning.copy = dcommi_curve_line(1);
+    for (int k = DCOMM_LINK_HOST + 1; k < DCOMM_LINK_COUNT; k++) {
+        tuning.link[k].by_core = true;
+    }
+    for (size_t k = 0; k < sizeof tries / sizeof tries[0]; k++) {
+        dcomm_alternative rows[16];
+        int n = 0, found = -1;
+        cr_assert_eq(dcomm_explain_on(&tuning, 2, NULL, tries[k].coll, tries[k].bytes / 4,
+                                      DCOMM_F32, NULL, rows, 16, &n),
+                     DCOMM_OK);
+        for (int i = 0; i < n; i++) {
+            found = strcmp(rows[i].algo, tries[k].algo) == 0 ? i : found;
+        }
+        cr_assert_geq(found, 0, "%s", tries[k].algo);
+        expect(rows[found].seconds, tries[k].share * (double)tries[k].bytes * 1e-9, tries[k].algo);
+    }
+}
+
 /* Long messages wait for their receive; short ones do not. */
 Test(model, eager, .timeout = 30)
 {

@@ -84,8 +84,8 @@ Test(staged, reads_slots_in_place, .timeout = 100)
 static int many(int rank, int n, procs_shared *s, void *place)
 {
     dcomm_comm *comm = join(rank, n, s, place);
-    static float in[MANY][COUNT], out[MANY][COUNT], all[4 * COUNT];
-    dcomm_request *request[MANY + 1];
+    static float in[MANY][COUNT], out[MANY][COUNT], all[4 * COUNT], mine[4 * COUNT];
+    dcomm_request *request[MANY + 2];
     for (int round = 0; round < 3; round++) {
         for (int k = 0; k < MANY; k++) {
             fill(in[k], COUNT, rank, round + k);
@@ -93,14 +93,22 @@ static int many(int rank, int n, procs_shared *s, void *place)
                                       &request[k]));
         }
         RANKS_OK(dcomm_iallgather(comm, in[0], all, COUNT, DCOMM_F32, &staged, &request[MANY]));
-        for (int k = MANY; k >= 0; k--) {
+        for (int to = 0; to < n; to++) {
+            fill(mine + (size_t)to * COUNT, COUNT, rank, round + to);
+        }
+        RANKS_OK(dcomm_ialltoall(comm, DCOMM_IN_PLACE, mine, COUNT, DCOMM_F32, &staged,
+                                 &request[MANY + 1]));
+        for (int k = MANY + 1; k >= 0; k--) {
             RANKS_OK(dcomm_wait(&request[k]));
         }
         for (int k = 0; k < MANY; k++) {
             expect_sum(out[k], n, round + k);
         }
         for (size_t i = 0; i < (size_t)n * COUNT; i++) {
-            PROCS_CHECK(all[i] == value((int)(i / COUNT), round, i % COUNT), "element %zu", i);
+            int from = (int)(i / COUNT);
+            PROCS_CHECK(all[i] == value(from, round, i % COUNT), "element %zu", i);
+            PROCS_CHECK(mine[i] == value(from, round + rank, i % COUNT),
+                        "element %zu of all-to-all", i);
         }
     }
     return ranks_leave(&comm);

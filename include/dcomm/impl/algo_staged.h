@@ -270,25 +270,66 @@ static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builde
     return b->status;
 }
 
-/* ---- reduce-scatter, all-reduce: a block for each rank ---- */
+/* ---- reduce-scatter, all-reduce, all-to-all: a block for each rank ---- */
 
-/* Lane: fill the slots with the other ranks' blocks of this rank's input. */
-static void dcommi_staged_deal(const dcommi_staged *g, int lane)
+/* Fill the slot of chunk i[c] with the other ranks' blocks of this rank's input. */
+static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c)
 {
     const dcommi_shape *s = g->s;
-    dcommi_builder *b = g->b;
     dcomm_space input = dcommi_input_of(s, 0).space;
-    dcommi_staged_open(g, lane);
-    int c = dcommi_loop_many(b, lane, g->chunks);
     dcommi_staged_until_read(g, lane, c);
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), c);
-        dcommi_copy(b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, 0);
+        dcommi_copy(g->b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, 0);
     }
     dcommi_staged_filled(g, lane);
-    dcommi_end_many(b, lane, g->chunks);
+}
+
+/* Lane: all of them. */
+static void dcommi_staged_deal(const dcommi_staged *g, int lane)
+{
+    dcommi_staged_open(g, lane);
+    int c = dcommi_loop_many(g->b, lane, g->chunks);
+    dcommi_staged_deal_chunk(g, lane, c);
+    dcommi_end_many(g->b, lane, g->chunks);
     dcommi_staged_close(g, lane);
+}
+
+/* In place, a chunk of a result takes the place of one that must have left before. */
+static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_staged g = dcommi_staged_make(s, b, own.length, s->nranks);
+    uint16_t left = s->in_place ? dcommi_build_counter(b) : 0;
+    dcommi_staged_open(&g, 0);
+    int c = dcommi_loop_many(b, 0, g.chunks);
+    dcommi_staged_deal_chunk(&g, 0, c);
+    if (s->in_place) {
+        dcommi_signal(b, 0, left, dcommi_const(s->rank), dcommi_const(1));
+    } else {
+        dcommi_copy(b, 0, dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, own, c),
+                    dcommi_staged_chunk(&g, dcommi_input_of(s, 0).space, own, c),
+                    DCOMM_STEP_RESULT);
+    }
+    dcommi_end_many(b, 0, g.chunks);
+    dcommi_staged_close(&g, 0);
+
+    c = dcommi_loop_many(b, 1, g.chunks);
+    if (s->in_place) {
+        dcommi_await(b, 1, left, dcommi_linear(1, c, 1));
+    }
+    for (int d = 1; d < s->nranks; d++) {
+        int peer = (s->rank + d) % s->nranks;
+        dcomm_operand out =
+            dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
+        dcommi_staged_until_filled(&g, 1, peer, c);
+        dcommi_copy(b, 1, out, dcommi_staged_peer(&g, peer, s->rank * g.chunk, c, &out),
+                    DCOMM_STEP_RESULT);
+    }
+    dcommi_staged_tell_all(&g, 1, g.read);
+    dcommi_end_many(b, 1, g.chunks);
+    return b->status;
 }
 
 /* dst <- the fold of this rank's block of all inputs, in the order of ranks. */

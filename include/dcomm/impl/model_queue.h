@@ -27,6 +27,10 @@ typedef struct dcommi_sim_lane {
     int64_t pending;   /* asynchronous moves whose end is not known yet */
     int64_t async_end; /* the last end that is known */
     int64_t counter, target;
+    struct dcommi_sim_place { /* what was read last: it is in a cache; length 0: nothing */
+        int64_t at, length;
+        uint8_t space;
+    } read;
     struct dcommi_sim_lane *next_waiter;
 } dcommi_sim_lane;
 

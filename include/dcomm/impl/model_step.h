@@ -256,6 +256,19 @@ static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
            o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
 }
 
+#define DCOMMI_SIM_CACHED 262144 /* bytes: what is longer has left the nearest caches */
+
+static struct dcommi_sim_place dcommi_sim_place(dcommi_sim *s, const dcommi_sim_lane *lane,
+                                                const dcomm_operand *o, int64_t len)
+{
+    struct dcommi_sim_place place = {.space = o->space};
+    if (len <= DCOMMI_SIM_CACHED && o->offset.kind != DCOMM_EXPR_WORD) {
+        place.at = dcommi_sim_value(s, lane, &o->offset);
+        place.length = len;
+    }
+    return place;
+}
+
 static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
 {
     int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
@@ -277,6 +290,7 @@ static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     bool posted = dcommi_sim_posted(s, lane, step, m->len);
     int64_t t = dcommi_sim_work(s, f->rank, s->now, posted ? 0 : link->overhead);
     if (link->by_core && !m->waits) {
+        lane->read = dcommi_sim_place(s, lane, &f->plan->operands[step->src], m->len);
         dcommi_sim_at(s, t + link->alpha + (m->host ? 0 : link->stage), DCOMMI_SIM_TAIL, m);
         return t;
     }
@@ -381,21 +395,28 @@ static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold
     return copy + (fold ? dcommi_curve_at(&link->fold, len) : 0) + 2 * link->overhead;
 }
 
-/* A copy of what passes a slot has one end in a cache: half of a copy between memories; as that
- * into a fifo is half of a message. */
-static int64_t dcommi_sim_beside(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
-                                 int64_t len)
+/* A copy within a rank's memory. One end of it is in a cache where it passes a slot, or is of what
+ * was read just before: half of a copy between memories; into a slot as into a fifo, which is half
+ * of a message. */
+static int64_t dcommi_sim_copy(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
+                               int64_t len)
 {
     const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *src = &plan->operands[step->src];
+    struct dcommi_sim_place was = lane->read;
     int depth;
+    lane->read = dcommi_sim_place(s, lane, src, len);
     if (dcommi_sim_slot_space(s->terrain, plan, step->dst.space) &&
         dcommi_sim_peer(s, lane, (plan->rank + 1) % plan->nranks, &depth) >= 0) {
         const dcommi_link *link = dcommi_sim_link(s, depth);
-        if (link->by_core && len <= link->eager) {
-            return dcommi_curve_at(&link->message, len) / 2;
+        if (link->by_core) {
+            return len <= link->eager ? dcommi_curve_at(&link->message, len) / 2
+                                      : dcommi_curve_at(&s->terrain->copy, len) / 2;
         }
     }
-    return dcommi_curve_at(&s->terrain->copy, len) / 2;
+    bool cached = was.length >= len && was.space == lane->read.space && was.at == lane->read.at;
+    int64_t copy = dcommi_curve_at(&s->terrain->copy, len);
+    return cached || dcommi_sim_slot_space(s->terrain, plan, src->space) ? copy / 2 : copy;
 }
 
 /* Work of one step that reads n peers, each of which would take its part of `sum` alone. Measured
@@ -468,8 +489,7 @@ static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const 
     if (fold && local > 1) {
         work += (local - 1) * dcommi_curve_at(&t->fold, len);
     } else if (!fold && local > 0 && len > 0) {
-        work += t->slots && plan->scratch_shared ? dcommi_sim_beside(s, lane, step, len)
-                                                 : dcommi_curve_at(&t->copy, len);
+        work += dcommi_sim_copy(s, lane, step, len);
     }
     if (remote > 0) {
         return dcommi_sim_ask(s, lane, step, work, remote);
