@@ -43967,9 +43967,11 @@ static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder 
 
 
 #define DCOMMI_STAGED_SLOTS 4
-/* What a rank fills at a time: of one block; of one block for each rank together. */
-#define DCOMMI_STAGED_CHUNK (64 << 10)
-#define DCOMMI_STAGED_ROW (160 << 10)
+/* What a rank fills at a time: of a block that is copied; of blocks for all ranks together, where
+ * they are copied, and where they are folded. */
+#define DCOMMI_STAGED_CHUNK (128 << 10)
+#define DCOMMI_STAGED_ROW (512 << 10)
+#define DCOMMI_STAGED_ROW_FOLDED (160 << 10)
 #define DCOMMI_STAGED_LEAST (2 << 10)
 #define DCOMMI_STAGED_RANKS 256 /* plans grow with them */
 
@@ -43993,16 +43995,16 @@ static uint16_t dcommi_staged_counters(const dcommi_staged *g)
     return first;
 }
 
-/* Blocks of at most `longest` bytes in chunks, `width` of which are in a slot. */
+/* Blocks of at most `longest` bytes in chunks, `width` of which are in a slot of about `row`. */
 static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b, int64_t longest,
-                                        int64_t width)
+                                        int64_t width, int64_t row)
 {
     if (s->nranks > DCOMMI_STAGED_RANKS) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                           "%s: %d ranks, at most %d exchange by staging",
                                           b->head.name, s->nranks, DCOMMI_STAGED_RANKS));
     }
-    int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, DCOMMI_STAGED_ROW / width);
+    int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, row / width);
     grain = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_max64(grain, DCOMMI_STAGED_LEAST);
     grain = dcommi_max64(dcommi_min64(grain, DCOMMI_SHARED_SCRATCH / width), 1);
     dcommi_staged g = {.s = s, .b = b};
@@ -44191,7 +44193,7 @@ static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builde
     dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
     dcommi_input in = dcommi_input_of(s, own.at);
     dcommi_staged_block from = {in.base, own.length};
-    dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), 1);
+    dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), 1, DCOMMI_STAGED_ROW);
     dcommi_staged_fill(&g, 0, in.space, from, s->in_place ? NULL : &own);
     int c = dcommi_loop_many(b, 1, g.chunks);
     for (int d = 1; d < s->nranks; d++) {
@@ -44209,7 +44211,7 @@ static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builde
 static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_staged_block all = {0, dcommi_shape_bytes(s, s->count)};
-    dcommi_staged g = dcommi_staged_make(s, b, all.length, 1);
+    dcommi_staged g = dcommi_staged_make(s, b, all.length, 1, DCOMMI_STAGED_ROW);
     if (s->rank == s->root) {
         dcommi_staged_fill(&g, 0, dcommi_input_of(s, 0).space, all, s->in_place ? NULL : &all);
         return b->status;
@@ -44253,7 +44255,7 @@ static void dcommi_staged_deal(const dcommi_staged *g, int lane)
 static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
 {
     dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
-    dcommi_staged g = dcommi_staged_make(s, b, own.length, s->nranks);
+    dcommi_staged g = dcommi_staged_make(s, b, own.length, s->nranks, DCOMMI_STAGED_ROW);
     uint16_t left = s->in_place ? dcommi_build_counter(b) : 0;
     dcommi_staged_open(&g, 0);
     int c = dcommi_loop_many(b, 0, g.chunks);
@@ -44305,7 +44307,8 @@ static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcommi_b
 {
     dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
     dcommi_staged_block to = {s->in_place ? own.at : 0, own.length};
-    dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), s->nranks);
+    dcommi_staged g =
+        dcommi_staged_make(s, b, dcommi_staged_longest(s), s->nranks, DCOMMI_STAGED_ROW_FOLDED);
     dcommi_staged_deal(&g, 0);
     int c = dcommi_loop_many(b, 1, g.chunks);
     dcommi_staged_fold(&g, 1, c, dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, to, c),
@@ -44319,7 +44322,8 @@ static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcommi_b
 static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcommi_builder *b)
 {
     int n = s->nranks;
-    dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), n + 1);
+    dcommi_staged g =
+        dcommi_staged_make(s, b, dcommi_staged_longest(s), n + 1, DCOMMI_STAGED_ROW_FOLDED);
     uint16_t summed = dcommi_staged_counters(&g);
     dcommi_staged_deal(&g, 0);
 
@@ -66867,6 +66871,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_STAGED_LEAST
 #undef DCOMMI_STAGED_RANKS
 #undef DCOMMI_STAGED_ROW
+#undef DCOMMI_STAGED_ROW_FOLDED
 #undef DCOMMI_STAGED_SLOTS
 #undef DCOMMI_STEP_NAN
 #undef DCOMMI_STRAIGHT
