@@ -21651,6 +21651,47 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
 }
 
 #endif
+/* ==== include/dcomm/impl/fill.h ============================================================ */
+/* fill.h - copies into memory that a peer reads next, by way of the caches or past them. Where the
+ * reader's core is far, each line that it has read is slow to take back, and storing past the
+ * caches is faster; where it is near, it reads what is in a cache sooner, the more so with little
+ * traffic. How far it is nobody says (virtual machines least of all), so now and then both ways are
+ * timed: far, the plain way takes three times as long as the other, near a little less. */
+#ifndef DCOMMI_FILL_H
+#define DCOMMI_FILL_H
+
+
+#define DCOMMI_FILL_LEAST 8192 /* bytes: what is shorter is no trouble */
+#define DCOMMI_FILL_TRIALS 64  /* both ways are tried at every so manieth */
+#define DCOMMI_FILL_FAR 1.75   /* times as long by way of the caches */
+
+typedef struct dcommi_filler {
+    unsigned fills;
+    bool past;      /* they go past the caches */
+    double time[2]; /* s/byte of the last ones by way of the caches, and past them */
+} dcommi_filler;
+
+/* All of it is there before what is stored later. */
+static inline void dcommi_fill(dcommi_filler *f, void *to, const void *data, size_t len)
+{
+    unsigned turn = f->fills++ % DCOMMI_FILL_TRIALS;
+    bool past = turn < 2 ? turn == 1 : f->past;
+    double start = turn < 2 ? dcommi_now() : 0;
+    if (past) {
+        dcommi_host_copy_past(to, data, len);
+    } else if (turn == 0) { /* as a fold stores: `rep movsb` would not show the distance */
+        dcommi_host_copy_plain(to, data, len);
+    } else {
+        memcpy(to, data, len);
+    }
+    if (turn < 2) {
+        double time = (dcommi_now() - start) / (double)len;
+        f->time[turn] += (time - f->time[turn]) / (f->fills <= 2 ? 1 : 4);
+        f->past = turn == 1 ? f->time[0] > DCOMMI_FILL_FAR * f->time[1] : f->past;
+    }
+}
+
+#endif
 /* ==== include/dcomm/impl/host.h ============================================================ */
 /* host.h - a string that is equal on two ranks exactly where they can share memory. */
 #ifndef DCOMMI_HOST_H
@@ -22591,7 +22632,8 @@ struct dcomm_comm {
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
-    size_t in_transport; /* moves whose buffers the transport may still touch */
+    dcommi_filler filler; /* of slots that peers map */
+    size_t in_transport;  /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
@@ -31851,6 +31893,13 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
         async);
 }
 
+/* A copy into a slot that peers copy out of; where they fold, it is better in a cache. */
+static inline bool dcommi_step_fills(const dcommi_frame *frame, const dcomm_step *step, size_t len)
+{
+    return frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH &&
+           (step->flags & DCOMM_STEP_RESULT) && len >= DCOMMI_FILL_LEAST && dcommi_is_bulk(frame);
+}
+
 /* Whether what a step stores is better kept out of the caches; the result of a sub-plan is read
  * again by who called it. */
 static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
@@ -32063,6 +32112,10 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
     if (remote) {
         return dcommi_moving(
             lane, dcommi_pull_start(lane, &to, context->pieces, n, len, fold, final, async), async);
+    }
+    if (!fold && dcommi_step_fills(frame, step, len)) {
+        dcommi_fill(&frame->run->comm->filler, dst, context->pieces[0].local, len);
+        return DCOMMI_NEXT;
     }
     if (!fold) {
         dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, to.past);
@@ -34748,12 +34801,10 @@ typedef struct dcommi_local_peer {
     void *directory_map, *fifo_map;
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
-    unsigned fills;      /* payloads of some length */
-    unsigned in_place;   /* > 0: a long payload was written in place lately */
-    double fill_time[2]; /* s/byte of the last one by way of the caches, and past them */
-    bool past;           /* the latter is faster */
-    bool waiting;        /* something is queued or going: to be looked at in progress */
-    bool ended;          /* its process, or its transport; what it wrote is still read */
+    dcommi_filler filler; /* of its fifo */
+    unsigned in_place;    /* > 0: a long payload was written in place lately */
+    bool waiting;         /* something is queued or going: to be looked at in progress */
+    bool ended;           /* its process, or its transport; what it wrote is still read */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;
@@ -35092,13 +35143,10 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 
 /* ---- sending ---- */
 
-/* Payloads from this long on may go past the caches; both ways are tried at every so manieth. */
-#define DCOMMI_LOCAL_PAST 8192
-#define DCOMMI_LOCAL_TRIALS 64
-/* Such payloads do not fill a fifo: what was written long before it is read has left the cache.
- * Still more is left to payloads that are written in place (reserve), where there were any lately:
- * these would otherwise have to wait behind the others, to be copied when they have left the cache
- * too. */
+/* Payloads that may go past the caches (fill.h) do not fill a fifo: what was written long before it
+ * is read has left the cache. Still more is left to payloads that are written in place (reserve),
+ * where there were any lately: these would otherwise have to wait behind the others, to be copied
+ * when they have left the cache too. */
 #define DCOMMI_LOCAL_SPARE ((size_t)3 * DCOMMI_LOCAL_EAGER)
 #define DCOMMI_LOCAL_SPARE_IN_PLACE ((size_t)4 * DCOMMI_LOCAL_EAGER)
 #define DCOMMI_LOCAL_LATELY 64 /* payloads */
@@ -35136,40 +35184,19 @@ static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, co
 
 static inline size_t dcommi_local_spare(const dcommi_local_peer *p, size_t len)
 {
-    return len < DCOMMI_LOCAL_PAST ? 0
+    return len < DCOMMI_FILL_LEAST ? 0
            : p->in_place > 0       ? DCOMMI_LOCAL_SPARE_IN_PLACE
                                    : DCOMMI_LOCAL_SPARE;
 }
 
-/* Copy a payload into the fifo. Where the reader's core is far, each line that it has read is slow
- * to take back, and storing past the caches is faster; where it is near, it reads what is in a
- * cache sooner, the more so with little traffic. How far it is nobody says (virtual machines least
- * of all), so now and then both ways are timed: far, the plain way takes three times as long as the
- * other, near a little less. */
 static inline void dcommi_local_fill(dcommi_local_peer *p, unsigned char *to, const void *data,
                                      size_t len)
 {
-    if (len < DCOMMI_LOCAL_PAST || !p->local->base.bulk) {
-        if (len > 0) {
-            memcpy(to, data, len);
-        }
-        return;
-    }
-    p->in_place -= p->in_place > 0;
-    unsigned turn = p->fills++ % DCOMMI_LOCAL_TRIALS;
-    bool past = turn < 2 ? turn == 1 : p->past;
-    double start = turn < 2 ? dcommi_now() : 0;
-    if (past) {
-        dcommi_host_copy_past(to, data, len);
-    } else if (turn == 0) { /* as a fold stores: `rep movsb` would not show the distance */
-        dcommi_host_copy_plain(to, data, len);
-    } else {
+    if (len >= DCOMMI_FILL_LEAST && p->local->base.bulk) {
+        p->in_place -= p->in_place > 0;
+        dcommi_fill(&p->filler, to, data, len);
+    } else if (len > 0) {
         memcpy(to, data, len);
-    }
-    if (turn < 2) {
-        double time = (dcommi_now() - start) / (double)len;
-        p->fill_time[turn] += (time - p->fill_time[turn]) / (p->fills <= 2 ? 1 : 4);
-        p->past = turn == 1 ? p->fill_time[0] > 1.75 * p->fill_time[1] : p->past;
     }
 }
 
@@ -35219,9 +35246,9 @@ static void *dcommi_local_reserve(dcommi_transport *t, int peer, size_t header_l
     if (p == NULL || p->lost || p->ended || p->out.lines == NULL || len > DCOMMI_LOCAL_EAGER) {
         return NULL;
     }
-    p->in_place = len < DCOMMI_LOCAL_PAST ? p->in_place : DCOMMI_LOCAL_LATELY;
+    p->in_place = len < DCOMMI_FILL_LEAST ? p->in_place : DCOMMI_LOCAL_LATELY;
     unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len, 0);
-    *past = p->past && t->bulk;
+    *past = p->filler.past && t->bulk;
     return body != NULL ? body + header_len : NULL;
 }
 
@@ -44178,7 +44205,7 @@ static void dcommi_staged_fill(const dcommi_staged *g, int lane, dcomm_space inp
     int c = dcommi_loop_many(b, lane, g->chunks);
     dcomm_operand chunk = dcommi_staged_chunk(g, input, block, c);
     dcommi_staged_until_read(g, lane, c);
-    dcommi_copy(b, lane, dcommi_staged_own(g, 0, c, &chunk), chunk, 0);
+    dcommi_copy(b, lane, dcommi_staged_own(g, 0, c, &chunk), chunk, DCOMM_STEP_RESULT);
     dcommi_staged_filled(g, lane);
     if (own != NULL) {
         dcommi_copy(b, lane, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, *own, c), chunk,
@@ -44228,7 +44255,7 @@ static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builde
 /* ---- reduce-scatter, all-reduce, all-to-all: a block for each rank ---- */
 
 /* Fill the slot of chunk i[c] with the other ranks' blocks of this rank's input. */
-static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c)
+static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c, unsigned flags)
 {
     const dcommi_shape *s = g->s;
     dcomm_space input = dcommi_input_of(s, 0).space;
@@ -44236,7 +44263,7 @@ static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c)
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), c);
-        dcommi_copy(g->b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, 0);
+        dcommi_copy(g->b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, flags);
     }
     dcommi_staged_filled(g, lane);
 }
@@ -44246,7 +44273,7 @@ static void dcommi_staged_deal(const dcommi_staged *g, int lane)
 {
     dcommi_staged_open(g, lane);
     int c = dcommi_loop_many(g->b, lane, g->chunks);
-    dcommi_staged_deal_chunk(g, lane, c);
+    dcommi_staged_deal_chunk(g, lane, c, 0);
     dcommi_end_many(g->b, lane, g->chunks);
     dcommi_staged_close(g, lane);
 }
@@ -44259,7 +44286,7 @@ static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder
     uint16_t left = s->in_place ? dcommi_build_counter(b) : 0;
     dcommi_staged_open(&g, 0);
     int c = dcommi_loop_many(b, 0, g.chunks);
-    dcommi_staged_deal_chunk(&g, 0, c);
+    dcommi_staged_deal_chunk(&g, 0, c, DCOMM_STEP_RESULT);
     if (s->in_place) {
         dcommi_signal(b, 0, left, dcommi_const(s->rank), dcommi_const(1));
     } else {
@@ -66657,6 +66684,9 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_FIFO_GAP_BELOW
 #undef DCOMMI_FIFO_GAP_SIZE
 #undef DCOMMI_FIFO_SKIP
+#undef DCOMMI_FILL_FAR
+#undef DCOMMI_FILL_LEAST
+#undef DCOMMI_FILL_TRIALS
 #undef DCOMMI_FLUSH_LINE
 #undef DCOMMI_FOLD_MAX
 #undef DCOMMI_FOLD_ROW
@@ -66703,12 +66733,10 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LOCAL_FIFO
 #undef DCOMMI_LOCAL_KEY_MAX
 #undef DCOMMI_LOCAL_LATELY
-#undef DCOMMI_LOCAL_PAST
 #undef DCOMMI_LOCAL_PEERS
 #undef DCOMMI_LOCAL_PER_BLOCK
 #undef DCOMMI_LOCAL_SPARE
 #undef DCOMMI_LOCAL_SPARE_IN_PLACE
-#undef DCOMMI_LOCAL_TRIALS
 #undef DCOMMI_LOCAL_WATCH
 #undef DCOMMI_MADV_COLLAPSE
 #undef DCOMMI_MADV_POPULATE_READ

@@ -225,7 +225,7 @@ static void dcommi_staged_fill(const dcommi_staged *g, int lane, dcomm_space inp
     int c = dcommi_loop_many(b, lane, g->chunks);
     dcomm_operand chunk = dcommi_staged_chunk(g, input, block, c);
     dcommi_staged_until_read(g, lane, c);
-    dcommi_copy(b, lane, dcommi_staged_own(g, 0, c, &chunk), chunk, 0);
+    dcommi_copy(b, lane, dcommi_staged_own(g, 0, c, &chunk), chunk, DCOMM_STEP_RESULT);
     dcommi_staged_filled(g, lane);
     if (own != NULL) {
         dcommi_copy(b, lane, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, *own, c), chunk,
@@ -275,7 +275,7 @@ static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builde
 /* ---- reduce-scatter, all-reduce, all-to-all: a block for each rank ---- */
 
 /* Fill the slot of chunk i[c] with the other ranks' blocks of this rank's input. */
-static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c)
+static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c, unsigned flags)
 {
     const dcommi_shape *s = g->s;
     dcomm_space input = dcommi_input_of(s, 0).space;
@@ -283,7 +283,7 @@ static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c)
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), c);
-        dcommi_copy(g->b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, 0);
+        dcommi_copy(g->b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, flags);
     }
     dcommi_staged_filled(g, lane);
 }
@@ -293,7 +293,7 @@ static void dcommi_staged_deal(const dcommi_staged *g, int lane)
 {
     dcommi_staged_open(g, lane);
     int c = dcommi_loop_many(g->b, lane, g->chunks);
-    dcommi_staged_deal_chunk(g, lane, c);
+    dcommi_staged_deal_chunk(g, lane, c, 0);
     dcommi_end_many(g->b, lane, g->chunks);
     dcommi_staged_close(g, lane);
 }
@@ -306,7 +306,7 @@ static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder
     uint16_t left = s->in_place ? dcommi_build_counter(b) : 0;
     dcommi_staged_open(&g, 0);
     int c = dcommi_loop_many(b, 0, g.chunks);
-    dcommi_staged_deal_chunk(&g, 0, c);
+    dcommi_staged_deal_chunk(&g, 0, c, DCOMM_STEP_RESULT);
     if (s->in_place) {
         dcommi_signal(b, 0, left, dcommi_const(s->rank), dcommi_const(1));
     } else {

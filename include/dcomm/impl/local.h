@@ -95,13 +95,10 @@ static void dcommi_local_end(dcommi_local_peer *p, const char *why)
 
 /* ---- sending ---- */
 
-/* Payloads from this long on may go past the caches; both ways are tried at every so manieth. */
-#define DCOMMI_LOCAL_PAST 8192
-#define DCOMMI_LOCAL_TRIALS 64
-/* Such payloads do not fill a fifo: what was written long before it is read has left the cache.
- * Still more is left to payloads that are written in place (reserve), where there were any lately:
- * these would otherwise have to wait behind the others, to be copied when they have left the cache
- * too. */
+/* Payloads that may go past the caches (fill.h) do not fill a fifo: what was written long before it
+ * is read has left the cache. Still more is left to payloads that are written in place (reserve),
+ * where there were any lately: these would otherwise have to wait behind the others, to be copied
+ * when they have left the cache too. */
 #define DCOMMI_LOCAL_SPARE ((size_t)3 * DCOMMI_LOCAL_EAGER)
 #define DCOMMI_LOCAL_SPARE_IN_PLACE ((size_t)4 * DCOMMI_LOCAL_EAGER)
 #define DCOMMI_LOCAL_LATELY 64 /* payloads */
@@ -139,40 +136,19 @@ static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, co
 
 static inline size_t dcommi_local_spare(const dcommi_local_peer *p, size_t len)
 {
-    return len < DCOMMI_LOCAL_PAST ? 0
+    return len < DCOMMI_FILL_LEAST ? 0
            : p->in_place > 0       ? DCOMMI_LOCAL_SPARE_IN_PLACE
                                    : DCOMMI_LOCAL_SPARE;
 }
 
-/* Copy a payload into the fifo. Where the reader's core is far, each line that it has read is slow
- * to take back, and storing past the caches is faster; where it is near, it reads what is in a
- * cache sooner, the more so with little traffic. How far it is nobody says (virtual machines least
- * of all), so now and then both ways are timed: far, the plain way takes three times as long as the
- * other, near a little less. */
 static inline void dcommi_local_fill(dcommi_local_peer *p, unsigned char *to, const void *data,
                                      size_t len)
 {
-    if (len < DCOMMI_LOCAL_PAST || !p->local->base.bulk) {
-        if (len > 0) {
-            memcpy(to, data, len);
-        }
-        return;
-    }
-    p->in_place -= p->in_place > 0;
-    unsigned turn = p->fills++ % DCOMMI_LOCAL_TRIALS;
-    bool past = turn < 2 ? turn == 1 : p->past;
-    double start = turn < 2 ? dcommi_now() : 0;
-    if (past) {
-        dcommi_host_copy_past(to, data, len);
-    } else if (turn == 0) { /* as a fold stores: `rep movsb` would not show the distance */
-        dcommi_host_copy_plain(to, data, len);
-    } else {
+    if (len >= DCOMMI_FILL_LEAST && p->local->base.bulk) {
+        p->in_place -= p->in_place > 0;
+        dcommi_fill(&p->filler, to, data, len);
+    } else if (len > 0) {
         memcpy(to, data, len);
-    }
-    if (turn < 2) {
-        double time = (dcommi_now() - start) / (double)len;
-        p->fill_time[turn] += (time - p->fill_time[turn]) / (p->fills <= 2 ? 1 : 4);
-        p->past = turn == 1 ? p->fill_time[0] > 1.75 * p->fill_time[1] : p->past;
     }
 }
 
@@ -222,9 +198,9 @@ static void *dcommi_local_reserve(dcommi_transport *t, int peer, size_t header_l
     if (p == NULL || p->lost || p->ended || p->out.lines == NULL || len > DCOMMI_LOCAL_EAGER) {
         return NULL;
     }
-    p->in_place = len < DCOMMI_LOCAL_PAST ? p->in_place : DCOMMI_LOCAL_LATELY;
+    p->in_place = len < DCOMMI_FILL_LEAST ? p->in_place : DCOMMI_LOCAL_LATELY;
     unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len, 0);
-    *past = p->past && t->bulk;
+    *past = p->filler.past && t->bulk;
     return body != NULL ? body + header_len : NULL;
 }
 

@@ -5,6 +5,7 @@
 
 #include "device_host.h"
 #include "fifo.h"
+#include "fill.h"
 #include "ucx_region.h"
 #include "watch.h"
 
@@ -89,12 +90,10 @@ typedef struct dcommi_local_peer {
     void *directory_map, *fifo_map;
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
-    unsigned fills;      /* payloads of some length */
-    unsigned in_place;   /* > 0: a long payload was written in place lately */
-    double fill_time[2]; /* s/byte of the last one by way of the caches, and past them */
-    bool past;           /* the latter is faster */
-    bool waiting;        /* something is queued or going: to be looked at in progress */
-    bool ended;          /* its process, or its transport; what it wrote is still read */
+    dcommi_filler filler; /* of its fifo */
+    unsigned in_place;    /* > 0: a long payload was written in place lately */
+    bool waiting;         /* something is queued or going: to be looked at in progress */
+    bool ended;           /* its process, or its transport; what it wrote is still read */
     bool lost, removed;
     const char *why;
 } dcommi_local_peer;

@@ -31,6 +31,13 @@ static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step 
         async);
 }
 
+/* A copy into a slot that peers copy out of; where they fold, it is better in a cache. */
+static inline bool dcommi_step_fills(const dcommi_frame *frame, const dcomm_step *step, size_t len)
+{
+    return frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH &&
+           (step->flags & DCOMM_STEP_RESULT) && len >= DCOMMI_FILL_LEAST && dcommi_is_bulk(frame);
+}
+
 /* Whether what a step stores is better kept out of the caches; the result of a sub-plan is read
  * again by who called it. */
 static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
@@ -243,6 +250,10 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
     if (remote) {
         return dcommi_moving(
             lane, dcommi_pull_start(lane, &to, context->pieces, n, len, fold, final, async), async);
+    }
+    if (!fold && dcommi_step_fills(frame, step, len)) {
+        dcommi_fill(&frame->run->comm->filler, dst, context->pieces[0].local, len);
+        return DCOMMI_NEXT;
     }
     if (!fold) {
         dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, to.past);

@@ -5,6 +5,7 @@
 #include "../tune.h"
 #include "algo.h"
 #include "device.h"
+#include "fill.h"
 #include "host.h"
 #include "message.h"
 #include "place.h"
@@ -323,7 +324,8 @@ struct dcomm_comm {
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
-    size_t in_transport; /* moves whose buffers the transport may still touch */
+    dcommi_filler filler; /* of slots that peers map */
+    size_t in_transport;  /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
