@@ -22328,6 +22328,13 @@ static void dcommi_place_cpu_list(const dcommi_site *p, char *text, size_t len)
  * quarter less from 64 KiB to 1 MiB; where both are (one call after another on the same 64 or 256
  * KiB and nothing else) it takes a quarter more. */
 #define DCOMMI_PAST_RESULT ((int64_t)64 << 10)
+/* Whether a step stores a result of `bytes` so. */
+static inline bool dcommi_result_past(const dcomm_step *step, int64_t bytes)
+{
+    return (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
+           bytes >= DCOMMI_PAST_RESULT;
+}
+
 #define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* operations from here on move much */
 #define DCOMMI_PULL_BLOCK 65536                 /* bytes read from a peer before they are folded */
 
@@ -31904,9 +31911,7 @@ static inline bool dcommi_step_fills(const dcommi_frame *frame, const dcomm_step
  * again by who called it. */
 static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
 {
-    return (step->flags & DCOMM_STEP_RESULT) && frame->caller == NULL &&
-           step->dst.space == DCOMM_SPACE_OUT &&
-           frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
+    return frame->caller == NULL && dcommi_result_past(step, frame->space_len[DCOMM_SPACE_OUT]);
 }
 
 static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step *step)
@@ -44503,7 +44508,7 @@ static const dcommi_algo dcommi_algo_table[] = {
      "Thakur, Rabenseifner and Gropp 2005"},
     {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false, 14, 14, NULL,
      "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
-    {"staged", DCOMM_COLL_ALLTOALL, dcommi_staged_alltoall, false, 8, 16, NULL,
+    {"staged", DCOMM_COLL_ALLTOALL, dcommi_staged_alltoall, false, 6, 16, NULL,
      "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
     {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, 7, 7, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},
@@ -46354,7 +46359,9 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 #define DCOMMI_SCRIPT_PEERS 15
 #define DCOMMI_SCRIPT_COUNTERS 16
 #define DCOMMI_SCRIPT_SCRATCH 131072
-#define DCOMMI_SCRIPT_BYTES 8192 /* longest message */
+#define DCOMMI_SCRIPT_BYTES 32768 /* longest message */
+/* Of a fold that the next step sends or copies: the engine stores what is longer in both places. */
+#define DCOMMI_SCRIPT_FORWARD 8192
 
 typedef struct dcommi_script_piece {
     uint8_t space; /* DCOMM_SPACE_MSG: the message being received */
@@ -46364,6 +46371,7 @@ typedef struct dcommi_script_piece {
 typedef struct dcommi_script_op {
     uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
     bool final, async;
+    bool past;     /* what is copied or received goes past the caches */
     uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
     uint16_t pieces, npieces; /* sources */
     int32_t rank;
@@ -46432,6 +46440,15 @@ static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o
     *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
     *len = (uint32_t)length;
     return true;
+}
+
+/* Where a step stores, and how. */
+static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
+                                 dcommi_script_op *op)
+{
+    op->past = dcommi_result_past(step, s->plan->out_bytes);
+    return dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
+           ((step->flags & DCOMM_STEP_FORWARD) == 0 || op->len <= DCOMMI_SCRIPT_FORWARD);
 }
 
 static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
@@ -46557,7 +46574,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
         op = dcommi_scribe_op(s, step);
         if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
             !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
-            !dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len)) {
+            !dcommi_scribe_target(s, step, op)) {
             return false;
         }
         op->rank = (int32_t)peer;
@@ -46568,8 +46585,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
     case DCOMM_STEP_COPY:
     case DCOMM_STEP_REDUCE:
         op = dcommi_scribe_op(s, step);
-        return op != NULL && !op->async &&
-               dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
+        return op != NULL && !op->async && dcommi_scribe_target(s, step, op) &&
                dcommi_scribe_sources(s, step, op);
     case DCOMM_STEP_SIGNAL:
         return dcommi_scribe_tell(s, comm, step);
@@ -46841,6 +46857,18 @@ static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_
     return -1;
 }
 
+static inline void dcommi_express_copy(const dcommi_express *e, const dcommi_script_op *op,
+                                       const void *src)
+{
+    uint8_t *dst = dcommi_express_at(e, op->dst);
+    if (DCOMMI_UNLIKELY(op->past) && dst != src) {
+        e->comm->context->open_stores = true;
+        dcommi_host_copy_open(dst, src, op->len);
+    } else if (dst != src) {
+        memcpy(dst, src, op->len);
+    }
+}
+
 /* Sources of a fold or copy; `message` stands for what is being received. */
 static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dcommi_script_op *op,
                                                const void *message)
@@ -46857,9 +46885,7 @@ static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dc
         src[i] = piece.space == DCOMM_SPACE_MSG ? message : dcommi_express_at(e, piece);
     }
     if (op->kind == DCOMM_STEP_COPY) {
-        if (dst != src[0]) {
-            memcpy(dst, src[0], op->len);
-        }
+        dcommi_express_copy(e, op, src[0]);
         return DCOMM_OK;
     }
     if (DCOMMI_LIKELY(script->fold != NULL && op->npieces > 1)) {
@@ -46950,7 +46976,7 @@ static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *statu
             if (op->kind == DCOMM_STEP_RECV_REDUCE) {
                 *status = dcommi_express_fold(e, op, arrival.data);
             } else if (op->len > 0) {
-                memcpy(dcommi_express_at(e, op->dst), arrival.data, op->len);
+                dcommi_express_copy(e, op, arrival.data);
             }
             dcommi_express_pass(e, &comm->members[op->rank]);
             break;
@@ -46988,6 +47014,7 @@ static void dcommi_express_post(const dcommi_express *e, dcommi_run *run, dcommi
     }
     move->async = true;
     move->final = op->final;
+    move->past = op->past;
     move->kind = DCOMMI_MOVE_RECV;
     move->buf = move->dst = dcommi_express_at(e, op->dst);
     move->len = op->len;
@@ -66861,6 +66888,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_SCRATCH_PARTS
 #undef DCOMMI_SCRIPT_BYTES
 #undef DCOMMI_SCRIPT_COUNTERS
+#undef DCOMMI_SCRIPT_FORWARD
 #undef DCOMMI_SCRIPT_OPS
 #undef DCOMMI_SCRIPT_PEERS
 #undef DCOMMI_SCRIPT_PIECES

@@ -139,7 +139,7 @@ static const dcommi_algo dcommi_algo_table[] = {
      "Thakur, Rabenseifner and Gropp 2005"},
     {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false, 14, 14, NULL,
      "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
-    {"staged", DCOMM_COLL_ALLTOALL, dcommi_staged_alltoall, false, 8, 16, NULL,
+    {"staged", DCOMM_COLL_ALLTOALL, dcommi_staged_alltoall, false, 6, 16, NULL,
      "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
     {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, 7, 7, NULL,
      "1 step; N-1 blocks per rank", "direct exchange"},

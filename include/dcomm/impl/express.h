@@ -158,6 +158,18 @@ static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_
     return -1;
 }
 
+static inline void dcommi_express_copy(const dcommi_express *e, const dcommi_script_op *op,
+                                       const void *src)
+{
+    uint8_t *dst = dcommi_express_at(e, op->dst);
+    if (DCOMMI_UNLIKELY(op->past) && dst != src) {
+        e->comm->context->open_stores = true;
+        dcommi_host_copy_open(dst, src, op->len);
+    } else if (dst != src) {
+        memcpy(dst, src, op->len);
+    }
+}
+
 /* Sources of a fold or copy; `message` stands for what is being received. */
 static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dcommi_script_op *op,
                                                const void *message)
@@ -174,9 +186,7 @@ static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dc
         src[i] = piece.space == DCOMM_SPACE_MSG ? message : dcommi_express_at(e, piece);
     }
     if (op->kind == DCOMM_STEP_COPY) {
-        if (dst != src[0]) {
-            memcpy(dst, src[0], op->len);
-        }
+        dcommi_express_copy(e, op, src[0]);
         return DCOMM_OK;
     }
     if (DCOMMI_LIKELY(script->fold != NULL && op->npieces > 1)) {
@@ -267,7 +277,7 @@ static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *statu
             if (op->kind == DCOMM_STEP_RECV_REDUCE) {
                 *status = dcommi_express_fold(e, op, arrival.data);
             } else if (op->len > 0) {
-                memcpy(dcommi_express_at(e, op->dst), arrival.data, op->len);
+                dcommi_express_copy(e, op, arrival.data);
             }
             dcommi_express_pass(e, &comm->members[op->rank]);
             break;
@@ -305,6 +315,7 @@ static void dcommi_express_post(const dcommi_express *e, dcommi_run *run, dcommi
     }
     move->async = true;
     move->final = op->final;
+    move->past = op->past;
     move->kind = DCOMMI_MOVE_RECV;
     move->buf = move->dst = dcommi_express_at(e, op->dst);
     move->len = op->len;

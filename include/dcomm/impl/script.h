@@ -12,7 +12,9 @@
 #define DCOMMI_SCRIPT_PEERS 15
 #define DCOMMI_SCRIPT_COUNTERS 16
 #define DCOMMI_SCRIPT_SCRATCH 131072
-#define DCOMMI_SCRIPT_BYTES 8192 /* longest message */
+#define DCOMMI_SCRIPT_BYTES 32768 /* longest message */
+/* Of a fold that the next step sends or copies: the engine stores what is longer in both places. */
+#define DCOMMI_SCRIPT_FORWARD 8192
 
 typedef struct dcommi_script_piece {
     uint8_t space; /* DCOMM_SPACE_MSG: the message being received */
@@ -22,6 +24,7 @@ typedef struct dcommi_script_piece {
 typedef struct dcommi_script_op {
     uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
     bool final, async;
+    bool past;     /* what is copied or received goes past the caches */
     uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
     uint16_t pieces, npieces; /* sources */
     int32_t rank;
@@ -90,6 +93,15 @@ static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o
     *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
     *len = (uint32_t)length;
     return true;
+}
+
+/* Where a step stores, and how. */
+static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
+                                 dcommi_script_op *op)
+{
+    op->past = dcommi_result_past(step, s->plan->out_bytes);
+    return dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
+           ((step->flags & DCOMM_STEP_FORWARD) == 0 || op->len <= DCOMMI_SCRIPT_FORWARD);
 }
 
 static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
@@ -215,7 +227,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
         op = dcommi_scribe_op(s, step);
         if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
             !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
-            !dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len)) {
+            !dcommi_scribe_target(s, step, op)) {
             return false;
         }
         op->rank = (int32_t)peer;
@@ -226,8 +238,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
     case DCOMM_STEP_COPY:
     case DCOMM_STEP_REDUCE:
         op = dcommi_scribe_op(s, step);
-        return op != NULL && !op->async &&
-               dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
+        return op != NULL && !op->async && dcommi_scribe_target(s, step, op) &&
                dcommi_scribe_sources(s, step, op);
     case DCOMM_STEP_SIGNAL:
         return dcommi_scribe_tell(s, comm, step);

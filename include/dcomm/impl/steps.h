@@ -42,9 +42,7 @@ static inline bool dcommi_step_fills(const dcommi_frame *frame, const dcomm_step
  * again by who called it. */
 static inline bool dcommi_step_past(const dcommi_frame *frame, const dcomm_step *step)
 {
-    return (step->flags & DCOMM_STEP_RESULT) && frame->caller == NULL &&
-           step->dst.space == DCOMM_SPACE_OUT &&
-           frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_PAST_RESULT;
+    return frame->caller == NULL && dcommi_result_past(step, frame->space_len[DCOMM_SPACE_OUT]);
 }
 
 static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step *step)

@@ -20,6 +20,13 @@
  * quarter less from 64 KiB to 1 MiB; where both are (one call after another on the same 64 or 256
  * KiB and nothing else) it takes a quarter more. */
 #define DCOMMI_PAST_RESULT ((int64_t)64 << 10)
+/* Whether a step stores a result of `bytes` so. */
+static inline bool dcommi_result_past(const dcomm_step *step, int64_t bytes)
+{
+    return (step->flags & DCOMM_STEP_RESULT) && step->dst.space == DCOMM_SPACE_OUT &&
+           bytes >= DCOMMI_PAST_RESULT;
+}
+
 #define DCOMMI_BULK_RESULT ((int64_t)256 << 10) /* operations from here on move much */
 #define DCOMMI_PULL_BLOCK 65536                 /* bytes read from a peer before they are folded */
 
