@@ -1042,7 +1042,7 @@ typedef enum dcomm_step_kind {
 #define DCOMM_STEP_ASYNC 1u   /* start, and let the lane go on; see FENCE */
 #define DCOMM_STEP_FINAL 2u   /* this fold completes the reduction */
 #define DCOMM_STEP_FORWARD 4u /* the next step sends or copies this one's dst */
-#define DCOMM_STEP_RESULT 8u  /* dst is not read again */
+#define DCOMM_STEP_RESULT 8u  /* this rank does not read dst again */
 
 typedef struct dcomm_step {
     uint8_t kind;    /* dcomm_step_kind */
