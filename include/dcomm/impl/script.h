@@ -12,7 +12,10 @@
 #define DCOMMI_SCRIPT_PEERS 15
 #define DCOMMI_SCRIPT_COUNTERS 16
 #define DCOMMI_SCRIPT_SCRATCH 131072
-#define DCOMMI_SCRIPT_BYTES 32768 /* longest message */
+#define DCOMMI_SCRIPT_BYTES 32768  /* longest message */
+#define DCOMMI_SCRIPT_ONE_WAY 8192 /* of those that nothing comes back for */
+/* To one peer, in all, where some are longer: what finds no room in its fifo has to wait. */
+#define DCOMMI_SCRIPT_SENT 65536
 /* Of a fold that the next step sends or copies: the engine stores what is longer in both places. */
 #define DCOMMI_SCRIPT_FORWARD 8192
 
@@ -54,6 +57,8 @@ typedef struct dcommi_scribe {
     const dcomm_plan *plan;
     uint32_t nops, npieces, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS];
+    uint32_t sent[DCOMMI_SCRIPT_PEERS], received[DCOMMI_SCRIPT_PEERS]; /* bytes to and from each */
+    uint32_t longest;                                                  /* message */
     dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
     dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
     uint32_t pc, order;
@@ -119,6 +124,29 @@ static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t
         return false;
     }
     s->peers[s->npeers++] = (int32_t)rank;
+    return true;
+}
+
+/* A message to one of them, or from it. */
+static void dcommi_scribe_message(dcommi_scribe *s, int64_t rank, uint32_t *bytes, uint32_t len)
+{
+    uint32_t i = 0;
+    while (s->peers[i] != rank) {
+        i++;
+    }
+    bytes[i] += len;
+    s->longest = len > s->longest ? len : s->longest;
+}
+
+/* Whether all messages find room in the fifos, however many such calls come in a row: with long
+ * ones no rank may get ahead of another, so they are exchanged. */
+static bool dcommi_scribe_fits(const dcommi_scribe *s)
+{
+    for (uint32_t i = 0; i < s->npeers && s->longest > DCOMMI_SCRIPT_ONE_WAY; i++) {
+        if (s->sent[i] > DCOMMI_SCRIPT_SENT || s->sent[i] == 0 || s->received[i] == 0) {
+            return false;
+        }
+    }
     return true;
 }
 
@@ -221,6 +249,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
         op->rank = (int32_t)peer;
         op->tag = (uint32_t)tag;
         op->dst = piece;
+        dcommi_scribe_message(s, peer, s->sent, op->len);
         return true;
     case DCOMM_STEP_RECV:
     case DCOMM_STEP_RECV_REDUCE:
@@ -232,6 +261,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
         }
         op->rank = (int32_t)peer;
         op->tag = (uint32_t)tag;
+        dcommi_scribe_message(s, peer, s->received, op->len);
         return step->kind == DCOMM_STEP_RECV ||
                (dcommi_scribe_operand(s, &step->stage, 0, &op->stage, &room) && room >= op->len &&
                 dcommi_scribe_sources(s, step, op));
@@ -338,7 +368,7 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
     if (s != NULL) {
         s->plan = plan;
         size_t ops = sizeof *script, pieces = ops;
-        if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0) {
+        if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
             pieces += s->nops * sizeof *s->ops;
             script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
         }
