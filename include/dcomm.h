@@ -29734,10 +29734,11 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
 }
 
 /* A piece of a result; `past`: kept out of the caches. */
-static void dcommi_result_copy(dcommi_run *run, void *dst, const void *src, size_t len, bool past)
+static void dcommi_result_copy(dcomm_context *context, void *dst, const void *src, size_t len,
+                               bool past)
 {
     if (past && dst != src) {
-        run->comm->context->open_stores = true;
+        context->open_stores = true;
         dcommi_host_copy_open(dst, src, len);
     } else {
         dcommi_host_copy(dst, src, len);
@@ -29808,7 +29809,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
         status = dcommi_fold_whole(move, message, len);
     } else if (message != move->buf && len > 0) {
         if (move->past) {
-            dcommi_result_copy(move->run, move->buf, message, len, true);
+            dcommi_result_copy(move->run->comm->context, move->buf, message, len, true);
         } else {
             memcpy(move->buf, message, len);
         }
@@ -29859,7 +29860,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
         if (move->kind == DCOMMI_MOVE_FOLD) {
             return dcommi_fold_whole(move, mapped, len);
         }
-        dcommi_result_copy(move->run, move->buf, mapped, len, move->past);
+        dcommi_result_copy(move->run->comm->context, move->buf, mapped, len, move->past);
         return DCOMM_OK;
     }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
@@ -30350,7 +30351,7 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *t
     if (fold) {
         return dcommi_fold_pieces(lane, to, 0, src, n, len, final);
     }
-    dcommi_result_copy(lane->frame->run, to->dst, src[0], len, to->past);
+    dcommi_result_copy(comm->context, to->dst, src[0], len, to->past);
     return DCOMM_OK;
 }
 
@@ -32118,12 +32119,13 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         return dcommi_moving(
             lane, dcommi_pull_start(lane, &to, context->pieces, n, len, fold, final, async), async);
     }
-    if (!fold && dcommi_step_fills(frame, step, len)) {
-        dcommi_fill(&frame->run->comm->filler, dst, context->pieces[0].local, len);
-        return DCOMMI_NEXT;
-    }
     if (!fold) {
-        dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, to.past);
+        const uint8_t *src = context->pieces[0].local;
+        if (dcommi_step_fills(frame, step, len)) {
+            dcommi_fill(&frame->run->comm->filler, dst, src, len);
+        } else {
+            dcommi_result_copy(context, dst, src, len, to.past);
+        }
         return DCOMMI_NEXT;
     }
     for (size_t i = 0; i < n; i++) {
@@ -44199,6 +44201,20 @@ static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space spa
     return dcommi_span_chunk(space, k.at, k.length, g->chunk, depth);
 }
 
+/* Copy chunk i[c] of each other rank's block out of place `at` of its slot. */
+static void dcommi_staged_collect(const dcommi_staged *g, int lane, int64_t at, int c)
+{
+    const dcommi_shape *s = g->s;
+    for (int d = 1; d < s->nranks; d++) {
+        int peer = (s->rank + d) % s->nranks;
+        dcomm_operand out =
+            dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
+        dcommi_staged_until_filled(g, lane, peer, c);
+        dcommi_copy(g->b, lane, out, dcommi_staged_peer(g, peer, at, c, &out), DCOMM_STEP_RESULT);
+    }
+    dcommi_staged_tell_all(g, lane, g->read);
+}
+
 /* ---- all-gather, broadcast: one block for all ---- */
 
 /* Lane: fill the slots with this rank's block, for all, and put it at `own` unless that is NULL. */
@@ -44228,14 +44244,7 @@ static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builde
     dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), 1, DCOMMI_STAGED_ROW);
     dcommi_staged_fill(&g, 0, in.space, from, s->in_place ? NULL : &own);
     int c = dcommi_loop_many(b, 1, g.chunks);
-    for (int d = 1; d < s->nranks; d++) {
-        int peer = (s->rank + d) % s->nranks;
-        dcomm_operand out =
-            dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
-        dcommi_staged_until_filled(&g, 1, peer, c);
-        dcommi_copy(b, 1, out, dcommi_staged_peer(&g, peer, 0, c, &out), DCOMM_STEP_RESULT);
-    }
-    dcommi_staged_tell_all(&g, 1, g.read);
+    dcommi_staged_collect(&g, 1, 0, c);
     dcommi_end_many(b, 1, g.chunks);
     return b->status;
 }
@@ -44306,15 +44315,7 @@ static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder
     if (s->in_place) {
         dcommi_await(b, 1, left, dcommi_linear(1, c, 1));
     }
-    for (int d = 1; d < s->nranks; d++) {
-        int peer = (s->rank + d) % s->nranks;
-        dcomm_operand out =
-            dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
-        dcommi_staged_until_filled(&g, 1, peer, c);
-        dcommi_copy(b, 1, out, dcommi_staged_peer(&g, peer, s->rank * g.chunk, c, &out),
-                    DCOMM_STEP_RESULT);
-    }
-    dcommi_staged_tell_all(&g, 1, g.read);
+    dcommi_staged_collect(&g, 1, s->rank * g.chunk, c);
     dcommi_end_many(b, 1, g.chunks);
     return b->status;
 }
@@ -46891,9 +46892,8 @@ static inline void dcommi_express_copy(const dcommi_express *e, const dcommi_scr
                                        const void *src)
 {
     uint8_t *dst = dcommi_express_at(e, op->dst);
-    if (DCOMMI_UNLIKELY(op->past) && dst != src) {
-        e->comm->context->open_stores = true;
-        dcommi_host_copy_open(dst, src, op->len);
+    if (DCOMMI_UNLIKELY(op->past)) {
+        dcommi_result_copy(e->comm->context, dst, src, op->len, true);
     } else if (dst != src) {
         memcpy(dst, src, op->len);
     }

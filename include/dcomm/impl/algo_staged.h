@@ -214,6 +214,20 @@ static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space spa
     return dcommi_span_chunk(space, k.at, k.length, g->chunk, depth);
 }
 
+/* Copy chunk i[c] of each other rank's block out of place `at` of its slot. */
+static void dcommi_staged_collect(const dcommi_staged *g, int lane, int64_t at, int c)
+{
+    const dcommi_shape *s = g->s;
+    for (int d = 1; d < s->nranks; d++) {
+        int peer = (s->rank + d) % s->nranks;
+        dcomm_operand out =
+            dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
+        dcommi_staged_until_filled(g, lane, peer, c);
+        dcommi_copy(g->b, lane, out, dcommi_staged_peer(g, peer, at, c, &out), DCOMM_STEP_RESULT);
+    }
+    dcommi_staged_tell_all(g, lane, g->read);
+}
+
 /* ---- all-gather, broadcast: one block for all ---- */
 
 /* Lane: fill the slots with this rank's block, for all, and put it at `own` unless that is NULL. */
@@ -243,14 +257,7 @@ static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builde
     dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), 1, DCOMMI_STAGED_ROW);
     dcommi_staged_fill(&g, 0, in.space, from, s->in_place ? NULL : &own);
     int c = dcommi_loop_many(b, 1, g.chunks);
-    for (int d = 1; d < s->nranks; d++) {
-        int peer = (s->rank + d) % s->nranks;
-        dcomm_operand out =
-            dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
-        dcommi_staged_until_filled(&g, 1, peer, c);
-        dcommi_copy(b, 1, out, dcommi_staged_peer(&g, peer, 0, c, &out), DCOMM_STEP_RESULT);
-    }
-    dcommi_staged_tell_all(&g, 1, g.read);
+    dcommi_staged_collect(&g, 1, 0, c);
     dcommi_end_many(b, 1, g.chunks);
     return b->status;
 }
@@ -321,15 +328,7 @@ static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder
     if (s->in_place) {
         dcommi_await(b, 1, left, dcommi_linear(1, c, 1));
     }
-    for (int d = 1; d < s->nranks; d++) {
-        int peer = (s->rank + d) % s->nranks;
-        dcomm_operand out =
-            dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
-        dcommi_staged_until_filled(&g, 1, peer, c);
-        dcommi_copy(b, 1, out, dcommi_staged_peer(&g, peer, s->rank * g.chunk, c, &out),
-                    DCOMM_STEP_RESULT);
-    }
-    dcommi_staged_tell_all(&g, 1, g.read);
+    dcommi_staged_collect(&g, 1, s->rank * g.chunk, c);
     dcommi_end_many(b, 1, g.chunks);
     return b->status;
 }

@@ -162,9 +162,8 @@ static inline void dcommi_express_copy(const dcommi_express *e, const dcommi_scr
                                        const void *src)
 {
     uint8_t *dst = dcommi_express_at(e, op->dst);
-    if (DCOMMI_UNLIKELY(op->past) && dst != src) {
-        e->comm->context->open_stores = true;
-        dcommi_host_copy_open(dst, src, op->len);
+    if (DCOMMI_UNLIKELY(op->past)) {
+        dcommi_result_copy(e->comm->context, dst, src, op->len, true);
     } else if (dst != src) {
         memcpy(dst, src, op->len);
     }

@@ -379,10 +379,11 @@ static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
 }
 
 /* A piece of a result; `past`: kept out of the caches. */
-static void dcommi_result_copy(dcommi_run *run, void *dst, const void *src, size_t len, bool past)
+static void dcommi_result_copy(dcomm_context *context, void *dst, const void *src, size_t len,
+                               bool past)
 {
     if (past && dst != src) {
-        run->comm->context->open_stores = true;
+        context->open_stores = true;
         dcommi_host_copy_open(dst, src, len);
     } else {
         dcommi_host_copy(dst, src, len);
@@ -453,7 +454,7 @@ static void dcommi_received(dcommi_move *move, const void *message, size_t len)
         status = dcommi_fold_whole(move, message, len);
     } else if (message != move->buf && len > 0) {
         if (move->past) {
-            dcommi_result_copy(move->run, move->buf, message, len, true);
+            dcommi_result_copy(move->run->comm->context, move->buf, message, len, true);
         } else {
             memcpy(move->buf, message, len);
         }
@@ -504,7 +505,7 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
         if (move->kind == DCOMMI_MOVE_FOLD) {
             return dcommi_fold_whole(move, mapped, len);
         }
-        dcommi_result_copy(move->run, move->buf, mapped, len, move->past);
+        dcommi_result_copy(move->run->comm->context, move->buf, mapped, len, move->past);
         return DCOMM_OK;
     }
     dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);

@@ -146,7 +146,7 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *t
     if (fold) {
         return dcommi_fold_pieces(lane, to, 0, src, n, len, final);
     }
-    dcommi_result_copy(lane->frame->run, to->dst, src[0], len, to->past);
+    dcommi_result_copy(comm->context, to->dst, src[0], len, to->past);
     return DCOMM_OK;
 }
 

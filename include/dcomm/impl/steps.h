@@ -249,12 +249,13 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
         return dcommi_moving(
             lane, dcommi_pull_start(lane, &to, context->pieces, n, len, fold, final, async), async);
     }
-    if (!fold && dcommi_step_fills(frame, step, len)) {
-        dcommi_fill(&frame->run->comm->filler, dst, context->pieces[0].local, len);
-        return DCOMMI_NEXT;
-    }
     if (!fold) {
-        dcommi_result_copy(frame->run, dst, context->pieces[0].local, len, to.past);
+        const uint8_t *src = context->pieces[0].local;
+        if (dcommi_step_fills(frame, step, len)) {
+            dcommi_fill(&frame->run->comm->filler, dst, src, len);
+        } else {
+            dcommi_result_copy(context, dst, src, len, to.past);
+        }
         return DCOMMI_NEXT;
     }
     for (size_t i = 0; i < n; i++) {
