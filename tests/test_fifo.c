@@ -9,7 +9,7 @@
 
 enum { SIZE = 4096, WIDE = DCOMMI_FIFO_GAP_SIZE }; /* the latter has gaps */
 
-static uint32_t size = SIZE;
+static uint32_t size = SIZE, unit = DCOMMI_LINE;
 
 static dcommi_fifo *fresh(void)
 {
@@ -24,7 +24,22 @@ static unsigned next(unsigned *x)
     return *x >> 8;
 }
 
-/* Record i of a run: lengths and bytes follow from i, and look like words of later records. */
+/* The ends, as they are on any processor. */
+static dcommi_fifo_end writer(dcommi_fifo *memory)
+{
+    dcommi_fifo_end e = dcommi_fifo_writer(memory, size);
+    e.unit = unit;
+    return e;
+}
+
+static dcommi_fifo_end reader(dcommi_fifo *memory)
+{
+    dcommi_fifo_end e = dcommi_fifo_reader(memory, size);
+    e.unit = unit;
+    return e;
+}
+
+/* Record i of a run: lengths follow from i. */
 static size_t lengths(unsigned seed, unsigned i, size_t *header)
 {
     unsigned x = seed + i * 2654435761u;
@@ -32,10 +47,11 @@ static size_t lengths(unsigned seed, unsigned i, size_t *header)
     return next(&x) % 3 == 0 ? next(&x) % (size / 4 - 152) : next(&x) % 100;
 }
 
-static void fill(unsigned char *body, size_t len, unsigned i)
+/* Its bytes look like words of records, in the very place where the next lap may have some. */
+static void fill(unsigned char *body, size_t len, uint64_t at)
 {
     for (size_t k = 0; k < len; k++) {
-        uint64_t word = dcommi_fifo_turn((uint64_t)(i + k / 8) * 64) | 4 << 4 | 1;
+        uint64_t word = dcommi_fifo_turn(at + 8 + k / 8 * 8 + size) | 4 << 4 | 1;
         body[k] = (unsigned char)(word >> (k % 8 * 8));
     }
 }
@@ -45,18 +61,19 @@ static bool put(dcommi_fifo_end *w, unsigned seed, unsigned i)
     size_t header, len = lengths(seed, i, &header);
     unsigned char *body = dcommi_fifo_reserve(w, header + len, 0);
     if (body != NULL) {
-        fill(body, header + len, i);
+        fill(body, header + len, w->at);
         dcommi_fifo_commit(w, 1 + i % 5, header, len);
     }
     return body != NULL;
 }
 
 /* NULL: right. */
-static const char *wrong(const dcommi_record *r, unsigned seed, unsigned i)
+static const char *wrong(const dcommi_fifo_end *e, const dcommi_record *r, unsigned seed,
+                         unsigned i)
 {
     static unsigned char want[WIDE];
     size_t header, len = lengths(seed, i, &header);
-    fill(want, header + len, i);
+    fill(want, header + len, e->at);
     if (r->kind != 1 + i % 5 || r->header_len != header || r->len != len) {
         return "kind or lengths";
     }
@@ -68,7 +85,7 @@ static void at_any_pace(void)
 {
     for (unsigned seed = 1; seed <= 40; seed++) {
         dcommi_fifo *memory = fresh();
-        dcommi_fifo_end w = dcommi_fifo_writer(memory, size), r = dcommi_fifo_reader(memory, size);
+        dcommi_fifo_end w = writer(memory), r = reader(memory);
         unsigned x = seed, written = 0, read = 0;
         bool was_full = false;
         while (read < 3000) {
@@ -82,7 +99,7 @@ static void at_any_pace(void)
             dcommi_record record;
             for (unsigned n = next(&x) % 60; n > 0 && read < written; n--, read++) {
                 cr_assert_eq(dcommi_fifo_next(&r, &record), 1, "record %u", read);
-                const char *what = wrong(&record, seed, read);
+                const char *what = wrong(&r, &record, seed, read);
                 cr_assert(what == NULL, "record %u: %s", read, what);
                 dcommi_fifo_pass(&r, &record);
             }
@@ -92,7 +109,7 @@ static void at_any_pace(void)
             }
             if (next(&x) % 10 == 0) { /* the writer comes anew */
                 dcommi_fifo_leave(&w);
-                w = dcommi_fifo_writer(memory, size);
+                w = writer(memory);
             }
         }
         cr_assert(was_full, "the fifo was never full");
@@ -111,6 +128,14 @@ Test(fifo, any_pace_with_gaps)
     at_any_pace();
 }
 
+Test(fifo, any_pace_of_keen_ends)
+{
+    unit = DCOMMI_FIFO_UNIT;
+    at_any_pace();
+    size = WIDE;
+    at_any_pace();
+}
+
 typedef struct pair {
     dcommi_fifo *memory;
     unsigned count;
@@ -119,7 +144,7 @@ typedef struct pair {
 static void *write_all(void *user)
 {
     const pair *p = user;
-    dcommi_fifo_end w = dcommi_fifo_writer(p->memory, size);
+    dcommi_fifo_end w = writer(p->memory);
     for (unsigned i = 0; i < p->count; i++) {
         while (!put(&w, 7, i)) {
             sched_yield();
@@ -131,19 +156,19 @@ static void *write_all(void *user)
 static void between_threads(void)
 {
     pair p = {fresh(), 60000};
-    pthread_t writer;
-    cr_assert_eq(pthread_create(&writer, NULL, write_all, &p), 0);
-    dcommi_fifo_end r = dcommi_fifo_reader(p.memory, size);
+    pthread_t thread;
+    cr_assert_eq(pthread_create(&thread, NULL, write_all, &p), 0);
+    dcommi_fifo_end r = reader(p.memory);
     for (unsigned i = 0; i < p.count; i++) {
         dcommi_record record;
         while (dcommi_fifo_next(&r, &record) == 0) {
             sched_yield();
         }
-        const char *what = wrong(&record, 7, i);
+        const char *what = wrong(&r, &record, 7, i);
         cr_assert(what == NULL, "record %u: %s", i, what);
         dcommi_fifo_pass(&r, &record);
     }
-    pthread_join(writer, NULL);
+    pthread_join(thread, NULL);
     free(p.memory);
 }
 
@@ -158,11 +183,18 @@ Test(fifo, two_threads_with_gaps, .timeout = 60)
     between_threads();
 }
 
+Test(fifo, two_threads_that_are_keen, .timeout = 60)
+{
+    size = WIDE;
+    unit = DCOMMI_FIFO_UNIT;
+    between_threads();
+}
+
 /* Half a record is none, and does not hold up what came before. */
 Test(fifo, a_writer_that_dies)
 {
     dcommi_fifo *memory = fresh();
-    dcommi_fifo_end w = dcommi_fifo_writer(memory, size), r = dcommi_fifo_reader(memory, size);
+    dcommi_fifo_end w = writer(memory), r = reader(memory);
     dcommi_record record;
     cr_assert(put(&w, 3, 0));
     unsigned char *body = dcommi_fifo_reserve(&w, 500, 0);
@@ -176,7 +208,7 @@ Test(fifo, a_writer_that_dies)
 Test(fifo, nonsense)
 {
     dcommi_fifo *memory = fresh();
-    dcommi_fifo_end w = dcommi_fifo_writer(memory, size), r = dcommi_fifo_reader(memory, size);
+    dcommi_fifo_end w = writer(memory), r = reader(memory);
     dcommi_record record;
     atomic_store(dcommi_fifo_word(&r, 0), dcommi_fifo_turn(0) | (uint64_t)SIZE << 12 | 1);
     cr_assert_eq(dcommi_fifo_next(&r, &record), -1, "a record longer than the fifo");

@@ -468,6 +468,7 @@ static unsigned dcommi_local_poll(dcommi_local_peer *p)
         if (!dcommi_local_handle(p, &r)) {
             return n;
         }
+        p->out.brisk = 0;
         dcommi_fifo_pass(&p->in, &r);
         if (p->removed) {
             p->local->fifos[p->fifo] = p->in;
@@ -590,7 +591,9 @@ static bool dcommi_local_peek(dcommi_transport *t, int peer, dcommi_arrival *arr
 static void dcommi_local_pass(dcommi_transport *t, int peer)
 {
     dcommi_local *u = (dcommi_local *)t;
-    dcommi_fifo_pass(&dcommi_local_peer_at(u, peer)->in, &u->peeked);
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    p->out.brisk++;
+    dcommi_fifo_pass(&p->in, &u->peeked);
 }
 
 /* ---- mapped memory ---- */
