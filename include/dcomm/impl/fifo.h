@@ -281,8 +281,8 @@ static inline void dcommi_fifo_pass(dcommi_fifo_end *e, const dcommi_record *r)
  * On AMD a record has whole units, the reader asks for all lines of what it waits for, and the
  * writer has those of the next unit back at once, or those of a longer record before it writes the
  * first. All-reduce of two ranks on far cores of an EPYC: 4 to 64 bytes 0.31 us instead of 0.41 to
- * 0.45, 256 and 512 bytes 0.47 instead of 0.57 and 0.65; on near ones 4 to 64 bytes 0.10
- * instead of 0.12 to 0.13. Units of 128 bytes lose that from 128 bytes on, 512 bytes for shorter
+ * 0.45, 256 and 512 bytes 0.47 instead of 0.57 and 0.65; on near ones 4 to 64 bytes 0.11
+ * instead of 0.12 to 0.14. Units of 128 bytes lose that from 128 bytes on, 512 bytes for shorter
  * ones. Elsewhere it has not been measured. */
 static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t size)
 {
