@@ -13693,11 +13693,12 @@ DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
  * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
 static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-/* The same; the result goes to `also` too (NULL: not). `past`, `also_past`: past the caches, where
- * alignment allows; `past` may leave dst open, as dcommi_host_copy_open does. */
-static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
-                                            const void *const *src, size_t nsrc, size_t count,
-                                            dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* The same; the result goes to `also` too (NULL: not). `how`: DCOMMI_FOLD_STREAM for dst and
+ * DCOMMI_FOLD_ALSO for `also`, where alignment allows, the first of which may leave dst open, as
+ * dcommi_host_copy_open does; DCOMMI_FOLD_AHEAD and DCOMMI_FOLD_NEAR. */
+static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *const *src,
+                                            size_t nsrc, size_t count, dcomm_dtype dtype,
+                                            dcomm_op op, int64_t divisor, unsigned how);
 /* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
  * rounding of the f64 product towards zero; dst may equal src. */
 static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
@@ -13706,6 +13707,8 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
 static void dcommi_host_copy(void *dst, const void *src, size_t len);
 /* A copy by plain stores, whatever the length. */
 static void dcommi_host_copy_plain(void *dst, const void *src, size_t len);
+/* The same, of what is likely in no cache. */
+static void dcommi_host_copy_ahead(void *dst, const void *src, size_t len);
 /* A copy that is not to stay in the caches. */
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
 /* The same in pieces, which are ordered before what is stored later by one close behind them all:
@@ -13908,7 +13911,8 @@ enum {
     DCOMMI_FOLD_STREAM = 1, /* store past the caches; dst is aligned to its element */
     DCOMMI_FOLD_AHEAD = 2,  /* ask for the sources ahead of time */
     DCOMMI_FOLD_ALSO = 4,   /* store past the caches what goes to `also`, as dst is modulo 64 */
-    DCOMMI_FOLD_OPEN = 8    /* leave what is stored past the caches in whatever order it comes */
+    DCOMMI_FOLD_OPEN = 8,   /* leave what is stored past the caches in whatever order it comes */
+    DCOMMI_FOLD_NEAR = 16   /* ask for them by less ahead: they are shorter */
 };
 
 /* dst = fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of a float
@@ -14077,6 +14081,7 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
 /* How far ahead sources are asked for, into the second cache (nearer, or into the first, is
  * slower). */
 #define DCOMMI_SIMD_AHEAD 12288
+#define DCOMMI_SIMD_AHEAD_NEAR 4096
 
 /* Four vectors at a time, written out: compilers unroll no loop at -O2, and an indexed accumulator
  * would live in memory. */
@@ -14110,7 +14115,7 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
     a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide)); \
     a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide)); \
     if (how & DCOMMI_FOLD_AHEAD) {                            \
-        dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);       \
+        dcommi_##ISA##_ahead(from + ahead);                   \
     }
 
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
@@ -14135,6 +14140,7 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
         size_t len, double scalar, unsigned how)                                                  \
     {                                                                                             \
         const size_t wide = sizeof(dcommi_##ISA##_raw);                                           \
+        const size_t ahead = how & DCOMMI_FOLD_NEAR ? DCOMMI_SIMD_AHEAD_NEAR : DCOMMI_SIMD_AHEAD; \
         const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
         const bool stream_also = also != NULL && (how & DCOMMI_FOLD_ALSO) != 0;                   \
         size_t i = 0;                                                                             \
@@ -14153,7 +14159,7 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
             dcommi_##ISA##_##KIND a2 = DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide);               \
             dcommi_##ISA##_##KIND a3 = DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide);               \
             if (how & DCOMMI_FOLD_AHEAD) {                                                        \
-                dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
+                dcommi_##ISA##_ahead(from + ahead);                                               \
             }                                                                                     \
             do {                                                                                  \
                 if (nsrc == 1) {                                                                  \
@@ -14721,12 +14727,14 @@ static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 #define DCOMMI_BYTE_VALUES 256
 #define DCOMMI_USER_BLOCK 4096 /* bytes; a multiple of every element's */
 
-static unsigned dcommi_fold_how(const unsigned char *dst, bool past,
+/* `wanted`: of DCOMMI_FOLD_STREAM, AHEAD and NEAR. */
+static unsigned dcommi_fold_how(const unsigned char *dst, unsigned wanted,
                                 const unsigned char *const *src, size_t nsrc, size_t len,
                                 size_t element)
 {
     unsigned how = DCOMMI_FOLD_STREAM;
-    if ((len < DCOMMI_STREAM_MIN && !past) || (uintptr_t)dst % element != 0) {
+    if ((len < DCOMMI_STREAM_MIN && (wanted & DCOMMI_FOLD_STREAM) == 0) ||
+        (uintptr_t)dst % element != 0) {
         how = 0; /* on the way to a whole line an element would be cut */
     }
     for (size_t s = 0; how != 0 && s < nsrc; s++) {
@@ -14736,9 +14744,9 @@ static unsigned dcommi_fold_how(const unsigned char *dst, bool past,
     }
     bool ahead = nsrc <= 2 && element > 2;
     if (ahead && len >= DCOMMI_AHEAD_MIN && dcommi_isa_get() == DCOMMI_ISA_AVX512) {
-        how |= DCOMMI_FOLD_AHEAD;
+        return how | DCOMMI_FOLD_AHEAD;
     }
-    return how;
+    return how | (wanted & (DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR));
 }
 
 /* The sum of one operand of bytes. */
@@ -14764,6 +14772,11 @@ static void dcommi_host_copy(void *dst, const void *src, size_t len)
 static void dcommi_host_copy_plain(void *dst, const void *src, size_t len)
 {
     dcommi_copy_how(dst, src, len, 0);
+}
+
+static void dcommi_host_copy_ahead(void *dst, const void *src, size_t len)
+{
+    dcommi_copy_how(dst, src, len, DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR);
 }
 
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len)
@@ -14873,9 +14886,9 @@ static void dcommi_host_also(void *also, const void *dst, size_t len)
     }
 }
 
-static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
-                                            const void *const *src, size_t nsrc, size_t count,
-                                            dcomm_dtype dtype, dcomm_op op, int64_t divisor)
+static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *const *src,
+                                            size_t nsrc, size_t count, dcomm_dtype dtype,
+                                            dcomm_op op, int64_t divisor, unsigned wanted)
 {
     size_t element = dcomm_dtype_size(dtype);
     size_t len;
@@ -14926,11 +14939,11 @@ static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bo
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
-    unsigned how = dcommi_fold_how(out, past, in, nsrc, len, element);
-    if (also_past && (uintptr_t)dst % element == 0 &&
+    unsigned how = dcommi_fold_how(out, wanted, in, nsrc, len, element);
+    if ((wanted & DCOMMI_FOLD_ALSO) && (uintptr_t)dst % element == 0 &&
         ((uintptr_t)dst - (uintptr_t)also) % 64 == 0) {
         how |= DCOMMI_FOLD_ALSO;
-    } else if (past) {
+    } else if (wanted & DCOMMI_FOLD_STREAM) {
         how |= DCOMMI_FOLD_OPEN;
     }
     fold(out, also, in, nsrc, len, divisor > 1 ? (double)divisor : 0, how);
@@ -14940,7 +14953,7 @@ static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bo
 static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int64_t divisor)
 {
-    return dcommi_host_reduce_both(dst, false, NULL, false, src, nsrc, count, dtype, op, divisor);
+    return dcommi_host_reduce_both(dst, NULL, src, nsrc, count, dtype, op, divisor, 0);
 }
 
 static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
@@ -14951,7 +14964,7 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
     if (len > 0) {
         dcommi_fold_get(dtype, DCOMMI_FOLD_SCALE)(
             dst, NULL, &in, 1, len, factor,
-            dcommi_fold_how(dst, false, &in, 1, len, dcomm_dtype_size(dtype)));
+            dcommi_fold_how(dst, 0, &in, 1, len, dcomm_dtype_size(dtype)));
     }
 }
 
@@ -15152,7 +15165,7 @@ static const dcomm_plan *dcommi_plan_copy(uint8_t **at, const dcomm_plan *p)
 
 /* What the engine executes and the checker accepts. */
 #define DCOMMI_FOLD_MAX 8               /* sources of one RECV_REDUCE or COMPUTE */
-#define DCOMMI_SHARED_SCRATCH (1 << 20) /* bytes of scratch that peers can map */
+#define DCOMMI_SHARED_SCRATCH (3 << 19) /* bytes of scratch that peers can map */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 
 /* What an algorithm may know about a codec: sizes, not data. */
@@ -21652,43 +21665,103 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
 
 #endif
 /* ==== include/dcomm/impl/fill.h ============================================================ */
-/* fill.h - copies into memory that a peer reads next, by way of the caches or past them. Where the
- * reader's core is far, each line that it has read is slow to take back, and storing past the
- * caches is faster; where it is near, it reads what is in a cache sooner, the more so with little
- * traffic. How far it is nobody says (virtual machines least of all), so now and then both ways are
- * timed: far, the plain way takes three times as long as the other, near a little less. */
+/* fill.h - copies into memory that a peer reads next. Where the reader's core is far, each line
+ * that it has read is slow to take back, and storing past the caches is faster; where it is near,
+ * it reads what is in a cache sooner, the more so with little traffic. What is copied may come from
+ * memory, where it is better asked for ahead of time, or be in a cache, where that costs a little.
+ */
 #ifndef DCOMMI_FILL_H
 #define DCOMMI_FILL_H
 
+/* ==== include/dcomm/impl/ways.h ============================================================ */
+/* ways.h - two ways of moving the same bytes, of which now and then both are timed. Which is faster
+ * depends on where the bytes are and who has read them last, and nobody says either. */
+#ifndef DCOMMI_WAYS_H
+#define DCOMMI_WAYS_H
+
+
+/* Both are tried at every so manieth use, and sooner at first. A prime, so that the same piece of
+ * an operation does not always come to be tried. */
+#define DCOMMI_WAYS_TRIALS 61
+#define DCOMMI_WAYS_TRIALS_FIRST 8
+
+typedef struct dcommi_ways {
+    unsigned uses;
+    bool second;    /* it is faster */
+    double time[2]; /* s/byte of the last trials */
+} dcommi_ways;
+
+/* One use. */
+typedef struct dcommi_way {
+    bool second, timed;
+    double start;
+} dcommi_way;
+
+static inline dcommi_way dcommi_ways_begin(dcommi_ways *w)
+{
+    unsigned every = w->uses < DCOMMI_WAYS_TRIALS ? DCOMMI_WAYS_TRIALS_FIRST : DCOMMI_WAYS_TRIALS;
+    unsigned turn = w->uses++ % every;
+    dcommi_way way = {.second = turn < 2 ? turn == 1 : w->second, .timed = turn < 2};
+    way.start = way.timed ? dcommi_now() : 0;
+    return way;
+}
+
+/* `len` bytes have been moved. The second way is taken where the first takes more than `worth`
+ * times as long. */
+static inline void dcommi_ways_end(dcommi_ways *w, const dcommi_way *way, size_t len, double worth)
+{
+    if (!way->timed) {
+        return;
+    }
+    double time = (dcommi_now() - way->start) / (double)len, *mean = &w->time[way->second];
+    if (w->uses > 2) { /* what takes very long was interrupted */
+        time = *mean + ((time < 2 * *mean ? time : 2 * *mean) - *mean) / 4;
+    }
+    *mean = time;
+    w->second = way->second ? w->time[0] > worth * time : w->second;
+}
+
+#endif
 
 #define DCOMMI_FILL_LEAST 8192 /* bytes: what is shorter is no trouble */
-#define DCOMMI_FILL_TRIALS 64  /* both ways are tried at every so manieth */
-#define DCOMMI_FILL_FAR 1.75   /* times as long by way of the caches */
+/* Times as long by way of the caches: far, that takes three times as long, near a little less. */
+#define DCOMMI_FILL_FAR 1.75
+#define DCOMMI_AHEAD_LEAST 32768 /* bytes: of shorter pieces too many would be asked for in vain \
+                                  */
 
 typedef struct dcommi_filler {
-    unsigned fills;
-    bool past;      /* they go past the caches */
-    double time[2]; /* s/byte of the last ones by way of the caches, and past them */
+    dcommi_ways past;  /* by way of the caches, and past them */
+    dcommi_ways ahead; /* as it is, and asked for ahead of time */
 } dcommi_filler;
+
+/* By way of the caches. */
+static inline void dcommi_fill_near(dcommi_filler *f, void *to, const void *data, size_t len)
+{
+    if (len < DCOMMI_AHEAD_LEAST || dcommi_isa_get() == DCOMMI_ISA_PORTABLE) {
+        dcommi_host_copy(to, data, len);
+        return;
+    }
+    dcommi_way way = dcommi_ways_begin(&f->ahead);
+    if (way.second) {
+        dcommi_host_copy_ahead(to, data, len);
+    } else {
+        dcommi_host_copy(to, data, len);
+    }
+    dcommi_ways_end(&f->ahead, &way, len, 1);
+}
 
 /* All of it is there before what is stored later. */
 static inline void dcommi_fill(dcommi_filler *f, void *to, const void *data, size_t len)
 {
-    unsigned turn = f->fills++ % DCOMMI_FILL_TRIALS;
-    bool past = turn < 2 ? turn == 1 : f->past;
-    double start = turn < 2 ? dcommi_now() : 0;
-    if (past) {
+    dcommi_way way = dcommi_ways_begin(&f->past);
+    if (way.second) {
         dcommi_host_copy_past(to, data, len);
-    } else if (turn == 0) { /* as a fold stores: `rep movsb` would not show the distance */
+    } else if (way.timed) { /* as a fold stores: `rep movsb` would not show the distance */
         dcommi_host_copy_plain(to, data, len);
     } else {
-        memcpy(to, data, len);
+        dcommi_fill_near(f, to, data, len);
     }
-    if (turn < 2) {
-        double time = (dcommi_now() - start) / (double)len;
-        f->time[turn] += (time - f->time[turn]) / (f->fills <= 2 ? 1 : 4);
-        f->past = turn == 1 ? f->time[0] > DCOMMI_FILL_FAR * f->time[1] : f->past;
-    }
+    dcommi_ways_end(&f->past, &way, len, DCOMMI_FILL_FAR);
 }
 
 #endif
@@ -22640,6 +22713,7 @@ struct dcomm_comm {
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
     dcommi_filler filler; /* of slots that peers map */
+    dcommi_ways folds;    /* of memory that ranks map from each other: as a filler's `ahead` */
     size_t in_transport;  /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
@@ -29759,10 +29833,11 @@ static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, siz
     }
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
     move->run->comm->context->open_stores |= past;
-    return dcommi_host_reduce_both(move->dst + offset, past, also, also_past, src, move->nsrc,
-                                   len / element, (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
-                                   move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks
-                                                                        : 1);
+    unsigned how = (past ? DCOMMI_FOLD_STREAM : 0) | (also_past ? DCOMMI_FOLD_ALSO : 0);
+    return dcommi_host_reduce_both(
+        move->dst + offset, also, src, move->nsrc, len / element, (dcomm_dtype)plan->dtype,
+        (dcomm_op)plan->op, move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks : 1,
+        how);
 }
 
 /* Room to send what a fold stores while it stores it; NULL: none, or not on this host. */
@@ -30215,6 +30290,7 @@ static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag
 typedef struct dcommi_target {
     uint8_t *dst;
     bool past;     /* it is better kept out of the caches */
+    bool ahead;    /* sources are better asked for ahead of time */
     uint8_t *also; /* the result of a fold goes there, too; NULL: not */
 } dcommi_target;
 
@@ -30298,10 +30374,12 @@ static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *t
     const dcomm_plan *plan = lane->frame->plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
     lane->frame->run->comm->context->open_stores |= to->past;
+    unsigned how = (to->past ? DCOMMI_FOLD_STREAM : 0) |
+                   (to->ahead ? DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR : 0);
     return dcommi_host_reduce_both(
-        to->dst + at, to->past, to->also != NULL ? to->also + at : NULL, false, src, nsrc,
-        len / element, (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
-        final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
+        to->dst + at, to->also != NULL ? to->also + at : NULL, src, nsrc, len / element,
+        (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+        final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1, how);
 }
 
 /* The same, put on queue IN of the run's device. */
@@ -30332,6 +30410,19 @@ static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_pi
                                                              piece->address + at, len);
 }
 
+/* Fold what lies in the callers' memory: it may be in a cache, or come from memory. */
+static dcomm_status dcommi_fold_mapped(dcommi_lane *lane, const dcommi_target *to,
+                                       const void *const *src, size_t n, size_t len, bool final)
+{
+    dcommi_ways *ways = &lane->frame->run->comm->folds;
+    dcommi_target how = *to;
+    dcommi_way way = dcommi_ways_begin(ways);
+    how.ahead = way.second;
+    dcomm_status status = dcommi_fold_pieces(lane, &how, 0, src, n, len, final);
+    dcommi_ways_end(ways, &way, len, 1);
+    return status;
+}
+
 /* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
 static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *to,
                                        const dcommi_piece *pieces, size_t n, size_t len, bool fold,
@@ -30347,6 +30438,9 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *t
     }
     for (size_t i = 0; i < n; i++) {
         comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
+    }
+    if (fold && lane->frame->shared == NULL && len >= DCOMMI_AHEAD_LEAST) {
+        return dcommi_fold_mapped(lane, to, src, n, len, final);
     }
     if (fold) {
         return dcommi_fold_pieces(lane, to, 0, src, n, len, final);
@@ -32121,8 +32215,11 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
     }
     if (!fold) {
         const uint8_t *src = context->pieces[0].local;
+        dcommi_filler *filler = &frame->run->comm->filler;
         if (dcommi_step_fills(frame, step, len)) {
-            dcommi_fill(&frame->run->comm->filler, dst, src, len);
+            dcommi_fill(filler, dst, src, len);
+        } else if (frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH) {
+            dcommi_fill_near(filler, dst, src, len);
         } else {
             dcommi_result_copy(context, dst, src, len, to.past);
         }
@@ -35329,7 +35426,7 @@ static void *dcommi_local_reserve(dcommi_transport *t, int peer, size_t header_l
     }
     p->in_place = len < DCOMMI_FILL_LEAST ? p->in_place : DCOMMI_LOCAL_LATELY;
     unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len, 0);
-    *past = p->filler.past && t->bulk;
+    *past = p->filler.past.second && t->bulk;
     return body != NULL ? body + header_len : NULL;
 }
 
@@ -44077,7 +44174,8 @@ static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder 
 #define DCOMMI_ALGO_STAGED_H
 
 
-#define DCOMMI_STAGED_SLOTS 4
+#define DCOMMI_STAGED_SLOTS 3      /* dcommi_staged_exchange says why */
+#define DCOMMI_STAGED_SLOTS_ROOT 4 /* of a root, which may be ahead of its readers */
 /* What a rank fills at a time: of a block that is copied; of blocks for all ranks together, where
  * they are copied, and where they are folded. */
 #define DCOMMI_STAGED_CHUNK (128 << 10)
@@ -44085,161 +44183,6 @@ static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder 
 #define DCOMMI_STAGED_ROW_FOLDED (160 << 10)
 #define DCOMMI_STAGED_LEAST (2 << 10)
 #define DCOMMI_STAGED_RANKS 256 /* plans grow with them */
-
-/* Where the chunks of an operation lie, and the first of the counters, which are numbered by
- * distance, so that the plans of all ranks look alike. */
-typedef struct dcommi_staged {
-    const dcommi_shape *s;
-    dcommi_builder *b;
-    int64_t chunk, chunks, slots;
-    int64_t row; /* bytes of a slot */
-    uint16_t slot;
-    uint16_t filled, read;
-} dcommi_staged;
-
-static uint16_t dcommi_staged_counters(const dcommi_staged *g)
-{
-    uint16_t first = dcommi_build_counter(g->b);
-    for (int r = 1; r < g->s->nranks; r++) {
-        dcommi_build_counter(g->b);
-    }
-    return first;
-}
-
-/* Blocks of at most `longest` bytes in chunks, `width` of which are in a slot of about `row`. */
-static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b, int64_t longest,
-                                        int64_t width, int64_t row)
-{
-    if (s->nranks > DCOMMI_STAGED_RANKS) {
-        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                          "%s: %d ranks, at most %d exchange by staging",
-                                          b->head.name, s->nranks, DCOMMI_STAGED_RANKS));
-    }
-    int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, row / width);
-    grain = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_max64(grain, DCOMMI_STAGED_LEAST);
-    grain = dcommi_max64(dcommi_min64(grain, DCOMMI_SHARED_SCRATCH / width), 1);
-    dcommi_staged g = {.s = s, .b = b};
-    g.chunk = dcommi_partition_make(longest, 1, grain, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
-    g.chunks = dcommi_chunks_of(longest, g.chunk);
-    g.row = width * g.chunk;
-    int64_t room = dcommi_max64(DCOMMI_SHARED_SCRATCH / dcommi_max64(g.row, 1), 1);
-    g.slots = dcommi_min64(dcommi_min64(DCOMMI_STAGED_SLOTS, g.chunks), room);
-    dcommi_build_scratch(b, g.slots * g.row);
-    b->head.scratch_shared = true;
-    g.slot = dcommi_build_slot(b);
-    g.filled = dcommi_staged_counters(&g);
-    g.read = dcommi_staged_counters(&g);
-    return g;
-}
-
-/* Place `at` of the slot of chunk i[depth]. */
-static dcomm_expr dcommi_staged_at(const dcommi_staged *g, int64_t at, int depth)
-{
-    return dcommi_plus(dcommi_modular(g->row, 0, depth, 1, g->slots), at);
-}
-
-/* It as this rank's scratch, and as what `peer` has exposed; as long as `like`. */
-static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, int depth,
-                                       const dcomm_operand *like)
-{
-    dcomm_operand o = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, depth), g->chunk);
-    o.length = like->length;
-    return o;
-}
-
-static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, int64_t at, int depth,
-                                        const dcomm_operand *like)
-{
-    dcomm_operand o =
-        dcommi_peer(dcommi_const(peer), g->slot, dcommi_staged_at(g, at, depth), g->chunk);
-    o.length = like->length;
-    return o;
-}
-
-/* The counter by which a rank knows how far another has come. */
-static uint16_t dcommi_staged_of(const dcommi_staged *g, uint16_t counters, int64_t knower,
-                                 int64_t other)
-{
-    return (uint16_t)(counters + (other - knower + g->s->nranks) % g->s->nranks);
-}
-
-/* This rank has come one further, as another is to know. */
-static void dcommi_staged_tell(const dcommi_staged *g, int lane, uint16_t counters, int64_t to)
-{
-    dcommi_signal(g->b, lane, dcommi_staged_of(g, counters, to, g->s->rank), dcommi_const(to),
-                  dcommi_const(1));
-}
-
-static void dcommi_staged_tell_all(const dcommi_staged *g, int lane, uint16_t counters)
-{
-    for (int d = 1; d < g->s->nranks; d++) {
-        dcommi_staged_tell(g, lane, counters, (g->s->rank + d) % g->s->nranks);
-    }
-}
-
-/* Until a rank has come to chunk i[depth]. */
-static void dcommi_staged_until(const dcommi_staged *g, int lane, uint16_t counters, int64_t rank,
-                                int depth)
-{
-    dcommi_await(g->b, lane, dcommi_staged_of(g, counters, g->s->rank, rank),
-                 dcommi_linear(1, depth, 1));
-}
-
-static void dcommi_staged_offer(const dcommi_staged *g, int lane)
-{
-    dcommi_expose(g->b, lane, dcommi_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
-                  dcommi_const(DCOMM_ALL_PEERS));
-}
-
-/* Offer the slots to all, before there is anything in them: as if each rank had read them before. A
- * single chunk is offered when it is there, which says so. */
-static void dcommi_staged_open(const dcommi_staged *g, int lane)
-{
-    if (g->chunks == 1) {
-        return;
-    }
-    dcommi_staged_offer(g, lane);
-    for (int d = 1; d < g->s->nranks; d++) {
-        int rank = (g->s->rank + d) % g->s->nranks;
-        dcommi_signal(g->b, lane, dcommi_staged_of(g, g->read, g->s->rank, rank),
-                      dcommi_const(g->s->rank), dcommi_const(g->slots));
-    }
-}
-
-/* Until the other ranks have read what was in the slot of chunk i[depth] before. */
-static void dcommi_staged_until_read(const dcommi_staged *g, int lane, int depth)
-{
-    for (int d = 1; d < g->s->nranks && g->chunks > 1; d++) {
-        dcommi_staged_until(g, lane, g->read, (g->s->rank + d) % g->s->nranks, depth);
-    }
-}
-
-/* Until they have read all. */
-static void dcommi_staged_close(const dcommi_staged *g, int lane)
-{
-    for (int d = 1; d < g->s->nranks; d++) {
-        int rank = (g->s->rank + d) % g->s->nranks;
-        dcommi_await(g->b, lane, dcommi_staged_of(g, g->read, g->s->rank, rank),
-                     dcommi_const(g->chunks > 1 ? g->slots + g->chunks : 1));
-    }
-}
-
-/* A chunk lies in its slot, for all. */
-static void dcommi_staged_filled(const dcommi_staged *g, int lane)
-{
-    if (g->chunks == 1) {
-        dcommi_staged_offer(g, lane);
-    } else {
-        dcommi_staged_tell_all(g, lane, g->filled);
-    }
-}
-
-static void dcommi_staged_until_filled(const dcommi_staged *g, int lane, int64_t rank, int depth)
-{
-    if (g->chunks > 1) {
-        dcommi_staged_until(g, lane, g->filled, rank, depth);
-    }
-}
 
 /* Where a rank's block of the operation lies, in bytes. */
 typedef struct dcommi_staged_block {
@@ -44250,7 +44193,9 @@ static dcommi_staged_block dcommi_staged_block_of(const dcommi_shape *s, int64_t
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_staged_block k = {rank * total, total};
-    if (s->coll == DCOMM_COLL_ALLREDUCE) {
+    if (s->coll == DCOMM_COLL_BROADCAST) {
+        k.at = 0;
+    } else if (s->coll == DCOMM_COLL_ALLREDUCE) {
         int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
         int64_t share = dcommi_partition_make(total, s->nranks, 0, element).block;
         k.at = dcommi_min64(rank * share, total);
@@ -44262,204 +44207,389 @@ static dcommi_staged_block dcommi_staged_block_of(const dcommi_shape *s, int64_t
     return k;
 }
 
-static int64_t dcommi_staged_longest(const dcommi_shape *s)
+/* Where the chunks of an operation lie, and the first of the counters, which are numbered by
+ * distance, so that the plans of all ranks look alike. */
+typedef struct dcommi_staged {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t chunk, chunks, slots;
+    int64_t row; /* bytes of a slot */
+    uint16_t slot;
+    uint16_t counters;
+} dcommi_staged;
+
+/* Blocks of at most `longest` bytes in chunks, `width` of which are in each of some slots of about
+ * `row`. */
+static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
+                                        int64_t width, int64_t row)
 {
+    if (s->nranks > DCOMMI_STAGED_RANKS) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                          "%s: %d ranks, at most %d exchange by staging",
+                                          b->head.name, s->nranks, DCOMMI_STAGED_RANKS));
+    }
     int64_t longest = 0;
     for (int r = 0; r < s->nranks; r++) {
         longest = dcommi_max64(longest, dcommi_staged_block_of(s, r).length);
     }
-    return longest;
+    int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, row / width);
+    grain = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_max64(grain, DCOMMI_STAGED_LEAST);
+    int64_t room = DCOMMI_SHARED_SCRATCH / (slots * width) & ~(int64_t)63;
+    grain = dcommi_min64(grain, room);
+    dcommi_staged g = {.s = s, .b = b};
+    g.chunk = dcommi_partition_make(longest, 1, grain, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    g.chunks = dcommi_chunks_of(longest, g.chunk);
+    g.row = width * g.chunk;
+    g.slots = dcommi_min64(slots, g.chunks);
+    dcommi_build_scratch(b, g.slots * g.row);
+    b->head.scratch_shared = true;
+    g.slot = dcommi_build_slot(b);
+    g.counters = dcommi_build_counter(b);
+    for (int r = 1; r < s->nranks; r++) {
+        dcommi_build_counter(b);
+    }
+    return g;
 }
 
-/* Chunk i[depth] of it. */
-static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space space,
-                                         dcommi_staged_block k, int depth)
+/* Number i[depth] + plus of the chunks. */
+typedef struct dcommi_staged_turn {
+    int depth;
+    int64_t plus;
+} dcommi_staged_turn;
+
+static dcommi_staged_turn dcommi_staged_turn_at(int64_t number)
 {
-    return dcommi_span_chunk(space, k.at, k.length, g->chunk, depth);
+    dcommi_staged_turn turn = {DCOMM_LOOP_DEPTH - 1, number}; /* a loop that nobody opens */
+    return turn;
 }
 
-/* Copy chunk i[c] of each other rank's block out of place `at` of its slot. */
-static void dcommi_staged_collect(const dcommi_staged *g, int lane, int64_t at, int c)
+/* Place `at` of its slot. */
+static dcomm_expr dcommi_staged_at(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
+{
+    return dcommi_plus(dcommi_modular(g->row, turn.plus, turn.depth, 1, g->slots), at);
+}
+
+/* It as this rank's scratch, and as what `peer` has exposed; as long as `like`. */
+static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn,
+                                       const dcomm_operand *like)
+{
+    dcomm_operand o = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, turn), g->chunk);
+    o.length = like->length;
+    return o;
+}
+
+static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, int64_t at,
+                                        dcommi_staged_turn turn, const dcomm_operand *like)
+{
+    dcomm_operand o =
+        dcommi_peer(dcommi_const(peer), g->slot, dcommi_staged_at(g, at, turn), g->chunk);
+    o.length = like->length;
+    return o;
+}
+
+/* The counter by which a rank knows how far another has come. */
+static uint16_t dcommi_staged_of(const dcommi_staged *g, int64_t knower, int64_t other)
+{
+    return (uint16_t)(g->counters + (other - knower + g->s->nranks) % g->s->nranks);
+}
+
+/* This rank has come one further, as another is to know. */
+static void dcommi_staged_tell(const dcommi_staged *g, int64_t to)
+{
+    dcommi_signal(g->b, 0, dcommi_staged_of(g, to, g->s->rank), dcommi_const(to), dcommi_const(1));
+}
+
+static void dcommi_staged_tell_all(const dcommi_staged *g)
+{
+    for (int d = 1; d < g->s->nranks; d++) {
+        dcommi_staged_tell(g, (g->s->rank + d) % g->s->nranks);
+    }
+}
+
+/* Until all others have come so far. */
+static void dcommi_staged_until_all(const dcommi_staged *g, dcomm_expr so_far)
+{
+    for (int d = 1; d < g->s->nranks; d++) {
+        int rank = (g->s->rank + d) % g->s->nranks;
+        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, rank), so_far);
+    }
+}
+
+/* Offer the slots to all: what has been put there is there. */
+static void dcommi_staged_offer(const dcommi_staged *g)
+{
+    dcommi_expose(g->b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
+                  dcommi_const(DCOMM_ALL_PEERS));
+}
+
+/* That chunk of a block. */
+static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space space,
+                                         dcommi_staged_block k, dcommi_staged_turn turn)
+{
+    int64_t before = turn.plus * g->chunk;
+    return dcommi_span_chunk(space, k.at + before, k.length - before, g->chunk, turn.depth);
+}
+
+/* Copy it of each other rank's block out of place `at` of its slot. */
+static void dcommi_staged_collect(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
 {
     const dcommi_shape *s = g->s;
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand out =
-            dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
-        dcommi_staged_until_filled(g, lane, peer, c);
-        dcommi_copy(g->b, lane, out, dcommi_staged_peer(g, peer, at, c, &out), DCOMM_STEP_RESULT);
+            dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), turn);
+        dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, peer, at, turn, &out), DCOMM_STEP_RESULT);
     }
-    dcommi_staged_tell_all(g, lane, g->read);
 }
 
-/* ---- all-gather, broadcast: one block for all ---- */
+/* ---- ranks that all go through the same chunks ---- */
 
-/* Lane: fill the slots with this rank's block, for all, and put it at `own` unless that is NULL. */
-static void dcommi_staged_fill(const dcommi_staged *g, int lane, dcomm_space input,
-                               dcommi_staged_block block, const dcommi_staged_block *own)
+/* What a rank does with each chunk: put what the others need into its slot; take what they have put
+ * into theirs; where there is that, gather what they have made of it. */
+typedef struct dcommi_staged_work {
+    void (*put)(const dcommi_staged *g, dcommi_staged_turn turn);
+    void (*take)(const dcommi_staged *g, dcommi_staged_turn turn);
+    void (*gather)(const dcommi_staged *g, dcommi_staged_turn turn); /* NULL: there is not */
+} dcommi_staged_work;
+
+/* In one order on all ranks: chunk k is put, k - 1 taken, k - 2 gathered. So one signal to each
+ * other rank says it all: that k of the chunks have been taken and k + 1 put, and with it that
+ * those before have been gathered. With three slots, a slot whose turn comes is free. */
+static void dcommi_staged_exchange(const dcommi_staged *g, const dcommi_staged_work *work)
 {
-    dcommi_builder *b = g->b;
-    dcommi_staged_open(g, lane);
-    int c = dcommi_loop_many(b, lane, g->chunks);
-    dcomm_operand chunk = dcommi_staged_chunk(g, input, block, c);
-    dcommi_staged_until_read(g, lane, c);
-    dcommi_copy(b, lane, dcommi_staged_own(g, 0, c, &chunk), chunk, DCOMM_STEP_RESULT);
-    dcommi_staged_filled(g, lane);
-    if (own != NULL) {
-        dcommi_copy(b, lane, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, *own, c), chunk,
+    int64_t n = g->chunks;
+    work->put(g, dcommi_staged_turn_at(0));
+    dcommi_staged_offer(g); /* who reads them waits for this, not for a signal */
+    if (n > 1) {
+        work->put(g, dcommi_staged_turn_at(1));
+    }
+    work->take(g, dcommi_staged_turn_at(0));
+    dcommi_staged_tell_all(g);
+    if (n > 2) {
+        int i = dcommi_loop(g->b, 0, dcommi_const(n - 2));
+        dcommi_staged_turn turn[] = {{i, 0}, {i, 1}, {i, 2}};
+        work->put(g, turn[2]);
+        dcommi_staged_until_all(g, dcommi_linear(1, i, 1));
+        work->take(g, turn[1]);
+        dcommi_staged_tell_all(g);
+        if (work->gather != NULL) {
+            work->gather(g, turn[0]);
+        }
+        dcommi_end(g->b, 0);
+    }
+    if (n > 1) {
+        dcommi_staged_until_all(g, dcommi_const(n - 1));
+        work->take(g, dcommi_staged_turn_at(n - 1));
+        dcommi_staged_tell_all(g);
+        if (work->gather != NULL) {
+            work->gather(g, dcommi_staged_turn_at(n - 2));
+        }
+    }
+    dcommi_staged_until_all(g, dcommi_const(n));
+    if (work->gather != NULL) {
+        work->gather(g, dcommi_staged_turn_at(n - 1));
+        dcommi_staged_tell_all(g);
+        dcommi_staged_until_all(g, dcommi_const(n + 1));
+    }
+}
+
+/* Put this rank's block there, for all, and into its result. */
+static void dcommi_staged_put_one(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_input in = dcommi_input_of(s, own.at);
+    dcommi_staged_block from = {in.base, own.length};
+    dcomm_operand chunk = dcommi_staged_chunk(g, in.space, from, turn);
+    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+    if (!s->in_place) {
+        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn), chunk,
                     DCOMM_STEP_RESULT);
     }
-    dcommi_end_many(b, lane, g->chunks);
-    dcommi_staged_close(g, lane);
+}
+
+static void dcommi_staged_take_one(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_collect(g, 0, turn);
 }
 
 static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
-    dcommi_input in = dcommi_input_of(s, own.at);
-    dcommi_staged_block from = {in.base, own.length};
-    dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), 1, DCOMMI_STAGED_ROW);
-    dcommi_staged_fill(&g, 0, in.space, from, s->in_place ? NULL : &own);
-    int c = dcommi_loop_many(b, 1, g.chunks);
-    dcommi_staged_collect(&g, 1, 0, c);
-    dcommi_end_many(b, 1, g.chunks);
+    static const dcommi_staged_work work = {dcommi_staged_put_one, dcommi_staged_take_one, NULL};
+    dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, 1, DCOMMI_STAGED_ROW);
+    dcommi_staged_exchange(&g, &work);
     return b->status;
 }
 
-static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_staged_block all = {0, dcommi_shape_bytes(s, s->count)};
-    dcommi_staged g = dcommi_staged_make(s, b, all.length, 1, DCOMMI_STAGED_ROW);
-    if (s->rank == s->root) {
-        dcommi_staged_fill(&g, 0, dcommi_input_of(s, 0).space, all, s->in_place ? NULL : &all);
-        return b->status;
-    }
-    int c = dcommi_loop_many(b, 0, g.chunks);
-    dcomm_operand out = dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, all, c);
-    dcommi_staged_until_filled(&g, 0, s->root, c);
-    dcommi_copy(b, 0, out, dcommi_staged_peer(&g, s->root, 0, c, &out), DCOMM_STEP_RESULT);
-    dcommi_staged_tell(&g, 0, g.read, s->root);
-    dcommi_end_many(b, 0, g.chunks);
-    return b->status;
-}
-
-/* ---- reduce-scatter, all-reduce, all-to-all: a block for each rank ---- */
-
-/* Fill the slot of chunk i[c] with the other ranks' blocks of this rank's input. */
-static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c, unsigned flags)
+/* Put the other ranks' blocks of this rank's input there. */
+static void dcommi_staged_put_all(const dcommi_staged *g, dcommi_staged_turn turn, unsigned flags)
 {
     const dcommi_shape *s = g->s;
     dcomm_space input = dcommi_input_of(s, 0).space;
-    dcommi_staged_until_read(g, lane, c);
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
-        dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), c);
-        dcommi_copy(g->b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, flags);
+        dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), turn);
+        dcommi_copy(g->b, 0, dcommi_staged_own(g, peer * g->chunk, turn, &chunk), chunk, flags);
     }
-    dcommi_staged_filled(g, lane);
 }
 
-/* Lane: all of them. */
-static void dcommi_staged_deal(const dcommi_staged *g, int lane)
+static void dcommi_staged_put_copied(const dcommi_staged *g, dcommi_staged_turn turn)
 {
-    dcommi_staged_open(g, lane);
-    int c = dcommi_loop_many(g->b, lane, g->chunks);
-    dcommi_staged_deal_chunk(g, lane, c, 0);
-    dcommi_end_many(g->b, lane, g->chunks);
-    dcommi_staged_close(g, lane);
-}
-
-/* In place, a chunk of a result takes the place of one that must have left before. */
-static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
-{
+    const dcommi_shape *s = g->s;
     dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
-    dcommi_staged g = dcommi_staged_make(s, b, own.length, s->nranks, DCOMMI_STAGED_ROW);
-    uint16_t left = s->in_place ? dcommi_build_counter(b) : 0;
-    dcommi_staged_open(&g, 0);
-    int c = dcommi_loop_many(b, 0, g.chunks);
-    dcommi_staged_deal_chunk(&g, 0, c, DCOMM_STEP_RESULT);
-    if (s->in_place) {
-        dcommi_signal(b, 0, left, dcommi_const(s->rank), dcommi_const(1));
-    } else {
-        dcommi_copy(b, 0, dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, own, c),
-                    dcommi_staged_chunk(&g, dcommi_input_of(s, 0).space, own, c),
+    dcommi_staged_put_all(g, turn, DCOMM_STEP_RESULT);
+    if (!s->in_place) {
+        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn),
+                    dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, own, turn),
                     DCOMM_STEP_RESULT);
     }
-    dcommi_end_many(b, 0, g.chunks);
-    dcommi_staged_close(&g, 0);
+}
 
-    c = dcommi_loop_many(b, 1, g.chunks);
-    if (s->in_place) {
-        dcommi_await(b, 1, left, dcommi_linear(1, c, 1));
-    }
-    dcommi_staged_collect(&g, 1, s->rank * g.chunk, c);
-    dcommi_end_many(b, 1, g.chunks);
+/* In place, it takes the place of one that was put before. */
+static void dcommi_staged_take_copied(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_collect(g, g->s->rank * g->chunk, turn);
+}
+
+static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
+{
+    static const dcommi_staged_work work = {dcommi_staged_put_copied, dcommi_staged_take_copied,
+                                            NULL};
+    dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, s->nranks, DCOMMI_STAGED_ROW);
+    dcommi_staged_exchange(&g, &work);
     return b->status;
 }
 
+static void dcommi_staged_put_folded(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_put_all(g, turn, 0);
+}
+
 /* dst <- the fold of this rank's block of all inputs, in the order of ranks. */
-static void dcommi_staged_fold(const dcommi_staged *g, int lane, int c, dcomm_operand dst,
+static void dcommi_staged_fold(const dcommi_staged *g, dcommi_staged_turn turn, dcomm_operand dst,
                                unsigned flags)
 {
     const dcommi_shape *s = g->s;
     dcomm_operand ordered[3];
-    dcomm_operand own =
-        dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, dcommi_staged_block_of(s, s->rank), c);
-    for (int d = 1; d < s->nranks; d++) {
-        dcommi_staged_until_filled(g, lane, (s->rank + d) % s->nranks, c);
-    }
-    dcomm_operand others = dcommi_staged_peer(g, 0, s->rank * g->chunk, c, &own);
+    dcomm_operand own = dcommi_staged_chunk(g, dcommi_input_of(s, 0).space,
+                                            dcommi_staged_block_of(s, s->rank), turn);
+    dcomm_operand others = dcommi_staged_peer(g, 0, s->rank * g->chunk, turn, &own);
     size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(g->b, lane, dst, ordered, count, DCOMM_STEP_FINAL | flags);
+    dcommi_reduce(g->b, 0, dst, ordered, count, DCOMM_STEP_FINAL | flags);
+}
+
+static void dcommi_staged_take_scattered(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_staged_block to = {s->in_place ? own.at : 0, own.length};
+    dcommi_staged_fold(g, turn, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, to, turn),
+                       DCOMM_STEP_RESULT);
 }
 
 static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
-    dcommi_staged_block to = {s->in_place ? own.at : 0, own.length};
+    static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_scattered,
+                                            NULL};
     dcommi_staged g =
-        dcommi_staged_make(s, b, dcommi_staged_longest(s), s->nranks, DCOMMI_STAGED_ROW_FOLDED);
-    dcommi_staged_deal(&g, 0);
-    int c = dcommi_loop_many(b, 1, g.chunks);
-    dcommi_staged_fold(&g, 1, c, dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, to, c),
-                       DCOMM_STEP_RESULT);
-    dcommi_staged_tell_all(&g, 1, g.read);
-    dcommi_end_many(b, 1, g.chunks);
+        dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, s->nranks, DCOMMI_STAGED_ROW_FOLDED);
+    dcommi_staged_exchange(&g, &work);
     return b->status;
 }
 
 /* Behind the pieces for the others, a slot has the sum of this rank's block, which all copy. */
+static void dcommi_staged_take_summed(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcomm_operand out =
+        dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), turn);
+    dcomm_operand sum = dcommi_staged_own(g, s->nranks * g->chunk, turn, &out);
+    dcommi_staged_fold(g, turn, sum, DCOMM_STEP_FORWARD);
+    dcommi_copy(g->b, 0, out, sum, DCOMM_STEP_RESULT);
+}
+
+static void dcommi_staged_gather_sums(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_collect(g, g->s->nranks * g->chunk, turn);
+}
+
 static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcommi_builder *b)
 {
-    int n = s->nranks;
+    static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_summed,
+                                            dcommi_staged_gather_sums};
     dcommi_staged g =
-        dcommi_staged_make(s, b, dcommi_staged_longest(s), n + 1, DCOMMI_STAGED_ROW_FOLDED);
-    uint16_t summed = dcommi_staged_counters(&g);
-    dcommi_staged_deal(&g, 0);
+        dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, s->nranks + 1, DCOMMI_STAGED_ROW_FOLDED);
+    dcommi_staged_exchange(&g, &work);
+    return b->status;
+}
 
-    int c = dcommi_loop_many(b, 1, g.chunks);
-    dcomm_operand out =
-        dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), c);
-    dcomm_operand sum = dcommi_staged_own(&g, n * g.chunk, c, &out);
-    dcommi_staged_until_read(&g, 1, c);
-    dcommi_staged_fold(&g, 1, c, sum, DCOMM_STEP_FORWARD);
-    dcommi_copy(b, 1, out, sum, DCOMM_STEP_RESULT);
-    dcommi_staged_tell_all(&g, 1, summed);
-    dcommi_staged_tell(&g, 1, summed, s->rank);
-    dcommi_end_many(b, 1, g.chunks);
+/* ---- one rank that all others read ---- */
 
-    c = dcommi_loop_many(b, 2, g.chunks);
-    for (int d = 1; d < n; d++) {
-        int peer = (s->rank + d) % n;
-        out = dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
-        dcommi_staged_until(&g, 2, summed, peer, c);
-        dcommi_copy(b, 2, out, dcommi_staged_peer(&g, peer, n * g.chunk, c, &out),
-                    DCOMM_STEP_RESULT);
+static dcomm_operand dcommi_staged_root_chunk(const dcommi_staged *g, dcomm_space space,
+                                              dcommi_staged_turn turn)
+{
+    return dcommi_staged_chunk(g, space, dcommi_staged_block_of(g->s, g->s->root), turn);
+}
+
+static void dcommi_staged_root_puts(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcomm_operand chunk = dcommi_staged_root_chunk(g, dcommi_input_of(g->s, 0).space, turn);
+    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+}
+
+static void dcommi_staged_root_keeps(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    if (!g->s->in_place) {
+        dcommi_copy(g->b, 0, dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn),
+                    dcommi_staged_root_chunk(g, DCOMM_SPACE_IN, turn), DCOMM_STEP_RESULT);
     }
-    /* Its own fold has read the peers' slots, too. */
-    dcommi_staged_until(&g, 2, summed, s->rank, c);
-    dcommi_staged_tell_all(&g, 2, g.read);
-    dcommi_end_many(b, 2, g.chunks);
+}
+
+static void dcommi_staged_root_is_read(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcomm_operand out = dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn);
+    dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, g->s->root, 0, turn, &out), DCOMM_STEP_RESULT);
+    dcommi_staged_tell(g, g->s->root);
+}
+
+static void dcommi_staged_root(const dcommi_staged *g)
+{
+    dcommi_staged_root_puts(g, dcommi_staged_turn_at(0));
+    dcommi_staged_offer(g);
+    dcommi_staged_root_keeps(g, dcommi_staged_turn_at(0));
+    for (int64_t k = 1; k < g->slots; k++) {
+        dcommi_staged_root_puts(g, dcommi_staged_turn_at(k));
+        dcommi_staged_tell_all(g);
+        dcommi_staged_root_keeps(g, dcommi_staged_turn_at(k));
+    }
+    if (g->chunks > g->slots) {
+        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - g->slots));
+        dcommi_staged_turn turn = {i, g->slots};
+        dcommi_staged_until_all(g, dcommi_linear(1, i, 1)); /* what was in the slot before */
+        dcommi_staged_root_puts(g, turn);
+        dcommi_staged_tell_all(g);
+        dcommi_staged_root_keeps(g, turn);
+        dcommi_end(g->b, 0);
+    }
+    dcommi_staged_until_all(g, dcommi_const(g->chunks));
+}
+
+static void dcommi_staged_reader(const dcommi_staged *g)
+{
+    dcommi_staged_root_is_read(g, dcommi_staged_turn_at(0));
+    if (g->chunks > 1) {
+        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - 1));
+        dcommi_staged_turn turn = {i, 1};
+        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, g->s->root), dcommi_linear(1, i, 1));
+        dcommi_staged_root_is_read(g, turn);
+        dcommi_end(g->b, 0);
+    }
+}
+
+static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS_ROOT, 1, DCOMMI_STAGED_ROW);
+    (s->rank == s->root ? dcommi_staged_root : dcommi_staged_reader)(&g);
     return b->status;
 }
 
@@ -66641,6 +66771,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 
 /* ==== helper macros end here =========================================================== */
 #undef DCOMMI_ABS_BITS
+#undef DCOMMI_AHEAD_LEAST
 #undef DCOMMI_AHEAD_MIN
 #undef DCOMMI_ALIKE_ALL
 #undef DCOMMI_ALIKE_MIN
@@ -66822,7 +66953,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_FIFO_WATCHED
 #undef DCOMMI_FILL_FAR
 #undef DCOMMI_FILL_LEAST
-#undef DCOMMI_FILL_TRIALS
 #undef DCOMMI_FLUSH_LINE
 #undef DCOMMI_FOLD_MAX
 #undef DCOMMI_FOLD_ROW
@@ -67012,6 +67142,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_SHORT_MAX
 #undef DCOMMI_SHUT_S
 #undef DCOMMI_SIMD_AHEAD
+#undef DCOMMI_SIMD_AHEAD_NEAR
 #undef DCOMMI_SIMD_FLOAT
 #undef DCOMMI_SIMD_FOLD
 #undef DCOMMI_SIMD_GET
@@ -67040,6 +67171,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_STAGED_ROW
 #undef DCOMMI_STAGED_ROW_FOLDED
 #undef DCOMMI_STAGED_SLOTS
+#undef DCOMMI_STAGED_SLOTS_ROOT
 #undef DCOMMI_STEP_NAN
 #undef DCOMMI_STRAIGHT
 #undef DCOMMI_STRAYS_MAX
@@ -67115,6 +67247,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_VERDICT_COUNT
 #undef DCOMMI_VERDICT_TIMES
 #undef DCOMMI_VPORT
+#undef DCOMMI_WAYS_TRIALS
+#undef DCOMMI_WAYS_TRIALS_FIRST
 #undef DCOMMI_WINDOW
 #undef DCOMMI_WIRE_LARGEST
 #undef DCOMMI_WIRE_LEAST

@@ -12,7 +12,8 @@ enum {
     DCOMMI_FOLD_STREAM = 1, /* store past the caches; dst is aligned to its element */
     DCOMMI_FOLD_AHEAD = 2,  /* ask for the sources ahead of time */
     DCOMMI_FOLD_ALSO = 4,   /* store past the caches what goes to `also`, as dst is modulo 64 */
-    DCOMMI_FOLD_OPEN = 8    /* leave what is stored past the caches in whatever order it comes */
+    DCOMMI_FOLD_OPEN = 8,   /* leave what is stored past the caches in whatever order it comes */
+    DCOMMI_FOLD_NEAR = 16   /* ask for them by less ahead: they are shorter */
 };
 
 /* dst = fold of src[0..nsrc-1], `len` bytes each, finished with `scalar` (the divisor of a float

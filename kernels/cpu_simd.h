@@ -14,6 +14,7 @@
 /* How far ahead sources are asked for, into the second cache (nearer, or into the first, is
  * slower). */
 #define DCOMMI_SIMD_AHEAD 12288
+#define DCOMMI_SIMD_AHEAD_NEAR 4096
 
 /* Four vectors at a time, written out: compilers unroll no loop at -O2, and an indexed accumulator
  * would live in memory. */
@@ -47,7 +48,7 @@
     a2 = OP(a2, DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide)); \
     a3 = OP(a3, DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide)); \
     if (how & DCOMMI_FOLD_AHEAD) {                            \
-        dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);       \
+        dcommi_##ISA##_ahead(from + ahead);                   \
     }
 
 #define DCOMMI_SIMD_FOLD(ISA, NAME, KIND, OP, FINISH)                                             \
@@ -72,6 +73,7 @@
         size_t len, double scalar, unsigned how)                                                  \
     {                                                                                             \
         const size_t wide = sizeof(dcommi_##ISA##_raw);                                           \
+        const size_t ahead = how & DCOMMI_FOLD_NEAR ? DCOMMI_SIMD_AHEAD_NEAR : DCOMMI_SIMD_AHEAD; \
         const bool stream = (how & DCOMMI_FOLD_STREAM) != 0;                                      \
         const bool stream_also = also != NULL && (how & DCOMMI_FOLD_ALSO) != 0;                   \
         size_t i = 0;                                                                             \
@@ -90,7 +92,7 @@
             dcommi_##ISA##_##KIND a2 = DCOMMI_SIMD_GET(ISA, KIND, from + 2 * wide);               \
             dcommi_##ISA##_##KIND a3 = DCOMMI_SIMD_GET(ISA, KIND, from + 3 * wide);               \
             if (how & DCOMMI_FOLD_AHEAD) {                                                        \
-                dcommi_##ISA##_ahead(from + DCOMMI_SIMD_AHEAD);                                   \
+                dcommi_##ISA##_ahead(from + ahead);                                               \
             }                                                                                     \
             do {                                                                                  \
                 if (nsrc == 1) {                                                                  \

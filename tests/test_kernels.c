@@ -190,15 +190,23 @@ static void check_fold(dcomm_dtype dtype, dcomm_op op, size_t nsrc, size_t count
                      dcomm_dtype_name(dtype), dcomm_op_name(op), nsrc, count, (int)divisor, alias,
                      shift, dcommi_isa_names[isa]);
         cr_assert(dst[len] == 0xa5 && dst[len + 7] == 0xa5, "wrote past the end");
-        for (int how = 0; alias < 0 && how < 4; how++) { /* to two places, past the caches or not */
-            unsigned char *too = also + (how + shift) % 3;
+        for (unsigned k = 0; alias < 0 && k < 6; k++) { /* to two places, past the caches or not */
+            static const unsigned hows[] = {0,
+                                            DCOMMI_FOLD_STREAM,
+                                            DCOMMI_FOLD_ALSO,
+                                            DCOMMI_FOLD_STREAM | DCOMMI_FOLD_ALSO,
+                                            DCOMMI_FOLD_AHEAD,
+                                            DCOMMI_FOLD_STREAM | DCOMMI_FOLD_AHEAD |
+                                                DCOMMI_FOLD_NEAR};
+            unsigned how = hows[k];
+            unsigned char *too = also + (k + shift) % 3;
             memset(dst, 0x5a, len);
             memset(too, 0xa5, len + 8);
-            cr_assert_eq(dcommi_host_reduce_both(dst, how & 1, too, how & 2, given, nsrc, count,
-                                                 dtype, op, divisor),
-                         DCOMM_OK);
+            cr_assert_eq(
+                dcommi_host_reduce_both(dst, too, given, nsrc, count, dtype, op, divisor, how),
+                DCOMM_OK);
             cr_assert(memcmp(dst, expected, len) == 0 && memcmp(too, expected, len) == 0,
-                      "%s %s of %zu x %zu to two places, how %d, shift %zu, %s: wrong bytes",
+                      "%s %s of %zu x %zu to two places, how %u, shift %zu, %s: wrong bytes",
                       dcomm_dtype_name(dtype), dcomm_op_name(op), nsrc, count, how, shift,
                       dcommi_isa_names[isa]);
             cr_assert(dst[len] == 0xa5 && too[len] == 0xa5, "wrote past the end");

@@ -13,7 +13,8 @@
 
 #include "algo_parts.h"
 
-#define DCOMMI_STAGED_SLOTS 4
+#define DCOMMI_STAGED_SLOTS 3      /* dcommi_staged_exchange says why */
+#define DCOMMI_STAGED_SLOTS_ROOT 4 /* of a root, which may be ahead of its readers */
 /* What a rank fills at a time: of a block that is copied; of blocks for all ranks together, where
  * they are copied, and where they are folded. */
 #define DCOMMI_STAGED_CHUNK (128 << 10)
@@ -21,161 +22,6 @@
 #define DCOMMI_STAGED_ROW_FOLDED (160 << 10)
 #define DCOMMI_STAGED_LEAST (2 << 10)
 #define DCOMMI_STAGED_RANKS 256 /* plans grow with them */
-
-/* Where the chunks of an operation lie, and the first of the counters, which are numbered by
- * distance, so that the plans of all ranks look alike. */
-typedef struct dcommi_staged {
-    const dcommi_shape *s;
-    dcommi_builder *b;
-    int64_t chunk, chunks, slots;
-    int64_t row; /* bytes of a slot */
-    uint16_t slot;
-    uint16_t filled, read;
-} dcommi_staged;
-
-static uint16_t dcommi_staged_counters(const dcommi_staged *g)
-{
-    uint16_t first = dcommi_build_counter(g->b);
-    for (int r = 1; r < g->s->nranks; r++) {
-        dcommi_build_counter(g->b);
-    }
-    return first;
-}
-
-/* Blocks of at most `longest` bytes in chunks, `width` of which are in a slot of about `row`. */
-static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b, int64_t longest,
-                                        int64_t width, int64_t row)
-{
-    if (s->nranks > DCOMMI_STAGED_RANKS) {
-        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                                          "%s: %d ranks, at most %d exchange by staging",
-                                          b->head.name, s->nranks, DCOMMI_STAGED_RANKS));
-    }
-    int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, row / width);
-    grain = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_max64(grain, DCOMMI_STAGED_LEAST);
-    grain = dcommi_max64(dcommi_min64(grain, DCOMMI_SHARED_SCRATCH / width), 1);
-    dcommi_staged g = {.s = s, .b = b};
-    g.chunk = dcommi_partition_make(longest, 1, grain, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
-    g.chunks = dcommi_chunks_of(longest, g.chunk);
-    g.row = width * g.chunk;
-    int64_t room = dcommi_max64(DCOMMI_SHARED_SCRATCH / dcommi_max64(g.row, 1), 1);
-    g.slots = dcommi_min64(dcommi_min64(DCOMMI_STAGED_SLOTS, g.chunks), room);
-    dcommi_build_scratch(b, g.slots * g.row);
-    b->head.scratch_shared = true;
-    g.slot = dcommi_build_slot(b);
-    g.filled = dcommi_staged_counters(&g);
-    g.read = dcommi_staged_counters(&g);
-    return g;
-}
-
-/* Place `at` of the slot of chunk i[depth]. */
-static dcomm_expr dcommi_staged_at(const dcommi_staged *g, int64_t at, int depth)
-{
-    return dcommi_plus(dcommi_modular(g->row, 0, depth, 1, g->slots), at);
-}
-
-/* It as this rank's scratch, and as what `peer` has exposed; as long as `like`. */
-static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, int depth,
-                                       const dcomm_operand *like)
-{
-    dcomm_operand o = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, depth), g->chunk);
-    o.length = like->length;
-    return o;
-}
-
-static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, int64_t at, int depth,
-                                        const dcomm_operand *like)
-{
-    dcomm_operand o =
-        dcommi_peer(dcommi_const(peer), g->slot, dcommi_staged_at(g, at, depth), g->chunk);
-    o.length = like->length;
-    return o;
-}
-
-/* The counter by which a rank knows how far another has come. */
-static uint16_t dcommi_staged_of(const dcommi_staged *g, uint16_t counters, int64_t knower,
-                                 int64_t other)
-{
-    return (uint16_t)(counters + (other - knower + g->s->nranks) % g->s->nranks);
-}
-
-/* This rank has come one further, as another is to know. */
-static void dcommi_staged_tell(const dcommi_staged *g, int lane, uint16_t counters, int64_t to)
-{
-    dcommi_signal(g->b, lane, dcommi_staged_of(g, counters, to, g->s->rank), dcommi_const(to),
-                  dcommi_const(1));
-}
-
-static void dcommi_staged_tell_all(const dcommi_staged *g, int lane, uint16_t counters)
-{
-    for (int d = 1; d < g->s->nranks; d++) {
-        dcommi_staged_tell(g, lane, counters, (g->s->rank + d) % g->s->nranks);
-    }
-}
-
-/* Until a rank has come to chunk i[depth]. */
-static void dcommi_staged_until(const dcommi_staged *g, int lane, uint16_t counters, int64_t rank,
-                                int depth)
-{
-    dcommi_await(g->b, lane, dcommi_staged_of(g, counters, g->s->rank, rank),
-                 dcommi_linear(1, depth, 1));
-}
-
-static void dcommi_staged_offer(const dcommi_staged *g, int lane)
-{
-    dcommi_expose(g->b, lane, dcommi_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
-                  dcommi_const(DCOMM_ALL_PEERS));
-}
-
-/* Offer the slots to all, before there is anything in them: as if each rank had read them before. A
- * single chunk is offered when it is there, which says so. */
-static void dcommi_staged_open(const dcommi_staged *g, int lane)
-{
-    if (g->chunks == 1) {
-        return;
-    }
-    dcommi_staged_offer(g, lane);
-    for (int d = 1; d < g->s->nranks; d++) {
-        int rank = (g->s->rank + d) % g->s->nranks;
-        dcommi_signal(g->b, lane, dcommi_staged_of(g, g->read, g->s->rank, rank),
-                      dcommi_const(g->s->rank), dcommi_const(g->slots));
-    }
-}
-
-/* Until the other ranks have read what was in the slot of chunk i[depth] before. */
-static void dcommi_staged_until_read(const dcommi_staged *g, int lane, int depth)
-{
-    for (int d = 1; d < g->s->nranks && g->chunks > 1; d++) {
-        dcommi_staged_until(g, lane, g->read, (g->s->rank + d) % g->s->nranks, depth);
-    }
-}
-
-/* Until they have read all. */
-static void dcommi_staged_close(const dcommi_staged *g, int lane)
-{
-    for (int d = 1; d < g->s->nranks; d++) {
-        int rank = (g->s->rank + d) % g->s->nranks;
-        dcommi_await(g->b, lane, dcommi_staged_of(g, g->read, g->s->rank, rank),
-                     dcommi_const(g->chunks > 1 ? g->slots + g->chunks : 1));
-    }
-}
-
-/* A chunk lies in its slot, for all. */
-static void dcommi_staged_filled(const dcommi_staged *g, int lane)
-{
-    if (g->chunks == 1) {
-        dcommi_staged_offer(g, lane);
-    } else {
-        dcommi_staged_tell_all(g, lane, g->filled);
-    }
-}
-
-static void dcommi_staged_until_filled(const dcommi_staged *g, int lane, int64_t rank, int depth)
-{
-    if (g->chunks > 1) {
-        dcommi_staged_until(g, lane, g->filled, rank, depth);
-    }
-}
 
 /* Where a rank's block of the operation lies, in bytes. */
 typedef struct dcommi_staged_block {
@@ -186,7 +32,9 @@ static dcommi_staged_block dcommi_staged_block_of(const dcommi_shape *s, int64_t
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_staged_block k = {rank * total, total};
-    if (s->coll == DCOMM_COLL_ALLREDUCE) {
+    if (s->coll == DCOMM_COLL_BROADCAST) {
+        k.at = 0;
+    } else if (s->coll == DCOMM_COLL_ALLREDUCE) {
         int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
         int64_t share = dcommi_partition_make(total, s->nranks, 0, element).block;
         k.at = dcommi_min64(rank * share, total);
@@ -198,204 +46,389 @@ static dcommi_staged_block dcommi_staged_block_of(const dcommi_shape *s, int64_t
     return k;
 }
 
-static int64_t dcommi_staged_longest(const dcommi_shape *s)
+/* Where the chunks of an operation lie, and the first of the counters, which are numbered by
+ * distance, so that the plans of all ranks look alike. */
+typedef struct dcommi_staged {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t chunk, chunks, slots;
+    int64_t row; /* bytes of a slot */
+    uint16_t slot;
+    uint16_t counters;
+} dcommi_staged;
+
+/* Blocks of at most `longest` bytes in chunks, `width` of which are in each of some slots of about
+ * `row`. */
+static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
+                                        int64_t width, int64_t row)
 {
+    if (s->nranks > DCOMMI_STAGED_RANKS) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                          "%s: %d ranks, at most %d exchange by staging",
+                                          b->head.name, s->nranks, DCOMMI_STAGED_RANKS));
+    }
     int64_t longest = 0;
     for (int r = 0; r < s->nranks; r++) {
         longest = dcommi_max64(longest, dcommi_staged_block_of(s, r).length);
     }
-    return longest;
+    int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, row / width);
+    grain = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_max64(grain, DCOMMI_STAGED_LEAST);
+    int64_t room = DCOMMI_SHARED_SCRATCH / (slots * width) & ~(int64_t)63;
+    grain = dcommi_min64(grain, room);
+    dcommi_staged g = {.s = s, .b = b};
+    g.chunk = dcommi_partition_make(longest, 1, grain, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    g.chunks = dcommi_chunks_of(longest, g.chunk);
+    g.row = width * g.chunk;
+    g.slots = dcommi_min64(slots, g.chunks);
+    dcommi_build_scratch(b, g.slots * g.row);
+    b->head.scratch_shared = true;
+    g.slot = dcommi_build_slot(b);
+    g.counters = dcommi_build_counter(b);
+    for (int r = 1; r < s->nranks; r++) {
+        dcommi_build_counter(b);
+    }
+    return g;
 }
 
-/* Chunk i[depth] of it. */
-static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space space,
-                                         dcommi_staged_block k, int depth)
+/* Number i[depth] + plus of the chunks. */
+typedef struct dcommi_staged_turn {
+    int depth;
+    int64_t plus;
+} dcommi_staged_turn;
+
+static dcommi_staged_turn dcommi_staged_turn_at(int64_t number)
 {
-    return dcommi_span_chunk(space, k.at, k.length, g->chunk, depth);
+    dcommi_staged_turn turn = {DCOMM_LOOP_DEPTH - 1, number}; /* a loop that nobody opens */
+    return turn;
 }
 
-/* Copy chunk i[c] of each other rank's block out of place `at` of its slot. */
-static void dcommi_staged_collect(const dcommi_staged *g, int lane, int64_t at, int c)
+/* Place `at` of its slot. */
+static dcomm_expr dcommi_staged_at(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
+{
+    return dcommi_plus(dcommi_modular(g->row, turn.plus, turn.depth, 1, g->slots), at);
+}
+
+/* It as this rank's scratch, and as what `peer` has exposed; as long as `like`. */
+static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn,
+                                       const dcomm_operand *like)
+{
+    dcomm_operand o = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, turn), g->chunk);
+    o.length = like->length;
+    return o;
+}
+
+static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, int64_t at,
+                                        dcommi_staged_turn turn, const dcomm_operand *like)
+{
+    dcomm_operand o =
+        dcommi_peer(dcommi_const(peer), g->slot, dcommi_staged_at(g, at, turn), g->chunk);
+    o.length = like->length;
+    return o;
+}
+
+/* The counter by which a rank knows how far another has come. */
+static uint16_t dcommi_staged_of(const dcommi_staged *g, int64_t knower, int64_t other)
+{
+    return (uint16_t)(g->counters + (other - knower + g->s->nranks) % g->s->nranks);
+}
+
+/* This rank has come one further, as another is to know. */
+static void dcommi_staged_tell(const dcommi_staged *g, int64_t to)
+{
+    dcommi_signal(g->b, 0, dcommi_staged_of(g, to, g->s->rank), dcommi_const(to), dcommi_const(1));
+}
+
+static void dcommi_staged_tell_all(const dcommi_staged *g)
+{
+    for (int d = 1; d < g->s->nranks; d++) {
+        dcommi_staged_tell(g, (g->s->rank + d) % g->s->nranks);
+    }
+}
+
+/* Until all others have come so far. */
+static void dcommi_staged_until_all(const dcommi_staged *g, dcomm_expr so_far)
+{
+    for (int d = 1; d < g->s->nranks; d++) {
+        int rank = (g->s->rank + d) % g->s->nranks;
+        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, rank), so_far);
+    }
+}
+
+/* Offer the slots to all: what has been put there is there. */
+static void dcommi_staged_offer(const dcommi_staged *g)
+{
+    dcommi_expose(g->b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
+                  dcommi_const(DCOMM_ALL_PEERS));
+}
+
+/* That chunk of a block. */
+static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space space,
+                                         dcommi_staged_block k, dcommi_staged_turn turn)
+{
+    int64_t before = turn.plus * g->chunk;
+    return dcommi_span_chunk(space, k.at + before, k.length - before, g->chunk, turn.depth);
+}
+
+/* Copy it of each other rank's block out of place `at` of its slot. */
+static void dcommi_staged_collect(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
 {
     const dcommi_shape *s = g->s;
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand out =
-            dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
-        dcommi_staged_until_filled(g, lane, peer, c);
-        dcommi_copy(g->b, lane, out, dcommi_staged_peer(g, peer, at, c, &out), DCOMM_STEP_RESULT);
+            dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), turn);
+        dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, peer, at, turn, &out), DCOMM_STEP_RESULT);
     }
-    dcommi_staged_tell_all(g, lane, g->read);
 }
 
-/* ---- all-gather, broadcast: one block for all ---- */
+/* ---- ranks that all go through the same chunks ---- */
 
-/* Lane: fill the slots with this rank's block, for all, and put it at `own` unless that is NULL. */
-static void dcommi_staged_fill(const dcommi_staged *g, int lane, dcomm_space input,
-                               dcommi_staged_block block, const dcommi_staged_block *own)
+/* What a rank does with each chunk: put what the others need into its slot; take what they have put
+ * into theirs; where there is that, gather what they have made of it. */
+typedef struct dcommi_staged_work {
+    void (*put)(const dcommi_staged *g, dcommi_staged_turn turn);
+    void (*take)(const dcommi_staged *g, dcommi_staged_turn turn);
+    void (*gather)(const dcommi_staged *g, dcommi_staged_turn turn); /* NULL: there is not */
+} dcommi_staged_work;
+
+/* In one order on all ranks: chunk k is put, k - 1 taken, k - 2 gathered. So one signal to each
+ * other rank says it all: that k of the chunks have been taken and k + 1 put, and with it that
+ * those before have been gathered. With three slots, a slot whose turn comes is free. */
+static void dcommi_staged_exchange(const dcommi_staged *g, const dcommi_staged_work *work)
 {
-    dcommi_builder *b = g->b;
-    dcommi_staged_open(g, lane);
-    int c = dcommi_loop_many(b, lane, g->chunks);
-    dcomm_operand chunk = dcommi_staged_chunk(g, input, block, c);
-    dcommi_staged_until_read(g, lane, c);
-    dcommi_copy(b, lane, dcommi_staged_own(g, 0, c, &chunk), chunk, DCOMM_STEP_RESULT);
-    dcommi_staged_filled(g, lane);
-    if (own != NULL) {
-        dcommi_copy(b, lane, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, *own, c), chunk,
+    int64_t n = g->chunks;
+    work->put(g, dcommi_staged_turn_at(0));
+    dcommi_staged_offer(g); /* who reads them waits for this, not for a signal */
+    if (n > 1) {
+        work->put(g, dcommi_staged_turn_at(1));
+    }
+    work->take(g, dcommi_staged_turn_at(0));
+    dcommi_staged_tell_all(g);
+    if (n > 2) {
+        int i = dcommi_loop(g->b, 0, dcommi_const(n - 2));
+        dcommi_staged_turn turn[] = {{i, 0}, {i, 1}, {i, 2}};
+        work->put(g, turn[2]);
+        dcommi_staged_until_all(g, dcommi_linear(1, i, 1));
+        work->take(g, turn[1]);
+        dcommi_staged_tell_all(g);
+        if (work->gather != NULL) {
+            work->gather(g, turn[0]);
+        }
+        dcommi_end(g->b, 0);
+    }
+    if (n > 1) {
+        dcommi_staged_until_all(g, dcommi_const(n - 1));
+        work->take(g, dcommi_staged_turn_at(n - 1));
+        dcommi_staged_tell_all(g);
+        if (work->gather != NULL) {
+            work->gather(g, dcommi_staged_turn_at(n - 2));
+        }
+    }
+    dcommi_staged_until_all(g, dcommi_const(n));
+    if (work->gather != NULL) {
+        work->gather(g, dcommi_staged_turn_at(n - 1));
+        dcommi_staged_tell_all(g);
+        dcommi_staged_until_all(g, dcommi_const(n + 1));
+    }
+}
+
+/* Put this rank's block there, for all, and into its result. */
+static void dcommi_staged_put_one(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_input in = dcommi_input_of(s, own.at);
+    dcommi_staged_block from = {in.base, own.length};
+    dcomm_operand chunk = dcommi_staged_chunk(g, in.space, from, turn);
+    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+    if (!s->in_place) {
+        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn), chunk,
                     DCOMM_STEP_RESULT);
     }
-    dcommi_end_many(b, lane, g->chunks);
-    dcommi_staged_close(g, lane);
+}
+
+static void dcommi_staged_take_one(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_collect(g, 0, turn);
 }
 
 static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
-    dcommi_input in = dcommi_input_of(s, own.at);
-    dcommi_staged_block from = {in.base, own.length};
-    dcommi_staged g = dcommi_staged_make(s, b, dcommi_staged_longest(s), 1, DCOMMI_STAGED_ROW);
-    dcommi_staged_fill(&g, 0, in.space, from, s->in_place ? NULL : &own);
-    int c = dcommi_loop_many(b, 1, g.chunks);
-    dcommi_staged_collect(&g, 1, 0, c);
-    dcommi_end_many(b, 1, g.chunks);
+    static const dcommi_staged_work work = {dcommi_staged_put_one, dcommi_staged_take_one, NULL};
+    dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, 1, DCOMMI_STAGED_ROW);
+    dcommi_staged_exchange(&g, &work);
     return b->status;
 }
 
-static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builder *b)
-{
-    dcommi_staged_block all = {0, dcommi_shape_bytes(s, s->count)};
-    dcommi_staged g = dcommi_staged_make(s, b, all.length, 1, DCOMMI_STAGED_ROW);
-    if (s->rank == s->root) {
-        dcommi_staged_fill(&g, 0, dcommi_input_of(s, 0).space, all, s->in_place ? NULL : &all);
-        return b->status;
-    }
-    int c = dcommi_loop_many(b, 0, g.chunks);
-    dcomm_operand out = dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, all, c);
-    dcommi_staged_until_filled(&g, 0, s->root, c);
-    dcommi_copy(b, 0, out, dcommi_staged_peer(&g, s->root, 0, c, &out), DCOMM_STEP_RESULT);
-    dcommi_staged_tell(&g, 0, g.read, s->root);
-    dcommi_end_many(b, 0, g.chunks);
-    return b->status;
-}
-
-/* ---- reduce-scatter, all-reduce, all-to-all: a block for each rank ---- */
-
-/* Fill the slot of chunk i[c] with the other ranks' blocks of this rank's input. */
-static void dcommi_staged_deal_chunk(const dcommi_staged *g, int lane, int c, unsigned flags)
+/* Put the other ranks' blocks of this rank's input there. */
+static void dcommi_staged_put_all(const dcommi_staged *g, dcommi_staged_turn turn, unsigned flags)
 {
     const dcommi_shape *s = g->s;
     dcomm_space input = dcommi_input_of(s, 0).space;
-    dcommi_staged_until_read(g, lane, c);
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
-        dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), c);
-        dcommi_copy(g->b, lane, dcommi_staged_own(g, peer * g->chunk, c, &chunk), chunk, flags);
+        dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), turn);
+        dcommi_copy(g->b, 0, dcommi_staged_own(g, peer * g->chunk, turn, &chunk), chunk, flags);
     }
-    dcommi_staged_filled(g, lane);
 }
 
-/* Lane: all of them. */
-static void dcommi_staged_deal(const dcommi_staged *g, int lane)
+static void dcommi_staged_put_copied(const dcommi_staged *g, dcommi_staged_turn turn)
 {
-    dcommi_staged_open(g, lane);
-    int c = dcommi_loop_many(g->b, lane, g->chunks);
-    dcommi_staged_deal_chunk(g, lane, c, 0);
-    dcommi_end_many(g->b, lane, g->chunks);
-    dcommi_staged_close(g, lane);
-}
-
-/* In place, a chunk of a result takes the place of one that must have left before. */
-static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
-{
+    const dcommi_shape *s = g->s;
     dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
-    dcommi_staged g = dcommi_staged_make(s, b, own.length, s->nranks, DCOMMI_STAGED_ROW);
-    uint16_t left = s->in_place ? dcommi_build_counter(b) : 0;
-    dcommi_staged_open(&g, 0);
-    int c = dcommi_loop_many(b, 0, g.chunks);
-    dcommi_staged_deal_chunk(&g, 0, c, DCOMM_STEP_RESULT);
-    if (s->in_place) {
-        dcommi_signal(b, 0, left, dcommi_const(s->rank), dcommi_const(1));
-    } else {
-        dcommi_copy(b, 0, dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, own, c),
-                    dcommi_staged_chunk(&g, dcommi_input_of(s, 0).space, own, c),
+    dcommi_staged_put_all(g, turn, DCOMM_STEP_RESULT);
+    if (!s->in_place) {
+        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn),
+                    dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, own, turn),
                     DCOMM_STEP_RESULT);
     }
-    dcommi_end_many(b, 0, g.chunks);
-    dcommi_staged_close(&g, 0);
+}
 
-    c = dcommi_loop_many(b, 1, g.chunks);
-    if (s->in_place) {
-        dcommi_await(b, 1, left, dcommi_linear(1, c, 1));
-    }
-    dcommi_staged_collect(&g, 1, s->rank * g.chunk, c);
-    dcommi_end_many(b, 1, g.chunks);
+/* In place, it takes the place of one that was put before. */
+static void dcommi_staged_take_copied(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_collect(g, g->s->rank * g->chunk, turn);
+}
+
+static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
+{
+    static const dcommi_staged_work work = {dcommi_staged_put_copied, dcommi_staged_take_copied,
+                                            NULL};
+    dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, s->nranks, DCOMMI_STAGED_ROW);
+    dcommi_staged_exchange(&g, &work);
     return b->status;
 }
 
+static void dcommi_staged_put_folded(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_put_all(g, turn, 0);
+}
+
 /* dst <- the fold of this rank's block of all inputs, in the order of ranks. */
-static void dcommi_staged_fold(const dcommi_staged *g, int lane, int c, dcomm_operand dst,
+static void dcommi_staged_fold(const dcommi_staged *g, dcommi_staged_turn turn, dcomm_operand dst,
                                unsigned flags)
 {
     const dcommi_shape *s = g->s;
     dcomm_operand ordered[3];
-    dcomm_operand own =
-        dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, dcommi_staged_block_of(s, s->rank), c);
-    for (int d = 1; d < s->nranks; d++) {
-        dcommi_staged_until_filled(g, lane, (s->rank + d) % s->nranks, c);
-    }
-    dcomm_operand others = dcommi_staged_peer(g, 0, s->rank * g->chunk, c, &own);
+    dcomm_operand own = dcommi_staged_chunk(g, dcommi_input_of(s, 0).space,
+                                            dcommi_staged_block_of(s, s->rank), turn);
+    dcomm_operand others = dcommi_staged_peer(g, 0, s->rank * g->chunk, turn, &own);
     size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(g->b, lane, dst, ordered, count, DCOMM_STEP_FINAL | flags);
+    dcommi_reduce(g->b, 0, dst, ordered, count, DCOMM_STEP_FINAL | flags);
+}
+
+static void dcommi_staged_take_scattered(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_staged_block to = {s->in_place ? own.at : 0, own.length};
+    dcommi_staged_fold(g, turn, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, to, turn),
+                       DCOMM_STEP_RESULT);
 }
 
 static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
 {
-    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
-    dcommi_staged_block to = {s->in_place ? own.at : 0, own.length};
+    static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_scattered,
+                                            NULL};
     dcommi_staged g =
-        dcommi_staged_make(s, b, dcommi_staged_longest(s), s->nranks, DCOMMI_STAGED_ROW_FOLDED);
-    dcommi_staged_deal(&g, 0);
-    int c = dcommi_loop_many(b, 1, g.chunks);
-    dcommi_staged_fold(&g, 1, c, dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, to, c),
-                       DCOMM_STEP_RESULT);
-    dcommi_staged_tell_all(&g, 1, g.read);
-    dcommi_end_many(b, 1, g.chunks);
+        dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, s->nranks, DCOMMI_STAGED_ROW_FOLDED);
+    dcommi_staged_exchange(&g, &work);
     return b->status;
 }
 
 /* Behind the pieces for the others, a slot has the sum of this rank's block, which all copy. */
+static void dcommi_staged_take_summed(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcomm_operand out =
+        dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), turn);
+    dcomm_operand sum = dcommi_staged_own(g, s->nranks * g->chunk, turn, &out);
+    dcommi_staged_fold(g, turn, sum, DCOMM_STEP_FORWARD);
+    dcommi_copy(g->b, 0, out, sum, DCOMM_STEP_RESULT);
+}
+
+static void dcommi_staged_gather_sums(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_collect(g, g->s->nranks * g->chunk, turn);
+}
+
 static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcommi_builder *b)
 {
-    int n = s->nranks;
+    static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_summed,
+                                            dcommi_staged_gather_sums};
     dcommi_staged g =
-        dcommi_staged_make(s, b, dcommi_staged_longest(s), n + 1, DCOMMI_STAGED_ROW_FOLDED);
-    uint16_t summed = dcommi_staged_counters(&g);
-    dcommi_staged_deal(&g, 0);
+        dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, s->nranks + 1, DCOMMI_STAGED_ROW_FOLDED);
+    dcommi_staged_exchange(&g, &work);
+    return b->status;
+}
 
-    int c = dcommi_loop_many(b, 1, g.chunks);
-    dcomm_operand out =
-        dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), c);
-    dcomm_operand sum = dcommi_staged_own(&g, n * g.chunk, c, &out);
-    dcommi_staged_until_read(&g, 1, c);
-    dcommi_staged_fold(&g, 1, c, sum, DCOMM_STEP_FORWARD);
-    dcommi_copy(b, 1, out, sum, DCOMM_STEP_RESULT);
-    dcommi_staged_tell_all(&g, 1, summed);
-    dcommi_staged_tell(&g, 1, summed, s->rank);
-    dcommi_end_many(b, 1, g.chunks);
+/* ---- one rank that all others read ---- */
 
-    c = dcommi_loop_many(b, 2, g.chunks);
-    for (int d = 1; d < n; d++) {
-        int peer = (s->rank + d) % n;
-        out = dcommi_staged_chunk(&g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), c);
-        dcommi_staged_until(&g, 2, summed, peer, c);
-        dcommi_copy(b, 2, out, dcommi_staged_peer(&g, peer, n * g.chunk, c, &out),
-                    DCOMM_STEP_RESULT);
+static dcomm_operand dcommi_staged_root_chunk(const dcommi_staged *g, dcomm_space space,
+                                              dcommi_staged_turn turn)
+{
+    return dcommi_staged_chunk(g, space, dcommi_staged_block_of(g->s, g->s->root), turn);
+}
+
+static void dcommi_staged_root_puts(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcomm_operand chunk = dcommi_staged_root_chunk(g, dcommi_input_of(g->s, 0).space, turn);
+    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+}
+
+static void dcommi_staged_root_keeps(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    if (!g->s->in_place) {
+        dcommi_copy(g->b, 0, dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn),
+                    dcommi_staged_root_chunk(g, DCOMM_SPACE_IN, turn), DCOMM_STEP_RESULT);
     }
-    /* Its own fold has read the peers' slots, too. */
-    dcommi_staged_until(&g, 2, summed, s->rank, c);
-    dcommi_staged_tell_all(&g, 2, g.read);
-    dcommi_end_many(b, 2, g.chunks);
+}
+
+static void dcommi_staged_root_is_read(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcomm_operand out = dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn);
+    dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, g->s->root, 0, turn, &out), DCOMM_STEP_RESULT);
+    dcommi_staged_tell(g, g->s->root);
+}
+
+static void dcommi_staged_root(const dcommi_staged *g)
+{
+    dcommi_staged_root_puts(g, dcommi_staged_turn_at(0));
+    dcommi_staged_offer(g);
+    dcommi_staged_root_keeps(g, dcommi_staged_turn_at(0));
+    for (int64_t k = 1; k < g->slots; k++) {
+        dcommi_staged_root_puts(g, dcommi_staged_turn_at(k));
+        dcommi_staged_tell_all(g);
+        dcommi_staged_root_keeps(g, dcommi_staged_turn_at(k));
+    }
+    if (g->chunks > g->slots) {
+        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - g->slots));
+        dcommi_staged_turn turn = {i, g->slots};
+        dcommi_staged_until_all(g, dcommi_linear(1, i, 1)); /* what was in the slot before */
+        dcommi_staged_root_puts(g, turn);
+        dcommi_staged_tell_all(g);
+        dcommi_staged_root_keeps(g, turn);
+        dcommi_end(g->b, 0);
+    }
+    dcommi_staged_until_all(g, dcommi_const(g->chunks));
+}
+
+static void dcommi_staged_reader(const dcommi_staged *g)
+{
+    dcommi_staged_root_is_read(g, dcommi_staged_turn_at(0));
+    if (g->chunks > 1) {
+        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - 1));
+        dcommi_staged_turn turn = {i, 1};
+        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, g->s->root), dcommi_linear(1, i, 1));
+        dcommi_staged_root_is_read(g, turn);
+        dcommi_end(g->b, 0);
+    }
+}
+
+static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS_ROOT, 1, DCOMMI_STAGED_ROW);
+    (s->rank == s->root ? dcommi_staged_root : dcommi_staged_reader)(&g);
     return b->status;
 }
 

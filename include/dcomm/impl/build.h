@@ -12,7 +12,7 @@
 
 /* What the engine executes and the checker accepts. */
 #define DCOMMI_FOLD_MAX 8               /* sources of one RECV_REDUCE or COMPUTE */
-#define DCOMMI_SHARED_SCRATCH (1 << 20) /* bytes of scratch that peers can map */
+#define DCOMMI_SHARED_SCRATCH (3 << 19) /* bytes of scratch that peers can map */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 
 /* What an algorithm may know about a codec: sizes, not data. */

@@ -12,11 +12,12 @@
  * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
 static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int64_t divisor);
-/* The same; the result goes to `also` too (NULL: not). `past`, `also_past`: past the caches, where
- * alignment allows; `past` may leave dst open, as dcommi_host_copy_open does. */
-static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
-                                            const void *const *src, size_t nsrc, size_t count,
-                                            dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* The same; the result goes to `also` too (NULL: not). `how`: DCOMMI_FOLD_STREAM for dst and
+ * DCOMMI_FOLD_ALSO for `also`, where alignment allows, the first of which may leave dst open, as
+ * dcommi_host_copy_open does; DCOMMI_FOLD_AHEAD and DCOMMI_FOLD_NEAR. */
+static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *const *src,
+                                            size_t nsrc, size_t count, dcomm_dtype dtype,
+                                            dcomm_op op, int64_t divisor, unsigned how);
 /* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
  * rounding of the f64 product towards zero; dst may equal src. */
 static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
@@ -25,6 +26,8 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
 static void dcommi_host_copy(void *dst, const void *src, size_t len);
 /* A copy by plain stores, whatever the length. */
 static void dcommi_host_copy_plain(void *dst, const void *src, size_t len);
+/* The same, of what is likely in no cache. */
+static void dcommi_host_copy_ahead(void *dst, const void *src, size_t len);
 /* A copy that is not to stay in the caches. */
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
 /* The same in pieces, which are ordered before what is stored later by one close behind them all:

@@ -23,12 +23,14 @@
 #define DCOMMI_BYTE_VALUES 256
 #define DCOMMI_USER_BLOCK 4096 /* bytes; a multiple of every element's */
 
-static unsigned dcommi_fold_how(const unsigned char *dst, bool past,
+/* `wanted`: of DCOMMI_FOLD_STREAM, AHEAD and NEAR. */
+static unsigned dcommi_fold_how(const unsigned char *dst, unsigned wanted,
                                 const unsigned char *const *src, size_t nsrc, size_t len,
                                 size_t element)
 {
     unsigned how = DCOMMI_FOLD_STREAM;
-    if ((len < DCOMMI_STREAM_MIN && !past) || (uintptr_t)dst % element != 0) {
+    if ((len < DCOMMI_STREAM_MIN && (wanted & DCOMMI_FOLD_STREAM) == 0) ||
+        (uintptr_t)dst % element != 0) {
         how = 0; /* on the way to a whole line an element would be cut */
     }
     for (size_t s = 0; how != 0 && s < nsrc; s++) {
@@ -38,9 +40,9 @@ static unsigned dcommi_fold_how(const unsigned char *dst, bool past,
     }
     bool ahead = nsrc <= 2 && element > 2;
     if (ahead && len >= DCOMMI_AHEAD_MIN && dcommi_isa_get() == DCOMMI_ISA_AVX512) {
-        how |= DCOMMI_FOLD_AHEAD;
+        return how | DCOMMI_FOLD_AHEAD;
     }
-    return how;
+    return how | (wanted & (DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR));
 }
 
 /* The sum of one operand of bytes. */
@@ -66,6 +68,11 @@ static void dcommi_host_copy(void *dst, const void *src, size_t len)
 static void dcommi_host_copy_plain(void *dst, const void *src, size_t len)
 {
     dcommi_copy_how(dst, src, len, 0);
+}
+
+static void dcommi_host_copy_ahead(void *dst, const void *src, size_t len)
+{
+    dcommi_copy_how(dst, src, len, DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR);
 }
 
 static void dcommi_host_copy_past(void *dst, const void *src, size_t len)
@@ -175,9 +182,9 @@ static void dcommi_host_also(void *also, const void *dst, size_t len)
     }
 }
 
-static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bool also_past,
-                                            const void *const *src, size_t nsrc, size_t count,
-                                            dcomm_dtype dtype, dcomm_op op, int64_t divisor)
+static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *const *src,
+                                            size_t nsrc, size_t count, dcomm_dtype dtype,
+                                            dcomm_op op, int64_t divisor, unsigned wanted)
 {
     size_t element = dcomm_dtype_size(dtype);
     size_t len;
@@ -228,11 +235,11 @@ static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bo
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
-    unsigned how = dcommi_fold_how(out, past, in, nsrc, len, element);
-    if (also_past && (uintptr_t)dst % element == 0 &&
+    unsigned how = dcommi_fold_how(out, wanted, in, nsrc, len, element);
+    if ((wanted & DCOMMI_FOLD_ALSO) && (uintptr_t)dst % element == 0 &&
         ((uintptr_t)dst - (uintptr_t)also) % 64 == 0) {
         how |= DCOMMI_FOLD_ALSO;
-    } else if (past) {
+    } else if (wanted & DCOMMI_FOLD_STREAM) {
         how |= DCOMMI_FOLD_OPEN;
     }
     fold(out, also, in, nsrc, len, divisor > 1 ? (double)divisor : 0, how);
@@ -242,7 +249,7 @@ static dcomm_status dcommi_host_reduce_both(void *dst, bool past, void *also, bo
 static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int64_t divisor)
 {
-    return dcommi_host_reduce_both(dst, false, NULL, false, src, nsrc, count, dtype, op, divisor);
+    return dcommi_host_reduce_both(dst, NULL, src, nsrc, count, dtype, op, divisor, 0);
 }
 
 static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
@@ -253,7 +260,7 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
     if (len > 0) {
         dcommi_fold_get(dtype, DCOMMI_FOLD_SCALE)(
             dst, NULL, &in, 1, len, factor,
-            dcommi_fold_how(dst, false, &in, 1, len, dcomm_dtype_size(dtype)));
+            dcommi_fold_how(dst, 0, &in, 1, len, dcomm_dtype_size(dtype)));
     }
 }
 

@@ -200,7 +200,7 @@ static void *dcommi_local_reserve(dcommi_transport *t, int peer, size_t header_l
     }
     p->in_place = len < DCOMMI_FILL_LEAST ? p->in_place : DCOMMI_LOCAL_LATELY;
     unsigned char *body = dcommi_fifo_reserve(&p->out, header_len + len, 0);
-    *past = p->filler.past && t->bulk;
+    *past = p->filler.past.second && t->bulk;
     return body != NULL ? body + header_len : NULL;
 }
 

@@ -404,10 +404,11 @@ static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, siz
     }
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
     move->run->comm->context->open_stores |= past;
-    return dcommi_host_reduce_both(move->dst + offset, past, also, also_past, src, move->nsrc,
-                                   len / element, (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
-                                   move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks
-                                                                        : 1);
+    unsigned how = (past ? DCOMMI_FOLD_STREAM : 0) | (also_past ? DCOMMI_FOLD_ALSO : 0);
+    return dcommi_host_reduce_both(
+        move->dst + offset, also, src, move->nsrc, len / element, (dcomm_dtype)plan->dtype,
+        (dcomm_op)plan->op, move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks : 1,
+        how);
 }
 
 /* Room to send what a fold stores while it stores it; NULL: none, or not on this host. */

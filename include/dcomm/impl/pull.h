@@ -10,6 +10,7 @@
 typedef struct dcommi_target {
     uint8_t *dst;
     bool past;     /* it is better kept out of the caches */
+    bool ahead;    /* sources are better asked for ahead of time */
     uint8_t *also; /* the result of a fold goes there, too; NULL: not */
 } dcommi_target;
 
@@ -93,10 +94,12 @@ static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *t
     const dcomm_plan *plan = lane->frame->plan;
     size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
     lane->frame->run->comm->context->open_stores |= to->past;
+    unsigned how = (to->past ? DCOMMI_FOLD_STREAM : 0) |
+                   (to->ahead ? DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR : 0);
     return dcommi_host_reduce_both(
-        to->dst + at, to->past, to->also != NULL ? to->also + at : NULL, false, src, nsrc,
-        len / element, (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
-        final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
+        to->dst + at, to->also != NULL ? to->also + at : NULL, src, nsrc, len / element,
+        (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+        final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1, how);
 }
 
 /* The same, put on queue IN of the run's device. */
@@ -127,6 +130,19 @@ static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_pi
                                                              piece->address + at, len);
 }
 
+/* Fold what lies in the callers' memory: it may be in a cache, or come from memory. */
+static dcomm_status dcommi_fold_mapped(dcommi_lane *lane, const dcommi_target *to,
+                                       const void *const *src, size_t n, size_t len, bool final)
+{
+    dcommi_ways *ways = &lane->frame->run->comm->folds;
+    dcommi_target how = *to;
+    dcommi_way way = dcommi_ways_begin(ways);
+    how.ahead = way.second;
+    dcomm_status status = dcommi_fold_pieces(lane, &how, 0, src, n, len, final);
+    dcommi_ways_end(ways, &way, len, 1);
+    return status;
+}
+
 /* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
 static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *to,
                                        const dcommi_piece *pieces, size_t n, size_t len, bool fold,
@@ -142,6 +158,9 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *t
     }
     for (size_t i = 0; i < n; i++) {
         comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
+    }
+    if (fold && lane->frame->shared == NULL && len >= DCOMMI_AHEAD_LEAST) {
+        return dcommi_fold_mapped(lane, to, src, n, len, final);
     }
     if (fold) {
         return dcommi_fold_pieces(lane, to, 0, src, n, len, final);

@@ -251,8 +251,11 @@ static enum dcommi_outcome dcommi_step_fold(dcommi_lane *lane, const dcomm_step 
     }
     if (!fold) {
         const uint8_t *src = context->pieces[0].local;
+        dcommi_filler *filler = &frame->run->comm->filler;
         if (dcommi_step_fills(frame, step, len)) {
-            dcommi_fill(&frame->run->comm->filler, dst, src, len);
+            dcommi_fill(filler, dst, src, len);
+        } else if (frame->shared != NULL && step->dst.space == DCOMM_SPACE_SCRATCH) {
+            dcommi_fill_near(filler, dst, src, len);
         } else {
             dcommi_result_copy(context, dst, src, len, to.past);
         }

@@ -332,6 +332,7 @@ struct dcomm_comm {
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
     dcommi_filler filler; /* of slots that peers map */
+    dcommi_ways folds;    /* of memory that ranks map from each other: as a filler's `ahead` */
     size_t in_transport;  /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
