@@ -29,6 +29,7 @@ static dcommi_fifo_end writer(dcommi_fifo *memory)
 {
     dcommi_fifo_end e = dcommi_fifo_writer(memory, size);
     e.unit = unit;
+    e.strings = unit == DCOMMI_LINE;
     return e;
 }
 
@@ -61,7 +62,10 @@ static bool put(dcommi_fifo_end *w, unsigned seed, unsigned i)
     size_t header, len = lengths(seed, i, &header);
     unsigned char *body = dcommi_fifo_reserve(w, header + len, 0);
     if (body != NULL) {
-        fill(body, header + len, w->at);
+        static unsigned char bytes[WIDE];
+        fill(bytes, header + len, w->at);
+        dcommi_fifo_copy(w, body + header, bytes + header, len);
+        memcpy(body, bytes, header);
         dcommi_fifo_commit(w, 1 + i % 5, header, len);
     }
     return body != NULL;

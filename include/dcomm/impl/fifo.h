@@ -27,6 +27,12 @@
 #define DCOMMI_FIFO_GAP_BELOW 16384
 #define DCOMMI_FIFO_GAP 2048
 #define DCOMMI_FIFO_GAP_SIZE 65536 /* in fifos from here on */
+/* Payloads longer than this, up to that, are stored as strings on Intel's processors, which do not
+ * fetch lines first that are overwritten whole: all-reduce of two ranks of 768 bytes and 1 KiB
+ * takes 0.60 and 0.65 us instead of 0.67 and 0.71. What is copied at the other end, all-gather of
+ * so much, gains nothing, and loses beyond. (glibc's memcpy does so from 8 KiB on.) */
+#define DCOMMI_FIFO_STRING_ABOVE 640
+#define DCOMMI_FIFO_STRING_MOST 1024
 
 /* Ask for a line to write. The builtin does so only where the compiler was told that it may; the
  * instruction is skipped by processors that do not know it. */
@@ -68,6 +74,7 @@ typedef struct dcommi_fifo_end {
     uint32_t last, longer; /* bytes of the last record, and of the longer of the last two */
     uint32_t brisk; /* writer: records that its process took out of the other fifo by scripts, since
                      * the engine took one */
+    bool strings;   /* writer: some payloads are stored so */
     dcommi_fifo *fifo;
 } dcommi_fifo_end;
 
@@ -208,6 +215,21 @@ static inline unsigned char *dcommi_fifo_reserve(dcommi_fifo_end *e, size_t byte
     return (unsigned char *)dcommi_fifo_word(e, e->at) + sizeof(uint64_t);
 }
 
+/* A payload, into what was reserved. */
+static inline void dcommi_fifo_copy(const dcommi_fifo_end *e, void *to, const void *data,
+                                    size_t len)
+{
+#if defined(__x86_64__)
+    if (e->strings && len > DCOMMI_FIFO_STRING_ABOVE && len <= DCOMMI_FIFO_STRING_MOST) {
+        __asm__ volatile("rep movsb" : "+D"(to), "+S"(data), "+c"(len) : : "memory");
+        return;
+    }
+#endif
+    if (len > 0) {
+        memcpy(to, data, len);
+    }
+}
+
 /* Make what was reserved visible. */
 static inline void dcommi_fifo_commit(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                       size_t len)
@@ -289,6 +311,7 @@ static inline dcommi_fifo_end dcommi_fifo_reader(dcommi_fifo *fifo, uint32_t siz
     dcommi_fifo_end e = {.lines = fifo->lines,
                          .size = size,
                          .unit = dcommi_isa_is_amd() ? DCOMMI_FIFO_UNIT : DCOMMI_LINE,
+                         .strings = dcommi_isa_is_intel(),
                          .fifo = fifo};
     return e;
 }

@@ -147,8 +147,8 @@ static inline void dcommi_local_fill(dcommi_local_peer *p, unsigned char *to, co
     if (len >= DCOMMI_FILL_LEAST && p->local->base.bulk) {
         p->in_place -= p->in_place > 0;
         dcommi_fill(&p->filler, to, data, len);
-    } else if (len > 0) {
-        memcpy(to, data, len);
+    } else {
+        dcommi_fifo_copy(&p->out, to, data, len);
     }
 }
 
