@@ -127,16 +127,18 @@ Test(algorithms, slots_are_filled_anew, .timeout = 120)
     }
 }
 
-Test(algorithms, more_than_2_to_31_elements, .timeout = 60)
+Test(algorithms, more_than_2_to_31_elements, .timeout = 120)
 {
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
         /* Chunks of one are short, and the checker goes through each. */
-        const int most = strcmp(dcommi_algo_table[k].name, "staged") == 0 ? 2 : 5;
+        const bool staged = strcmp(dcommi_algo_table[k].name, "staged") == 0;
+        const int most = staged ? 2 : 5;
         for (int n = 2; n <= most && !is_p2p(&dcommi_algo_table[k]); n++) {
             call c = {.algo = &dcommi_algo_table[k],
                       .n = n,
                       .count = ((size_t)1 << 31) + 12345,
                       .lanes = 1,
+                      .half = staged,
                       .chunk = (int64_t)1 << 30};
             check_call(&c);
         }

@@ -1,8 +1,7 @@
 /* fill.h - copies into memory that a peer reads next. Where the reader's core is far, each line
  * that it has read is slow to take back, and storing past the caches is faster; where it is near,
  * it reads what is in a cache sooner, the more so with little traffic. What is copied may come from
- * memory, where it is better asked for ahead of time, or be in a cache, where that costs a little.
- */
+ * memory, where it is better asked for ahead of time, or be in a cache, where that costs some. */
 #ifndef DCOMMI_FILL_H
 #define DCOMMI_FILL_H
 
@@ -12,8 +11,7 @@
 #define DCOMMI_FILL_LEAST 8192 /* bytes: what is shorter is no trouble */
 /* Times as long by way of the caches: far, that takes three times as long, near a little less. */
 #define DCOMMI_FILL_FAR 1.75
-#define DCOMMI_AHEAD_LEAST 32768 /* bytes: of shorter pieces too many would be asked for in vain \
-                                  */
+#define DCOMMI_AHEAD_LEAST 32768 /* bytes; of shorter ones too much would be asked for in vain */
 
 typedef struct dcommi_filler {
     dcommi_ways past;  /* by way of the caches, and past them */
