@@ -30440,11 +30440,10 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *t
     for (size_t i = 0; i < n; i++) {
         comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
     }
-    if (fold && lane->frame->shared == NULL && len >= DCOMMI_AHEAD_LEAST) {
-        return dcommi_fold_mapped(lane, to, src, n, len, final);
-    }
     if (fold) {
-        return dcommi_fold_pieces(lane, to, 0, src, n, len, final);
+        bool callers = lane->frame->shared == NULL && len >= DCOMMI_AHEAD_LEAST;
+        return callers ? dcommi_fold_mapped(lane, to, src, n, len, final)
+                       : dcommi_fold_pieces(lane, to, 0, src, n, len, final);
     }
     dcommi_result_copy(comm->context, to->dst, src[0], len, to->past);
     return DCOMM_OK;
@@ -44576,23 +44575,26 @@ static void dcommi_staged_root_is_read(const dcommi_staged *g, dcommi_staged_tur
     dcommi_staged_tell(g, g->s->root);
 }
 
+static void dcommi_staged_root_goes_on(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_root_puts(g, turn);
+    dcommi_staged_tell_all(g);
+    dcommi_staged_root_keeps(g, turn);
+}
+
 static void dcommi_staged_root(const dcommi_staged *g)
 {
     dcommi_staged_root_puts(g, dcommi_staged_turn_at(0));
     dcommi_staged_offer(g);
     dcommi_staged_root_keeps(g, dcommi_staged_turn_at(0));
     for (int64_t k = 1; k < g->slots; k++) {
-        dcommi_staged_root_puts(g, dcommi_staged_turn_at(k));
-        dcommi_staged_tell_all(g);
-        dcommi_staged_root_keeps(g, dcommi_staged_turn_at(k));
+        dcommi_staged_root_goes_on(g, dcommi_staged_turn_at(k));
     }
     if (g->chunks > g->slots) {
         int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - g->slots));
         dcommi_staged_turn turn = {i, g->slots};
         dcommi_staged_until_all(g, dcommi_linear(1, i, 1)); /* what was in the slot before */
-        dcommi_staged_root_puts(g, turn);
-        dcommi_staged_tell_all(g);
-        dcommi_staged_root_keeps(g, turn);
+        dcommi_staged_root_goes_on(g, turn);
         dcommi_end(g->b, 0);
     }
     dcommi_staged_until_all(g, dcommi_const(g->chunks));

@@ -9,7 +9,7 @@
 
 enum { TURNS = DCOMMI_WAYS_TRIALS };
 
-/* Uses of which each takes so long, in s: first[0] or first[1] by the way it goes. Returns how many
+/* Uses of which each takes so long, in s, by the way it goes. Returns how many
  * went the second way. */
 static int use(dcommi_ways *w, int uses, const double *takes, double worth)
 {

@@ -159,11 +159,10 @@ static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *t
     for (size_t i = 0; i < n; i++) {
         comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
     }
-    if (fold && lane->frame->shared == NULL && len >= DCOMMI_AHEAD_LEAST) {
-        return dcommi_fold_mapped(lane, to, src, n, len, final);
-    }
     if (fold) {
-        return dcommi_fold_pieces(lane, to, 0, src, n, len, final);
+        bool callers = lane->frame->shared == NULL && len >= DCOMMI_AHEAD_LEAST;
+        return callers ? dcommi_fold_mapped(lane, to, src, n, len, final)
+                       : dcommi_fold_pieces(lane, to, 0, src, n, len, final);
     }
     dcommi_result_copy(comm->context, to->dst, src[0], len, to->past);
     return DCOMM_OK;
