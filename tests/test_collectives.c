@@ -355,6 +355,41 @@ Test(collectives, without_the_engine, .timeout = 60)
     }
 }
 
+/* A call that is made again may be in place now, or have another root. */
+static int again_in_every_form(int rank, int n, procs_shared *s, void *arg)
+{
+    static const dcomm_coll colls[] = {DCOMM_COLL_ALLREDUCE, DCOMM_COLL_REDUCE_SCATTER,
+                                       DCOMM_COLL_ALLGATHER, DCOMM_COLL_ALLTOALL,
+                                       DCOMM_COLL_BROADCAST};
+    static const form forms[] = {APART, IN_PLACE, APART, ALIAS};
+    enum { TURNS = 24 };
+    ranks_settle(rank, n, ((place_of *)arg)->place);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    for (size_t c = 0; c < sizeof colls / sizeof *colls; c++) {
+        for (int turn = 0; turn < TURNS; turn++) { /* each twice, and all of that three times */
+            job j = {.comm = comm,
+                     .rank = rank,
+                     .n = n,
+                     .coll = colls[c],
+                     .dtype = DCOMM_F32,
+                     .op = DCOMM_SUM,
+                     .count = 5,
+                     .root = rooted(colls[c]) ? turn / 8 % n : 0,
+                     .form = forms[turn / 2 % 4],
+                     .blocking = true};
+            run(&j);
+        }
+    }
+    return ranks_leave(&comm);
+}
+
+Test(collectives, again_in_every_form, .timeout = 60)
+{
+    for (int n = 2; n <= 4; n++) {
+        on(n, RANKS_LOCAL, again_in_every_form);
+    }
+}
+
 /* ---- what the calls say, and what they refuse ---- */
 
 static int talk(int rank, int n, procs_shared *s, void *arg)

@@ -29,7 +29,7 @@ static dcommi_fifo_end writer(dcommi_fifo *memory)
 {
     dcommi_fifo_end e = dcommi_fifo_writer(memory, size);
     e.unit = unit;
-    e.strings = unit == DCOMMI_LINE;
+    e.intel = unit == DCOMMI_LINE;
     return e;
 }
 

@@ -6,20 +6,90 @@
 #include "api_auto.h"
 #include "check.h"
 
-/* Sizes of both buffers checked; `in` at `alias` bytes behind `out` is the in-place call. */
+/* A call on buffers that are where the algorithm is to find them: their sizes checked. */
+static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const void *in, void *out,
+                                       bool in_place, const dcomm_coll_opts *opts,
+                                       dcomm_request **request_p)
+{
+    int64_t in_bytes, out_bytes;
+    dcommi_shape_spaces(s, &in_bytes, &out_bytes);
+    DCOMMI_TRY(dcommi_check_buffer(s, "sendbuf", in, in_bytes));
+    DCOMMI_TRY(dcommi_check_buffer(s, "recvbuf", out, out_bytes));
+    s->in_place = in_place && out != NULL;
+    return dcommi_collective(comm, s, in, out, -1, opts, request_p);
+}
+
+/* The same; `in` at `alias` bytes behind `out` is the in-place call. */
 static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const void *in,
                                         void *out, int64_t alias, bool aliased,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    int64_t in_bytes, out_bytes;
-    dcommi_shape_spaces(s, &in_bytes, &out_bytes);
-    if (in == DCOMM_IN_PLACE) {
-        in = out != NULL ? (const uint8_t *)out + alias : NULL;
+    const void *own = out != NULL ? (const uint8_t *)out + alias : NULL;
+    in = in == DCOMM_IN_PLACE ? own : in;
+    return dcommi_call_placed(comm, s, in, out, aliased && in == own, opts, request_p);
+}
+
+/* ---- what is called over and over ---- */
+
+/* Where all-reduce, reduce-scatter, all-gather, all-to-all and broadcast, of so many bytes, have
+ * their buffers, which were given as the caller gave them; whether they are the same. */
+static inline bool dcommi_buffers_find(const dcomm_comm *comm, dcomm_coll coll, int root,
+                                       size_t bytes, const void **in, void **out)
+{
+    const uintptr_t own = (uintptr_t)*out + bytes * (size_t)comm->rank;
+    if (coll == DCOMM_COLL_REDUCE_SCATTER) {
+        /* In place the output is a part of the input: algorithms write it only as they read it
+         * last, so it needs no plan of its own. */
+        if (*in == DCOMM_IN_PLACE) {
+            *in = *out;
+            *out = *out != NULL ? (void *)own : NULL;
+        }
+        return false;
     }
-    DCOMMI_TRY(dcommi_check_buffer(s, "sendbuf", in, in_bytes));
-    DCOMMI_TRY(dcommi_check_buffer(s, "recvbuf", out, out_bytes));
-    s->in_place = aliased && in != NULL && out != NULL && in == (const uint8_t *)out + alias;
-    return dcommi_collective(comm, s, in, out, -1, opts, request_p);
+    if (coll == DCOMM_COLL_BROADCAST && comm->rank != root) {
+        *in = NULL;
+        return false;
+    }
+    void *same = coll == DCOMM_COLL_ALLGATHER && *out != NULL ? (void *)own : *out;
+    *in = *in == DCOMM_IN_PLACE ? same : *in;
+    return *in == same;
+}
+
+/* One of them that was called a moment ago. DCOMM_IN_PROGRESS: it must go the long way. */
+static inline dcomm_status dcommi_call_shortly(dcomm_comm *comm, dcomm_coll coll, const void *in,
+                                               void *out, size_t count, dcomm_dtype dtype,
+                                               dcomm_op op, int root, const dcomm_coll_opts *opts,
+                                               dcomm_request **request_p)
+{
+    if (!dcommi_call_recent(comm, opts, request_p) || out == NULL ||
+        (in == NULL && coll != DCOMM_COLL_BROADCAST)) {
+        return DCOMM_IN_PROGRESS;
+    }
+    bool in_place =
+        dcommi_buffers_find(comm, coll, root, count * dcomm_dtype_size(dtype), &in, &out);
+    if (coll == DCOMM_COLL_BROADCAST && comm->rank == root && in == NULL) {
+        return DCOMM_IN_PROGRESS;
+    }
+    uint64_t code = dcommi_call_code(coll, dtype, op, root, in_place, dcommi_opts_memory(opts));
+    return dcommi_call_again(comm, code, count, opts, in, out);
+}
+
+static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, const void *in,
+                                             void *out, size_t count, dcomm_dtype dtype,
+                                             dcomm_op op, int root, const dcomm_coll_opts *opts,
+                                             dcomm_request **request_p)
+{
+    dcommi_shape s;
+    dcomm_status again =
+        dcommi_call_shortly(comm, coll, in, out, count, dtype, op, root, opts, request_p);
+    if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+        return again;
+    }
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, root, opts, &s));
+    bool in_place =
+        dcommi_buffers_find(comm, coll, root, (size_t)dcommi_shape_bytes(&s, count), &in, &out);
+    return dcommi_call_placed(comm, &s, in, out, in_place, opts, request_p);
 }
 
 static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -33,14 +103,10 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
         DCOMMI_TRY(dcommi_auto_begin(comm, automatic, count, dtype, op, request_p == NULL, &opts,
                                      &decided));
     }
-    if (request_p == NULL && dcommi_opts_plain(opts) && recvbuf != NULL && sendbuf != NULL) {
-        const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
-        uint64_t code = dcommi_call_code(DCOMM_COLL_ALLREDUCE, dtype, op, 0, in == recvbuf,
-                                         dcommi_opts_memory(opts));
-        dcomm_status again = dcommi_call_again(comm, code, count, opts, in, recvbuf);
-        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
-            return again;
-        }
+    dcomm_status again = dcommi_call_shortly(comm, DCOMM_COLL_ALLREDUCE, sendbuf, recvbuf, count,
+                                             dtype, op, 0, opts, request_p);
+    if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+        return again;
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
@@ -49,52 +115,59 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
     s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)in % 4 != 0 ||
               (uintptr_t)recvbuf % 4 != 0;
-    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
+    return dcommi_call_placed(comm, &s, in, recvbuf, in == recvbuf, opts, request_p);
 }
 
-/* In place the output is a part of the input: algorithms write it only as they read it last, so it
- * needs no plan of its own. */
 static dcomm_status dcommi_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                           size_t recvcount, dcomm_dtype dtype, dcomm_op op,
                                           const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_REDUCE_SCATTER, recvcount, dtype, op, 0, opts, &s));
-    if (sendbuf == DCOMM_IN_PLACE) {
-        sendbuf = recvbuf;
-        recvbuf = recvbuf != NULL
-                      ? (uint8_t *)recvbuf + dcommi_shape_bytes(&s, recvcount) * comm->rank
-                      : NULL;
-    }
-    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, false, opts, request_p);
+    return dcommi_call_often(comm, DCOMM_COLL_REDUCE_SCATTER, sendbuf, recvbuf, recvcount, dtype,
+                             op, 0, opts, request_p);
 }
 
 static dcomm_status dcommi_allgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      size_t sendcount, dcomm_dtype dtype,
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_ALLGATHER, sendcount, dtype, DCOMM_SUM, 0, opts, &s));
-    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf,
-                               dcommi_shape_bytes(&s, sendcount) * comm->rank, true, opts,
-                               request_p);
+    return dcommi_call_often(comm, DCOMM_COLL_ALLGATHER, sendbuf, recvbuf, sendcount, dtype,
+                             DCOMM_SUM, 0, opts, request_p);
+}
+
+static dcomm_status dcommi_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                    size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                    dcomm_request **request_p)
+{
+    return dcommi_call_often(comm, DCOMM_COLL_ALLTOALL, sendbuf, recvbuf, count, dtype, DCOMM_SUM,
+                             0, opts, request_p);
 }
 
 static dcomm_status dcommi_broadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      size_t count, dcomm_dtype dtype, int root,
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(
-        dcommi_shape_begin(comm, DCOMM_COLL_BROADCAST, count, dtype, DCOMM_SUM, root, opts, &s));
-    return dcommi_call_buffers(comm, &s, comm->rank == root ? sendbuf : NULL, recvbuf, 0, true,
-                               opts, request_p);
+    return dcommi_call_often(comm, DCOMM_COLL_BROADCAST, sendbuf, recvbuf, count, dtype, DCOMM_SUM,
+                             root, opts, request_p);
 }
+
+static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                   dcomm_request **request_p)
+{
+    dcommi_shape s;
+    if (dcommi_call_recent(comm, opts, request_p)) {
+        uint64_t code =
+            dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, DCOMMI_MEMORY_ANY);
+        dcomm_status again = dcommi_call_again(comm, code, 0, opts, NULL, NULL);
+        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+            return again;
+        }
+    }
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, opts, &s));
+    return dcommi_collective(comm, &s, NULL, NULL, -1, opts, request_p);
+}
+
+/* ---- the others ---- */
 
 static dcomm_status dcommi_reduce_to(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      size_t count, dcomm_dtype dtype, dcomm_op op, int root,
@@ -142,33 +215,6 @@ static dcomm_status dcommi_scatter(dcomm_comm *comm, const void *sendbuf, void *
     }
     return dcommi_call_buffers(comm, &s, comm->rank == root ? sendbuf : NULL, recvbuf, 0, false,
                                opts, request_p);
-}
-
-static dcomm_status dcommi_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                    size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                    dcomm_request **request_p)
-{
-    dcommi_shape s;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLTOALL, count, dtype, DCOMM_SUM, 0, opts, &s));
-    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, true, opts, request_p);
-}
-
-static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
-                                   dcomm_request **request_p)
-{
-    dcommi_shape s;
-    if (request_p == NULL && dcommi_opts_plain(opts)) {
-        uint64_t code =
-            dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, DCOMMI_MEMORY_ANY);
-        dcomm_status again = dcommi_call_again(comm, code, 0, opts, NULL, NULL);
-        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
-            return again;
-        }
-    }
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, opts, &s));
-    return dcommi_collective(comm, &s, NULL, NULL, -1, opts, request_p);
 }
 
 /* ---- counts that differ by rank ---- */

@@ -524,16 +524,23 @@ static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
                             opts->feedback == NULL && opts->stream == NULL);
 }
 
+/* Whether a call may be one of those. */
+static inline bool dcommi_call_recent(const dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                      dcomm_request *const *request_p)
+{
+    return request_p == NULL && dcommi_opts_plain(opts) && comm != NULL &&
+           atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
+}
+
 /* A blocking call with plain options that was made a moment ago, with buffers elsewhere perhaps.
  * DCOMM_IN_PROGRESS: it must go the long way. */
 static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, size_t count,
                                              const dcomm_coll_opts *opts, const void *in, void *out)
 {
     dcommi_express e;
-    if (dcommi_this_group.depth > 0 || comm == NULL || dcommi_device_locate(in) >= 0 ||
+    if (dcommi_this_group.depth > 0 || dcommi_device_locate(in) >= 0 ||
         dcommi_device_locate(out) >= 0 ||
         atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0 ||
-        atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK ||
         !dcommi_token_enter(comm->context)) {
         return DCOMM_IN_PROGRESS;
     }

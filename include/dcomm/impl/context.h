@@ -5,6 +5,7 @@
 #include "engine.h"
 #include "host.h"
 #include "local.h"
+#include "pause.h"
 #include "sha256.h"
 #include "topo.h"
 #include "ucx.h"
@@ -152,6 +153,8 @@ static void dcommi_patience(dcomm_context *context, bool crowded)
 {
     context->spin_limit = crowded ? 16 : 2000;
     context->script_yields = crowded ? 16 : 0;
+    context->script_pauses =
+        crowded || !dcommi_isa_is_intel() ? 0 : dcommi_pauses_within(DCOMMI_FIRST_LOOK);
 }
 
 /* What launchers say, until the ranks of a communicator have told each other where they run. */

@@ -14,6 +14,8 @@
 /* Polls of a wait before the first pause: a pause is half as long as a message between two threads
  * of one core takes. */
 #define DCOMMI_EXPRESS_KEEN 64
+/* Longer messages are not there so soon. */
+#define DCOMMI_EXPRESS_PAUSED 2048
 /* Where boards are expected to be written to, one poll in so many looks into the fifo, too. */
 #define DCOMMI_EXPRESS_FIFO 8
 
@@ -26,15 +28,6 @@ typedef struct dcommi_express {
     bool posted; /* what was looked at last is on a board */
     uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
 } dcommi_express;
-
-static inline void dcommi_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 /* Whether the next operation can run by a script now. With the token and comm->lock. */
 static inline bool dcommi_express_able(const dcomm_comm *comm, const dcommi_script *script)
@@ -62,13 +55,17 @@ static inline uint8_t *dcommi_express_at(const dcommi_express *e, dcommi_script_
     return e->base[piece.space] + piece.offset;
 }
 
+static inline size_t dcommi_express_header_len(bool data, size_t len)
+{
+    return data && len <= DCOMMI_SHORT_MAX ? DCOMMI_HEADER_SHORT : sizeof(dcommi_header);
+}
+
 /* Ops that are done by it; 0: none can be now. */
 static inline uint32_t dcommi_express_send(dcommi_express *e, const dcommi_script_op *op,
                                            const void *data, size_t len)
 {
     dcomm_comm *comm = e->comm;
-    bool brief = e->header.type == DCOMMI_MSG_DATA && len <= DCOMMI_SHORT_MAX;
-    size_t header_len = brief ? DCOMMI_HEADER_SHORT : sizeof e->header;
+    size_t header_len = dcommi_express_header_len(e->header.type == DCOMMI_MSG_DATA, len);
     if (op->alike > 0 && dcommi_board_post(comm, &e->header, header_len, data, len)) {
         return op->alike;
     }
@@ -115,8 +112,11 @@ static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_
     dcommi_member *m = &comm->members[rank];
     dcommi_transport *t = comm->context->peers[m->peer].transport;
     dcommi_header h;
+    const size_t len = op != NULL ? op->len : 0;
+    const size_t expected = dcommi_express_header_len(op != NULL, len) + len;
     e->posted = dcommi_board_peek(m, arrival) && !dcommi_express_ahead(e, arrival);
-    if (!e->posted && ((m->board != NULL && !all) || !t->call->peek(t, m->peer, arrival))) {
+    if (!e->posted &&
+        ((m->board != NULL && !all) || !t->call->peek(t, m->peer, expected, arrival))) {
         return 0;
     }
     if (arrival->header_len == sizeof h) {
@@ -207,6 +207,9 @@ static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_o
     bool message = op->kind != DCOMM_STEP_WAIT;
     unsigned polls = context->spin_limit, yields = context->script_yields;
     const unsigned pause = polls > DCOMMI_EXPRESS_KEEN ? polls - DCOMMI_EXPRESS_KEEN : 0;
+    for (unsigned i = op->len <= DCOMMI_EXPRESS_PAUSED ? context->script_pauses : 0; i > 0; i--) {
+        dcommi_relax();
+    }
     for (;;) {
         bool all = !script->posts || (context->spin_limit - polls) % DCOMMI_EXPRESS_FIFO == 0;
         if (message) {

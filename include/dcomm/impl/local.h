@@ -571,13 +571,17 @@ static unsigned dcommi_local_progress(dcommi_transport *t)
     return n;
 }
 
-static bool dcommi_local_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+static bool dcommi_local_peek(dcommi_transport *t, int peer, size_t expected,
+                              dcommi_arrival *arrival)
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
     dcommi_record *r = &u->peeked;
-    if (p == NULL || u->inside || p->lost || dcommi_fifo_next(&p->in, r) <= 0 ||
-        r->kind != DCOMMI_LOCAL_MSG) {
+    if (p == NULL || u->inside || p->lost) {
+        return false;
+    }
+    dcommi_fifo_expecting(&p->in, expected);
+    if (dcommi_fifo_next(&p->in, r) <= 0 || r->kind != DCOMMI_LOCAL_MSG) {
         return false;
     }
     *arrival = (dcommi_arrival){.peer = peer,

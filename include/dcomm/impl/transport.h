@@ -120,8 +120,9 @@ typedef struct dcommi_transport_vtable {
     unsigned (*progress)(dcommi_transport *t);
     /* Look for a peer's next message without handling it; not within progress. False: none has
      * come, or it is one that progress must handle. What is shown stays valid until pass, which
-     * takes it away, or any other call. */
-    bool (*peek)(dcommi_transport *t, int peer, dcommi_arrival *arrival);
+     * takes it away, or any other call. `expected`: bytes of the header and payload of what is
+     * waited for. */
+    bool (*peek)(dcommi_transport *t, int peer, size_t expected, dcommi_arrival *arrival);
     void (*pass)(dcommi_transport *t, int peer);
     /* May be NULL. DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1), which all
      * its peers can map, or of a peer's; NULL: not to be had, or not yet. */

@@ -413,6 +413,7 @@ struct dcomm_context {
     unsigned busy;                    /* polls in which something did */
     _Atomic unsigned spin_limit;      /* polls before yielding the core */
     _Atomic unsigned script_yields;   /* how often before a script leaves a wait to the engine */
+    _Atomic unsigned script_pauses;   /* before the first look of a script's wait */
     double next_check;
     _Atomic bool has_thread;
     _Atomic int stop;

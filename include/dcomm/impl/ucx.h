@@ -411,9 +411,9 @@ static void dcommi_ucx_region_unmap(dcommi_transport *t, void *map)
     (void)t, (void)map;
 }
 
-static bool dcommi_ucx_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+static bool dcommi_ucx_peek(dcommi_transport *t, int peer, size_t expected, dcommi_arrival *arrival)
 {
-    (void)t, (void)peer, (void)arrival;
+    (void)t, (void)peer, (void)expected, (void)arrival;
     return false;
 }
 
