@@ -2442,8 +2442,10 @@ typedef struct dcomm_tuning {
      * memory, unless it is short, which goes through pinned memory. 0 as above. */
     int64_t device_ucx, device_ucx_ps;
     dcomm_curve device_copy, device_fold, device_read, device_reduce;
-    int64_t step_ps; /* work for each step of a plan, whatever it does */
-    int64_t call_ps; /* of the call itself, whatever the plan */
+    /* Work for each step of a plan, whatever it does, and of the call itself, whatever the plan.
+     * Short calls on ranks of one host run past the engine, where the plan allows that
+     * (docs/design.md), and are priced without either. */
+    int64_t step_ps, call_ps;
     /* So many connections from a rank to one on another host, at most 16, give the numbers of
      * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
      * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
@@ -19848,7 +19850,7 @@ typedef struct dcommi_sim_port_of {
 typedef struct dcommi_sim {
     const dcommi_terrain *terrain;
     dcommi_sim_actor *actor;
-    int64_t now, limit, steps, budget, end;
+    int64_t now, step, limit, steps, budget, end;
     dcommi_sim_event *heap;
     size_t nheap, heap_capacity;
     uint64_t order;
@@ -20646,6 +20648,7 @@ typedef struct dcommi_plans {
     dcomm_status (*get)(void *user, int rank, const dcomm_plan **plan_p);
     void (*put)(void *user, const dcomm_plan *plan);
     void *user;
+    bool scripted; /* they run by scripts: neither the call nor steps take any time of their own */
 } dcommi_plans;
 
 /* What an execution came to. */
@@ -20884,7 +20887,7 @@ static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
                 return;
             }
             if (!free_of_charge) {
-                next = dcommi_sim_work(s, lane->frame->rank, next, s->terrain->step);
+                next = dcommi_sim_work(s, lane->frame->rank, next, s->step);
             }
         }
         if (next > s->now && s->nheap > 0 && s->heap[0].time < next) {
@@ -21038,7 +21041,12 @@ static int64_t dcommi_sim_sustained(const dcommi_sim *s)
 static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *plans, int period,
                                    int64_t limit, int64_t budget, dcommi_price *price)
 {
-    dcommi_sim s = {.terrain = t, .period = period, .limit = limit, .budget = budget};
+    const int64_t call = plans->scripted ? 0 : t->call;
+    dcommi_sim s = {.terrain = t,
+                    .period = period,
+                    .step = plans->scripted ? 0 : t->step,
+                    .limit = limit - call,
+                    .budget = budget};
     dcomm_status status = dcommi_sim_open(&s, plans);
     if (status >= 0) {
         dcommi_sim_execute(&s);
@@ -21046,12 +21054,12 @@ static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *
         s.end = dcommi_sim_sustained(&s);
         status = s.status;
     }
-    price->over = status >= 0 && (s.now > limit || s.end > limit);
+    price->over = status >= 0 && (s.now > s.limit || s.end > s.limit);
     if (status >= 0 && !price->over && s.left > 0) {
         status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %d of %d ranks wait for each other for ever",
                              s.actor[0].plan->name, s.left, period);
     }
-    price->ps = (price->over ? limit : s.end) + t->call;
+    price->ps = price->over ? limit : s.end + call;
     price->steps = s.steps;
     dcommi_sim_close(&s, plans);
     return status;
@@ -21513,7 +21521,8 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
     dcommi_groups *groups = NULL;
     dcommi_terrain terrain;
     dcommi_price price;
-    dcommi_plans source = {dcommi_plans_listed, dcommi_plans_keep, (void *)(uintptr_t)plans};
+    dcommi_plans source = {
+        .get = dcommi_plans_listed, .put = dcommi_plans_keep, .user = (void *)(uintptr_t)plans};
     DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
     dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, DCOMMI_MEMORY_ANY, &terrain);
     if (status >= 0) {
@@ -44973,6 +44982,416 @@ static int64_t dcommi_correction_of(const dcommi_corrections *k, const dcommi_sh
 }
 
 #endif
+/* ==== include/dcomm/impl/script.h ========================================================== */
+/* script.h - a short plan written out: every expression of its one lane evaluated and every loop
+ * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
+ * plans whose steps are all known beforehand and complete by themselves have one. */
+#ifndef DCOMMI_SCRIPT_H
+#define DCOMMI_SCRIPT_H
+
+
+#define DCOMMI_SCRIPT_OPS 64
+#define DCOMMI_SCRIPT_PIECES 128
+#define DCOMMI_SCRIPT_PEERS 15
+#define DCOMMI_SCRIPT_COUNTERS 16
+#define DCOMMI_SCRIPT_SCRATCH 131072
+#define DCOMMI_SCRIPT_BYTES 32768  /* longest message */
+#define DCOMMI_SCRIPT_ONE_WAY 8192 /* of those that nothing comes back for */
+/* To one peer, in all, where some are longer: what finds no room in its fifo has to wait. */
+#define DCOMMI_SCRIPT_SENT 65536
+/* Of a fold that the next step sends or copies: the engine stores what is longer in both places. */
+#define DCOMMI_SCRIPT_FORWARD 8192
+
+typedef struct dcommi_script_piece {
+    uint8_t space; /* DCOMM_SPACE_MSG: the message being received */
+    uint32_t offset;
+} dcommi_script_piece;
+
+typedef struct dcommi_script_op {
+    uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
+    bool final, async;
+    bool past;     /* what is copied or received goes past the caches */
+    uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
+    uint16_t pieces, npieces; /* sources */
+    int32_t rank;
+    uint32_t tag, len;
+    dcommi_script_piece dst, stage;
+    uint16_t slot; /* SIGNAL, WAIT */
+    uint64_t value;
+    /* Where the engine would take over when this op cannot be done yet: the step, or for what is
+     * asynchronous the fence behind it. */
+    uint32_t order, resume_order, pc;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+} dcommi_script_op;
+
+struct dcommi_script {
+    uint32_t nops, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
+    bool posts;                         /* some ops say the same to all */
+    dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
+    const dcommi_script_piece *pieces;
+    dcommi_script_op ops[];
+};
+
+/* ---- writing one ---- */
+
+typedef struct dcommi_scribe {
+    const dcomm_plan *plan;
+    uint32_t nops, npieces, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS];
+    uint32_t sent[DCOMMI_SCRIPT_PEERS], received[DCOMMI_SCRIPT_PEERS]; /* bytes to and from each */
+    uint32_t longest;                                                  /* message */
+    dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
+    dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
+    uint32_t pc, order;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+    uint32_t ndeferred; /* asynchronous receives, held until a fence */
+    dcommi_script_op held[DCOMMI_SCRIPT_OPS];
+} dcommi_scribe;
+
+static bool dcommi_scribe_value(const dcommi_scribe *s, const dcomm_expr *e, int64_t *value)
+{
+    *value = 0;
+    if (e->kind == DCOMM_EXPR_WORD) {
+        return false;
+    }
+    *value = dcommi_expr_value(e, s->index, s->plan->table, NULL);
+    return true;
+}
+
+/* An operand of one piece in memory of this rank. */
+static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t repeat,
+                                  dcommi_script_piece *piece, uint32_t *len)
+{
+    const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
+                             [DCOMM_SPACE_OUT] = s->plan->out_bytes,
+                             [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
+    int64_t offset, length;
+    if (o->offset.kind == DCOMM_EXPR_WORD || o->length.kind == DCOMM_EXPR_WORD ||
+        o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH) {
+        return false;
+    }
+    dcommi_operand_piece(o, repeat, s->index, s->plan->table, NULL, &offset, &length);
+    if (offset < 0 || offset > limit[o->space] - length || offset > INT32_MAX ||
+        length > DCOMMI_SCRIPT_BYTES) {
+        return false;
+    }
+    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
+    *len = (uint32_t)length;
+    return true;
+}
+
+/* Where a step stores, and how. */
+static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
+                                 dcommi_script_op *op)
+{
+    op->past = dcommi_result_past(step, s->plan->out_bytes);
+    return dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
+           ((step->flags & DCOMM_STEP_FORWARD) == 0 || op->len <= DCOMMI_SCRIPT_FORWARD);
+}
+
+static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
+{
+    if (rank < 0 || rank >= s->plan->nranks || rank == s->plan->rank ||
+        (comm != NULL && !comm->context->peers[comm->members[rank].peer].same_host)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < s->npeers; i++) {
+        if (s->peers[i] == rank) {
+            return true;
+        }
+    }
+    if (s->npeers == DCOMMI_SCRIPT_PEERS) {
+        return false;
+    }
+    s->peers[s->npeers++] = (int32_t)rank;
+    return true;
+}
+
+/* A message to one of them, or from it. */
+static void dcommi_scribe_message(dcommi_scribe *s, int64_t rank, uint32_t *bytes, uint32_t len)
+{
+    uint32_t i = 0;
+    while (s->peers[i] != rank) {
+        i++;
+    }
+    bytes[i] += len;
+    s->longest = len > s->longest ? len : s->longest;
+}
+
+/* Whether all messages find room in the fifos, however many such calls come in a row: with long
+ * ones no rank may get ahead of another, so they are exchanged. */
+static bool dcommi_scribe_fits(const dcommi_scribe *s)
+{
+    for (uint32_t i = 0; i < s->npeers && s->longest > DCOMMI_SCRIPT_ONE_WAY; i++) {
+        if (s->sent[i] > DCOMMI_SCRIPT_SENT || s->sent[i] == 0 || s->received[i] == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* An op of the current step. NULL: too many. */
+static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *step)
+{
+    if (s->nops + s->ndeferred >= DCOMMI_SCRIPT_OPS) {
+        return NULL;
+    }
+    bool defer = (step->flags & DCOMM_STEP_ASYNC) && step->kind != DCOMM_STEP_SEND;
+    dcommi_script_op *op = defer ? &s->held[s->ndeferred++] : &s->ops[s->nops++];
+    memset(op, 0, sizeof *op);
+    op->kind = (uint8_t)step->kind;
+    op->final = step->flags & DCOMM_STEP_FINAL;
+    op->async = defer;
+    op->order = op->resume_order = s->order++;
+    op->pc = s->pc;
+    op->depth = s->depth;
+    memcpy(op->index, s->index, sizeof op->index);
+    memcpy(op->trips, s->trips, sizeof op->trips);
+    return op;
+}
+
+/* A fence, or the end of the lane: what was put off comes now. */
+static void dcommi_scribe_fence(dcommi_scribe *s)
+{
+    uint32_t order = s->order++;
+    for (uint32_t i = 0; i < s->ndeferred; i++) {
+        dcommi_script_op *op = &s->ops[s->nops++];
+        *op = s->held[i];
+        op->resume_order = order;
+        op->pc = s->pc;
+        op->depth = s->depth;
+        memcpy(op->index, s->index, sizeof op->index);
+        memcpy(op->trips, s->trips, sizeof op->trips);
+    }
+    s->ndeferred = 0;
+}
+
+static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcommi_script_op *op)
+{
+    op->pieces = (uint16_t)s->npieces;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &s->plan->operands[step->src + i];
+        uint32_t repeat = o->repeat > 1 ? o->repeat : 1, len = op->len;
+        for (uint32_t r = 0; r < repeat; r++) {
+            if (s->npieces == DCOMMI_SCRIPT_PIECES) {
+                return false;
+            }
+            dcommi_script_piece *piece = &s->pieces[s->npieces++];
+            if (o->space == DCOMM_SPACE_MSG && step->kind == DCOMM_STEP_RECV_REDUCE) {
+                *piece = (dcommi_script_piece){.space = DCOMM_SPACE_MSG};
+            } else if (!dcommi_scribe_operand(s, o, r, piece, &len) || len != op->len) {
+                return false;
+            }
+        }
+    }
+    op->npieces = (uint16_t)(s->npieces - op->pieces);
+    return op->npieces <= DCOMMI_FOLD_MAX;
+}
+
+static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer, value;
+    if (!dcommi_scribe_value(s, &step->peer, &peer) ||
+        !dcommi_scribe_value(s, &step->value, &value) || step->slot >= s->plan->ncounters) {
+        return false;
+    }
+    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
+    int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
+    for (int64_t r = first; r <= last; r++) {
+        if (r == s->plan->rank && peer == DCOMM_ALL_PEERS) {
+            continue;
+        }
+        dcommi_script_op *op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_peer(s, comm, r)) {
+            return false;
+        }
+        op->rank = (int32_t)r;
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+    }
+    return true;
+}
+
+static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer = 0, tag = 0, value = 0;
+    dcommi_script_op *op;
+    dcommi_script_piece piece;
+    uint32_t room;
+    switch (step->kind) {
+    case DCOMM_STEP_SEND:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_operand(s, &s->plan->operands[step->src], 0, &piece, &op->len)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        op->dst = piece;
+        dcommi_scribe_message(s, peer, s->sent, op->len);
+        return true;
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_target(s, step, op)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        dcommi_scribe_message(s, peer, s->received, op->len);
+        return step->kind == DCOMM_STEP_RECV ||
+               (dcommi_scribe_operand(s, &step->stage, 0, &op->stage, &room) && room >= op->len &&
+                dcommi_scribe_sources(s, step, op));
+    case DCOMM_STEP_COPY:
+    case DCOMM_STEP_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        return op != NULL && !op->async && dcommi_scribe_target(s, step, op) &&
+               dcommi_scribe_sources(s, step, op);
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_scribe_tell(s, comm, step);
+    case DCOMM_STEP_WAIT:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->value, &value) ||
+            step->slot >= s->plan->ncounters) {
+            return false;
+        }
+        for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
+            if (r != s->plan->rank && !dcommi_scribe_peer(s, comm, r)) {
+                return false;
+            }
+        }
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+        return value >= 0;
+    default:
+        return false;
+    }
+}
+
+static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_lane *lane)
+{
+    const dcomm_step *steps = s->plan->steps + lane->first;
+    int64_t trips;
+    for (; s->pc < lane->count; s->pc++) {
+        const dcomm_step *step = &steps[s->pc];
+        if (step->kind == DCOMM_STEP_FENCE) {
+            dcommi_scribe_fence(s);
+        } else if (step->kind == DCOMM_STEP_LOOP) {
+            if (!dcommi_scribe_value(s, &step->value, &trips)) {
+                return false;
+            }
+            if (trips <= 0) {
+                s->pc += step->body + 1;
+                continue;
+            }
+            s->trips[s->depth] = trips;
+            s->index[s->depth++] = 0;
+        } else if (step->kind == DCOMM_STEP_END) {
+            int d = s->depth - 1;
+            if (++s->index[d] < s->trips[d]) {
+                s->pc -= step->body + 1;
+            } else {
+                s->index[d] = 0;
+                s->depth = d;
+            }
+            if (s->order++ > 4 * DCOMMI_SCRIPT_OPS) { /* loops of nothing */
+                return false;
+            }
+        } else if (!dcommi_scribe_step(s, comm, step)) {
+            return false;
+        }
+    }
+    dcommi_scribe_fence(s);
+    return true;
+}
+
+/* Whether two ops say the same to different ranks. */
+static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
+{
+    return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&
+           a->dst.space == b->dst.space && a->dst.offset == b->dst.offset && a->slot == b->slot &&
+           a->value == b->value;
+}
+
+/* Note what is said to all other ranks in a row; whether anything is. */
+static bool dcommi_scribe_note_alike(dcommi_scribe *s)
+{
+    uint32_t others = (uint32_t)s->plan->nranks - 1;
+    bool posts = false;
+    for (uint32_t k = 0; k + others <= s->nops; k++) {
+        dcommi_script_op *op = &s->ops[k];
+        bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
+        for (uint32_t i = 1; i < others && alike; i++) {
+            for (uint32_t j = 0; j < i && alike; j++) {
+                alike = dcommi_scribe_alike(op + j, op + i);
+            }
+        }
+        op->alike = alike ? (uint8_t)others : 0;
+        posts = posts || alike;
+    }
+    return posts;
+}
+
+/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. NULL: it cannot be.
+ */
+static dcommi_scribe *dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan)
+{
+    if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
+        plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
+        plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
+        return NULL;
+    }
+    dcommi_scribe *s = dcommi_alloc(sizeof *s);
+    if (s != NULL) {
+        s->plan = plan;
+        if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
+            return s;
+        }
+    }
+    dcommi_free(s);
+    return NULL;
+}
+
+/* Whether blocking calls of a plan run by a script where all ranks share a host. */
+static bool dcommi_script_possible(const dcomm_plan *plan)
+{
+    dcommi_scribe *s = dcommi_scribe_plan(NULL, plan);
+    dcommi_free(s);
+    return s != NULL;
+}
+
+/* The script of a plan for the ranks of `comm`; NULL: it has none. */
+static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
+{
+    dcommi_scribe *s = dcommi_scribe_plan(comm, plan);
+    dcommi_script *script = NULL;
+    if (s != NULL) {
+        const size_t pieces = sizeof *script + s->nops * sizeof *s->ops;
+        script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
+        if (script != NULL) {
+            script->nops = s->nops;
+            script->npeers = s->npeers;
+            script->posts = dcommi_scribe_note_alike(s);
+            memcpy(script->peers, s->peers, sizeof s->peers);
+            memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
+            script->pieces =
+                memcpy((char *)script + pieces, s->pieces, s->npieces * sizeof *s->pieces);
+            if (plan->op == DCOMM_SUM) {
+                script->fold = dcommi_fold_get((dcomm_dtype)plan->dtype, DCOMMI_FOLD_SUM);
+            }
+        }
+    }
+    dcommi_free(s);
+    return script;
+}
+
+#endif
 
 #define DCOMMI_CHOICES 256             /* remembered */
 #define DCOMMI_DECISIONS 512           /* likewise: four for each of 28 octaves, and types */
@@ -44998,6 +45417,12 @@ typedef struct dcommi_chooser {
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
                                      dcomm_plan **plan_p);
 static int64_t dcommi_shape_size(const dcommi_shape *s);
+
+/* Ranks of which nothing is known share a host, too. */
+static bool dcommi_within_host(const dcommi_groups *groups)
+{
+    return groups == NULL || groups->count[0] <= 1;
+}
 
 /* ---- what is priced ---- */
 
@@ -45081,6 +45506,20 @@ static void dcommi_choice_put(void *user, const dcomm_plan *plan)
     dcommi_free((void *)(uintptr_t)plan);
 }
 
+/* Whether calls by these plans run by scripts, if they are blocking, as most short ones are. */
+static bool dcommi_choice_scripted(dcommi_priced_plans *p)
+{
+    const dcommi_shape *s = &p->shape;
+    const dcomm_plan *plan = NULL;
+    bool scripted = false;
+    if (dcommi_within_host(s->groups) && s->coding == NULL && !dcommi_memory_of_device(s->memory) &&
+        dcommi_choice_get(p, 0, &plan) >= 0) {
+        scripted = dcommi_script_possible(plan);
+        dcommi_choice_put(p, plan);
+    }
+    return scripted;
+}
+
 /* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
  * cannot do it. */
 static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_shape *s,
@@ -45088,7 +45527,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
                                         dcommi_price *price)
 {
     dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
-    dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
+    dcommi_plans plans = {.get = dcommi_choice_get, .put = dcommi_choice_put, .user = &p};
     if (s->rank_order && !algo->rank_order) {
         return dcommi_fail(
             DCOMM_ERR_UNSUPPORTED,
@@ -45101,6 +45540,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
                            dcomm_coll_name(p.shape.coll), algo->name);
     }
+    plans.scripted = dcommi_choice_scripted(&p);
     DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
     const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
                       : algo->make == dcommi_bruck_v      ? "recursive_doubling"
@@ -45111,6 +45551,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
         p.shape.coll = p.algo->coll;
         p.shape.dtype = DCOMM_U64;
         p.shape.count = (size_t)s->nranks;
+        plans.scripted = false; /* a stage of it */
         DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
         price->ps += first.ps;
         price->unhurried += first.unhurried;
@@ -45156,12 +45597,6 @@ static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, 
                       .lanes = 1,
                       .groups = groups};
     return s;
-}
-
-/* Ranks of which nothing is known share a host, too. */
-static bool dcommi_within_host(const dcommi_groups *groups)
-{
-    return groups == NULL || groups->count[0] <= 1;
 }
 
 /* What follows from the trials for prices on `t`. */
@@ -45319,7 +45754,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
             ranked[i] = price.ps +
                         price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
             cheapest = dcommi_min64(cheapest, price.ps);
-            limit = dcommi_choice_close(s, cheapest) - c->terrain[s->memory].call;
+            limit = dcommi_choice_close(s, cheapest);
         }
     }
     for (int i = 0; i < n; i++) {
@@ -46641,397 +47076,6 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
     dcommi_comm_unlock((dcomm_comm *)(uintptr_t)comm);
     dcommi_token_release(comm->context);
     return DCOMM_OK;
-}
-
-#endif
-/* ==== include/dcomm/impl/script.h ========================================================== */
-/* script.h - a short plan written out: every expression of its one lane evaluated and every loop
- * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
- * plans whose steps are all known beforehand and complete by themselves have one. */
-#ifndef DCOMMI_SCRIPT_H
-#define DCOMMI_SCRIPT_H
-
-
-#define DCOMMI_SCRIPT_OPS 64
-#define DCOMMI_SCRIPT_PIECES 128
-#define DCOMMI_SCRIPT_PEERS 15
-#define DCOMMI_SCRIPT_COUNTERS 16
-#define DCOMMI_SCRIPT_SCRATCH 131072
-#define DCOMMI_SCRIPT_BYTES 32768  /* longest message */
-#define DCOMMI_SCRIPT_ONE_WAY 8192 /* of those that nothing comes back for */
-/* To one peer, in all, where some are longer: what finds no room in its fifo has to wait. */
-#define DCOMMI_SCRIPT_SENT 65536
-/* Of a fold that the next step sends or copies: the engine stores what is longer in both places. */
-#define DCOMMI_SCRIPT_FORWARD 8192
-
-typedef struct dcommi_script_piece {
-    uint8_t space; /* DCOMM_SPACE_MSG: the message being received */
-    uint32_t offset;
-} dcommi_script_piece;
-
-typedef struct dcommi_script_op {
-    uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
-    bool final, async;
-    bool past;     /* what is copied or received goes past the caches */
-    uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
-    uint16_t pieces, npieces; /* sources */
-    int32_t rank;
-    uint32_t tag, len;
-    dcommi_script_piece dst, stage;
-    uint16_t slot; /* SIGNAL, WAIT */
-    uint64_t value;
-    /* Where the engine would take over when this op cannot be done yet: the step, or for what is
-     * asynchronous the fence behind it. */
-    uint32_t order, resume_order, pc;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    int depth;
-} dcommi_script_op;
-
-struct dcommi_script {
-    uint32_t nops, npeers;
-    int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
-    bool posts;                         /* some ops say the same to all */
-    dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
-    const dcommi_script_piece *pieces;
-    dcommi_script_op ops[];
-};
-
-/* ---- writing one ---- */
-
-typedef struct dcommi_scribe {
-    const dcomm_plan *plan;
-    uint32_t nops, npieces, npeers;
-    int32_t peers[DCOMMI_SCRIPT_PEERS];
-    uint32_t sent[DCOMMI_SCRIPT_PEERS], received[DCOMMI_SCRIPT_PEERS]; /* bytes to and from each */
-    uint32_t longest;                                                  /* message */
-    dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
-    dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
-    uint32_t pc, order;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    int depth;
-    uint32_t ndeferred; /* asynchronous receives, held until a fence */
-    dcommi_script_op held[DCOMMI_SCRIPT_OPS];
-} dcommi_scribe;
-
-static bool dcommi_scribe_value(const dcommi_scribe *s, const dcomm_expr *e, int64_t *value)
-{
-    *value = 0;
-    if (e->kind == DCOMM_EXPR_WORD) {
-        return false;
-    }
-    *value = dcommi_expr_value(e, s->index, s->plan->table, NULL);
-    return true;
-}
-
-/* An operand of one piece in memory of this rank. */
-static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t repeat,
-                                  dcommi_script_piece *piece, uint32_t *len)
-{
-    const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
-                             [DCOMM_SPACE_OUT] = s->plan->out_bytes,
-                             [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
-    int64_t offset, length;
-    if (o->offset.kind == DCOMM_EXPR_WORD || o->length.kind == DCOMM_EXPR_WORD ||
-        o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH) {
-        return false;
-    }
-    dcommi_operand_piece(o, repeat, s->index, s->plan->table, NULL, &offset, &length);
-    if (offset < 0 || offset > limit[o->space] - length || offset > INT32_MAX ||
-        length > DCOMMI_SCRIPT_BYTES) {
-        return false;
-    }
-    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
-    *len = (uint32_t)length;
-    return true;
-}
-
-/* Where a step stores, and how. */
-static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
-                                 dcommi_script_op *op)
-{
-    op->past = dcommi_result_past(step, s->plan->out_bytes);
-    return dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
-           ((step->flags & DCOMM_STEP_FORWARD) == 0 || op->len <= DCOMMI_SCRIPT_FORWARD);
-}
-
-static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
-{
-    if (rank < 0 || rank >= s->plan->nranks || rank == comm->rank ||
-        !comm->context->peers[comm->members[rank].peer].same_host) {
-        return false;
-    }
-    for (uint32_t i = 0; i < s->npeers; i++) {
-        if (s->peers[i] == rank) {
-            return true;
-        }
-    }
-    if (s->npeers == DCOMMI_SCRIPT_PEERS) {
-        return false;
-    }
-    s->peers[s->npeers++] = (int32_t)rank;
-    return true;
-}
-
-/* A message to one of them, or from it. */
-static void dcommi_scribe_message(dcommi_scribe *s, int64_t rank, uint32_t *bytes, uint32_t len)
-{
-    uint32_t i = 0;
-    while (s->peers[i] != rank) {
-        i++;
-    }
-    bytes[i] += len;
-    s->longest = len > s->longest ? len : s->longest;
-}
-
-/* Whether all messages find room in the fifos, however many such calls come in a row: with long
- * ones no rank may get ahead of another, so they are exchanged. */
-static bool dcommi_scribe_fits(const dcommi_scribe *s)
-{
-    for (uint32_t i = 0; i < s->npeers && s->longest > DCOMMI_SCRIPT_ONE_WAY; i++) {
-        if (s->sent[i] > DCOMMI_SCRIPT_SENT || s->sent[i] == 0 || s->received[i] == 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* An op of the current step. NULL: too many. */
-static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *step)
-{
-    if (s->nops + s->ndeferred >= DCOMMI_SCRIPT_OPS) {
-        return NULL;
-    }
-    bool defer = (step->flags & DCOMM_STEP_ASYNC) && step->kind != DCOMM_STEP_SEND;
-    dcommi_script_op *op = defer ? &s->held[s->ndeferred++] : &s->ops[s->nops++];
-    memset(op, 0, sizeof *op);
-    op->kind = (uint8_t)step->kind;
-    op->final = step->flags & DCOMM_STEP_FINAL;
-    op->async = defer;
-    op->order = op->resume_order = s->order++;
-    op->pc = s->pc;
-    op->depth = s->depth;
-    memcpy(op->index, s->index, sizeof op->index);
-    memcpy(op->trips, s->trips, sizeof op->trips);
-    return op;
-}
-
-/* A fence, or the end of the lane: what was put off comes now. */
-static void dcommi_scribe_fence(dcommi_scribe *s)
-{
-    uint32_t order = s->order++;
-    for (uint32_t i = 0; i < s->ndeferred; i++) {
-        dcommi_script_op *op = &s->ops[s->nops++];
-        *op = s->held[i];
-        op->resume_order = order;
-        op->pc = s->pc;
-        op->depth = s->depth;
-        memcpy(op->index, s->index, sizeof op->index);
-        memcpy(op->trips, s->trips, sizeof op->trips);
-    }
-    s->ndeferred = 0;
-}
-
-static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcommi_script_op *op)
-{
-    op->pieces = (uint16_t)s->npieces;
-    for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &s->plan->operands[step->src + i];
-        uint32_t repeat = o->repeat > 1 ? o->repeat : 1, len = op->len;
-        for (uint32_t r = 0; r < repeat; r++) {
-            if (s->npieces == DCOMMI_SCRIPT_PIECES) {
-                return false;
-            }
-            dcommi_script_piece *piece = &s->pieces[s->npieces++];
-            if (o->space == DCOMM_SPACE_MSG && step->kind == DCOMM_STEP_RECV_REDUCE) {
-                *piece = (dcommi_script_piece){.space = DCOMM_SPACE_MSG};
-            } else if (!dcommi_scribe_operand(s, o, r, piece, &len) || len != op->len) {
-                return false;
-            }
-        }
-    }
-    op->npieces = (uint16_t)(s->npieces - op->pieces);
-    return op->npieces <= DCOMMI_FOLD_MAX;
-}
-
-static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
-{
-    int64_t peer, value;
-    if (!dcommi_scribe_value(s, &step->peer, &peer) ||
-        !dcommi_scribe_value(s, &step->value, &value) || step->slot >= s->plan->ncounters) {
-        return false;
-    }
-    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
-    int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
-    for (int64_t r = first; r <= last; r++) {
-        if (r == comm->rank && peer == DCOMM_ALL_PEERS) {
-            continue;
-        }
-        dcommi_script_op *op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_peer(s, comm, r)) {
-            return false;
-        }
-        op->rank = (int32_t)r;
-        op->slot = step->slot;
-        op->value = (uint64_t)value;
-    }
-    return true;
-}
-
-static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
-{
-    int64_t peer = 0, tag = 0, value = 0;
-    dcommi_script_op *op;
-    dcommi_script_piece piece;
-    uint32_t room;
-    switch (step->kind) {
-    case DCOMM_STEP_SEND:
-        op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_value(s, &step->peer, &peer) ||
-            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
-            !dcommi_scribe_operand(s, &s->plan->operands[step->src], 0, &piece, &op->len)) {
-            return false;
-        }
-        op->rank = (int32_t)peer;
-        op->tag = (uint32_t)tag;
-        op->dst = piece;
-        dcommi_scribe_message(s, peer, s->sent, op->len);
-        return true;
-    case DCOMM_STEP_RECV:
-    case DCOMM_STEP_RECV_REDUCE:
-        op = dcommi_scribe_op(s, step);
-        if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
-            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
-            !dcommi_scribe_target(s, step, op)) {
-            return false;
-        }
-        op->rank = (int32_t)peer;
-        op->tag = (uint32_t)tag;
-        dcommi_scribe_message(s, peer, s->received, op->len);
-        return step->kind == DCOMM_STEP_RECV ||
-               (dcommi_scribe_operand(s, &step->stage, 0, &op->stage, &room) && room >= op->len &&
-                dcommi_scribe_sources(s, step, op));
-    case DCOMM_STEP_COPY:
-    case DCOMM_STEP_REDUCE:
-        op = dcommi_scribe_op(s, step);
-        return op != NULL && !op->async && dcommi_scribe_target(s, step, op) &&
-               dcommi_scribe_sources(s, step, op);
-    case DCOMM_STEP_SIGNAL:
-        return dcommi_scribe_tell(s, comm, step);
-    case DCOMM_STEP_WAIT:
-        op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_value(s, &step->value, &value) ||
-            step->slot >= s->plan->ncounters) {
-            return false;
-        }
-        for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
-            if (r != comm->rank && !dcommi_scribe_peer(s, comm, r)) {
-                return false;
-            }
-        }
-        op->slot = step->slot;
-        op->value = (uint64_t)value;
-        return value >= 0;
-    default:
-        return false;
-    }
-}
-
-static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_lane *lane)
-{
-    const dcomm_step *steps = s->plan->steps + lane->first;
-    int64_t trips;
-    for (; s->pc < lane->count; s->pc++) {
-        const dcomm_step *step = &steps[s->pc];
-        if (step->kind == DCOMM_STEP_FENCE) {
-            dcommi_scribe_fence(s);
-        } else if (step->kind == DCOMM_STEP_LOOP) {
-            if (!dcommi_scribe_value(s, &step->value, &trips)) {
-                return false;
-            }
-            if (trips <= 0) {
-                s->pc += step->body + 1;
-                continue;
-            }
-            s->trips[s->depth] = trips;
-            s->index[s->depth++] = 0;
-        } else if (step->kind == DCOMM_STEP_END) {
-            int d = s->depth - 1;
-            if (++s->index[d] < s->trips[d]) {
-                s->pc -= step->body + 1;
-            } else {
-                s->index[d] = 0;
-                s->depth = d;
-            }
-            if (s->order++ > 4 * DCOMMI_SCRIPT_OPS) { /* loops of nothing */
-                return false;
-            }
-        } else if (!dcommi_scribe_step(s, comm, step)) {
-            return false;
-        }
-    }
-    dcommi_scribe_fence(s);
-    return true;
-}
-
-/* Whether two ops say the same to different ranks. */
-static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
-{
-    return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&
-           a->dst.space == b->dst.space && a->dst.offset == b->dst.offset && a->slot == b->slot &&
-           a->value == b->value;
-}
-
-/* Note what is said to all other ranks in a row; whether anything is. */
-static bool dcommi_scribe_note_alike(dcommi_scribe *s)
-{
-    uint32_t others = (uint32_t)s->plan->nranks - 1;
-    bool posts = false;
-    for (uint32_t k = 0; k + others <= s->nops; k++) {
-        dcommi_script_op *op = &s->ops[k];
-        bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
-        for (uint32_t i = 1; i < others && alike; i++) {
-            for (uint32_t j = 0; j < i && alike; j++) {
-                alike = dcommi_scribe_alike(op + j, op + i);
-            }
-        }
-        op->alike = alike ? (uint8_t)others : 0;
-        posts = posts || alike;
-    }
-    return posts;
-}
-
-/* The script of a plan for the ranks of `comm`; NULL: it has none. */
-static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
-{
-    if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
-        plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
-        plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
-        return NULL;
-    }
-    dcommi_scribe *s = dcommi_alloc(sizeof *s);
-    dcommi_script *script = NULL;
-    if (s != NULL) {
-        s->plan = plan;
-        size_t ops = sizeof *script, pieces = ops;
-        if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
-            pieces += s->nops * sizeof *s->ops;
-            script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
-        }
-        if (script != NULL) {
-            script->nops = s->nops;
-            script->npeers = s->npeers;
-            script->posts = dcommi_scribe_note_alike(s);
-            memcpy(script->peers, s->peers, sizeof s->peers);
-            memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
-            script->pieces =
-                memcpy((char *)script + pieces, s->pieces, s->npieces * sizeof *s->pieces);
-            if (plan->op == DCOMM_SUM) {
-                script->fold = dcommi_fold_get((dcomm_dtype)plan->dtype, DCOMMI_FOLD_SUM);
-            }
-        }
-    }
-    dcommi_free(s);
-    return script;
 }
 
 #endif

@@ -293,7 +293,7 @@ static int64_t overlaps(const call *c)
     make_plans(c, groups, plans);
     cr_assert_eq(dcomm_tuning_uniform(1, 0.1, 0.02, &tuning), DCOMM_OK);
     cr_assert_eq(dcommi_terrain_make(groups, c->n, &tuning, DCOMMI_MEMORY_ANY, &t), DCOMM_OK);
-    dcommi_plans source = {plan_get, plan_put, plans};
+    dcommi_plans source = {.get = plan_get, .put = plan_put, .user = plans};
     dcommi_sim s = {.terrain = &t, .period = c->n, .limit = INT64_MAX >> 2, .budget = 1 << 28};
     cr_assert_eq(dcommi_sim_open(&s, &source), DCOMM_OK, "%s", dcomm_last_error());
     while (s.nheap > 0 && s.status == DCOMM_OK) {

@@ -41,7 +41,7 @@ static double price(const source *s, const dcomm_tuning *tuning, const dcommi_gr
 {
     dcommi_terrain t;
     dcommi_price p;
-    dcommi_plans plans = {make, drop, (void *)(uintptr_t)s};
+    dcommi_plans plans = {.get = make, .put = drop, .user = (void *)(uintptr_t)s};
     cr_assert_eq(dcommi_terrain_make(groups, s->nranks, tuning, DCOMMI_MEMORY_ANY, &t), DCOMM_OK);
     int period =
         how == ALL || !dcommi_plans_alike(&plans, s->nranks, t.period) ? s->nranks : t.period;
@@ -589,6 +589,38 @@ Test(model, trials, .timeout = 30)
     cr_assert_eq(
         dcomm_explain_on(&plain, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),
         DCOMM_ERR_INVALID);
+}
+
+/* What runs without the engine takes none of its time: short messages in one lane, within a host.
+ */
+Test(model, scripts, .timeout = 30)
+{
+    const struct {
+        const char *algo;
+        size_t count;
+        int nhosts;
+        bool scripted;
+    } tries[] = {{"recursive_halving", 4, 1, true},
+                 {"ring", 4, 1, false},
+                 {"recursive_halving", 1 << 20, 1, false},
+                 {"recursive_halving", 4, 2, false},
+                 {"direct", 4, 1, true}};
+    dcomm_tuning plain, slow;
+    bool chosen;
+    dcomm_tuning_default(&plain);
+    slow = plain;
+    slow.call_ps += 1000000;
+    slow.step_ps += 1000000;
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        double seconds[2];
+        for (int k = 0; k < 2; k++) {
+            seconds[k] =
+                corrected(k == 0 ? &plain : &slow, 4, tries[i].nhosts, DCOMM_COLL_REDUCE_SCATTER,
+                          tries[i].count, false, tries[i].algo, &chosen);
+        }
+        cr_assert_eq(seconds[1] == seconds[0], tries[i].scripted, "%s of %zu on %d hosts: %g, %g",
+                     tries[i].algo, tries[i].count, tries[i].nhosts, seconds[0], seconds[1]);
+    }
 }
 
 /* The choice is the cheapest row, is the same on every call, and says why. */

@@ -217,7 +217,7 @@ static int64_t exchange_price(exchange x, const dcomm_tuning *t)
     dcomm_plan *plan[2];
     dcommi_terrain terrain;
     dcommi_price price;
-    dcommi_plans plans = {dcommi_plans_listed, dcommi_plans_keep, plan};
+    dcommi_plans plans = {.get = dcommi_plans_listed, .put = dcommi_plans_keep, .user = plan};
     for (int r = 0; r < 2; r++) {
         exchange inner = x;
         inner.space = DCOMM_SPACE_IN;

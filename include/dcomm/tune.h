@@ -114,8 +114,10 @@ typedef struct dcomm_tuning {
      * memory, unless it is short, which goes through pinned memory. 0 as above. */
     int64_t device_ucx, device_ucx_ps;
     dcomm_curve device_copy, device_fold, device_read, device_reduce;
-    int64_t step_ps; /* work for each step of a plan, whatever it does */
-    int64_t call_ps; /* of the call itself, whatever the plan */
+    /* Work for each step of a plan, whatever it does, and of the call itself, whatever the plan.
+     * Short calls on ranks of one host run past the engine, where the plan allows that
+     * (docs/design.md), and are priced without either. */
+    int64_t step_ps, call_ps;
     /* So many connections from a rank to one on another host, at most 16, give the numbers of
      * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
      * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */

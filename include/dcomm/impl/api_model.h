@@ -91,7 +91,8 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
     dcommi_groups *groups = NULL;
     dcommi_terrain terrain;
     dcommi_price price;
-    dcommi_plans source = {dcommi_plans_listed, dcommi_plans_keep, (void *)(uintptr_t)plans};
+    dcommi_plans source = {
+        .get = dcommi_plans_listed, .put = dcommi_plans_keep, .user = (void *)(uintptr_t)plans};
     DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
     dcomm_status status = dcommi_terrain_make(groups, nranks, tuning, DCOMMI_MEMORY_ANY, &terrain);
     if (status >= 0) {

@@ -5,6 +5,7 @@
 
 #include "correction.h"
 #include "model_run.h"
+#include "script.h"
 #include "tuning_default.h"
 
 #define DCOMMI_CHOICES 256             /* remembered */
@@ -31,6 +32,12 @@ typedef struct dcommi_chooser {
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
                                      dcomm_plan **plan_p);
 static int64_t dcommi_shape_size(const dcommi_shape *s);
+
+/* Ranks of which nothing is known share a host, too. */
+static bool dcommi_within_host(const dcommi_groups *groups)
+{
+    return groups == NULL || groups->count[0] <= 1;
+}
 
 /* ---- what is priced ---- */
 
@@ -114,6 +121,20 @@ static void dcommi_choice_put(void *user, const dcomm_plan *plan)
     dcommi_free((void *)(uintptr_t)plan);
 }
 
+/* Whether calls by these plans run by scripts, if they are blocking, as most short ones are. */
+static bool dcommi_choice_scripted(dcommi_priced_plans *p)
+{
+    const dcommi_shape *s = &p->shape;
+    const dcomm_plan *plan = NULL;
+    bool scripted = false;
+    if (dcommi_within_host(s->groups) && s->coding == NULL && !dcommi_memory_of_device(s->memory) &&
+        dcommi_choice_get(p, 0, &plan) >= 0) {
+        scripted = dcommi_script_possible(plan);
+        dcommi_choice_put(p, plan);
+    }
+    return scripted;
+}
+
 /* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
  * cannot do it. */
 static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_shape *s,
@@ -121,7 +142,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
                                         dcommi_price *price)
 {
     dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
-    dcommi_plans plans = {dcommi_choice_get, dcommi_choice_put, &p};
+    dcommi_plans plans = {.get = dcommi_choice_get, .put = dcommi_choice_put, .user = &p};
     if (s->rank_order && !algo->rank_order) {
         return dcommi_fail(
             DCOMM_ERR_UNSUPPORTED,
@@ -134,6 +155,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
                            dcomm_coll_name(p.shape.coll), algo->name);
     }
+    plans.scripted = dcommi_choice_scripted(&p);
     DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
     const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
                       : algo->make == dcommi_bruck_v      ? "recursive_doubling"
@@ -144,6 +166,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
         p.shape.coll = p.algo->coll;
         p.shape.dtype = DCOMM_U64;
         p.shape.count = (size_t)s->nranks;
+        plans.scripted = false; /* a stage of it */
         DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
         price->ps += first.ps;
         price->unhurried += first.unhurried;
@@ -189,12 +212,6 @@ static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, 
                       .lanes = 1,
                       .groups = groups};
     return s;
-}
-
-/* Ranks of which nothing is known share a host, too. */
-static bool dcommi_within_host(const dcommi_groups *groups)
-{
-    return groups == NULL || groups->count[0] <= 1;
 }
 
 /* What follows from the trials for prices on `t`. */
@@ -352,7 +369,7 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
             ranked[i] = price.ps +
                         price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
             cheapest = dcommi_min64(cheapest, price.ps);
-            limit = dcommi_choice_close(s, cheapest) - c->terrain[s->memory].call;
+            limit = dcommi_choice_close(s, cheapest);
         }
     }
     for (int i = 0; i < n; i++) {

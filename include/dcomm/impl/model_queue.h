@@ -127,7 +127,7 @@ typedef struct dcommi_sim_port_of {
 typedef struct dcommi_sim {
     const dcommi_terrain *terrain;
     dcommi_sim_actor *actor;
-    int64_t now, limit, steps, budget, end;
+    int64_t now, step, limit, steps, budget, end;
     dcommi_sim_event *heap;
     size_t nheap, heap_capacity;
     uint64_t order;

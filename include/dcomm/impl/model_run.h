@@ -12,6 +12,7 @@ typedef struct dcommi_plans {
     dcomm_status (*get)(void *user, int rank, const dcomm_plan **plan_p);
     void (*put)(void *user, const dcomm_plan *plan);
     void *user;
+    bool scripted; /* they run by scripts: neither the call nor steps take any time of their own */
 } dcommi_plans;
 
 /* What an execution came to. */
@@ -250,7 +251,7 @@ static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
                 return;
             }
             if (!free_of_charge) {
-                next = dcommi_sim_work(s, lane->frame->rank, next, s->terrain->step);
+                next = dcommi_sim_work(s, lane->frame->rank, next, s->step);
             }
         }
         if (next > s->now && s->nheap > 0 && s->heap[0].time < next) {
@@ -404,7 +405,12 @@ static int64_t dcommi_sim_sustained(const dcommi_sim *s)
 static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *plans, int period,
                                    int64_t limit, int64_t budget, dcommi_price *price)
 {
-    dcommi_sim s = {.terrain = t, .period = period, .limit = limit, .budget = budget};
+    const int64_t call = plans->scripted ? 0 : t->call;
+    dcommi_sim s = {.terrain = t,
+                    .period = period,
+                    .step = plans->scripted ? 0 : t->step,
+                    .limit = limit - call,
+                    .budget = budget};
     dcomm_status status = dcommi_sim_open(&s, plans);
     if (status >= 0) {
         dcommi_sim_execute(&s);
@@ -412,12 +418,12 @@ static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *
         s.end = dcommi_sim_sustained(&s);
         status = s.status;
     }
-    price->over = status >= 0 && (s.now > limit || s.end > limit);
+    price->over = status >= 0 && (s.now > s.limit || s.end > s.limit);
     if (status >= 0 && !price->over && s.left > 0) {
         status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %d of %d ranks wait for each other for ever",
                              s.actor[0].plan->name, s.left, period);
     }
-    price->ps = (price->over ? limit : s.end) + t->call;
+    price->ps = price->over ? limit : s.end + call;
     price->steps = s.steps;
     dcommi_sim_close(&s, plans);
     return status;

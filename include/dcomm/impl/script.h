@@ -111,8 +111,8 @@ static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
 
 static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
 {
-    if (rank < 0 || rank >= s->plan->nranks || rank == comm->rank ||
-        !comm->context->peers[comm->members[rank].peer].same_host) {
+    if (rank < 0 || rank >= s->plan->nranks || rank == s->plan->rank ||
+        (comm != NULL && !comm->context->peers[comm->members[rank].peer].same_host)) {
         return false;
     }
     for (uint32_t i = 0; i < s->npeers; i++) {
@@ -218,7 +218,7 @@ static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const d
     int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
     int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
     for (int64_t r = first; r <= last; r++) {
-        if (r == comm->rank && peer == DCOMM_ALL_PEERS) {
+        if (r == s->plan->rank && peer == DCOMM_ALL_PEERS) {
             continue;
         }
         dcommi_script_op *op = dcommi_scribe_op(s, step);
@@ -279,7 +279,7 @@ static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const d
             return false;
         }
         for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
-            if (r != comm->rank && !dcommi_scribe_peer(s, comm, r)) {
+            if (r != s->plan->rank && !dcommi_scribe_peer(s, comm, r)) {
                 return false;
             }
         }
@@ -355,8 +355,9 @@ static bool dcommi_scribe_note_alike(dcommi_scribe *s)
     return posts;
 }
 
-/* The script of a plan for the ranks of `comm`; NULL: it has none. */
-static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
+/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. NULL: it cannot be.
+ */
+static dcommi_scribe *dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan)
 {
     if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
         plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
@@ -364,14 +365,32 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
         return NULL;
     }
     dcommi_scribe *s = dcommi_alloc(sizeof *s);
-    dcommi_script *script = NULL;
     if (s != NULL) {
         s->plan = plan;
-        size_t ops = sizeof *script, pieces = ops;
         if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
-            pieces += s->nops * sizeof *s->ops;
-            script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
+            return s;
         }
+    }
+    dcommi_free(s);
+    return NULL;
+}
+
+/* Whether blocking calls of a plan run by a script where all ranks share a host. */
+static bool dcommi_script_possible(const dcomm_plan *plan)
+{
+    dcommi_scribe *s = dcommi_scribe_plan(NULL, plan);
+    dcommi_free(s);
+    return s != NULL;
+}
+
+/* The script of a plan for the ranks of `comm`; NULL: it has none. */
+static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
+{
+    dcommi_scribe *s = dcommi_scribe_plan(comm, plan);
+    dcommi_script *script = NULL;
+    if (s != NULL) {
+        const size_t pieces = sizeof *script + s->nops * sizeof *s->ops;
+        script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
         if (script != NULL) {
             script->nops = s->nops;
             script->npeers = s->npeers;
