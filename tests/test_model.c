@@ -469,6 +469,7 @@ Test(model, file, .timeout = 30)
     wrote.tried = 4;
     wrote.trial[0] = (dcomm_trial){"ring", {.n = 1, .bytes = {4096}, .ps = {7000000}}};
     wrote.trial[1] = (dcomm_trial){"two_shot", {.n = 2, .bytes = {64, 128}, .ps = {1, 2000000}}};
+    wrote.registered[0] = (dcomm_trial){"star", {.n = 1, .bytes = {65536}, .ps = {9000000}}};
     cr_assert_eq(dcomm_tuning_save(&wrote, path), DCOMM_OK);
     cr_assert_eq(dcomm_tuning_load(path, &got), DCOMM_OK, "%s", dcomm_last_error());
     cr_assert_eq(memcmp(&wrote, &got, sizeof got), 0);
@@ -581,6 +582,15 @@ Test(model, trials, .timeout = 30)
                               other[i].registered, "ring", &chosen);
         cr_assert(is == was, "%zu: %g, not %g", i, is, was);
     }
+    /* Registered memory has trials of its own. */
+    double open = corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, true, "ring", &chosen);
+    double shut = corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, false, "ring", &chosen);
+    tried.registered[0] = (dcomm_trial){"ring", {.n = 1, .bytes = {4 * COUNT}}};
+    tried.registered[0].took.ps[0] = (int64_t)(3e12 * open);
+    double now = corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, true, "ring", &chosen);
+    cr_assert_float_eq(now, 3 * open, 0.01 * open, "%g, not three times %g", now, open);
+    now = corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, false, "ring", &chosen);
+    cr_assert(now == shut, "%g, not %g", now, shut);
     tried.trial[1].took.bytes[1] = 1;
     cr_assert_eq(
         dcomm_explain_on(&tried, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),

@@ -37,9 +37,9 @@ options() {
     case $1 in
     two-ranks) echo "-n 2" $pair "--forced one_shot,staged,recursive_doubling,halving_doubling" ;;
     two-ranks-huge) echo "-n 2 --mem huge --min 64K" $here \
-        "--forced two_shot,recursive_doubling,halving_doubling" ;;
+        "--forced one_shot,two_shot,staged,recursive_doubling,halving_doubling" ;;
     registered) echo "-n 2 --mem registered --min 64K" $here \
-        "--forced two_shot,recursive_doubling,halving_doubling" ;;
+        "--forced one_shot,two_shot,staged,recursive_doubling,halving_doubling" ;;
     four-ranks) echo "-n 4" $crowded ;;
     two-ranks-row) echo "-n 2 --row 50 --max 16K" $pair \
         "--forced one_shot,recursive_doubling,halving_doubling" ;;

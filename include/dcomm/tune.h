@@ -89,7 +89,7 @@ typedef struct dcomm_link {
     dcomm_curve sustained;
 } dcomm_link;
 
-/* What all-reduces of ordinary memory by an algorithm took, on ranks of one host. */
+/* What all-reduces by an algorithm took, on ranks of one host. */
 typedef struct dcomm_trial {
     char algo[24]; /* "": none */
     dcomm_curve took;
@@ -122,13 +122,13 @@ typedef struct dcomm_tuning {
      * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
      * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
     int64_t connections;
-    /* The model's prices of all-reduces on `tried` ranks of one host (0: no trials), of memory that
-     * is not promised to be registered, are multiplied by what trials took over what the model
-     * says of them: at the points of a curve, by what lies between two of them, below the first
-     * and beyond the last as there. What was not tried was dear: it is multiplied by the largest
-     * factor that another one has. */
+    /* The model's prices of all-reduces on `tried` ranks of one host (0: no trials) are multiplied
+     * by what trials took over what the model says of them: at the points of a curve, by what lies
+     * between two of them, below the first and beyond the last as there. What was not tried was
+     * dear: it is multiplied by the largest factor that another one has. `registered` is of memory
+     * that is promised to be, `trial` of all other memory of the host's. */
     int64_t tried;
-    dcomm_trial trial[DCOMM_TRIALS];
+    dcomm_trial trial[DCOMM_TRIALS], registered[DCOMM_TRIALS];
     char source[128]; /* where the numbers are from, for people */
 } dcomm_tuning;
 

@@ -17,7 +17,7 @@
 typedef struct dcommi_chooser {
     dcomm_tuning tuning;
     dcommi_terrain terrain[DCOMMI_MEMORY_KINDS];
-    dcommi_corrections corrections;
+    dcommi_corrections corrections[DCOMMI_TRIALS_KINDS];
     struct dcommi_choice {
         uint64_t key; /* 0: none */
         const dcommi_algo *algo;
@@ -190,7 +190,7 @@ static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_sh
                                         dcommi_price *price)
 {
     const dcommi_terrain *t = &c->terrain[s->memory];
-    int64_t factor = dcommi_correction_of(&c->corrections, s, algo, dcommi_shape_size(s));
+    int64_t factor = dcommi_correction_of(c->corrections, s, algo, dcommi_shape_size(s));
     if (factor != DCOMMI_CORRECTION_ONE) {
         limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
     }
@@ -202,7 +202,8 @@ static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_sh
 /* ---- the numbers ---- */
 
 /* What an all-reduce that trials are of would be asked of the model. */
-static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, int64_t bytes)
+static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, int64_t bytes,
+                                       enum dcommi_memory memory)
 {
     dcommi_shape s = {.coll = DCOMM_COLL_ALLREDUCE,
                       .nranks = nranks,
@@ -210,27 +211,29 @@ static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, 
                       .op = DCOMM_SUM,
                       .count = (size_t)bytes / sizeof(float),
                       .lanes = 1,
+                      .memory = memory,
                       .groups = groups};
     return s;
 }
 
-/* What follows from the trials for prices on `t`. */
+/* What follows from trials on so many ranks, of such memory, for prices on `t`. */
 static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
-                                    const dcommi_groups *groups, const dcomm_tuning *tuning)
+                                    const dcommi_groups *groups, int64_t tried,
+                                    const dcomm_trial *trials, enum dcommi_memory memory)
 {
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
     k->n = 0;
-    if (tuning->tried != t->nranks || !dcommi_within_host(groups)) {
+    if (tried != t->nranks || !dcommi_within_host(groups)) {
         return;
     }
     for (int i = 0; i < DCOMM_TRIALS; i++) {
-        const dcomm_curve *took = &tuning->trial[i].took;
+        const dcomm_curve *took = &trials[i].took;
         struct dcommi_correction *to = &k->of[k->n];
-        to->algo = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, tuning->trial[i].algo);
+        to->algo = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, trials[i].algo);
         to->n = 0;
         for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
-            dcommi_shape s = dcommi_trial_shape(groups, t->nranks, took->bytes[p]);
+            dcommi_shape s = dcommi_trial_shape(groups, t->nranks, took->bytes[p], memory);
             dcommi_price price = {0};
             if (dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET,
                                     &price) >= 0) {
@@ -255,7 +258,11 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
         status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
     }
     if (status >= 0) {
-        dcommi_corrections_find(&c->corrections, &c->terrain[DCOMMI_MEMORY_ANY], groups, tuning);
+        const enum dcommi_memory any = DCOMMI_MEMORY_ANY, open = DCOMMI_MEMORY_REGISTERED;
+        dcommi_corrections_find(&c->corrections[DCOMMI_TRIALS_ORDINARY], &c->terrain[any], groups,
+                                tuning->tried, tuning->trial, any);
+        dcommi_corrections_find(&c->corrections[DCOMMI_TRIALS_REGISTERED], &c->terrain[open],
+                                groups, tuning->tried, tuning->registered, open);
     }
     return status;
 }

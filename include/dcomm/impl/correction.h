@@ -17,6 +17,9 @@ typedef struct dcommi_corrections {
     } of[DCOMM_TRIALS];
 } dcommi_corrections;
 
+/* Of what memory there are trials: theirs are the corrections. */
+enum { DCOMMI_TRIALS_ORDINARY, DCOMMI_TRIALS_REGISTERED, DCOMMI_TRIALS_KINDS };
+
 /* At so many bytes a trial took `took`, and the model says `price`. */
 static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, int64_t took,
                                   int64_t price)
@@ -41,12 +44,16 @@ static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t b
 
 /* The factor of an algorithm's price for the shape of a call of so many bytes, in 1024ths. Where it
  * was too dear to be tried while others were, it gets no less than they do. */
-static int64_t dcommi_correction_of(const dcommi_corrections *k, const dcommi_shape *s,
-                                    const dcommi_algo *algo, int64_t bytes)
+static int64_t dcommi_correction_of(const dcommi_corrections corrections[DCOMMI_TRIALS_KINDS],
+                                    const dcommi_shape *s, const dcommi_algo *algo, int64_t bytes)
 {
+    const dcommi_corrections *k =
+        &corrections[s->memory == DCOMMI_MEMORY_REGISTERED ? DCOMMI_TRIALS_REGISTERED
+                                                           : DCOMMI_TRIALS_ORDINARY];
     int64_t own = DCOMMI_CORRECTION_ONE, most = own, from = INT64_MAX, to = 0;
     const struct dcommi_correction *tried = NULL;
-    if (s->coll != DCOMM_COLL_ALLREDUCE || s->memory > DCOMMI_MEMORY_HUGE || s->coding != NULL) {
+    if (s->coll != DCOMM_COLL_ALLREDUCE || s->memory > DCOMMI_MEMORY_REGISTERED ||
+        s->coding != NULL) {
         return own;
     }
     for (int i = 0; i < k->n; i++) {

@@ -93,6 +93,16 @@ typedef struct dcommi_terrain {
     int64_t step, call;
 } dcommi_terrain;
 
+static bool dcommi_trials_valid(const dcomm_trial *trials)
+{
+    bool good = true;
+    for (int i = 0; i < DCOMM_TRIALS && good; i++) {
+        good = dcommi_curve_valid(&trials[i].took) &&
+               memchr(trials[i].algo, 0, sizeof trials[i].algo) != NULL;
+    }
+    return good;
+}
+
 static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
 {
     bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) &&
@@ -115,10 +125,7 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
     good = good && t->tried >= 0;
-    for (int i = 0; i < DCOMM_TRIALS && good; i++) {
-        good = dcommi_curve_valid(&t->trial[i].took) &&
-               memchr(t->trial[i].algo, 0, sizeof t->trial[i].algo) != NULL;
-    }
+    good = good && dcommi_trials_valid(t->trial) && dcommi_trials_valid(t->registered);
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,
@@ -129,15 +136,15 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
 
 /* The trials of an algorithm; the first free ones become its own. NULL: there are none, or this is
  * no name that they can have. */
-static dcomm_trial *dcommi_trial_slot(dcomm_tuning *t, const char *algo)
+static dcomm_trial *dcommi_trial_slot(dcomm_trial *trials, const char *algo)
 {
     size_t len = strlen(algo);
-    for (int i = 0; i < DCOMM_TRIALS && len > 0 && len < sizeof t->trial[i].algo; i++) {
-        if (t->trial[i].algo[0] == 0) {
-            memcpy(t->trial[i].algo, algo, len + 1);
+    for (int i = 0; i < DCOMM_TRIALS && len > 0 && len < sizeof trials[i].algo; i++) {
+        if (trials[i].algo[0] == 0) {
+            memcpy(trials[i].algo, algo, len + 1);
         }
-        if (strcmp(t->trial[i].algo, algo) == 0) {
-            return &t->trial[i];
+        if (strcmp(trials[i].algo, algo) == 0) {
+            return &trials[i];
         }
     }
     return NULL;

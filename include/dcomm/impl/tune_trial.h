@@ -19,12 +19,20 @@
 static const int64_t dcommi_trial_sizes[] = {64,    256,    1024,    4096,    16384,
                                              65536, 262144, 1 << 20, 4 << 20, 16 << 20};
 enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
+/* Of registered memory: what is shorter goes as ordinary memory does, what is longer is read where
+ * it lies. */
+static const int64_t dcommi_trial_registered[] = {16384, 65536, 262144, 1 << 20};
+enum {
+    DCOMMI_TRIAL_REGISTERED = sizeof dcommi_trial_registered / sizeof dcommi_trial_registered[0]
+};
 
 /* The trials of one size. */
 typedef struct dcommi_trials {
     int64_t bytes, calls; /* in a row: ranks that share a core do not meet without delay */
     uint8_t *in, *out;
-    int n, each, timed; /* calls timed in a turn, in all */
+    enum dcommi_memory memory; /* what they are */
+    dcomm_trial *into;         /* the tuner's, of such memory */
+    int n, each, timed;        /* calls timed in a turn, in all */
     struct dcommi_tried {
         const dcommi_algo *algo;
         int64_t price;
@@ -34,11 +42,11 @@ typedef struct dcommi_trials {
 } dcommi_trials;
 
 /* Picoseconds of the trial of so many bytes; INT64_MAX: there was none. */
-static int64_t dcommi_trial_of(const dcomm_tuning *tuning, const char *algo, int64_t bytes)
+static int64_t dcommi_trial_of(const dcomm_trial *trials, const char *algo, int64_t bytes)
 {
     for (int i = 0; i < DCOMM_TRIALS; i++) {
-        const dcomm_curve *took = &tuning->trial[i].took;
-        for (int64_t p = 0; p < took->n && strcmp(tuning->trial[i].algo, algo) == 0; p++) {
+        const dcomm_curve *took = &trials[i].took;
+        for (int64_t p = 0; p < took->n && strcmp(trials[i].algo, algo) == 0; p++) {
             if (took->bytes[p] == bytes) {
                 return took->ps[p];
             }
@@ -55,7 +63,7 @@ static int64_t dcommi_trial_of(const dcomm_tuning *tuning, const char *algo, int
 static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
-    dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes);
+    dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes, k->memory);
     int64_t prices[DCOMMI_ALGO_COUNT], models[DCOMMI_ALGO_COUNT];
     int64_t cheapest = INT64_MAX, model = INT64_MAX, all = 0;
     const int64_t quarters = k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
@@ -64,15 +72,15 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
         dcommi_price price = {0};
         if (by > 0) {
-            prices[i] = dcommi_trial_of(&t->tuning, algo->name, by);
+            prices[i] = dcommi_trial_of(k->into, algo->name, by);
             models[i] = INT64_MAX;
         } else {
             prices[i] = models[i] = INT64_MAX;
-            if (dcommi_choice_model(&c->terrain[false], &s, algo, INT64_MAX >> 4,
+            if (dcommi_choice_model(&c->terrain[k->memory], &s, algo, INT64_MAX >> 4,
                                     DCOMMI_CHOICE_BUDGET, &price) >= 0) {
                 models[i] = price.ps;
                 dcommi_choice_correct(&price,
-                                      dcommi_correction_of(&c->corrections, &s, algo, k->bytes));
+                                      dcommi_correction_of(c->corrections, &s, algo, k->bytes));
                 prices[i] = price.ps;
             }
         }
@@ -102,7 +110,8 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
 /* Calls as programs make them, whatever groups this thread has open. */
 static void dcommi_trial_calls(dcommi_tuner *t, const dcommi_trials *k, const dcommi_algo *algo)
 {
-    dcomm_coll_opts opts = {.algo = algo->name};
+    dcomm_coll_opts opts = {.algo = algo->name,
+                            .registered = k->memory == DCOMMI_MEMORY_REGISTERED};
     dcommi_group open = dcommi_this_group;
     dcommi_this_group = (dcommi_group){.depth = 0};
     for (int64_t at = 0; at < k->calls * k->bytes && t->status >= 0; at += k->bytes) {
@@ -113,13 +122,23 @@ static void dcommi_trial_calls(dcommi_tuner *t, const dcommi_trials *k, const dc
     dcommi_this_group = open;
 }
 
-/* An algorithm's turn. Each call finds its buffers in no cache, as one that has many does. */
+/* Whether the buffers of a call are out of the caches first, as those of one that has many are.
+ * Registered ones are every other time: by `one_shot` two ranks take a third less than by
+ * `two_shot` where they are in a cache, and a tenth more where they are not. */
+static bool dcommi_trial_cold(const dcommi_trials *k, int i)
+{
+    return k->memory != DCOMMI_MEMORY_REGISTERED || i % 2 == 0;
+}
+
+/* An algorithm's turn. */
 static void dcommi_trial_turn(dcommi_tuner *t, dcommi_trials *k, struct dcommi_tried *tried)
 {
     for (int i = -1; i < k->each && t->status >= 0; i++) {
         int at = k->timed + (i < 0 ? 0 : i);
-        dcommi_flush(k->in, k->calls * k->bytes);
-        dcommi_flush(k->out, k->calls * k->bytes);
+        if (dcommi_trial_cold(k, i)) {
+            dcommi_flush(k->in, k->calls * k->bytes);
+            dcommi_flush(k->out, k->calls * k->bytes);
+        }
         dcommi_tune_meet(t);
         double start = dcommi_now();
         dcommi_tune_meet(t);
@@ -145,6 +164,19 @@ static void dcommi_trials_run(dcommi_tuner *t, dcommi_trials *k)
     }
 }
 
+/* What an algorithm took: with buffers in the caches and not, half of each. */
+static double dcommi_trial_took(const dcommi_trials *k, const struct dcommi_tried *tried)
+{
+    double took[2][DCOMMI_TRIAL_TURNS * DCOMMI_TRIAL_TIMED];
+    int n[2] = {0};
+    for (int i = 0; i < k->timed; i++) {
+        const bool cold = dcommi_trial_cold(k, i);
+        took[cold][n[cold]++] = tried->took[i];
+    }
+    double cold = dcommi_tune_quartile(took[1], n[1]);
+    return n[0] == 0 ? cold : (cold + dcommi_tune_quartile(took[0], n[0])) / 2;
+}
+
 /* One size, with rank 0's trials on all ranks. */
 static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *c, dcommi_trials *k)
 {
@@ -152,8 +184,8 @@ static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *
     dcommi_trials_run(t, k);
     double met = dcommi_tune_quartile(k->met, k->timed);
     for (int i = 0; i < k->n; i++) {
-        double took = dcommi_tune_quartile(k->tried[i].took, k->timed);
-        dcomm_trial *trial = dcommi_trial_slot(&t->tuning, k->tried[i].algo->name);
+        double took = dcommi_trial_took(k, &k->tried[i]);
+        dcomm_trial *trial = dcommi_trial_slot(k->into, k->tried[i].algo->name);
         if (trial != NULL) {
             dcommi_tune_point(&trial->took, k->bytes, (took - met) / (double)k->calls);
         }
@@ -161,31 +193,48 @@ static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *
     dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
 }
 
-/* All sizes. Every rank has the same numbers already, and has rank 0's trials at the end. */
+/* All sizes of memory of a kind. */
+static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
+                              const dcommi_trials *where)
+{
+    dcommi_trials *k = dcommi_alloc(sizeof *k);
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    if (k == NULL || c == NULL || where->in == NULL) {
+        t->status = t->status >= 0 ? DCOMM_ERR_NO_MEMORY : t->status;
+    }
+    for (int i = 0; i < nsizes && t->status >= 0; i++) {
+        t->status = dcommi_chooser_set(c, t->comm->groups, t->comm->size, &t->tuning);
+        *k = *where;
+        k->bytes = sizes[i];
+        k->calls = sizes[i] <= DCOMMI_TRIAL_SHORT ? 8 : 1;
+        k->each = sizes[i] < DCOMMI_TRIAL_LONG ? DCOMMI_TRIAL_TIMED : 2;
+        dcommi_trials_of(t, sizes[i] >= DCOMMI_TRIAL_LONG ? sizes[i - 1] : 0, c, k);
+    }
+    dcommi_free(c);
+    dcommi_free(k);
+}
+
+/* Every rank has the same numbers already, and has rank 0's trials at the end. */
 static void dcommi_tune_trials(dcommi_tuner *t)
 {
     const int crowded = dcommi_place_crowded(t->comm->groups, t->comm->places, 0);
     const int nsizes = DCOMMI_TRIAL_SIZES - !crowded;
-    const int64_t *sizes = dcommi_trial_sizes, most = sizes[nsizes - 1];
-    dcommi_trials *k = dcommi_alloc(sizeof *k);
-    dcommi_chooser *c = dcommi_alloc(sizeof *c);
-    uint8_t *memory = dcommi_alloc(2 * (size_t)most);
-    if (k == NULL || c == NULL || memory == NULL) {
-        t->status = t->status >= 0 ? DCOMM_ERR_NO_MEMORY : t->status;
-    }
+    const int64_t most = dcommi_trial_sizes[nsizes - 1];
+    uint8_t *memory = dcommi_alloc(2 * (size_t)most), *open = dcommi_tune_registered(t);
+    dcommi_trials where = {.in = memory,
+                           .out = memory != NULL ? memory + most : NULL,
+                           .memory = DCOMMI_MEMORY_ANY,
+                           .into = t->tuning.trial};
     t->tuning.tried = t->comm->size;
-    for (int i = 0; i < nsizes && t->status >= 0; i++) {
-        t->status = dcommi_chooser_set(c, t->comm->groups, t->comm->size, &t->tuning);
-        *k = (dcommi_trials){.bytes = sizes[i],
-                             .calls = sizes[i] <= DCOMMI_TRIAL_SHORT ? 8 : 1,
-                             .each = sizes[i] < DCOMMI_TRIAL_LONG ? DCOMMI_TRIAL_TIMED : 2,
-                             .in = memory,
-                             .out = memory + most};
-        dcommi_trials_of(t, sizes[i] >= DCOMMI_TRIAL_LONG ? sizes[i - 1] : 0, c, k);
+    dcommi_trials_all(t, dcommi_trial_sizes, nsizes, &where);
+    if (open != NULL) { /* whoever has none takes part all the same */
+        where.in = open;
+        where.out = open + DCOMMI_TUNE_LONGEST;
     }
+    where.memory = DCOMMI_MEMORY_REGISTERED;
+    where.into = t->tuning.registered;
+    dcommi_trials_all(t, dcommi_trial_registered, DCOMMI_TRIAL_REGISTERED, &where);
     dcommi_free(memory);
-    dcommi_free(c);
-    dcommi_free(k);
 }
 
 #endif

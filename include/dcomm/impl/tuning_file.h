@@ -8,6 +8,7 @@
 
 #define DCOMMI_TUNING_LINE 1024
 #define DCOMMI_TRIAL_KEY "allreduce."
+#define DCOMMI_REGISTERED_KEY "allreduce_registered."
 
 /* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
  * N: a number, C: a curve. */
@@ -101,6 +102,21 @@ static bool dcommi_read_C(const char *text, dcomm_curve *c)
     return dcommi_curve_valid(c);
 }
 
+static void dcommi_write_trials(FILE *file, const char *key, const dcomm_trial *trials)
+{
+    for (int i = 0; i < DCOMM_TRIALS && trials[i].algo[0] != 0; i++) {
+        fprintf(file, "%s%s = ", key, trials[i].algo);
+        dcommi_write_C(file, &trials[i].took);
+        fputc('\n', file);
+    }
+}
+
+static bool dcommi_read_trial(dcomm_trial *trials, const char *algo, const char *value)
+{
+    dcomm_trial *trial = dcommi_trial_slot(trials, algo);
+    return trial != NULL && dcommi_read_C(value, &trial->took);
+}
+
 /* ---- the file ---- */
 
 DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path)
@@ -130,11 +146,8 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
         DCOMMI_LINK_FIELDS(DCOMMI_WRITE)
 #undef DCOMMI_WRITE
     }
-    for (int i = 0; i < DCOMM_TRIALS && tuning->trial[i].algo[0] != 0; i++) {
-        fprintf(file, DCOMMI_TRIAL_KEY "%s = ", tuning->trial[i].algo);
-        dcommi_write_C(file, &tuning->trial[i].took);
-        fputc('\n', file);
-    }
+    dcommi_write_trials(file, DCOMMI_TRIAL_KEY, tuning->trial);
+    dcommi_write_trials(file, DCOMMI_REGISTERED_KEY, tuning->registered);
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
     return bad ? dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno))
@@ -150,8 +163,10 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
         return true;
     }
     if (strncmp(key, DCOMMI_TRIAL_KEY, sizeof DCOMMI_TRIAL_KEY - 1) == 0) {
-        dcomm_trial *trial = dcommi_trial_slot(t, key + sizeof DCOMMI_TRIAL_KEY - 1);
-        return trial != NULL && dcommi_read_C(value, &trial->took);
+        return dcommi_read_trial(t->trial, key + sizeof DCOMMI_TRIAL_KEY - 1, value);
+    }
+    if (strncmp(key, DCOMMI_REGISTERED_KEY, sizeof DCOMMI_REGISTERED_KEY - 1) == 0) {
+        return dcommi_read_trial(t->registered, key + sizeof DCOMMI_REGISTERED_KEY - 1, value);
     }
 #define DCOMMI_READ(name, field, kind)                  \
     if (strcmp(key, name) == 0) {                       \
