@@ -40157,6 +40157,28 @@ static void dcommi_direct_fold_peers(const dcommi_shape *s, dcommi_builder *b, d
 
 /* ---- all-reduce ---- */
 
+/* Where a rank begins to fold what all have exposed. Of mapped memory each begins with another
+ * part: ranks that go through the same lines in step wait for each other's, and what one has read,
+ * the others find in a cache later. All-reduce of two ranks, 256 KiB and 1, 4 and 16 MiB: 34 us
+ * instead of 37, 128 instead of 147, 527 instead of 597, 2,050 instead of 2,360 (Intel Xeon). */
+static int64_t dcommi_direct_begin(const dcommi_shape *s, int64_t bytes)
+{
+    if (s->memory != DCOMMI_MEMORY_REGISTERED) {
+        return 0;
+    }
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    return s->rank * dcommi_partition_make(bytes, s->nranks, 0, element).block % bytes;
+}
+
+/* A part of the result. */
+static void dcommi_direct_fold_part(const dcommi_shape *s, dcommi_builder *b, uint16_t slot,
+                                    int64_t at, int64_t length, dcomm_operand own)
+{
+    own = dcommi_at(own.space, dcommi_plus(own.offset, at), length);
+    dcommi_direct_fold_peers(s, b, dcommi_span(DCOMM_SPACE_OUT, at, length), slot, at, length, own,
+                             DCOMM_STEP_RESULT);
+}
+
 static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder *b)
 {
     int64_t bytes = dcommi_shape_bytes(s, s->count);
@@ -40170,7 +40192,11 @@ static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder
             dcommi_copy(b, 0, own, out, 0);
         }
         dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
-        dcommi_direct_fold_peers(s, b, out, slot, 0, bytes, own, DCOMM_STEP_RESULT);
+        int64_t first = dcommi_direct_begin(s, bytes);
+        dcommi_direct_fold_part(s, b, slot, first, bytes - first, own);
+        if (first > 0) {
+            dcommi_direct_fold_part(s, b, slot, 0, first, own);
+        }
         dcommi_direct_read_barrier(s, b);
     } else if (s->nranks == 2) {
         dcommi_direct_pair(s, b, bytes);
