@@ -390,6 +390,32 @@ Test(collectives, again_in_every_form, .timeout = 60)
     }
 }
 
+/* A call that was good a moment ago, with an option that changes how it folds. */
+static int again_with_an_option(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_settle(rank, n, ((place_of *)arg)->place);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    uint16_t data[4] = {0}, sum[4];
+    dcomm_coll_opts opts = {.algo = "recursive_doubling"}; /* which has no rank order */
+    for (int turn = 0; turn < 3; turn++) {
+        opts.accumulate = 0;
+        RANKS_OK(dcomm_allreduce(comm, data, sum, 4, DCOMM_BF16, DCOMM_SUM, &opts));
+        opts.accumulate = DCOMM_F32;
+        ranks_refused(dcomm_allreduce(comm, data, sum, 4, DCOMM_BF16, DCOMM_SUM, &opts),
+                      DCOMM_ERR_UNSUPPORTED, "rank order");
+        opts.accumulate = DCOMM_F16;
+        ranks_refused(dcomm_allreduce(comm, data, sum, 4, DCOMM_BF16, DCOMM_SUM, &opts),
+                      DCOMM_ERR_UNSUPPORTED, "opts.accumulate");
+    }
+    return ranks_leave(&comm);
+}
+
+Test(collectives, again_with_an_option, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, again_with_an_option);
+    on(3, RANKS_LOCAL, again_with_an_option);
+}
+
 /* ---- what the calls say, and what they refuse ---- */
 
 static int talk(int rank, int n, procs_shared *s, void *arg)

@@ -520,8 +520,8 @@ static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcom
 static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
 {
     return opts == NULL || (!opts->deterministic && opts->timeout_s == 0 && opts->premul == 0 &&
-                            opts->lanes == 0 && opts->chunk_bytes == 0 && opts->codec == NULL &&
-                            opts->feedback == NULL && opts->stream == NULL);
+                            opts->accumulate == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
+                            opts->codec == NULL && opts->feedback == NULL && opts->stream == NULL);
 }
 
 /* Whether a call may be one of those. */
