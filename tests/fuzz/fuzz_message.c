@@ -39,9 +39,9 @@ static void fake_remove_peer(dcommi_transport *t, int peer)
     (void)t, (void)peer;
 }
 
-static bool fake_peek(dcommi_transport *t, int peer, dcommi_arrival *arrival)
+static bool fake_peek(dcommi_transport *t, int peer, size_t expected, dcommi_arrival *arrival)
 {
-    (void)t, (void)peer, (void)arrival;
+    (void)t, (void)peer, (void)expected, (void)arrival;
     return false;
 }
 
