@@ -51534,10 +51534,10 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
     dcommi_coding coding;
     DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
-    const void *in = sendbuf == DCOMM_IN_PLACE ? recvbuf : sendbuf;
-    s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)in % 4 != 0 ||
+    bool in_place = dcommi_buffers_find(comm, s.coll, 0, 0, &sendbuf, &recvbuf);
+    s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)sendbuf % 4 != 0 ||
               (uintptr_t)recvbuf % 4 != 0;
-    return dcommi_call_placed(comm, &s, in, recvbuf, in == recvbuf, opts, request_p);
+    return dcommi_call_placed(comm, &s, sendbuf, recvbuf, in_place, opts, request_p);
 }
 
 static dcomm_status dcommi_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
