@@ -2454,9 +2454,10 @@ typedef struct dcomm_tuning {
      * by what trials took over what the model says of them: at the points of a curve, by what lies
      * between two of them, below the first and beyond the last as there. What was not tried was
      * dear: it is multiplied by the largest factor that another one has. `registered` is of memory
-     * that is promised to be, `trial` of all other memory of the host's. */
+     * that is promised to be, `huge` of memory that is promised to be on huge pages, in calls from
+     * its first point on; `trial` is of all other memory of the host's. */
     int64_t tried;
-    dcomm_trial trial[DCOMM_TRIALS], registered[DCOMM_TRIALS];
+    dcomm_trial trial[DCOMM_TRIALS], huge[DCOMM_TRIALS], registered[DCOMM_TRIALS];
     char source[128]; /* where the numbers are from, for people */
 } dcomm_tuning;
 
@@ -19595,7 +19596,8 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
     good = good && t->tried >= 0;
-    good = good && dcommi_trials_valid(t->trial) && dcommi_trials_valid(t->registered);
+    good = good && dcommi_trials_valid(t->trial) && dcommi_trials_valid(t->huge) &&
+           dcommi_trials_valid(t->registered);
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,
@@ -21229,6 +21231,7 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
 
 #define DCOMMI_TUNING_LINE 1024
 #define DCOMMI_TRIAL_KEY "allreduce."
+#define DCOMMI_HUGE_KEY "allreduce_huge."
 #define DCOMMI_REGISTERED_KEY "allreduce_registered."
 
 /* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
@@ -21368,6 +21371,7 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
 #undef DCOMMI_WRITE
     }
     dcommi_write_trials(file, DCOMMI_TRIAL_KEY, tuning->trial);
+    dcommi_write_trials(file, DCOMMI_HUGE_KEY, tuning->huge);
     dcommi_write_trials(file, DCOMMI_REGISTERED_KEY, tuning->registered);
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
@@ -21385,6 +21389,9 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
     }
     if (strncmp(key, DCOMMI_TRIAL_KEY, sizeof DCOMMI_TRIAL_KEY - 1) == 0) {
         return dcommi_read_trial(t->trial, key + sizeof DCOMMI_TRIAL_KEY - 1, value);
+    }
+    if (strncmp(key, DCOMMI_HUGE_KEY, sizeof DCOMMI_HUGE_KEY - 1) == 0) {
+        return dcommi_read_trial(t->huge, key + sizeof DCOMMI_HUGE_KEY - 1, value);
     }
     if (strncmp(key, DCOMMI_REGISTERED_KEY, sizeof DCOMMI_REGISTERED_KEY - 1) == 0) {
         return dcommi_read_trial(t->registered, key + sizeof DCOMMI_REGISTERED_KEY - 1, value);
@@ -38043,10 +38050,11 @@ static dcomm_status dcommi_context_need_thread(dcomm_context *context)
 /* ---- create and destroy ---- */
 
 /* How long to wait at what cost. With a core to itself a rank loses nothing by spinning; where
- * ranks share cores, the one that is waited for must get the core. */
+ * ranks share cores, the one that is waited for must get the core: it is looked for twice, since
+ * what comes from another core may be on its way. */
 static void dcommi_patience(dcomm_context *context, bool crowded)
 {
-    context->spin_limit = crowded ? 16 : 2000;
+    context->spin_limit = crowded ? 2 : 2000;
     context->script_yields = crowded ? 16 : 0;
     context->script_pauses =
         crowded || !dcommi_isa_is_intel() ? 0 : dcommi_pauses_within(DCOMMI_FIRST_LOOK);
@@ -44980,8 +44988,8 @@ typedef struct dcommi_corrections {
     } of[DCOMM_TRIALS];
 } dcommi_corrections;
 
-/* Of what memory there are trials: theirs are the corrections. */
-enum { DCOMMI_TRIALS_ORDINARY, DCOMMI_TRIALS_REGISTERED, DCOMMI_TRIALS_KINDS };
+/* There are trials of memory of the first kinds, host memory: ordinary, huge, registered. */
+enum { DCOMMI_TRIALS_KINDS = DCOMMI_MEMORY_REGISTERED + 1 };
 
 /* At so many bytes a trial took `took`, and the model says `price`. */
 static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, int64_t took,
@@ -45005,24 +45013,36 @@ static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t b
     return at;
 }
 
+/* Where the first of them begins; INT64_MAX: there are none. */
+static int64_t dcommi_corrections_from(const dcommi_corrections *k)
+{
+    int64_t from = INT64_MAX;
+    for (int i = 0; i < k->n; i++) {
+        from = dcommi_min64(from, k->of[i].bytes[0]);
+    }
+    return from;
+}
+
 /* The factor of an algorithm's price for the shape of a call of so many bytes, in 1024ths. Where it
  * was too dear to be tried while others were, it gets no less than they do. */
 static int64_t dcommi_correction_of(const dcommi_corrections corrections[DCOMMI_TRIALS_KINDS],
                                     const dcommi_shape *s, const dcommi_algo *algo, int64_t bytes)
 {
-    const dcommi_corrections *k =
-        &corrections[s->memory == DCOMMI_MEMORY_REGISTERED ? DCOMMI_TRIALS_REGISTERED
-                                                           : DCOMMI_TRIALS_ORDINARY];
-    int64_t own = DCOMMI_CORRECTION_ONE, most = own, from = INT64_MAX, to = 0;
+    int64_t own = DCOMMI_CORRECTION_ONE, most = own, to = 0;
     const struct dcommi_correction *tried = NULL;
     if (s->coll != DCOMM_COLL_ALLREDUCE || s->memory > DCOMMI_MEMORY_REGISTERED ||
         s->coding != NULL) {
         return own;
     }
+    const dcommi_corrections *k = &corrections[s->memory];
+    int64_t from = dcommi_corrections_from(k);
+    if (s->memory == DCOMMI_MEMORY_HUGE && bytes < from) { /* short calls do not see pages */
+        k = &corrections[DCOMMI_MEMORY_ANY];
+        from = dcommi_corrections_from(k);
+    }
     for (int i = 0; i < k->n; i++) {
         const struct dcommi_correction *of = &k->of[i];
         most = dcommi_max64(most, dcommi_correction_at(of, bytes));
-        from = dcommi_min64(from, of->bytes[0]);
         to = dcommi_max64(to, of->bytes[of->n - 1]);
         tried = of->algo == algo ? of : tried;
     }
@@ -45698,11 +45718,14 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
         status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
     }
     if (status >= 0) {
-        const enum dcommi_memory any = DCOMMI_MEMORY_ANY, open = DCOMMI_MEMORY_REGISTERED;
-        dcommi_corrections_find(&c->corrections[DCOMMI_TRIALS_ORDINARY], &c->terrain[any], groups,
-                                tuning->tried, tuning->trial, any);
-        dcommi_corrections_find(&c->corrections[DCOMMI_TRIALS_REGISTERED], &c->terrain[open],
-                                groups, tuning->tried, tuning->registered, open);
+        const dcomm_trial *trials[DCOMMI_TRIALS_KINDS] = {[DCOMMI_MEMORY_ANY] = tuning->trial,
+                                                          [DCOMMI_MEMORY_HUGE] = tuning->huge,
+                                                          [DCOMMI_MEMORY_REGISTERED] =
+                                                              tuning->registered};
+        for (int m = 0; m < DCOMMI_TRIALS_KINDS; m++) {
+            dcommi_corrections_find(&c->corrections[m], &c->terrain[m], groups, tuning->tried,
+                                    trials[m], (enum dcommi_memory)m);
+        }
     }
     return status;
 }
@@ -54045,6 +54068,9 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
 static const int64_t dcommi_trial_sizes[] = {64,    256,    1024,    4096,    16384,
                                              65536, 262144, 1 << 20, 4 << 20, 16 << 20};
 enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
+/* Of huge pages: what the kernel reads of them. */
+static const int64_t dcommi_trial_huge[] = {262144, 4 << 20};
+enum { DCOMMI_TRIAL_HUGE = sizeof dcommi_trial_huge / sizeof dcommi_trial_huge[0] };
 /* Of registered memory: what is shorter goes as ordinary memory does, what is longer is read where
  * it lies. */
 static const int64_t dcommi_trial_registered[] = {16384, 65536, 262144, 1 << 20};
@@ -54084,15 +54110,15 @@ static int64_t dcommi_trial_of(const dcomm_trial *trials, const char *algo, int6
 /* Those that are worth a trial, the same on every rank: by the price, as trials of the sizes before
  * have corrected it, no more than twice the cheapest, or three times where calls are short; or by
  * the model alone no more than half above, for where all its prices are too high none but those
- * that were tried would be cheap. Of long calls those that were tried at the size before (bytes
- * `by`, else 0), as many as there is time for. */
+ * that were tried would be cheap. Of long calls those that took at most half more than the fastest
+ * did at the size before (bytes `by`, else 0), as many as there is time for. */
 static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
     dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes, k->memory);
     int64_t prices[DCOMMI_ALGO_COUNT], models[DCOMMI_ALGO_COUNT];
     int64_t cheapest = INT64_MAX, model = INT64_MAX, all = 0;
-    const int64_t quarters = k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
+    const int64_t quarters = by > 0 ? 6 : k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
     const dcommi_algo *algo;
     s.rank_order = t->comm->deterministic;
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
@@ -54115,7 +54141,7 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
     }
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL && k->n < DCOMM_TRIALS; i++) {
         if (prices[i] < INT64_MAX &&
-            (by > 0 || prices[i] / quarters <= cheapest / 4 || models[i] / 6 <= model / 4)) {
+            (prices[i] / quarters <= cheapest / 4 || (by == 0 && models[i] / 6 <= model / 4))) {
             k->tried[k->n].price = by > 0 ? prices[i] / by * k->bytes : prices[i];
             all += k->tried[k->n].price;
             k->tried[k->n++].algo = algo;
@@ -54133,19 +54159,24 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
     k->n = k->n > 1 ? k->n : 0; /* nothing to choose from */
 }
 
-/* Calls as programs make them, whatever groups this thread has open. */
+/* Calls as programs make them, not plans: what a rank that is ahead has sent meanwhile would make
+ * the engine run those that follow a plan. */
+static void dcommi_trial_meet(dcommi_tuner *t)
+{
+    dcomm_coll_opts opts = {.algo = dcommi_algo_at(DCOMM_COLL_BARRIER, 0)->name};
+    t->status = t->status >= 0 ? dcommi_barrier(t->comm, &opts, NULL) : t->status;
+}
+
 static void dcommi_trial_calls(dcommi_tuner *t, const dcommi_trials *k, const dcommi_algo *algo)
 {
     dcomm_coll_opts opts = {.algo = algo->name,
+                            .huge_pages = k->memory == DCOMMI_MEMORY_HUGE,
                             .registered = k->memory == DCOMMI_MEMORY_REGISTERED};
-    dcommi_group open = dcommi_this_group;
-    dcommi_this_group = (dcommi_group){.depth = 0};
     for (int64_t at = 0; at < k->calls * k->bytes && t->status >= 0; at += k->bytes) {
         t->status =
             dcommi_allreduce(t->comm, k->in + at, k->out + at, (size_t)k->bytes / sizeof(float),
                              DCOMM_F32, DCOMM_SUM, &opts, NULL);
     }
-    dcommi_this_group = open;
 }
 
 /* Whether the buffers of a call are out of the caches first, as those of one that has many are.
@@ -54156,24 +54187,27 @@ static bool dcommi_trial_cold(const dcommi_trials *k, int i)
     return k->memory != DCOMMI_MEMORY_REGISTERED || i % 2 == 0;
 }
 
-/* An algorithm's turn. */
+/* An algorithm's turn, whatever groups this thread has open. */
 static void dcommi_trial_turn(dcommi_tuner *t, dcommi_trials *k, struct dcommi_tried *tried)
 {
+    dcommi_group open = dcommi_this_group;
+    dcommi_this_group = (dcommi_group){.depth = 0};
     for (int i = -1; i < k->each && t->status >= 0; i++) {
         int at = k->timed + (i < 0 ? 0 : i);
         if (dcommi_trial_cold(k, i)) {
             dcommi_flush(k->in, k->calls * k->bytes);
             dcommi_flush(k->out, k->calls * k->bytes);
         }
-        dcommi_tune_meet(t);
+        dcommi_trial_meet(t);
         double start = dcommi_now();
-        dcommi_tune_meet(t);
+        dcommi_trial_meet(t);
         double met = dcommi_now();
         dcommi_trial_calls(t, k, tried->algo);
-        dcommi_tune_meet(t); /* the slowest rank's time counts */
+        dcommi_trial_meet(t); /* the slowest rank's time counts */
         tried->took[at] = dcommi_now() - met;
         k->met[at] = met - start;
     }
+    dcommi_this_group = open;
 }
 
 static void dcommi_trials_run(dcommi_tuner *t, dcommi_trials *k)
@@ -54240,26 +54274,37 @@ static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
     dcommi_free(k);
 }
 
-/* Every rank has the same numbers already, and has rank 0's trials at the end. */
+/* Every rank has the same numbers already, and has rank 0's trials at the end. Whoever has no
+ * memory of a kind takes part with what it has. */
 static void dcommi_tune_trials(dcommi_tuner *t)
 {
     const int crowded = dcommi_place_crowded(t->comm->groups, t->comm->places, 0);
     const int nsizes = DCOMMI_TRIAL_SIZES - !crowded;
     const int64_t most = dcommi_trial_sizes[nsizes - 1];
+    const int64_t most_huge = dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
     uint8_t *memory = dcommi_alloc(2 * (size_t)most), *open = dcommi_tune_registered(t);
+    uint8_t *huge = dcommi_huge_advised(2 * (size_t)most_huge);
     dcommi_trials where = {.in = memory,
                            .out = memory != NULL ? memory + most : NULL,
                            .memory = DCOMMI_MEMORY_ANY,
                            .into = t->tuning.trial};
     t->tuning.tried = t->comm->size;
     dcommi_trials_all(t, dcommi_trial_sizes, nsizes, &where);
-    if (open != NULL) { /* whoever has none takes part all the same */
+    if (huge != NULL) {
+        where.in = huge;
+        where.out = huge + most_huge;
+    }
+    where.memory = DCOMMI_MEMORY_HUGE;
+    where.into = t->tuning.huge;
+    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, &where);
+    if (open != NULL) {
         where.in = open;
         where.out = open + DCOMMI_TUNE_LONGEST;
     }
     where.memory = DCOMMI_MEMORY_REGISTERED;
     where.into = t->tuning.registered;
     dcommi_trials_all(t, dcommi_trial_registered, DCOMMI_TRIAL_REGISTERED, &where);
+    dcommi_huge_release(huge, 2 * (size_t)most_huge);
     dcommi_free(memory);
 }
 
@@ -67285,6 +67330,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_HISTORY
 #undef DCOMMI_HOST_ID_MAX
 #undef DCOMMI_HOST_MAX
+#undef DCOMMI_HUGE_KEY
 #undef DCOMMI_HUGE_PAGE
 #undef DCOMMI_ID_ADDRS
 #undef DCOMMI_ID_CHECK

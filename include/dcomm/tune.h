@@ -126,9 +126,10 @@ typedef struct dcomm_tuning {
      * by what trials took over what the model says of them: at the points of a curve, by what lies
      * between two of them, below the first and beyond the last as there. What was not tried was
      * dear: it is multiplied by the largest factor that another one has. `registered` is of memory
-     * that is promised to be, `trial` of all other memory of the host's. */
+     * that is promised to be, `huge` of memory that is promised to be on huge pages, in calls from
+     * its first point on; `trial` is of all other memory of the host's. */
     int64_t tried;
-    dcomm_trial trial[DCOMM_TRIALS], registered[DCOMM_TRIALS];
+    dcomm_trial trial[DCOMM_TRIALS], huge[DCOMM_TRIALS], registered[DCOMM_TRIALS];
     char source[128]; /* where the numbers are from, for people */
 } dcomm_tuning;
 

@@ -258,11 +258,14 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
         status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
     }
     if (status >= 0) {
-        const enum dcommi_memory any = DCOMMI_MEMORY_ANY, open = DCOMMI_MEMORY_REGISTERED;
-        dcommi_corrections_find(&c->corrections[DCOMMI_TRIALS_ORDINARY], &c->terrain[any], groups,
-                                tuning->tried, tuning->trial, any);
-        dcommi_corrections_find(&c->corrections[DCOMMI_TRIALS_REGISTERED], &c->terrain[open],
-                                groups, tuning->tried, tuning->registered, open);
+        const dcomm_trial *trials[DCOMMI_TRIALS_KINDS] = {[DCOMMI_MEMORY_ANY] = tuning->trial,
+                                                          [DCOMMI_MEMORY_HUGE] = tuning->huge,
+                                                          [DCOMMI_MEMORY_REGISTERED] =
+                                                              tuning->registered};
+        for (int m = 0; m < DCOMMI_TRIALS_KINDS; m++) {
+            dcommi_corrections_find(&c->corrections[m], &c->terrain[m], groups, tuning->tried,
+                                    trials[m], (enum dcommi_memory)m);
+        }
     }
     return status;
 }

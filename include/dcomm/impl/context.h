@@ -148,10 +148,11 @@ static dcomm_status dcommi_context_need_thread(dcomm_context *context)
 /* ---- create and destroy ---- */
 
 /* How long to wait at what cost. With a core to itself a rank loses nothing by spinning; where
- * ranks share cores, the one that is waited for must get the core. */
+ * ranks share cores, the one that is waited for must get the core: it is looked for twice, since
+ * what comes from another core may be on its way. */
 static void dcommi_patience(dcomm_context *context, bool crowded)
 {
-    context->spin_limit = crowded ? 16 : 2000;
+    context->spin_limit = crowded ? 2 : 2000;
     context->script_yields = crowded ? 16 : 0;
     context->script_pauses =
         crowded || !dcommi_isa_is_intel() ? 0 : dcommi_pauses_within(DCOMMI_FIRST_LOOK);

@@ -17,8 +17,8 @@ typedef struct dcommi_corrections {
     } of[DCOMM_TRIALS];
 } dcommi_corrections;
 
-/* Of what memory there are trials: theirs are the corrections. */
-enum { DCOMMI_TRIALS_ORDINARY, DCOMMI_TRIALS_REGISTERED, DCOMMI_TRIALS_KINDS };
+/* There are trials of memory of the first kinds, host memory: ordinary, huge, registered. */
+enum { DCOMMI_TRIALS_KINDS = DCOMMI_MEMORY_REGISTERED + 1 };
 
 /* At so many bytes a trial took `took`, and the model says `price`. */
 static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, int64_t took,
@@ -42,24 +42,36 @@ static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t b
     return at;
 }
 
+/* Where the first of them begins; INT64_MAX: there are none. */
+static int64_t dcommi_corrections_from(const dcommi_corrections *k)
+{
+    int64_t from = INT64_MAX;
+    for (int i = 0; i < k->n; i++) {
+        from = dcommi_min64(from, k->of[i].bytes[0]);
+    }
+    return from;
+}
+
 /* The factor of an algorithm's price for the shape of a call of so many bytes, in 1024ths. Where it
  * was too dear to be tried while others were, it gets no less than they do. */
 static int64_t dcommi_correction_of(const dcommi_corrections corrections[DCOMMI_TRIALS_KINDS],
                                     const dcommi_shape *s, const dcommi_algo *algo, int64_t bytes)
 {
-    const dcommi_corrections *k =
-        &corrections[s->memory == DCOMMI_MEMORY_REGISTERED ? DCOMMI_TRIALS_REGISTERED
-                                                           : DCOMMI_TRIALS_ORDINARY];
-    int64_t own = DCOMMI_CORRECTION_ONE, most = own, from = INT64_MAX, to = 0;
+    int64_t own = DCOMMI_CORRECTION_ONE, most = own, to = 0;
     const struct dcommi_correction *tried = NULL;
     if (s->coll != DCOMM_COLL_ALLREDUCE || s->memory > DCOMMI_MEMORY_REGISTERED ||
         s->coding != NULL) {
         return own;
     }
+    const dcommi_corrections *k = &corrections[s->memory];
+    int64_t from = dcommi_corrections_from(k);
+    if (s->memory == DCOMMI_MEMORY_HUGE && bytes < from) { /* short calls do not see pages */
+        k = &corrections[DCOMMI_MEMORY_ANY];
+        from = dcommi_corrections_from(k);
+    }
     for (int i = 0; i < k->n; i++) {
         const struct dcommi_correction *of = &k->of[i];
         most = dcommi_max64(most, dcommi_correction_at(of, bytes));
-        from = dcommi_min64(from, of->bytes[0]);
         to = dcommi_max64(to, of->bytes[of->n - 1]);
         tried = of->algo == algo ? of : tried;
     }

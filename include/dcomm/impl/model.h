@@ -125,7 +125,8 @@ static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
                dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
     }
     good = good && t->tried >= 0;
-    good = good && dcommi_trials_valid(t->trial) && dcommi_trials_valid(t->registered);
+    good = good && dcommi_trials_valid(t->trial) && dcommi_trials_valid(t->huge) &&
+           dcommi_trials_valid(t->registered);
     return good ? DCOMM_OK
                 : dcommi_fail(
                       DCOMM_ERR_INVALID,

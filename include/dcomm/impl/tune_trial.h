@@ -19,6 +19,9 @@
 static const int64_t dcommi_trial_sizes[] = {64,    256,    1024,    4096,    16384,
                                              65536, 262144, 1 << 20, 4 << 20, 16 << 20};
 enum { DCOMMI_TRIAL_SIZES = sizeof dcommi_trial_sizes / sizeof dcommi_trial_sizes[0] };
+/* Of huge pages: what the kernel reads of them. */
+static const int64_t dcommi_trial_huge[] = {262144, 4 << 20};
+enum { DCOMMI_TRIAL_HUGE = sizeof dcommi_trial_huge / sizeof dcommi_trial_huge[0] };
 /* Of registered memory: what is shorter goes as ordinary memory does, what is longer is read where
  * it lies. */
 static const int64_t dcommi_trial_registered[] = {16384, 65536, 262144, 1 << 20};
@@ -58,15 +61,15 @@ static int64_t dcommi_trial_of(const dcomm_trial *trials, const char *algo, int6
 /* Those that are worth a trial, the same on every rank: by the price, as trials of the sizes before
  * have corrected it, no more than twice the cheapest, or three times where calls are short; or by
  * the model alone no more than half above, for where all its prices are too high none but those
- * that were tried would be cheap. Of long calls those that were tried at the size before (bytes
- * `by`, else 0), as many as there is time for. */
+ * that were tried would be cheap. Of long calls those that took at most half more than the fastest
+ * did at the size before (bytes `by`, else 0), as many as there is time for. */
 static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
     dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes, k->memory);
     int64_t prices[DCOMMI_ALGO_COUNT], models[DCOMMI_ALGO_COUNT];
     int64_t cheapest = INT64_MAX, model = INT64_MAX, all = 0;
-    const int64_t quarters = k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
+    const int64_t quarters = by > 0 ? 6 : k->bytes <= DCOMMI_TRIAL_SHORT ? 12 : 8;
     const dcommi_algo *algo;
     s.rank_order = t->comm->deterministic;
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL; i++) {
@@ -89,7 +92,7 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
     }
     for (int i = 0; (algo = dcommi_algo_at(s.coll, i)) != NULL && k->n < DCOMM_TRIALS; i++) {
         if (prices[i] < INT64_MAX &&
-            (by > 0 || prices[i] / quarters <= cheapest / 4 || models[i] / 6 <= model / 4)) {
+            (prices[i] / quarters <= cheapest / 4 || (by == 0 && models[i] / 6 <= model / 4))) {
             k->tried[k->n].price = by > 0 ? prices[i] / by * k->bytes : prices[i];
             all += k->tried[k->n].price;
             k->tried[k->n++].algo = algo;
@@ -107,19 +110,24 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
     k->n = k->n > 1 ? k->n : 0; /* nothing to choose from */
 }
 
-/* Calls as programs make them, whatever groups this thread has open. */
+/* Calls as programs make them, not plans: what a rank that is ahead has sent meanwhile would make
+ * the engine run those that follow a plan. */
+static void dcommi_trial_meet(dcommi_tuner *t)
+{
+    dcomm_coll_opts opts = {.algo = dcommi_algo_at(DCOMM_COLL_BARRIER, 0)->name};
+    t->status = t->status >= 0 ? dcommi_barrier(t->comm, &opts, NULL) : t->status;
+}
+
 static void dcommi_trial_calls(dcommi_tuner *t, const dcommi_trials *k, const dcommi_algo *algo)
 {
     dcomm_coll_opts opts = {.algo = algo->name,
+                            .huge_pages = k->memory == DCOMMI_MEMORY_HUGE,
                             .registered = k->memory == DCOMMI_MEMORY_REGISTERED};
-    dcommi_group open = dcommi_this_group;
-    dcommi_this_group = (dcommi_group){.depth = 0};
     for (int64_t at = 0; at < k->calls * k->bytes && t->status >= 0; at += k->bytes) {
         t->status =
             dcommi_allreduce(t->comm, k->in + at, k->out + at, (size_t)k->bytes / sizeof(float),
                              DCOMM_F32, DCOMM_SUM, &opts, NULL);
     }
-    dcommi_this_group = open;
 }
 
 /* Whether the buffers of a call are out of the caches first, as those of one that has many are.
@@ -130,24 +138,27 @@ static bool dcommi_trial_cold(const dcommi_trials *k, int i)
     return k->memory != DCOMMI_MEMORY_REGISTERED || i % 2 == 0;
 }
 
-/* An algorithm's turn. */
+/* An algorithm's turn, whatever groups this thread has open. */
 static void dcommi_trial_turn(dcommi_tuner *t, dcommi_trials *k, struct dcommi_tried *tried)
 {
+    dcommi_group open = dcommi_this_group;
+    dcommi_this_group = (dcommi_group){.depth = 0};
     for (int i = -1; i < k->each && t->status >= 0; i++) {
         int at = k->timed + (i < 0 ? 0 : i);
         if (dcommi_trial_cold(k, i)) {
             dcommi_flush(k->in, k->calls * k->bytes);
             dcommi_flush(k->out, k->calls * k->bytes);
         }
-        dcommi_tune_meet(t);
+        dcommi_trial_meet(t);
         double start = dcommi_now();
-        dcommi_tune_meet(t);
+        dcommi_trial_meet(t);
         double met = dcommi_now();
         dcommi_trial_calls(t, k, tried->algo);
-        dcommi_tune_meet(t); /* the slowest rank's time counts */
+        dcommi_trial_meet(t); /* the slowest rank's time counts */
         tried->took[at] = dcommi_now() - met;
         k->met[at] = met - start;
     }
+    dcommi_this_group = open;
 }
 
 static void dcommi_trials_run(dcommi_tuner *t, dcommi_trials *k)
@@ -214,26 +225,37 @@ static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
     dcommi_free(k);
 }
 
-/* Every rank has the same numbers already, and has rank 0's trials at the end. */
+/* Every rank has the same numbers already, and has rank 0's trials at the end. Whoever has no
+ * memory of a kind takes part with what it has. */
 static void dcommi_tune_trials(dcommi_tuner *t)
 {
     const int crowded = dcommi_place_crowded(t->comm->groups, t->comm->places, 0);
     const int nsizes = DCOMMI_TRIAL_SIZES - !crowded;
     const int64_t most = dcommi_trial_sizes[nsizes - 1];
+    const int64_t most_huge = dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
     uint8_t *memory = dcommi_alloc(2 * (size_t)most), *open = dcommi_tune_registered(t);
+    uint8_t *huge = dcommi_huge_advised(2 * (size_t)most_huge);
     dcommi_trials where = {.in = memory,
                            .out = memory != NULL ? memory + most : NULL,
                            .memory = DCOMMI_MEMORY_ANY,
                            .into = t->tuning.trial};
     t->tuning.tried = t->comm->size;
     dcommi_trials_all(t, dcommi_trial_sizes, nsizes, &where);
-    if (open != NULL) { /* whoever has none takes part all the same */
+    if (huge != NULL) {
+        where.in = huge;
+        where.out = huge + most_huge;
+    }
+    where.memory = DCOMMI_MEMORY_HUGE;
+    where.into = t->tuning.huge;
+    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, &where);
+    if (open != NULL) {
         where.in = open;
         where.out = open + DCOMMI_TUNE_LONGEST;
     }
     where.memory = DCOMMI_MEMORY_REGISTERED;
     where.into = t->tuning.registered;
     dcommi_trials_all(t, dcommi_trial_registered, DCOMMI_TRIAL_REGISTERED, &where);
+    dcommi_huge_release(huge, 2 * (size_t)most_huge);
     dcommi_free(memory);
 }
 

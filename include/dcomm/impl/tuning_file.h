@@ -8,6 +8,7 @@
 
 #define DCOMMI_TUNING_LINE 1024
 #define DCOMMI_TRIAL_KEY "allreduce."
+#define DCOMMI_HUGE_KEY "allreduce_huge."
 #define DCOMMI_REGISTERED_KEY "allreduce_registered."
 
 /* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
@@ -147,6 +148,7 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
 #undef DCOMMI_WRITE
     }
     dcommi_write_trials(file, DCOMMI_TRIAL_KEY, tuning->trial);
+    dcommi_write_trials(file, DCOMMI_HUGE_KEY, tuning->huge);
     dcommi_write_trials(file, DCOMMI_REGISTERED_KEY, tuning->registered);
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
@@ -164,6 +166,9 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
     }
     if (strncmp(key, DCOMMI_TRIAL_KEY, sizeof DCOMMI_TRIAL_KEY - 1) == 0) {
         return dcommi_read_trial(t->trial, key + sizeof DCOMMI_TRIAL_KEY - 1, value);
+    }
+    if (strncmp(key, DCOMMI_HUGE_KEY, sizeof DCOMMI_HUGE_KEY - 1) == 0) {
+        return dcommi_read_trial(t->huge, key + sizeof DCOMMI_HUGE_KEY - 1, value);
     }
     if (strncmp(key, DCOMMI_REGISTERED_KEY, sizeof DCOMMI_REGISTERED_KEY - 1) == 0) {
         return dcommi_read_trial(t->registered, key + sizeof DCOMMI_REGISTERED_KEY - 1, value);
