@@ -45752,7 +45752,7 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 /* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
  * those of fewer messages are as much faster as they are slower there. */
 #define DCOMMI_CHOICE_MARGIN_SHORT 6
-#define DCOMMI_CHOICE_SHORT 1024 /* bytes */
+#define DCOMMI_CHOICE_SHORT DCOMMI_BOARD_PAYLOAD /* bytes */
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
