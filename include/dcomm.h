@@ -21652,10 +21652,11 @@ typedef struct dcommi_algo {
     /* Who goes first where prices say nothing: the lowest; `between`: of calls on several hosts, of
      * which one has several ranks. Few steps with few bytes come first (within a host
      * recursive_doubling before one_shot: fewer messages, which matters more to ranks that share
-     * cores and do not meet at once than calls in a row show), then what spreads the work evenly,
-     * then what passes everything through some ranks, whose queues the model takes for boundless.
-     * hier hides what is done within hosts behind their links; on one host it is two_shot by
-     * another name. */
+     * cores and do not meet at once than calls in a row show; staged before what has the kernel
+     * read peers' memory, of which more is cold in programs than in trials), then what spreads the
+     * work evenly, then what passes everything through some ranks, whose queues the model takes for
+     * boundless. hier hides what is done within hosts behind their links; on one host it is
+     * two_shot by another name. */
     uint8_t favour, favour_between;
     /* What of the groups it leaves aside, as a sentence; NULL: nothing to say. */
     void (*note)(const dcommi_shape *shape, char *text, size_t len);
@@ -44765,7 +44766,7 @@ static const dcommi_algo dcommi_algo_table[] = {
      "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
     {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, 4, 4, NULL,
      "1 step; (N-1) S per rank", "direct exchange"},
-    {"staged", DCOMM_COLL_ALLREDUCE, dcommi_staged_allreduce, true, 8, 16, NULL,
+    {"staged", DCOMM_COLL_ALLREDUCE, dcommi_staged_allreduce, true, 5, 16, NULL,
      "pipelined by chunk; 2(N-1)/N S written once by each rank, for all",
      "Graham and Shipman 2008"},
     {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, 12, 12, NULL,

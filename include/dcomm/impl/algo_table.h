@@ -33,7 +33,7 @@ static const dcommi_algo dcommi_algo_table[] = {
      "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
     {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, 4, 4, NULL,
      "1 step; (N-1) S per rank", "direct exchange"},
-    {"staged", DCOMM_COLL_ALLREDUCE, dcommi_staged_allreduce, true, 8, 16, NULL,
+    {"staged", DCOMM_COLL_ALLREDUCE, dcommi_staged_allreduce, true, 5, 16, NULL,
      "pipelined by chunk; 2(N-1)/N S written once by each rank, for all",
      "Graham and Shipman 2008"},
     {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, 12, 12, NULL,
