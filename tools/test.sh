@@ -253,10 +253,10 @@ stage_gcc() {
     done
 }
 
-# Goes on beside stage cuda, which compiles as well.
 stage_header() {
     beside header tests/header.sh "$PWD/build"
     beside same_bytes tests/same_bytes.sh "$PWD/build"
+    besides
 }
 
 stage_cuda() {
@@ -340,11 +340,9 @@ stage_fuzz() {
 }
 
 for stage in "${chosen[@]}"; do
-    [ "$stage" = cuda ] || besides
     say "== $stage"
     "stage_$stage"
 done
-besides
 
 say "done; logs are in build-logs/"
 for f in "${failures[@]}"; do
