@@ -21230,9 +21230,6 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
 #endif
 
 #define DCOMMI_TUNING_LINE 1024
-#define DCOMMI_TRIAL_KEY "allreduce."
-#define DCOMMI_HUGE_KEY "allreduce_huge."
-#define DCOMMI_REGISTERED_KEY "allreduce_registered."
 
 /* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
  * N: a number, C: a curve. */
@@ -21267,6 +21264,11 @@ DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning)
     X("call_us", call_ps, T)                 \
     X("connections", connections, N)         \
     X("tried", tried, N)
+/* X(prefix, field): trials, an algorithm's under the prefix and its name. */
+#define DCOMMI_TRIAL_FIELDS(X) \
+    X("allreduce.", trial)     \
+    X("allreduce_huge.", huge) \
+    X("allreduce_registered.", registered)
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
                                                                 "cache", "core",    "near"};
@@ -21370,9 +21372,9 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
         DCOMMI_LINK_FIELDS(DCOMMI_WRITE)
 #undef DCOMMI_WRITE
     }
-    dcommi_write_trials(file, DCOMMI_TRIAL_KEY, tuning->trial);
-    dcommi_write_trials(file, DCOMMI_HUGE_KEY, tuning->huge);
-    dcommi_write_trials(file, DCOMMI_REGISTERED_KEY, tuning->registered);
+#define DCOMMI_WRITE(key, field) dcommi_write_trials(file, key, tuning->field);
+    DCOMMI_TRIAL_FIELDS(DCOMMI_WRITE)
+#undef DCOMMI_WRITE
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
     return bad ? dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno))
@@ -21387,15 +21389,12 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
         snprintf(t->source, sizeof t->source, "%s", value);
         return true;
     }
-    if (strncmp(key, DCOMMI_TRIAL_KEY, sizeof DCOMMI_TRIAL_KEY - 1) == 0) {
-        return dcommi_read_trial(t->trial, key + sizeof DCOMMI_TRIAL_KEY - 1, value);
+#define DCOMMI_READ(prefix, field)                                          \
+    if (strncmp(key, prefix, sizeof prefix - 1) == 0) {                     \
+        return dcommi_read_trial(t->field, key + sizeof prefix - 1, value); \
     }
-    if (strncmp(key, DCOMMI_HUGE_KEY, sizeof DCOMMI_HUGE_KEY - 1) == 0) {
-        return dcommi_read_trial(t->huge, key + sizeof DCOMMI_HUGE_KEY - 1, value);
-    }
-    if (strncmp(key, DCOMMI_REGISTERED_KEY, sizeof DCOMMI_REGISTERED_KEY - 1) == 0) {
-        return dcommi_read_trial(t->registered, key + sizeof DCOMMI_REGISTERED_KEY - 1, value);
-    }
+    DCOMMI_TRIAL_FIELDS(DCOMMI_READ)
+#undef DCOMMI_READ
 #define DCOMMI_READ(name, field, kind)                  \
     if (strcmp(key, name) == 0) {                       \
         return dcommi_read_##kind(value, &part->field); \
@@ -54254,12 +54253,17 @@ static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *
     dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
 }
 
-/* All sizes of memory of a kind. */
-static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
-                              const dcommi_trials *where)
+/* All sizes, ascending, of memory of a kind, which holds two of the longest; NULL: whoever has none
+ * takes part with what it had before. */
+static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes, uint8_t *memory,
+                              dcommi_trials *where)
 {
     dcommi_trials *k = dcommi_alloc(sizeof *k);
     dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    if (memory != NULL) {
+        where->in = memory;
+        where->out = memory + sizes[nsizes - 1];
+    }
     if (k == NULL || c == NULL || where->in == NULL) {
         t->status = t->status >= 0 ? DCOMM_ERR_NO_MEMORY : t->status;
     }
@@ -54275,37 +54279,25 @@ static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
     dcommi_free(k);
 }
 
-/* Every rank has the same numbers already, and has rank 0's trials at the end. Whoever has no
- * memory of a kind takes part with what it has. */
+/* Every rank has the same numbers already, and has rank 0's trials at the end. */
 static void dcommi_tune_trials(dcommi_tuner *t)
 {
     const int crowded = dcommi_place_crowded(t->comm->groups, t->comm->places, 0);
     const int nsizes = DCOMMI_TRIAL_SIZES - !crowded;
-    const int64_t most = dcommi_trial_sizes[nsizes - 1];
-    const int64_t most_huge = dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
-    uint8_t *memory = dcommi_alloc(2 * (size_t)most), *open = dcommi_tune_registered(t);
-    uint8_t *huge = dcommi_huge_advised(2 * (size_t)most_huge);
-    dcommi_trials where = {.in = memory,
-                           .out = memory != NULL ? memory + most : NULL,
-                           .memory = DCOMMI_MEMORY_ANY,
-                           .into = t->tuning.trial};
+    const size_t huge_len = 2 * (size_t)dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
+    uint8_t *memory = dcommi_alloc(2 * (size_t)dcommi_trial_sizes[nsizes - 1]);
+    uint8_t *huge = dcommi_huge_advised(huge_len);
+    dcommi_trials where = {.memory = DCOMMI_MEMORY_ANY, .into = t->tuning.trial};
     t->tuning.tried = t->comm->size;
-    dcommi_trials_all(t, dcommi_trial_sizes, nsizes, &where);
-    if (huge != NULL) {
-        where.in = huge;
-        where.out = huge + most_huge;
-    }
+    dcommi_trials_all(t, dcommi_trial_sizes, nsizes, memory, &where);
     where.memory = DCOMMI_MEMORY_HUGE;
     where.into = t->tuning.huge;
-    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, &where);
-    if (open != NULL) {
-        where.in = open;
-        where.out = open + DCOMMI_TUNE_LONGEST;
-    }
+    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, huge, &where);
     where.memory = DCOMMI_MEMORY_REGISTERED;
     where.into = t->tuning.registered;
-    dcommi_trials_all(t, dcommi_trial_registered, DCOMMI_TRIAL_REGISTERED, &where);
-    dcommi_huge_release(huge, 2 * (size_t)most_huge);
+    dcommi_trials_all(t, dcommi_trial_registered, DCOMMI_TRIAL_REGISTERED,
+                      dcommi_tune_registered(t), &where);
+    dcommi_huge_release(huge, huge_len);
     dcommi_free(memory);
 }
 
@@ -67331,7 +67323,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_HISTORY
 #undef DCOMMI_HOST_ID_MAX
 #undef DCOMMI_HOST_MAX
-#undef DCOMMI_HUGE_KEY
 #undef DCOMMI_HUGE_PAGE
 #undef DCOMMI_ID_ADDRS
 #undef DCOMMI_ID_CHECK
@@ -67470,7 +67461,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_REGION_LEN_MAX
 #undef DCOMMI_REGION_MAPS
 #undef DCOMMI_REGION_REFUSALS
-#undef DCOMMI_REGISTERED_KEY
 #undef DCOMMI_RNG_GROUP
 #undef DCOMMI_RNG_ROUNDS
 #undef DCOMMI_RTS_BYTES
@@ -67544,7 +67534,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TOPK_SLACK
 #undef DCOMMI_TOPK_STREAM
 #undef DCOMMI_TREE_CHILDREN
-#undef DCOMMI_TRIAL_KEY
+#undef DCOMMI_TRIAL_FIELDS
 #undef DCOMMI_TRIAL_LONG
 #undef DCOMMI_TRIAL_MOST_S
 #undef DCOMMI_TRIAL_S

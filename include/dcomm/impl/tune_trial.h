@@ -204,12 +204,17 @@ static void dcommi_trials_of(dcommi_tuner *t, int64_t by, const dcommi_chooser *
     dcommi_tune_share(t, &t->tuning, sizeof t->tuning);
 }
 
-/* All sizes of memory of a kind. */
-static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
-                              const dcommi_trials *where)
+/* All sizes, ascending, of memory of a kind, which holds two of the longest; NULL: whoever has none
+ * takes part with what it had before. */
+static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes, uint8_t *memory,
+                              dcommi_trials *where)
 {
     dcommi_trials *k = dcommi_alloc(sizeof *k);
     dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    if (memory != NULL) {
+        where->in = memory;
+        where->out = memory + sizes[nsizes - 1];
+    }
     if (k == NULL || c == NULL || where->in == NULL) {
         t->status = t->status >= 0 ? DCOMM_ERR_NO_MEMORY : t->status;
     }
@@ -225,37 +230,25 @@ static void dcommi_trials_all(dcommi_tuner *t, const int64_t *sizes, int nsizes,
     dcommi_free(k);
 }
 
-/* Every rank has the same numbers already, and has rank 0's trials at the end. Whoever has no
- * memory of a kind takes part with what it has. */
+/* Every rank has the same numbers already, and has rank 0's trials at the end. */
 static void dcommi_tune_trials(dcommi_tuner *t)
 {
     const int crowded = dcommi_place_crowded(t->comm->groups, t->comm->places, 0);
     const int nsizes = DCOMMI_TRIAL_SIZES - !crowded;
-    const int64_t most = dcommi_trial_sizes[nsizes - 1];
-    const int64_t most_huge = dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
-    uint8_t *memory = dcommi_alloc(2 * (size_t)most), *open = dcommi_tune_registered(t);
-    uint8_t *huge = dcommi_huge_advised(2 * (size_t)most_huge);
-    dcommi_trials where = {.in = memory,
-                           .out = memory != NULL ? memory + most : NULL,
-                           .memory = DCOMMI_MEMORY_ANY,
-                           .into = t->tuning.trial};
+    const size_t huge_len = 2 * (size_t)dcommi_trial_huge[DCOMMI_TRIAL_HUGE - 1];
+    uint8_t *memory = dcommi_alloc(2 * (size_t)dcommi_trial_sizes[nsizes - 1]);
+    uint8_t *huge = dcommi_huge_advised(huge_len);
+    dcommi_trials where = {.memory = DCOMMI_MEMORY_ANY, .into = t->tuning.trial};
     t->tuning.tried = t->comm->size;
-    dcommi_trials_all(t, dcommi_trial_sizes, nsizes, &where);
-    if (huge != NULL) {
-        where.in = huge;
-        where.out = huge + most_huge;
-    }
+    dcommi_trials_all(t, dcommi_trial_sizes, nsizes, memory, &where);
     where.memory = DCOMMI_MEMORY_HUGE;
     where.into = t->tuning.huge;
-    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, &where);
-    if (open != NULL) {
-        where.in = open;
-        where.out = open + DCOMMI_TUNE_LONGEST;
-    }
+    dcommi_trials_all(t, dcommi_trial_huge, DCOMMI_TRIAL_HUGE, huge, &where);
     where.memory = DCOMMI_MEMORY_REGISTERED;
     where.into = t->tuning.registered;
-    dcommi_trials_all(t, dcommi_trial_registered, DCOMMI_TRIAL_REGISTERED, &where);
-    dcommi_huge_release(huge, 2 * (size_t)most_huge);
+    dcommi_trials_all(t, dcommi_trial_registered, DCOMMI_TRIAL_REGISTERED,
+                      dcommi_tune_registered(t), &where);
+    dcommi_huge_release(huge, huge_len);
     dcommi_free(memory);
 }
 

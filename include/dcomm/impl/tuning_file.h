@@ -7,9 +7,6 @@
 #include "tuning_default.h"
 
 #define DCOMMI_TUNING_LINE 1024
-#define DCOMMI_TRIAL_KEY "allreduce."
-#define DCOMMI_HUGE_KEY "allreduce_huge."
-#define DCOMMI_REGISTERED_KEY "allreduce_registered."
 
 /* X(key, field, kind): what a link has; then what a tuning has beside its links. T: microseconds,
  * N: a number, C: a curve. */
@@ -44,6 +41,11 @@
     X("call_us", call_ps, T)                 \
     X("connections", connections, N)         \
     X("tried", tried, N)
+/* X(prefix, field): trials, an algorithm's under the prefix and its name. */
+#define DCOMMI_TRIAL_FIELDS(X) \
+    X("allreduce.", trial)     \
+    X("allreduce_huge.", huge) \
+    X("allreduce_registered.", registered)
 
 static const char *const dcommi_link_names[DCOMM_LINK_COUNT] = {"host",  "package", "numa",
                                                                 "cache", "core",    "near"};
@@ -147,9 +149,9 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
         DCOMMI_LINK_FIELDS(DCOMMI_WRITE)
 #undef DCOMMI_WRITE
     }
-    dcommi_write_trials(file, DCOMMI_TRIAL_KEY, tuning->trial);
-    dcommi_write_trials(file, DCOMMI_HUGE_KEY, tuning->huge);
-    dcommi_write_trials(file, DCOMMI_REGISTERED_KEY, tuning->registered);
+#define DCOMMI_WRITE(key, field) dcommi_write_trials(file, key, tuning->field);
+    DCOMMI_TRIAL_FIELDS(DCOMMI_WRITE)
+#undef DCOMMI_WRITE
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
     return bad ? dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno))
@@ -164,15 +166,12 @@ static bool dcommi_tuning_assign(dcomm_tuning *t, const char *key, const char *v
         snprintf(t->source, sizeof t->source, "%s", value);
         return true;
     }
-    if (strncmp(key, DCOMMI_TRIAL_KEY, sizeof DCOMMI_TRIAL_KEY - 1) == 0) {
-        return dcommi_read_trial(t->trial, key + sizeof DCOMMI_TRIAL_KEY - 1, value);
+#define DCOMMI_READ(prefix, field)                                          \
+    if (strncmp(key, prefix, sizeof prefix - 1) == 0) {                     \
+        return dcommi_read_trial(t->field, key + sizeof prefix - 1, value); \
     }
-    if (strncmp(key, DCOMMI_HUGE_KEY, sizeof DCOMMI_HUGE_KEY - 1) == 0) {
-        return dcommi_read_trial(t->huge, key + sizeof DCOMMI_HUGE_KEY - 1, value);
-    }
-    if (strncmp(key, DCOMMI_REGISTERED_KEY, sizeof DCOMMI_REGISTERED_KEY - 1) == 0) {
-        return dcommi_read_trial(t->registered, key + sizeof DCOMMI_REGISTERED_KEY - 1, value);
-    }
+    DCOMMI_TRIAL_FIELDS(DCOMMI_READ)
+#undef DCOMMI_READ
 #define DCOMMI_READ(name, field, kind)                  \
     if (strcmp(key, name) == 0) {                       \
         return dcommi_read_##kind(value, &part->field); \

@@ -1,0 +1,346 @@
+/* test_choice.c - the choice of an algorithm: what trials correct, what scripts save, what is said
+ * of a choice, and what is chosen between hosts. */
+#define _GNU_SOURCE
+#define DCOMM_IMPLEMENTATION
+#include "dcomm/all.h"
+
+#include "expect_seconds.h"
+
+/* What an all-reduce of `count` f32 by an algorithm costs as the choice sees it, on nranks ranks of
+ * so many hosts. */
+static double corrected(const dcomm_tuning *tuning, int nranks, int nhosts, dcomm_coll coll,
+                        size_t count, const dcomm_coll_opts *opts, const char *algo, bool *chosen)
+{
+    dcomm_alternative rows[16];
+    int hosts[8], n = 0;
+    for (int r = 0; r < nranks; r++) {
+        hosts[r] = r * nhosts / nranks;
+    }
+    cr_assert_eq(
+        dcomm_explain_on(tuning, nranks, hosts, coll, count, DCOMM_F32, opts, rows, 16, &n),
+        DCOMM_OK);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(rows[i].algo, algo) == 0) {
+            *chosen = rows[i].chosen;
+            return rows[i].seconds;
+        }
+    }
+    cr_assert_fail("there is no %s", algo);
+    return 0;
+}
+
+/* Trials correct the prices of what was tried, and of nothing else. */
+Test(choice, trials, .timeout = 30)
+{
+    enum { COUNT = 1 << 18 };
+    dcomm_tuning plain, tried;
+    bool chosen;
+    dcomm_tuning_default(&plain);
+    tried = plain;
+    double ring = corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, NULL, "ring", &chosen);
+    double tree = corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, NULL, "tree", &chosen);
+    cr_assert(!chosen);
+    double small = corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT / 4, NULL, "ring", &chosen);
+    tried.tried = 4;
+    tried.trial[0] = (dcomm_trial){"tree", {.n = 1, .bytes = {4 * COUNT}}};
+    tried.trial[0].took.ps[0] = (int64_t)(0.25e12 * tree);
+    tried.trial[1] = (dcomm_trial){"ring", {.n = 2, .bytes = {COUNT, 4 * COUNT}}};
+    tried.trial[1].took.ps[0] = (int64_t)(1.5e12 * small);
+    tried.trial[1].took.ps[1] = (int64_t)(2e12 * ring);
+
+    /* At the points, beyond the last, halfway, and below the first. */
+    const struct {
+        const char *algo;
+        size_t count;
+        double factor;
+    } at[] = {{"tree", COUNT, 0.25},
+              {"tree", 16 * COUNT, 0.25},
+              {"tree", COUNT / 4, 2},
+              {"ring", COUNT, 2},
+              {"ring", COUNT / 4, 1.5},
+              {"ring", COUNT / 16, 1.5},
+              {"ring", COUNT / 8 * 5, 1.75},
+              {"ring", 64, 1.5},
+              {"ring", 16 * COUNT, 2},
+              {"halving_doubling", COUNT, 2},
+              {"star", COUNT, 2}};
+    for (size_t i = 0; i < sizeof at / sizeof at[0]; i++) {
+        double was =
+            corrected(&plain, 4, 1, DCOMM_COLL_ALLREDUCE, at[i].count, NULL, at[i].algo, &chosen);
+        double is =
+            corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, at[i].count, NULL, at[i].algo, &chosen);
+        if (strcmp(at[i].algo, "tree") != 0 || at[i].count >= COUNT) {
+            expect(is, at[i].factor * was, at[i].algo);
+        } else { /* where others were tried and it was not, it gets no less than they do */
+            cr_assert(is >= was * 1.49, "%g, %g", is, was);
+        }
+    }
+    expect(corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, NULL, "tree", &chosen), tree / 4,
+           "tree");
+    cr_assert(chosen);
+
+    /* However little or much a trial took, prices stay numbers. */
+    tried.trial[0].took.ps[0] = 0;
+    (void)corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, NULL, "tree", &chosen);
+    cr_assert(chosen);
+    tried.trial[0].took.ps[0] = DCOMMI_MODEL_MOST;
+    (void)corrected(&tried, 4, 1, DCOMM_COLL_ALLREDUCE, COUNT, NULL, "tree", &chosen);
+    cr_assert(!chosen);
+
+    /* Other ranks, hosts, memory and operations are priced as before. */
+    const struct {
+        int nranks, nhosts;
+        dcomm_coll coll;
+        const dcomm_coll_opts *opts;
+    } other[] = {{8, 1, DCOMM_COLL_ALLREDUCE, NULL},
+                 {4, 2, DCOMM_COLL_ALLREDUCE, NULL},
+                 {4, 1, DCOMM_COLL_ALLREDUCE, &(dcomm_coll_opts){.registered = true}},
+                 {4, 1, DCOMM_COLL_ALLGATHER, NULL}};
+    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
+        double was = corrected(&plain, other[i].nranks, other[i].nhosts, other[i].coll, COUNT,
+                               other[i].opts, "ring", &chosen);
+        double is = corrected(&tried, other[i].nranks, other[i].nhosts, other[i].coll, COUNT,
+                              other[i].opts, "ring", &chosen);
+        cr_assert(is == was, "%zu: %g, not %g", i, is, was);
+    }
+    tried.trial[1].took.bytes[1] = 1;
+    cr_assert_eq(
+        dcomm_explain_on(&tried, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),
+        DCOMM_ERR_INVALID);
+    memset(plain.trial[0].algo, 'x', sizeof plain.trial[0].algo);
+    cr_assert_eq(
+        dcomm_explain_on(&plain, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),
+        DCOMM_ERR_INVALID);
+}
+
+/* Huge pages and registered memory have trials of their own, which say nothing of other memory. The
+ * former, until it has some and in calls that are shorter, is corrected as ordinary memory is. */
+Test(choice, trials_of_memory, .timeout = 30)
+{
+    enum { COUNT = 1 << 18 };
+    const dcomm_coll coll = DCOMM_COLL_ALLREDUCE;
+    dcomm_tuning plain, tried;
+    bool chosen;
+    dcomm_tuning_default(&plain);
+    tried = plain;
+    tried.tried = 4;
+    double ring = corrected(&plain, 4, 1, coll, COUNT, NULL, "ring", &chosen);
+    tried.trial[0] = (dcomm_trial){"ring", {.n = 1, .bytes = {4 * COUNT}}};
+    tried.trial[0].took.ps[0] = (int64_t)(2e12 * ring);
+    const struct {
+        dcomm_coll_opts opts;
+        dcomm_trial *trial;
+        double before, shorter; /* factors */
+    } own[] = {{{.huge_pages = true}, &tried.huge[0], 2, 2},
+               {{.registered = true}, &tried.registered[0], 1, 3}};
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        const dcomm_coll_opts *opts = &own[i].opts;
+        double was = corrected(&plain, 4, 1, coll, COUNT, opts, "ring", &chosen);
+        double less = corrected(&plain, 4, 1, coll, COUNT / 4, opts, "ring", &chosen);
+        expect(corrected(&tried, 4, 1, coll, COUNT, opts, "ring", &chosen), own[i].before * was,
+               "before");
+        *own[i].trial = (dcomm_trial){"ring", {.n = 1, .bytes = {4 * COUNT}}};
+        own[i].trial->took.ps[0] = (int64_t)(3e12 * was);
+        expect(corrected(&tried, 4, 1, coll, COUNT, opts, "ring", &chosen), 3 * was, "its own");
+        expect(corrected(&tried, 4, 1, coll, COUNT / 4, opts, "ring", &chosen),
+               own[i].shorter * less, "a shorter call");
+        expect(corrected(&tried, 4, 1, coll, COUNT, NULL, "ring", &chosen), 2 * ring, "ordinary");
+    }
+}
+
+/* What runs without the engine takes none of its time: short messages in one lane, within a host.
+ */
+Test(choice, scripts, .timeout = 30)
+{
+    const struct {
+        const char *algo;
+        size_t count;
+        int nhosts;
+        bool scripted;
+    } tries[] = {{"recursive_halving", 4, 1, true},
+                 {"ring", 4, 1, false},
+                 {"recursive_halving", 1 << 20, 1, false},
+                 {"recursive_halving", 4, 2, false},
+                 {"direct", 4, 1, true}};
+    dcomm_tuning plain, slow;
+    bool chosen;
+    dcomm_tuning_default(&plain);
+    slow = plain;
+    slow.call_ps += 1000000;
+    slow.step_ps += 1000000;
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        double seconds[2];
+        for (int k = 0; k < 2; k++) {
+            seconds[k] =
+                corrected(k == 0 ? &plain : &slow, 4, tries[i].nhosts, DCOMM_COLL_REDUCE_SCATTER,
+                          tries[i].count, NULL, tries[i].algo, &chosen);
+        }
+        cr_assert_eq(seconds[1] == seconds[0], tries[i].scripted, "%s of %zu on %d hosts: %g, %g",
+                     tries[i].algo, tries[i].count, tries[i].nhosts, seconds[0], seconds[1]);
+    }
+}
+
+/* The choice is the cheapest row, is the same on every call, and says why. */
+Test(choice, explain, .timeout = 30)
+{
+    dcomm_tuning tuning;
+    dcomm_alternative rows[16];
+    int n = 0;
+    cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0, &tuning), DCOMM_OK);
+    for (size_t count = 1; count < 1 << 24; count *= 8) {
+        cr_assert_eq(dcomm_explain_on(&tuning, 8, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
+                                      NULL, rows, 16, &n),
+                     DCOMM_OK);
+        int chosen = -1;
+        for (int i = 0; i < n; i++) {
+            cr_assert(rows[i].seconds > 0, "%s: %s", rows[i].algo, rows[i].why);
+            cr_assert(rows[i].chosen || rows[i].why[0] != 0);
+            chosen = rows[i].chosen ? i : chosen;
+        }
+        cr_assert(chosen >= 0);
+        for (int i = 0; i < n; i++) {
+            cr_assert(rows[i].seconds >= rows[chosen].seconds, "%s over %s at %zu",
+                      rows[chosen].algo, rows[i].algo, count);
+        }
+    }
+    dcomm_coll_opts opts = {.deterministic = true};
+    cr_assert_eq(
+        dcomm_explain_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
+        DCOMM_OK);
+    cr_assert(rows[0].seconds < 0 && strstr(rows[0].why, "rank order") != NULL, "%s", rows[0].why);
+    opts = (dcomm_coll_opts){.algo = "star"};
+    cr_assert_eq(
+        dcomm_explain_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
+        DCOMM_OK);
+    for (int i = 0; i < n; i++) {
+        cr_assert_eq(rows[i].chosen, strcmp(rows[i].algo, "star") == 0);
+    }
+}
+
+/* ---- hierarchies ---- */
+
+/* Where a slow link hides what many messages take, a ring costs least; but not by so much that this
+ * is believed. */
+Test(choice, few_steps_for_short_calls_between_hosts, .timeout = 20)
+{
+    const int hosts[] = {0, 0, 1, 1, 2, 2, 3, 3};
+    for (int us = 2; us <= 20; us += 18) {
+        dcomm_tuning t;
+        dcomm_alternative rows[16];
+        double ring = 0, hier = 0;
+        int n = 0;
+        const char *chosen = "none";
+        dcomm_tuning_default(&t);
+        t.link[DCOMM_LINK_HOST].alpha_ps = us * INT64_C(1000000);
+        t.link[DCOMM_LINK_HOST].message = t.link[DCOMM_LINK_HOST].shared = dcommi_curve_line(2);
+        t.link[DCOMM_LINK_HOST].sustained = dcommi_curve_line(40);
+        cr_assert_eq(dcomm_explain_on(&t, 8, hosts, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32, NULL,
+                                      rows, 16, &n),
+                     DCOMM_OK);
+        for (int i = 0; i < n; i++) {
+            ring = strcmp(rows[i].algo, "ring") == 0 ? rows[i].seconds : ring;
+            hier = strcmp(rows[i].algo, "hier") == 0 ? rows[i].seconds : hier;
+            chosen = rows[i].chosen ? rows[i].algo : chosen;
+        }
+        cr_assert(ring > 0 && ring < 0.95 * hier, "%g, %g", ring, hier);
+        cr_assert_eq(strcmp(chosen, us < 8 ? "ring" : "hier"), 0, "%d us: %s", us, chosen);
+    }
+}
+
+Test(choice, chosen_between_hosts_with_several_ranks, .timeout = 20)
+{
+    static const int two[4] = {7, 3, 7, 3}, four[4] = {0, 1, 2, 3};
+    static const struct {
+        const int *hosts;
+        size_t count;
+        bool rank_order, hier;
+    } tries[] = {{two, 1 << 20, false, true},
+                 {two, 100, false, true},
+                 {two, 1 << 20, true, false},
+                 {four, 1 << 20, false, false},
+                 {NULL, 1 << 20, false, false}};
+    for (size_t k = 0; k < sizeof tries / sizeof tries[0]; k++) {
+        dcomm_plan *plan[4];
+        dcomm_check_report report;
+        dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLREDUCE,
+                                 .count = tries[k].count,
+                                 .dtype = DCOMM_F32,
+                                 .rank_order = tries[k].rank_order,
+                                 .hosts = tries[k].hosts};
+        for (int r = 0; r < 4; r++) {
+            cr_assert_eq(dcomm_plan_create(&spec, DCOMM_SUM, r, 4, NULL, &plan[r]), DCOMM_OK, "%s",
+                         dcomm_last_error());
+            cr_expect_eq(strcmp(plan[r]->name, "hier") == 0, tries[k].hier, "%zu: %s", k,
+                         plan[r]->name);
+        }
+        cr_expect_eq(dcomm_plan_check((const dcomm_plan *const *)plan, 4, &spec, &report), DCOMM_OK,
+                     "%s", report.message);
+        for (int r = 0; r < 4; r++) {
+            dcomm_plan_destroy(&plan[r]);
+        }
+    }
+    dcomm_plan *plan = NULL;
+    dcomm_check_spec spec = {.coll = DCOMM_COLL_ALLREDUCE,
+                             .count = 100,
+                             .dtype = DCOMM_F32,
+                             .hosts = two,
+                             .rank_order = true};
+    cr_expect_eq(
+        dcomm_plan_create(&spec, DCOMM_SUM, 0, 4, &(dcomm_coll_opts){.algo = "hier"}, &plan),
+        DCOMM_ERR_UNSUPPORTED);
+    cr_expect_null(plan);
+}
+
+/* What the explanation says of hier. */
+static const char *note_of(const dcommi_groups *groups, dcomm_coll coll, size_t count)
+{
+    static dcomm_alternative rows[32];
+    int n = 0;
+    cr_assert_eq(dcommi_explain_groups(NULL, groups->nranks, groups, coll, count, DCOMM_F32, NULL,
+                                       dcommi_explain_algos, rows, 32, &n),
+                 DCOMM_OK, "%s", dcomm_last_error());
+    for (int i = 0; i < n; i++) {
+        if (strcmp(rows[i].algo, "hier") == 0) {
+            return rows[i].note;
+        }
+        cr_expect(rows[i].note[0] == 0 || strcmp(rows[i].algo, "hier_leader") == 0);
+    }
+    return "?";
+}
+
+Test(choice, what_is_not_divided_is_explained, .timeout = 20)
+{
+    static const uint8_t kinds[2] = {DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE};
+    static const struct {
+        const char *hosts, *packages;
+        dcomm_coll coll;
+        const char *note;
+    } tries[] = {
+        {"00001111", "00110011", DCOMM_COLL_ALLREDUCE, ""},
+        {"00001111", "00110011", DCOMM_COLL_ALLGATHER, ""},
+        {"00000111", "00000000", DCOMM_COLL_ALLGATHER, ""},
+        {"00000111", "00000000", DCOMM_COLL_ALLREDUCE,
+         "of each host 3 ranks own a part, as the smallest has"},
+        {"00010", "00000", DCOMM_COLL_BROADCAST,
+         "of each host 1 rank owns a part, as the smallest has"},
+        {"0000001111", "0111110011", DCOMM_COLL_ALLREDUCE,
+         "host 0 is one group: its packages cannot own equally much"},
+        {"0000111111", "0011000111", DCOMM_COLL_REDUCE_SCATTER, ""},
+        {"0000111111", "0011000011", DCOMM_COLL_REDUCE_SCATTER,
+         "host 1 is one group: its packages cannot own equally much"},
+        {"0000", "0000", DCOMM_COLL_ALLREDUCE, "no level divides the ranks: it is two_shot"},
+        {"0123", "0000", DCOMM_COLL_ALLGATHER, "no level divides the ranks: it is ring"},
+    };
+    for (size_t i = 0; i < sizeof tries / sizeof tries[0]; i++) {
+        int64_t ids[2 * 10];
+        int n = (int)strlen(tries[i].hosts);
+        for (int r = 0; r < n; r++) {
+            ids[r] = tries[i].hosts[r];
+            ids[n + r] = tries[i].packages[r];
+        }
+        dcommi_groups *groups = dcommi_groups_make(n, 2, kinds, ids);
+        cr_assert(groups != NULL);
+        cr_expect_str_eq(note_of(groups, tries[i].coll, 1 << 18), tries[i].note, "%zu", i);
+        dcommi_groups_free(&groups);
+    }
+}
