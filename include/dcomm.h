@@ -20362,11 +20362,42 @@ static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     return next;
 }
 
+/* Ask the ranks after one's own, or those before it, from time t on. Return when all are asked.
+ * Requests leave one after the other: `order`, the number of those before, is added in ps, so that a
+ * port that several requests reach at the same time serves them in the order of their turns and
+ * not of the ranks that ask. */
+static int64_t dcommi_sim_ask_side(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
+                                   dcommi_sim_join *join, bool after, int64_t t, int64_t *order)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const int own = lane->frame->rank;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &plan->operands[step->src + i];
+        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_sim_value(s, lane, &o->peer) : 0;
+        for (int64_t r = 0; o->space == DCOMM_SPACE_PEER && r < dcommi_max64(o->repeat, 1); r++) {
+            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
+            const dcommi_link *link = dcommi_sim_link(s, depth);
+            bool asked = !link->by_core && (rank > own) == after;
+            dcommi_sim_msg *m = asked ? dcommi_sim_msg_new(s) : NULL;
+            if (m == NULL) {
+                continue;
+            }
+            t = dcommi_sim_work(s, own, t, link->overhead);
+            m->from = rank % s->period;
+            m->to = own;
+            m->depth = (uint8_t)depth;
+            m->len = dcommi_sim_length(s, lane, o, r);
+            m->join = join;
+            dcommi_sim_at(s, t + link->alpha + (*order)++, DCOMMI_SIM_REQUEST, m);
+        }
+    }
+    return t;
+}
+
 /* Ask for the pieces of exposed memory that lie on other hosts. */
 static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                               int64_t work, int remote)
 {
-    const dcomm_plan *plan = lane->frame->plan;
     dcommi_sim_join *join = dcommi_alloc(sizeof *join);
     if (join == NULL) {
         dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
@@ -20381,26 +20412,10 @@ static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_
     join->left = remote;
     join->async = step->flags & DCOMM_STEP_ASYNC;
     join->work = work;
-    int64_t t = s->now;
-    for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &plan->operands[step->src + i];
-        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_sim_value(s, lane, &o->peer) : 0;
-        for (int64_t r = 0; o->space == DCOMM_SPACE_PEER && r < dcommi_max64(o->repeat, 1); r++) {
-            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
-            const dcommi_link *link = dcommi_sim_link(s, depth);
-            dcommi_sim_msg *m = link->by_core ? NULL : dcommi_sim_msg_new(s);
-            if (m == NULL) {
-                continue;
-            }
-            t = dcommi_sim_work(s, lane->frame->rank, t, link->overhead);
-            m->from = rank % s->period;
-            m->to = lane->frame->rank;
-            m->depth = (uint8_t)depth;
-            m->len = dcommi_sim_length(s, lane, o, r);
-            m->join = join;
-            dcommi_sim_at(s, t + link->alpha, DCOMMI_SIM_REQUEST, m);
-        }
-    }
+    /* The engine asks the ranks after its own first (dcommi_pull_ask). */
+    int64_t order = lane->pending;
+    int64_t t = dcommi_sim_ask_side(s, lane, step, join, true, s->now, &order);
+    t = dcommi_sim_ask_side(s, lane, step, join, false, t, &order);
     return dcommi_sim_started(lane, join->async, t);
 }
 
@@ -30707,6 +30722,18 @@ static void dcommi_pull_go(dcommi_slot *slot, void *user)
     dcommi_run_unref(run);
 }
 
+/* Return the first piece that is asked for: that of the next rank after our own, so that the ranks
+ * of a communicator do not all ask rank 0 first, then rank 1, and so on. */
+static size_t dcommi_pull_first(const dcommi_pull *pull)
+{
+    size_t i = 0;
+    while (i < pull->npieces &&
+           (!pull->pieces[i].by_message || pull->pieces[i].rank < pull->run->comm->rank)) {
+        i++;
+    }
+    return i < pull->npieces ? i : 0;
+}
+
 /* Ask for every piece of the next block, if there is one, as block b of the window. */
 static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
 {
@@ -30718,7 +30745,8 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
     block->at = pull->asked;
     size_t part = dcommi_pull_part(pull, block->at);
     pull->asked += part;
-    for (size_t i = 0; i < pull->npieces; i++) {
+    for (size_t k = 0, first = dcommi_pull_first(pull); k < pull->npieces; k++) {
+        size_t i = (first + k) % pull->npieces;
         const dcommi_piece *piece = &pull->pieces[i];
         if (!piece->by_message) {
             continue;

@@ -118,8 +118,7 @@ Test(model, crossovers, .timeout = 60)
     expect(crossover(8, &tuning), 1.13e6, "N=8, 1 us, 600 GB/s");
 }
 
-/* Ranks that stand for others come near the price of all of them; not nearer, where all ranks read
- * from rank 0 first, and one of them does not see the crowd. */
+/* Ranks that stand for others come near the price of all of them. */
 Test(model, alike, .timeout = 120)
 {
     dcomm_tuning tuning;
@@ -221,6 +220,44 @@ Test(model, shared_port, .timeout = 30)
     expect(price(&s, &tuning, groups, ALL), strided, "as long as the link needs for the sum");
     expect(price(&s, &tuning, groups, FEW), strided, "the same by one rank, shaped");
     dcommi_groups_free(&groups);
+}
+
+/* Ranks that read what all have exposed begin with different peers, so that each of N - 1 blocks
+ * takes a port once. */
+Test(model, exposed_reads, .timeout = 30)
+{
+    static const struct {
+        dcomm_coll coll;
+        const char *algo;
+        bool block; /* the count is of a block, not of the whole */
+        double passes;
+    } cases[] = {
+        {DCOMM_COLL_ALLREDUCE, "one_shot", true, 1},
+        {DCOMM_COLL_ALLREDUCE, "two_shot", false, 2},
+        {DCOMM_COLL_REDUCE_SCATTER, "direct", true, 1},
+        {DCOMM_COLL_ALLGATHER, "direct", true, 1},
+        {DCOMM_COLL_ALLTOALL, "linear", true, 1},
+        {DCOMM_COLL_REDUCE, "linear", true, 1},
+        {DCOMM_COLL_BROADCAST, "linear", true, 1},
+    };
+    const double beta = 1e-9, bytes = 1 << 20;
+    dcomm_tuning tuning;
+    cr_assert_eq(dcomm_tuning_uniform(0.01, 1, 0, &tuning), DCOMM_OK);
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        for (int n = 3; n <= 24; n = n * 2 - n % 2) {
+            double block = cases[c].block ? bytes : bytes / n;
+            source s = {.spec = {.coll = cases[c].coll,
+                                 .count = (size_t)(bytes / 4),
+                                 .dtype = DCOMM_F32},
+                        .algo = cases[c].algo,
+                        .chunk = WHOLE,
+                        .nranks = n};
+            double least = cases[c].passes * (n - 1) * block * beta;
+            double took = price(&s, &tuning, NULL, ALL);
+            cr_expect(took >= 0.99 * least && took <= 1.03 * least, "%s %s of %d: %g of %g s",
+                      dcomm_coll_name(cases[c].coll), cases[c].algo, n, took, least);
+        }
+    }
 }
 
 /* Ranks that take turns on a processor take longer, and only where both have work. */

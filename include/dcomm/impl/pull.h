@@ -386,6 +386,18 @@ static void dcommi_pull_go(dcommi_slot *slot, void *user)
     dcommi_run_unref(run);
 }
 
+/* Return the first piece that is asked for: that of the next rank after our own, so that the ranks
+ * of a communicator do not all ask rank 0 first, then rank 1, and so on. */
+static size_t dcommi_pull_first(const dcommi_pull *pull)
+{
+    size_t i = 0;
+    while (i < pull->npieces &&
+           (!pull->pieces[i].by_message || pull->pieces[i].rank < pull->run->comm->rank)) {
+        i++;
+    }
+    return i < pull->npieces ? i : 0;
+}
+
 /* Ask for every piece of the next block, if there is one, as block b of the window. */
 static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
 {
@@ -397,7 +409,8 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
     block->at = pull->asked;
     size_t part = dcommi_pull_part(pull, block->at);
     pull->asked += part;
-    for (size_t i = 0; i < pull->npieces; i++) {
+    for (size_t k = 0, first = dcommi_pull_first(pull); k < pull->npieces; k++) {
+        size_t i = (first + k) % pull->npieces;
         const dcommi_piece *piece = &pull->pieces[i];
         if (!piece->by_message) {
             continue;
