@@ -1354,8 +1354,9 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
 /* ---- topology: who is near whom ----
  *
  * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
- * of one package (socket), NUMA node, last-level cache, core. A group lies within one group of the
- * level above. Level 0 is always the host; of the others only those are there that divide a group
+ * of one package (socket), NUMA node, last-level cache, core; NUMA nodes come before packages on
+ * machines with several packages in a node. A group lies within one group of the level above. Level
+ * 0 is always the host; of the others only those are there that divide a group
  * of the level above. What is known is read when the context is created, and kept by the
  * communicators that are derived from one (docs/topology.md). */
 
@@ -2374,7 +2375,8 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 typedef enum dcomm_link_kind {
     DCOMM_LINK_HOST = 0,    /* they are on different hosts */
     DCOMM_LINK_PACKAGE = 1, /* on one host, on different packages */
-    DCOMM_LINK_NUMA = 2,    /* on one package, on different NUMA nodes */
+    DCOMM_LINK_NUMA = 2,    /* on different NUMA nodes of one package, or of a host whose nodes
+                             * hold packages */
     DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
     DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
     DCOMM_LINK_NEAR = 5,    /* nothing that is known of */
@@ -22296,6 +22298,50 @@ static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
     }
 }
 
+/* Return true if, on each host, every group of the level `inner` lies within one group of `outer`,
+ * and some group of `outer` holds several. ids[r] is the group of rank r. */
+static bool dcommi_place_nests(int n, const int64_t *host, const int64_t *inner,
+                               const int64_t *outer)
+{
+    bool several = false;
+    for (int r = 0; r < n; r++) {
+        int in = 0, out = 0; /* the first ranks of this rank's groups */
+        while (host[in] != host[r] || inner[in] != inner[r]) {
+            in++;
+        }
+        while (host[out] != host[r] || outer[out] != outer[r]) {
+            out++;
+        }
+        if (outer[in] != outer[r]) {
+            return false;
+        }
+        several = several || inner[out] != inner[r];
+    }
+    return several;
+}
+
+/* Put the levels below the host into the order in which this machine nests them: some machines have
+ * several packages in a NUMA node, most have several NUMA nodes in a package. */
+static void dcommi_place_sort(int n, const int64_t *host, uint8_t *kinds, int64_t *ids)
+{
+    for (int l = 2; l < DCOMMI_PLACE_LEVELS; l++) {
+        for (int k = l; k > 1; k--) {
+            int64_t *here = ids + (size_t)k * (size_t)n, *above = here - n;
+            if (!dcommi_place_nests(n, host, above, here)) {
+                break;
+            }
+            for (int r = 0; r < n; r++) {
+                int64_t id = here[r];
+                here[r] = above[r];
+                above[r] = id;
+            }
+            uint8_t kind = kinds[k];
+            kinds[k] = kinds[k - 1];
+            kinds[k - 1] = kind;
+        }
+    }
+}
+
 /* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
  * say, share with those alone that may run on exactly the same hardware threads. */
 static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
@@ -22316,7 +22362,10 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
                 index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
         }
     }
-    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
+    uint8_t kinds[DCOMMI_PLACE_LEVELS];
+    memcpy(kinds, dcommi_place_kinds, sizeof kinds);
+    dcommi_place_sort(n, host, kinds, ids);
+    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, kinds, ids);
     dcommi_free(ids);
     if (groups != NULL) {
         dcommi_place_seats(groups, places);
@@ -36343,6 +36392,34 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
 #include <hwloc.h>
 #include <sched.h>
 
+/* The format of an lstopo XML file: 1, 2, 3 as hwloc's major version; 0: not found. */
+static int dcommi_topo_format(const char *xml)
+{
+    char head[512];
+    FILE *file = fopen(xml, "r");
+    size_t n = file != NULL ? fread(head, 1, sizeof head - 1, file) : 0;
+    head[n] = 0;
+    if (file != NULL) {
+        fclose(file);
+    }
+    static const char key[] = "<topology version=\"";
+    const char *at = strstr(head, key);
+    return at != NULL ? atoi(at + sizeof key - 1) : 0;
+}
+
+static dcomm_status dcommi_topo_unread(const char *xml, int error)
+{
+    int format = dcommi_topo_format(xml), known = (int)(hwloc_get_api_version() >> 16);
+    return format > known
+               ? dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s is in format %d of lstopo's files, and the hwloc that is "
+                             "installed reads formats up to %d: install hwloc %d, or write the "
+                             "file by an lstopo of version %d",
+                             xml, format, known, format, known)
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s", xml,
+                             strerror(error));
+}
+
 /* The machine, or what an lstopo XML file says of one (xml NULL: the machine). */
 static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology_p)
 {
@@ -36363,8 +36440,7 @@ static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology
         int error = errno;
         hwloc_topology_destroy(topology);
         return xml != NULL
-                   ? dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s",
-                                 xml, strerror(error))
+                   ? dcommi_topo_unread(xml, error)
                    : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
                                  strerror(error));
     }

@@ -15,6 +15,7 @@
 
 #define SERVER DCOMM_TESTS_DIR "/topo/server.xml"
 #define LAPTOP DCOMM_TESTS_DIR "/topo/laptop.xml"
+#define NESTED DCOMM_TESTS_DIR "/topo/packages_in_numa.xml"
 #define PLAIN DCOMM_TESTS_DIR "/topo/plain.xml"
 
 /* ---- places ---- */
@@ -78,6 +79,22 @@ Test(topo, no_such_file)
     cr_expect_eq(dcommi_topo_load("/nosuch.xml", &topology), DCOMM_ERR_INVALID);
     cr_expect(strstr(dcommi_message, "/nosuch.xml") != NULL);
     cr_expect_eq(dcommi_topo_load(__FILE__, &topology), DCOMM_ERR_INVALID);
+}
+
+Test(topo, a_newer_format_is_named)
+{
+    char path[] = "/tmp/dcomm-topo-XXXXXX";
+    hwloc_topology_t topology = NULL;
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0);
+    cr_assert(dprintf(fd, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<!DOCTYPE topology SYSTEM "
+                          "\"hwloc9.dtd\">\n<topology version=\"9.0\">\n</topology>\n") > 0);
+    close(fd);
+    cr_expect_eq(dcommi_topo_load(path, &topology), DCOMM_ERR_INVALID);
+    cr_expect(strstr(dcommi_message, "format 9") != NULL &&
+                  strstr(dcommi_message, "install hwloc 9") != NULL,
+              "%s", dcommi_message);
+    unlink(path);
 }
 
 Test(topo, this_machine)
@@ -181,6 +198,15 @@ Test(topo, levels_are_those_that_divide)
     g = groups_on(SERVER, 3, mixed, sites);
     expect_groups(g, 2, (uint8_t[]){DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_PACKAGE}, (int[]){1, 2});
     cr_expect_eq(dcommi_group_of(g, 1, 2), dcommi_group_of(g, 1, 0));
+    dcommi_groups_free(&g);
+    /* A machine with two packages in each NUMA node. */
+    const char *const nested[] = {"0", "2", "4", "6", "1", "3", "5", "7"};
+    g = groups_on(NESTED, 8, nested, sites);
+    expect_groups(
+        g, 4,
+        (uint8_t[]){DCOMMI_LEVEL_HOST, DCOMMI_LEVEL_NUMA, DCOMMI_LEVEL_PACKAGE, DCOMMI_LEVEL_CORE},
+        (int[]){1, 2, 4, 8});
+    cr_expect_eq(dcommi_group_of(g, 1, 0), dcommi_group_of(g, 1, 5));
     dcommi_groups_free(&g);
     /* Slices of several cores do not share a core. */
     const char *const slices[] = {"0-3", "4-7", "0-3"};

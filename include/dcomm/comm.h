@@ -139,8 +139,9 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
 /* ---- topology: who is near whom ----
  *
  * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
- * of one package (socket), NUMA node, last-level cache, core. A group lies within one group of the
- * level above. Level 0 is always the host; of the others only those are there that divide a group
+ * of one package (socket), NUMA node, last-level cache, core; NUMA nodes come before packages on
+ * machines with several packages in a node. A group lies within one group of the level above. Level
+ * 0 is always the host; of the others only those are there that divide a group
  * of the level above. What is known is read when the context is created, and kept by the
  * communicators that are derived from one (docs/topology.md). */
 

@@ -46,7 +46,8 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 typedef enum dcomm_link_kind {
     DCOMM_LINK_HOST = 0,    /* they are on different hosts */
     DCOMM_LINK_PACKAGE = 1, /* on one host, on different packages */
-    DCOMM_LINK_NUMA = 2,    /* on one package, on different NUMA nodes */
+    DCOMM_LINK_NUMA = 2,    /* on different NUMA nodes of one package, or of a host whose nodes
+                             * hold packages */
     DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
     DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
     DCOMM_LINK_NEAR = 5,    /* nothing that is known of */

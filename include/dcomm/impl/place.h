@@ -110,6 +110,50 @@ static void dcommi_place_seats(dcommi_groups *g, const dcommi_site *places)
     }
 }
 
+/* Return true if, on each host, every group of the level `inner` lies within one group of `outer`,
+ * and some group of `outer` holds several. ids[r] is the group of rank r. */
+static bool dcommi_place_nests(int n, const int64_t *host, const int64_t *inner,
+                               const int64_t *outer)
+{
+    bool several = false;
+    for (int r = 0; r < n; r++) {
+        int in = 0, out = 0; /* the first ranks of this rank's groups */
+        while (host[in] != host[r] || inner[in] != inner[r]) {
+            in++;
+        }
+        while (host[out] != host[r] || outer[out] != outer[r]) {
+            out++;
+        }
+        if (outer[in] != outer[r]) {
+            return false;
+        }
+        several = several || inner[out] != inner[r];
+    }
+    return several;
+}
+
+/* Put the levels below the host into the order in which this machine nests them: some machines have
+ * several packages in a NUMA node, most have several NUMA nodes in a package. */
+static void dcommi_place_sort(int n, const int64_t *host, uint8_t *kinds, int64_t *ids)
+{
+    for (int l = 2; l < DCOMMI_PLACE_LEVELS; l++) {
+        for (int k = l; k > 1; k--) {
+            int64_t *here = ids + (size_t)k * (size_t)n, *above = here - n;
+            if (!dcommi_place_nests(n, host, above, here)) {
+                break;
+            }
+            for (int r = 0; r < n; r++) {
+                int64_t id = here[r];
+                here[r] = above[r];
+                above[r] = id;
+            }
+            uint8_t kind = kinds[k];
+            kinds[k] = kinds[k - 1];
+            kinds[k - 1] = kind;
+        }
+    }
+}
+
 /* The groups of n ranks, host[r] being the host of rank r. Ranks that may run on several packages,
  * say, share with those alone that may run on exactly the same hardware threads. */
 static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcommi_site *places)
@@ -130,7 +174,10 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
                 index == DCOMMI_PLACE_MANY ? DCOMMI_PLACE_MANY - (int64_t)twin : index;
         }
     }
-    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, dcommi_place_kinds, ids);
+    uint8_t kinds[DCOMMI_PLACE_LEVELS];
+    memcpy(kinds, dcommi_place_kinds, sizeof kinds);
+    dcommi_place_sort(n, host, kinds, ids);
+    dcommi_groups *groups = dcommi_groups_make(n, DCOMMI_PLACE_LEVELS, kinds, ids);
     dcommi_free(ids);
     if (groups != NULL) {
         dcommi_place_seats(groups, places);

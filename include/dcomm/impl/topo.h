@@ -9,6 +9,34 @@
 #include <hwloc.h>
 #include <sched.h>
 
+/* The format of an lstopo XML file: 1, 2, 3 as hwloc's major version; 0: not found. */
+static int dcommi_topo_format(const char *xml)
+{
+    char head[512];
+    FILE *file = fopen(xml, "r");
+    size_t n = file != NULL ? fread(head, 1, sizeof head - 1, file) : 0;
+    head[n] = 0;
+    if (file != NULL) {
+        fclose(file);
+    }
+    static const char key[] = "<topology version=\"";
+    const char *at = strstr(head, key);
+    return at != NULL ? atoi(at + sizeof key - 1) : 0;
+}
+
+static dcomm_status dcommi_topo_unread(const char *xml, int error)
+{
+    int format = dcommi_topo_format(xml), known = (int)(hwloc_get_api_version() >> 16);
+    return format > known
+               ? dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s is in format %d of lstopo's files, and the hwloc that is "
+                             "installed reads formats up to %d: install hwloc %d, or write the "
+                             "file by an lstopo of version %d",
+                             xml, format, known, format, known)
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s", xml,
+                             strerror(error));
+}
+
 /* The machine, or what an lstopo XML file says of one (xml NULL: the machine). */
 static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology_p)
 {
@@ -29,8 +57,7 @@ static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology
         int error = errno;
         hwloc_topology_destroy(topology);
         return xml != NULL
-                   ? dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s",
-                                 xml, strerror(error))
+                   ? dcommi_topo_unread(xml, error)
                    : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
                                  strerror(error));
     }
