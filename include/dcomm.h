@@ -3247,15 +3247,249 @@ static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, u
     "dcomm: do not compile DCOMM_IMPLEMENTATION with -ffast-math; results would depend on the compiler"
 #endif
 
+/* ==== include/dcomm/impl/text.h ============================================================ */
+/* text.h - numbers and words in text, read strictly and written alike in every locale. Every
+ * environment variable, codec spec, file and command line is read here. */
+#ifndef DCOMMI_TEXT_H
+#define DCOMMI_TEXT_H
+
+#include <locale.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- locale ---- */
+
+/* Give this thread the C locale, where a number has a point. Return what dcommi_locale_leave needs.
+ */
+static inline locale_t dcommi_locale_enter(void)
+{
+    static locale_t c; /* glibc and musl hand out one constant object */
+    locale_t known = __atomic_load_n(&c, __ATOMIC_RELAXED);
+    if (known == (locale_t)0) {
+        known = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+        __atomic_store_n(&c, known, __ATOMIC_RELAXED);
+    }
+    return uselocale(known);
+}
+
+static inline void dcommi_locale_leave(locale_t before)
+{
+    uselocale(before);
+}
+
+/* Do as vsnprintf does in the C locale. */
+__attribute__((format(printf, 3, 0))) static inline int
+dcommi_vsnprintf(char *text, size_t room, const char *format, va_list args)
+{
+    locale_t before = dcommi_locale_enter();
+    int n = vsnprintf(text, room, format, args);
+    dcommi_locale_leave(before);
+    return n;
+}
+
+/* Do as snprintf does in the C locale. */
+__attribute__((format(printf, 3, 4))) static inline int dcommi_snprintf(char *text, size_t room,
+                                                                        const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = dcommi_vsnprintf(text, room, format, args);
+    va_end(args);
+    return n;
+}
+
+/* ---- numbers ---- */
+
+static inline bool dcommi_text_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static inline char dcommi_text_lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+/* Return true if both words are the same but for case. */
+static inline bool dcommi_text_same(const char *a, const char *b)
+{
+    while (*a != '\0' && dcommi_text_lower(*a) == dcommi_text_lower(*b)) {
+        a++;
+        b++;
+    }
+    return dcommi_text_lower(*a) == dcommi_text_lower(*b);
+}
+
+/* Read a decimal number, "-1.5e3", at the start of text. Return the rest, NULL if there is none. */
+static inline const char *dcommi_text_decimal(const char *text, double *value)
+{
+    const char *at = text + (*text == '-' || *text == '+');
+    size_t digits = 0;
+    for (bool point = false; dcommi_text_digit(*at) || (*at == '.' && !point); at++) {
+        point = point || *at == '.';
+        digits += *at != '.';
+    }
+    if (digits == 0) {
+        return NULL;
+    }
+    if (*at == 'e' || *at == 'E') {
+        const char *exponent = at + 1 + (at[1] == '-' || at[1] == '+');
+        while (dcommi_text_digit(*exponent)) {
+            at = ++exponent;
+        }
+    }
+    /* Not strtod_l, which not every C library has. */
+    locale_t before = dcommi_locale_enter();
+    *value = strtod(text, NULL);
+    dcommi_locale_leave(before);
+    return at;
+}
+
+/* Read a number from least to most; that is all of the text. */
+static inline bool dcommi_text_number(const char *text, double least, double most, double *value)
+{
+    double number = 0;
+    const char *end = dcommi_text_decimal(text, &number);
+    bool good = end != NULL && *end == '\0' && number >= least && number <= most;
+    *value = good ? number : *value;
+    return good;
+}
+
+/* Read digits at the start of text. Return the rest, NULL if there are none or too many. */
+static inline const char *dcommi_text_digits(const char *text, uint64_t *value)
+{
+    uint64_t n = 0;
+    const char *at = text;
+    for (; dcommi_text_digit(*at); at++) {
+        if (__builtin_mul_overflow(n, 10, &n) || __builtin_add_overflow(n, *at - '0', &n)) {
+            return NULL;
+        }
+    }
+    *value = n;
+    return at != text ? at : NULL;
+}
+
+/* Read a whole number from least to most; that is all of the text. */
+static inline bool dcommi_text_integer(const char *text, int64_t least, int64_t most,
+                                       int64_t *value)
+{
+    uint64_t n = 0;
+    bool minus = *text == '-';
+    const char *end = dcommi_text_digits(text + (minus || *text == '+'), &n);
+    if (end == NULL || *end != '\0' || n > INT64_MAX) {
+        return false;
+    }
+    int64_t number = minus ? -(int64_t)n : (int64_t)n;
+    bool good = number >= least && number <= most;
+    *value = good ? number : *value;
+    return good;
+}
+
+/* Read a size from least to most: K, M, G and T, in either case, are powers of 1024. */
+static inline bool dcommi_text_size(const char *text, uint64_t least, uint64_t most,
+                                    uint64_t *value)
+{
+    static const char units[] = "kmgt";
+    uint64_t n = 0;
+    const char *end = dcommi_text_digits(text, &n);
+    if (end == NULL) {
+        return false;
+    }
+    const char *unit = *end != '\0' ? strchr(units, dcommi_text_lower(*end)) : NULL;
+    unsigned shift = unit != NULL ? 10 * (unsigned)(unit - units + 1) : 0;
+    end += unit != NULL;
+    bool good =
+        *end == '\0' && n <= UINT64_MAX >> shift && n << shift >= least && n << shift <= most;
+    *value = good ? n << shift : *value;
+    return good;
+}
+
+/* Read seconds from least to most: "30", "30s", "500ms", "5m", "2h". */
+static inline bool dcommi_text_seconds(const char *text, double least, double most, double *value)
+{
+    static const struct {
+        const char *name;
+        double seconds;
+    } units[] = {{"", 1},   {"s", 1},    {"ms", 1e-3}, {"us", 1e-6},
+                 {"m", 60}, {"min", 60}, {"h", 3600}};
+    double number = 0;
+    const char *end = dcommi_text_decimal(text, &number);
+    for (size_t i = 0; end != NULL && i < sizeof units / sizeof units[0]; i++) {
+        if (dcommi_text_same(end, units[i].name)) {
+            number *= units[i].seconds;
+            bool good = number >= least && number <= most;
+            *value = good ? number : *value;
+            return good;
+        }
+    }
+    return false;
+}
+
+/* ---- words ---- */
+
+/* Return the position in "a|b|c" of the word of len bytes, -1 if it is not there. */
+static inline int dcommi_text_choice(const char *choices, const char *word, size_t len)
+{
+    for (int i = 0;; i++) {
+        size_t n = strcspn(choices, "|");
+        if (n == len && memcmp(choices, word, len) == 0) {
+            return i;
+        }
+        if (choices[n] == '\0') {
+            return -1;
+        }
+        choices += n + 1;
+    }
+}
+
+/* Read 1, true, yes or on, or 0, false, no or off, in any case. */
+static inline bool dcommi_text_flag(const char *text, bool *value)
+{
+    static const char *const words[] = {"0", "1", "false", "true", "no", "yes", "off", "on"};
+    for (int i = 0; i < 8; i++) {
+        if (dcommi_text_same(text, words[i])) {
+            *value = i % 2 == 1;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Return how many letters must be added, left out or replaced to make b of a; 32 at most each. */
+static inline int dcommi_text_distance(const char *a, const char *b)
+{
+    int row[33];
+    size_t na = strnlen(a, 33), nb = strnlen(b, 33);
+    if (na > 32 || nb > 32) {
+        return 33;
+    }
+    for (size_t j = 0; j <= nb; j++) {
+        row[j] = (int)j;
+    }
+    for (size_t i = 1; i <= na; i++) {
+        int corner = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= nb; j++) {
+            int replaced = corner + (dcommi_text_lower(a[i - 1]) != dcommi_text_lower(b[j - 1]));
+            int other = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);
+            corner = row[j];
+            row[j] = replaced < other ? replaced : other;
+        }
+    }
+    return row[nb];
+}
+
+#endif
 
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -3284,7 +3518,7 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
     char text[DCOMMI_MESSAGE_MAX]; /* the arguments may point into dcommi_message */
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    dcommi_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     memcpy(dcommi_message, text, sizeof text);
     return status;
@@ -3293,6 +3527,7 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
 /* ---- logging ---- */
 
 enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };
+#define DCOMMI_LOG_CHOICES "error|warn|info"
 
 static dcomm_log_fn dcommi_log_fn;
 static void *dcommi_log_user;
@@ -3303,12 +3538,9 @@ static int dcommi_log_level(void)
     int known = atomic_load_explicit(&level, memory_order_relaxed);
     if (known < 0) {
         const char *wanted = getenv("DCOMM_LOG");
-        known = DCOMMI_LOG_WARN;
-        if (wanted != NULL && strcmp(wanted, "error") == 0) {
-            known = DCOMMI_LOG_ERROR;
-        } else if (wanted != NULL && strcmp(wanted, "info") == 0) {
-            known = DCOMMI_LOG_INFO;
-        }
+        known =
+            wanted != NULL ? dcommi_text_choice(DCOMMI_LOG_CHOICES, wanted, strlen(wanted)) : -1;
+        known = known >= 0 ? known : DCOMMI_LOG_WARN;
         atomic_store_explicit(&level, known, memory_order_relaxed);
     }
     return known;
@@ -3322,7 +3554,7 @@ static inline void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format,
     char text[DCOMMI_MESSAGE_MAX];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    dcommi_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (dcommi_log_fn != NULL) {
         dcommi_log_fn(level, text, dcommi_log_user);
@@ -10655,7 +10887,7 @@ static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, cons
 {
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
+    int n = dcommi_vsnprintf(text->at + text->used, text->room - text->used, format, args);
     va_end(args);
     if (n > 0) {
         text->used += (size_t)n;
@@ -10672,21 +10904,6 @@ static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
         }
     }
     return NULL;
-}
-
-/* The position of a word in "a|b|c", -1: it is not there. */
-static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
-{
-    for (int i = 0;; i++) {
-        size_t n = strcspn(choices, "|");
-        if (n == len && memcmp(choices, word, len) == 0) {
-            return i;
-        }
-        if (choices[n] == '\0') {
-            return -1;
-        }
-        choices += n + 1;
-    }
 }
 
 /* What an option may be, for people. */
@@ -10715,8 +10932,9 @@ static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option
     }
     char number[40];
     for (int digits = 6; digits <= 17; digits++) {
-        snprintf(number, sizeof number, "%.*g", digits, value);
-        if (strtod(number, NULL) == value) {
+        double back = 0;
+        dcommi_snprintf(number, sizeof number, "%.*g", digits, value);
+        if (dcommi_text_number(number, value, value, &back)) {
             break;
         }
     }
@@ -10730,18 +10948,15 @@ static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
 {
     bool good = false;
     if (option->kind == DCOMMI_CODEC_CHOICE) {
-        int i = dcommi_codec_choice(option->choices, text, len);
+        int i = dcommi_text_choice(option->choices, text, len);
         *value = i;
         good = i >= 0;
     } else {
         char number[40];
-        char *end = number;
-        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
+        if (len < sizeof number) {
             memcpy(number, text, len);
             number[len] = '\0';
-            *value = strtod(number, &end);
-            good = *end == '\0' && end != number && *value >= option->least &&
-                   *value <= option->most &&
+            good = dcommi_text_number(number, option->least, option->most, value) &&
                    (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
         }
     }
@@ -11015,7 +11230,8 @@ static const char *dcommi_codec_find_k(const dcomm_codec *codec)
 static double dcommi_codec_k(const dcomm_codec *codec)
 {
     const char *at = dcommi_codec_find_k(codec);
-    return at != NULL ? strtod(at + 2, NULL) : -1;
+    double k = -1;
+    return at != NULL && dcommi_text_decimal(at + 2, &k) != NULL ? k : -1;
 }
 
 /* The codec with another k. A share is one that options can have, and is written exactly, so that
@@ -11025,8 +11241,8 @@ static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcom
     char spec[DCOMMI_CODEC_SPEC_MAX];
     const char *at = dcommi_codec_find_k(codec);
     k = k < 1 ? fmax(k, 1e-9) : k;
-    snprintf(spec, sizeof spec, "%.*sk=%.17g%s", (int)(at - codec->spec), codec->spec, k,
-             at + strcspn(at, ","));
+    dcommi_snprintf(spec, sizeof spec, "%.*sk=%.17g%s", (int)(at - codec->spec), codec->spec, k,
+                    at + strcspn(at, ","));
     return dcomm_codec_create(spec, codec_p);
 }
 
@@ -11276,7 +11492,7 @@ static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status 
         size_t at = call->report.first_nonfinite;
         char value[32] = "a sum of wires";
         if (call->x != NULL) {
-            snprintf(value, sizeof value, "%g", (double)call->x[at]);
+            dcommi_snprintf(value, sizeof value, "%g", (double)call->x[at]);
         }
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
@@ -15802,7 +16018,7 @@ static void DCOMMI_PRINTF(2, 3) dcommi_print_add(dcommi_print_text *t, const cha
     size_t room = t->used < t->len ? t->len - t->used : 0;
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
+    int n = dcommi_vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
     va_end(args);
     t->used += n > 0 ? (size_t)n : 0;
 }
@@ -17233,7 +17449,7 @@ static bool DCOMMI_PRINTF(3, 4)
     char text[384];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    dcommi_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (c->status == DCOMM_OK) {
         c->status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %s", dcommi_check_op_text(c, op).s, text);
@@ -21311,19 +21527,16 @@ static void dcommi_write_C(FILE *file, const dcomm_curve *c)
 
 static bool dcommi_read_T(const char *text, int64_t *ps)
 {
-    char *end = NULL;
-    double us = strtod(text, &end);
-    bool good = end != text && *end == 0 && us >= 0 && us <= 1e-6 * (double)DCOMMI_MODEL_MOST;
+    double us = 0;
+    bool good = dcommi_text_number(text, 0, 1e-6 * (double)DCOMMI_MODEL_MOST, &us);
     *ps = good ? (int64_t)(us * 1e6 + 0.5) : 0;
     return good;
 }
 
 static bool dcommi_read_N(const char *text, int64_t *n)
 {
-    char *end = NULL;
-    errno = 0;
-    *n = strtoll(text, &end, 10);
-    return end != text && *end == 0 && errno == 0 && *n >= 0;
+    *n = 0;
+    return dcommi_text_integer(text, 0, INT64_MAX, n);
 }
 
 static bool dcommi_read_C(const char *text, dcomm_curve *c)
@@ -21371,6 +21584,7 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
     if (file == NULL) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno));
     }
+    locale_t before = dcommi_locale_enter();
     fprintf(file, "# dcomm tuning, read where DCOMM_TUNE_FILE names it; curves: bytes:us ...\n");
     fprintf(file, "source = %s\n", tuning->source);
 #define DCOMMI_WRITE(key, field, kind)       \
@@ -21392,6 +21606,7 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
 #define DCOMMI_WRITE(key, field) dcommi_write_trials(file, key, tuning->field);
     DCOMMI_TRIAL_FIELDS(DCOMMI_WRITE)
 #undef DCOMMI_WRITE
+    dcommi_locale_leave(before);
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
     return bad ? dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno))
@@ -21514,8 +21729,9 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
         tuning->link[k] = link;
     }
     tuning->fold = link.fold;
-    snprintf(tuning->source, sizeof tuning->source, "alpha %g us, beta %g ns/B, gamma %g ns/B",
-             alpha_us, beta_ns_per_B, gamma_ns_per_B);
+    dcommi_snprintf(tuning->source, sizeof tuning->source,
+                    "alpha %g us, beta %g ns/B, gamma %g ns/B", alpha_us, beta_ns_per_B,
+                    gamma_ns_per_B);
     return DCOMM_OK;
 }
 
@@ -21826,6 +22042,301 @@ static inline void dcommi_fill(dcommi_filler *f, void *to, const void *data, siz
 #ifndef DCOMMI_HOST_H
 #define DCOMMI_HOST_H
 
+/* ==== include/dcomm/impl/environment.h ===================================================== */
+/* environment.h - every DCOMM_* variable: its kind and range, and a warning for what is not one.
+ * docs/environment.md says what they do. */
+#ifndef DCOMMI_ENVIRONMENT_H
+#define DCOMMI_ENVIRONMENT_H
+
+
+#include <limits.h>
+
+typedef enum dcommi_env_kind {
+    DCOMMI_ENV_TEXT, /* anything; whoever reads it judges it */
+    DCOMMI_ENV_FLAG,
+    DCOMMI_ENV_INTEGER,
+    DCOMMI_ENV_SIZE,
+    DCOMMI_ENV_SECONDS,
+    DCOMMI_ENV_CHOICE
+} dcommi_env_kind;
+
+typedef struct dcommi_env_entry {
+    const char *name;
+    dcommi_env_kind kind;
+    double least, most;  /* of a number */
+    bool refused;        /* creation fails of a bad value: no warning beside the error */
+    const char *choices; /* "a|b|c" */
+} dcommi_env_entry;
+
+static const dcommi_env_entry dcommi_env_table[] = {
+    {.name = "DCOMM_ALGO"},
+    {.name = "DCOMM_CHUNK", .kind = DCOMMI_ENV_SIZE, .most = 0x1p40},
+    {.name = "DCOMM_CMA", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_CODEC"},
+    {.name = "DCOMM_CONNECTIONS",
+     .kind = DCOMMI_ENV_INTEGER,
+     .most = DCOMM_CONNECTIONS_MAX,
+     .refused = true},
+    {.name = "DCOMM_DETERMINISTIC", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_HOSTID"},
+    {.name = "DCOMM_IFACE"},
+    {.name = "DCOMM_ISA"},
+    {.name = "DCOMM_JOB"},
+    {.name = "DCOMM_LOG", .kind = DCOMMI_ENV_CHOICE, .choices = DCOMMI_LOG_CHOICES},
+    {.name = "DCOMM_PORT", .kind = DCOMMI_ENV_INTEGER, .least = 1, .most = 65535, .refused = true},
+    {.name = "DCOMM_PROGRESS_THREAD", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_SECRET"},
+    {.name = "DCOMM_SECRET_FILE"},
+    {.name = "DCOMM_SUMMARY"},
+    {.name = "DCOMM_TIMEOUT",
+     .kind = DCOMMI_ENV_SECONDS,
+     .least = 1e-6,
+     .most = 1e9,
+     .refused = true},
+    {.name = "DCOMM_TOPO_CPUS"},
+    {.name = "DCOMM_TOPO_XML"},
+    {.name = "DCOMM_TUNE", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_TUNE_FILE"},
+    {.name = "DCOMM_UCX_CUDA", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_WARN_UNBOUND", .kind = DCOMMI_ENV_FLAG},
+    /* of the project's scripts, tests and stand-in for CUDA */
+    {.name = "DCOMM_CLUSTER"},
+    {.name = "DCOMM_CLUSTER_CORES"},
+    {.name = "DCOMM_CLUSTER_MASTER"},
+    {.name = "DCOMM_CLUSTER_RSH"},
+    {.name = "DCOMM_FUZZ_SECONDS"},
+    {.name = "DCOMM_GPU_BENCH"},
+    {.name = "DCOMM_GPU_PREFIX"},
+    {.name = "DCOMM_GPU_SECONDS"},
+    {.name = "DCOMM_HOST_DEVICES", .kind = DCOMMI_ENV_INTEGER, .most = 64},
+    {.name = "DCOMM_NCCL_TESTS"},
+    {.name = "DCOMM_TEST_FULL"},
+    /* of build systems: where dcomm is */
+    {.name = "DCOMM_DIR"},
+    {.name = "DCOMM_HOME"},
+    {.name = "DCOMM_ROOT"},
+};
+
+enum { DCOMMI_ENV_COUNT = sizeof dcommi_env_table / sizeof dcommi_env_table[0] };
+
+/* ---- reading ---- */
+
+/* Return the value of a variable, NULL if it is not set or empty. */
+static const char *dcommi_env(const char *name)
+{
+    const char *value = getenv(name);
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
+static const dcommi_env_entry *dcommi_env_find(const char *name, size_t len)
+{
+    for (int i = 0; i < DCOMMI_ENV_COUNT; i++) {
+        const char *known = dcommi_env_table[i].name;
+        if (strlen(known) == len && memcmp(known, name, len) == 0) {
+            return &dcommi_env_table[i];
+        }
+    }
+    return NULL;
+}
+
+/* Read text as the variable's kind; the position of a choice, 1 of a flag that is on. */
+static bool dcommi_env_parse(const dcommi_env_entry *entry, const char *text, double *value)
+{
+    int64_t integer = 0;
+    uint64_t size = 0;
+    bool flag = false, good = false;
+    switch (entry->kind) {
+    case DCOMMI_ENV_TEXT:
+        return true;
+    case DCOMMI_ENV_SECONDS:
+        return dcommi_text_seconds(text, entry->least, entry->most, value);
+    case DCOMMI_ENV_FLAG:
+        good = dcommi_text_flag(text, &flag);
+        integer = flag;
+        break;
+    case DCOMMI_ENV_INTEGER:
+        good = dcommi_text_integer(text, (int64_t)entry->least, (int64_t)entry->most, &integer);
+        break;
+    case DCOMMI_ENV_SIZE:
+        good = dcommi_text_size(text, (uint64_t)entry->least, (uint64_t)entry->most, &size);
+        integer = (int64_t)size;
+        break;
+    case DCOMMI_ENV_CHOICE:
+        integer = dcommi_text_choice(entry->choices, text, strlen(text));
+        good = integer >= 0;
+        break;
+    }
+    *value = good ? (double)integer : *value;
+    return good;
+}
+
+/* What a variable may be, for people. */
+static void dcommi_env_allowed(const dcommi_env_entry *entry, char *text, size_t room)
+{
+    switch (entry->kind) {
+    case DCOMMI_ENV_TEXT:
+        text[0] = '\0';
+        break;
+    case DCOMMI_ENV_FLAG:
+        snprintf(text, room, "one of 1, true, yes, on, 0, false, no, off");
+        break;
+    case DCOMMI_ENV_INTEGER:
+        dcommi_snprintf(text, room, "a whole number from %.0f to %.0f", entry->least, entry->most);
+        break;
+    case DCOMMI_ENV_SIZE:
+        dcommi_snprintf(text, room, "a number of bytes from %.0f to %.0f, such as 65536 or 64K",
+                        entry->least, entry->most);
+        break;
+    case DCOMMI_ENV_SECONDS:
+        dcommi_snprintf(text, room, "seconds from %g to %g, such as 30, 30s, 500ms or 5m",
+                        entry->least, entry->most);
+        break;
+    case DCOMMI_ENV_CHOICE:
+        snprintf(text, room, "one of %s", entry->choices);
+        break;
+    }
+}
+
+/* Set *value to a variable of the table. One that is not set leaves it, and so does a bad value,
+ * of which dcommi_env_check has warned, unless it is refused. */
+static dcomm_status dcommi_env_read(const char *name, double *value)
+{
+    const char *text = dcommi_env(name);
+    const dcommi_env_entry *entry = dcommi_env_find(name, strlen(name));
+    if (text == NULL || entry == NULL || dcommi_env_parse(entry, text, value) || !entry->refused) {
+        return DCOMM_OK;
+    }
+    char allowed[128];
+    dcommi_env_allowed(entry, allowed, sizeof allowed);
+    return dcommi_fail(DCOMM_ERR_INVALID, "environment variable %s=\"%.64s\": it must be %s", name,
+                       text, allowed);
+}
+
+static bool dcommi_env_flag(const char *name, bool preset)
+{
+    double value = preset;
+    dcommi_env_read(name, &value);
+    return value != 0;
+}
+
+/* A whole variable of others (RANK) within [min, max]; one that is not set leaves *value as it
+ * is. */
+static dcomm_status dcommi_env_int(const char *name, long min, long max, int *value)
+{
+    const char *text = dcommi_env(name);
+    int64_t n = 0;
+    if (text == NULL) {
+        return DCOMM_OK;
+    }
+    if (!dcommi_text_integer(text, min, max, &n)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "environment variable %s=\"%.64s\" is no number from %ld to %ld", name,
+                           text, min, max);
+    }
+    *value = (int)n;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_env_missing(const char *name, const char *because)
+{
+    return dcommi_fail(DCOMM_ERR_INVALID, "environment variable %s is not set, but %s", name,
+                       because);
+}
+
+/* ---- warnings ---- */
+
+/* Return true the first time that this process asks about a variable with this value. */
+static bool dcommi_env_first(const char *variable)
+{
+    static uint64_t said[64];
+    static size_t nsaid;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    uint64_t key = 0;
+    for (const char *c = variable; *c != '\0'; c++) {
+        key = dcommi_mix(key, (uint64_t)(unsigned char)*c);
+    }
+    pthread_mutex_lock(&lock);
+    bool first = nsaid < sizeof said / sizeof said[0];
+    for (size_t i = 0; i < nsaid && first; i++) {
+        first = said[i] != key;
+    }
+    if (first) {
+        said[nsaid++] = key;
+    }
+    pthread_mutex_unlock(&lock);
+    return first;
+}
+
+static void dcommi_env_unknown(const char *name, int len)
+{
+    char own[64];
+    snprintf(own, sizeof own, "%.*s", len, name);
+    const char *nearest = NULL;
+    int best = INT_MAX;
+    for (int i = 0; i < DCOMMI_ENV_COUNT; i++) {
+        int distance = dcommi_text_distance(own, dcommi_env_table[i].name);
+        if (distance < best) {
+            best = distance;
+            nearest = dcommi_env_table[i].name;
+        }
+    }
+    const size_t prefix = sizeof "DCOMM_" - 1;
+    if ((size_t)best <= (strlen(own) - prefix) / 2) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "environment variable %s has no effect: dcomm knows none of that name; did you "
+                   "mean %s?",
+                   own, nearest);
+    } else {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "environment variable %s has no effect: dcomm knows none of that name "
+                   "(docs/environment.md lists all)",
+                   own);
+    }
+}
+
+/* Return true unless a launcher says that this is another rank than the first. */
+static bool dcommi_env_first_rank(void)
+{
+    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
+                                        "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *rank = dcommi_env(names[i]);
+        if (rank != NULL) {
+            return strcmp(rank, "0") == 0;
+        }
+    }
+    return true;
+}
+
+/* Warn of every DCOMM_* variable that is unknown (on the first rank, for all have the same as a
+ * rule) or has a value that it may not have (on each). Once in a process for each value. */
+static void dcommi_env_check(void)
+{
+    bool first_rank = dcommi_env_first_rank();
+    for (char **at = environ; at != NULL && *at != NULL; at++) {
+        const char *equals = strchr(*at, '=');
+        if (strncmp(*at, "DCOMM_", 6) != 0 || equals == NULL) {
+            continue;
+        }
+        size_t len = (size_t)(equals - *at);
+        const dcommi_env_entry *entry = dcommi_env_find(*at, len);
+        double value = 0;
+        if (entry == NULL) {
+            if (first_rank && dcommi_env_first(*at)) {
+                dcommi_env_unknown(*at, (int)len);
+            }
+        } else if (equals[1] != '\0' && !entry->refused &&
+                   !dcommi_env_parse(entry, equals + 1, &value) && dcommi_env_first(*at)) {
+            char allowed[128];
+            dcommi_env_allowed(entry, allowed, sizeof allowed);
+            dcommi_log(DCOMMI_LOG_WARN,
+                       "environment variable %s=\"%.40s\" is ignored: it must be %s", entry->name,
+                       equals + 1, allowed);
+        }
+    }
+}
+
+#endif
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -21879,9 +22390,9 @@ static uint64_t dcommi_host_machine(void)
 static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
 {
     if (wanted == NULL || wanted[0] == '\0') {
-        wanted = getenv("DCOMM_HOSTID");
+        wanted = dcommi_env("DCOMM_HOSTID");
     }
-    if (wanted != NULL && wanted[0] != '\0') {
+    if (wanted != NULL) {
         snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
         return;
     }
@@ -22449,8 +22960,7 @@ static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
 {
     static _Atomic int said;
     char list[128];
-    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
-    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
+    if (!dcommi_env_flag("DCOMM_WARN_UNBOUND", true) || atomic_load(&said) != 0) {
         return;
     }
     int n = dcommi_place_unbound_list(g, places, list, sizeof list);
@@ -24085,37 +24595,6 @@ typedef struct dcommi_launcher {
     uint8_t key[DCOMMI_RDV_KEY];
 } dcommi_launcher;
 
-static const char *dcommi_env(const char *name)
-{
-    const char *value = getenv(name);
-    return value != NULL && value[0] != '\0' ? value : NULL;
-}
-
-/* A decimal variable within [min, max]; one that is not set leaves *value as it is. */
-static dcomm_status dcommi_env_int(const char *name, long min, long max, int *value)
-{
-    const char *text = dcommi_env(name);
-    if (text == NULL) {
-        return DCOMM_OK;
-    }
-    char *end = NULL;
-    errno = 0;
-    long n = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || n < min || n > max) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "environment variable %s=\"%.64s\" is no number from %ld to %ld", name,
-                           text, min, max);
-    }
-    *value = (int)n;
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_env_missing(const char *name, const char *because)
-{
-    return dcommi_fail(DCOMM_ERR_INVALID, "environment variable %s is not set, but %s", name,
-                       because);
-}
-
 /* rank and size from two variables that must both be there and fit each other. */
 static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_name,
                                           const char *size_name)
@@ -25432,7 +25911,7 @@ static void DCOMMI_PRINTF(4, 5)
     }
     va_list args;
     va_start(args, format);
-    vsnprintf(c->why, sizeof c->why, format, args);
+    dcommi_vsnprintf(c->why, sizeof c->why, format, args);
     va_end(args);
     c->status = status;
     for (size_t i = 0; i < c->nconns; i++) {
@@ -25509,7 +25988,7 @@ static void DCOMMI_PRINTF(4, 5) dcommi_rdv_reject(dcommi_rdv_conn *conn, double 
     char why[DCOMMI_RDV_REASON_MAX + 1];
     va_list args;
     va_start(args, format);
-    vsnprintf(why, sizeof why, format, args);
+    dcommi_vsnprintf(why, sizeof why, format, args);
     va_end(args);
     uint32_t len = dcommi_rdv_put_reason(frame + DCOMMI_RDV_HEADER, status, why);
     dcommi_rdv_put_header(frame, DCOMMI_RDV_REJECT, 0, len);
@@ -31699,7 +32178,7 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     char what[256], device[24] = "", text[DCOMMI_MESSAGE_MAX];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    dcommi_vsnprintf(what, sizeof what, format, args);
     va_end(args);
     if (run->device != NULL) {
         snprintf(device, sizeof device, ", device %d", run->device->handle.number);
@@ -33273,8 +33752,8 @@ static void dcommi_run_timeout(dcommi_run *run)
     dcommi_run_where(run, where, sizeof where);
     snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
              run->seq);
-    size_t at =
-        (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name, run->timeout_s);
+    size_t at = (size_t)dcommi_snprintf(text, sizeof text, "%s timed out after %.3g s: ", name,
+                                        run->timeout_s);
     if (ranks[NEVER][0] != 0) {
         at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
                                name);
@@ -34749,8 +35228,7 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
 static bool dcommi_ucx_asks_device(void)
 {
 #ifdef DCOMM_WITH_CUDA
-    const char *text = getenv("DCOMM_UCX_CUDA");
-    return text == NULL || strcmp(text, "0") != 0;
+    return dcommi_env_flag("DCOMM_UCX_CUDA", true);
 #else
     return false;
 #endif
@@ -36353,12 +36831,12 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
 {
     const char *source = "iface";
     if (wanted == NULL || *wanted == '\0') {
-        wanted = getenv("DCOMM_IFACE");
+        wanted = dcommi_env("DCOMM_IFACE");
         source = "DCOMM_IFACE";
     }
     *tcp = true;
-    if (wanted == NULL || *wanted == '\0') {
-        const char *master = getenv("MASTER_ADDR");
+    if (wanted == NULL) {
+        const char *master = dcommi_env("MASTER_ADDR");
         bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
         if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
             strcpy(name, "lo");
@@ -36627,7 +37105,7 @@ static void dcommi_topo_allowed(hwloc_cpuset_t set)
  * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. */
 static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 {
-    const char *xml = getenv("DCOMM_TOPO_XML"), *given = getenv("DCOMM_TOPO_CPUS");
+    const char *xml = dcommi_env("DCOMM_TOPO_XML"), *given = dcommi_env("DCOMM_TOPO_CPUS");
     dcommi_ucx_name chosen = "";
     hwloc_topology_t topology = NULL;
     hwloc_cpuset_t set = hwloc_bitmap_alloc();
@@ -36638,14 +37116,18 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
     }
     dcommi_topo_allowed(set);
     dcomm_status status = DCOMM_OK;
-    if (xml == NULL || *xml == 0) {
+    if (xml == NULL) {
         dcommi_ucx_choose_iface(iface, chosen, &tcp); /* a bad name is told by the network */
         dcommi_topo_machine(set, chosen, place);
     } else {
-        if (given != NULL) {
-            hwloc_bitmap_list_sscanf(set, given);
+        if (given != NULL && hwloc_bitmap_list_sscanf(set, given) < 0) {
+            status = dcommi_fail(DCOMM_ERR_INVALID,
+                                 "environment variable DCOMM_TOPO_CPUS=\"%.64s\" is no list of "
+                                 "hardware threads, such as 0-3,8",
+                                 given);
+        } else {
+            status = dcommi_topo_load(xml, &topology);
         }
-        status = dcommi_topo_load(xml, &topology);
         if (topology != NULL) {
             dcommi_topo_clip(topology, set, NULL, place);
             hwloc_topology_destroy(topology);
@@ -38089,10 +38571,7 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     peer->transport = peer->same_host ? context->local : context->net;
     peer->takes_device = peer->transport->takes_device && card->takes_device != 0;
     peer->users = 1;
-    const char *no_cma = getenv("DCOMM_CMA");
-    if (no_cma != NULL && strcmp(no_cma, "0") == 0) {
-        peer->unreadable = true;
-    }
+    peer->unreadable = !dcommi_env_flag("DCOMM_CMA", true);
     /* A host identity of the user's may span pid namespaces: that pid is another process here, to
      * be neither read nor taken for the peer's life. */
     if (peer->same_host && dcommi_process_started(peer->pid) != peer->started) {
@@ -38167,8 +38646,10 @@ static void dcommi_patience(dcomm_context *context, bool crowded)
 /* What launchers say, until the ranks of a communicator have told each other where they run. */
 static bool dcommi_launched_crowded(void)
 {
-    const char *local = getenv("LOCAL_WORLD_SIZE");
-    return local != NULL && atoi(local) > sysconf(_SC_NPROCESSORS_ONLN);
+    const char *local = dcommi_env("LOCAL_WORLD_SIZE");
+    int64_t ranks = 0;
+    return local != NULL && dcommi_text_integer(local, 0, INT_MAX, &ranks) &&
+           ranks > sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
@@ -38181,6 +38662,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     *context_p = NULL;
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
+    dcommi_env_check();
     opts = opts != NULL ? opts : &defaults;
     dcomm_context *context = dcommi_alloc(sizeof *context);
     if (context == NULL) {
@@ -38207,8 +38689,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                               dcommi_on_corrupt};
         status = dcommi_local_open(&handlers, &context->local);
     }
-    const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
-    if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {
+    if (status >= 0 && (opts->progress_thread || dcommi_env_flag("DCOMM_PROGRESS_THREAD", false))) {
         status = dcommi_context_start_thread(context);
     }
     if (status < 0) {
@@ -46368,16 +46849,14 @@ static char *dcommi_strdup(const char *text)
 static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
 {
     const dcomm_comm_opts *opts = &comm->opts;
-    const char *timeout = getenv("DCOMM_TIMEOUT"), *algo = getenv("DCOMM_ALGO");
-    const char *deterministic = getenv("DCOMM_DETERMINISTIC"), *chunk = getenv("DCOMM_CHUNK");
-    const char *tune = getenv("DCOMM_TUNE"), *connections = getenv("DCOMM_CONNECTIONS");
-    comm->timeout_s = opts->timeout_s;
-    if (comm->timeout_s == 0) {
-        comm->timeout_s = timeout != NULL ? strtod(timeout, NULL) : 300.0;
-    }
+    const char *algo = dcommi_env("DCOMM_ALGO");
+    double timeout_s = 300, connections = 0, chunk = 0;
+    DCOMMI_TRY(dcommi_env_read("DCOMM_TIMEOUT", &timeout_s));
+    DCOMMI_TRY(dcommi_env_read("DCOMM_CONNECTIONS", &connections));
+    DCOMMI_TRY(dcommi_env_read("DCOMM_CHUNK", &chunk));
+    comm->timeout_s = opts->timeout_s != 0 ? opts->timeout_s : timeout_s;
     if (!(comm->timeout_s > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "timeout_s (DCOMM_TIMEOUT) is %g; it must be > 0",
-                           comm->timeout_s);
+        return dcommi_fail(DCOMM_ERR_INVALID, "timeout_s is %g; it must be > 0", comm->timeout_s);
     }
     algo = opts->algo != NULL ? opts->algo : algo != NULL ? algo : "auto";
     if (strlen(algo) >= sizeof comm->algo) {
@@ -46405,32 +46884,16 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
         }
     }
     comm->opts.algo = NULL;
-    comm->deterministic =
-        opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
-    comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
-    comm->connections = opts->connections;
-    if (comm->connections == 0 && connections != NULL) {
-        char *end = NULL;
-        long n = strtol(connections, &end, 10);
-        comm->connections = end == connections || *end != 0 || n > INT_MAX || n < 0 ? -1 : (int)n;
-    }
+    comm->deterministic = opts->deterministic || dcommi_env_flag("DCOMM_DETERMINISTIC", false);
+    comm->tunes = opts->tune != 0 ? opts->tune > 0 : dcommi_env_flag("DCOMM_TUNE", true);
+    comm->connections = opts->connections != 0 ? opts->connections : (int)connections;
     if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
-        return opts->connections == 0
-                   ? dcommi_fail(DCOMM_ERR_INVALID,
-                                 "connections (DCOMM_CONNECTIONS) is %.40s; it may be 1 to %d, or "
-                                 "0: chosen",
-                                 connections, DCOMM_CONNECTIONS_MAX)
-                   : dcommi_fail(DCOMM_ERR_INVALID,
-                                 "connections is %d; it may be 1 to %d, or 0: chosen",
-                                 opts->connections, DCOMM_CONNECTIONS_MAX);
+        return dcommi_fail(DCOMM_ERR_INVALID, "connections is %d; it may be 1 to %d, or 0: chosen",
+                           opts->connections, DCOMM_CONNECTIONS_MAX);
     }
-    comm->chunk_bytes = (int64_t)opts->chunk_bytes;
-    if (comm->chunk_bytes == 0 && chunk != NULL) {
-        comm->chunk_bytes = strtoll(chunk, NULL, 10);
-    }
+    comm->chunk_bytes = opts->chunk_bytes != 0 ? (int64_t)opts->chunk_bytes : (int64_t)chunk;
     if (comm->chunk_bytes < 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes (DCOMM_CHUNK) is %" PRId64,
-                           comm->chunk_bytes);
+        return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes is %" PRId64, comm->chunk_bytes);
     }
     return DCOMM_OK;
 }
@@ -51344,18 +51807,18 @@ static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *co
     if (v->worth && v->seconds < DCOMMI_AUTO_GAIN * least) {
         *taken = DCOMMI_AUTO_CODEC;
     }
-    snprintf(v->text, sizeof v->text,
-             "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one%s, "
-             "%.3g bits an element), bf16 %.4g ms, exact %.4g ms%s%s",
-             dcomm_codec_spec(codec), s->count, dcomm_dtype_name(s->dtype),
-             v->worth ? "worth it" : "not worth it", 1e3 * v->seconds, v->algo,
-             1e3 * v->encode_seconds, 1e3 * v->decode_seconds,
-             v->device < 0 ? "" : ", on its device", v->bits, 1e3 * v->bf16_seconds,
-             1e3 * v->exact_seconds, codec->automatic ? "; auto is " : "",
-             !codec->automatic             ? ""
-             : *taken == DCOMMI_AUTO_EXACT ? "exact"
-             : *taken == DCOMMI_AUTO_CAST  ? "a cast to bf16"
-                                           : "the codec");
+    dcommi_snprintf(
+        v->text, sizeof v->text,
+        "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one%s, "
+        "%.3g bits an element), bf16 %.4g ms, exact %.4g ms%s%s",
+        dcomm_codec_spec(codec), s->count, dcomm_dtype_name(s->dtype),
+        v->worth ? "worth it" : "not worth it", 1e3 * v->seconds, v->algo, 1e3 * v->encode_seconds,
+        1e3 * v->decode_seconds, v->device < 0 ? "" : ", on its device", v->bits,
+        1e3 * v->bf16_seconds, 1e3 * v->exact_seconds, codec->automatic ? "; auto is " : "",
+        !codec->automatic             ? ""
+        : *taken == DCOMMI_AUTO_EXACT ? "exact"
+        : *taken == DCOMMI_AUTO_CAST  ? "a cast to bf16"
+                                      : "the codec");
     return DCOMM_OK;
 }
 
@@ -53045,9 +53508,9 @@ static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
             snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
         } else if (known && best.ps > 0) {
             bool close = price.ps <= dcommi_choice_close(s, best.ps);
-            snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
-                     (double)price.ps / (double)best.ps, chosen->name,
-                     close ? ", too close to tell" : "");
+            dcommi_snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
+                            (double)price.ps / (double)best.ps, chosen->name,
+                            close ? ", too close to tell" : "");
         } else {
             snprintf(row->why, sizeof row->why, "nothing to choose between");
         }
@@ -54488,11 +54951,11 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         dcomm_tuning tuning;
     } word = {1, {.step_ps = 0}};
     uint64_t key = dcommi_tuned_key(comm);
-    const char *path = getenv("DCOMM_TUNE_FILE");
+    const char *path = dcommi_env("DCOMM_TUNE_FILE");
     if (comm->rank == 0 && given != NULL) {
         word.tuning = *given;
         word.measure = 0;
-    } else if (comm->rank == 0 && !again && path != NULL && path[0] != 0) {
+    } else if (comm->rank == 0 && !again && path != NULL) {
         word.measure = dcomm_tuning_load(path, &word.tuning) < 0;
         if (word.measure != 0) {
             dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);
@@ -55646,11 +56109,11 @@ static void dcommi_bkt_feedback_text(const dcommi_bkt_kind *kind, char *text, si
     const dcomm_feedback_opts *o = &kind->feedback;
     text[0] = 0;
     if (kind->has_feedback) {
-        snprintf(text, room,
-                 " and feedback (%s, bf16 %d, scale %d, seed %" PRIu64 ", tensor %" PRIu32
-                 ", momentum %g, clip %g, warmup_steps %" PRIu64 ")",
-                 (unsigned)o->variant < 3 ? variants[o->variant] : "unknown", o->bf16, o->scale,
-                 o->seed, o->tensor, o->momentum, o->clip, o->warmup_steps);
+        dcommi_snprintf(text, room,
+                        " and feedback (%s, bf16 %d, scale %d, seed %" PRIu64 ", tensor %" PRIu32
+                        ", momentum %g, clip %g, warmup_steps %" PRIu64 ")",
+                        (unsigned)o->variant < 3 ? variants[o->variant] : "unknown", o->bf16,
+                        o->scale, o->seed, o->tensor, o->momentum, o->clip, o->warmup_steps);
     }
 }
 
@@ -57133,6 +57596,7 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path)
         return dcommi_fail(DCOMM_ERR_SYSTEM, "dcomm_buckets_trace: cannot write %s: %s", path,
                            strerror(errno));
     }
+    locale_t before = dcommi_locale_enter();
     fprintf(file,
             "[{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
             b->rank, b->rank);
@@ -57151,6 +57615,7 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path)
         dcommi_bkt_print_step(b, file, &b->kept[i % b->opts.trace_steps]);
     }
     fprintf(file, "]\n");
+    dcommi_locale_leave(before);
     bool bad = ferror(file) != 0;
     return fclose(file) != 0 || bad
                ? dcommi_fail(DCOMM_ERR_SYSTEM, "dcomm_buckets_trace: cannot write %s", path)
@@ -67451,6 +67916,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LOCAL_SPARE
 #undef DCOMMI_LOCAL_SPARE_IN_PLACE
 #undef DCOMMI_LOCAL_WATCH
+#undef DCOMMI_LOG_CHOICES
 #undef DCOMMI_MADV_COLLAPSE
 #undef DCOMMI_MADV_POPULATE_READ
 #undef DCOMMI_MADV_POPULATE_WRITE

@@ -2,6 +2,7 @@
  * lengths, corner values, feedback. */
 #define _GNU_SOURCE
 #include "dcomm.h"
+#include "comma.h"
 #include "make_codec.h"
 
 #include <float.h>
@@ -53,6 +54,52 @@ Test(codec, bad_specs_get_a_sentence)
     dcomm_codec *codec = NULL;
     cr_assert_eq(dcomm_codec_create(NULL, &codec), DCOMM_ERR_INVALID);
     cr_assert_eq(dcomm_codec_create("bf16", NULL), DCOMM_ERR_INVALID);
+}
+
+/* What is written in a locale with a comma is what the C locale writes, and either reads it. */
+Test(codec, the_locale_does_not_matter, .timeout = 60)
+{
+    static const char *const specs[] = {"topk:k=0.01", "threshold:k=0.05", "topk+qsgd:k=0.001",
+                                        "randk:k=0.25", "powersgd:rank=3"};
+    const dcomm_feedback_opts opts = {.scale = true};
+    char plain[5][256];
+    for (int i = 0; i < 5; i++) {
+        dcomm_codec *codec = make(specs[i]);
+        snprintf(plain[i], sizeof plain[i], "%s", dcomm_codec_spec(codec));
+        dcomm_codec_destroy(&codec);
+    }
+    comma_locale();
+    for (int i = 0; i < 5; i++) {
+        setlocale(LC_ALL, "de_DE");
+        dcomm_codec *codec = make(specs[i]), *other = NULL;
+        dcomm_feedback *fb = NULL, *again = NULL;
+        cr_assert_str_eq(dcomm_codec_spec(codec), plain[i]);
+        refused("topk:k=0,01", "k=0: it must be a number from 1e-09");
+        cr_assert_eq(dcomm_feedback_create(codec, 500, &opts, &fb), DCOMM_OK, "%s",
+                     dcomm_last_error());
+        size_t bytes = dcomm_feedback_save_bytes(fb);
+        void *saved = malloc(bytes);
+        cr_assert_eq(dcomm_feedback_save(fb, saved, bytes), DCOMM_OK);
+        setlocale(LC_ALL, "C");
+        other = make(specs[i]);
+        cr_assert_eq(dcomm_feedback_load(other, saved, bytes, &again), DCOMM_OK, "%s: %s", specs[i],
+                     dcomm_last_error());
+        free(saved);
+        dcomm_feedback_destroy(&fb);
+        dcomm_feedback_destroy(&again);
+        dcomm_codec_destroy(&codec);
+        dcomm_codec_destroy(&other);
+    }
+}
+
+Test(codec, numbers_are_read_strictly)
+{
+    static const char *const bad[] = {"topk:k=0x1p-4", "topk:k= 0.1", "topk:k=0.1 ", "topk:k=nan",
+                                      "topk:k=1e",     "topk:k=.",    "topk:k=",     "topk:k=--1"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        refused(bad[i], "it must be a number from");
+    }
+    refused("qsgd:bits=2.5", "it must be");
 }
 
 Test(codec, arguments_are_checked)

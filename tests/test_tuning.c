@@ -1,6 +1,7 @@
 /* test_tuning.c - what a communicator chooses by: the same numbers on all ranks, measured, read or
  * given; the same choice, and results that are right across changes of it. */
 #define _GNU_SOURCE
+#include "comma.h"
 #include "ranks.h"
 
 #include <criterion/criterion.h>
@@ -144,4 +145,106 @@ Test(tuning, sources, .timeout = 60)
     cr_assert_eq(procs_run(3, 50, from_file, path, ended), 0);
     unlink(path);
     cr_assert_eq(procs_run(3, 50, from_file, path, ended), 0);
+}
+
+/* A file is the same in every locale, and every locale reads it. */
+Test(tuning, files_do_not_depend_on_the_locale, .timeout = 60)
+{
+    char path[] = "/tmp/dcomm-test-tuning-XXXXXX", text[2][64 << 10];
+    dcomm_tuning tuning, back;
+    int fd = mkstemp(path);
+    cr_assert(fd >= 0);
+    close(fd);
+    dcomm_tuning_default(&tuning);
+    comma_locale();
+    for (int i = 0; i < 2; i++) {
+        setlocale(LC_ALL, i == 0 ? "C" : "de_DE");
+        cr_assert_eq(dcomm_tuning_save(&tuning, path), DCOMM_OK);
+        FILE *file = fopen(path, "r");
+        cr_assert_not_null(file);
+        text[i][fread(text[i], 1, sizeof text[i] - 1, file)] = 0;
+        fclose(file);
+    }
+    cr_assert_str_eq(text[0], text[1]);
+    for (int i = 0; i < 2; i++) {
+        setlocale(LC_ALL, i == 0 ? "C" : "de_DE");
+        cr_assert_eq(dcomm_tuning_load(path, &back), DCOMM_OK, "%s", dcomm_last_error());
+        cr_assert_eq(back.step_ps, tuning.step_ps);
+    }
+    cr_assert_eq(dcomm_tuning_uniform(0.5, 0.25, 0.125, &back), DCOMM_OK);
+    cr_assert_not_null(strstr(back.source, "alpha 0.5 us"), "%s", back.source);
+    unlink(path);
+}
+
+/* ---- the environment ---- */
+
+static char said[4096];
+
+static void listen(int level, const char *message, void *user)
+{
+    (void)level;
+    (void)user;
+    size_t used = strlen(said);
+    snprintf(said + used, sizeof said - used, "%s\n", message);
+}
+
+static void alone(void)
+{
+    dcomm_comm *comm = NULL;
+    cr_assert_eq(dcomm_comm_create(NULL, &comm), DCOMM_OK, "%s", dcomm_last_error());
+    cr_assert_eq(dcomm_comm_destroy(&comm), DCOMM_OK);
+}
+
+static void refused(const char *name, const char *value)
+{
+    dcomm_comm *comm = NULL;
+    setenv(name, value, 1);
+    cr_assert_eq(dcomm_comm_create(NULL, &comm), DCOMM_ERR_INVALID, "%s=%s", name, value);
+    cr_assert(strstr(dcomm_last_error(), name) != NULL && strstr(dcomm_last_error(), value) != NULL,
+              "%s", dcomm_last_error());
+    unsetenv(name);
+}
+
+/* A creation warns once of what it does not know or cannot read, and goes on. */
+Test(tuning, bad_variables_are_warned_of_once)
+{
+    dcomm_set_logger(listen, NULL);
+    setenv("DCOMM_AGLO", "ring", 1);
+    setenv("DCOMM_WOMBAT", "1", 1);
+    setenv("DCOMM_CHUNK", "64Q", 1);
+    setenv("DCOMM_TUNE", "maybe", 1);
+    setenv("DCOMM_DETERMINISTIC", "Yes", 1);
+    setenv("DCOMM_TIMEOUT", "1500ms", 1);
+    alone();
+    alone();
+    static const char *const words[] = {
+        "DCOMM_AGLO has no effect",       "did you mean DCOMM_ALGO?",
+        "DCOMM_WOMBAT has no effect",     "docs/environment.md",
+        "DCOMM_CHUNK=\"64Q\" is ignored", "such as 65536 or 64K",
+        "DCOMM_TUNE=\"maybe\"",           "true, yes, on"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        char *at = strstr(said, words[i]);
+        cr_assert(at != NULL && strstr(at + 1, words[i]) == NULL, "once %s in:\n%s", words[i],
+                  said);
+    }
+    cr_assert(strstr(said, "DETERMINISTIC") == NULL && strstr(said, "TIMEOUT") == NULL, "%s", said);
+    said[0] = 0;
+    setenv("RANK", "1", 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("DCOMM_WOMBAT", "2", 1);
+    dcomm_context *context = NULL;
+    cr_assert_eq(dcomm_context_create(NULL, &context), DCOMM_OK);
+    cr_assert_str_eq(said, "", "the first rank speaks for all: %s", said);
+    cr_assert_eq(dcomm_context_destroy(&context), DCOMM_OK);
+}
+
+Test(tuning, variables_that_fail_creation)
+{
+    static const char *const bad[] = {"0", "-1", "abc", "30x", "1e400", "0x10", " 1"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        refused("DCOMM_TIMEOUT", bad[i]);
+    }
+    refused("DCOMM_CONNECTIONS", "17");
+    refused("DCOMM_CONNECTIONS", "2K");
+    refused("DCOMM_ALGO", "rong");
 }

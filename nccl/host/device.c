@@ -1,6 +1,7 @@
 /* device.c - which devices there are, the current one of a thread, and errors. */
 #define _GNU_SOURCE
 #include "host.h"
+#include "../../include/dcomm/impl/text.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +16,16 @@ static cudaError_t stays[CUHOST_DEVICES_MAX]; /* under the lock */
 static int device_count(void)
 {
     const char *text = getenv("DCOMM_HOST_DEVICES"), *visible = getenv("CUDA_VISIBLE_DEVICES");
-    int n = text != NULL ? atoi(text) : 8, seen = visible != NULL && *visible != 0;
+    int seen = visible != NULL && *visible != 0;
+    int64_t n = 8;
+    if (text != NULL) {
+        dcommi_text_integer(text, 0, CUHOST_DEVICES_MAX, &n);
+    }
     while (visible != NULL && (visible = strchr(visible, ',')) != NULL) {
         visible++;
         seen++;
     }
-    n = getenv("CUDA_VISIBLE_DEVICES") != NULL && seen < n ? seen : n;
-    return n < 0 ? 0 : n > CUHOST_DEVICES_MAX ? CUHOST_DEVICES_MAX : n;
+    return getenv("CUDA_VISIBLE_DEVICES") != NULL && seen < n ? seen : (int)n;
 }
 
 /* Where a device sits, whatever number this process knows it by. */

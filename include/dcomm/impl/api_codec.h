@@ -77,7 +77,8 @@ static const char *dcommi_codec_find_k(const dcomm_codec *codec)
 static double dcommi_codec_k(const dcomm_codec *codec)
 {
     const char *at = dcommi_codec_find_k(codec);
-    return at != NULL ? strtod(at + 2, NULL) : -1;
+    double k = -1;
+    return at != NULL && dcommi_text_decimal(at + 2, &k) != NULL ? k : -1;
 }
 
 /* The codec with another k. A share is one that options can have, and is written exactly, so that
@@ -87,8 +88,8 @@ static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcom
     char spec[DCOMMI_CODEC_SPEC_MAX];
     const char *at = dcommi_codec_find_k(codec);
     k = k < 1 ? fmax(k, 1e-9) : k;
-    snprintf(spec, sizeof spec, "%.*sk=%.17g%s", (int)(at - codec->spec), codec->spec, k,
-             at + strcspn(at, ","));
+    dcommi_snprintf(spec, sizeof spec, "%.*sk=%.17g%s", (int)(at - codec->spec), codec->spec, k,
+                    at + strcspn(at, ","));
     return dcomm_codec_create(spec, codec_p);
 }
 
@@ -338,7 +339,7 @@ static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status 
         size_t at = call->report.first_nonfinite;
         char value[32] = "a sum of wires";
         if (call->x != NULL) {
-            snprintf(value, sizeof value, "%g", (double)call->x[at]);
+            dcommi_snprintf(value, sizeof value, "%g", (double)call->x[at]);
         }
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",

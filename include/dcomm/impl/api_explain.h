@@ -44,9 +44,9 @@ static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
             snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
         } else if (known && best.ps > 0) {
             bool close = price.ps <= dcommi_choice_close(s, best.ps);
-            snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
-                     (double)price.ps / (double)best.ps, chosen->name,
-                     close ? ", too close to tell" : "");
+            dcommi_snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
+                            (double)price.ps / (double)best.ps, chosen->name,
+                            close ? ", too close to tell" : "");
         } else {
             snprintf(row->why, sizeof row->why, "nothing to choose between");
         }

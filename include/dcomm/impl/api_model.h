@@ -39,8 +39,9 @@ DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_
         tuning->link[k] = link;
     }
     tuning->fold = link.fold;
-    snprintf(tuning->source, sizeof tuning->source, "alpha %g us, beta %g ns/B, gamma %g ns/B",
-             alpha_us, beta_ns_per_B, gamma_ns_per_B);
+    dcommi_snprintf(tuning->source, sizeof tuning->source,
+                    "alpha %g us, beta %g ns/B, gamma %g ns/B", alpha_us, beta_ns_per_B,
+                    gamma_ns_per_B);
     return DCOMM_OK;
 }
 

@@ -177,18 +177,18 @@ static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *co
     if (v->worth && v->seconds < DCOMMI_AUTO_GAIN * least) {
         *taken = DCOMMI_AUTO_CODEC;
     }
-    snprintf(v->text, sizeof v->text,
-             "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one%s, "
-             "%.3g bits an element), bf16 %.4g ms, exact %.4g ms%s%s",
-             dcomm_codec_spec(codec), s->count, dcomm_dtype_name(s->dtype),
-             v->worth ? "worth it" : "not worth it", 1e3 * v->seconds, v->algo,
-             1e3 * v->encode_seconds, 1e3 * v->decode_seconds,
-             v->device < 0 ? "" : ", on its device", v->bits, 1e3 * v->bf16_seconds,
-             1e3 * v->exact_seconds, codec->automatic ? "; auto is " : "",
-             !codec->automatic             ? ""
-             : *taken == DCOMMI_AUTO_EXACT ? "exact"
-             : *taken == DCOMMI_AUTO_CAST  ? "a cast to bf16"
-                                           : "the codec");
+    dcommi_snprintf(
+        v->text, sizeof v->text,
+        "%s for %zu %s: %s. %.4g ms by %s (of it %.4g ms to encode, %.4g ms to decode one%s, "
+        "%.3g bits an element), bf16 %.4g ms, exact %.4g ms%s%s",
+        dcomm_codec_spec(codec), s->count, dcomm_dtype_name(s->dtype),
+        v->worth ? "worth it" : "not worth it", 1e3 * v->seconds, v->algo, 1e3 * v->encode_seconds,
+        1e3 * v->decode_seconds, v->device < 0 ? "" : ", on its device", v->bits,
+        1e3 * v->bf16_seconds, 1e3 * v->exact_seconds, codec->automatic ? "; auto is " : "",
+        !codec->automatic             ? ""
+        : *taken == DCOMMI_AUTO_EXACT ? "exact"
+        : *taken == DCOMMI_AUTO_CAST  ? "a cast to bf16"
+                                      : "the codec");
     return DCOMM_OK;
 }
 

@@ -85,11 +85,11 @@ static void dcommi_bkt_feedback_text(const dcommi_bkt_kind *kind, char *text, si
     const dcomm_feedback_opts *o = &kind->feedback;
     text[0] = 0;
     if (kind->has_feedback) {
-        snprintf(text, room,
-                 " and feedback (%s, bf16 %d, scale %d, seed %" PRIu64 ", tensor %" PRIu32
-                 ", momentum %g, clip %g, warmup_steps %" PRIu64 ")",
-                 (unsigned)o->variant < 3 ? variants[o->variant] : "unknown", o->bf16, o->scale,
-                 o->seed, o->tensor, o->momentum, o->clip, o->warmup_steps);
+        dcommi_snprintf(text, room,
+                        " and feedback (%s, bf16 %d, scale %d, seed %" PRIu64 ", tensor %" PRIu32
+                        ", momentum %g, clip %g, warmup_steps %" PRIu64 ")",
+                        (unsigned)o->variant < 3 ? variants[o->variant] : "unknown", o->bf16,
+                        o->scale, o->seed, o->tensor, o->momentum, o->clip, o->warmup_steps);
     }
 }
 

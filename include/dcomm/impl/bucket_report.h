@@ -316,6 +316,7 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path)
         return dcommi_fail(DCOMM_ERR_SYSTEM, "dcomm_buckets_trace: cannot write %s: %s", path,
                            strerror(errno));
     }
+    locale_t before = dcommi_locale_enter();
     fprintf(file,
             "[{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
             b->rank, b->rank);
@@ -334,6 +335,7 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path)
         dcommi_bkt_print_step(b, file, &b->kept[i % b->opts.trace_steps]);
     }
     fprintf(file, "]\n");
+    dcommi_locale_leave(before);
     bool bad = ferror(file) != 0;
     return fclose(file) != 0 || bad
                ? dcommi_fail(DCOMM_ERR_SYSTEM, "dcomm_buckets_trace: cannot write %s", path)

@@ -313,7 +313,7 @@ static bool DCOMMI_PRINTF(3, 4)
     char text[384];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    dcommi_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (c->status == DCOMM_OK) {
         c->status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %s", dcommi_check_op_text(c, op).s, text);

@@ -24,7 +24,7 @@ static void DCOMMI_PRINTF(2, 3) dcommi_codec_print(dcommi_codec_text *text, cons
 {
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(text->at + text->used, text->room - text->used, format, args);
+    int n = dcommi_vsnprintf(text->at + text->used, text->room - text->used, format, args);
     va_end(args);
     if (n > 0) {
         text->used += (size_t)n;
@@ -41,21 +41,6 @@ static const dcommi_codec_ops *dcommi_codec_find(const char *name, size_t len)
         }
     }
     return NULL;
-}
-
-/* The position of a word in "a|b|c", -1: it is not there. */
-static int dcommi_codec_choice(const char *choices, const char *word, size_t len)
-{
-    for (int i = 0;; i++) {
-        size_t n = strcspn(choices, "|");
-        if (n == len && memcmp(choices, word, len) == 0) {
-            return i;
-        }
-        if (choices[n] == '\0') {
-            return -1;
-        }
-        choices += n + 1;
-    }
 }
 
 /* What an option may be, for people. */
@@ -84,8 +69,9 @@ static void dcommi_codec_show(dcommi_codec_text *text, const dcommi_codec_option
     }
     char number[40];
     for (int digits = 6; digits <= 17; digits++) {
-        snprintf(number, sizeof number, "%.*g", digits, value);
-        if (strtod(number, NULL) == value) {
+        double back = 0;
+        dcommi_snprintf(number, sizeof number, "%.*g", digits, value);
+        if (dcommi_text_number(number, value, value, &back)) {
             break;
         }
     }
@@ -99,18 +85,15 @@ static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
 {
     bool good = false;
     if (option->kind == DCOMMI_CODEC_CHOICE) {
-        int i = dcommi_codec_choice(option->choices, text, len);
+        int i = dcommi_text_choice(option->choices, text, len);
         *value = i;
         good = i >= 0;
     } else {
         char number[40];
-        char *end = number;
-        if (len > 0 && len < sizeof number && strspn(text, "+-.0123456789eE") >= len) {
+        if (len < sizeof number) {
             memcpy(number, text, len);
             number[len] = '\0';
-            *value = strtod(number, &end);
-            good = *end == '\0' && end != number && *value >= option->least &&
-                   *value <= option->most &&
+            good = dcommi_text_number(number, option->least, option->most, value) &&
                    (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
         }
     }

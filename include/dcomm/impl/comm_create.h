@@ -104,16 +104,14 @@ static char *dcommi_strdup(const char *text)
 static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
 {
     const dcomm_comm_opts *opts = &comm->opts;
-    const char *timeout = getenv("DCOMM_TIMEOUT"), *algo = getenv("DCOMM_ALGO");
-    const char *deterministic = getenv("DCOMM_DETERMINISTIC"), *chunk = getenv("DCOMM_CHUNK");
-    const char *tune = getenv("DCOMM_TUNE"), *connections = getenv("DCOMM_CONNECTIONS");
-    comm->timeout_s = opts->timeout_s;
-    if (comm->timeout_s == 0) {
-        comm->timeout_s = timeout != NULL ? strtod(timeout, NULL) : 300.0;
-    }
+    const char *algo = dcommi_env("DCOMM_ALGO");
+    double timeout_s = 300, connections = 0, chunk = 0;
+    DCOMMI_TRY(dcommi_env_read("DCOMM_TIMEOUT", &timeout_s));
+    DCOMMI_TRY(dcommi_env_read("DCOMM_CONNECTIONS", &connections));
+    DCOMMI_TRY(dcommi_env_read("DCOMM_CHUNK", &chunk));
+    comm->timeout_s = opts->timeout_s != 0 ? opts->timeout_s : timeout_s;
     if (!(comm->timeout_s > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "timeout_s (DCOMM_TIMEOUT) is %g; it must be > 0",
-                           comm->timeout_s);
+        return dcommi_fail(DCOMM_ERR_INVALID, "timeout_s is %g; it must be > 0", comm->timeout_s);
     }
     algo = opts->algo != NULL ? opts->algo : algo != NULL ? algo : "auto";
     if (strlen(algo) >= sizeof comm->algo) {
@@ -141,32 +139,16 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
         }
     }
     comm->opts.algo = NULL;
-    comm->deterministic =
-        opts->deterministic || (deterministic != NULL && atoi(deterministic) != 0);
-    comm->tunes = opts->tune != 0 ? opts->tune > 0 : tune == NULL || strcmp(tune, "0") != 0;
-    comm->connections = opts->connections;
-    if (comm->connections == 0 && connections != NULL) {
-        char *end = NULL;
-        long n = strtol(connections, &end, 10);
-        comm->connections = end == connections || *end != 0 || n > INT_MAX || n < 0 ? -1 : (int)n;
-    }
+    comm->deterministic = opts->deterministic || dcommi_env_flag("DCOMM_DETERMINISTIC", false);
+    comm->tunes = opts->tune != 0 ? opts->tune > 0 : dcommi_env_flag("DCOMM_TUNE", true);
+    comm->connections = opts->connections != 0 ? opts->connections : (int)connections;
     if (comm->connections < 0 || comm->connections > DCOMM_CONNECTIONS_MAX) {
-        return opts->connections == 0
-                   ? dcommi_fail(DCOMM_ERR_INVALID,
-                                 "connections (DCOMM_CONNECTIONS) is %.40s; it may be 1 to %d, or "
-                                 "0: chosen",
-                                 connections, DCOMM_CONNECTIONS_MAX)
-                   : dcommi_fail(DCOMM_ERR_INVALID,
-                                 "connections is %d; it may be 1 to %d, or 0: chosen",
-                                 opts->connections, DCOMM_CONNECTIONS_MAX);
+        return dcommi_fail(DCOMM_ERR_INVALID, "connections is %d; it may be 1 to %d, or 0: chosen",
+                           opts->connections, DCOMM_CONNECTIONS_MAX);
     }
-    comm->chunk_bytes = (int64_t)opts->chunk_bytes;
-    if (comm->chunk_bytes == 0 && chunk != NULL) {
-        comm->chunk_bytes = strtoll(chunk, NULL, 10);
-    }
+    comm->chunk_bytes = opts->chunk_bytes != 0 ? (int64_t)opts->chunk_bytes : (int64_t)chunk;
     if (comm->chunk_bytes < 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes (DCOMM_CHUNK) is %" PRId64,
-                           comm->chunk_bytes);
+        return dcommi_fail(DCOMM_ERR_INVALID, "chunk_bytes is %" PRId64, comm->chunk_bytes);
     }
     return DCOMM_OK;
 }

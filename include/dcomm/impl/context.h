@@ -83,10 +83,7 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     peer->transport = peer->same_host ? context->local : context->net;
     peer->takes_device = peer->transport->takes_device && card->takes_device != 0;
     peer->users = 1;
-    const char *no_cma = getenv("DCOMM_CMA");
-    if (no_cma != NULL && strcmp(no_cma, "0") == 0) {
-        peer->unreadable = true;
-    }
+    peer->unreadable = !dcommi_env_flag("DCOMM_CMA", true);
     /* A host identity of the user's may span pid namespaces: that pid is another process here, to
      * be neither read nor taken for the peer's life. */
     if (peer->same_host && dcommi_process_started(peer->pid) != peer->started) {
@@ -161,8 +158,10 @@ static void dcommi_patience(dcomm_context *context, bool crowded)
 /* What launchers say, until the ranks of a communicator have told each other where they run. */
 static bool dcommi_launched_crowded(void)
 {
-    const char *local = getenv("LOCAL_WORLD_SIZE");
-    return local != NULL && atoi(local) > sysconf(_SC_NPROCESSORS_ONLN);
+    const char *local = dcommi_env("LOCAL_WORLD_SIZE");
+    int64_t ranks = 0;
+    return local != NULL && dcommi_text_integer(local, 0, INT_MAX, &ranks) &&
+           ranks > sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
@@ -175,6 +174,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     *context_p = NULL;
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
+    dcommi_env_check();
     opts = opts != NULL ? opts : &defaults;
     dcomm_context *context = dcommi_alloc(sizeof *context);
     if (context == NULL) {
@@ -201,8 +201,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                               dcommi_on_corrupt};
         status = dcommi_local_open(&handlers, &context->local);
     }
-    const char *wanted = getenv("DCOMM_PROGRESS_THREAD");
-    if (status >= 0 && (opts->progress_thread || (wanted != NULL && atoi(wanted) != 0))) {
+    if (status >= 0 && (opts->progress_thread || dcommi_env_flag("DCOMM_PROGRESS_THREAD", false))) {
         status = dcommi_context_start_thread(context);
     }
     if (status < 0) {

@@ -400,8 +400,8 @@ static void dcommi_run_timeout(dcommi_run *run)
     dcommi_run_where(run, where, sizeof where);
     snprintf(name, sizeof name, "%s #%" PRIu64, dcomm_coll_name((dcomm_coll)run->signature.coll),
              run->seq);
-    size_t at =
-        (size_t)snprintf(text, sizeof text, "%s timed out after %.3g s: ", name, run->timeout_s);
+    size_t at = (size_t)dcommi_snprintf(text, sizeof text, "%s timed out after %.3g s: ", name,
+                                        run->timeout_s);
     if (ranks[NEVER][0] != 0) {
         at += (size_t)snprintf(text + at, sizeof text - at, "%s never entered %s; ", ranks[NEVER],
                                name);

@@ -2,8 +2,7 @@
 #ifndef DCOMMI_HOST_H
 #define DCOMMI_HOST_H
 
-#include "../comm.h"
-#include "util.h"
+#include "environment.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -57,9 +56,9 @@ static uint64_t dcommi_host_machine(void)
 static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
 {
     if (wanted == NULL || wanted[0] == '\0') {
-        wanted = getenv("DCOMM_HOSTID");
+        wanted = dcommi_env("DCOMM_HOSTID");
     }
-    if (wanted != NULL && wanted[0] != '\0') {
+    if (wanted != NULL) {
         snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
         return;
     }

@@ -3,6 +3,7 @@
 #ifndef DCOMMI_LAUNCHER_H
 #define DCOMMI_LAUNCHER_H
 
+#include "environment.h"
 #include "nodelist.h"
 #include "rendezvous_wire.h"
 #include "socket.h"
@@ -29,37 +30,6 @@ typedef struct dcommi_launcher {
     bool secret;   /* key comes from one */
     uint8_t key[DCOMMI_RDV_KEY];
 } dcommi_launcher;
-
-static const char *dcommi_env(const char *name)
-{
-    const char *value = getenv(name);
-    return value != NULL && value[0] != '\0' ? value : NULL;
-}
-
-/* A decimal variable within [min, max]; one that is not set leaves *value as it is. */
-static dcomm_status dcommi_env_int(const char *name, long min, long max, int *value)
-{
-    const char *text = dcommi_env(name);
-    if (text == NULL) {
-        return DCOMM_OK;
-    }
-    char *end = NULL;
-    errno = 0;
-    long n = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || n < min || n > max) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "environment variable %s=\"%.64s\" is no number from %ld to %ld", name,
-                           text, min, max);
-    }
-    *value = (int)n;
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_env_missing(const char *name, const char *because)
-{
-    return dcommi_fail(DCOMM_ERR_INVALID, "environment variable %s is not set, but %s", name,
-                       because);
-}
 
 /* rank and size from two variables that must both be there and fit each other. */
 static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_name,

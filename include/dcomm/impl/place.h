@@ -3,7 +3,7 @@
 #ifndef DCOMMI_PLACE_H
 #define DCOMMI_PLACE_H
 
-#include "../comm.h"
+#include "environment.h"
 #include "groups.h"
 
 #define DCOMMI_PLACE_CPUS 1024 /* hardware threads of a machine that a place can tell apart */
@@ -261,8 +261,7 @@ static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
 {
     static _Atomic int said;
     char list[128];
-    const char *wanted = getenv("DCOMM_WARN_UNBOUND");
-    if ((wanted != NULL && strcmp(wanted, "0") == 0) || atomic_load(&said) != 0) {
+    if (!dcommi_env_flag("DCOMM_WARN_UNBOUND", true) || atomic_load(&said) != 0) {
         return;
     }
     int n = dcommi_place_unbound_list(g, places, list, sizeof list);

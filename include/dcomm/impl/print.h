@@ -15,7 +15,7 @@ static void DCOMMI_PRINTF(2, 3) dcommi_print_add(dcommi_print_text *t, const cha
     size_t room = t->used < t->len ? t->len - t->used : 0;
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
+    int n = dcommi_vsnprintf(room > 0 ? t->buf + t->used : NULL, room, format, args);
     va_end(args);
     t->used += n > 0 ? (size_t)n : 0;
 }

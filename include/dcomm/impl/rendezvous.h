@@ -231,7 +231,7 @@ static void DCOMMI_PRINTF(4, 5)
     }
     va_list args;
     va_start(args, format);
-    vsnprintf(c->why, sizeof c->why, format, args);
+    dcommi_vsnprintf(c->why, sizeof c->why, format, args);
     va_end(args);
     c->status = status;
     for (size_t i = 0; i < c->nconns; i++) {
@@ -308,7 +308,7 @@ static void DCOMMI_PRINTF(4, 5) dcommi_rdv_reject(dcommi_rdv_conn *conn, double 
     char why[DCOMMI_RDV_REASON_MAX + 1];
     va_list args;
     va_start(args, format);
-    vsnprintf(why, sizeof why, format, args);
+    dcommi_vsnprintf(why, sizeof why, format, args);
     va_end(args);
     uint32_t len = dcommi_rdv_put_reason(frame + DCOMMI_RDV_HEADER, status, why);
     dcommi_rdv_put_header(frame, DCOMMI_RDV_REJECT, 0, len);

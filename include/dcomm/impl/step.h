@@ -18,7 +18,7 @@ static enum dcommi_outcome DCOMMI_PRINTF(3, 4)
     char what[256], device[24] = "", text[DCOMMI_MESSAGE_MAX];
     va_list args;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    dcommi_vsnprintf(what, sizeof what, format, args);
     va_end(args);
     if (run->device != NULL) {
         snprintf(device, sizeof device, ", device %d", run->device->handle.number);

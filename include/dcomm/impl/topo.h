@@ -244,7 +244,7 @@ static void dcommi_topo_allowed(hwloc_cpuset_t set)
  * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. */
 static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 {
-    const char *xml = getenv("DCOMM_TOPO_XML"), *given = getenv("DCOMM_TOPO_CPUS");
+    const char *xml = dcommi_env("DCOMM_TOPO_XML"), *given = dcommi_env("DCOMM_TOPO_CPUS");
     dcommi_ucx_name chosen = "";
     hwloc_topology_t topology = NULL;
     hwloc_cpuset_t set = hwloc_bitmap_alloc();
@@ -255,14 +255,18 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
     }
     dcommi_topo_allowed(set);
     dcomm_status status = DCOMM_OK;
-    if (xml == NULL || *xml == 0) {
+    if (xml == NULL) {
         dcommi_ucx_choose_iface(iface, chosen, &tcp); /* a bad name is told by the network */
         dcommi_topo_machine(set, chosen, place);
     } else {
-        if (given != NULL) {
-            hwloc_bitmap_list_sscanf(set, given);
+        if (given != NULL && hwloc_bitmap_list_sscanf(set, given) < 0) {
+            status = dcommi_fail(DCOMM_ERR_INVALID,
+                                 "environment variable DCOMM_TOPO_CPUS=\"%.64s\" is no list of "
+                                 "hardware threads, such as 0-3,8",
+                                 given);
+        } else {
+            status = dcommi_topo_load(xml, &topology);
         }
-        status = dcommi_topo_load(xml, &topology);
         if (topology != NULL) {
             dcommi_topo_clip(topology, set, NULL, place);
             hwloc_topology_destroy(topology);

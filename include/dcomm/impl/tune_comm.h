@@ -86,11 +86,11 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         dcomm_tuning tuning;
     } word = {1, {.step_ps = 0}};
     uint64_t key = dcommi_tuned_key(comm);
-    const char *path = getenv("DCOMM_TUNE_FILE");
+    const char *path = dcommi_env("DCOMM_TUNE_FILE");
     if (comm->rank == 0 && given != NULL) {
         word.tuning = *given;
         word.measure = 0;
-    } else if (comm->rank == 0 && !again && path != NULL && path[0] != 0) {
+    } else if (comm->rank == 0 && !again && path != NULL) {
         word.measure = dcomm_tuning_load(path, &word.tuning) < 0;
         if (word.measure != 0) {
             dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);

@@ -71,19 +71,16 @@ static void dcommi_write_C(FILE *file, const dcomm_curve *c)
 
 static bool dcommi_read_T(const char *text, int64_t *ps)
 {
-    char *end = NULL;
-    double us = strtod(text, &end);
-    bool good = end != text && *end == 0 && us >= 0 && us <= 1e-6 * (double)DCOMMI_MODEL_MOST;
+    double us = 0;
+    bool good = dcommi_text_number(text, 0, 1e-6 * (double)DCOMMI_MODEL_MOST, &us);
     *ps = good ? (int64_t)(us * 1e6 + 0.5) : 0;
     return good;
 }
 
 static bool dcommi_read_N(const char *text, int64_t *n)
 {
-    char *end = NULL;
-    errno = 0;
-    *n = strtoll(text, &end, 10);
-    return end != text && *end == 0 && errno == 0 && *n >= 0;
+    *n = 0;
+    return dcommi_text_integer(text, 0, INT64_MAX, n);
 }
 
 static bool dcommi_read_C(const char *text, dcomm_curve *c)
@@ -131,6 +128,7 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
     if (file == NULL) {
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno));
     }
+    locale_t before = dcommi_locale_enter();
     fprintf(file, "# dcomm tuning, read where DCOMM_TUNE_FILE names it; curves: bytes:us ...\n");
     fprintf(file, "source = %s\n", tuning->source);
 #define DCOMMI_WRITE(key, field, kind)       \
@@ -152,6 +150,7 @@ DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char 
 #define DCOMMI_WRITE(key, field) dcommi_write_trials(file, key, tuning->field);
     DCOMMI_TRIAL_FIELDS(DCOMMI_WRITE)
 #undef DCOMMI_WRITE
+    dcommi_locale_leave(before);
     bool bad = ferror(file) != 0;
     bad = fclose(file) != 0 || bad;
     return bad ? dcommi_fail(DCOMM_ERR_SYSTEM, "cannot write %s: %s", path, strerror(errno))

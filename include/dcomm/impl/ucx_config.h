@@ -3,7 +3,7 @@
 #ifndef DCOMMI_UCX_CONFIG_H
 #define DCOMMI_UCX_CONFIG_H
 
-#include "util.h"
+#include "environment.h"
 
 #include <dirent.h>
 #include <net/if.h>
@@ -157,8 +157,7 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
 static bool dcommi_ucx_asks_device(void)
 {
 #ifdef DCOMM_WITH_CUDA
-    const char *text = getenv("DCOMM_UCX_CUDA");
-    return text == NULL || strcmp(text, "0") != 0;
+    return dcommi_env_flag("DCOMM_UCX_CUDA", true);
 #else
     return false;
 #endif

@@ -155,12 +155,12 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
 {
     const char *source = "iface";
     if (wanted == NULL || *wanted == '\0') {
-        wanted = getenv("DCOMM_IFACE");
+        wanted = dcommi_env("DCOMM_IFACE");
         source = "DCOMM_IFACE";
     }
     *tcp = true;
-    if (wanted == NULL || *wanted == '\0') {
-        const char *master = getenv("MASTER_ADDR");
+    if (wanted == NULL) {
+        const char *master = dcommi_env("MASTER_ADDR");
         bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
         if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
             strcpy(name, "lo");

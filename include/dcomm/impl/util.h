@@ -15,16 +15,13 @@
 #endif
 
 #include "../base.h"
+#include "text.h"
 #include "../../../kernels/mix.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -53,7 +50,7 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
     char text[DCOMMI_MESSAGE_MAX]; /* the arguments may point into dcommi_message */
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    dcommi_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     memcpy(dcommi_message, text, sizeof text);
     return status;
@@ -62,6 +59,7 @@ static dcomm_status DCOMMI_PRINTF(2, 3) dcommi_fail(dcomm_status status, const c
 /* ---- logging ---- */
 
 enum { DCOMMI_LOG_ERROR = 0, DCOMMI_LOG_WARN = 1, DCOMMI_LOG_INFO = 2 };
+#define DCOMMI_LOG_CHOICES "error|warn|info"
 
 static dcomm_log_fn dcommi_log_fn;
 static void *dcommi_log_user;
@@ -72,12 +70,9 @@ static int dcommi_log_level(void)
     int known = atomic_load_explicit(&level, memory_order_relaxed);
     if (known < 0) {
         const char *wanted = getenv("DCOMM_LOG");
-        known = DCOMMI_LOG_WARN;
-        if (wanted != NULL && strcmp(wanted, "error") == 0) {
-            known = DCOMMI_LOG_ERROR;
-        } else if (wanted != NULL && strcmp(wanted, "info") == 0) {
-            known = DCOMMI_LOG_INFO;
-        }
+        known =
+            wanted != NULL ? dcommi_text_choice(DCOMMI_LOG_CHOICES, wanted, strlen(wanted)) : -1;
+        known = known >= 0 ? known : DCOMMI_LOG_WARN;
         atomic_store_explicit(&level, known, memory_order_relaxed);
     }
     return known;
@@ -91,7 +86,7 @@ static inline void DCOMMI_PRINTF(2, 3) dcommi_log(int level, const char *format,
     char text[DCOMMI_MESSAGE_MAX];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    dcommi_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     if (dcommi_log_fn != NULL) {
         dcommi_log_fn(level, text, dcommi_log_user);

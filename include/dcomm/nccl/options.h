@@ -15,7 +15,8 @@ typedef struct dcommi_nccl_options {
 
 static ncclResult_t dcommi_nccl_option(dcommi_nccl_options *o, const char *key, const char *value)
 {
-    char *end = NULL;
+    bool good = false;
+    const char *wanted = NULL;
     if (strcmp(key, "codec") == 0) {
         o->codec = value;
         return ncclSuccess;
@@ -26,21 +27,25 @@ static ncclResult_t dcommi_nccl_option(dcommi_nccl_options *o, const char *key, 
         return ncclSuccess;
     }
     if (strcmp(key, "deterministic") == 0) {
-        o->deterministic = strtol(value, &end, 10) != 0;
+        good = dcommi_text_flag(value, &o->deterministic);
+        wanted = "1, true, yes, on, 0, false, no or off";
     } else if (strcmp(key, "chunk") == 0) {
-        o->chunk_bytes = strtoull(value, &end, 10);
+        uint64_t bytes = 0;
+        good = dcommi_text_size(value, 0, (uint64_t)1 << 40, &bytes);
+        o->chunk_bytes = (size_t)bytes;
+        wanted = "a number of bytes from 0 to 1T, such as 65536 or 64K";
     } else if (strcmp(key, "timeout") == 0) {
-        o->timeout_s = strtod(value, &end);
+        good = dcommi_text_seconds(value, 1e-6, 1e9, &o->timeout_s);
+        wanted = "seconds from 1e-06 to 1e+09, such as 30, 30s, 500ms or 5m";
     } else {
         return dcommi_nccl_fail(ncclInvalidArgument,
                                 "commName: there is no option '%s': algo, chunk, codec, "
                                 "deterministic and timeout are",
                                 key);
     }
-    return end == value || *end != '\0'
-               ? dcommi_nccl_fail(ncclInvalidArgument, "commName: %s=%s is not a number", key,
-                                  value)
-               : ncclSuccess;
+    return good ? ncclSuccess
+                : dcommi_nccl_fail(ncclInvalidArgument, "commName: %s=%s: it must be %s", key,
+                                   value, wanted);
 }
 
 /* "name dcomm:key=value key=value"; the codec is the given one where it has none. */
@@ -141,12 +146,13 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
                      (unsigned long long)stats.bytes_sent, (unsigned long long)stats.bytes_read);
     if (comm->codec != NULL && n < (int)sizeof line) {
         const dcomm_ledger *l = &comm->ledger;
-        snprintf(line + n, sizeof line - (size_t)n,
-                 "; %s: %llu elements encoded in %.3g bits each, nmse %.3g, cosine %.6g, mean "
-                 "signed error %.3g, %llu clipped, %llu not finite",
-                 dcomm_codec_spec(comm->codec), (unsigned long long)l->encoded, l->bits, l->nmse,
-                 l->cosine, l->mean_signed_error, (unsigned long long)l->clipped,
-                 (unsigned long long)l->nonfinite);
+        dcommi_snprintf(
+            line + n, sizeof line - (size_t)n,
+            "; %s: %llu elements encoded in %.3g bits each, nmse %.3g, cosine %.6g, mean "
+            "signed error %.3g, %llu clipped, %llu not finite",
+            dcomm_codec_spec(comm->codec), (unsigned long long)l->encoded, l->bits, l->nmse,
+            l->cosine, l->mean_signed_error, (unsigned long long)l->clipped,
+            (unsigned long long)l->nonfinite);
     }
     FILE *out = strcmp(path, "-") == 0 ? stderr : fopen(path, "a");
     if (out != NULL) {

@@ -11,6 +11,7 @@
 
 #include "dcomm.h"
 #include "face.h"
+#include "../impl/text.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -78,7 +79,7 @@ __attribute__((format(printf, 2, 3))) static ncclResult_t dcommi_nccl_fail(ncclR
     char text[DCOMMI_NCCL_TEXT]; /* an argument may be the text itself */
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    dcommi_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     memcpy(dcommi_nccl_text, text, sizeof text);
     return result;
