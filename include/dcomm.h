@@ -80,7 +80,8 @@ typedef enum dcomm_dtype {
  * min/max on floats, on every back end: a NaN operand gives a NaN (min(1, NaN) = NaN), and
  * -0 < +0. avg is the sum divided by the number of ranks (integers: truncated towards zero).
  * pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul first.
- * Values from DCOMM_OP_USER on are operators of the caller's own (dcomm_op_create). */
+ * Values from DCOMM_OP_USER on are the caller's own (dcomm_op_create): DCOMM_OP_USER + n is the
+ * n-th operator that the process created, counted from 0. */
 typedef enum dcomm_op {
     DCOMM_SUM = 0,
     DCOMM_PROD = 1,
@@ -90,7 +91,7 @@ typedef enum dcomm_op {
     DCOMM_PREMUL_SUM = 5,
     DCOMM_OP_COUNT = 6,
     DCOMM_OP_USER = 64,
-    DCOMM_OP_USER_MAX = 127
+    DCOMM_OP_USER_MAX = 0x7fffffff
 } dcomm_op;
 
 /* The constant text of a status ("a peer failed or was lost"). Never NULL. */
@@ -114,11 +115,15 @@ DCOMM_API const char *dcomm_version(void);
  * registered in the same order on every rank. `in` and `inout` need not be aligned. */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
-/* Register an operator for the whole process; *op_p is a value for dcomm_op arguments, the same
- * on each rank that registers its operators in the same order. At most 64 can be alive.
+/* Register an operator for the whole process; *op_p is a value for dcomm_op arguments. Operators
+ * are numbered in the order of their creation, and no number comes again: ranks that create the
+ * same operators in the same order have the same values, whenever they destroy them. At most 64
+ * can be alive.
  * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
 DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
-/* Forget an operator. No collective that uses it may be outstanding. */
+/* Destroy an operator: no new call can use it. Collectives that are outstanding still do, so `fn`
+ * and `user` must stay until these are complete. Until then the operator counts as alive.
+ * Errors: DCOMM_ERR_INVALID (there is none of this value). */
 DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op);
 
 /* Replace the allocator that dcomm uses for its own memory (not for UCX's or hwloc's). Call it
@@ -1114,8 +1119,8 @@ struct dcomm_plan {
     const char *name; /* algorithm, for people */
     int32_t rank;
     int32_t nranks;
-    uint8_t dtype; /* dcomm_dtype of all folds */
-    uint8_t op;    /* dcomm_op of all folds */
+    uint32_t dtype; /* dcomm_dtype of all folds */
+    uint32_t op;    /* dcomm_op of all folds */
     uint32_t nlanes, nsteps, noperands, ntable, nsubs, nkernels;
     uint32_t nwords, ncounters, nslots;
     uint32_t ntags; /* tags are in [0, ntags), those of called sub-plans included */
@@ -1318,8 +1323,10 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 
 /* Close a communicator and set *comm_p to NULL. No other thread may be inside a call on it: abort,
- * join, then destroy. Waits up to 5 s for the goodbyes of its peers.
- * Outstanding requests fail with DCOMM_ERR_ABORTED. NULL and *comm_p NULL are good. */
+ * join, then destroy. Waits until the operations that are outstanding are complete or have timed
+ * out (dcomm_comm_abort before it ends them at once); their requests are still to be waited for, or
+ * freed. Then waits up to 5 s for the goodbyes of its peers. NULL and *comm_p NULL are good.
+ * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group). */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);
@@ -3778,34 +3785,70 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user)
 
 /* ---- the caller's operators ---- */
 
-enum { DCOMMI_USER_OPS = DCOMM_OP_USER_MAX - DCOMM_OP_USER + 1 };
+enum { DCOMMI_USER_OPS = 64 };
 
-/* `user` is written before `fn` is published, so that looking up takes no lock. */
+/* An operator is counted by its creator and by each operation that uses it, and its entry is free
+ * when nobody is left. So folds find it after it has been destroyed, and take no lock. */
 typedef struct dcommi_user_op {
-    _Atomic(dcomm_op_fn) fn;
+    _Atomic unsigned refs; /* 0: free */
+    _Atomic int op;
+    _Atomic bool alive; /* new calls may use it */
+    dcomm_op_fn fn;
     void *user;
 } dcommi_user_op;
 
 static dcommi_user_op dcommi_user_ops[DCOMMI_USER_OPS];
+static int dcommi_user_ops_created; /* with the lock */
 static pthread_mutex_t dcommi_user_ops_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The operator's function, NULL when there is none alive under this value. */
-static dcomm_op_fn dcommi_user_op_find(dcomm_op op, void **user)
+/* Return the entry of an operator, alive or still held; NULL: there is none. Operators are put
+ * where their number points first, so that the first look finds nearly all. */
+static dcommi_user_op *dcommi_user_op_find(dcomm_op op)
 {
-    if (!dcommi_op_is_user(op)) {
-        return NULL;
+    for (int i = 0; i < DCOMMI_USER_OPS && dcommi_op_is_user(op); i++) {
+        dcommi_user_op *entry = &dcommi_user_ops[((int)op + i) % DCOMMI_USER_OPS];
+        if (atomic_load_explicit(&entry->refs, memory_order_acquire) > 0 &&
+            atomic_load_explicit(&entry->op, memory_order_relaxed) == (int)op) {
+            return entry;
+        }
     }
-    dcommi_user_op *entry = &dcommi_user_ops[(int)op - DCOMM_OP_USER];
-    dcomm_op_fn fn = atomic_load_explicit(&entry->fn, memory_order_acquire);
-    *user = fn != NULL ? entry->user : NULL;
-    return fn;
+    return NULL;
 }
 
-/* Whether collectives may be called with it. */
+/* Return true if collectives may be called with `op`. */
 static inline bool dcommi_op_known(dcomm_op op)
 {
-    void *user;
-    return (unsigned)op < DCOMM_OP_COUNT || dcommi_user_op_find(op, &user) != NULL;
+    if (DCOMMI_LIKELY((unsigned)op < DCOMM_OP_COUNT)) {
+        return true;
+    }
+    dcommi_user_op *entry = dcommi_user_op_find(op);
+    return entry != NULL && atomic_load_explicit(&entry->alive, memory_order_relaxed);
+}
+
+/* Let go of an operator. Nothing is to be done for those that are not the caller's own. */
+static void dcommi_op_drop(dcomm_op op)
+{
+    dcommi_user_op *entry = dcommi_op_is_user(op) ? dcommi_user_op_find(op) : NULL;
+    if (entry != NULL) {
+        atomic_fetch_sub_explicit(&entry->refs, 1, memory_order_acq_rel);
+    }
+}
+
+/* Hold an operator, so that folds find it until dcommi_op_drop. False: there is none. */
+static bool dcommi_op_hold(dcomm_op op)
+{
+    if (DCOMMI_LIKELY(!dcommi_op_is_user(op))) {
+        return true;
+    }
+    dcommi_user_op *entry = dcommi_user_op_find(op);
+    unsigned refs = entry != NULL ? atomic_load(&entry->refs) : 0;
+    while (refs > 0 && !atomic_compare_exchange_weak(&entry->refs, &refs, refs + 1)) {
+    }
+    if (refs > 0 && atomic_load(&entry->op) != (int)op) { /* another's by now */
+        atomic_fetch_sub_explicit(&entry->refs, 1, memory_order_acq_rel);
+        refs = 0;
+    }
+    return refs > 0;
 }
 
 DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p)
@@ -3814,38 +3857,40 @@ DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_op_create: %s is NULL",
                            fn == NULL ? "fn" : "op_p");
     }
-    int i = 0;
     pthread_mutex_lock(&dcommi_user_ops_lock);
-    while (i < DCOMMI_USER_OPS &&
-           atomic_load_explicit(&dcommi_user_ops[i].fn, memory_order_relaxed) != NULL) {
-        i++;
+    int op = DCOMM_OP_USER + dcommi_user_ops_created, i = 0;
+    dcommi_user_op *entry = NULL;
+    while (i < DCOMMI_USER_OPS && entry == NULL && op < DCOMM_OP_USER_MAX) {
+        entry = &dcommi_user_ops[(op + i++) % DCOMMI_USER_OPS];
+        entry = atomic_load(&entry->refs) == 0 ? entry : NULL;
     }
-    if (i < DCOMMI_USER_OPS) {
-        dcommi_user_ops[i].user = user;
-        atomic_store_explicit(&dcommi_user_ops[i].fn, fn, memory_order_release);
+    if (entry != NULL) {
+        dcommi_user_ops_created++;
+        entry->fn = fn;
+        entry->user = user;
+        atomic_store(&entry->op, op);
+        atomic_store(&entry->alive, true);
+        atomic_store_explicit(&entry->refs, 1, memory_order_release);
     }
     pthread_mutex_unlock(&dcommi_user_ops_lock);
-    if (i == DCOMMI_USER_OPS) {
+    if (entry == NULL) {
         return dcommi_fail(DCOMM_ERR_NO_MEMORY,
-                           "dcomm_op_create: %d operators are alive, which is the limit", i);
+                           "dcomm_op_create: %d operators are alive, which is the limit",
+                           DCOMMI_USER_OPS);
     }
-    *op_p = (dcomm_op)(DCOMM_OP_USER + i);
+    *op_p = (dcomm_op)op;
     return DCOMM_OK;
 }
 
 DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 {
-    dcomm_op_fn fn = NULL;
-    if (dcommi_op_is_user(op)) {
-        pthread_mutex_lock(&dcommi_user_ops_lock);
-        fn = atomic_exchange(&dcommi_user_ops[(int)op - DCOMM_OP_USER].fn, NULL);
-        pthread_mutex_unlock(&dcommi_user_ops_lock);
-    }
-    if (fn == NULL) {
+    dcommi_user_op *entry = dcommi_user_op_find(op);
+    if (entry == NULL || !atomic_exchange(&entry->alive, false)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_op_destroy: %d is no operator that dcomm_op_create made",
                            (int)op);
     }
+    dcommi_op_drop(op);
     return DCOMM_OK;
 }
 
@@ -15138,13 +15183,12 @@ static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *c
         kind = DCOMMI_FOLD_MAX;
         break;
     default: {
-        void *user;
-        dcomm_op_fn fn = dcommi_user_op_find(op, &user);
-        if (fn == NULL || divisor > 1) {
+        const dcommi_user_op *own = dcommi_user_op_find(op);
+        if (own == NULL || divisor > 1) {
             return dcommi_fail(DCOMM_ERR_INVALID, "reduce with operator %d%s", (int)op,
-                               fn == NULL ? ", which does not exist" : " cannot divide");
+                               own == NULL ? ", which does not exist" : " cannot divide");
         }
-        dcommi_host_user(out, in, nsrc, len, dtype, fn, user);
+        dcommi_host_user(out, in, nsrc, len, dtype, own->fn, own->user);
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }
@@ -15580,8 +15624,8 @@ static void dcommi_build_begin(dcommi_builder *b, const char *name, int rank, in
     b->head.name = name;
     b->head.rank = rank;
     b->head.nranks = nranks;
-    b->head.dtype = (uint8_t)dtype;
-    b->head.op = (uint8_t)op;
+    b->head.dtype = (uint32_t)dtype;
+    b->head.op = (uint32_t)op;
 }
 
 static void dcommi_build_error(dcommi_builder *b, dcomm_status status)
@@ -17092,8 +17136,9 @@ static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *whe
                            ", SCRATCH %" PRId64 ", STATE %" PRId64,
                            where, p->in_bytes, p->out_bytes, p->scratch_bytes, p->state_bytes);
     }
-    if (p->dtype >= DCOMM_DTYPE_COUNT || p->op > DCOMM_OP_USER_MAX) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %d, op %d", where, p->dtype, p->op);
+    if (p->dtype >= DCOMM_DTYPE_COUNT || p->op > (unsigned)DCOMM_OP_USER_MAX) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %" PRIu32 ", op %" PRIu32, where, p->dtype,
+                           p->op);
     }
     if ((p->nlanes > 0 && p->lanes == NULL) || (p->nsteps > 0 && p->steps == NULL) ||
         (p->noperands > 0 && p->operands == NULL) || (p->ntable > 0 && p->table == NULL) ||
@@ -23153,8 +23198,8 @@ struct dcommi_move {
 
 /* What all ranks must agree on, kept for the sentence that says they do not. */
 typedef struct dcommi_signature {
-    uint32_t hash;
-    uint8_t coll, dtype, op;
+    uint32_t hash, dtype, op;
+    uint8_t coll;
     int32_t root;
     uint64_t count;
     const char *algo;
@@ -23168,7 +23213,8 @@ typedef struct dcommi_peer_state {
 
 /* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
 typedef struct dcommi_plan_key {
-    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t call; /* operation, root */
+    uint64_t type; /* dtype, operator */
     uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
     uint64_t count, chunk;
     uint64_t counts[2];
@@ -23206,6 +23252,7 @@ struct dcommi_run {
     dcommi_run *next_finished;  /* in the context, until the engine has left it */
     dcommi_run *next_gated;     /* in the context, until its stream has come to it */
     dcommi_cached *cached;
+    dcomm_op op;            /* held until the run is given back */
     const dcomm_plan *plan; /* of the current stage */
     dcommi_signature signature;
     uint64_t seq;
@@ -23300,7 +23347,6 @@ struct dcomm_comm {
     bool deterministic;
     bool tunes;      /* measures what things cost when it is created */
     bool timed;      /* its runs note when they end */
-    bool streamed;   /* operations have been put on streams */
     bool device_ucx; /* UCX moves device memory between the hosts, on all ranks */
     int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
@@ -27096,7 +27142,8 @@ static void dcommi_cache_clear(dcomm_comm *comm)
 
 static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
 {
-    uint64_t h = (key->call ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
+    uint64_t h =
+        (key->call ^ key->type * 31 ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
     h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
     return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
 }
@@ -33832,6 +33879,7 @@ static void dcommi_run_unref(dcommi_run *run)
     }
     dcommi_coded_drop(comm, run->coded);
     run->coded = NULL;
+    dcommi_op_drop(run->op);
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;
@@ -47433,6 +47481,29 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     return status;
 }
 
+/* ---- groups ---- */
+
+/* Operations that this thread has queued since dcomm_group_start. */
+typedef struct dcommi_group {
+    int depth;
+    dcommi_run *first, *last;
+    dcomm_status status;
+    char message[DCOMMI_MESSAGE_MAX];
+} dcommi_group;
+
+static _Thread_local dcommi_group dcommi_this_group;
+
+/* Return true if this thread has queued an operation of the communicator in a group. */
+static bool dcommi_comm_in_group(const dcomm_comm *comm)
+{
+    for (const dcommi_run *run = dcommi_this_group.first; run != NULL; run = run->next_group) {
+        if (run->comm == comm) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* ---- abort and destroy ---- */
 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
@@ -47469,21 +47540,18 @@ static bool dcommi_comm_gated(const dcomm_comm *comm)
     return false;
 }
 
-/* Nobody waits for what was put on a stream, so that its end is waited for here; no run takes
- * longer than its time, and streams have as long to come to theirs. */
-static void dcommi_comm_await_streams(dcomm_comm *comm)
+/* Wait for the operations that are outstanding. No run takes longer than its time; streams have as
+ * long to come to theirs. */
+static void dcommi_comm_await_runs(dcomm_comm *comm)
 {
     double until = dcommi_now() + comm->timeout_s;
-    bool streamed = true;
-    while (streamed && dcommi_now() < until) {
+    bool outstanding = true;
+    while (outstanding) {
         dcommi_token_take(comm->context);
         dcommi_start_submitted(comm->context);
-        streamed = dcommi_comm_gated(comm);
-        for (const dcommi_run *run = comm->runs; run != NULL && !streamed; run = run->next) {
-            streamed = run->gate.stream != NULL;
-        }
+        outstanding = comm->runs != NULL || (dcommi_comm_gated(comm) && dcommi_now() < until);
         dcommi_token_release(comm->context);
-        if (streamed) {
+        if (outstanding) {
             dcommi_progress_or_yield(comm->context);
         }
     }
@@ -47532,6 +47600,11 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     dcomm_comm *comm = *comm_p;
     DCOMMI_TRY(dcommi_check_fork());
+    if (dcommi_comm_in_group(comm)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_comm_destroy: operations of comm are queued in "
+                           "a group; call dcomm_group_end first");
+    }
     *comm_p = NULL;
     if (comm->has_creator) {
         atomic_store(&comm->cancel, 1);
@@ -47542,9 +47615,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         }
     }
     dcomm_context *context = comm->context;
-    if (DCOMMI_UNLIKELY(comm->streamed)) {
-        dcommi_comm_await_streams(comm);
-    }
+    dcommi_comm_await_runs(comm);
     dcommi_token_take(context);
     dcommi_start_submitted(context);
     bool failed = atomic_load(&comm->poisoned) != 0;
@@ -50880,18 +50951,6 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
 
 #endif
 
-/* ---- groups ---- */
-
-/* Operations that this thread has queued since dcomm_group_start. */
-typedef struct dcommi_group {
-    int depth;
-    dcommi_run *first, *last;
-    dcomm_status status;
-    char message[DCOMMI_MESSAGE_MAX];
-} dcommi_group;
-
-static _Thread_local dcommi_group dcommi_this_group;
-
 /* ---- checks ---- */
 
 static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
@@ -51082,8 +51141,8 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
         uint64_t pair = dcommi_mix(s->count, (uint64_t)s->dtype);
         return (uint32_t)(pair ^ (pair >> 32));
     }
-    uint64_t h =
-        dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
+    uint64_t h = dcommi_mix((uint64_t)s->dtype << 32 | (uint64_t)s->op, s->count);
+    h = dcommi_mix(h, (uint64_t)s->coll);
     h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
                           (uint64_t)(s->memory >= DCOMMI_MEMORY_REGISTERED) << 1 | s->rank_order);
     h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
@@ -51103,8 +51162,8 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
 
 static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
-    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
-                                   (uint64_t)s->dtype << 8 | (uint64_t)s->op,
+    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll,
+                           .type = (uint64_t)s->dtype << 32 | (uint64_t)s->op,
                            .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->memory << 2 |
                                    (uint64_t)s->rank_order << 1 | s->in_place,
                            .count = s->count,
@@ -51175,7 +51234,6 @@ static void dcommi_run_stream(dcommi_run *run, void *stream)
     if (DCOMMI_UNLIKELY(stream != NULL)) {
         run->gate.stream = stream;
         run->gate.device = dcommi_devices->current();
-        run->comm->streamed = true;
     }
 }
 
@@ -51284,8 +51342,8 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     }
     (*cached_p)->signature = (dcommi_signature){.hash = dcommi_shape_signature(s, algo),
                                                 .coll = (uint8_t)s->coll,
-                                                .dtype = (uint8_t)s->dtype,
-                                                .op = (uint8_t)s->op,
+                                                .dtype = (uint32_t)s->dtype,
+                                                .op = (uint32_t)s->op,
                                                 .root = s->root,
                                                 .count = s->count,
                                                 .algo = algo->name};
@@ -51303,6 +51361,8 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
         dcommi_cached_release(comm, cached);
         return NULL;
     }
+    dcommi_op_hold((dcomm_op)cached->plan->op); /* as its caller does */
+    run->op = (dcomm_op)cached->plan->op;
     run->cached = cached;
     run->plan = cached->plan;
     run->signature = cached->signature;
@@ -51313,13 +51373,15 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
     return run;
 }
 
-/* A numbered run of a plan that is not from the cache; NULL without memory. */
+/* A numbered run of a plan that is not from the cache, whose operator is held and is the run's from
+ * now on; NULL without memory. */
 static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                       void *out, uint32_t signature)
 {
     dcommi_comm_lock(comm);
     dcommi_run *run = dcommi_run_new(comm);
     if (run != NULL) {
+        run->op = (dcomm_op)plan->op;
         run->plan = plan;
         run->in = in;
         run->out = out;
@@ -51430,10 +51492,10 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
 
 /* ---- the call ---- */
 
-/* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
-static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
-                                      void *out, int p2p, const dcomm_coll_opts *opts,
-                                      dcomm_request **request_p)
+/* The call itself: dcommi_collective with the operator held. */
+static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape *s, const void *in,
+                                           void *out, int p2p, const dcomm_coll_opts *opts,
+                                           dcomm_request **request_p)
 {
     dcommi_cached *cached = NULL;
     dcommi_device *device = NULL;
@@ -51513,6 +51575,25 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, timeout_s, request_p);
+}
+
+/* Hold an operator for a call by name, or say that there is none. */
+static dcomm_status dcommi_check_op_hold(const char *name, dcomm_op op)
+{
+    return dcommi_op_hold(op)
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
+}
+
+/* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
+static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
+                                      void *out, int p2p, const dcomm_coll_opts *opts,
+                                      dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_op_hold(dcomm_coll_name(s->coll), s->op));
+    dcomm_status status = dcommi_collective_held(comm, s, in, out, p2p, opts, request_p);
+    dcommi_op_drop(s->op);
+    return status;
 }
 
 #endif
@@ -52385,7 +52466,8 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
                            comm->rank, comm->size);
     }
     if (dcomm_dtype_size((dcomm_dtype)plan->dtype) == 0 || !dcommi_op_known((dcomm_op)plan->op)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: dtype %d or op %d is none", plan->name,
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "plan %s: dtype %" PRIu32 " or op %" PRIu32 " is none", plan->name,
                            plan->dtype, plan->op);
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
@@ -52400,8 +52482,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
         return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: state does not lie where in and out do",
                            plan->name);
     }
+    DCOMMI_TRY(dcommi_check_op_hold("plan", (dcomm_op)plan->op));
     dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, signature);
     if (run == NULL) {
+        dcommi_op_drop((dcomm_op)plan->op);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->device = device;

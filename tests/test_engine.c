@@ -92,6 +92,107 @@ Test(engine, a_group_queues_no_split, .timeout = 60)
     run(2, not_in_a_group, NULL);
 }
 
+/* ---- what goes while it is used ---- */
+
+static void add_i32(const void *in, void *inout, size_t count, dcomm_dtype dtype, void *user)
+{
+    (void)dtype;
+    ++*(int *)user;
+    for (size_t i = 0; i < count; i++) {
+        int32_t a, b;
+        memcpy(&a, (const char *)in + 4 * i, 4);
+        memcpy(&b, (char *)inout + 4 * i, 4);
+        b += a;
+        memcpy((char *)inout + 4 * i, &b, 4);
+    }
+}
+
+/* Ranks destroy operators at different times: what is created then has the same number on all. */
+static int numbered_operators(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 5000 };
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    dcomm_op first, second, third;
+    int calls = 0;
+    int32_t in[COUNT], out[COUNT];
+    dcomm_request *request = NULL;
+    for (int i = 0; i < COUNT; i++) {
+        in[i] = rank + i;
+    }
+    RANKS_OK(dcomm_op_create(add_i32, &calls, &first));
+    if (rank == 0) {
+        RANKS_OK(dcomm_op_destroy(first));
+    }
+    RANKS_OK(dcomm_op_create(add_i32, &calls, &second));
+    if (rank != 0) {
+        RANKS_OK(dcomm_op_destroy(first));
+    }
+    RANKS_OK(dcomm_op_create(add_i32, &calls, &third));
+    PROCS_TRUE(second == first + 1 && third == first + 2);
+    for (size_t count = 1; count <= COUNT; count *= 10) {
+        RANKS_OK(dcomm_allreduce(comm, in, out, count, DCOMM_I32, second, NULL));
+        PROCS_TRUE(out[count - 1] == n * (n - 1) / 2 + n * ((int)count - 1));
+    }
+    /* One that is destroyed serves what is outstanding, and nothing else. */
+    RANKS_OK(dcomm_iallreduce(comm, in, out, COUNT, DCOMM_I32, third, NULL, &request));
+    RANKS_OK(dcomm_op_destroy(third));
+    ranks_refused(dcomm_allreduce(comm, in, out, 1, DCOMM_I32, third, NULL), DCOMM_ERR_INVALID,
+                  "op");
+    RANKS_OK(dcomm_wait(&request));
+    PROCS_TRUE(out[COUNT - 1] == n * (n - 1) / 2 + n * (COUNT - 1) && calls > 0);
+    RANKS_OK(dcomm_op_destroy(second));
+    return ranks_leave(&comm);
+}
+
+Test(engine, operators_are_numbered_by_creation, .timeout = 60)
+{
+    run(3, numbered_operators, NULL);
+}
+
+/* Destroying waits for what is outstanding: also for a rank that comes to it late. */
+static int destroyed_early(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { OPS = 20, COUNT = 3000 };
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    static int32_t data[OPS][COUNT];
+    dcomm_request *requests[OPS] = {NULL};
+    int calls = 0;
+    dcomm_op op;
+    RANKS_OK(dcomm_op_create(add_i32, &calls, &op));
+    RANKS_OK(dcomm_group_start());
+    RANKS_OK(dcomm_barrier(comm, NULL));
+    ranks_refused(dcomm_comm_destroy(&comm), DCOMM_ERR_INVALID, "group");
+    PROCS_TRUE(comm != NULL);
+    RANKS_OK(dcomm_group_end());
+    if (rank == n - 1) {
+        nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+    }
+    for (int k = 0; k < OPS; k++) {
+        for (int i = 0; i < COUNT; i++) {
+            data[k][i] = rank * k + i;
+        }
+        RANKS_OK(
+            dcomm_iallreduce(comm, data[k], data[k], COUNT, DCOMM_I32, op, NULL, &requests[k]));
+    }
+    RANKS_OK(dcomm_op_destroy(op));
+    RANKS_OK(dcomm_comm_destroy(&comm));
+    for (int k = 0; k < OPS; k++) {
+        PROCS_TRUE(data[k][COUNT - 1] == n * (n - 1) / 2 * k + n * (COUNT - 1));
+    }
+    RANKS_OK(dcomm_wait_all(requests, OPS));
+    return ranks_are_threads ? 0 : procs_leaks();
+}
+
+Test(engine, destroying_waits, .timeout = 60)
+{
+    run(2, destroyed_early, NULL);
+    run(3, destroyed_early, NULL);
+}
+
 /* ---- creation ---- */
 
 static int not_there_yet(int rank, int n, procs_shared *s, void *arg)

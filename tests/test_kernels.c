@@ -590,13 +590,25 @@ Test(kernels, user_operators)
     cr_assert_eq(dcommi_host_reduce(got, src, 1, 1, DCOMM_I32, op, 1), DCOMM_ERR_INVALID);
     cr_assert_eq(dcomm_op_create(NULL, NULL, &op), DCOMM_ERR_INVALID);
     cr_assert_neq(dcomm_last_error()[0], '\0');
-    for (int i = 0; i < 64; i++) {
+    for (int i = 1; i <= 64; i++) { /* numbers do not come again */
         cr_assert_eq(dcomm_op_create(xor_bytes, &calls, &op), DCOMM_OK);
+        cr_assert_eq((int)op, DCOMM_OP_USER + i);
     }
-    cr_assert_eq((int)op, DCOMM_OP_USER_MAX);
     cr_assert_eq(dcomm_op_create(xor_bytes, &calls, &again), DCOMM_ERR_NO_MEMORY);
-    for (int i = DCOMM_OP_USER; i <= DCOMM_OP_USER_MAX; i++) {
-        cr_assert_eq(dcomm_op_destroy((dcomm_op)i), DCOMM_OK);
+    /* One that is held stays where folds find it, and is no other's. */
+    cr_assert(dcommi_op_hold(op));
+    cr_assert_eq(dcomm_op_destroy(op), DCOMM_OK);
+    cr_assert_not(dcommi_op_known(op));
+    cr_assert_eq(dcomm_op_destroy(op), DCOMM_ERR_INVALID);
+    cr_assert_eq(dcomm_op_create(xor_bytes, &calls, &again), DCOMM_ERR_NO_MEMORY);
+    cr_assert_eq(dcommi_host_reduce(got, src, 1, 1, DCOMM_I32, op, 1), DCOMM_OK);
+    dcommi_op_drop(op);
+    cr_assert_not(dcommi_op_hold(op));
+    cr_assert_eq(dcomm_op_create(xor_bytes, &calls, &again), DCOMM_OK);
+    cr_assert_eq((int)again, DCOMM_OP_USER + 65);
+    for (int i = 1; i <= 65; i++) {
+        cr_assert_eq(dcomm_op_destroy((dcomm_op)(DCOMM_OP_USER + i)),
+                     i == 64 ? DCOMM_ERR_INVALID : DCOMM_OK);
     }
 }
 

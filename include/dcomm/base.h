@@ -68,7 +68,8 @@ typedef enum dcomm_dtype {
  * min/max on floats, on every back end: a NaN operand gives a NaN (min(1, NaN) = NaN), and
  * -0 < +0. avg is the sum divided by the number of ranks (integers: truncated towards zero).
  * pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul first.
- * Values from DCOMM_OP_USER on are operators of the caller's own (dcomm_op_create). */
+ * Values from DCOMM_OP_USER on are the caller's own (dcomm_op_create): DCOMM_OP_USER + n is the
+ * n-th operator that the process created, counted from 0. */
 typedef enum dcomm_op {
     DCOMM_SUM = 0,
     DCOMM_PROD = 1,
@@ -78,7 +79,7 @@ typedef enum dcomm_op {
     DCOMM_PREMUL_SUM = 5,
     DCOMM_OP_COUNT = 6,
     DCOMM_OP_USER = 64,
-    DCOMM_OP_USER_MAX = 127
+    DCOMM_OP_USER_MAX = 0x7fffffff
 } dcomm_op;
 
 /* The constant text of a status ("a peer failed or was lost"). Never NULL. */
@@ -102,11 +103,15 @@ DCOMM_API const char *dcomm_version(void);
  * registered in the same order on every rank. `in` and `inout` need not be aligned. */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
-/* Register an operator for the whole process; *op_p is a value for dcomm_op arguments, the same
- * on each rank that registers its operators in the same order. At most 64 can be alive.
+/* Register an operator for the whole process; *op_p is a value for dcomm_op arguments. Operators
+ * are numbered in the order of their creation, and no number comes again: ranks that create the
+ * same operators in the same order have the same values, whenever they destroy them. At most 64
+ * can be alive.
  * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
 DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
-/* Forget an operator. No collective that uses it may be outstanding. */
+/* Destroy an operator: no new call can use it. Collectives that are outstanding still do, so `fn`
+ * and `user` must stay until these are complete. Until then the operator counts as alive.
+ * Errors: DCOMM_ERR_INVALID (there is none of this value). */
 DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op);
 
 /* Replace the allocator that dcomm uses for its own memory (not for UCX's or hwloc's). Call it

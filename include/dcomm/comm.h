@@ -103,8 +103,10 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 
 /* Close a communicator and set *comm_p to NULL. No other thread may be inside a call on it: abort,
- * join, then destroy. Waits up to 5 s for the goodbyes of its peers.
- * Outstanding requests fail with DCOMM_ERR_ABORTED. NULL and *comm_p NULL are good. */
+ * join, then destroy. Waits until the operations that are outstanding are complete or have timed
+ * out (dcomm_comm_abort before it ends them at once); their requests are still to be waited for, or
+ * freed. Then waits up to 5 s for the goodbyes of its peers. NULL and *comm_p NULL are good.
+ * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group). */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);

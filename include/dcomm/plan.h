@@ -227,8 +227,8 @@ struct dcomm_plan {
     const char *name; /* algorithm, for people */
     int32_t rank;
     int32_t nranks;
-    uint8_t dtype; /* dcomm_dtype of all folds */
-    uint8_t op;    /* dcomm_op of all folds */
+    uint32_t dtype; /* dcomm_dtype of all folds */
+    uint32_t op;    /* dcomm_op of all folds */
     uint32_t nlanes, nsteps, noperands, ntable, nsubs, nkernels;
     uint32_t nwords, ncounters, nslots;
     uint32_t ntags; /* tags are in [0, ntags), those of called sub-plans included */

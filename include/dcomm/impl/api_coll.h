@@ -373,7 +373,8 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
                            comm->rank, comm->size);
     }
     if (dcomm_dtype_size((dcomm_dtype)plan->dtype) == 0 || !dcommi_op_known((dcomm_op)plan->op)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: dtype %d or op %d is none", plan->name,
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "plan %s: dtype %" PRIu32 " or op %" PRIu32 " is none", plan->name,
                            plan->dtype, plan->op);
     }
     uint32_t budget = DCOMMI_CHECK_SUBPLANS;
@@ -388,8 +389,10 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
         return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: state does not lie where in and out do",
                            plan->name);
     }
+    DCOMMI_TRY(dcommi_check_op_hold("plan", (dcomm_op)plan->op));
     dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, signature);
     if (run == NULL) {
+        dcommi_op_drop((dcomm_op)plan->op);
         return DCOMM_ERR_NO_MEMORY;
     }
     run->device = device;

@@ -89,34 +89,70 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user)
 
 /* ---- the caller's operators ---- */
 
-enum { DCOMMI_USER_OPS = DCOMM_OP_USER_MAX - DCOMM_OP_USER + 1 };
+enum { DCOMMI_USER_OPS = 64 };
 
-/* `user` is written before `fn` is published, so that looking up takes no lock. */
+/* An operator is counted by its creator and by each operation that uses it, and its entry is free
+ * when nobody is left. So folds find it after it has been destroyed, and take no lock. */
 typedef struct dcommi_user_op {
-    _Atomic(dcomm_op_fn) fn;
+    _Atomic unsigned refs; /* 0: free */
+    _Atomic int op;
+    _Atomic bool alive; /* new calls may use it */
+    dcomm_op_fn fn;
     void *user;
 } dcommi_user_op;
 
 static dcommi_user_op dcommi_user_ops[DCOMMI_USER_OPS];
+static int dcommi_user_ops_created; /* with the lock */
 static pthread_mutex_t dcommi_user_ops_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* The operator's function, NULL when there is none alive under this value. */
-static dcomm_op_fn dcommi_user_op_find(dcomm_op op, void **user)
+/* Return the entry of an operator, alive or still held; NULL: there is none. Operators are put
+ * where their number points first, so that the first look finds nearly all. */
+static dcommi_user_op *dcommi_user_op_find(dcomm_op op)
 {
-    if (!dcommi_op_is_user(op)) {
-        return NULL;
+    for (int i = 0; i < DCOMMI_USER_OPS && dcommi_op_is_user(op); i++) {
+        dcommi_user_op *entry = &dcommi_user_ops[((int)op + i) % DCOMMI_USER_OPS];
+        if (atomic_load_explicit(&entry->refs, memory_order_acquire) > 0 &&
+            atomic_load_explicit(&entry->op, memory_order_relaxed) == (int)op) {
+            return entry;
+        }
     }
-    dcommi_user_op *entry = &dcommi_user_ops[(int)op - DCOMM_OP_USER];
-    dcomm_op_fn fn = atomic_load_explicit(&entry->fn, memory_order_acquire);
-    *user = fn != NULL ? entry->user : NULL;
-    return fn;
+    return NULL;
 }
 
-/* Whether collectives may be called with it. */
+/* Return true if collectives may be called with `op`. */
 static inline bool dcommi_op_known(dcomm_op op)
 {
-    void *user;
-    return (unsigned)op < DCOMM_OP_COUNT || dcommi_user_op_find(op, &user) != NULL;
+    if (DCOMMI_LIKELY((unsigned)op < DCOMM_OP_COUNT)) {
+        return true;
+    }
+    dcommi_user_op *entry = dcommi_user_op_find(op);
+    return entry != NULL && atomic_load_explicit(&entry->alive, memory_order_relaxed);
+}
+
+/* Let go of an operator. Nothing is to be done for those that are not the caller's own. */
+static void dcommi_op_drop(dcomm_op op)
+{
+    dcommi_user_op *entry = dcommi_op_is_user(op) ? dcommi_user_op_find(op) : NULL;
+    if (entry != NULL) {
+        atomic_fetch_sub_explicit(&entry->refs, 1, memory_order_acq_rel);
+    }
+}
+
+/* Hold an operator, so that folds find it until dcommi_op_drop. False: there is none. */
+static bool dcommi_op_hold(dcomm_op op)
+{
+    if (DCOMMI_LIKELY(!dcommi_op_is_user(op))) {
+        return true;
+    }
+    dcommi_user_op *entry = dcommi_user_op_find(op);
+    unsigned refs = entry != NULL ? atomic_load(&entry->refs) : 0;
+    while (refs > 0 && !atomic_compare_exchange_weak(&entry->refs, &refs, refs + 1)) {
+    }
+    if (refs > 0 && atomic_load(&entry->op) != (int)op) { /* another's by now */
+        atomic_fetch_sub_explicit(&entry->refs, 1, memory_order_acq_rel);
+        refs = 0;
+    }
+    return refs > 0;
 }
 
 DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p)
@@ -125,38 +161,40 @@ DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_op_create: %s is NULL",
                            fn == NULL ? "fn" : "op_p");
     }
-    int i = 0;
     pthread_mutex_lock(&dcommi_user_ops_lock);
-    while (i < DCOMMI_USER_OPS &&
-           atomic_load_explicit(&dcommi_user_ops[i].fn, memory_order_relaxed) != NULL) {
-        i++;
+    int op = DCOMM_OP_USER + dcommi_user_ops_created, i = 0;
+    dcommi_user_op *entry = NULL;
+    while (i < DCOMMI_USER_OPS && entry == NULL && op < DCOMM_OP_USER_MAX) {
+        entry = &dcommi_user_ops[(op + i++) % DCOMMI_USER_OPS];
+        entry = atomic_load(&entry->refs) == 0 ? entry : NULL;
     }
-    if (i < DCOMMI_USER_OPS) {
-        dcommi_user_ops[i].user = user;
-        atomic_store_explicit(&dcommi_user_ops[i].fn, fn, memory_order_release);
+    if (entry != NULL) {
+        dcommi_user_ops_created++;
+        entry->fn = fn;
+        entry->user = user;
+        atomic_store(&entry->op, op);
+        atomic_store(&entry->alive, true);
+        atomic_store_explicit(&entry->refs, 1, memory_order_release);
     }
     pthread_mutex_unlock(&dcommi_user_ops_lock);
-    if (i == DCOMMI_USER_OPS) {
+    if (entry == NULL) {
         return dcommi_fail(DCOMM_ERR_NO_MEMORY,
-                           "dcomm_op_create: %d operators are alive, which is the limit", i);
+                           "dcomm_op_create: %d operators are alive, which is the limit",
+                           DCOMMI_USER_OPS);
     }
-    *op_p = (dcomm_op)(DCOMM_OP_USER + i);
+    *op_p = (dcomm_op)op;
     return DCOMM_OK;
 }
 
 DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 {
-    dcomm_op_fn fn = NULL;
-    if (dcommi_op_is_user(op)) {
-        pthread_mutex_lock(&dcommi_user_ops_lock);
-        fn = atomic_exchange(&dcommi_user_ops[(int)op - DCOMM_OP_USER].fn, NULL);
-        pthread_mutex_unlock(&dcommi_user_ops_lock);
-    }
-    if (fn == NULL) {
+    dcommi_user_op *entry = dcommi_user_op_find(op);
+    if (entry == NULL || !atomic_exchange(&entry->alive, false)) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "dcomm_op_destroy: %d is no operator that dcomm_op_create made",
                            (int)op);
     }
+    dcommi_op_drop(op);
     return DCOMM_OK;
 }
 

@@ -203,8 +203,8 @@ static void dcommi_build_begin(dcommi_builder *b, const char *name, int rank, in
     b->head.name = name;
     b->head.rank = rank;
     b->head.nranks = nranks;
-    b->head.dtype = (uint8_t)dtype;
-    b->head.op = (uint8_t)op;
+    b->head.dtype = (uint32_t)dtype;
+    b->head.op = (uint32_t)op;
 }
 
 static void dcommi_build_error(dcommi_builder *b, dcomm_status status)

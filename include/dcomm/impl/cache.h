@@ -44,7 +44,8 @@ static void dcommi_cache_clear(dcomm_comm *comm)
 
 static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
 {
-    uint64_t h = (key->call ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
+    uint64_t h =
+        (key->call ^ key->type * 31 ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
     h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
     return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
 }

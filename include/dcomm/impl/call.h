@@ -6,18 +6,6 @@
 #include "express.h"
 #include "coded_device.h"
 
-/* ---- groups ---- */
-
-/* Operations that this thread has queued since dcomm_group_start. */
-typedef struct dcommi_group {
-    int depth;
-    dcommi_run *first, *last;
-    dcomm_status status;
-    char message[DCOMMI_MESSAGE_MAX];
-} dcommi_group;
-
-static _Thread_local dcommi_group dcommi_this_group;
-
 /* ---- checks ---- */
 
 static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
@@ -208,8 +196,8 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
         uint64_t pair = dcommi_mix(s->count, (uint64_t)s->dtype);
         return (uint32_t)(pair ^ (pair >> 32));
     }
-    uint64_t h =
-        dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->dtype << 16 | (uint64_t)s->op, s->count);
+    uint64_t h = dcommi_mix((uint64_t)s->dtype << 32 | (uint64_t)s->op, s->count);
+    h = dcommi_mix(h, (uint64_t)s->coll);
     h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
                           (uint64_t)(s->memory >= DCOMMI_MEMORY_REGISTERED) << 1 | s->rank_order);
     h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
@@ -229,8 +217,8 @@ static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo 
 
 static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
 {
-    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll << 16 |
-                                   (uint64_t)s->dtype << 8 | (uint64_t)s->op,
+    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll,
+                           .type = (uint64_t)s->dtype << 32 | (uint64_t)s->op,
                            .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->memory << 2 |
                                    (uint64_t)s->rank_order << 1 | s->in_place,
                            .count = s->count,
@@ -301,7 +289,6 @@ static void dcommi_run_stream(dcommi_run *run, void *stream)
     if (DCOMMI_UNLIKELY(stream != NULL)) {
         run->gate.stream = stream;
         run->gate.device = dcommi_devices->current();
-        run->comm->streamed = true;
     }
 }
 
@@ -410,8 +397,8 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     }
     (*cached_p)->signature = (dcommi_signature){.hash = dcommi_shape_signature(s, algo),
                                                 .coll = (uint8_t)s->coll,
-                                                .dtype = (uint8_t)s->dtype,
-                                                .op = (uint8_t)s->op,
+                                                .dtype = (uint32_t)s->dtype,
+                                                .op = (uint32_t)s->op,
                                                 .root = s->root,
                                                 .count = s->count,
                                                 .algo = algo->name};
@@ -429,6 +416,8 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
         dcommi_cached_release(comm, cached);
         return NULL;
     }
+    dcommi_op_hold((dcomm_op)cached->plan->op); /* as its caller does */
+    run->op = (dcomm_op)cached->plan->op;
     run->cached = cached;
     run->plan = cached->plan;
     run->signature = cached->signature;
@@ -439,13 +428,15 @@ static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const 
     return run;
 }
 
-/* A numbered run of a plan that is not from the cache; NULL without memory. */
+/* A numbered run of a plan that is not from the cache, whose operator is held and is the run's from
+ * now on; NULL without memory. */
 static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                       void *out, uint32_t signature)
 {
     dcommi_comm_lock(comm);
     dcommi_run *run = dcommi_run_new(comm);
     if (run != NULL) {
+        run->op = (dcomm_op)plan->op;
         run->plan = plan;
         run->in = in;
         run->out = out;
@@ -556,10 +547,10 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
 
 /* ---- the call ---- */
 
-/* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
-static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
-                                      void *out, int p2p, const dcomm_coll_opts *opts,
-                                      dcomm_request **request_p)
+/* The call itself: dcommi_collective with the operator held. */
+static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape *s, const void *in,
+                                           void *out, int p2p, const dcomm_coll_opts *opts,
+                                           dcomm_request **request_p)
 {
     dcommi_cached *cached = NULL;
     dcommi_device *device = NULL;
@@ -639,6 +630,25 @@ static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, c
     }
     dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, timeout_s, request_p);
+}
+
+/* Hold an operator for a call by name, or say that there is none. */
+static dcomm_status dcommi_check_op_hold(const char *name, dcomm_op op)
+{
+    return dcommi_op_hold(op)
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
+}
+
+/* Run a checked shape on its buffers. `p2p` is the other rank of SEND and RECV, else -1. */
+static dcomm_status dcommi_collective(dcomm_comm *comm, const dcommi_shape *s, const void *in,
+                                      void *out, int p2p, const dcomm_coll_opts *opts,
+                                      dcomm_request **request_p)
+{
+    DCOMMI_TRY(dcommi_check_op_hold(dcomm_coll_name(s->coll), s->op));
+    dcomm_status status = dcommi_collective_held(comm, s, in, out, p2p, opts, request_p);
+    dcommi_op_drop(s->op);
+    return status;
 }
 
 #endif

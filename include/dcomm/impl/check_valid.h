@@ -354,8 +354,9 @@ static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *whe
                            ", SCRATCH %" PRId64 ", STATE %" PRId64,
                            where, p->in_bytes, p->out_bytes, p->scratch_bytes, p->state_bytes);
     }
-    if (p->dtype >= DCOMM_DTYPE_COUNT || p->op > DCOMM_OP_USER_MAX) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %d, op %d", where, p->dtype, p->op);
+    if (p->dtype >= DCOMM_DTYPE_COUNT || p->op > (unsigned)DCOMM_OP_USER_MAX) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %" PRIu32 ", op %" PRIu32, where, p->dtype,
+                           p->op);
     }
     if ((p->nlanes > 0 && p->lanes == NULL) || (p->nsteps > 0 && p->steps == NULL) ||
         (p->noperands > 0 && p->operands == NULL) || (p->ntable > 0 && p->table == NULL) ||

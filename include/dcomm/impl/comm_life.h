@@ -182,6 +182,29 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     return status;
 }
 
+/* ---- groups ---- */
+
+/* Operations that this thread has queued since dcomm_group_start. */
+typedef struct dcommi_group {
+    int depth;
+    dcommi_run *first, *last;
+    dcomm_status status;
+    char message[DCOMMI_MESSAGE_MAX];
+} dcommi_group;
+
+static _Thread_local dcommi_group dcommi_this_group;
+
+/* Return true if this thread has queued an operation of the communicator in a group. */
+static bool dcommi_comm_in_group(const dcomm_comm *comm)
+{
+    for (const dcommi_run *run = dcommi_this_group.first; run != NULL; run = run->next_group) {
+        if (run->comm == comm) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* ---- abort and destroy ---- */
 
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
@@ -218,21 +241,18 @@ static bool dcommi_comm_gated(const dcomm_comm *comm)
     return false;
 }
 
-/* Nobody waits for what was put on a stream, so that its end is waited for here; no run takes
- * longer than its time, and streams have as long to come to theirs. */
-static void dcommi_comm_await_streams(dcomm_comm *comm)
+/* Wait for the operations that are outstanding. No run takes longer than its time; streams have as
+ * long to come to theirs. */
+static void dcommi_comm_await_runs(dcomm_comm *comm)
 {
     double until = dcommi_now() + comm->timeout_s;
-    bool streamed = true;
-    while (streamed && dcommi_now() < until) {
+    bool outstanding = true;
+    while (outstanding) {
         dcommi_token_take(comm->context);
         dcommi_start_submitted(comm->context);
-        streamed = dcommi_comm_gated(comm);
-        for (const dcommi_run *run = comm->runs; run != NULL && !streamed; run = run->next) {
-            streamed = run->gate.stream != NULL;
-        }
+        outstanding = comm->runs != NULL || (dcommi_comm_gated(comm) && dcommi_now() < until);
         dcommi_token_release(comm->context);
-        if (streamed) {
+        if (outstanding) {
             dcommi_progress_or_yield(comm->context);
         }
     }
@@ -281,6 +301,11 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     dcomm_comm *comm = *comm_p;
     DCOMMI_TRY(dcommi_check_fork());
+    if (dcommi_comm_in_group(comm)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_comm_destroy: operations of comm are queued in "
+                           "a group; call dcomm_group_end first");
+    }
     *comm_p = NULL;
     if (comm->has_creator) {
         atomic_store(&comm->cancel, 1);
@@ -291,9 +316,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         }
     }
     dcomm_context *context = comm->context;
-    if (DCOMMI_UNLIKELY(comm->streamed)) {
-        dcommi_comm_await_streams(comm);
-    }
+    dcommi_comm_await_runs(comm);
     dcommi_token_take(context);
     dcommi_start_submitted(context);
     bool failed = atomic_load(&comm->poisoned) != 0;

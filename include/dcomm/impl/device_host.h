@@ -210,13 +210,12 @@ static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *c
         kind = DCOMMI_FOLD_MAX;
         break;
     default: {
-        void *user;
-        dcomm_op_fn fn = dcommi_user_op_find(op, &user);
-        if (fn == NULL || divisor > 1) {
+        const dcommi_user_op *own = dcommi_user_op_find(op);
+        if (own == NULL || divisor > 1) {
             return dcommi_fail(DCOMM_ERR_INVALID, "reduce with operator %d%s", (int)op,
-                               fn == NULL ? ", which does not exist" : " cannot divide");
+                               own == NULL ? ", which does not exist" : " cannot divide");
         }
-        dcommi_host_user(out, in, nsrc, len, dtype, fn, user);
+        dcommi_host_user(out, in, nsrc, len, dtype, own->fn, own->user);
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
     }

@@ -30,6 +30,7 @@ static void dcommi_run_unref(dcommi_run *run)
     }
     dcommi_coded_drop(comm, run->coded);
     run->coded = NULL;
+    dcommi_op_drop(run->op);
     run->next = comm->free_runs;
     comm->free_runs = run;
     bool last = --comm->refs == 0;

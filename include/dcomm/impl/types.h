@@ -158,8 +158,8 @@ struct dcommi_move {
 
 /* What all ranks must agree on, kept for the sentence that says they do not. */
 typedef struct dcommi_signature {
-    uint32_t hash;
-    uint8_t coll, dtype, op;
+    uint32_t hash, dtype, op;
+    uint8_t coll;
     int32_t root;
     uint64_t count;
     const char *algo;
@@ -173,7 +173,8 @@ typedef struct dcommi_peer_state {
 
 /* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
 typedef struct dcommi_plan_key {
-    uint64_t call; /* operation, dtype, operator, root */
+    uint64_t call; /* operation, root */
+    uint64_t type; /* dtype, operator */
     uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
     uint64_t count, chunk;
     uint64_t counts[2];
@@ -211,6 +212,7 @@ struct dcommi_run {
     dcommi_run *next_finished;  /* in the context, until the engine has left it */
     dcommi_run *next_gated;     /* in the context, until its stream has come to it */
     dcommi_cached *cached;
+    dcomm_op op;            /* held until the run is given back */
     const dcomm_plan *plan; /* of the current stage */
     dcommi_signature signature;
     uint64_t seq;
@@ -305,7 +307,6 @@ struct dcomm_comm {
     bool deterministic;
     bool tunes;      /* measures what things cost when it is created */
     bool timed;      /* its runs note when they end */
-    bool streamed;   /* operations have been put on streams */
     bool device_ucx; /* UCX moves device memory between the hosts, on all ranks */
     int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
