@@ -79,7 +79,7 @@ typedef enum dcomm_dtype {
 /* Reduction operators.
  * min/max on floats, on every back end: a NaN operand gives a NaN (min(1, NaN) = NaN), and
  * -0 < +0. avg is the sum divided by the number of ranks (integers: truncated towards zero).
- * pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul first.
+ * pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul or premul_p first.
  * Values from DCOMM_OP_USER on are the caller's own (dcomm_op_create): DCOMM_OP_USER + n is the
  * n-th operator that the process created, counted from 0. */
 typedef enum dcomm_op {
@@ -1524,11 +1524,19 @@ typedef struct dcomm_coll_opts {
     dcomm_dtype accumulate; /* DCOMM_F32: f16 and bf16 are sent once, all contributions to an
                                element added in f32 by one rank and rounded once, so that the error
                                does not grow with the number of ranks; by the algorithms that fold
-                               in rank order. Other dtypes: no effect (default: 0, algorithms that
-                               pass sums on round them at each rank, unless deterministic) */
-    double timeout_s;       /* (default: the communicator's) */
-    double premul;          /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank
-                               (default: 0 is taken as 1) */
+                               in rank order. Other dtypes: no effect. DCOMM_F64 is 0 and means
+                               the default: adding in f64 cannot be asked for (default: 0,
+                               algorithms that pass sums on round them at each rank, unless
+                               deterministic) */
+    double timeout_s;       /* (default: 0, the communicator's) */
+    double premul;          /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank.
+                               Floats are multiplied as floats. Integers below 64 bits are
+                               multiplied in f64 and clamped; those of 64 bits as integers that
+                               wrap around, where the factor is an integer (default: 0 is taken as
+                               1: give a factor of 0 by premul_p) */
+    const void *premul_p;   /* likewise the factor, as one value of the call's dtype, exact, and 0
+                               where it is 0. Read before the call returns, of any alignment; may
+                               be NULL on some ranks and not on others (default: NULL, premul) */
     int lanes;              /* parallel rings or trees, where the algorithm has them (default: 1) */
     size_t chunk_bytes;     /* pipelining grain (default: the communicator's) */
     /* All-to-all-v: [size * size], what rank i sends to rank j at i * size + j, where every rank
@@ -1575,8 +1583,8 @@ typedef struct dcomm_coll_opts {
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
                                  encodings are summed, it must be the same on every rank, and
                                  codec_step too; with feedback its seed, tensor and step */
-    uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
-                            of the collective on its communicator) */
+    uint64_t codec_step; /* likewise: differs from call to call. Count from 1 (default: 0 is taken
+                            as the number of the collective on its communicator) */
     dcomm_codec_report *codec_report; /* what this rank's encodings did, all together (`kept` and
                                          `bytes` are sums over them; `nonzero` and `summed` are of
                                          the result); written until the operation is complete; may
@@ -21983,6 +21991,125 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
 }
 
 #endif
+/* ==== include/dcomm/impl/factor.h ========================================================== */
+/* factor.h - what a pre-multiplied sum multiplies by. */
+#ifndef DCOMMI_FACTOR_H
+#define DCOMMI_FACTOR_H
+
+/* ==== include/dcomm/impl/load.h ============================================================ */
+/* load.h - elements of arrays that may lie anywhere: a gradient in its bucket follows those of
+ * other types, a row others of any length. */
+#ifndef DCOMMI_LOAD_H
+#define DCOMMI_LOAD_H
+
+
+#include <stddef.h>
+
+#define DCOMMI_LOAD(TYPE)                                                 \
+    static inline TYPE dcommi_load_##TYPE(const void *x, size_t i)        \
+    {                                                                     \
+        TYPE value;                                                       \
+        memcpy(&value, (const char *)x + i * sizeof value, sizeof value); \
+        return value;                                                     \
+    }
+DCOMMI_LOAD(uint16_t)
+DCOMMI_LOAD(uint32_t)
+DCOMMI_LOAD(uint64_t)
+DCOMMI_LOAD(float)
+DCOMMI_LOAD(double)
+#undef DCOMMI_LOAD
+
+/* ---- as f32, and back to nearest even ---- */
+
+static inline float dcommi_load_f32(const void *x, size_t i)
+{
+    return dcommi_load_float(x, i);
+}
+
+static inline float dcommi_load_f16(const void *x, size_t i)
+{
+    return dcommi_f16_to_f32(dcommi_load_uint16_t(x, i));
+}
+
+static inline float dcommi_load_bf16(const void *x, size_t i)
+{
+    return dcommi_bf16_to_f32(dcommi_load_uint16_t(x, i));
+}
+
+static inline void dcommi_store_f32(void *x, size_t i, float value)
+{
+    memcpy((char *)x + 4 * i, &value, sizeof value);
+}
+
+static inline void dcommi_store_f16(void *x, size_t i, float value)
+{
+    uint16_t h = dcommi_f32_to_f16(value);
+    memcpy((char *)x + 2 * i, &h, sizeof h);
+}
+
+static inline void dcommi_store_bf16(void *x, size_t i, float value)
+{
+    uint16_t h = dcommi_f32_to_bf16(value);
+    memcpy((char *)x + 2 * i, &h, sizeof h);
+}
+
+#endif
+
+/* A plan that begins with a multiplication has it in its first words. */
+typedef struct dcommi_factor {
+    double value;
+    uint64_t whole; /* 64-bit dtypes: the factor as one of their integers; 0 if it is none */
+} dcommi_factor;
+
+/* Return true if 64-bit integers are to be multiplied by `whole`, which wraps around and is exact.
+ */
+static inline bool dcommi_factor_whole(const dcommi_factor *f, dcomm_dtype dtype)
+{
+    return dtype == DCOMM_I64   ? (double)(int64_t)f->whole == f->value
+           : dtype == DCOMM_U64 ? (double)f->whole == f->value
+                                : false;
+}
+
+/* Make a factor of an f64. */
+static dcommi_factor dcommi_factor_plain(double value, dcomm_dtype dtype)
+{
+    const double most = 9223372036854775808.0; /* 2^63 */
+    dcommi_factor f = {value, 0};
+    if (dtype == DCOMM_I64 && value >= -most && value < most) {
+        f.whole = (uint64_t)(int64_t)value;
+    } else if (dtype == DCOMM_U64 && value >= 0 && value < 2 * most) {
+        f.whole = (uint64_t)value;
+    }
+    return f;
+}
+
+/* Make a factor of one value of `dtype`. */
+static dcommi_factor dcommi_factor_read(const void *p, dcomm_dtype dtype)
+{
+    const size_t size = dcomm_dtype_size(dtype);
+    uint64_t bits = 0;
+    memcpy(&bits, p, size < sizeof bits ? size : sizeof bits); /* low bytes come first */
+    switch (dtype) {
+    case DCOMM_F64:
+        return (dcommi_factor){dcommi_load_double(p, 0), 0};
+    case DCOMM_F32:
+        return (dcommi_factor){(double)dcommi_load_f32(p, 0), 0};
+    case DCOMM_F16:
+        return (dcommi_factor){(double)dcommi_load_f16(p, 0), 0};
+    case DCOMM_BF16:
+        return (dcommi_factor){(double)dcommi_load_bf16(p, 0), 0};
+    case DCOMM_I8:
+        return (dcommi_factor){(int8_t)bits, 0};
+    case DCOMM_I32:
+        return (dcommi_factor){(int32_t)bits, 0};
+    case DCOMM_I64:
+        return (dcommi_factor){(double)(int64_t)bits, bits};
+    default:
+        return (dcommi_factor){(double)bits, dtype == DCOMM_U64 ? bits : 0};
+    }
+}
+
+#endif
 /* ==== include/dcomm/impl/fill.h ============================================================ */
 /* fill.h - copies into memory that a peer reads next. Where the reader's core is far, each line
  * that it has read is slow to take back, and storing past the caches is faster; where it is near,
@@ -23267,7 +23394,8 @@ struct dcommi_run {
     dcommi_gate gate;
     unsigned jobs;              /* of the device's under way */
     struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
-    double premul;
+    dcommi_factor factor;       /* where the plan begins with it as a word */
+    bool factored;
     _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
     _Atomic int refs;              /* its user, the engine, moves that the transport holds */
@@ -32578,6 +32706,27 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
 static bool dcommi_spread_plan(const dcomm_plan *plan);
 static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step);
 
+/* dst <- factor * src, of 64-bit integers: doublings and additions, from the highest bit on. Slow
+ * where a factor has many bits, but exact, and such factors are rare. dst is not src. */
+static dcomm_status dcommi_device_times(dcommi_device_handle *d, void *dst, const void *src,
+                                        size_t count, dcomm_dtype dtype, uint64_t factor)
+{
+    const void *terms[] = {dst, dst, src};
+    int bit = 63;
+    if (factor == 0) {
+        return d->call->scale(d, dst, src, count, dtype, 0);
+    }
+    while ((factor >> bit & 1) == 0) {
+        bit--;
+    }
+    dcomm_status status = d->call->copy(d, DCOMMI_QUEUE_IN, dst, src, count * sizeof factor);
+    while (status >= 0 && bit-- > 0) {
+        const size_t n = 2 + (factor >> bit & 1);
+        status = d->call->reduce(d, dst, terms, n, count, dtype, DCOMM_SUM, 1);
+    }
+    return status;
+}
+
 /* COMPUTE by the kernels that devices have; factors are words. */
 static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_kernel kernel,
                                                  uint8_t *dst, size_t len, const void *const *src,
@@ -32586,7 +32735,7 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
     dcommi_device_handle *d = &lane->frame->run->device->handle;
     const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)lane->frame->plan->kernel_user;
     const bool narrows = kernel == dcommi_kernel_narrow, widens = kernel == dcommi_kernel_widen;
-    double factor = 1;
+    dcommi_factor factor = {1, 0};
     if (!narrows && !widens && kernel != dcommi_kernel_scale) {
         return dcommi_step_error(lane, DCOMM_ERR_UNSUPPORTED,
                                  "computes with a function of the host's on device %d", d->number);
@@ -32594,19 +32743,20 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
     const size_t element = dcomm_dtype_size(dtype),
                  count = len / (widens ? sizeof(float) : element);
     if (nsrc != (narrows ? 1 : 2) || src_len[0] != count * (narrows ? sizeof(float) : element) ||
-        (!narrows && src_len[1] != sizeof factor)) {
+        (!narrows && src_len[1] != (widens ? sizeof factor.value : sizeof factor))) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "computes %zu bytes of %zu", len,
                                  src_len[0]);
     }
     if (!narrows) {
-        memcpy(&factor, src[1], sizeof factor);
+        memcpy(&factor, src[1], src_len[1]);
     }
-    return dcommi_step_queued(lane,
-                              narrows  ? d->call->from_f32(d, dst, src[0], count, dtype)
-                              : widens ? d->call->to_f32(d, (float *)(void *)dst, src[0], count,
-                                                         dtype, factor != 0 ? factor : 1)
-                                       : d->call->scale(d, dst, src[0], count, dtype, factor),
-                              false);
+    dcomm_status status =
+        narrows  ? d->call->from_f32(d, dst, src[0], count, dtype)
+        : widens ? d->call->to_f32(d, (float *)(void *)dst, src[0], count, dtype, factor.value)
+        : dcommi_factor_whole(&factor, dtype)
+            ? dcommi_device_times(d, dst, src[0], count, dtype, factor.whole)
+            : d->call->scale(d, dst, src[0], count, dtype, factor.value);
+    return dcommi_step_queued(lane, status, false);
 }
 
 #endif
@@ -34147,8 +34297,8 @@ static void dcommi_run_start(dcommi_run *run)
         dcommi_poison(comm, status, -1, dcommi_message);
         return;
     }
-    if (run->plan->nwords > 0 && run->premul != 0) {
-        memcpy(run->root.words, &run->premul, sizeof run->premul);
+    if (run->factored) {
+        memcpy(run->root.words, &run->factor, run->plan->nwords * sizeof(uint64_t));
     }
     if (run->plan->nlanes == 0) {
         dcommi_stage_done(run);
@@ -46753,27 +46903,36 @@ static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc)
 {
     dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    double factor;
+    dcommi_factor factor;
     (void)nsrc;
     if (src_len[0] != dst_len || src_len[1] != sizeof factor) {
         return DCOMM_ERR_PLAN;
     }
     memcpy(&factor, src[1], sizeof factor);
-    dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor);
+    if (!dcommi_factor_whole(&factor, dtype)) {
+        dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor.value);
+        return DCOMM_OK;
+    }
+    for (size_t i = 0; i < dst_len; i += sizeof factor.whole) {
+        uint64_t x;
+        memcpy(&x, (const char *)src[0] + i, sizeof x);
+        x *= factor.whole;
+        memcpy((char *)dst + i, &x, sizeof x);
+    }
     return DCOMM_OK;
 }
 
 static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
 
-/* scratch <- factor * input, then the sum of that: word 0 is the factor, which may differ by rank.
- * `inner` reads its input from IN. */
+/* scratch <- factor * input, then the sum of that: the words are the factor, which may differ by
+ * rank. `inner` reads its input from IN. */
 static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
                                        dcomm_plan **plan_p)
 {
     dcommi_builder b;
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
     dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    b.head.nwords = 1;
+    b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
     b.head.ntags = inner->ntags;
     b.head.ncounters = inner->ncounters;
     b.head.nslots = inner->nslots;
@@ -46786,7 +46945,7 @@ static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *
     if (step != NULL) {
         dcomm_operand src[2] = {
             dcommi_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+            dcommi_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
         step->dst = dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
         dcommi_build_sources(&b, step, src, 2);
     }
@@ -49188,64 +49347,6 @@ static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_c
 #ifndef DCOMMI_CONVERT_H
 #define DCOMMI_CONVERT_H
 
-/* ==== include/dcomm/impl/load.h ============================================================ */
-/* load.h - elements of arrays that may lie anywhere: a gradient in its bucket follows those of
- * other types, a row others of any length. */
-#ifndef DCOMMI_LOAD_H
-#define DCOMMI_LOAD_H
-
-
-#include <stddef.h>
-
-#define DCOMMI_LOAD(TYPE)                                                 \
-    static inline TYPE dcommi_load_##TYPE(const void *x, size_t i)        \
-    {                                                                     \
-        TYPE value;                                                       \
-        memcpy(&value, (const char *)x + i * sizeof value, sizeof value); \
-        return value;                                                     \
-    }
-DCOMMI_LOAD(uint16_t)
-DCOMMI_LOAD(uint32_t)
-DCOMMI_LOAD(uint64_t)
-DCOMMI_LOAD(float)
-DCOMMI_LOAD(double)
-#undef DCOMMI_LOAD
-
-/* ---- as f32, and back to nearest even ---- */
-
-static inline float dcommi_load_f32(const void *x, size_t i)
-{
-    return dcommi_load_float(x, i);
-}
-
-static inline float dcommi_load_f16(const void *x, size_t i)
-{
-    return dcommi_f16_to_f32(dcommi_load_uint16_t(x, i));
-}
-
-static inline float dcommi_load_bf16(const void *x, size_t i)
-{
-    return dcommi_bf16_to_f32(dcommi_load_uint16_t(x, i));
-}
-
-static inline void dcommi_store_f32(void *x, size_t i, float value)
-{
-    memcpy((char *)x + 4 * i, &value, sizeof value);
-}
-
-static inline void dcommi_store_f16(void *x, size_t i, float value)
-{
-    uint16_t h = dcommi_f32_to_f16(value);
-    memcpy((char *)x + 2 * i, &h, sizeof h);
-}
-
-static inline void dcommi_store_bf16(void *x, size_t i, float value)
-{
-    uint16_t h = dcommi_f32_to_bf16(value);
-    memcpy((char *)x + 2 * i, &h, sizeof h);
-}
-
-#endif
 
 /* f32 <- factor * src, the product an f64; 1 changes nothing. */
 static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype dtype,
@@ -49611,7 +49712,7 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
 
 /* ---- other types than f32, and factors ---- */
 
-/* f32 <- factor * src; 0: none. */
+/* f32 <- factor * src. */
 static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc)
 {
@@ -49622,7 +49723,7 @@ static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
         return DCOMM_ERR_PLAN;
     }
     memcpy(&factor, src[1], sizeof factor);
-    dcommi_to_f32(dst, src[0], count, dtype, factor != 0 ? factor : 1);
+    dcommi_to_f32(dst, src[0], count, dtype, factor);
     return DCOMM_OK;
 }
 
@@ -49641,7 +49742,7 @@ static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
 static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
 
 /* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. */
+ * factor of a pre-multiplied sum, 1 without. `inner` is the plan of an f32 sum in place. */
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {
@@ -51492,6 +51593,14 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
 
 /* ---- the call ---- */
 
+static dcommi_factor dcommi_factor_of(const dcomm_coll_opts *opts, dcomm_op op, dcomm_dtype dtype)
+{
+    return op != DCOMM_PREMUL_SUM ? dcommi_factor_plain(1, dtype)
+           : opts->premul_p != NULL
+               ? dcommi_factor_read(opts->premul_p, dtype)
+               : dcommi_factor_plain(opts->premul != 0 ? opts->premul : 1, dtype);
+}
+
 /* The call itself: dcommi_collective with the operator held. */
 static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape *s, const void *in,
                                            void *out, int p2p, const dcomm_coll_opts *opts,
@@ -51557,7 +51666,11 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     }
     run->device = device;
     dcommi_run_stream(run, opts->stream);
-    run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
+    run->factored =
+        s->coding != NULL ? s->apart : s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll);
+    if (run->factored) {
+        run->factor = dcommi_factor_of(opts, s->op, s->dtype);
+    }
     if (p2p < 0) {
         run->seq = comm->next_seq++;
     } else {
@@ -55680,7 +55793,7 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
         : o->sum + o->weighted + o->predivide > 1
             ? "opts.sum and opts.weighted and opts.predivide exclude each other"
-        : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
+        : c->premul != 0 || c->premul_p != NULL || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
                 c->codec_report != NULL || c->codec_ledger != NULL || c->stream != NULL
             ? "opts.coll has a codec, a feedback, a report, a ledger, a stream or a factor; "
               "buckets have their own"
@@ -56941,7 +57054,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     opts.premul = b->opts.predivide ? 1.0 / b->size : 0;
     if (b->opts.weighted) {
         opts.premul = b->factor;
-        if (b->factor == 0) { /* a factor of 0 would be none */
+        if (b->factor == 0) { /* 0 times NaN or infinity would be NaN */
             status = dcommi_bkt_zero(k, k->data, k->bytes);
         }
     }

@@ -577,7 +577,7 @@ typedef struct dcommi_nccl_op {
     bool used;
     ncclDataType_t type;
     const void *scalar; /* in device memory, to be read at each call; NULL: the factor is known */
-    double factor;
+    unsigned char factor[8]; /* a value of the type */
 } dcommi_nccl_op;
 
 /* A buffer that is registered with a communicator: a handle is a pointer to it. */
@@ -1181,62 +1181,7 @@ static ncclResult_t dcommi_nccl_operator(const struct ncclComm *comm, ncclRedOp_
     return ncclSuccess;
 }
 
-/* ---- scalars of pre-multiplied sums ---- */
-
-static double dcommi_nccl_small_float(unsigned bits, unsigned fraction, int bias)
-{
-    const unsigned digits = bits & ((1u << fraction) - 1);
-    const unsigned top = (1u << (15 - fraction)) - 1;
-    const unsigned exponent = bits >> fraction & top;
-    double value = exponent == top && digits != 0 ? (double)__builtin_nanf("")
-                   : exponent == top              ? __builtin_huge_val()
-                   : exponent == 0 ? __builtin_ldexp(digits, 1 - bias - (int)fraction)
-                                   : __builtin_ldexp((1u << fraction) + digits,
-                                                     (int)exponent - bias - (int)fraction);
-    return (bits >> 15 & 1) != 0 ? -value : value;
-}
-
-static double dcommi_nccl_scalar(const void *p, ncclDataType_t type)
-{
-    union {
-        int8_t i8;
-        uint8_t u8;
-        int32_t i32;
-        uint32_t u32;
-        int64_t i64;
-        uint64_t u64;
-        uint16_t bits;
-        float f32;
-        double f64;
-    } v;
-    dcomm_dtype known = DCOMM_U8;
-    if (dcommi_nccl_type(type, true, &known) != ncclSuccess) {
-        return 0;
-    }
-    memcpy(&v, p, dcomm_dtype_size(known));
-    switch (known) {
-    case DCOMM_I8:
-        return v.i8;
-    case DCOMM_U8:
-        return v.u8;
-    case DCOMM_I32:
-        return v.i32;
-    case DCOMM_U32:
-        return v.u32;
-    case DCOMM_I64:
-        return (double)v.i64;
-    case DCOMM_U64:
-        return (double)v.u64;
-    case DCOMM_F16:
-        return dcommi_nccl_small_float(v.bits, 10, 15);
-    case DCOMM_BF16:
-        return dcommi_nccl_small_float(v.bits, 7, 127);
-    case DCOMM_F32:
-        return (double)v.f32;
-    default:
-        return v.f64;
-    }
-}
+/* ---- pre-multiplied sums ---- */
 
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
                                       ncclScalarResidence_t residence, ncclComm_t comm)
@@ -1257,8 +1202,10 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
     for (int i = 0; i < DCOMMI_NCCL_OPS; i++) {
         if (!comm->ops[i].used) {
             const bool here = residence == ncclScalarHostImmediate;
-            comm->ops[i] = (dcommi_nccl_op){true, datatype, here ? NULL : scalar,
-                                            here ? dcommi_nccl_scalar(scalar, datatype) : 1};
+            comm->ops[i] = (dcommi_nccl_op){true, datatype, here ? NULL : scalar, {0}};
+            if (here) {
+                memcpy(comm->ops[i].factor, scalar, dcomm_dtype_size(type));
+            }
             *op = (ncclRedOp_t)(ncclNumOps + i);
             return ncclSuccess;
         }
@@ -1312,8 +1259,8 @@ typedef struct dcommi_nccl_job {
     dcomm_dtype dtype;
     dcomm_op op;
     const dcommi_nccl_op *premul;
-    double factor;
-    int root; /* or the peer */
+    unsigned char factor[8]; /* of premul, a value of dtype */
+    int root;                /* or the peer */
     cudaStream_t stream;
     bool undecided;           /* codec "auto" */
     const dcomm_codec *codec; /* NULL: exact */
@@ -1493,7 +1440,7 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
     const dcomm_coll_opts opts = {.stream = j->stream != NULL ? (void *)j->stream
                                                               : (void *)cudaStreamLegacy,
                                   .device = true,
-                                  .premul = j->factor,
+                                  .premul_p = j->premul != NULL ? j->factor : NULL,
                                   .codec = j->codec,
                                   .codec_ledger = counts ? &j->comm->ledger : NULL};
     switch (j->coll) {
@@ -1521,20 +1468,17 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
 }
 
 /* The factor of a pre-multiplied sum that is in device memory, after what the stream holds. */
-static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j, ncclDataType_t type)
+static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j)
 {
-    uint64_t value[1] = {0};
-    j->factor = j->premul->factor;
+    memcpy(j->factor, j->premul->factor, sizeof j->factor);
     if (j->premul->scalar == NULL) {
         return ncclSuccess;
     }
     DCOMMI_NCCL_TRY(
         dcommi_nccl_cuda("the operator's scalar",
-                         cudaMemcpyAsync(value, j->premul->scalar, dcomm_dtype_size(j->dtype),
+                         cudaMemcpyAsync(j->factor, j->premul->scalar, dcomm_dtype_size(j->dtype),
                                          cudaMemcpyDefault, j->stream)));
-    DCOMMI_NCCL_TRY(dcommi_nccl_cuda("the operator's scalar", cudaStreamSynchronize(j->stream)));
-    j->factor = dcommi_nccl_scalar(value, type);
-    return ncclSuccess;
+    return dcommi_nccl_cuda("the operator's scalar", cudaStreamSynchronize(j->stream));
 }
 
 static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)
@@ -1840,7 +1784,7 @@ static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, nccl
     }
     if (j->premul != NULL) {
         dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
-        ncclResult_t result = dcommi_nccl_factor(j, datatype);
+        ncclResult_t result = dcommi_nccl_factor(j);
         dcommi_nccl_leave(j->comm, before);
         return result;
     }

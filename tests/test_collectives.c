@@ -195,6 +195,84 @@ Test(collectives, operators, .timeout = 60)
     on(5, RANKS_LOCAL, operators);
 }
 
+/* Sum factor * (i % 3) over the ranks. A rank's factor is factors[rank]; NULL: 1. */
+static void premultiply(dcomm_comm *comm, dcomm_dtype dtype, const double *factors, bool in_place)
+{
+    enum { N = 37 };
+    unsigned char x[8 * N], y[8 * N], factor[9]; /* at an odd address */
+    const int rank = dcomm_comm_rank(comm), n = dcomm_comm_size(comm);
+    double sum = 0;
+    for (size_t i = 0; i < N; i++) {
+        ranks_put(x, i, dtype, (double)(i % 3));
+    }
+    if (factors != NULL) {
+        ranks_put(factor + 1, 0, dtype, factors[rank]);
+    }
+    for (int r = 0; r < n; r++) {
+        sum += factors != NULL ? factors[r] : 1;
+    }
+    const dcomm_coll_opts opts = {.premul_p = factors != NULL ? factor + 1 : NULL};
+    void *out = in_place ? x : y;
+    RANKS_OK(dcomm_allreduce(comm, x, out, N, dtype, DCOMM_PREMUL_SUM, &opts));
+    for (size_t i = 0; i < N; i++) {
+        PROCS_CHECK(ranks_get(out, i, dtype) == sum * (double)(i % 3), "%s[%zu] is %g, sum %g",
+                    dcomm_dtype_name(dtype), i, ranks_get(out, i, dtype), sum);
+    }
+}
+
+/* Factors as values of the call's dtype: 0 is 0, and no 64-bit integer is rounded. */
+static int factors(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_settle(rank, n, ((place_of *)arg)->place);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    const double none[] = {0, 0}, one_has_none[] = {0, 3}, some[] = {2, 5};
+    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+        premultiply(comm, dtypes[d], none, d % 2 == 0);
+        premultiply(comm, dtypes[d], one_has_none, d % 2 == 1);
+        premultiply(comm, dtypes[d], some, false);
+        premultiply(comm, dtypes[d], NULL, true);
+    }
+    const double below[] = {-1, -2};
+    premultiply(comm, DCOMM_I64, below, false);
+    premultiply(comm, DCOMM_I8, below, false);
+    premultiply(comm, DCOMM_BF16, below, false);
+
+    const int64_t odd = ((int64_t)1 << 53) + 1;
+    int64_t x[2] = {1, rank == 0 ? odd : 0}, y[2];
+    dcomm_coll_opts opts = {.premul_p = &odd};
+    RANKS_OK(dcomm_allreduce(comm, x, y, 2, DCOMM_I64, DCOMM_PREMUL_SUM, &opts));
+    PROCS_CHECK(y[0] == n * odd, "%lld", (long long)y[0]);
+    PROCS_TRUE((uint64_t)y[1] == (uint64_t)odd * (uint64_t)odd);
+    opts = (dcomm_coll_opts){.premul = 3}; /* a whole factor rounds no element either */
+    RANKS_OK(dcomm_reduce(comm, x, y, 2, DCOMM_U64, DCOMM_PREMUL_SUM, 0, &opts));
+    PROCS_TRUE(rank != 0 || y[1] == 3 * odd);
+    opts.premul = 0.5;
+    x[0] = 9;
+    RANKS_OK(dcomm_allreduce(comm, x, y, 2, DCOMM_I64, DCOMM_PREMUL_SUM, &opts));
+    PROCS_TRUE(y[0] == 4 * n && y[1] == odd / 2);
+
+    /* A compressed sum has its factor, too. */
+    enum { LONG = 4096 };
+    static float big[LONG];
+    const float zero = 0;
+    dcomm_codec *codec = NULL;
+    RANKS_OK(dcomm_codec_create("bf16", &codec));
+    for (size_t i = 0; i < LONG; i++) {
+        big[i] = 1;
+    }
+    opts = (dcomm_coll_opts){.premul = 2, .premul_p = rank == 0 ? &zero : NULL, .codec = codec};
+    RANKS_OK(dcomm_allreduce(comm, big, big, LONG, DCOMM_F32, DCOMM_PREMUL_SUM, &opts));
+    PROCS_CHECK(big[7] == (float)(2 * (n - 1)), "%g", (double)big[7]);
+    RANKS_OK(dcomm_codec_destroy(&codec));
+    return ranks_leave(&comm);
+}
+
+Test(collectives, factors, .timeout = 60)
+{
+    on(2, RANKS_LOCAL, factors);
+    on(2, RANKS_HOSTS, factors);
+}
+
 /* Sums that round: every rank has the same bits, and the same bits again. */
 static int same_bits(int rank, int n, procs_shared *s, void *arg)
 {

@@ -304,6 +304,34 @@ static int premultiplied(int rank, int n, procs_shared *s, void *arg)
     return ranks_leave(rank, n, -1, s, comm);
 }
 
+/* A factor of 0 is 0, and integers of 64 bits are not rounded. */
+static int exact_factors(int rank, int n, procs_shared *s, void *arg)
+{
+    ncclComm_t comm = ranks_join(rank, n, s);
+    cudaStream_t stream;
+    int64_t *x, value[] = {0, -1, 3, ((int64_t)1 << 53) + 1};
+    (void)arg;
+    CUDA(cudaStreamCreate(&stream));
+    CUDA(cudaMalloc((void **)&x, sizeof *x));
+    for (int i = 0; i < 4; i++) {
+        int64_t one = rank + 1;
+        ncclRedOp_t op;
+        NCCL(ncclRedOpCreatePreMulSum(&op, &value[i], ncclInt64, ncclScalarHostImmediate, comm));
+        CUDA(cudaMemcpyAsync(x, &one, sizeof one, cudaMemcpyHostToDevice, stream));
+        NCCL(ncclAllReduce(x, x, 1, ncclInt64, op, comm, stream));
+        CUDA(cudaMemcpyAsync(&one, x, sizeof one, cudaMemcpyDeviceToHost, stream));
+        CUDA(cudaStreamSynchronize(stream));
+        PROCS_CHECK(one == 3 * value[i], "factor %lld: %lld", (long long)value[i], (long long)one);
+        NCCL(ncclRedOpDestroy(op, comm));
+    }
+    return ranks_leave(rank, n, -1, s, comm);
+}
+
+Test(nccl, exact_factors)
+{
+    runs(2, exact_factors, 60);
+}
+
 /* Calls beside a capture leave it alone, also those that wait for a scalar. */
 static int beside_capture(int rank, int n, procs_shared *s, void *arg)
 {

@@ -67,7 +67,7 @@ typedef enum dcomm_dtype {
 /* Reduction operators.
  * min/max on floats, on every back end: a NaN operand gives a NaN (min(1, NaN) = NaN), and
  * -0 < +0. avg is the sum divided by the number of ranks (integers: truncated towards zero).
- * pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul first.
+ * pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul or premul_p first.
  * Values from DCOMM_OP_USER on are the caller's own (dcomm_op_create): DCOMM_OP_USER + n is the
  * n-th operator that the process created, counted from 0. */
 typedef enum dcomm_op {

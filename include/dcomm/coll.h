@@ -36,11 +36,19 @@ typedef struct dcomm_coll_opts {
     dcomm_dtype accumulate; /* DCOMM_F32: f16 and bf16 are sent once, all contributions to an
                                element added in f32 by one rank and rounded once, so that the error
                                does not grow with the number of ranks; by the algorithms that fold
-                               in rank order. Other dtypes: no effect (default: 0, algorithms that
-                               pass sums on round them at each rank, unless deterministic) */
-    double timeout_s;       /* (default: the communicator's) */
-    double premul;          /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank
-                               (default: 0 is taken as 1) */
+                               in rank order. Other dtypes: no effect. DCOMM_F64 is 0 and means
+                               the default: adding in f64 cannot be asked for (default: 0,
+                               algorithms that pass sums on round them at each rank, unless
+                               deterministic) */
+    double timeout_s;       /* (default: 0, the communicator's) */
+    double premul;          /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank.
+                               Floats are multiplied as floats. Integers below 64 bits are
+                               multiplied in f64 and clamped; those of 64 bits as integers that
+                               wrap around, where the factor is an integer (default: 0 is taken as
+                               1: give a factor of 0 by premul_p) */
+    const void *premul_p;   /* likewise the factor, as one value of the call's dtype, exact, and 0
+                               where it is 0. Read before the call returns, of any alignment; may
+                               be NULL on some ranks and not on others (default: NULL, premul) */
     int lanes;              /* parallel rings or trees, where the algorithm has them (default: 1) */
     size_t chunk_bytes;     /* pipelining grain (default: the communicator's) */
     /* All-to-all-v: [size * size], what rank i sends to rank j at i * size + j, where every rank
@@ -87,8 +95,8 @@ typedef struct dcomm_coll_opts {
     uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
                                  encodings are summed, it must be the same on every rank, and
                                  codec_step too; with feedback its seed, tensor and step */
-    uint64_t codec_step; /* likewise: differs from call to call (default: 0 is taken as the number
-                            of the collective on its communicator) */
+    uint64_t codec_step; /* likewise: differs from call to call. Count from 1 (default: 0 is taken
+                            as the number of the collective on its communicator) */
     dcomm_codec_report *codec_report; /* what this rank's encodings did, all together (`kept` and
                                          `bytes` are sums over them; `nonzero` and `summed` are of
                                          the result); written until the operation is complete; may

@@ -15,7 +15,7 @@ static dcomm_status dcommi_bkt_check_opts(const dcomm_buckets_opts *o)
         o->nrules > 0 && o->rules == NULL ? "opts.rules is NULL and opts.nrules is not 0"
         : o->sum + o->weighted + o->predivide > 1
             ? "opts.sum and opts.weighted and opts.predivide exclude each other"
-        : c->premul != 0 || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
+        : c->premul != 0 || c->premul_p != NULL || c->codec != NULL || c->feedback != NULL || c->codec_step != 0 ||
                 c->codec_report != NULL || c->codec_ledger != NULL || c->stream != NULL
             ? "opts.coll has a codec, a feedback, a report, a ledger, a stream or a factor; "
               "buckets have their own"

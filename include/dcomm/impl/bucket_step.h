@@ -165,7 +165,7 @@ static dcomm_status dcommi_bkt_start(dcomm_buckets *b, dcommi_bkt *k)
     opts.premul = b->opts.predivide ? 1.0 / b->size : 0;
     if (b->opts.weighted) {
         opts.premul = b->factor;
-        if (b->factor == 0) { /* a factor of 0 would be none */
+        if (b->factor == 0) { /* 0 times NaN or infinity would be NaN */
             status = dcommi_bkt_zero(k, k->data, k->bytes);
         }
     }

@@ -547,6 +547,14 @@ static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, si
 
 /* ---- the call ---- */
 
+static dcommi_factor dcommi_factor_of(const dcomm_coll_opts *opts, dcomm_op op, dcomm_dtype dtype)
+{
+    return op != DCOMM_PREMUL_SUM ? dcommi_factor_plain(1, dtype)
+           : opts->premul_p != NULL
+               ? dcommi_factor_read(opts->premul_p, dtype)
+               : dcommi_factor_plain(opts->premul != 0 ? opts->premul : 1, dtype);
+}
+
 /* The call itself: dcommi_collective with the operator held. */
 static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape *s, const void *in,
                                            void *out, int p2p, const dcomm_coll_opts *opts,
@@ -612,7 +620,11 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     }
     run->device = device;
     dcommi_run_stream(run, opts->stream);
-    run->premul = s->op == DCOMM_PREMUL_SUM ? (opts->premul != 0 ? opts->premul : 1.0) : 0.0;
+    run->factored =
+        s->coding != NULL ? s->apart : s->op == DCOMM_PREMUL_SUM && dcommi_coll_folds(s->coll);
+    if (run->factored) {
+        run->factor = dcommi_factor_of(opts, s->op, s->dtype);
+    }
     if (p2p < 0) {
         run->seq = comm->next_seq++;
     } else {

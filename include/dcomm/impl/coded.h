@@ -339,7 +339,7 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
 
 /* ---- other types than f32, and factors ---- */
 
-/* f32 <- factor * src; 0: none. */
+/* f32 <- factor * src. */
 static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc)
 {
@@ -350,7 +350,7 @@ static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
         return DCOMM_ERR_PLAN;
     }
     memcpy(&factor, src[1], sizeof factor);
-    dcommi_to_f32(dst, src[0], count, dtype, factor != 0 ? factor : 1);
+    dcommi_to_f32(dst, src[0], count, dtype, factor);
     return DCOMM_OK;
 }
 
@@ -369,7 +369,7 @@ static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
 static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
 
 /* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
- * factor of a pre-multiplied sum, 0 without. `inner` is the plan of an f32 sum in place. */
+ * factor of a pre-multiplied sum, 1 without. `inner` is the plan of an f32 sum in place. */
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {

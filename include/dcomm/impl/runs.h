@@ -298,8 +298,8 @@ static void dcommi_run_start(dcommi_run *run)
         dcommi_poison(comm, status, -1, dcommi_message);
         return;
     }
-    if (run->plan->nwords > 0 && run->premul != 0) {
-        memcpy(run->root.words, &run->premul, sizeof run->premul);
+    if (run->factored) {
+        memcpy(run->root.words, &run->factor, run->plan->nwords * sizeof(uint64_t));
     }
     if (run->plan->nlanes == 0) {
         dcommi_stage_done(run);

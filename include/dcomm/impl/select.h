@@ -231,27 +231,36 @@ static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
                                         const void *const *src, const size_t *src_len, size_t nsrc)
 {
     dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    double factor;
+    dcommi_factor factor;
     (void)nsrc;
     if (src_len[0] != dst_len || src_len[1] != sizeof factor) {
         return DCOMM_ERR_PLAN;
     }
     memcpy(&factor, src[1], sizeof factor);
-    dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor);
+    if (!dcommi_factor_whole(&factor, dtype)) {
+        dcommi_host_scale(dst, src[0], dst_len / dcomm_dtype_size(dtype), dtype, factor.value);
+        return DCOMM_OK;
+    }
+    for (size_t i = 0; i < dst_len; i += sizeof factor.whole) {
+        uint64_t x;
+        memcpy(&x, (const char *)src[0] + i, sizeof x);
+        x *= factor.whole;
+        memcpy((char *)dst + i, &x, sizeof x);
+    }
     return DCOMM_OK;
 }
 
 static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
 
-/* scratch <- factor * input, then the sum of that: word 0 is the factor, which may differ by rank.
- * `inner` reads its input from IN. */
+/* scratch <- factor * input, then the sum of that: the words are the factor, which may differ by
+ * rank. `inner` reads its input from IN. */
 static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
                                        dcomm_plan **plan_p)
 {
     dcommi_builder b;
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
     dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    b.head.nwords = 1;
+    b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
     b.head.ntags = inner->ntags;
     b.head.ncounters = inner->ncounters;
     b.head.nslots = inner->nslots;
@@ -264,7 +273,7 @@ static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *
     if (step != NULL) {
         dcomm_operand src[2] = {
             dcommi_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-            dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+            dcommi_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
         step->dst = dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
         dcommi_build_sources(&b, step, src, 2);
     }

@@ -142,6 +142,27 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
 static bool dcommi_spread_plan(const dcomm_plan *plan);
 static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step);
 
+/* dst <- factor * src, of 64-bit integers: doublings and additions, from the highest bit on. Slow
+ * where a factor has many bits, but exact, and such factors are rare. dst is not src. */
+static dcomm_status dcommi_device_times(dcommi_device_handle *d, void *dst, const void *src,
+                                        size_t count, dcomm_dtype dtype, uint64_t factor)
+{
+    const void *terms[] = {dst, dst, src};
+    int bit = 63;
+    if (factor == 0) {
+        return d->call->scale(d, dst, src, count, dtype, 0);
+    }
+    while ((factor >> bit & 1) == 0) {
+        bit--;
+    }
+    dcomm_status status = d->call->copy(d, DCOMMI_QUEUE_IN, dst, src, count * sizeof factor);
+    while (status >= 0 && bit-- > 0) {
+        const size_t n = 2 + (factor >> bit & 1);
+        status = d->call->reduce(d, dst, terms, n, count, dtype, DCOMM_SUM, 1);
+    }
+    return status;
+}
+
 /* COMPUTE by the kernels that devices have; factors are words. */
 static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_kernel kernel,
                                                  uint8_t *dst, size_t len, const void *const *src,
@@ -150,7 +171,7 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
     dcommi_device_handle *d = &lane->frame->run->device->handle;
     const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)lane->frame->plan->kernel_user;
     const bool narrows = kernel == dcommi_kernel_narrow, widens = kernel == dcommi_kernel_widen;
-    double factor = 1;
+    dcommi_factor factor = {1, 0};
     if (!narrows && !widens && kernel != dcommi_kernel_scale) {
         return dcommi_step_error(lane, DCOMM_ERR_UNSUPPORTED,
                                  "computes with a function of the host's on device %d", d->number);
@@ -158,19 +179,20 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
     const size_t element = dcomm_dtype_size(dtype),
                  count = len / (widens ? sizeof(float) : element);
     if (nsrc != (narrows ? 1 : 2) || src_len[0] != count * (narrows ? sizeof(float) : element) ||
-        (!narrows && src_len[1] != sizeof factor)) {
+        (!narrows && src_len[1] != (widens ? sizeof factor.value : sizeof factor))) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "computes %zu bytes of %zu", len,
                                  src_len[0]);
     }
     if (!narrows) {
-        memcpy(&factor, src[1], sizeof factor);
+        memcpy(&factor, src[1], src_len[1]);
     }
-    return dcommi_step_queued(lane,
-                              narrows  ? d->call->from_f32(d, dst, src[0], count, dtype)
-                              : widens ? d->call->to_f32(d, (float *)(void *)dst, src[0], count,
-                                                         dtype, factor != 0 ? factor : 1)
-                                       : d->call->scale(d, dst, src[0], count, dtype, factor),
-                              false);
+    dcomm_status status =
+        narrows  ? d->call->from_f32(d, dst, src[0], count, dtype)
+        : widens ? d->call->to_f32(d, (float *)(void *)dst, src[0], count, dtype, factor.value)
+        : dcommi_factor_whole(&factor, dtype)
+            ? dcommi_device_times(d, dst, src[0], count, dtype, factor.whole)
+            : d->call->scale(d, dst, src[0], count, dtype, factor.value);
+    return dcommi_step_queued(lane, status, false);
 }
 
 #endif

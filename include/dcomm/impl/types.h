@@ -5,6 +5,7 @@
 #include "../tune.h"
 #include "algo.h"
 #include "device.h"
+#include "factor.h"
 #include "fill.h"
 #include "host.h"
 #include "message.h"
@@ -227,7 +228,8 @@ struct dcommi_run {
     dcommi_gate gate;
     unsigned jobs;              /* of the device's under way */
     struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
-    double premul;
+    dcommi_factor factor;       /* where the plan begins with it as a word */
+    bool factored;
     _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
     _Atomic int refs;              /* its user, the engine, moves that the transport holds */

@@ -36,7 +36,7 @@ static ncclResult_t dcommi_nccl_check(const char *call, dcommi_nccl_job *j, nccl
     }
     if (j->premul != NULL) {
         dcommi_nccl_before before = dcommi_nccl_enter(j->comm);
-        ncclResult_t result = dcommi_nccl_factor(j, datatype);
+        ncclResult_t result = dcommi_nccl_factor(j);
         dcommi_nccl_leave(j->comm, before);
         return result;
     }

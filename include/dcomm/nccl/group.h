@@ -81,7 +81,7 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
     const dcomm_coll_opts opts = {.stream = j->stream != NULL ? (void *)j->stream
                                                               : (void *)cudaStreamLegacy,
                                   .device = true,
-                                  .premul = j->factor,
+                                  .premul_p = j->premul != NULL ? j->factor : NULL,
                                   .codec = j->codec,
                                   .codec_ledger = counts ? &j->comm->ledger : NULL};
     switch (j->coll) {
@@ -109,20 +109,17 @@ static dcomm_status dcommi_nccl_call(const dcommi_nccl_job *j)
 }
 
 /* The factor of a pre-multiplied sum that is in device memory, after what the stream holds. */
-static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j, ncclDataType_t type)
+static ncclResult_t dcommi_nccl_factor(dcommi_nccl_job *j)
 {
-    uint64_t value[1] = {0};
-    j->factor = j->premul->factor;
+    memcpy(j->factor, j->premul->factor, sizeof j->factor);
     if (j->premul->scalar == NULL) {
         return ncclSuccess;
     }
     DCOMMI_NCCL_TRY(
         dcommi_nccl_cuda("the operator's scalar",
-                         cudaMemcpyAsync(value, j->premul->scalar, dcomm_dtype_size(j->dtype),
+                         cudaMemcpyAsync(j->factor, j->premul->scalar, dcomm_dtype_size(j->dtype),
                                          cudaMemcpyDefault, j->stream)));
-    DCOMMI_NCCL_TRY(dcommi_nccl_cuda("the operator's scalar", cudaStreamSynchronize(j->stream)));
-    j->factor = dcommi_nccl_scalar(value, type);
-    return ncclSuccess;
+    return dcommi_nccl_cuda("the operator's scalar", cudaStreamSynchronize(j->stream));
 }
 
 static bool dcommi_nccl_to_itself(const dcommi_nccl_job *j)

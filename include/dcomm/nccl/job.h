@@ -33,8 +33,8 @@ typedef struct dcommi_nccl_job {
     dcomm_dtype dtype;
     dcomm_op op;
     const dcommi_nccl_op *premul;
-    double factor;
-    int root; /* or the peer */
+    unsigned char factor[8]; /* of premul, a value of dtype */
+    int root;                /* or the peer */
     cudaStream_t stream;
     bool undecided;           /* codec "auto" */
     const dcomm_codec *codec; /* NULL: exact */

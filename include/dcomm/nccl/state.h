@@ -29,7 +29,7 @@ typedef struct dcommi_nccl_op {
     bool used;
     ncclDataType_t type;
     const void *scalar; /* in device memory, to be read at each call; NULL: the factor is known */
-    double factor;
+    unsigned char factor[8]; /* a value of the type */
 } dcommi_nccl_op;
 
 /* A buffer that is registered with a communicator: a handle is a pointer to it. */

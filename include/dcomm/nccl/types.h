@@ -63,62 +63,7 @@ static ncclResult_t dcommi_nccl_operator(const struct ncclComm *comm, ncclRedOp_
     return ncclSuccess;
 }
 
-/* ---- scalars of pre-multiplied sums ---- */
-
-static double dcommi_nccl_small_float(unsigned bits, unsigned fraction, int bias)
-{
-    const unsigned digits = bits & ((1u << fraction) - 1);
-    const unsigned top = (1u << (15 - fraction)) - 1;
-    const unsigned exponent = bits >> fraction & top;
-    double value = exponent == top && digits != 0 ? (double)__builtin_nanf("")
-                   : exponent == top              ? __builtin_huge_val()
-                   : exponent == 0 ? __builtin_ldexp(digits, 1 - bias - (int)fraction)
-                                   : __builtin_ldexp((1u << fraction) + digits,
-                                                     (int)exponent - bias - (int)fraction);
-    return (bits >> 15 & 1) != 0 ? -value : value;
-}
-
-static double dcommi_nccl_scalar(const void *p, ncclDataType_t type)
-{
-    union {
-        int8_t i8;
-        uint8_t u8;
-        int32_t i32;
-        uint32_t u32;
-        int64_t i64;
-        uint64_t u64;
-        uint16_t bits;
-        float f32;
-        double f64;
-    } v;
-    dcomm_dtype known = DCOMM_U8;
-    if (dcommi_nccl_type(type, true, &known) != ncclSuccess) {
-        return 0;
-    }
-    memcpy(&v, p, dcomm_dtype_size(known));
-    switch (known) {
-    case DCOMM_I8:
-        return v.i8;
-    case DCOMM_U8:
-        return v.u8;
-    case DCOMM_I32:
-        return v.i32;
-    case DCOMM_U32:
-        return v.u32;
-    case DCOMM_I64:
-        return (double)v.i64;
-    case DCOMM_U64:
-        return (double)v.u64;
-    case DCOMM_F16:
-        return dcommi_nccl_small_float(v.bits, 10, 15);
-    case DCOMM_BF16:
-        return dcommi_nccl_small_float(v.bits, 7, 127);
-    case DCOMM_F32:
-        return (double)v.f32;
-    default:
-        return v.f64;
-    }
-}
+/* ---- pre-multiplied sums ---- */
 
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
                                       ncclScalarResidence_t residence, ncclComm_t comm)
@@ -139,8 +84,10 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
     for (int i = 0; i < DCOMMI_NCCL_OPS; i++) {
         if (!comm->ops[i].used) {
             const bool here = residence == ncclScalarHostImmediate;
-            comm->ops[i] = (dcommi_nccl_op){true, datatype, here ? NULL : scalar,
-                                            here ? dcommi_nccl_scalar(scalar, datatype) : 1};
+            comm->ops[i] = (dcommi_nccl_op){true, datatype, here ? NULL : scalar, {0}};
+            if (here) {
+                memcpy(comm->ops[i].factor, scalar, dcomm_dtype_size(type));
+            }
             *op = (ncclRedOp_t)(ncclNumOps + i);
             return ncclSuccess;
         }
