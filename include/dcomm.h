@@ -1296,8 +1296,8 @@ typedef struct dcomm_comm_opts {
                            chosen per algorithm); rank 0's is taken by all ranks */
     int tune;           /* 1: measure what things cost, once per process and set of hosts, so that
                            algorithms are chosen by it: 0.2 s on a host, 0.6 s where ranks share
-                           its cores or links are slow (or read it, where
-                           DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
+                           its cores or links are slow (or read it, where DCOMM_TUNE_FILE names a
+                           file, or where an earlier run on this host has kept it: DCOMM_TUNE_CACHE); -1: choose by built-in numbers (default:
                            DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
     int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
                            faster where the network limits each by itself (default:
@@ -22268,6 +22268,7 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_TOPO_CPUS"},
     {.name = "DCOMM_TOPO_XML"},
     {.name = "DCOMM_TUNE", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_TUNE_CACHE"},
     {.name = "DCOMM_TUNE_FILE"},
     {.name = "DCOMM_UCX_CUDA", .kind = DCOMMI_ENV_FLAG},
     {.name = "DCOMM_WARN_UNBOUND", .kind = DCOMMI_ENV_FLAG},
@@ -53970,6 +53971,109 @@ DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nr
 #ifndef DCOMMI_TUNE_COMM_H
 #define DCOMMI_TUNE_COMM_H
 
+/* ==== include/dcomm/impl/tune_cache.h ====================================================== */
+/* tune_cache.h - tunings that outlive the process: one text file for each machine, arrangement of
+ * ranks and version of the library, in the user's cache directory. Only rank 0 reads and writes. */
+#ifndef DCOMMI_TUNE_CACHE_H
+#define DCOMMI_TUNE_CACHE_H
+
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DCOMMI_TUNE_CACHE_PATH 512
+
+/* Put the directory into path: DCOMM_TUNE_CACHE, else dcomm in XDG_CACHE_HOME, else in ~/.cache.
+ * Return false if there is none, or if DCOMM_TUNE_CACHE is a flag that is off. */
+static bool dcommi_tune_cache_directory(char *path, size_t len)
+{
+    static const char *const bases[][2] = {
+        {"DCOMM_TUNE_CACHE", ""}, {"XDG_CACHE_HOME", "/dcomm"}, {"HOME", "/.cache/dcomm"}};
+    bool on = true;
+    if (dcommi_env(bases[0][0]) != NULL && dcommi_text_flag(dcommi_env(bases[0][0]), &on) && !on) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof bases / sizeof bases[0]; i++) {
+        const char *base = dcommi_env(bases[i][0]);
+        if (base != NULL && base[0] == '/') {
+            return (size_t)snprintf(path, len, "%s%s", base, bases[i][1]) < len;
+        }
+    }
+    return false;
+}
+
+/* Mix what makes a tuning of the same ranks another one: the processor and this version. */
+static uint64_t dcommi_tune_cache_key(uint64_t key)
+{
+    static const char name[] = "model name";
+    char line[256];
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    bool found = false;
+    while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
+        found = strncmp(line, name, sizeof name - 1) == 0;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    for (const char *c = found ? line : ""; *c != 0; c++) {
+        key = dcommi_mix(key, (uint64_t)(unsigned char)*c);
+    }
+    return dcommi_mix(key, (uint64_t)sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+static bool dcommi_tune_cache_file(uint64_t key, char *path, size_t len)
+{
+    char directory[DCOMMI_TUNE_CACHE_PATH];
+    return dcommi_tune_cache_directory(directory, sizeof directory) &&
+           (size_t)snprintf(path, len, "%s/tuning-" DCOMM_VERSION_STRING "-%016" PRIx64 ".txt",
+                            directory, dcommi_tune_cache_key(key)) < len;
+}
+
+/* Return true if a tuning was kept under this key. A file that cannot be read is as good as none.
+ */
+static bool dcommi_tune_cache_load(uint64_t key, dcomm_tuning *tuning)
+{
+    char path[DCOMMI_TUNE_CACHE_PATH + 64];
+    if (!dcommi_tune_cache_file(key, path, sizeof path) || access(path, R_OK) != 0) {
+        return false;
+    }
+    if (dcomm_tuning_load(path, tuning) < 0) {
+        dcommi_log(DCOMMI_LOG_WARN, "%s; measuring again", dcommi_message);
+        return false;
+    }
+    dcommi_log(DCOMMI_LOG_INFO, "tuning read from %s; DCOMM_TUNE_CACHE=off measures anew", path);
+    return true;
+}
+
+/* Make the directories that are missing, the last ones for the user alone. */
+static void dcommi_tune_cache_mkdir(char *path)
+{
+    for (char *c = path + 1; *c != 0; c++) {
+        if (*c == '/') {
+            *c = 0;
+            mkdir(path, 0700);
+            *c = '/';
+        }
+    }
+}
+
+/* Keep a tuning. Readers see the whole file or none. Where it cannot be written, nothing is kept:
+ * the next run measures again. */
+static void dcommi_tune_cache_save(uint64_t key, const dcomm_tuning *tuning)
+{
+    char path[DCOMMI_TUNE_CACHE_PATH + 64], fresh[DCOMMI_TUNE_CACHE_PATH + 96];
+    if (!dcommi_tune_cache_file(key, path, sizeof path)) {
+        return;
+    }
+    dcommi_tune_cache_mkdir(path);
+    snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
+    if (dcomm_tuning_save(tuning, fresh) < 0 || rename(fresh, path) != 0) {
+        dcommi_log(DCOMMI_LOG_INFO, "no tuning is kept in %s", path);
+        unlink(fresh);
+    }
+}
+
+#endif
 /* ==== include/dcomm/impl/tune_trial.h ====================================================== */
 /* tune_trial.h - trials of whole all-reduces on ranks of one host. How caches and cores are shared
  * there shows in calls as they are, not in pairs that exchange or read one piece: the algorithms
@@ -53978,10 +54082,16 @@ DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nr
 #define DCOMMI_TUNE_TRIAL_H
 
 /* ==== include/dcomm/impl/tune_measure.h ==================================================== */
-/* tune_measure.h - measuring what things cost on a communicator, and agreeing on it: rank 0's times
- * count, all ranks take part in the same probes. */
+/* tune_measure.h - what things cost on a communicator, as its ranks measure it: rank 0's times
+ * count, and all ranks take part. */
 #ifndef DCOMMI_TUNE_MEASURE_H
 #define DCOMMI_TUNE_MEASURE_H
+
+/* ==== include/dcomm/impl/tune_rounds.h ===================================================== */
+/* tune_rounds.h - probes that run in turn, round by round, on a communicator of their own. Rank 0's
+ * times count; all ranks take part in the same probes. */
+#ifndef DCOMMI_TUNE_ROUNDS_H
+#define DCOMMI_TUNE_ROUNDS_H
 
 /* ==== include/dcomm/impl/flush.h =========================================================== */
 /* flush.h - taking memory out of the caches, where that can be asked for. */
@@ -54225,22 +54335,12 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
 
 #endif
 
-#define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
-#define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
-#define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
-#define DCOMMI_TUNE_COLD 16384 /* within a host, probes from so long on find nothing cached */
-#define DCOMMI_TUNE_ROUNDS 9   /* of short probes; of long ones DCOMMI_TUNE_FEW */
-#define DCOMMI_TUNE_FEW 7
-#define DCOMMI_TUNE_CROWD_ROUNDS 2
-#define DCOMMI_TUNE_PROBES 40       /* of a round */
-#define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
-#define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
-#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
-#define DCOMMI_TUNE_PIECE_S 0.01    /* of a probe of connections */
-#define DCOMMI_TUNE_CONNECTIONS 8   /* most that are tried, */
-#define DCOMMI_TUNE_CUT 262144      /* shortest message to try them with */
-#define DCOMMI_TUNE_GAIN 1.4        /* as long as twice as many are so much faster */
-#define DCOMMI_TUNE_SWIFT 7e8       /* bytes/s of one that the processor limits, not the network */
+#define DCOMMI_TUNE_COLD 16384       /* within a host, probes from so long on find nothing cached */
+#define DCOMMI_TUNE_ROUNDS 9         /* of short probes; of long ones DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_BATCHES 2        /* of rounds: another one, where the first was disturbed */
+#define DCOMMI_TUNE_DISTURBED 2.0    /* a probe whose median is so many times its minimum, */
+#define DCOMMI_TUNE_DISTURBED_S 2e-5 /* and so much more: the scheduler took the core away */
+#define DCOMMI_TUNE_PROBES 40        /* of a round */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
  * of all of them, and not all of one. */
@@ -54249,7 +54349,7 @@ typedef struct dcommi_rounds {
     struct dcommi_timed {
         dcommi_probe probe;
         dcomm_plan *plan;
-        double took[DCOMMI_TUNE_ROUNDS];
+        double took[DCOMMI_TUNE_BATCHES * DCOMMI_TUNE_ROUNDS];
     } timed[DCOMMI_TUNE_PROBES];
 } dcommi_rounds;
 
@@ -54261,7 +54361,9 @@ typedef struct dcommi_tuner {
     void *registered; /* NULL: there is none, or it has not been asked for */
     uint8_t *huge;    /* likewise, on huge pages */
     dcommi_rounds rounds;
-    dcomm_status status;        /* the first error; nothing is run after it */
+    int probes, disturbed; /* rank 0's: how many have run, and how many were disturbed to the end */
+    bool busy;             /* too many: other programs use the cores */
+    dcomm_status status;   /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
 } dcommi_tuner;
 
@@ -54320,6 +54422,7 @@ static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t
 }
 
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
+static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes);
 
 /* Run a plan that `status` says was made, and drop it. */
 static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan)
@@ -54376,30 +54479,62 @@ static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind
     dcommi_flush(t->out, DCOMMI_PROBE_TURNS * len);
 }
 
-/* Run the rounds, the first of which warms up; `until`: no more than one other after that. */
-static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
+/* Run all probes once and put their times at `at`. */
+static void dcommi_tune_round(dcommi_tuner *t, int at)
+{
+    for (int i = 0; i < t->rounds.n && t->status >= 0; i++) {
+        struct dcommi_timed *timed = &t->rounds.timed[i];
+        if (t->near) { /* who shares this core has done its part of the last probe */
+            dcommi_tune_meet_near(t);
+            if (timed->probe.len >= DCOMMI_TUNE_COLD) {
+                dcommi_tune_chill(t, timed->probe.kind, timed->probe.len);
+                dcommi_tune_meet_near(t);
+            }
+        }
+        double start = dcommi_now();
+        t->status = dcommi_probe_run(t->comm, timed->plan, t->in, t->out);
+        timed->took[at] = dcommi_now() - start;
+    }
+}
+
+/* Sort the times of n rounds, and return how many probes were disturbed by rank 0's clock: tell all
+ * ranks. */
+static int dcommi_tune_disturbed(dcommi_tuner *t, int n)
+{
+    uint64_t disturbed = 0;
+    for (int i = 0; i < t->rounds.n; i++) {
+        struct dcommi_timed *timed = &t->rounds.timed[i];
+        qsort(timed->took, (size_t)n, sizeof *timed->took, dcommi_tune_compare);
+        double least = timed->took[0], median = timed->took[n / 2];
+        disturbed += n > 1 && median > DCOMMI_TUNE_DISTURBED * least &&
+                     median - least > DCOMMI_TUNE_DISTURBED_S;
+    }
+    dcommi_tune_share(t, &disturbed, sizeof disturbed);
+    return (int)disturbed;
+}
+
+/* Run `rounds` rounds after one that warms up, or fewer: no other one after `seconds`, if that is
+ * not 0. Within a host, run as many again if something disturbed the first ones. */
+static void dcommi_tune_run(dcommi_tuner *t, int rounds, double seconds)
 {
     dcommi_rounds *all = &t->rounds;
-    int done = 0;
-    for (int round = -1; round < rounds && t->status >= 0; round++) {
-        if (round > 0 && until > 0 && !dcommi_tune_goes_on(t, until)) {
+    int done = 0, disturbed = 0;
+    dcommi_tune_round(t, 0);
+    for (int batch = 0; batch < DCOMMI_TUNE_BATCHES && t->status >= 0; batch++) {
+        double until = dcommi_now() + seconds;
+        for (int round = 0; round < rounds && t->status >= 0; round++) {
+            if (round > 0 && seconds > 0 && !dcommi_tune_goes_on(t, until)) {
+                break;
+            }
+            dcommi_tune_round(t, done++);
+        }
+        disturbed = t->near && done > 0 ? dcommi_tune_disturbed(t, done) : 0;
+        if (disturbed == 0) {
             break;
         }
-        for (int i = 0; i < all->n && t->status >= 0; i++) {
-            const dcommi_probe *probe = &all->timed[i].probe;
-            if (t->near) { /* who shares this core has done its part of the last probe */
-                dcommi_tune_meet_near(t);
-                if (probe->len >= DCOMMI_TUNE_COLD) {
-                    dcommi_tune_chill(t, probe->kind, probe->len);
-                    dcommi_tune_meet_near(t);
-                }
-            }
-            double start = dcommi_now();
-            t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);
-            all->timed[i].took[round < 0 ? 0 : round] = dcommi_now() - start;
-        }
-        done += round >= 0;
     }
+    t->probes += all->n;
+    t->disturbed += disturbed;
     for (int i = 0; i < all->n; i++) {
         double *took = all->timed[i].took;
         dcommi_free(all->timed[i].plan);
@@ -54443,15 +54578,38 @@ static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
     return t->status >= 0 && on != 0;
 }
 
+#endif
+
+#define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
+#define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
+#define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
+#define DCOMMI_TUNE_FEW 7
+#define DCOMMI_TUNE_CROWD_ROUNDS 2
+#define DCOMMI_TUNE_BUSY 4          /* one probe in so many disturbed twice: the machine is busy */
+#define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
+#define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
+#define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
+#define DCOMMI_TUNE_PIECE_S 0.01    /* of a probe of connections */
+#define DCOMMI_TUNE_CONNECTIONS 8   /* most that are tried, */
+#define DCOMMI_TUNE_CUT 262144      /* shortest message to try them with */
+#define DCOMMI_TUNE_GAIN 1.4        /* as long as twice as many are so much faster */
+#define DCOMMI_TUNE_SWIFT 7e8       /* bytes/s of one that the processor limits, not the network */
+
 /* ---- curves ---- */
 
-/* No less for more bytes, however the measurements fell out. */
+/* Append a point to a curve that does not fall. Noise only adds time: where more bytes took less,
+ * the points before were disturbed, and are lowered. A difference of two measured times that comes
+ * out as nothing tells nothing: the point repeats the one before. */
 static void dcommi_tune_point(dcomm_curve *c, int64_t bytes, double seconds)
 {
     if (c->n < DCOMM_CURVE_POINTS) {
-        int64_t least = c->n > 0 ? c->ps[c->n - 1] : 0;
+        int64_t ps = dcommi_ps(seconds);
+        ps = ps == 0 && c->n > 0 ? c->ps[c->n - 1] : ps;
+        for (int64_t i = c->n; i-- > 0 && c->ps[i] > ps;) {
+            c->ps[i] = ps;
+        }
         c->bytes[c->n] = bytes;
-        c->ps[c->n++] = dcommi_max64(dcommi_ps(seconds), least);
+        c->ps[c->n++] = ps;
     }
 }
 
@@ -54524,7 +54682,7 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
         dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, DCOMMI_TUNE_NEAR_S);
     double least = dcommi_tune_short(t, link, first);
     link->message.n = link->fold.n = link->read.n = link->reduce.n = 0;
     dcommi_tune_point(&link->message, 8, 0);
@@ -54535,7 +54693,7 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
         dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, DCOMMI_TUNE_NEAR_S);
     for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
         dcommi_tune_size(t, link, dcommi_tune_sizes[i], least,
                          (i - DCOMMI_TUNE_SHORT_SIZES) * DCOMMI_TUNE_KINDS);
@@ -54576,7 +54734,7 @@ static void dcommi_tune_special(dcommi_tuner *t, uint8_t *memory, int depth, dco
         dcommi_tune_add(t, DCOMMI_PROBE_READS, dcommi_tune_sizes[i], 1, depth, false);
         dcommi_tune_add(t, DCOMMI_PROBE_REDUCES, dcommi_tune_sizes[i], 1, depth, false);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S / 2);
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, DCOMMI_TUNE_NEAR_S / 2);
     t->in = in;
     t->out = out;
     reads->n = reduces->n = 0;
@@ -54706,7 +54864,7 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     bool chooses = t->comm->connections == 0 && t->comm->context->net != NULL &&
                    t->comm->context->net->by_flow;
     int first = dcommi_tune_add_short(t, 0);
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, DCOMMI_TUNE_NEAR_S);
     double crowded = dcommi_tune_short(t, link, first), least = dcommi_tune_far_time(t, 8);
     link->shared.n = link->sustained.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
@@ -54760,7 +54918,7 @@ static void dcommi_tune_local(dcommi_tuner *t)
         dcommi_tune_add(t, DCOMMI_PROBE_COPY, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
         dcommi_tune_add(t, DCOMMI_PROBE_FOLD, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S / 4);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, DCOMMI_TUNE_NEAR_S / 4);
     t->empty = dcommi_tune_time(t, 0);
     t->step = dcommi_tune_time(t, 1) - t->empty / 64;
     t->step = t->step > 0 ? t->step : 0;
@@ -54814,8 +54972,16 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
             known = kind;
         }
     }
-    snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s",
-             t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s");
+    t->busy = t->comm->rank == 0 && t->disturbed * DCOMMI_TUNE_BUSY > t->probes;
+    snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s%s",
+             t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s",
+             t->busy ? "; this machine was busy while it was measured" : "");
+    if (t->busy) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "this machine was busy while it was measured: %d of %d probes took twice as "
+                   "long as their fastest; algorithms are chosen by what they say all the same",
+                   t->disturbed, t->probes);
+    }
 }
 
 #endif
@@ -55081,7 +55247,7 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
 {
     const dcommi_groups *g = comm->groups;
     uint64_t key = dcommi_mix((uint64_t)g->nlevels, (uint64_t)comm->size);
-    key = dcommi_mix(key, (uint64_t)comm->connections);
+    key = dcommi_mix(key, (uint64_t)comm->connections << 1 | comm->deterministic);
     for (int r = 0; r < comm->size; r++) {
         for (const char *c = comm->members[r].hostname; *c != 0; c++) {
             key = dcommi_mix(key, (uint64_t)*c);
@@ -55094,7 +55260,9 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
     return key;
 }
 
-static bool dcommi_tuned_find(uint64_t key, dcomm_tuning *tuning)
+/* In this process or, for the ranks of one host, in the cache of the user: networks change more
+ * than machines do. */
+static bool dcommi_tuned_find(const dcomm_comm *comm, uint64_t key, dcomm_tuning *tuning)
 {
     bool found = false;
     pthread_mutex_lock(&dcommi_tuned_lock);
@@ -55105,7 +55273,7 @@ static bool dcommi_tuned_find(uint64_t key, dcomm_tuning *tuning)
         }
     }
     pthread_mutex_unlock(&dcommi_tuned_lock);
-    return found;
+    return found || (comm->nhosts == 1 && dcommi_tune_cache_load(key, tuning));
 }
 
 static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
@@ -55158,7 +55326,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
             dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);
         }
     } else if (comm->rank == 0 && !again) {
-        word.measure = !dcommi_tuned_find(key, &word.tuning);
+        word.measure = !dcommi_tuned_find(comm, key, &word.tuning);
     }
     dcommi_tune_share(t, &word, sizeof word);
     if (t->status >= 0 && word.measure != 0) {
@@ -55171,6 +55339,9 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         word.tuning = t->tuning;
         if (t->status >= 0 && comm->rank == 0) {
             dcommi_tuned_add(key, &word.tuning);
+            if (comm->nhosts == 1 && !t->busy) {
+                dcommi_tune_cache_save(key, &word.tuning);
+            }
         }
     }
     status = t->status;
@@ -68309,10 +68480,15 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TRIAL_TIMED
 #undef DCOMMI_TRIAL_TURNS
 #undef DCOMMI_TRY
+#undef DCOMMI_TUNE_BATCHES
+#undef DCOMMI_TUNE_BUSY
+#undef DCOMMI_TUNE_CACHE_PATH
 #undef DCOMMI_TUNE_COLD
 #undef DCOMMI_TUNE_CONNECTIONS
 #undef DCOMMI_TUNE_CROWD_ROUNDS
 #undef DCOMMI_TUNE_CUT
+#undef DCOMMI_TUNE_DISTURBED
+#undef DCOMMI_TUNE_DISTURBED_S
 #undef DCOMMI_TUNE_FARTHEST
 #undef DCOMMI_TUNE_FAR_S
 #undef DCOMMI_TUNE_FEW

@@ -131,6 +131,7 @@ static inline int procs_run(int n, double timeout_s, procs_fn fn, void *arg, int
         if (pids[r] == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             setenv("DCOMM_WARN_UNBOUND", "0", 1); /* test processes never are bound */
+            setenv("DCOMM_TUNE_CACHE", "off", 1);
             setenv("DCOMM_TUNE", "0", 1); /* takes longer than most tests: opts.tune = 1 asks */
             int code = fn(r, n, s, arg);
             fflush(NULL);

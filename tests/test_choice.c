@@ -344,3 +344,20 @@ Test(choice, what_is_not_divided_is_explained, .timeout = 20)
         dcommi_groups_free(&groups);
     }
 }
+
+/* One disturbed probe does not spoil a curve: noise only adds time. */
+Test(choice, a_measured_curve_is_lowered_by_what_follows)
+{
+    static const double took[] = {1e-6, 19e-3, 3e-6, 0, 5e-6, 4e-6};
+    static const int64_t ps[] = {1000000, 3000000, 3000000, 3000000, 4000000, 4000000};
+    enum { POINTS = sizeof took / sizeof took[0] };
+    dcomm_curve curve = {.n = 0};
+    for (int i = 0; i < POINTS; i++) {
+        dcommi_tune_point(&curve, 8 << i, took[i]);
+    }
+    cr_assert_eq(curve.n, POINTS);
+    cr_expect(dcommi_curve_valid(&curve));
+    for (int i = 0; i < POINTS; i++) {
+        cr_expect_eq(curve.ps[i], ps[i], "point %d: %" PRId64, i, curve.ps[i]);
+    }
+}

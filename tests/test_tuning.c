@@ -5,6 +5,8 @@
 #include "ranks.h"
 
 #include <criterion/criterion.h>
+#include <dirent.h>
+#include <sys/mman.h>
 
 typedef struct place_of {
     ranks_place place;
@@ -247,4 +249,81 @@ Test(tuning, variables_that_fail_creation)
     refused("DCOMM_CONNECTIONS", "17");
     refused("DCOMM_CONNECTIONS", "2K");
     refused("DCOMM_ALGO", "rong");
+}
+
+/* ---- from one run to the next ---- */
+
+typedef struct kept {
+    const char *directory;
+    dcomm_tuning *tuning; /* shared: rank 0's */
+} kept;
+
+static int measure(int rank, int n, procs_shared *s, void *arg)
+{
+    const kept *k = arg;
+    PROCS_TRUE(setenv("DCOMM_TUNE_CACHE", k->directory, 1) == 0);
+    dcomm_tuning tuning;
+    dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.tune = 1});
+    same(comm, n, &tuning);
+    sums(comm, rank, n);
+    if (rank == 0) {
+        *k->tuning = tuning;
+    }
+    return ranks_leave(&comm);
+}
+
+/* The one file of a directory. */
+static void only_file(const char *directory, char *path, size_t len)
+{
+    int n = 0;
+    DIR *dir = opendir(directory);
+    cr_assert(dir != NULL, "%s", directory);
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        if (e->d_name[0] != '.') {
+            n++;
+            snprintf(path, len, "%s/%s", directory, e->d_name);
+        }
+    }
+    closedir(dir);
+    cr_assert_eq(n, 1, "%d files in %s", n, directory);
+}
+
+/* What one run has measured, the next one reads; a file that is no tuning is measured again; so is
+ * everything where the cache is off. */
+Test(tuning, kept_for_the_next_run, .timeout = 100)
+{
+    int ended[PROCS_MAX];
+    char root[] = "/tmp/dcomm-test-cache-XXXXXX", directory[64], path[400];
+    cr_assert(mkdtemp(root) != NULL);
+    snprintf(directory, sizeof directory, "%s/new/one", root);
+    dcomm_tuning *shared =
+        mmap(NULL, 3 * sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert(shared != MAP_FAILED);
+    kept first = {directory, shared}, second = {directory, shared + 1}, third = {"off", shared + 2};
+    for (int i = 0; i == 0 || (i < 3 && strstr(shared->source, "busy") != NULL); i++) {
+        cr_assert_eq(procs_run(2, 50, measure, &first, ended), 0);
+    }
+    if (strstr(shared->source, "busy") != NULL) {
+        cr_skip_test("what is measured on a busy machine is not kept");
+    }
+    only_file(directory, path, sizeof path);
+    /* A number that no measurement gives shows that the file is read. */
+    dcomm_tuning marked = shared[0];
+    marked.call_ps = 424242;
+    cr_assert_eq(dcomm_tuning_save(&marked, path), DCOMM_OK);
+    cr_assert_eq(procs_run(2, 50, measure, &second, ended), 0);
+    cr_expect_eq(memcmp(&shared[1], &marked, sizeof marked), 0, "%s", shared[1].source);
+    cr_assert_eq(procs_run(2, 50, measure, &third, ended), 0);
+    cr_expect_neq(shared[2].call_ps, 424242);
+    FILE *file = fopen(path, "w");
+    cr_assert(file != NULL && fputs("near.alpha_us = many\n", file) > 0 && fclose(file) == 0);
+    cr_assert_eq(procs_run(2, 50, measure, &second, ended), 0);
+    cr_expect_neq(shared[1].call_ps, 424242);
+    cr_expect(strstr(shared[1].source, "measured") != NULL, "%s", shared[1].source);
+    unlink(path);
+    rmdir(directory);
+    directory[strlen(directory) - 4] = 0;
+    rmdir(directory);
+    cr_expect_eq(rmdir(root), 0);
+    munmap(shared, 3 * sizeof *shared);
 }

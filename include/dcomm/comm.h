@@ -76,8 +76,8 @@ typedef struct dcomm_comm_opts {
                            chosen per algorithm); rank 0's is taken by all ranks */
     int tune;           /* 1: measure what things cost, once per process and set of hosts, so that
                            algorithms are chosen by it: 0.2 s on a host, 0.6 s where ranks share
-                           its cores or links are slow (or read it, where
-                           DCOMM_TUNE_FILE names a file); -1: choose by built-in numbers (default:
+                           its cores or links are slow (or read it, where DCOMM_TUNE_FILE names a
+                           file, or where an earlier run on this host has kept it: DCOMM_TUNE_CACHE); -1: choose by built-in numbers (default:
                            DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
     int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
                            faster where the network limits each by itself (default:

@@ -53,6 +53,7 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_TOPO_CPUS"},
     {.name = "DCOMM_TOPO_XML"},
     {.name = "DCOMM_TUNE", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_TUNE_CACHE"},
     {.name = "DCOMM_TUNE_FILE"},
     {.name = "DCOMM_UCX_CUDA", .kind = DCOMMI_ENV_FLAG},
     {.name = "DCOMM_WARN_UNBOUND", .kind = DCOMMI_ENV_FLAG},

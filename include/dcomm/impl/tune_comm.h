@@ -3,6 +3,7 @@
 #ifndef DCOMMI_TUNE_COMM_H
 #define DCOMMI_TUNE_COMM_H
 
+#include "tune_cache.h"
 #include "tune_trial.h"
 
 /* What rank 0 of this process has measured before, by who was where. */
@@ -19,7 +20,7 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
 {
     const dcommi_groups *g = comm->groups;
     uint64_t key = dcommi_mix((uint64_t)g->nlevels, (uint64_t)comm->size);
-    key = dcommi_mix(key, (uint64_t)comm->connections);
+    key = dcommi_mix(key, (uint64_t)comm->connections << 1 | comm->deterministic);
     for (int r = 0; r < comm->size; r++) {
         for (const char *c = comm->members[r].hostname; *c != 0; c++) {
             key = dcommi_mix(key, (uint64_t)*c);
@@ -32,7 +33,9 @@ static uint64_t dcommi_tuned_key(const dcomm_comm *comm)
     return key;
 }
 
-static bool dcommi_tuned_find(uint64_t key, dcomm_tuning *tuning)
+/* In this process or, for the ranks of one host, in the cache of the user: networks change more
+ * than machines do. */
+static bool dcommi_tuned_find(const dcomm_comm *comm, uint64_t key, dcomm_tuning *tuning)
 {
     bool found = false;
     pthread_mutex_lock(&dcommi_tuned_lock);
@@ -43,7 +46,7 @@ static bool dcommi_tuned_find(uint64_t key, dcomm_tuning *tuning)
         }
     }
     pthread_mutex_unlock(&dcommi_tuned_lock);
-    return found;
+    return found || (comm->nhosts == 1 && dcommi_tune_cache_load(key, tuning));
 }
 
 static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
@@ -96,7 +99,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
             dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);
         }
     } else if (comm->rank == 0 && !again) {
-        word.measure = !dcommi_tuned_find(key, &word.tuning);
+        word.measure = !dcommi_tuned_find(comm, key, &word.tuning);
     }
     dcommi_tune_share(t, &word, sizeof word);
     if (t->status >= 0 && word.measure != 0) {
@@ -109,6 +112,9 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         word.tuning = t->tuning;
         if (t->status >= 0 && comm->rank == 0) {
             dcommi_tuned_add(key, &word.tuning);
+            if (comm->nhosts == 1 && !t->busy) {
+                dcommi_tune_cache_save(key, &word.tuning);
+            }
         }
     }
     status = t->status;

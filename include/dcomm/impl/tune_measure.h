@@ -1,20 +1,17 @@
-/* tune_measure.h - measuring what things cost on a communicator, and agreeing on it: rank 0's times
- * count, all ranks take part in the same probes. */
+/* tune_measure.h - what things cost on a communicator, as its ranks measure it: rank 0's times
+ * count, and all ranks take part. */
 #ifndef DCOMMI_TUNE_MEASURE_H
 #define DCOMMI_TUNE_MEASURE_H
 
 #include "api_mem.h"
-#include "flush.h"
-#include "tune_probe.h"
+#include "tune_rounds.h"
 
 #define DCOMMI_TUNE_LONGEST (1 << 20)  /* bytes of a probe within a host */
 #define DCOMMI_TUNE_FARTHEST (4 << 20) /* and between hosts */
 #define DCOMMI_TUNE_STREAM 65536       /* messages from so long on fill a link */
-#define DCOMMI_TUNE_COLD 16384 /* within a host, probes from so long on find nothing cached */
-#define DCOMMI_TUNE_ROUNDS 9   /* of short probes; of long ones DCOMMI_TUNE_FEW */
 #define DCOMMI_TUNE_FEW 7
 #define DCOMMI_TUNE_CROWD_ROUNDS 2
-#define DCOMMI_TUNE_PROBES 40       /* of a round */
+#define DCOMMI_TUNE_BUSY 4          /* one probe in so many disturbed twice: the machine is busy */
 #define DCOMMI_TUNE_OVERHEAD_S 2e-7 /* within a host: what is longer was the scheduler */
 #define DCOMMI_TUNE_FAR_S 0.04      /* after so long no longer message is tried between hosts */
 #define DCOMMI_TUNE_NEAR_S 0.015    /* and no other round of probes is run */
@@ -24,216 +21,21 @@
 #define DCOMMI_TUNE_GAIN 1.4        /* as long as twice as many are so much faster */
 #define DCOMMI_TUNE_SWIFT 7e8       /* bytes/s of one that the processor limits, not the network */
 
-/* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
- * of all of them, and not all of one. */
-typedef struct dcommi_rounds {
-    int n;
-    struct dcommi_timed {
-        dcommi_probe probe;
-        dcomm_plan *plan;
-        double took[DCOMMI_TUNE_ROUNDS];
-    } timed[DCOMMI_TUNE_PROBES];
-} dcommi_rounds;
-
-typedef struct dcommi_tuner {
-    dcomm_comm *comm; /* for the probes alone */
-    dcomm_tuning tuning;
-    uint8_t *in, *out;
-    bool near;        /* what is measured lies within a host */
-    void *registered; /* NULL: there is none, or it has not been asked for */
-    uint8_t *huge;    /* likewise, on huge pages */
-    dcommi_rounds rounds;
-    dcomm_status status;        /* the first error; nothing is run after it */
-    double step, signal, empty; /* seconds, by rank 0's clock */
-} dcommi_tuner;
-
-static int64_t dcommi_ps(double seconds)
-{
-    double ps = seconds * 1e12 + 0.5;
-    return !(ps > 0) ? 0 : ps > 1e15 ? (int64_t)1e15 : (int64_t)ps;
-}
-
-/* ---- probes ---- */
-
-static int dcommi_tune_compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The first quartile, since what disturbs only adds; sorts them. */
-static double dcommi_tune_quartile(double *took, int n)
-{
-    qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
-    return n > 0 ? took[(n - 1) / 4] : 0;
-}
-
-/* Whether a rank, alone or with its partner, has a hardware thread to itself, or both share one
- * with nobody else who is measured. */
-static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
-{
-    bool first = g->seat[rank] == rank, second = partner < 0 || g->seat[partner] == partner;
-    return (first && second) ||
-           (partner >= 0 && g->seat[rank] == g->seat[partner] && (first || second));
-}
-
-/* Put a probe into the rounds to come; returns where its time will be. */
-static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len, int64_t trips,
-                           int depth, bool alone)
-{
-    dcomm_comm *comm = t->comm;
-    struct dcommi_timed *timed = &t->rounds.timed[t->rounds.n];
-    bool pairs = kind >= DCOMMI_PROBE_SIGNALS && kind < DCOMMI_PROBE_COPY;
-    int partner = pairs ? dcommi_probe_partner(comm->groups, comm->rank, depth) : -1;
-    if (alone && comm->rank != 0 && partner != 0) {
-        partner = -1;
-    }
-    bool works = !t->near || dcommi_tune_seated(comm->groups, comm->rank, partner);
-    if (!works) { /* what two ranks take in turns would be measured as if it were one's */
-        partner = -1;
-        kind = DCOMMI_PROBE_NOTHING;
-    }
-    timed->probe = (dcommi_probe){kind, len, trips};
-    timed->plan = NULL;
-    if (t->status >= 0) {
-        t->status = dcommi_probe_plan(&timed->probe, comm->rank, comm->size, partner, &timed->plan);
-    }
-    return t->rounds.n++;
-}
-
-static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
-
-/* Run a plan that `status` says was made, and drop it. */
-static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan)
-{
-    t->status = t->status >= 0 ? status : t->status;
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
-    }
-    dcommi_free(plan);
-}
-
-/* Nobody goes on before everybody has come. */
-static void dcommi_tune_meet(dcommi_tuner *t)
-{
-    dcommi_shape s = {.coll = DCOMM_COLL_BARRIER,
-                      .rank = t->comm->rank,
-                      .nranks = t->comm->size,
-                      .dtype = DCOMM_U8,
-                      .lanes = 1};
-    dcomm_plan *plan = NULL;
-    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
-    dcommi_tune_once(t, status, plan);
-}
-
-/* The same of the ranks of each host among themselves. */
-static void dcommi_tune_meet_near(dcommi_tuner *t)
-{
-    const dcommi_groups *g = t->comm->groups;
-    int rank = t->comm->rank, others = 0;
-    dcommi_builder b;
-    dcomm_plan *plan = NULL;
-    dcommi_build_begin(&b, "tuning", rank, g->nranks, DCOMM_U8, DCOMM_SUM);
-    uint16_t come = dcommi_build_counter(&b);
-    for (int r = 0; r < g->nranks; r++) {
-        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
-            dcommi_signal(&b, 0, come, dcommi_const(r), dcommi_const(1));
-            others++;
-        }
-    }
-    dcommi_await(&b, 0, come, dcommi_const(others));
-    dcomm_status status = dcommi_build_finish(&b, &plan);
-    dcommi_tune_once(t, status, plan);
-}
-
-/* Long buffers are out of the caches when a program comes with them, most of all its inputs. Who
- * looks on stays idle: it may share a core with a rank of another host, which does not wait for it.
- */
-static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len)
-{
-    if (kind == DCOMMI_PROBE_NOTHING) {
-        return;
-    }
-    dcommi_flush(t->in, 2 * len);
-    dcommi_flush(t->out, DCOMMI_PROBE_TURNS * len);
-}
-
-/* Run the rounds, the first of which warms up; `until`: no more than one other after that. */
-static void dcommi_tune_run(dcommi_tuner *t, int rounds, double until)
-{
-    dcommi_rounds *all = &t->rounds;
-    int done = 0;
-    for (int round = -1; round < rounds && t->status >= 0; round++) {
-        if (round > 0 && until > 0 && !dcommi_tune_goes_on(t, until)) {
-            break;
-        }
-        for (int i = 0; i < all->n && t->status >= 0; i++) {
-            const dcommi_probe *probe = &all->timed[i].probe;
-            if (t->near) { /* who shares this core has done its part of the last probe */
-                dcommi_tune_meet_near(t);
-                if (probe->len >= DCOMMI_TUNE_COLD) {
-                    dcommi_tune_chill(t, probe->kind, probe->len);
-                    dcommi_tune_meet_near(t);
-                }
-            }
-            double start = dcommi_now();
-            t->status = dcommi_probe_run(t->comm, all->timed[i].plan, t->in, t->out);
-            all->timed[i].took[round < 0 ? 0 : round] = dcommi_now() - start;
-        }
-        done += round >= 0;
-    }
-    for (int i = 0; i < all->n; i++) {
-        double *took = all->timed[i].took;
-        dcommi_free(all->timed[i].plan);
-        took[0] = dcommi_tune_quartile(took, done) / (double)all->timed[i].probe.trips;
-    }
-    all->n = 0;
-}
-
-/* Seconds of one trip of a probe that has run. */
-static double dcommi_tune_time(const dcommi_tuner *t, int i)
-{
-    return t->rounds.timed[i].took[0];
-}
-
-/* Everybody gets rank 0's bytes. */
-static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
-{
-    dcomm_comm *comm = t->comm;
-    dcomm_plan *plan = NULL;
-    dcommi_shape s = {.coll = DCOMM_COLL_BROADCAST,
-                      .rank = comm->rank,
-                      .nranks = comm->size,
-                      .dtype = DCOMM_U8,
-                      .count = bytes,
-                      .in_place = true,
-                      .lanes = 1};
-    if (t->status >= 0) {
-        t->status = dcommi_plan_make(&s, dcommi_algo_find(DCOMM_COLL_BROADCAST, "binomial"), &plan);
-    }
-    if (t->status >= 0) {
-        t->status = dcommi_probe_run(comm, plan, data, data);
-    }
-    dcommi_free(plan);
-}
-
-/* Whether to go on to longer probes: rank 0 looks at its clock. */
-static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
-{
-    uint64_t on = dcommi_now() < until;
-    dcommi_tune_share(t, &on, sizeof on);
-    return t->status >= 0 && on != 0;
-}
-
 /* ---- curves ---- */
 
-/* No less for more bytes, however the measurements fell out. */
+/* Append a point to a curve that does not fall. Noise only adds time: where more bytes took less,
+ * the points before were disturbed, and are lowered. A difference of two measured times that comes
+ * out as nothing tells nothing: the point repeats the one before. */
 static void dcommi_tune_point(dcomm_curve *c, int64_t bytes, double seconds)
 {
     if (c->n < DCOMM_CURVE_POINTS) {
-        int64_t least = c->n > 0 ? c->ps[c->n - 1] : 0;
+        int64_t ps = dcommi_ps(seconds);
+        ps = ps == 0 && c->n > 0 ? c->ps[c->n - 1] : ps;
+        for (int64_t i = c->n; i-- > 0 && c->ps[i] > ps;) {
+            c->ps[i] = ps;
+        }
         c->bytes[c->n] = bytes;
-        c->ps[c->n++] = dcommi_max64(dcommi_ps(seconds), least);
+        c->ps[c->n++] = ps;
     }
 }
 
@@ -306,7 +108,7 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     for (int i = 0; i < DCOMMI_TUNE_SHORT_SIZES; i++) {
         dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, DCOMMI_TUNE_NEAR_S);
     double least = dcommi_tune_short(t, link, first);
     link->message.n = link->fold.n = link->read.n = link->reduce.n = 0;
     dcommi_tune_point(&link->message, 8, 0);
@@ -317,7 +119,7 @@ static void dcommi_tune_near(dcommi_tuner *t, dcomm_link *link, int depth)
     for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
         dcommi_tune_add_size(t, dcommi_tune_sizes[i], depth);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, DCOMMI_TUNE_NEAR_S);
     for (int i = DCOMMI_TUNE_SHORT_SIZES; i < DCOMMI_TUNE_SIZES; i++) {
         dcommi_tune_size(t, link, dcommi_tune_sizes[i], least,
                          (i - DCOMMI_TUNE_SHORT_SIZES) * DCOMMI_TUNE_KINDS);
@@ -358,7 +160,7 @@ static void dcommi_tune_special(dcommi_tuner *t, uint8_t *memory, int depth, dco
         dcommi_tune_add(t, DCOMMI_PROBE_READS, dcommi_tune_sizes[i], 1, depth, false);
         dcommi_tune_add(t, DCOMMI_PROBE_REDUCES, dcommi_tune_sizes[i], 1, depth, false);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_FEW, dcommi_now() + DCOMMI_TUNE_NEAR_S / 2);
+    dcommi_tune_run(t, DCOMMI_TUNE_FEW, DCOMMI_TUNE_NEAR_S / 2);
     t->in = in;
     t->out = out;
     reads->n = reduces->n = 0;
@@ -488,7 +290,7 @@ static void dcommi_tune_far(dcommi_tuner *t, dcomm_link *link)
     bool chooses = t->comm->connections == 0 && t->comm->context->net != NULL &&
                    t->comm->context->net->by_flow;
     int first = dcommi_tune_add_short(t, 0);
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, DCOMMI_TUNE_NEAR_S);
     double crowded = dcommi_tune_short(t, link, first), least = dcommi_tune_far_time(t, 8);
     link->shared.n = link->sustained.n = 0;
     link->eager_bytes = 0; /* what long messages wait for is in the times of the probes */
@@ -542,7 +344,7 @@ static void dcommi_tune_local(dcommi_tuner *t)
         dcommi_tune_add(t, DCOMMI_PROBE_COPY, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
         dcommi_tune_add(t, DCOMMI_PROBE_FOLD, sizes[i], sizes[i] <= 8192 ? 8 : 1, 0, false);
     }
-    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, dcommi_now() + DCOMMI_TUNE_NEAR_S / 4);
+    dcommi_tune_run(t, DCOMMI_TUNE_ROUNDS, DCOMMI_TUNE_NEAR_S / 4);
     t->empty = dcommi_tune_time(t, 0);
     t->step = dcommi_tune_time(t, 1) - t->empty / 64;
     t->step = t->step > 0 ? t->step : 0;
@@ -596,8 +398,16 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
             known = kind;
         }
     }
-    snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s",
-             t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s");
+    t->busy = t->comm->rank == 0 && t->disturbed * DCOMMI_TUNE_BUSY > t->probes;
+    snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s%s",
+             t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s",
+             t->busy ? "; this machine was busy while it was measured" : "");
+    if (t->busy) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "this machine was busy while it was measured: %d of %d probes took twice as "
+                   "long as their fastest; algorithms are chosen by what they say all the same",
+                   t->disturbed, t->probes);
+    }
 }
 
 #endif
