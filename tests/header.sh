@@ -187,7 +187,22 @@ four_files() {
 installed() {
     DESTDIR=$scratch/root meson install -C "$build" --no-rebuild --quiet || return 1
     (cd "$scratch/root" && find . -type f | sort) | tee "$scratch/files"
-    [ "$(sed 's|.*/||' "$scratch/files" | sort | tr '\n' ' ')" = "dcomm.h dcomm.pc " ]
+    [ "$(sed 's|.*/||' "$scratch/files" | grep -v '^dcomm-' | sort | tr '\n' ' ')" = \
+        "LICENSE dcomm.h dcomm.pc dcomm_nccl.h " ] || return 1
+    for tool in codec crossover moe overlap perf plan run topo; do
+        [ -x "$(find "$scratch/root" -path "*/bin/dcomm-$tool")" ] || { echo "no dcomm-$tool"; return 1; }
+    done
+    "$(find "$scratch/root" -path "*/bin/dcomm-run")" --help
+}
+only_installed() { # what `meson install` compiles first is what is built by default
+    meson introspect --targets "$build" >"$scratch/targets.json" && python3 - "$scratch/targets.json" <<'END'
+import json, sys
+with open(sys.argv[1], encoding="utf-8") as file:
+    targets = [t for t in json.load(file) if t["build_by_default"]]
+left = [t["name"] for t in targets if not t["installed"]]
+print("built by default and not installed:", *left)
+sys.exit(1 if left or not targets else 0)
+END
 }
 with_pkg_config() {
     local pc prefix flags
@@ -238,7 +253,8 @@ codecs_alone() {
 for cc in "${compilers[@]}"; do
     check "a program with codecs alone links -lm alone: $cc" codecs_alone $cc
 done
-check "meson install ships one header and dcomm.pc" installed
+check "meson install ships headers, tools, licence and dcomm.pc" installed
+check "meson install compiles nothing else" only_installed
 for cc in "${compilers[@]}"; do
     check "three C files and a C++ file in one program: $cc" four_files $cc
 done

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# test.sh - from a fresh machine to tested; the last line is "N passed, N failed".
+# test.sh - from a fresh machine to tested. The last line is "N passed, N failed", and ", N skipped"
+# where something was skipped; each skip is named above it, with its reason.
 #
 #   tools/test.sh [--full] [--stage NAME]...
 #
@@ -7,8 +8,9 @@
 # ranks, and more steps where it is tested that nothing is lost. --stage runs only the named stages,
 # of: setup house gcc header cuda examples matrix clang asan tsan fuzz.
 # DCOMM_FUZZ_SECONDS is each fuzz target's time (default 5, with --full 30). Each executable tests/*.sh
-# is a script test: it takes the build directory as its argument and prints TAP ("ok - what", "not ok -
-# what") or counts as one check.
+# is a script test: it takes the build directory as its argument and prints TAP ("ok - name", "not ok -
+# name") and "# skipped: name (reason)". A suite, script or stage that ran no test has failed, unless it
+# named what it skipped.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
@@ -39,6 +41,8 @@ mkdir -p "$logs"
 passed=0
 failed=0
 failures=()
+skips=()
+ran=0 # tests, other than steps on the way to them
 jobs=$(nproc)
 
 say() {
@@ -55,8 +59,14 @@ show() {
     [ -s "$1" ] && tail -n "${2:-80}" "$1" | sed 's/^/    /'
 }
 
-# check NAME COMMAND...: one check, passed when the command exits with 0.
+# check NAME COMMAND...: a test, passed when the command exits with 0.
 check() {
+    ran=$((ran + 1))
+    step "$@"
+}
+
+# step NAME COMMAND...: counted like a test, but on the way to one: to configure, to build.
+step() {
     local name=$1 log
     log=$logs/${name//[^A-Za-z0-9_.-]/_}.log
     shift
@@ -70,30 +80,38 @@ check() {
     fi
 }
 
-# count NAME STATUS TAP LOG: count each line of a suite's TAP. One that has no such lines counts as
-# one check; one that exits badly without a failed line is one failure more.
+# count NAME STATUS TAP LOG: count each line of a suite's TAP. One that exits badly without a failed
+# line is one failure more, and so is one that says nothing.
 count() {
-    local name=$1 status=$2 tap=$3 log=$4 good bad
-    good=$(grep -c '^ok ' "$tap" 2>/dev/null)
+    local name=$1 status=$2 tap=$3 log=$4 good bad left line
     bad=$(grep -c '^not ok ' "$tap" 2>/dev/null)
-    good=${good:-0}
+    good=$(grep '^ok ' "$tap" 2>/dev/null | grep -vc ' # SKIP')
+    mapfile -t left < <(
+        sed -n 's/^# skipped: //p' "$log"
+        sed -n 's/^ok - \(.*[^ ]\)  *# SKIP *\(.*\)$/\1 (\2)/p' "$tap" 2>/dev/null
+    )
     bad=${bad:-0}
     passed=$((passed + good))
     failed=$((failed + bad))
+    ran=$((ran + good + bad))
+    for line in "${left[@]}"; do
+        skips+=("$name: $line")
+    done
     if [ "$bad" -gt 0 ]; then
         while IFS= read -r line; do
             failures+=("$name: $line")
         done < <(grep '^not ok ' "$tap")
-    fi
-    if [ "$bad" -eq 0 ] && [ "$status" -ne 0 ]; then
+    elif [ "$status" -ne 0 ]; then
         fail "$name: $good good checks, then exit status $status"
         bad=1
-    elif [ "$bad" -eq 0 ] && [ "$good" -eq 0 ] && ! grep -q '^# skipped' "$log"; then
-        good=1
-        passed=$((passed + 1))
+    elif [ $((good + ${#left[@]})) -eq 0 ]; then
+        fail "$name: ran no test"
+        bad=1
     fi
     say "$name: $good passed, $bad failed"
-    grep '^# skipped' "$log" | sed 's/^# /           /'
+    for line in "${left[@]}"; do
+        say "    skipped: $line"
+    done
     if [ "$bad" -gt 0 ]; then
         grep -v '^ok ' "$log" >"$log.bad"
         show "$log.bad" 120
@@ -167,6 +185,10 @@ suite_result() {
 # and measure no time, one on each core.
 criterion() {
     local t list=$2/tests/single.list single
+    if [ -z "$(suites "$2" "$3")" ]; then
+        fail "$1: no suite was built in $2: is Criterion installed?"
+        return 1
+    fi
     single=$(suites "$2" "$3" | grep -xF -f "$list")
     for t in $single; do
         room
@@ -182,12 +204,16 @@ criterion() {
     done
 }
 
-# configure DIRECTORY MESON_OPTIONS...
+# configure DIRECTORY MESON_OPTIONS...: a directory that is there may have been configured otherwise, by
+# quickstart.sh for one: so every option that the tests rely on is given. -g1 names the lines in reports,
+# and takes a third less time than -g.
 configure() {
     local dir=$1
     shift
-    if [ -f "$dir/build.ninja" ]; then
-        meson setup --reconfigure "$dir" "$@"
+    set -- -Dtests=true -Dbench=true -Dexamples=true -Dfuzz=false -Db_sanitize=none -Dwerror=true \
+        -Dwarning_level=3 -Doptimization=2 -Ddebug=true -Dc_args=-g1 "$@"
+    if [ -f "$dir/build.ninja" ]; then # --reconfigure finds new options, and leaves c_args as they are
+        meson configure "$dir" "$@" || meson setup --reconfigure "$dir" "$@"
     else
         rm -rf "$dir" && meson setup "$dir" "$@"
     fi
@@ -198,17 +224,13 @@ suites() {
     cat "$1/tests/$2.list" 2>/dev/null
 }
 
-# build NAME DIRECTORY TARGET MESON_OPTIONS...: the target is "all", or a suite, which may be empty.
-# -g1 names the lines in reports, and takes a third less time than -g.
+# build NAME DIRECTORY "TARGETS" MESON_OPTIONS...
 build() {
-    local name=$1 dir=$2 target=$3
+    local name=$1 dir=$2 targets
+    read -ra targets <<<"$3"
     shift 3
-    check "$name: configure" configure "$dir" -Dc_args=-g1 "$@" || return
-    if [ "$target" != all ] && [ -z "$(suites "$dir" "$target")" ]; then
-        say "$name: no tests"
-        return 1
-    fi
-    check "$name: build" ninja -C "$dir" -j "$jobs" "$target"
+    step "$name: configure" configure "$dir" "$@" &&
+        step "$name: build" ninja -C "$dir" -j "$jobs" "${targets[@]}"
 }
 
 stage_setup() {
@@ -238,7 +260,7 @@ stage_house() {
 }
 
 stage_gcc() {
-    CC=gcc build "gcc" build all --buildtype=debugoptimized || return
+    CC=gcc build "gcc" build "all checked" || return
     # Those that are tested with sanitizers alone are not among "all".
     check "gcc: no source that is not built has a warning" tests/warnings.py build --unbuilt
     local t
@@ -265,17 +287,16 @@ stage_cuda() {
         beside $t tests/$t.sh "$PWD/build"
     done
     besides
-    [ ! -x tests/gpu.sh ] || DCOMM_GPU_BENCH=0 script gpu tests/gpu.sh "$PWD/build/gpu"
+    DCOMM_GPU_BENCH=0 script gpu tests/gpu.sh "$PWD/build/gpu"
 }
 
 stage_examples() {
-    [ ! -x tests/examples.sh ] || script examples tests/examples.sh "$PWD/build"
+    script examples tests/examples.sh "$PWD/build"
 }
 
 stage_matrix() {
-    [ ! -x tests/matrix.sh ] ||
-        script_timeout=$([ ${#full[@]} -gt 0 ] && echo 86400 || echo 1200) \
-            script matrix tests/matrix.sh "$PWD/build" "${full[@]}"
+    script_timeout=$([ ${#full[@]} -gt 0 ] && echo 86400 || echo 1200) \
+        script matrix tests/matrix.sh "$PWD/build" "${full[@]}"
 }
 
 stage_clang() {
@@ -296,7 +317,6 @@ stage_asan() {
 }
 
 stage_tsan() {
-    [ -n "$(ls tests/tsan_*.c 2>/dev/null)" ] || return
     CC=gcc build "tsan" build-tsan tsan -Db_sanitize=thread -Doptimization=1 -Dwerror=false \
         -Dbench=false -Dexamples=false || return
     local t
@@ -324,7 +344,6 @@ fuzz_result() {
 }
 
 stage_fuzz() {
-    [ -n "$(ls tests/fuzz/fuzz_*.c 2>/dev/null)" ] || return
     CC=clang build "fuzz" build-fuzz fuzz -Dfuzz=true -Doptimization=1 -Dbench=false \
         -Dexamples=false || return
     local t
@@ -341,12 +360,17 @@ stage_fuzz() {
 
 for stage in "${chosen[@]}"; do
     say "== $stage"
+    before=$((ran + ${#skips[@]} + failed))
     "stage_$stage"
+    [ $((ran + ${#skips[@]} + failed)) -gt $before ] || fail "$stage: ran no test"
 done
 
 say "done; logs are in build-logs/"
-for f in "${failures[@]}"; do
-    echo "failed: $f"
+for line in "${skips[@]}"; do
+    echo "skipped: $line"
 done
-echo "$passed passed, $failed failed"
+for line in "${failures[@]}"; do
+    echo "failed: $line"
+done
+echo "$passed passed, $failed failed$([ ${#skips[@]} -eq 0 ] || echo ", ${#skips[@]} skipped")"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
