@@ -1,14 +1,49 @@
 /* dcomm.h 0.1.0 - collective communication in one header.
  * GENERATED from include/dcomm/ by tools/amalgamate.py: do not edit.
  *
- * Include it wherever dcomm is used. In exactly one C file:
- *     #define _GNU_SOURCE
+ * Include it wherever dcomm is used. In exactly one C file, before any other header:
  *     #define DCOMM_IMPLEMENTATION
  *     #include "dcomm.h"
  * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. With the kernels of
  * cuda.h, in exactly one .cu file:
  *     #define DCOMM_CUDA_IMPLEMENTATION
  *     #include "dcomm.h" */
+/* ==== include/dcomm/impl/preamble.h ======================================================== */
+/* preamble.h - what the implementation asks of the file that holds it. Without an include guard: the file
+ * may have included dcomm.h before, for the declarations.
+ *
+ * A file that is refused gets one error, and the declarations alone, so that no other error follows. */
+
+#if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_NCCL_IMPLEMENTATION)
+#ifdef __cplusplus
+#error \
+    "dcomm: the implementation is C: compile dcomm.c (#define DCOMM_IMPLEMENTATION, #include \"dcomm.h\") beside your C++ files, link it, and only include the header here"
+#undef DCOMM_IMPLEMENTATION
+#undef DCOMM_NCCL_IMPLEMENTATION
+#elif !defined(_GNU_SOURCE) && defined(_FEATURES_H)
+#error \
+    "dcomm: a system header came before dcomm.h, without _GNU_SOURCE: include dcomm.h first in this file, or compile it with -D_GNU_SOURCE"
+#undef DCOMM_IMPLEMENTATION
+#undef DCOMM_NCCL_IMPLEMENTATION
+#elif !defined(_GNU_SOURCE)
+#define _GNU_SOURCE
+#endif
+#endif
+
+/* Not a number, infinities and the order of sums are what many results rest on. */
+#if defined(DCOMM_IMPLEMENTATION) && \
+    (defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (__FINITE_MATH_ONLY__ + 0))
+#error \
+    "dcomm: compile this file with -fno-fast-math (behind -Ofast or -ffast-math): the same bits on every rank need the C standard's arithmetic"
+#undef DCOMM_IMPLEMENTATION
+#endif
+
+#if defined(DCOMM_CUDA_IMPLEMENTATION) && !defined(__cplusplus)
+#error \
+    "dcomm: DCOMM_CUDA_IMPLEMENTATION is CUDA C++: define it in one .cu file, which nvcc compiles"
+#undef DCOMM_CUDA_IMPLEMENTATION
+#endif
+
 /* ==== include/dcomm/base.h ================================================================= */
 /* base.h - version, configuration macros, status codes, dtypes and reduction operators. */
 #ifndef DCOMM_BASE_H
@@ -3249,18 +3284,6 @@ static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, u
 /* util.h - errors with a sentence, logging, memory, checked sizes, time. */
 #ifndef DCOMMI_UTIL_H
 #define DCOMMI_UTIL_H
-
-#ifdef __cplusplus
-#error \
-    "dcomm: the implementation is C; compile DCOMM_IMPLEMENTATION in one .c file (C++ projects: a two-line dcomm.c)"
-#endif
-#ifndef _GNU_SOURCE
-#error "dcomm: define _GNU_SOURCE before the first include of the file with DCOMM_IMPLEMENTATION"
-#endif
-#ifdef __FAST_MATH__
-#error \
-    "dcomm: do not compile DCOMM_IMPLEMENTATION with -ffast-math; results would depend on the compiler"
-#endif
 
 /* ==== include/dcomm/impl/text.h ============================================================ */
 /* text.h - numbers and words in text, read strictly and written alike in every locale. Every
@@ -61084,11 +61107,6 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
  * where it can, leaves results alone. */
 #ifndef DCOMMI_CUDA_BASE_H
 #define DCOMMI_CUDA_BASE_H
-
-#ifndef __cplusplus
-#error \
-    "dcomm: DCOMM_CUDA_IMPLEMENTATION is CUDA C++: define it in one .cu file, which nvcc compiles"
-#endif
 
 
 #include <stdarg.h>

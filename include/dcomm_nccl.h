@@ -3,12 +3,46 @@
  * GENERATED from include/dcomm/nccl/ by tools/amalgamate.py: do not edit.
  *
  * In place of the library, one C file may hold the implementation, beside dcomm.h:
- *     #define _GNU_SOURCE
  *     #define DCOMM_IMPLEMENTATION
  *     #define DCOMM_WITH_CUDA
  *     #define DCOMM_NCCL_IMPLEMENTATION
  *     #include "dcomm_nccl.h"
  * and one .cu file dcomm's kernels. */
+/* ==== include/dcomm/impl/preamble.h ======================================================== */
+/* preamble.h - what the implementation asks of the file that holds it. Without an include guard: the file
+ * may have included dcomm.h before, for the declarations.
+ *
+ * A file that is refused gets one error, and the declarations alone, so that no other error follows. */
+
+#if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_NCCL_IMPLEMENTATION)
+#ifdef __cplusplus
+#error \
+    "dcomm: the implementation is C: compile dcomm.c (#define DCOMM_IMPLEMENTATION, #include \"dcomm.h\") beside your C++ files, link it, and only include the header here"
+#undef DCOMM_IMPLEMENTATION
+#undef DCOMM_NCCL_IMPLEMENTATION
+#elif !defined(_GNU_SOURCE) && defined(_FEATURES_H)
+#error \
+    "dcomm: a system header came before dcomm.h, without _GNU_SOURCE: include dcomm.h first in this file, or compile it with -D_GNU_SOURCE"
+#undef DCOMM_IMPLEMENTATION
+#undef DCOMM_NCCL_IMPLEMENTATION
+#elif !defined(_GNU_SOURCE)
+#define _GNU_SOURCE
+#endif
+#endif
+
+/* Not a number, infinities and the order of sums are what many results rest on. */
+#if defined(DCOMM_IMPLEMENTATION) && \
+    (defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (__FINITE_MATH_ONLY__ + 0))
+#error \
+    "dcomm: compile this file with -fno-fast-math (behind -Ofast or -ffast-math): the same bits on every rank need the C standard's arithmetic"
+#undef DCOMM_IMPLEMENTATION
+#endif
+
+#if defined(DCOMM_CUDA_IMPLEMENTATION) && !defined(__cplusplus)
+#error \
+    "dcomm: DCOMM_CUDA_IMPLEMENTATION is CUDA C++: define it in one .cu file, which nvcc compiles"
+#undef DCOMM_CUDA_IMPLEMENTATION
+#endif
 /* ==== include/dcomm/nccl/face.h ============================================================ */
 /* face.h - NCCL's calls, made by dcomm. docs/from-nccl.md says call by call what is the same and
  * what is not.
@@ -313,13 +347,6 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 /* state.h - NCCL's face: what a communicator of it holds, and how its calls say what went wrong. */
 #ifndef DCOMMI_NCCL_STATE_H
 #define DCOMMI_NCCL_STATE_H
-
-#ifndef _GNU_SOURCE
-#error "dcomm_nccl: define _GNU_SOURCE before the first include"
-#endif
-#ifdef __cplusplus
-#error "dcomm_nccl: the implementation is C: give it a C file of its own"
-#endif
 
 #include "dcomm.h"
 /* ==== include/dcomm/impl/text.h ============================================================ */

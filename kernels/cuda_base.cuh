@@ -8,11 +8,6 @@
 #ifndef DCOMMI_CUDA_BASE_H
 #define DCOMMI_CUDA_BASE_H
 
-#ifndef __cplusplus
-#error \
-    "dcomm: DCOMM_CUDA_IMPLEMENTATION is CUDA C++: define it in one .cu file, which nvcc compiles"
-#endif
-
 #include "rng.h"
 #include "wire.h"
 

@@ -69,9 +69,9 @@ public_macros() {
 check "declarations define only macros in DCOMM_" public_macros
 
 # ---- the implementation ----
-printf '#define _GNU_SOURCE\n#define DCOMM_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/impl.c"
+printf '#define DCOMM_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/impl.c"
 printf '#include "dcomm.h"\n' | cat "$scratch/impl.c" - >"$scratch/impl_first.c"
-printf '#define _GNU_SOURCE\n#include "dcomm.h"\n#define DCOMM_IMPLEMENTATION\n#include "dcomm.h"\n' \
+printf '#define _GNU_SOURCE\n#include <math.h>\n#include "dcomm.h"\n' | cat - "$scratch/impl.c" \
     >"$scratch/impl_last.c"
 printf '#define DCOMM_NO_COMM\n' | tee "$scratch/alone.c" | cat - "$scratch/declare.c" >"$scratch/declare_alone.c"
 cat "$scratch/impl.c" >>"$scratch/alone.c"
@@ -115,8 +115,8 @@ done
 no_cuda() { # neither at compile time, nor at run time
     gcc -M -I include "$scratch/impl.c" >"$scratch/deps" && cat "$scratch/deps" &&
         ! grep -qi cuda "$scratch/deps" &&
-        ! nm "$scratch/impl.$1.c11.o" | grep -E ' (cu[A-Z]|cuda|__cuda|nv)' &&
-        ! strings -a "$scratch/impl.$1.c11.o" | grep -E 'lib(cuda|nv)'
+        ! nm "$scratch/impl.$1.o" | grep -E ' (cu[A-Z]|cuda|__cuda|nv)' &&
+        ! strings -a "$scratch/impl.$1.o" | grep -E 'lib(cuda|nv)'
 }
 for cc in "${compilers[@]}"; do
     check "without DCOMM_WITH_CUDA nothing of CUDA is needed: $cc" no_cuda $cc
@@ -127,20 +127,29 @@ private_macros() { # include guards stay, so that the header can be included aga
 }
 check "helper macros are undefined at the end" private_macros
 
+# refused PATTERN COMMAND...: by one error that matches, and no other, though the file goes on to use dcomm.
 refused() {
     local pattern=$1
     shift
-    ! "$@" -I include -fsyntax-only >"$scratch/refusal" 2>&1 &&
-        grep -q "#error.*$pattern\|error:.*$pattern" "$scratch/refusal"
+    ! LC_ALL=C "$@" -Wall -Wextra -I include -fsyntax-only >"$scratch/refusal" 2>&1
+    cat "$scratch/refusal"
+    [ "$(grep -cE '(error|warning):' "$scratch/refusal")" -eq 1 ] &&
+        grep -qE "error: .*$pattern" "$scratch/refusal"
 }
-cp "$scratch/impl.c" "$scratch/impl.cpp"
-tail -n +2 "$scratch/impl.c" >"$scratch/no_gnu.c"
+printf 'int main(void)\n{\n    return dcomm_version() == 0;\n}\n' | cat "$scratch/impl.c" - >"$scratch/used.c"
+cp "$scratch/used.c" "$scratch/used.cpp"
+sed 's/^#define DCOMM/#define DCOMM_CUDA/' "$scratch/used.c" >"$scratch/cuda_in_c.c"
+printf '#include <stdio.h>\n' | cat - "$scratch/used.c" >"$scratch/no_gnu.c"
 for cc in "${compilers[@]}"; do
-    check "kernels refused as C: $cc" refused "is CUDA C" $cc -std=c11 -DDCOMM_CUDA_IMPLEMENTATION \
-        "$scratch/declare.c"
-    check "refused as C++: $cc" refused "the implementation is C" "$(cxx_of $cc)" "$scratch/impl.cpp"
-    check "refused without _GNU_SOURCE: $cc" refused "define _GNU_SOURCE" $cc -std=c11 "$scratch/no_gnu.c"
-    check "refused with -ffast-math: $cc" refused "ffast-math" $cc -ffast-math "$scratch/impl.c"
+    check "kernels refused as C: $cc" refused "is CUDA C" $cc -std=c11 "$scratch/cuda_in_c.c"
+    check "refused as C++: $cc" refused "compile dcomm.c" "$(cxx_of $cc)" "$scratch/used.cpp"
+    check "refused behind a system header: $cc" refused "include dcomm.h first in this file.*-D_GNU_SOURCE" \
+        $cc -std=c11 "$scratch/no_gnu.c"
+    for option in -Ofast -ffast-math -ffinite-math-only; do
+        check "refused with $option: $cc" refused "-fno-fast-math" $cc $option "$scratch/used.c"
+    done
+    check "not with -Ofast -fno-fast-math: $cc" $cc -Ofast -fno-fast-math -w -I include -fsyntax-only \
+        "$scratch/used.c"
 done
 
 # ---- programs ----

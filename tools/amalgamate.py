@@ -120,8 +120,7 @@ DCOMM = """\
 /* dcomm.h {version} - collective communication in one header.
  * GENERATED from include/dcomm/ by tools/amalgamate.py: do not edit.
  *
- * Include it wherever dcomm is used. In exactly one C file:
- *     #define _GNU_SOURCE
+ * Include it wherever dcomm is used. In exactly one C file, before any other header:
  *     #define DCOMM_IMPLEMENTATION
  *     #include "dcomm.h"
  * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. With the kernels of
@@ -135,7 +134,6 @@ NCCL = """\
  * GENERATED from include/dcomm/nccl/ by tools/amalgamate.py: do not edit.
  *
  * In place of the library, one C file may hold the implementation, beside dcomm.h:
- *     #define _GNU_SOURCE
  *     #define DCOMM_IMPLEMENTATION
  *     #define DCOMM_WITH_CUDA
  *     #define DCOMM_NCCL_IMPLEMENTATION

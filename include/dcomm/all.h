@@ -1,4 +1,6 @@
 /* all.h - every part in order; tools/amalgamate.py turns this file into include/dcomm.h. */
+#include "impl/preamble.h"
+
 #include "base.h"
 #include "compress.h"
 #include "ledger.h"

@@ -2,18 +2,6 @@
 #ifndef DCOMMI_UTIL_H
 #define DCOMMI_UTIL_H
 
-#ifdef __cplusplus
-#error \
-    "dcomm: the implementation is C; compile DCOMM_IMPLEMENTATION in one .c file (C++ projects: a two-line dcomm.c)"
-#endif
-#ifndef _GNU_SOURCE
-#error "dcomm: define _GNU_SOURCE before the first include of the file with DCOMM_IMPLEMENTATION"
-#endif
-#ifdef __FAST_MATH__
-#error \
-    "dcomm: do not compile DCOMM_IMPLEMENTATION with -ffast-math; results would depend on the compiler"
-#endif
-
 #include "../base.h"
 #include "text.h"
 #include "../../../kernels/mix.h"

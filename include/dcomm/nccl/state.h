@@ -2,13 +2,6 @@
 #ifndef DCOMMI_NCCL_STATE_H
 #define DCOMMI_NCCL_STATE_H
 
-#ifndef _GNU_SOURCE
-#error "dcomm_nccl: define _GNU_SOURCE before the first include"
-#endif
-#ifdef __cplusplus
-#error "dcomm_nccl: the implementation is C: give it a C file of its own"
-#endif
-
 #include "dcomm.h"
 #include "face.h"
 #include "../impl/text.h"
