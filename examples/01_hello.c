@@ -3,7 +3,6 @@
  *   cc 01_hello.c -o hello -I../include -lucp -lucs -luct -lhwloc -lm -lpthread
  *   dcomm-run -n 4 -- ./hello
  */
-#define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION /* in one C file of a program; the others only include dcomm.h */
 #include "dcomm.h"
 

@@ -2,7 +2,6 @@
  *
  *   cc 08_codec.c -o codec -I../include -lm
  */
-#define _GNU_SOURCE
 #define DCOMM_NO_COMM /* codecs alone */
 #define DCOMM_IMPLEMENTATION
 #include "dcomm.h"

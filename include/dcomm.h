@@ -23151,7 +23151,7 @@ static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *
     return found;
 }
 
-/* Once per process, in rank 0 of a communicator. */
+/* Once per process, in rank 0 of a communicator whose ranks are processes. */
 static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
 {
     static _Atomic int said;
@@ -47215,6 +47215,18 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
     return DCOMM_OK;
 }
 
+/* Return true if all ranks are threads of one process: no launcher can bind those. */
+static bool dcommi_cards_threads(const dcommi_cards *cards, int size)
+{
+    const dcommi_card *first = cards->card;
+    bool threads = true;
+    for (const dcommi_card *c = first; c < first + size; c++) {
+        threads = threads && c->pid == first->pid && c->started == first->started &&
+                  strcmp(c->host_id, first->host_id) == 0;
+    }
+    return threads;
+}
+
 /* Who is where. */
 static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
 {
@@ -47234,7 +47246,7 @@ static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *car
         return DCOMM_ERR_NO_MEMORY;
     }
     comm->nhosts = comm->groups->count[0];
-    if (comm->rank == 0) {
+    if (comm->rank == 0 && !dcommi_cards_threads(cards, comm->size)) {
         dcommi_place_warn(comm->groups, comm->places);
     }
     return DCOMM_OK;

@@ -5,7 +5,6 @@ cd "$(dirname "$0")/.." || exit 2
 . tests/lib.sh
 . tests/lib_cuda.sh
 build=${1:-build}
-export DCOMM_WARN_UNBOUND=0
 export DCOMM_TUNE=0 # to measure what things cost takes seconds where cores are few
 header=(-I nccl/include)
 stand_in=(-I nccl/host)
@@ -30,6 +29,26 @@ check "the library's soname is NCCL's" soname
 # ---- languages ----
 printf '#include <nccl.h>\nint main(void)\n{\n    ncclConfig_t c = NCCL_CONFIG_INITIALIZER;\n    return c.blocking == 1 || NCCL_VERSION_CODE != NCCL_VERSION(2, 27, 0);\n}\n' >"$scratch/one.c"
 cp "$scratch/one.c" "$scratch/one.cpp"
+cat >"$scratch/forms.cpp" <<'END' # calls that CUDA has in C++ alone, with CUDA's header too
+#include <cuda_runtime.h>
+int main()
+{
+    float *device, *pinned, *seen, *pooled;
+    cudaEvent_t event;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    return cudaEventCreate(&event, cudaEventDisableTiming) || cudaEventDestroy(event) ||
+           cudaMalloc(&device, 64) || cudaFree(device) ||
+           cudaMallocHost(&pinned, 64, cudaHostAllocMapped) ||
+           cudaHostGetDevicePointer(&seen, pinned, 0) || cudaFreeHost(pinned) ||
+           cudaStreamCreate(&stream) || cudaMallocAsync(&pooled, 64, stream) ||
+           cudaFreeAsync(pooled, stream) || cudaStreamSynchronize(stream) ||
+           cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) ||
+           cudaStreamEndCapture(stream, &graph) || cudaGraphInstantiate(&exec, graph) ||
+           cudaGraphExecDestroy(exec) || cudaGraphDestroy(graph) || cudaStreamDestroy(stream);
+}
+END
 sed 's/<nccl.h>/"dcomm_nccl.h"/' "$scratch/one.c" >"$scratch/two.c"
 for cc in gcc clang; do
     command -v $cc >/dev/null || continue
@@ -41,6 +60,14 @@ for cc in gcc clang; do
     check "<nccl.h>: $cxx -std=c++17" $cxx -std=c++17 -Wall -Wextra -Wpedantic -Werror \
         "${header[@]}" "${stand_in[@]}" -fsyntax-only "$scratch/one.cpp"
 done
+
+forms() {
+    local at=$build/nccl
+    "${cxx:-g++}" -std=c++17 -Wall -Wextra -Wpedantic -Werror "${stand_in[@]}" -o "$scratch/forms" \
+        "$scratch/forms.cpp" -L "$at" -lcudart_host -Wl,-rpath,"$at" && "$scratch/forms"
+}
+check "forms of calls that CUDA has in C++" forms
+[ -z "$nvcc" ] || check "CUDA has the same" "$nvcc" -std=c++17 -x cu -cuda -o "$scratch/forms.ii" "$scratch/forms.cpp"
 
 # ---- NCCL's own header, where there is one, and CUDA's, which it includes ----
 cuda=${nvcc:+$(dirname "$(dirname "$(readlink -f "$nvcc")")")/include}
@@ -55,6 +82,12 @@ else
 fi
 
 # ---- programs, run ----
+unwarned() {
+    "$build/examples/thread_per_device" 2 >"$scratch/said" 2>&1
+    cat "$scratch/said"
+    grep -q 'right$' "$scratch/said" && ! grep -q 'not bound' "$scratch/said"
+}
+check "threads, which nobody can bind, are not told to be" unwarned
 for n in 1 2 3 4 8; do
     for program in single_process thread_per_device send_recv all_collectives registered_buffers; do
         expect "$program on $n devices" 0 'right$' timeout 120 "$build/examples/$program" $n
@@ -84,8 +117,10 @@ if [ -n "$nvcc" ]; then
     check "a folder like NCCL's, with CUDA" tools/nccl-home.sh --arch 80 "$scratch/home"
     for program in examples/nccl/*.c; do
         check "$program: nvcc, CUDA's runtime" "$nvcc" -Werror all-warnings -I "$scratch/home/include" \
-            -o "$scratch/program" "$program" -L "$scratch/home/lib" -lnccl
+            -o "$scratch/program" "$program" -L "$scratch/home/lib" -lnccl \
+            -Xlinker -rpath="$scratch/home/lib"
     done
+    expect "the loader finds it" 0 "libnccl.so.2 => $scratch/home/lib/" ldd "$scratch/program"
     cp "$scratch/one.c" "$scratch/one.cu"
     check "<nccl.h> in CUDA C++" "$nvcc" -std=c++17 -Werror all-warnings -I "$scratch/home/include" \
         -cuda -o "$scratch/one.ii" "$scratch/one.cu"
@@ -93,14 +128,25 @@ else
     skip "NCCL programs with nvcc" "not installed"
 fi
 
-# ---- without ----
+# ---- without: by the commands of docs/from-nccl.md, in a folder of the user's ----
 host_home() {
-    tools/nccl-home.sh --host "$scratch/host" &&
-        gcc -o "$scratch/laptop" examples/nccl/single_process.c -I "$scratch/host/include" \
-            -L "$scratch/host/lib" -lnccl -lcudart &&
+    local dcomm=$PWD commands=$scratch/commands.sh
+    sed -n '/^Without a GPU/,/^\.\//s/^\(dcomm\/\|cc \|ldd \|\.\/\)/&/p' docs/from-nccl.md |
+        sed 's/  *#.*//' >"$commands"
+    [ "$(wc -l <"$commands")" -eq 4 ] || { cat "$commands"; return 1; }
+    (mkdir "$scratch/user" && cd "$scratch/user" && ln -s "$dcomm" dcomm &&
+        cp dcomm/examples/nccl/single_process.c program.c && cp dcomm/examples/nccl/check.h . &&
+        bash -e "$commands" >said 2>&1; cat said
+        grep -q 'right$' said && grep -q 'libnccl.so.2 => .*/nccl-home/lib/libnccl.so.2' said) &&
+        [ ! -e nccl-home ] && ln -s "$scratch/user/nccl-home" "$scratch/host"
+}
+check "from-nccl.md's commands for machines without CUDA" host_home
+preloaded() { # a program that is built, and knows nothing of where dcomm is
+    gcc -o "$scratch/laptop" examples/nccl/single_process.c -I "$scratch/host/include" \
+        -L "$scratch/host/lib" -lnccl -lcudart && ! "$scratch/laptop" 2 &&
         LD_LIBRARY_PATH=$scratch/host/lib "$scratch/laptop" 2
 }
-check "a folder like NCCL's for machines without CUDA, and a program with it" host_home
+check "or by LD_LIBRARY_PATH" preloaded
 copied() {
     mkdir "$scratch/copied" && cp include/dcomm.h include/dcomm_nccl.h "$scratch/copied" &&
         printf '#define %s\n' _GNU_SOURCE DCOMM_IMPLEMENTATION DCOMM_WITH_CUDA \

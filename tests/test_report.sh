@@ -37,5 +37,7 @@ if "$python" -c 'import matplotlib' 2>/dev/null; then
 else
     check "without matplotlib, a sentence in their place" page "Python has no matplotlib" 1
 fi
+expect "a note beside the times" 0 "^they are too long$" "${report[@]}" --note "they are too long"
+check "in the page as well" page "<strong>they are too long</strong>" 1
 check "nothing is loaded from elsewhere" page "(src|href)=\"(https?:|//)" 0
 finish

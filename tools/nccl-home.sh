@@ -10,6 +10,7 @@
 # which programs without kernels of their own run. docs/from-nccl.md says how to use either.
 # CC and CFLAGS (default: cc, -O2) are those of the C files.
 set -u
+from=$PWD
 cd "$(dirname "$0")/.." || exit 2
 host=0
 archs=()
@@ -28,6 +29,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ -n "$home" ] || { echo "nccl-home.sh: no directory is named; see --help" >&2; exit 2; }
+[[ $home == /* ]] || home=$from/$home
 [ ${#archs[@]} -gt 0 ] || archs=(80 90)
 mkdir -p "$home/include" "$home/lib" || exit 1
 objects=$(mktemp -d)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tables and a self-contained HTML page from the JSON of trainer runs and of dcomm-perf.
 
-usage: report.py [--perf FILE] [--html FILE] NAME=TRAINER_JSON..."""
+usage: report.py [--perf FILE] [--html FILE] [--note SENTENCE] NAME=TRAINER_JSON..."""
 import argparse
 import html
 import io
@@ -241,19 +241,20 @@ def training_section(runs):
             f"{html_table(*training_table(runs))}</section>")
 
 
-def perf_section(perf, sizes):
+def perf_section(perf, sizes, note):
     nranks = perf["results"][0]["nranks"]
     text = (f"All-reduce of f32 sums by {nranks} ranks; the median over iterations of the slowest "
             "rank's time. “auto” is what the library selects by itself; “fastest” is the best of "
             "all algorithms in this measurement.")
+    warning = f"<p><strong>{html.escape(note)}</strong></p>" if note else ""
     plot = perf_plot(sizes) if plt else f"<p>{NO_PLOTS}</p>"
     items = "".join(f"<li>{html.escape(text)}</li>" for text in winners(sizes))
     return (f"<section><h2>All-reduce algorithms</h2><p class=muted>{html.escape(text)}</p>{plot}"
-            f"{html_table(*perf_table(sizes))}</section>"
+            f"{warning}{html_table(*perf_table(sizes))}</section>"
             f"<section><h2>Fastest on this machine</h2><ul>{items}</ul></section>")
 
 
-def page(runs, perf, sizes):
+def page(runs, perf, sizes, note):
     hardware = ""
     tiles = []
     if runs:
@@ -273,7 +274,7 @@ def page(runs, perf, sizes):
     if runs:
         body += training_section(runs)
     if sizes:
-        body += perf_section(perf, sizes)
+        body += perf_section(perf, sizes, note)
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>dcomm on this machine</title><style>{CSS}</style></head>"
@@ -284,6 +285,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--perf", help="JSON of dcomm-perf allreduce")
     parser.add_argument("--html", help="page to write")
+    parser.add_argument("--note", default="", help="what to know about the measurement")
     parser.add_argument("runs", nargs="*", metavar="NAME=JSON", help="JSON of the trainer")
     args = parser.parse_args()
     runs = []
@@ -307,13 +309,15 @@ def main():
         print("\nfastest here:")
         for sentence in winners(sizes):
             print(f"  {sentence}")
+        if args.note:
+            print(f"\n{args.note}")
     if args.html:
         if plt:
             style()
         else:
             print(NO_PLOTS, file=sys.stderr)
         with open(args.html, "w", encoding="utf-8") as file:
-            file.write(page(runs, perf, sizes))
+            file.write(page(runs, perf, sizes, args.note))
         print(f"\nwrote {args.html}")
 
 

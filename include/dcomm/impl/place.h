@@ -256,7 +256,7 @@ static int dcommi_place_unbound_list(const dcommi_groups *g, const dcommi_site *
     return found;
 }
 
-/* Once per process, in rank 0 of a communicator. */
+/* Once per process, in rank 0 of a communicator whose ranks are processes. */
 static void dcommi_place_warn(const dcommi_groups *g, const dcommi_site *places)
 {
     static _Atomic int said;
