@@ -393,8 +393,9 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
  *
  * Until the commit the residuals are those of the step before: a step that failed can be begun
  * again. But other ranks may have used what they got of it, so the state is then stale, and begin
- * refuses it until dcomm_feedback_recover says how to go on. What ranks remember alike from step to
- * step (powersgd's Q) is part of the state, and as it was until the commit.
+ * refuses it until dcomm_feedback_recover says how to go on. What the codec remembers from step to
+ * step (powersgd's Q) is part of the state, and as it was until the commit. A range that is encoded
+ * with other bounds than in the last step begins anew.
  *
  * What is kept, with g the gradient, r the residual and C what arrives after rounding:
  *
@@ -565,7 +566,7 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 /* Write the state to memory of dcomm_feedback_save_bytes. */
 DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
 DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
-/* Read it back. The codec's spec must be the one that was saved.
+/* Read it back, also what older versions saved. The codec's spec must be the one that was saved.
  * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
 DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
                                            dcomm_feedback **fb_p);
@@ -11914,6 +11915,12 @@ static double dcommi_norm_squares(const float *x, size_t n)
 }
 
 #endif
+/* ==== include/dcomm/impl/feedback_basis.h ================================================== */
+/* feedback_basis.h - what a codec remembers from step to step (powersgd: Q) of each range that this
+ * rank encodes by itself: one basis for a range of its gradient, another for one of a sum. */
+#ifndef DCOMMI_FEEDBACK_BASIS_H
+#define DCOMMI_FEEDBACK_BASIS_H
+
 /* ==== include/dcomm/impl/feedback_move.h =================================================== */
 /* feedback_move.h - residuals that move: home from a device, and an owner's into its worker's. */
 #ifndef DCOMMI_FEEDBACK_MOVE_H
@@ -11963,6 +11970,16 @@ typedef struct dcommi_feedback_kept {
     void *memory;
 } dcommi_feedback_kept;
 
+/* What the codec remembers of one range that this rank encodes (feedback_basis.h). */
+typedef struct dcommi_feedback_basis {
+    struct dcommi_feedback_basis *next;
+    size_t first, count; /* elements of the tensor */
+    bool owner;          /* of the sum, not of this rank's gradient */
+    bool learned;        /* in the step under way, or in the one that was committed last */
+    uint64_t step;       /* the last step that encoded the range */
+    dcommi_feedback_store numbers;
+} dcommi_feedback_basis;
+
 /* f32 arrays as long as the longest range so far. */
 enum {
     DCOMMI_FEEDBACK_INPUT,    /* what is encoded, where it is not the caller's array */
@@ -12003,6 +12020,7 @@ struct dcomm_feedback {
     dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
     dcommi_feedback_store basis;    /* what all ranks begin the step with (powersgd: Q), made in the
                                        first that learns one */
+    dcommi_feedback_basis *bases;   /* what this rank's own encodings begin with, range by range */
     size_t own_first;
     /* of the step under way */
     dcomm_feedback_step now;
@@ -12017,6 +12035,7 @@ struct dcomm_feedback {
     bool clip_known;                    /* for this step */
     size_t encoded, owned, finished;    /* elements done */
     bool learned;                       /* basis.next is there */
+    bool collective;                    /* an all-reduce has begun it */
     size_t last_first, last_count;      /* of the step before: where now and next differ */
     dcommi_feedback_span *span;         /* partly: what was encoded */
     size_t nspans, spans_capacity;
@@ -12067,6 +12086,16 @@ static void dcommi_feedback_kept_free(dcomm_feedback *fb)
     if (fb->clip_there != NULL) {
         fb->worker.place->release(fb->worker.place, fb->clip_there);
         fb->clip_there = NULL;
+    }
+}
+
+static void dcommi_feedback_bases_free(dcomm_feedback *fb)
+{
+    while (fb->bases != NULL) {
+        dcommi_feedback_basis *basis = fb->bases;
+        fb->bases = basis->next;
+        dcommi_feedback_store_free(&basis->numbers);
+        dcommi_free(basis);
     }
 }
 
@@ -12216,6 +12245,11 @@ static void dcommi_feedback_exchange(dcomm_feedback *fb)
     dcommi_feedback_swap(&fb->owner);
     if (fb->learned) {
         dcommi_feedback_swap(&fb->basis);
+    }
+    for (dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        if (b->learned) {
+            dcommi_feedback_swap(&b->numbers);
+        }
     }
 }
 
@@ -12376,6 +12410,7 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate,
                                        &fb->basis};
     dcommi_feedback_kept_free(fb);
+    dcommi_feedback_bases_free(fb);
     for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
         dcommi_feedback_store_free(stores[i]);
     }
@@ -12429,8 +12464,12 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
                            fb == NULL ? "fb" : "info");
     }
     double worker = 0, owner = 0;
+    size_t bases = 0;
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &worker));
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &owner));
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        bases += dcommi_feedback_store_bytes(&b->numbers);
+    }
     *info = (dcomm_feedback_info){
         .variant = fb->opts.variant,
         .count = fb->count,
@@ -12446,7 +12485,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .state_bytes =
             dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
             dcommi_feedback_store_bytes(&fb->velocity) +
-            dcommi_feedback_store_bytes(&fb->estimate) + dcommi_feedback_store_bytes(&fb->basis),
+            dcommi_feedback_store_bytes(&fb->estimate) + dcommi_feedback_store_bytes(&fb->basis) +
+            bases,
     };
     return DCOMM_OK;
 }
@@ -12661,6 +12701,90 @@ static inline void dcommi_feedback_store_level(dcommi_feedback_store *s)
 
 #endif
 
+/* At the beginning of a step. Forget ranges that the last step no longer encoded. */
+static void dcommi_feedback_bases_begin(dcomm_feedback *fb)
+{
+    for (dcommi_feedback_basis **at = &fb->bases; *at != NULL;) {
+        dcommi_feedback_basis *basis = *at;
+        basis->learned = false;
+        if (basis->step + 1 >= fb->step) {
+            at = &basis->next;
+            continue;
+        }
+        *at = basis->next;
+        dcommi_feedback_store_free(&basis->numbers);
+        dcommi_free(basis);
+    }
+}
+
+/* Find the basis of a range, or add one of zeros in host memory. */
+static dcomm_status dcommi_feedback_basis_of(dcomm_feedback *fb, size_t first, size_t count,
+                                             bool owner, dcommi_feedback_basis **basis_p)
+{
+    dcommi_feedback_basis **last = &fb->bases, *basis;
+    while ((basis = *last) != NULL &&
+           (basis->first != first || basis->count != count || basis->owner != owner)) {
+        last = &basis->next;
+    }
+    if (basis == NULL) {
+        basis = dcommi_alloc(sizeof *basis);
+        if (basis == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        *basis = (dcommi_feedback_basis){.first = first, .count = count, .owner = owner};
+        dcomm_status status = dcommi_feedback_store_make(
+            &basis->numbers, dcommi_feedback_basis_count(fb->codec, count), false,
+            fb->opts.in_place);
+        if (status < 0) {
+            dcommi_free(basis);
+            return status;
+        }
+        *last = basis;
+    }
+    *basis_p = basis;
+    return DCOMM_OK;
+}
+
+/* The range is encoded in this step. */
+static void dcommi_feedback_basis_used(const dcomm_feedback *fb, dcommi_feedback_basis *basis)
+{
+    basis->learned = true;
+    basis->step = fb->step;
+}
+
+/* Return true if this rank's encodings of `count` elements begin with what the last step's learned.
+ * A device's kernels do nonfinite=pass in one piece, and cold; so it is in host memory. */
+static inline bool dcommi_feedback_remembers(const dcomm_feedback *fb, size_t count)
+{
+    return count > 0 && dcommi_feedback_basis_count(fb->codec, count) > 0 &&
+           !(fb->collective && fb->codec->nonfinite == DCOMMI_NONFINITE_PASS);
+}
+
+/* For an encoding in host memory: *state_p is where the codec finds what it remembers of a range,
+ * and leaves what it learns. NULL: this codec remembers nothing. */
+static dcomm_status dcommi_feedback_recall(dcomm_feedback *fb, size_t first, size_t count,
+                                           bool owner, void **state_p)
+{
+    *state_p = NULL;
+    if (!dcommi_feedback_remembers(fb, count)) {
+        return DCOMM_OK;
+    }
+    dcommi_feedback_basis *basis;
+    DCOMMI_TRY(dcommi_feedback_basis_of(fb, first, count, owner, &basis));
+    if (basis->numbers.place != NULL) {
+        dcommi_feedback_store home;
+        DCOMMI_TRY(dcommi_feedback_store_copy(fb, &basis->numbers, &home));
+        dcommi_feedback_store_free(&basis->numbers);
+        basis->numbers = home;
+    }
+    dcommi_feedback_store_level(&basis->numbers);
+    dcommi_feedback_basis_used(fb, basis);
+    *state_p = basis->numbers.next;
+    return DCOMM_OK;
+}
+
+#endif
+
 /* The owner's encodings draw other random numbers than the worker's. */
 #define DCOMMI_FEEDBACK_OWNER 0x80000000u
 
@@ -12676,6 +12800,7 @@ typedef struct dcommi_feedback_call {
     size_t capacity, bytes;
     dcomm_codec_report report;
     bool estimates;     /* EF21: the store is an estimate of x, not a residual */
+    void *state;        /* what the codec remembers of the range; NULL: nothing */
     dcommi_tally tally; /* for the ledger */
 } dcommi_feedback_call;
 
@@ -12741,7 +12866,8 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     fb->clip = fb->worker.place == NULL ? dcommi_feedback_clip(fb) : 1;
     fb->clip_known = false;
     fb->encoded = fb->owned = fb->finished = 0;
-    fb->learned = false;
+    fb->learned = fb->collective = false;
+    dcommi_feedback_bases_begin(fb);
     fb->held = 0;
     fb->next_factor = fb->owner_factor;
     fb->begun = true;
@@ -12783,6 +12909,7 @@ static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_ca
     }
     const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
     dcommi_encoding call = dcommi_codec_call(c->x, residual, next, c->count, &c->key, c->wire);
+    call.state = c->state;
     call.tally = fb->ledger != NULL ? &c->tally : NULL;
     dcomm_status status =
         c->x != NULL ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity,
@@ -12920,8 +13047,10 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     for (size_t i = 0; i < c->count; i++) {
         sent[i] = e[i] * (float)fb->factor;
     }
-    DCOMMI_TRY(dcomm_encode(codec, sent, c->count, &c->key, c->wire, c->capacity, &c->bytes,
-                            fb->workspace, &c->report));
+    dcommi_encoding call = dcommi_codec_call(sent, NULL, NULL, c->count, &c->key, c->wire);
+    call.state = c->state;
+    DCOMMI_TRY(dcommi_codec_run("dcomm_feedback_encode", codec, &call, c->capacity, &c->bytes,
+                                fb->workspace, &c->report));
     DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
     dcommi_feedback_settle(c, e, held, sent, fb->ledger != NULL ? &c->tally : NULL);
     c->report.clipped += seen.clipped;
@@ -12949,6 +13078,8 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
                                         size_t *bytes_p, dcomm_codec_report *report)
 {
     DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    DCOMMI_TRY(dcommi_feedback_recall(fb, c->key.first, c->count,
+                                      (c->key.rank & DCOMMI_FEEDBACK_OWNER) != 0, &c->state));
     c->tally.x = x;
     dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
                                                           : dcommi_feedback_fused(fb, c);
@@ -13359,6 +13490,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_clear(&fb->velocity);
         dcommi_feedback_store_clear(&fb->estimate);
         dcommi_feedback_store_clear(&fb->basis);
+        dcommi_feedback_bases_free(fb);
     }
     fb->stale = false;
     if (lost_p != NULL) {
@@ -13393,13 +13525,16 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 
 #endif
 
-#define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u /* "dcommfb1" */
+#define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u  /* "dcommfb1" */
+#define DCOMMI_FEEDBACK_RANGES 0x3262666d6d6f6364u /* "dcommfb2": with bases of ranges */
 
 enum { DCOMMI_FEEDBACK_SAVED = 5 }; /* arrays */
 
 /* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
  * variant has, worker, owner, velocity, estimate, and the codec's basis if one was learned, each
- * padded to 8 bytes; a hash of all that. All in little-endian order. */
+ * padded to 8 bytes; a hash of all that. All in little-endian order. With the second magic number,
+ * bases of ranges stand between spec and arrays: their number, then of each its head and
+ * its numbers, padded to 8 bytes. */
 typedef struct dcommi_feedback_head {
     uint64_t magic;
     uint32_t variant, bf16, in_place, scale;
@@ -13410,6 +13545,10 @@ typedef struct dcommi_feedback_head {
 } dcommi_feedback_head;
 
 _Static_assert(sizeof(dcommi_feedback_head) == 112, "no padding");
+
+typedef struct dcommi_feedback_range_head {
+    uint64_t first, count, owner; /* owner: 0 or 1 */
+} dcommi_feedback_range_head;
 
 static inline size_t dcommi_feedback_padded(size_t bytes)
 {
@@ -13444,6 +13583,35 @@ static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
     return dcommi_feedback_padded(dcommi_size_mul(s->count, dcommi_feedback_width(s)));
 }
 
+/* Bytes of the bases of ranges; 0 where there are none. */
+static size_t dcommi_feedback_bases_saved(const dcomm_feedback *fb)
+{
+    size_t bytes = fb->bases != NULL ? sizeof(uint64_t) : 0;
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        bytes += sizeof(dcommi_feedback_range_head) + dcommi_feedback_store_saved(&b->numbers);
+    }
+    return bytes;
+}
+
+/* Write them behind *at. */
+static dcomm_status dcommi_feedback_save_bases(const dcomm_feedback *fb, unsigned char **at)
+{
+    uint64_t n = 0;
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        n++;
+    }
+    memcpy(*at, &n, sizeof n);
+    *at += sizeof n;
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        const dcommi_feedback_range_head head = {b->first, b->count, b->owner};
+        memcpy(*at, &head, sizeof head);
+        DCOMMI_TRY(
+            dcommi_feedback_store_read(&b->numbers, *at + sizeof head, b->numbers.now));
+        *at += sizeof head + dcommi_feedback_store_saved(&b->numbers);
+    }
+    return DCOMM_OK;
+}
+
 DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
 {
     if (fb == NULL) {
@@ -13452,7 +13620,7 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
     const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
     size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
-                   sizeof(uint64_t);
+                   dcommi_feedback_bases_saved(fb) + sizeof(uint64_t);
     for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
         bytes += dcommi_feedback_store_saved(stores[i]);
     }
@@ -13472,7 +13640,8 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
                            bytes, capacity);
     }
     size_t spec = strlen(fb->codec->spec);
-    dcommi_feedback_head head = {.magic = DCOMMI_FEEDBACK_MAGIC,
+    const bool ranges = fb->bases != NULL;
+    dcommi_feedback_head head = {.magic = ranges ? DCOMMI_FEEDBACK_RANGES : DCOMMI_FEEDBACK_MAGIC,
                                  .variant = (uint32_t)fb->opts.variant,
                                  .bf16 = fb->opts.bf16,
                                  .in_place = fb->opts.in_place,
@@ -13496,6 +13665,7 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
     at += sizeof head;
     memcpy(at, fb->codec->spec, spec);
     at += dcommi_feedback_padded(spec);
+    DCOMMI_TRY(ranges ? dcommi_feedback_save_bases(fb, &at) : DCOMM_OK);
     const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
     for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
@@ -13519,12 +13689,8 @@ static dcomm_status dcommi_feedback_check_head(const dcomm_codec *codec,
                                                const dcommi_feedback_head *h, size_t bytes,
                                                bool *basis)
 {
-    if (h->magic != DCOMMI_FEEDBACK_MAGIC) {
-        return dcommi_feedback_corrupt("this is no saved state");
-    }
     if (h->variant >= DCOMM_FEEDBACK_VARIANT_COUNT || h->bf16 > 1 || h->in_place > 1 ||
         h->scale > 1 || h->average > 1 || h->nranks == 0 ||
-        h->spec_bytes >= DCOMMI_CODEC_SPEC_MAX ||
         !(h->momentum == -1 || (h->momentum > 0 && h->momentum < 1)) ||
         !(h->clip >= 0 && h->clip <= DBL_MAX) ||
         !(fabs(h->owner_factor) >= DBL_MIN && fabs(h->owner_factor) <= DBL_MAX) ||
@@ -13565,6 +13731,55 @@ static dcomm_status dcommi_feedback_fill(dcommi_feedback_store *s, const unsigne
     return DCOMM_OK;
 }
 
+/* The bases of ranges at *at, of which there are `left` bytes at most; fb NULL: only step over
+ * them. *bytes_p is how many it took. */
+static dcomm_status dcommi_feedback_load_bases(const dcomm_codec *codec,
+                                               const dcommi_feedback_head *h, dcomm_feedback *fb,
+                                               const unsigned char *at, size_t left,
+                                               size_t *bytes_p)
+{
+    uint64_t n;
+    size_t done = sizeof n;
+    if (left < sizeof n) {
+        return dcommi_feedback_corrupt("it is too short");
+    }
+    memcpy(&n, at, sizeof n);
+    if (n == 0) {
+        return dcommi_feedback_corrupt("it has no ranges");
+    }
+    for (; n > 0; n--) {
+        dcommi_feedback_range_head r;
+        if (left - done < sizeof r) {
+            return dcommi_feedback_corrupt("its ranges go beyond its end");
+        }
+        memcpy(&r, at + done, sizeof r);
+        done += sizeof r;
+        if (r.count == 0 || r.first > h->count || r.count > h->count - r.first || r.owner > 1 ||
+            r.count > left) {
+            return dcommi_feedback_corrupt("a range is not within the tensor");
+        }
+        const size_t numbers = dcommi_feedback_basis_count(codec, r.count);
+        const size_t bytes = dcommi_feedback_padded(numbers * sizeof(float));
+        if (numbers == 0 || left - done < bytes) {
+            return dcommi_feedback_corrupt("its ranges go beyond its end");
+        }
+        if (fb != NULL) {
+            dcommi_feedback_basis *basis;
+            const unsigned char *from = at + done;
+            DCOMMI_TRY(dcommi_feedback_basis_of(fb, r.first, r.count, r.owner != 0, &basis));
+            if (basis->learned) {
+                return dcommi_feedback_corrupt("a range stands there twice");
+            }
+            basis->learned = true;
+            basis->step = h->step > 0 ? h->step - 1 : 0;
+            DCOMMI_TRY(dcommi_feedback_fill(&basis->numbers, &from));
+        }
+        done += bytes;
+    }
+    *bytes_p = done;
+    return DCOMM_OK;
+}
+
 static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_feedback_head *h,
                                              const unsigned char *at, bool basis)
 {
@@ -13597,11 +13812,17 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     }
     const unsigned char *at = from;
     memcpy(&head, at, sizeof head);
-    bool basis;
-    DCOMMI_TRY(dcommi_feedback_check_head(codec, &head, bytes, &basis));
+    if (head.magic != DCOMMI_FEEDBACK_MAGIC && head.magic != DCOMMI_FEEDBACK_RANGES) {
+        return dcommi_feedback_corrupt("this is no saved state");
+    }
+    const size_t rest = bytes - sizeof head - sizeof hash;
+    const size_t spec_bytes = dcommi_feedback_padded(head.spec_bytes);
     memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
     if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
-        return dcommi_feedback_corrupt("its hash is not that of its bytes");
+        return dcommi_feedback_corrupt("it is not whole: its hash is not that of its bytes");
+    }
+    if (head.spec_bytes >= DCOMMI_CODEC_SPEC_MAX || spec_bytes > rest) {
+        return dcommi_feedback_corrupt("a value of its head is out of range");
     }
     at += sizeof head;
     if (strlen(codec->spec) != head.spec_bytes || memcmp(codec->spec, at, head.spec_bytes) != 0) {
@@ -13613,6 +13834,14 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
                            "dcomm_feedback_load: it was saved with codec %s, and this is %s", spec,
                            codec->spec);
     }
+    at += spec_bytes;
+    bool basis;
+    size_t ranges = 0;
+    if (head.magic == DCOMMI_FEEDBACK_RANGES) {
+        DCOMMI_TRY(
+            dcommi_feedback_load_bases(codec, &head, NULL, at, rest - spec_bytes, &ranges));
+    }
+    DCOMMI_TRY(dcommi_feedback_check_head(codec, &head, bytes - ranges, &basis));
     dcomm_feedback_opts opts = {.variant = (dcomm_feedback_variant)head.variant,
                                 .bf16 = head.bf16 != 0,
                                 .in_place = head.in_place != 0,
@@ -13624,8 +13853,14 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
                                 .warmup_steps = head.warmup_steps};
     dcomm_feedback *fb;
     DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
-    dcomm_status status =
-        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes), basis);
+    dcomm_status status = DCOMM_OK;
+    if (ranges > 0) {
+        status =
+            dcommi_feedback_load_bases(codec, &head, fb, at, rest - spec_bytes, &ranges);
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_feedback_fill_all(fb, &head, at + ranges, basis);
+    }
     if (status != DCOMM_OK) {
         dcomm_feedback_destroy(&fb);
         return status;
@@ -13760,6 +13995,20 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
             return status;
         }
         memcpy(fb->basis.now, like->basis.now, like->basis.count * sizeof(float));
+    }
+    const dcomm_feedback *same = rank < nold && old[rank] != NULL ? old[rank] : like;
+    for (const dcommi_feedback_basis *b = same->bases; b != NULL; b = b->next) {
+        dcommi_feedback_basis *basis;
+        dcomm_status status =
+            b->owner ? DCOMM_OK : dcommi_feedback_basis_of(fb, b->first, b->count, false, &basis);
+        if (status == DCOMM_OK && !b->owner) {
+            status = dcommi_feedback_store_read(&b->numbers, basis->numbers.now, b->numbers.now);
+            basis->step = like->step > 0 ? like->step - 1 : 0;
+        }
+        if (status != DCOMM_OK) {
+            dcomm_feedback_destroy(&fb);
+            return status;
+        }
     }
     dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
     dcommi_feedback_store_level(&fb->worker);
@@ -48501,7 +48750,7 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
     c->begins.x = c->begins.partly ? src : src - first;
     DCOMMI_TRY(dcommi_feedback_begin(c->feedback, &c->begins));
-    c->begun = true;
+    c->begun = c->feedback->collective = true;
     c->replaced = c->feedback->ledger;
     c->feedback->ledger = c->ledger != NULL ? c->ledger : c->replaced;
     return DCOMM_OK;
@@ -50246,11 +50495,116 @@ static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const 
     }
 }
 
+/* What was sent, as ranks will have it. */
+static void dcommi_feedback_see(dcommi_feedback_arrays *a)
+{
+    const void *wire = a->code->dst;
+    const size_t bytes = dcomm_codec_max_bytes(a->code->codec, a->code->count);
+    a->sent = dcommi_feedback_take(a);
+    dcommi_feedback_decode(a, &wire, &bytes, 1, a->sent);
+}
+
+/* The sum of a recoding's wires, times its factor. */
+static float *dcommi_feedback_sum_there(dcommi_feedback_arrays *a)
+{
+    const dcommi_device_code *code = a->code;
+    float *sum = dcommi_feedback_take(a);
+    dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
+    if (a->status >= 0) {
+        a->status = a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
+    }
+    return sum;
+}
+
+/* The basis of the step's range, in memory of its device. */
+static dcomm_status dcommi_feedback_basis_there(const dcommi_feedback_arrays *a,
+                                                dcommi_feedback_basis **basis_p)
+{
+    dcomm_feedback *fb = a->job->fb;
+    dcommi_feedback_basis *basis;
+    DCOMMI_TRY(
+        dcommi_feedback_basis_of(fb, a->job->first, a->code->count, a->job->owner, &basis));
+    if (basis->numbers.place != fb->worker.place) {
+        dcommi_feedback_store there;
+        DCOMMI_TRY(dcommi_feedback_store_send(fb, &basis->numbers, fb->worker.place, &there));
+        dcommi_feedback_store_free(&basis->numbers);
+        basis->numbers = there;
+        DCOMMI_TRY(dcommi_feedback_before(fb, a->d));
+    }
+    dcommi_feedback_basis_used(fb, basis);
+    *basis_p = basis;
+    return DCOMM_OK;
+}
+
+static void dcommi_feedback_matrix(dcommi_feedback_arrays *a, dcommi_device_matrix *m,
+                                   int kind)
+{
+    m->kind = kind;
+    if (a->status >= 0) {
+        a->status = a->d->call->matrix(a->d, m);
+    }
+}
+
+/* powersgd, step by step, from the Q that it remembers: as its encoding in host memory. */
+static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const float *x,
+                                           const float *residual, float *next,
+                                           dcomm_cuda_ledger *ledger)
+{
+    const dcommi_device_code *code = a->code;
+    const dcommi_matrix shape = dcommi_powersgd_shape(code->codec, code->count);
+    const size_t q_bytes = 4 * dcommi_powersgd_q_count(&shape);
+    dcommi_feedback_basis *basis = NULL;
+    const float *e = x != NULL ? x : dcommi_feedback_sum_there(a);
+    if (residual != NULL) {
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_ADD, next, e, 0, residual);
+    }
+    dcommi_device_matrix m = {.shape = {.count = shape.count,
+                                        .rows = shape.rows,
+                                        .cols = shape.cols,
+                                        .rank = shape.rank},
+                              .key = code->key,
+                              .x = residual != NULL ? next : e,
+                              .p = code->dst};
+    m.q = m.p + dcommi_powersgd_p_count(&shape);
+    if (a->status >= 0) {
+        a->status = dcommi_feedback_basis_there(a, &basis);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
+    }
+    for (int turn = 0; turn < (int)code->codec->value[DCOMMI_POWERSGD_TURNS]; turn++) {
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_START);
+        m.report = residual == NULL && turn == 0 ? code->report : NULL;
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_P);
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_ORTHONORMAL);
+        m.report = code->report;
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_Q);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
+    }
+    if (residual != NULL) {
+        m.to = next;
+        m.how = -1;
+        m.x = x;
+        m.ledger = x != NULL ? ledger : NULL;
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_PRODUCT);
+    }
+    if (x == NULL && ledger != NULL) { /* what it took in, nobody has */
+        dcommi_feedback_see(a);
+        dcommi_feedback_compare(a, ledger, NULL, a->sent, next);
+    }
+}
+
 /* x, or the wires of a recoding where that is NULL. */
 static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float *x,
                                          const float *residual, float *next,
                                          dcomm_cuda_ledger *ledger)
 {
+    if (dcommi_feedback_remembers(a->job->fb, a->code->count)) {
+        dcommi_feedback_products_there(a, x, residual, next, ledger);
+        return;
+    }
     const void *const src = x;
     dcommi_device_code code = *a->code;
     code.kind = x != NULL ? DCOMM_STEP_ENCODE : DCOMM_STEP_RECODE;
@@ -50265,15 +50619,6 @@ static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float 
     if (a->status >= 0) {
         a->status = a->d->call->code(a->d, &code);
     }
-}
-
-/* What was sent, as ranks will have it. */
-static void dcommi_feedback_see(dcommi_feedback_arrays *a)
-{
-    const void *wire = a->code->dst;
-    const size_t bytes = dcomm_codec_max_bytes(a->code->codec, a->code->count);
-    a->sent = dcommi_feedback_take(a);
-    dcommi_feedback_decode(a, &wire, &bytes, 1, a->sent);
 }
 
 /* ---- one step ---- */
@@ -50384,13 +50729,7 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     const bool estimates = !a->job->owner && a->job->fb->opts.variant == DCOMM_FEEDBACK_EF21;
     float *e = dcommi_feedback_take(a), *scaled = factor != 1 ? dcommi_feedback_take(a) : e;
     if (a->job->owner) {
-        float *sum = dcommi_feedback_take(a);
-        dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
-        if (a->status >= 0) {
-            a->status =
-                a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
-        }
-        a->x = sum;
+        a->x = dcommi_feedback_sum_there(a);
     }
     dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LACK : DCOMM_CUDA_FEEDBACK_ADD, e, a->x,
                        0, a->held);
@@ -68248,6 +68587,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_FEEDBACK_BLOCK
 #undef DCOMMI_FEEDBACK_MAGIC
 #undef DCOMMI_FEEDBACK_OWNER
+#undef DCOMMI_FEEDBACK_RANGES
 #undef DCOMMI_FEEDBACK_READ
 #undef DCOMMI_FIFO_AHEAD
 #undef DCOMMI_FIFO_FETCH

@@ -32,64 +32,197 @@ Test(feedback, rescaled_to_another_learning_rate)
     dcomm_codec_destroy(&codec);
 }
 
+static void step_all(dcomm_feedback **fb, const codec_input *in, uint64_t step, size_t n, books *b)
+{
+    for (int r = 0; r < RANKS; r++) {
+        input_fill(in, (uint32_t)r, step, 0, n, gradient[r]);
+    }
+    two_shot(fb, n, b, false);
+}
+
+/* Save a state, and load it in its place. */
+static void save_and_load(dcomm_feedback **fb, const dcomm_codec *codec, const dcomm_codec *other,
+                          const char *sentence)
+{
+    size_t bytes = dcomm_feedback_save_bytes(*fb);
+    unsigned char *file = malloc(bytes);
+    BAD(DCOMM_ERR_INVALID, "no room", dcomm_feedback_save(*fb, file, bytes - 1));
+    GOOD(dcomm_feedback_save(*fb, file, bytes));
+    GOOD(dcomm_feedback_destroy(fb));
+    BAD(DCOMM_ERR_INVALID, sentence, dcomm_feedback_load(other, file, bytes, fb));
+    for (size_t cut = 0; cut < bytes; cut += 13) {
+        cr_assert_eq(dcomm_feedback_load(codec, file, cut, fb), DCOMM_ERR_CORRUPT);
+        file[cut] ^= 4;
+        cr_assert_eq(dcomm_feedback_load(codec, file, bytes, fb), DCOMM_ERR_CORRUPT, "byte %zu",
+                     cut);
+        file[cut] ^= 4;
+    }
+    GOOD(dcomm_feedback_load(codec, file, bytes, fb));
+    free(file);
+}
+
 /* A run that is saved and loaded goes on with the bits of one that is not. */
-Test(feedback, saved_and_loaded)
+static void goes_on(const char *spec, const char *another, const dcomm_feedback_opts *opts)
 {
     enum { N = 111 };
+    dcomm_codec *codec, *other;
+    dcomm_feedback *fb[RANKS];
+    static books b;
+    float expected[N];
+    codec_input in;
+    char sentence[64];
+    snprintf(sentence, sizeof sentence, "saved with codec %.4s", spec);
+    input(&in, "gaussian");
+    GOOD(dcomm_codec_create(spec, &codec));
+    GOOD(dcomm_codec_create(another, &other));
+    make_all(fb, codec, N, opts);
+    for (uint64_t s = 0; s < 10; s++) {
+        step_all(fb, &in, s, N, &b);
+    }
+    memcpy(expected, result, sizeof expected);
+    destroy_all(fb);
+    make_all(fb, codec, N, opts);
+    for (uint64_t s = 0; s < 10; s++) {
+        for (int r = 0; s == 5 && r < RANKS; r++) {
+            save_and_load(&fb[r], codec, other, sentence);
+        }
+        step_all(fb, &in, s, N, &b);
+    }
+    cr_assert_eq(memcmp(expected, result, sizeof expected), 0, "%s, variant %d", spec,
+                 (int)opts->variant);
+    destroy_all(fb);
+    dcomm_codec_destroy(&codec);
+    dcomm_codec_destroy(&other);
+}
+
+Test(feedback, saved_and_loaded)
+{
     for (int variant = 0; variant < DCOMM_FEEDBACK_VARIANT_COUNT; variant++) {
         for (int bf16 = 0; bf16 < (variant == DCOMM_FEEDBACK_EF21 ? 1 : 2); bf16++) {
-            dcomm_codec *codec, *other;
-            dcomm_feedback *fb[RANKS];
-            static books b;
-            float expected[N];
-            codec_input in;
             dcomm_feedback_opts opts = {
                 .variant = (dcomm_feedback_variant)variant, .bf16 = bf16 != 0, .seed = 5};
-            input(&in, "gaussian");
-            GOOD(dcomm_codec_create("topk:k=0.1", &codec));
-            GOOD(dcomm_codec_create("topk:k=0.2", &other));
-            make_all(fb, codec, N, &opts);
-            for (int half = 0; half < 2; half++) {
-                for (uint64_t s = 0; s < 10; s++) {
-                    for (int r = 0; r < RANKS; r++) {
-                        input_fill(&in, (uint32_t)r, s, 0, N, gradient[r]);
-                    }
-                    if (half == 1 && s == 5) {
-                        for (int r = 0; r < RANKS; r++) {
-                            size_t bytes = dcomm_feedback_save_bytes(fb[r]);
-                            unsigned char *file = malloc(bytes);
-                            BAD(DCOMM_ERR_INVALID, "no room",
-                                dcomm_feedback_save(fb[r], file, bytes - 1));
-                            GOOD(dcomm_feedback_save(fb[r], file, bytes));
-                            GOOD(dcomm_feedback_destroy(&fb[r]));
-                            BAD(DCOMM_ERR_INVALID, "saved with codec topk",
-                                dcomm_feedback_load(other, file, bytes, &fb[r]));
-                            for (size_t cut = 0; cut < bytes; cut += 13) {
-                                cr_assert_eq(dcomm_feedback_load(codec, file, cut, &fb[r]),
-                                             DCOMM_ERR_CORRUPT);
-                                file[cut] ^= 4;
-                                cr_assert_eq(dcomm_feedback_load(codec, file, bytes, &fb[r]),
-                                             DCOMM_ERR_CORRUPT, "byte %zu", cut);
-                                file[cut] ^= 4;
-                            }
-                            GOOD(dcomm_feedback_load(codec, file, bytes, &fb[r]));
-                            free(file);
-                        }
-                    }
-                    two_shot(fb, N, &b, false);
-                }
-                if (half == 0) {
-                    memcpy(expected, result, sizeof expected);
-                    destroy_all(fb);
-                    make_all(fb, codec, N, &opts);
-                }
+            goes_on("topk:k=0.1", "topk:k=0.2", &opts);
+            if (variant != DCOMM_FEEDBACK_DGC) {
+                goes_on("powersgd:rank=2", "powersgd:rank=3", &opts);
             }
-            cr_assert_eq(memcmp(expected, result, sizeof expected), 0);
-            destroy_all(fb);
-            dcomm_codec_destroy(&codec);
-            dcomm_codec_destroy(&other);
         }
     }
+}
+
+/* ---- what a codec remembers ---- */
+
+enum { SIDE = 32 };
+
+/* A matrix of these singular values: H diag(s) H / SIDE, where H is Sylvester's of 1 and -1. */
+static void spectrum(const double *s, float *x)
+{
+    for (int i = 0; i < SIDE; i++) {
+        for (int j = 0; j < SIDE; j++) {
+            double sum = 0;
+            for (int k = 0; k < SIDE; k++) {
+                sum += (__builtin_parity((unsigned)(i & k)) != __builtin_parity((unsigned)(j & k))
+                            ? -1
+                            : 1) *
+                       s[k];
+            }
+            x[i * SIDE + j] = (float)(sum / SIDE);
+        }
+    }
+}
+
+/* Encode x as `parts` ranges; how much of it, in two-norms, does not arrive. Nothing is held back
+ * for the next step. */
+static double lacks(dcomm_feedback *fb, const float *x, size_t parts, bool ends)
+{
+    enum { N = SIDE * SIDE };
+    static float y[N];
+    double lost = 0, all = 0;
+    size_t bytes;
+    GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = x}));
+    for (size_t p = 0; p < parts; p++) {
+        GOOD(dcomm_feedback_encode(fb, p * N / parts, N / parts, wire[0], sizeof wire[0], &bytes,
+                                   NULL));
+        GOOD(dcomm_decode(dcomm_feedback_codec(fb), wire[0], bytes, y + p * N / parts, N / parts));
+    }
+    GOOD(ends ? dcomm_feedback_commit(fb) : dcomm_feedback_fail(fb));
+    GOOD(ends ? dcomm_feedback_rescale(fb, 0)
+              : dcomm_feedback_recover(fb, DCOMM_FEEDBACK_RETRY, NULL));
+    for (size_t i = 0; i < N; i++) {
+        lost += ((double)x[i] - (double)y[i]) * ((double)x[i] - (double)y[i]);
+        all += (double)x[i] * (double)x[i];
+    }
+    return sqrt(lost / all);
+}
+
+/* The best that rank 2 can do is known from the spectrum, and powersgd comes to it. */
+Test(feedback, powersgd_is_warm_step_after_step)
+{
+    static float x[SIDE * SIDE];
+    double s[SIDE], rest = 0, all = 0;
+    dcomm_codec *codec;
+    dcomm_feedback *fb = NULL;
+    for (int k = 0; k < SIDE; k++) {
+        s[k] = k == 0 ? 2 : k == 1 ? 1.8 : 0.7 - 0.01 * k;
+        all += s[k] * s[k];
+        rest += k > 1 ? s[k] * s[k] : 0;
+    }
+    const double best = sqrt(rest / all);
+    spectrum(s, x);
+    GOOD(dcomm_codec_create("powersgd:rank=2", &codec));
+    for (int in_place = 0; in_place < 2; in_place++) {
+        dcomm_feedback_opts opts = {.in_place = in_place != 0};
+        GOOD(dcomm_feedback_create(codec, SIDE * SIDE, &opts, &fb));
+        const double cold = lacks(fb, x, 1, true);
+        cr_assert_gt(cold, 1.05 * best);
+        double last = cold;
+        for (int step = 1; step < 8; step++) {
+            if (!in_place) { /* a step that failed leaves what there was before it */
+                const double once = lacks(fb, x, 1, false);
+                last = lacks(fb, x, 1, true);
+                cr_assert_eq(once, last);
+            } else {
+                last = lacks(fb, x, 1, true);
+            }
+        }
+        cr_assert_float_eq(last, best, 1e-4, "%g, not %g", last, best);
+        GOOD(dcomm_feedback_recover(fb, DCOMM_FEEDBACK_RESET, NULL));
+        cr_assert_gt(lacks(fb, x, 1, true), 1.05 * best); /* cold again */
+        dcomm_feedback_destroy(&fb);
+    }
+    dcomm_codec_destroy(&codec);
+}
+
+/* Ranges have each their own; they go to the state that takes over, and those that are no longer
+ * encoded are forgotten. */
+Test(feedback, powersgd_remembers_each_range)
+{
+    static float x[SIDE * SIDE];
+    codec_input in;
+    dcomm_codec *codec;
+    dcomm_feedback *fb = NULL, *moved = NULL;
+    dcomm_feedback_info info;
+    input(&in, "gaussian");
+    input_fill(&in, 0, 0, 0, SIDE * SIDE, x);
+    GOOD(dcomm_codec_create("powersgd:rank=2", &codec));
+    GOOD(dcomm_feedback_create(codec, SIDE * SIDE, NULL, &fb));
+    const double cold = lacks(fb, x, 4, true);
+    for (int step = 1; step < 8; step++) {
+        lacks(fb, x, 4, true);
+    }
+    GOOD(dcomm_feedback_reshard((const dcomm_feedback *[]){fb}, 1, 0, 1, &moved, NULL));
+    const double warm = lacks(moved, x, 4, true);
+    cr_assert_lt(warm, 0.99 * cold);
+    cr_assert_eq(warm, lacks(fb, x, 4, true));
+    GOOD(dcomm_feedback_get_info(fb, &info));
+    const size_t held = info.state_bytes;
+    lacks(fb, x, 1, true);
+    lacks(fb, x, 1, true);
+    lacks(fb, x, 1, true);
+    GOOD(dcomm_feedback_get_info(fb, &info));
+    cr_assert_lt(info.state_bytes, held);
+    dcomm_feedback_destroy(&fb);
+    dcomm_feedback_destroy(&moved);
+    dcomm_codec_destroy(&codec);
 }
 
 Test(feedback, moved_to_another_number_of_ranks)

@@ -11,8 +11,9 @@
  *
  * Until the commit the residuals are those of the step before: a step that failed can be begun
  * again. But other ranks may have used what they got of it, so the state is then stale, and begin
- * refuses it until dcomm_feedback_recover says how to go on. What ranks remember alike from step to
- * step (powersgd's Q) is part of the state, and as it was until the commit.
+ * refuses it until dcomm_feedback_recover says how to go on. What the codec remembers from step to
+ * step (powersgd's Q) is part of the state, and as it was until the commit. A range that is encoded
+ * with other bounds than in the last step begins anew.
  *
  * What is kept, with g the gradient, r the residual and C what arrives after rounding:
  *
@@ -185,7 +186,7 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 /* Write the state to memory of dcomm_feedback_save_bytes. */
 DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
 DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
-/* Read it back. The codec's spec must be the one that was saved.
+/* Read it back, also what older versions saved. The codec's spec must be the one that was saved.
  * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
 DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
                                            dcomm_feedback **fb_p);

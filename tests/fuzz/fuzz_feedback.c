@@ -37,11 +37,14 @@ static void use(const dcomm_feedback *loaded, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static dcomm_codec *codec;
+    static const char *const specs[] = {"topk:k=0.25", "powersgd:rank=2"};
+    static dcomm_codec *codecs[2];
     dcomm_feedback *fb = NULL;
-    if (codec == NULL && dcomm_codec_create("topk:k=0.25", &codec) != DCOMM_OK) {
+    dcomm_codec **made = &codecs[size / 8 % 2], *codec;
+    if (*made == NULL && dcomm_codec_create(specs[size / 8 % 2], made) != DCOMM_OK) {
         abort();
     }
+    codec = *made;
     size_t head = sizeof(dcommi_feedback_head), spec = strlen(codec->spec);
     uint8_t *file = malloc(size + 1); /* exactly as long as it is: reading on is seen */
     if (file == NULL) {
@@ -55,7 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size >= head + dcommi_feedback_padded(spec) + 8) { /* past what chance does not find */
         dcommi_feedback_head h;
         memcpy(&h, file, head);
-        h.magic = DCOMMI_FEEDBACK_MAGIC;
+        h.magic = h.magic % 2 ? DCOMMI_FEEDBACK_RANGES : DCOMMI_FEEDBACK_MAGIC;
         h.variant %= 3;
         h.bf16 %= 2;
         h.in_place %= 2;

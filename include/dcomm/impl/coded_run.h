@@ -54,7 +54,7 @@ static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *sr
     /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
     c->begins.x = c->begins.partly ? src : src - first;
     DCOMMI_TRY(dcommi_feedback_begin(c->feedback, &c->begins));
-    c->begun = true;
+    c->begun = c->feedback->collective = true;
     c->replaced = c->feedback->ledger;
     c->feedback->ledger = c->ledger != NULL ? c->ledger : c->replaced;
     return DCOMM_OK;

@@ -3,7 +3,7 @@
 #define DCOMMI_FEEDBACK_H
 
 #include "../../../kernels/cpu_norm.h"
-#include "feedback_move.h"
+#include "feedback_basis.h"
 
 /* The owner's encodings draw other random numbers than the worker's. */
 #define DCOMMI_FEEDBACK_OWNER 0x80000000u
@@ -20,6 +20,7 @@ typedef struct dcommi_feedback_call {
     size_t capacity, bytes;
     dcomm_codec_report report;
     bool estimates;     /* EF21: the store is an estimate of x, not a residual */
+    void *state;        /* what the codec remembers of the range; NULL: nothing */
     dcommi_tally tally; /* for the ledger */
 } dcommi_feedback_call;
 
@@ -85,7 +86,8 @@ static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedba
     fb->clip = fb->worker.place == NULL ? dcommi_feedback_clip(fb) : 1;
     fb->clip_known = false;
     fb->encoded = fb->owned = fb->finished = 0;
-    fb->learned = false;
+    fb->learned = fb->collective = false;
+    dcommi_feedback_bases_begin(fb);
     fb->held = 0;
     fb->next_factor = fb->owner_factor;
     fb->begun = true;
@@ -127,6 +129,7 @@ static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_ca
     }
     const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
     dcommi_encoding call = dcommi_codec_call(c->x, residual, next, c->count, &c->key, c->wire);
+    call.state = c->state;
     call.tally = fb->ledger != NULL ? &c->tally : NULL;
     dcomm_status status =
         c->x != NULL ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity,
@@ -264,8 +267,10 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     for (size_t i = 0; i < c->count; i++) {
         sent[i] = e[i] * (float)fb->factor;
     }
-    DCOMMI_TRY(dcomm_encode(codec, sent, c->count, &c->key, c->wire, c->capacity, &c->bytes,
-                            fb->workspace, &c->report));
+    dcommi_encoding call = dcommi_codec_call(sent, NULL, NULL, c->count, &c->key, c->wire);
+    call.state = c->state;
+    DCOMMI_TRY(dcommi_codec_run("dcomm_feedback_encode", codec, &call, c->capacity, &c->bytes,
+                                fb->workspace, &c->report));
     DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
     dcommi_feedback_settle(c, e, held, sent, fb->ledger != NULL ? &c->tally : NULL);
     c->report.clipped += seen.clipped;
@@ -293,6 +298,8 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
                                         size_t *bytes_p, dcomm_codec_report *report)
 {
     DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
+    DCOMMI_TRY(dcommi_feedback_recall(fb, c->key.first, c->count,
+                                      (c->key.rank & DCOMMI_FEEDBACK_OWNER) != 0, &c->state));
     c->tally.x = x;
     dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
                                                           : dcommi_feedback_fused(fb, c);
@@ -703,6 +710,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
         dcommi_feedback_store_clear(&fb->velocity);
         dcommi_feedback_store_clear(&fb->estimate);
         dcommi_feedback_store_clear(&fb->basis);
+        dcommi_feedback_bases_free(fb);
     }
     fb->stale = false;
     if (lost_p != NULL) {

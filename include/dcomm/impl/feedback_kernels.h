@@ -208,11 +208,116 @@ static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const 
     }
 }
 
+/* What was sent, as ranks will have it. */
+static void dcommi_feedback_see(dcommi_feedback_arrays *a)
+{
+    const void *wire = a->code->dst;
+    const size_t bytes = dcomm_codec_max_bytes(a->code->codec, a->code->count);
+    a->sent = dcommi_feedback_take(a);
+    dcommi_feedback_decode(a, &wire, &bytes, 1, a->sent);
+}
+
+/* The sum of a recoding's wires, times its factor. */
+static float *dcommi_feedback_sum_there(dcommi_feedback_arrays *a)
+{
+    const dcommi_device_code *code = a->code;
+    float *sum = dcommi_feedback_take(a);
+    dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
+    if (a->status >= 0) {
+        a->status = a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
+    }
+    return sum;
+}
+
+/* The basis of the step's range, in memory of its device. */
+static dcomm_status dcommi_feedback_basis_there(const dcommi_feedback_arrays *a,
+                                                dcommi_feedback_basis **basis_p)
+{
+    dcomm_feedback *fb = a->job->fb;
+    dcommi_feedback_basis *basis;
+    DCOMMI_TRY(
+        dcommi_feedback_basis_of(fb, a->job->first, a->code->count, a->job->owner, &basis));
+    if (basis->numbers.place != fb->worker.place) {
+        dcommi_feedback_store there;
+        DCOMMI_TRY(dcommi_feedback_store_send(fb, &basis->numbers, fb->worker.place, &there));
+        dcommi_feedback_store_free(&basis->numbers);
+        basis->numbers = there;
+        DCOMMI_TRY(dcommi_feedback_before(fb, a->d));
+    }
+    dcommi_feedback_basis_used(fb, basis);
+    *basis_p = basis;
+    return DCOMM_OK;
+}
+
+static void dcommi_feedback_matrix(dcommi_feedback_arrays *a, dcommi_device_matrix *m,
+                                   int kind)
+{
+    m->kind = kind;
+    if (a->status >= 0) {
+        a->status = a->d->call->matrix(a->d, m);
+    }
+}
+
+/* powersgd, step by step, from the Q that it remembers: as its encoding in host memory. */
+static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const float *x,
+                                           const float *residual, float *next,
+                                           dcomm_cuda_ledger *ledger)
+{
+    const dcommi_device_code *code = a->code;
+    const dcommi_matrix shape = dcommi_powersgd_shape(code->codec, code->count);
+    const size_t q_bytes = 4 * dcommi_powersgd_q_count(&shape);
+    dcommi_feedback_basis *basis = NULL;
+    const float *e = x != NULL ? x : dcommi_feedback_sum_there(a);
+    if (residual != NULL) {
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_ADD, next, e, 0, residual);
+    }
+    dcommi_device_matrix m = {.shape = {.count = shape.count,
+                                        .rows = shape.rows,
+                                        .cols = shape.cols,
+                                        .rank = shape.rank},
+                              .key = code->key,
+                              .x = residual != NULL ? next : e,
+                              .p = code->dst};
+    m.q = m.p + dcommi_powersgd_p_count(&shape);
+    if (a->status >= 0) {
+        a->status = dcommi_feedback_basis_there(a, &basis);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
+    }
+    for (int turn = 0; turn < (int)code->codec->value[DCOMMI_POWERSGD_TURNS]; turn++) {
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_START);
+        m.report = residual == NULL && turn == 0 ? code->report : NULL;
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_P);
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_ORTHONORMAL);
+        m.report = code->report;
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_Q);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
+    }
+    if (residual != NULL) {
+        m.to = next;
+        m.how = -1;
+        m.x = x;
+        m.ledger = x != NULL ? ledger : NULL;
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_PRODUCT);
+    }
+    if (x == NULL && ledger != NULL) { /* what it took in, nobody has */
+        dcommi_feedback_see(a);
+        dcommi_feedback_compare(a, ledger, NULL, a->sent, next);
+    }
+}
+
 /* x, or the wires of a recoding where that is NULL. */
 static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float *x,
                                          const float *residual, float *next,
                                          dcomm_cuda_ledger *ledger)
 {
+    if (dcommi_feedback_remembers(a->job->fb, a->code->count)) {
+        dcommi_feedback_products_there(a, x, residual, next, ledger);
+        return;
+    }
     const void *const src = x;
     dcommi_device_code code = *a->code;
     code.kind = x != NULL ? DCOMM_STEP_ENCODE : DCOMM_STEP_RECODE;
@@ -227,15 +332,6 @@ static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float 
     if (a->status >= 0) {
         a->status = a->d->call->code(a->d, &code);
     }
-}
-
-/* What was sent, as ranks will have it. */
-static void dcommi_feedback_see(dcommi_feedback_arrays *a)
-{
-    const void *wire = a->code->dst;
-    const size_t bytes = dcomm_codec_max_bytes(a->code->codec, a->code->count);
-    a->sent = dcommi_feedback_take(a);
-    dcommi_feedback_decode(a, &wire, &bytes, 1, a->sent);
 }
 
 /* ---- one step ---- */
@@ -346,13 +442,7 @@ static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
     const bool estimates = !a->job->owner && a->job->fb->opts.variant == DCOMM_FEEDBACK_EF21;
     float *e = dcommi_feedback_take(a), *scaled = factor != 1 ? dcommi_feedback_take(a) : e;
     if (a->job->owner) {
-        float *sum = dcommi_feedback_take(a);
-        dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
-        if (a->status >= 0) {
-            a->status =
-                a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
-        }
-        a->x = sum;
+        a->x = dcommi_feedback_sum_there(a);
     }
     dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LACK : DCOMM_CUDA_FEEDBACK_ADD, e, a->x,
                        0, a->held);

@@ -5,13 +5,16 @@
 
 #include "feedback.h"
 
-#define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u /* "dcommfb1" */
+#define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u  /* "dcommfb1" */
+#define DCOMMI_FEEDBACK_RANGES 0x3262666d6d6f6364u /* "dcommfb2": with bases of ranges */
 
 enum { DCOMMI_FEEDBACK_SAVED = 5 }; /* arrays */
 
 /* The head of a saved state. Behind it: the codec's spec, padded to 8 bytes; the arrays that the
  * variant has, worker, owner, velocity, estimate, and the codec's basis if one was learned, each
- * padded to 8 bytes; a hash of all that. All in little-endian order. */
+ * padded to 8 bytes; a hash of all that. All in little-endian order. With the second magic number,
+ * bases of ranges stand between spec and arrays: their number, then of each its head and
+ * its numbers, padded to 8 bytes. */
 typedef struct dcommi_feedback_head {
     uint64_t magic;
     uint32_t variant, bf16, in_place, scale;
@@ -22,6 +25,10 @@ typedef struct dcommi_feedback_head {
 } dcommi_feedback_head;
 
 _Static_assert(sizeof(dcommi_feedback_head) == 112, "no padding");
+
+typedef struct dcommi_feedback_range_head {
+    uint64_t first, count, owner; /* owner: 0 or 1 */
+} dcommi_feedback_range_head;
 
 static inline size_t dcommi_feedback_padded(size_t bytes)
 {
@@ -56,6 +63,35 @@ static inline size_t dcommi_feedback_store_saved(const dcommi_feedback_store *s)
     return dcommi_feedback_padded(dcommi_size_mul(s->count, dcommi_feedback_width(s)));
 }
 
+/* Bytes of the bases of ranges; 0 where there are none. */
+static size_t dcommi_feedback_bases_saved(const dcomm_feedback *fb)
+{
+    size_t bytes = fb->bases != NULL ? sizeof(uint64_t) : 0;
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        bytes += sizeof(dcommi_feedback_range_head) + dcommi_feedback_store_saved(&b->numbers);
+    }
+    return bytes;
+}
+
+/* Write them behind *at. */
+static dcomm_status dcommi_feedback_save_bases(const dcomm_feedback *fb, unsigned char **at)
+{
+    uint64_t n = 0;
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        n++;
+    }
+    memcpy(*at, &n, sizeof n);
+    *at += sizeof n;
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        const dcommi_feedback_range_head head = {b->first, b->count, b->owner};
+        memcpy(*at, &head, sizeof head);
+        DCOMMI_TRY(
+            dcommi_feedback_store_read(&b->numbers, *at + sizeof head, b->numbers.now));
+        *at += sizeof head + dcommi_feedback_store_saved(&b->numbers);
+    }
+    return DCOMM_OK;
+}
+
 DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
 {
     if (fb == NULL) {
@@ -64,7 +100,7 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb)
     const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
     size_t bytes = sizeof(dcommi_feedback_head) + dcommi_feedback_padded(strlen(fb->codec->spec)) +
-                   sizeof(uint64_t);
+                   dcommi_feedback_bases_saved(fb) + sizeof(uint64_t);
     for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
         bytes += dcommi_feedback_store_saved(stores[i]);
     }
@@ -84,7 +120,8 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
                            bytes, capacity);
     }
     size_t spec = strlen(fb->codec->spec);
-    dcommi_feedback_head head = {.magic = DCOMMI_FEEDBACK_MAGIC,
+    const bool ranges = fb->bases != NULL;
+    dcommi_feedback_head head = {.magic = ranges ? DCOMMI_FEEDBACK_RANGES : DCOMMI_FEEDBACK_MAGIC,
                                  .variant = (uint32_t)fb->opts.variant,
                                  .bf16 = fb->opts.bf16,
                                  .in_place = fb->opts.in_place,
@@ -108,6 +145,7 @@ DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, s
     at += sizeof head;
     memcpy(at, fb->codec->spec, spec);
     at += dcommi_feedback_padded(spec);
+    DCOMMI_TRY(ranges ? dcommi_feedback_save_bases(fb, &at) : DCOMM_OK);
     const dcommi_feedback_store *stores[DCOMMI_FEEDBACK_SAVED];
     dcommi_feedback_stores(fb, stores);
     for (int i = 0; i < DCOMMI_FEEDBACK_SAVED; i++) {
@@ -131,12 +169,8 @@ static dcomm_status dcommi_feedback_check_head(const dcomm_codec *codec,
                                                const dcommi_feedback_head *h, size_t bytes,
                                                bool *basis)
 {
-    if (h->magic != DCOMMI_FEEDBACK_MAGIC) {
-        return dcommi_feedback_corrupt("this is no saved state");
-    }
     if (h->variant >= DCOMM_FEEDBACK_VARIANT_COUNT || h->bf16 > 1 || h->in_place > 1 ||
         h->scale > 1 || h->average > 1 || h->nranks == 0 ||
-        h->spec_bytes >= DCOMMI_CODEC_SPEC_MAX ||
         !(h->momentum == -1 || (h->momentum > 0 && h->momentum < 1)) ||
         !(h->clip >= 0 && h->clip <= DBL_MAX) ||
         !(fabs(h->owner_factor) >= DBL_MIN && fabs(h->owner_factor) <= DBL_MAX) ||
@@ -177,6 +211,55 @@ static dcomm_status dcommi_feedback_fill(dcommi_feedback_store *s, const unsigne
     return DCOMM_OK;
 }
 
+/* The bases of ranges at *at, of which there are `left` bytes at most; fb NULL: only step over
+ * them. *bytes_p is how many it took. */
+static dcomm_status dcommi_feedback_load_bases(const dcomm_codec *codec,
+                                               const dcommi_feedback_head *h, dcomm_feedback *fb,
+                                               const unsigned char *at, size_t left,
+                                               size_t *bytes_p)
+{
+    uint64_t n;
+    size_t done = sizeof n;
+    if (left < sizeof n) {
+        return dcommi_feedback_corrupt("it is too short");
+    }
+    memcpy(&n, at, sizeof n);
+    if (n == 0) {
+        return dcommi_feedback_corrupt("it has no ranges");
+    }
+    for (; n > 0; n--) {
+        dcommi_feedback_range_head r;
+        if (left - done < sizeof r) {
+            return dcommi_feedback_corrupt("its ranges go beyond its end");
+        }
+        memcpy(&r, at + done, sizeof r);
+        done += sizeof r;
+        if (r.count == 0 || r.first > h->count || r.count > h->count - r.first || r.owner > 1 ||
+            r.count > left) {
+            return dcommi_feedback_corrupt("a range is not within the tensor");
+        }
+        const size_t numbers = dcommi_feedback_basis_count(codec, r.count);
+        const size_t bytes = dcommi_feedback_padded(numbers * sizeof(float));
+        if (numbers == 0 || left - done < bytes) {
+            return dcommi_feedback_corrupt("its ranges go beyond its end");
+        }
+        if (fb != NULL) {
+            dcommi_feedback_basis *basis;
+            const unsigned char *from = at + done;
+            DCOMMI_TRY(dcommi_feedback_basis_of(fb, r.first, r.count, r.owner != 0, &basis));
+            if (basis->learned) {
+                return dcommi_feedback_corrupt("a range stands there twice");
+            }
+            basis->learned = true;
+            basis->step = h->step > 0 ? h->step - 1 : 0;
+            DCOMMI_TRY(dcommi_feedback_fill(&basis->numbers, &from));
+        }
+        done += bytes;
+    }
+    *bytes_p = done;
+    return DCOMM_OK;
+}
+
 static dcomm_status dcommi_feedback_fill_all(dcomm_feedback *fb, const dcommi_feedback_head *h,
                                              const unsigned char *at, bool basis)
 {
@@ -209,11 +292,17 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
     }
     const unsigned char *at = from;
     memcpy(&head, at, sizeof head);
-    bool basis;
-    DCOMMI_TRY(dcommi_feedback_check_head(codec, &head, bytes, &basis));
+    if (head.magic != DCOMMI_FEEDBACK_MAGIC && head.magic != DCOMMI_FEEDBACK_RANGES) {
+        return dcommi_feedback_corrupt("this is no saved state");
+    }
+    const size_t rest = bytes - sizeof head - sizeof hash;
+    const size_t spec_bytes = dcommi_feedback_padded(head.spec_bytes);
     memcpy(&hash, at + bytes - sizeof hash, sizeof hash);
     if (hash != dcommi_feedback_hash(at, bytes - sizeof hash)) {
-        return dcommi_feedback_corrupt("its hash is not that of its bytes");
+        return dcommi_feedback_corrupt("it is not whole: its hash is not that of its bytes");
+    }
+    if (head.spec_bytes >= DCOMMI_CODEC_SPEC_MAX || spec_bytes > rest) {
+        return dcommi_feedback_corrupt("a value of its head is out of range");
     }
     at += sizeof head;
     if (strlen(codec->spec) != head.spec_bytes || memcmp(codec->spec, at, head.spec_bytes) != 0) {
@@ -225,6 +314,14 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
                            "dcomm_feedback_load: it was saved with codec %s, and this is %s", spec,
                            codec->spec);
     }
+    at += spec_bytes;
+    bool basis;
+    size_t ranges = 0;
+    if (head.magic == DCOMMI_FEEDBACK_RANGES) {
+        DCOMMI_TRY(
+            dcommi_feedback_load_bases(codec, &head, NULL, at, rest - spec_bytes, &ranges));
+    }
+    DCOMMI_TRY(dcommi_feedback_check_head(codec, &head, bytes - ranges, &basis));
     dcomm_feedback_opts opts = {.variant = (dcomm_feedback_variant)head.variant,
                                 .bf16 = head.bf16 != 0,
                                 .in_place = head.in_place != 0,
@@ -236,8 +333,14 @@ DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void 
                                 .warmup_steps = head.warmup_steps};
     dcomm_feedback *fb;
     DCOMMI_TRY(dcomm_feedback_create(codec, head.count, &opts, &fb));
-    dcomm_status status =
-        dcommi_feedback_fill_all(fb, &head, at + dcommi_feedback_padded(head.spec_bytes), basis);
+    dcomm_status status = DCOMM_OK;
+    if (ranges > 0) {
+        status =
+            dcommi_feedback_load_bases(codec, &head, fb, at, rest - spec_bytes, &ranges);
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_feedback_fill_all(fb, &head, at + ranges, basis);
+    }
     if (status != DCOMM_OK) {
         dcomm_feedback_destroy(&fb);
         return status;
@@ -372,6 +475,20 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
             return status;
         }
         memcpy(fb->basis.now, like->basis.now, like->basis.count * sizeof(float));
+    }
+    const dcomm_feedback *same = rank < nold && old[rank] != NULL ? old[rank] : like;
+    for (const dcommi_feedback_basis *b = same->bases; b != NULL; b = b->next) {
+        dcommi_feedback_basis *basis;
+        dcomm_status status =
+            b->owner ? DCOMM_OK : dcommi_feedback_basis_of(fb, b->first, b->count, false, &basis);
+        if (status == DCOMM_OK && !b->owner) {
+            status = dcommi_feedback_store_read(&b->numbers, basis->numbers.now, b->numbers.now);
+            basis->step = like->step > 0 ? like->step - 1 : 0;
+        }
+        if (status != DCOMM_OK) {
+            dcomm_feedback_destroy(&fb);
+            return status;
+        }
     }
     dcommi_feedback_redistribute(old, nold, like, fb, rank, nranks, &seen);
     dcommi_feedback_store_level(&fb->worker);

@@ -44,6 +44,16 @@ typedef struct dcommi_feedback_kept {
     void *memory;
 } dcommi_feedback_kept;
 
+/* What the codec remembers of one range that this rank encodes (feedback_basis.h). */
+typedef struct dcommi_feedback_basis {
+    struct dcommi_feedback_basis *next;
+    size_t first, count; /* elements of the tensor */
+    bool owner;          /* of the sum, not of this rank's gradient */
+    bool learned;        /* in the step under way, or in the one that was committed last */
+    uint64_t step;       /* the last step that encoded the range */
+    dcommi_feedback_store numbers;
+} dcommi_feedback_basis;
+
 /* f32 arrays as long as the longest range so far. */
 enum {
     DCOMMI_FEEDBACK_INPUT,    /* what is encoded, where it is not the caller's array */
@@ -84,6 +94,7 @@ struct dcomm_feedback {
     dcommi_feedback_store estimate; /* EF21's sum of all w, as all ranks have it */
     dcommi_feedback_store basis;    /* what all ranks begin the step with (powersgd: Q), made in the
                                        first that learns one */
+    dcommi_feedback_basis *bases;   /* what this rank's own encodings begin with, range by range */
     size_t own_first;
     /* of the step under way */
     dcomm_feedback_step now;
@@ -98,6 +109,7 @@ struct dcomm_feedback {
     bool clip_known;                    /* for this step */
     size_t encoded, owned, finished;    /* elements done */
     bool learned;                       /* basis.next is there */
+    bool collective;                    /* an all-reduce has begun it */
     size_t last_first, last_count;      /* of the step before: where now and next differ */
     dcommi_feedback_span *span;         /* partly: what was encoded */
     size_t nspans, spans_capacity;
@@ -148,6 +160,16 @@ static void dcommi_feedback_kept_free(dcomm_feedback *fb)
     if (fb->clip_there != NULL) {
         fb->worker.place->release(fb->worker.place, fb->clip_there);
         fb->clip_there = NULL;
+    }
+}
+
+static void dcommi_feedback_bases_free(dcomm_feedback *fb)
+{
+    while (fb->bases != NULL) {
+        dcommi_feedback_basis *basis = fb->bases;
+        fb->bases = basis->next;
+        dcommi_feedback_store_free(&basis->numbers);
+        dcommi_free(basis);
     }
 }
 
@@ -297,6 +319,11 @@ static void dcommi_feedback_exchange(dcomm_feedback *fb)
     dcommi_feedback_swap(&fb->owner);
     if (fb->learned) {
         dcommi_feedback_swap(&fb->basis);
+    }
+    for (dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        if (b->learned) {
+            dcommi_feedback_swap(&b->numbers);
+        }
     }
 }
 
@@ -457,6 +484,7 @@ DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p)
     dcommi_feedback_store *stores[] = {&fb->worker, &fb->owner, &fb->velocity, &fb->estimate,
                                        &fb->basis};
     dcommi_feedback_kept_free(fb);
+    dcommi_feedback_bases_free(fb);
     for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
         dcommi_feedback_store_free(stores[i]);
     }
@@ -510,8 +538,12 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
                            fb == NULL ? "fb" : "info");
     }
     double worker = 0, owner = 0;
+    size_t bases = 0;
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &worker));
     DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &owner));
+    for (const dcommi_feedback_basis *b = fb->bases; b != NULL; b = b->next) {
+        bases += dcommi_feedback_store_bytes(&b->numbers);
+    }
     *info = (dcomm_feedback_info){
         .variant = fb->opts.variant,
         .count = fb->count,
@@ -527,7 +559,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .state_bytes =
             dcommi_feedback_store_bytes(&fb->worker) + dcommi_feedback_store_bytes(&fb->owner) +
             dcommi_feedback_store_bytes(&fb->velocity) +
-            dcommi_feedback_store_bytes(&fb->estimate) + dcommi_feedback_store_bytes(&fb->basis),
+            dcommi_feedback_store_bytes(&fb->estimate) + dcommi_feedback_store_bytes(&fb->basis) +
+            bases,
     };
     return DCOMM_OK;
 }
