@@ -22945,6 +22945,7 @@ struct dcommi_transport {
     bool by_flow;       /* what connects it may limit each connection by itself: several can be
                            faster than one */
     bool takes_device;  /* send_device and fetch_device move bytes of a CUDA device */
+    char iface[64];     /* network interface of the host's address; "": none */
 };
 
 typedef struct dcommi_transport_vtable {
@@ -22955,6 +22956,9 @@ typedef struct dcommi_transport_vtable {
     void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
     void (*remove_peer)(dcommi_transport *t, int peer);
+    /* May be NULL. A peer has died, as is known from elsewhere: report its loss once its last words
+     * have been read. `why` is static text. */
+    void (*lose)(dcommi_transport *t, int peer, const char *why);
     /* Send header and payload as one message. The header is copied; the payload must stay until
      * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
      * called; an error: not sent. Messages to one peer that are at most ordered_max long arrive in
@@ -23825,6 +23829,7 @@ struct dcomm_context {
     dcommi_site place;
     _Atomic(dcommi_run *) submitted;
     dcommi_transport *local, *net;
+    struct dcommi_ctl *control; /* connections with ranks on other hosts (control.h); NULL: none */
     dcommi_remote *peers;
     size_t npeers, peers_capacity;
     dcomm_comm *comms;
@@ -25665,6 +25670,7 @@ typedef struct dcommi_rdv_target {
 typedef struct dcommi_rdv_client {
     int fd;
     uint32_t rank, size;
+    uint8_t secret[DCOMMI_RDV_KEY]; /* the job's */
     dcommi_rdv_keys keys;
     uint32_t in_seq, out_seq;
     double timeout_s;
@@ -25905,6 +25911,7 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
                               .size = c->size,
                               .generation = generation};
     c->fd = -1;
+    memcpy(c->secret, key, sizeof c->secret);
     DCOMMI_TRY(dcommi_random_bytes(&hello.instance, sizeof hello.instance));
     for (;;) {
         dcommi_rdv_outcome outcome =
@@ -34978,6 +34985,565 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
 }
 
 #endif
+/* ==== include/dcomm/impl/control.h ========================================================= */
+/* control.h - the control connections: a TCP connection of ours between two ranks on different
+ * hosts. When it ends without a goodbye, the other process has ended.
+ *
+ * UCX cannot tell in every case: children that a rank has forked keep UCX's sockets open. Ours are
+ * closed in them. Nothing passes while all goes well, and the connections are looked at about 20
+ * times a second. Of two ranks the one with the smaller uuid connects:
+ *   acceptor   CHALLENGE  magic, version, nonce
+ *   connector  HELLO      both uuids, nonce, proof = HMAC(key, "hello" | CHALLENGE | HELLO so far)
+ *   acceptor   WELCOME    HMAC(key, "welcome" | CHALLENGE | HELLO)
+ *   either     frames: type, communicator, number, HMAC(session, direction | sequence | the frame)
+ *              LEAVE    has left that communicator after that number of collectives
+ *              GOODBYE  closes
+ * The key is the HMAC, under the rendezvous' secret, of what rank 0 drew for the communicator. */
+#ifndef DCOMMI_CONTROL_H
+#define DCOMMI_CONTROL_H
+
+
+#include <sys/epoll.h>
+
+#define DCOMMI_CTL_MAGIC 0x64634374u /* "dcCt" */
+#define DCOMMI_CTL_VERSION 1u
+#define DCOMMI_CTL_KEY DCOMMI_SHA256_BYTES
+#define DCOMMI_CTL_CHALLENGE 32
+#define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
+#define DCOMMI_CTL_FRAME 56
+#define DCOMMI_CTL_STRANGERS 64 /* connections without a proof at a time */
+#define DCOMMI_CTL_S 5.0        /* for a handshake */
+/* Sockets that a rank spends on this. In jobs of more ranks each pair has a connection with a
+ * chance that keeps to it: who sees a death tells the others. */
+#define DCOMMI_CTL_MOST 256
+
+enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2 };
+
+enum dcommi_ctl_state {
+    DCOMMI_CTL_SHUT = 0, /* the peer is to connect, or that failed */
+    DCOMMI_CTL_STRANGER, /* HELLO is to come */
+    DCOMMI_CTL_ASKED,    /* CHALLENGE is */
+    DCOMMI_CTL_PROVED,   /* WELCOME is */
+    DCOMMI_CTL_OPEN,
+    DCOMMI_CTL_OVER /* the peer has left or died */
+};
+
+typedef struct dcommi_ctl_line {
+    struct dcommi_ctl_line *next;
+    int fd;   /* -1: none */
+    int peer; /* the context's number */
+    int error;
+    uint8_t state;
+    bool connector;    /* this rank is */
+    uint8_t uuid[16];  /* the peer's */
+    dcommi_addr where; /* it listens */
+    uint8_t key[DCOMMI_CTL_KEY], session[DCOMMI_CTL_KEY];
+    uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
+    uint8_t in[DCOMMI_CTL_HELLO];
+    size_t have;
+    uint64_t sent, received; /* frames */
+    double deadline;         /* of a stranger */
+} dcommi_ctl_line;
+
+typedef struct dcommi_ctl {
+    struct dcommi_ctl *next; /* of the process */
+    int epoll, listener;
+    dcommi_addr address; /* where it listens */
+    uint8_t uuid[16];
+    dcommi_ctl_line *lines, *strangers;
+    unsigned nstrangers;
+} dcommi_ctl;
+
+/* ---- forked children ---- */
+
+/* Held while descriptors come and go, so that a child finds all of them. */
+static pthread_mutex_t dcommi_ctl_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_ctl *dcommi_ctl_all;
+static pthread_once_t dcommi_ctl_once = PTHREAD_ONCE_INIT;
+
+static void dcommi_ctl_before_fork(void)
+{
+    pthread_mutex_lock(&dcommi_ctl_lock);
+}
+
+static void dcommi_ctl_in_parent(void)
+{
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+}
+
+/* The parent's death is to end its connections. */
+static void dcommi_ctl_in_child(void)
+{
+    for (dcommi_ctl *c = dcommi_ctl_all; c != NULL; c = c->next) {
+        close(c->listener);
+        c->listener = -1;
+        for (int i = 0; i < 2; i++) {
+            for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
+                if (l->fd >= 0) {
+                    close(l->fd);
+                    l->fd = -1;
+                }
+            }
+        }
+    }
+    dcommi_ctl_all = NULL;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+}
+
+static void dcommi_ctl_watch_forks(void)
+{
+    pthread_atfork(dcommi_ctl_before_fork, dcommi_ctl_in_parent, dcommi_ctl_in_child);
+}
+
+/* ---- a connection ---- */
+
+static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+{
+    if (l->fd >= 0) {
+        epoll_ctl(c->epoll, EPOLL_CTL_DEL, l->fd, NULL);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        close(l->fd);
+        l->fd = -1;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+    l->state = state;
+    l->have = 0;
+}
+
+/* Look at a new descriptor from now on. A host that vanishes sends nothing: ask it, as often as UCX
+ * does. */
+static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+{
+    static const int options[][2] = {{TCP_KEEPIDLE, 1}, {TCP_KEEPINTVL, 1}, {TCP_KEEPCNT, 3}};
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    dcommi_sock_tune(l->fd);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
+    }
+    l->have = 0;
+    l->state = state;
+    if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, l->fd, &event) != 0) {
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    }
+}
+
+/* Read on until there are `need` bytes: 1. 0: not yet; -1: it has ended. */
+static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
+{
+    while (l->have < need) {
+        ssize_t n = recv(l->fd, l->in + l->have, need - l->have, 0);
+        if (n > 0) {
+            l->have += (size_t)n;
+            continue;
+        }
+        bool later = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+        l->error = n < 0 && !later ? errno : l->error;
+        return later ? 0 : -1;
+    }
+    l->have = 0;
+    return 1;
+}
+
+/* A socket that has sent next to nothing takes all of it. */
+static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
+{
+    return send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
+}
+
+static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,
+                            uint8_t tag[DCOMMI_CTL_KEY])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, l->key, sizeof l->key);
+    dcommi_hmac_add(&h, what, strlen(what) + 1);
+    dcommi_hmac_add(&h, l->challenge, sizeof l->challenge);
+    dcommi_hmac_add(&h, l->hello, hello_len);
+    dcommi_hmac_end(&h, tag);
+}
+
+static void dcommi_ctl_frame_tag(const dcommi_ctl_line *l, bool by_connector, uint64_t sequence,
+                                 const uint8_t *frame, uint8_t tag[DCOMMI_CTL_KEY])
+{
+    uint8_t head[9] = {by_connector};
+    dcommi_hmac h;
+    dcommi_put64(head + 1, sequence);
+    dcommi_hmac_begin(&h, l->session, sizeof l->session);
+    dcommi_hmac_add(&h, head, sizeof head);
+    dcommi_hmac_add(&h, frame, DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY);
+    dcommi_hmac_end(&h, tag);
+}
+
+static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uint64_t number)
+{
+    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
+    dcommi_put32(frame, type);
+    dcommi_put64(frame + 8, comm);
+    dcommi_put64(frame + 16, number);
+    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, frame + sizeof frame - DCOMMI_CTL_KEY);
+    dcommi_ctl_write(l, frame, sizeof frame);
+}
+
+static void dcommi_ctl_opened(dcommi_ctl_line *l)
+{
+    dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
+    l->sent = l->received = 0;
+    l->state = DCOMMI_CTL_OPEN;
+}
+
+/* ---- what comes ---- */
+
+/* The acceptor has asked: prove who we are. */
+static bool dcommi_ctl_prove(const dcommi_ctl *c, dcommi_ctl_line *l)
+{
+    memcpy(l->challenge, l->in, sizeof l->challenge);
+    if (dcommi_get32(l->challenge) != DCOMMI_CTL_MAGIC ||
+        dcommi_get32(l->challenge + 4) != DCOMMI_CTL_VERSION) {
+        l->error = EPROTO;
+        return false;
+    }
+    memcpy(l->hello, c->uuid, 16);
+    memcpy(l->hello + 16, l->uuid, 16);
+    if (dcommi_random_bytes(l->hello + 32, 32) < 0) {
+        return false;
+    }
+    dcommi_ctl_hmac(l, "hello", sizeof l->hello - DCOMMI_CTL_KEY, l->hello + 64);
+    l->state = DCOMMI_CTL_PROVED;
+    return dcommi_ctl_write(l, l->hello, sizeof l->hello);
+}
+
+static bool dcommi_ctl_welcomed(dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
+    if (!dcommi_same_secret(tag, l->in, sizeof tag)) {
+        l->error = EPROTO;
+        return false;
+    }
+    dcommi_ctl_opened(l);
+    return true;
+}
+
+/* A stranger has said who it is. One that this rank has not heard of yet is asked again later. */
+static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
+{
+    dcommi_ctl_line *l = c->lines;
+    while (l != NULL && memcmp(l->uuid, stranger->hello, sizeof l->uuid) != 0) {
+        l = l->next;
+    }
+    if (l == NULL) {
+        return;
+    }
+    uint8_t tag[DCOMMI_CTL_KEY];
+    memcpy(stranger->key, l->key, sizeof l->key);
+    dcommi_ctl_hmac(stranger, "hello", sizeof l->hello - DCOMMI_CTL_KEY, tag);
+    if (l->connector || l->state != DCOMMI_CTL_SHUT ||
+        memcmp(stranger->hello + 16, c->uuid, sizeof c->uuid) != 0 ||
+        !dcommi_same_secret(tag, stranger->hello + 64, sizeof tag)) {
+        dcommi_ctl_shut(c, stranger, DCOMMI_CTL_SHUT);
+        return;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    epoll_ctl(c->epoll, EPOLL_CTL_MOD, stranger->fd, &event);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    l->fd = stranger->fd;
+    stranger->fd = -1;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    stranger->state = DCOMMI_CTL_SHUT;
+    memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
+    memcpy(l->hello, stranger->hello, sizeof l->hello);
+    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
+    dcommi_ctl_write(l, tag, sizeof tag);
+    dcommi_ctl_opened(l);
+}
+
+/* The peer has left a communicator without a word over UCX, with which they have never spoken. */
+static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint64_t number)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; comm->id == id && r < comm->size; r++) {
+            dcommi_member *m = &comm->members[r];
+            if (m->peer == peer && !m->gone) {
+                m->gone = true;
+                m->gone_after = number;
+            }
+        }
+    }
+}
+
+static void dcommi_ctl_dead(dcomm_context *context, const dcommi_ctl_line *l)
+{
+    dcommi_transport *t = context->peers[l->peer].transport;
+    if (!context->peers[l->peer].lost && t->call->lose != NULL) {
+        t->call->lose(t, l->peer, "its control connection has ended");
+    }
+}
+
+/* A frame is there. False: the connection is over. */
+static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
+    if (!dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag)) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "the control connection with process %d brought what is no "
+                   "message of its; it is closed",
+                   (int)context->peers[l->peer].pid);
+        return false;
+    }
+    if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
+        dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
+    }
+    return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
+}
+
+static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
+{
+    static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
+                                  [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
+                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY,
+                                  [DCOMMI_CTL_OPEN] = DCOMMI_CTL_FRAME};
+    dcommi_ctl *c = context->control;
+    while (l->fd >= 0) {
+        const uint8_t state = l->state;
+        if (state == DCOMMI_CTL_SHUT) { /* a stranger that has said all */
+            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+            return;
+        }
+        int there = dcommi_ctl_read(l, need[state]);
+        if (there == 0) {
+            return;
+        }
+        bool goes_on = there > 0;
+        if (there > 0 && state == DCOMMI_CTL_STRANGER) {
+            memcpy(l->hello, l->in, sizeof l->hello);
+            l->state = DCOMMI_CTL_SHUT;
+            dcommi_ctl_judge(c, l);
+            return;
+        }
+        if (there > 0 && state == DCOMMI_CTL_ASKED) {
+            goes_on = dcommi_ctl_prove(c, l);
+        } else if (there > 0 && state == DCOMMI_CTL_PROVED) {
+            goes_on = dcommi_ctl_welcomed(l);
+        } else if (there > 0) {
+            goes_on = dcommi_ctl_heard(context, l);
+        } else if (state == DCOMMI_CTL_OPEN) {
+            dcommi_ctl_dead(context, l);
+        }
+        if (!goes_on) {
+            l->error = l->error != 0 ? l->error : ECONNRESET;
+            dcommi_ctl_shut(c, l, state == DCOMMI_CTL_OPEN ? DCOMMI_CTL_OVER : DCOMMI_CTL_SHUT);
+        }
+    }
+}
+
+static void dcommi_ctl_accept(dcommi_ctl *c)
+{
+    while (c->nstrangers < DCOMMI_CTL_STRANGERS) {
+        dcommi_ctl_line *l = dcommi_alloc(sizeof *l);
+        if (l == NULL || dcommi_random_bytes(l->challenge, sizeof l->challenge) < 0) {
+            dcommi_free(l);
+            return;
+        }
+        dcommi_put32(l->challenge, DCOMMI_CTL_MAGIC);
+        dcommi_put32(l->challenge + 4, DCOMMI_CTL_VERSION);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        l->fd = accept4(c->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        l->next = c->strangers;
+        c->strangers = l->fd >= 0 ? l : c->strangers;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        if (l->fd < 0) {
+            dcommi_free(l);
+            return;
+        }
+        c->nstrangers++;
+        l->deadline = dcommi_now() + DCOMMI_CTL_S;
+        dcommi_ctl_begin(c, l, DCOMMI_CTL_STRANGER);
+        if (!dcommi_ctl_write(l, l->challenge, sizeof l->challenge)) {
+            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+        }
+    }
+}
+
+/* Ask again those that have said who they are; free those that are through. */
+static void dcommi_ctl_sweep(dcommi_ctl *c)
+{
+    double now = c->strangers != NULL ? dcommi_now() : 0;
+    for (dcommi_ctl_line **at = &c->strangers; *at != NULL;) {
+        dcommi_ctl_line *l = *at;
+        if (l->fd >= 0 && l->state == DCOMMI_CTL_SHUT) {
+            dcommi_ctl_judge(c, l);
+        }
+        if (l->fd >= 0 && now < l->deadline) {
+            at = &l->next;
+            continue;
+        }
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        *at = l->next;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        dcommi_free(l);
+        c->nstrangers--;
+    }
+}
+
+/* Handle what has come. With the token. */
+static void dcommi_ctl_look(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    struct epoll_event events[16];
+    int n = 16;
+    for (int turn = 0; n == 16 && turn < 64; turn++) {
+        n = epoll_wait(c->epoll, events, 16, 0);
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.ptr == NULL) {
+                dcommi_ctl_accept(c);
+            } else {
+                dcommi_ctl_event(context, events[i].data.ptr);
+            }
+        }
+    }
+    dcommi_ctl_sweep(c);
+}
+
+/* ---- open, connect, close ---- */
+
+/* Listen on an address of the network interface. */
+static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
+{
+    dcommi_addr list[DCOMMI_SOCK_ADDRS];
+    int n = dcommi_addr_mine(iface, 0, list, DCOMMI_SOCK_ADDRS), at = 0;
+    if (n == 0) {
+        n = dcommi_addr_mine(NULL, 0, list, DCOMMI_SOCK_ADDRS);
+    }
+    while (at < n && list[at].any.sa_family != AF_INET) {
+        at++;
+    }
+    dcommi_ctl *c = dcommi_alloc(sizeof *c);
+    if (c == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(c->uuid, context->uuid, sizeof c->uuid);
+    pthread_once(&dcommi_ctl_once, dcommi_ctl_watch_forks);
+    c->epoll = epoll_create1(EPOLL_CLOEXEC);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    c->listener = n > 0 ? dcommi_sock_listen(&list[at < n ? at : 0], false) : -1;
+    int error = errno;
+    c->next = dcommi_ctl_all;
+    dcommi_ctl_all = c->listener >= 0 ? c : dcommi_ctl_all;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    struct epoll_event event = {.events = EPOLLIN};
+    socklen_t len = sizeof c->address;
+    context->control = c;
+    if (c->listener < 0 || getsockname(c->listener, &c->address.any, &len) != 0 ||
+        epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &event) != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "no control connections on interface %s: %s", iface,
+                           n == 0            ? "it has no address"
+                           : c->listener < 0 ? strerror(error)
+                                             : strerror(errno));
+    }
+    return DCOMM_OK;
+}
+
+/* Say goodbye, so that nobody takes the end for a death. */
+static void dcommi_ctl_close(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    if (c == NULL) {
+        return;
+    }
+    context->control = NULL;
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    dcommi_ctl **link = &dcommi_ctl_all;
+    while (*link != NULL && *link != c) {
+        link = &(*link)->next;
+    }
+    if (*link != NULL) {
+        *link = c->next;
+    }
+    if (c->listener >= 0) {
+        close(c->listener);
+    }
+    for (int i = 0; i < 2; i++) {
+        for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
+            next = l->next;
+            if (l->state == DCOMMI_CTL_OPEN) {
+                dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
+            }
+            if (l->fd >= 0) {
+                close(l->fd);
+            }
+            dcommi_free(l);
+        }
+    }
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (c->epoll >= 0) {
+        close(c->epoll);
+    }
+    dcommi_free(c);
+}
+
+static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
+{
+    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
+    while (l != NULL && l->peer != peer) {
+        l = l->next;
+    }
+    return l;
+}
+
+/* From now on have a connection with a peer. With the token. */
+static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
+                                    const uint8_t key[DCOMMI_CTL_KEY])
+{
+    dcommi_ctl *c = context->control;
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL && l->state != DCOMMI_CTL_SHUT) {
+        return DCOMM_OK;
+    }
+    if (l == NULL) {
+        l = dcommi_alloc(sizeof *l);
+        if (l == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        l->fd = -1;
+        l->peer = peer;
+        memcpy(l->uuid, context->peers[peer].uuid, sizeof l->uuid);
+        l->connector = memcmp(c->uuid, l->uuid, sizeof l->uuid) < 0;
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        l->next = c->lines;
+        c->lines = l;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+    l->where = *where;
+    l->error = 0;
+    memcpy(l->key, key, sizeof l->key);
+    if (!l->connector) {
+        return DCOMM_OK;
+    }
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    l->fd = socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (l->fd < 0 || (connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
+                      errno != EINPROGRESS && errno != EINTR)) {
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    } else {
+        dcommi_ctl_begin(c, l, DCOMMI_CTL_ASKED);
+    }
+    return DCOMM_OK;
+}
+
+/* Tell a peer over its control connection that this rank has left a communicator. */
+static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
+{
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
+        dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
+    }
+}
+
+#endif
 
 #include <sched.h>
 
@@ -35062,6 +35628,9 @@ static void dcommi_housekeeping(dcomm_context *context)
         return;
     }
     context->next_check = now + DCOMMI_CHECK_EVERY;
+    if (context->control != NULL) {
+        dcommi_ctl_look(context);
+    }
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         if (atomic_load(&comm->poisoned) == 0) {
             dcommi_comm_check(comm, now);
@@ -37296,6 +37865,16 @@ static void dcommi_ucx_list_devices(char *text, size_t size)
     }
 }
 
+/* The interface that is used where nobody has named one. */
+static void dcommi_ucx_usual_iface(dcommi_ucx_name name)
+{
+    const char *master = dcommi_env("MASTER_ADDR");
+    bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
+    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
+        strcpy(name, "lo");
+    }
+}
+
 /* What UCX is to use, and whether it is a network interface (TCP) or an RDMA device, which may
  * carry a port: "mlx5_0:1". */
 static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name name, bool *tcp)
@@ -37307,11 +37886,7 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
     }
     *tcp = true;
     if (wanted == NULL) {
-        const char *master = dcommi_env("MASTER_ADDR");
-        bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
-        if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
-            strcpy(name, "lo");
-        }
+        dcommi_ucx_usual_iface(name);
         return DCOMM_OK;
     }
     bool fits = strlen(wanted) + 2 < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
@@ -37644,6 +38219,7 @@ typedef struct dcommi_ucx_peer {
     int opened, turn;
     double opened_at;     /* the last of them; coarse clock */
     ucs_status_t failure; /* of the first endpoint that failed */
+    const char *why;      /* NULL: as UCX says */
     uint32_t failed;      /* a bit for each */
     double failed_at;     /* coarse clock */
     bool reported;        /* its loss */
@@ -37968,6 +38544,11 @@ static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int 
     return DCOMM_OK;
 }
 
+static const char *dcommi_ucx_why(const dcommi_ucx_peer *p)
+{
+    return p->why != NULL ? p->why : ucs_status_string(p->failure);
+}
+
 static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_peer **p_p)
 {
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -37976,7 +38557,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
     }
     if (DCOMMI_UNLIKELY(p->failure != UCS_OK || u->closing)) {
         return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
-                           p->failure != UCS_OK ? ucs_status_string(p->failure) : "closed");
+                           p->failure != UCS_OK ? dcommi_ucx_why(p) : "closed");
     }
     if (DCOMMI_UNLIKELY(p->opened == 0)) {
         DCOMMI_TRY(dcommi_ucx_endpoints(u, p, 1));
@@ -38095,7 +38676,7 @@ static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p);
  * lost when all of them have broken, or a while after the first. */
 static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
 {
-    bool all = p->failed == (UINT32_C(1) << p->opened) - 1;
+    bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
     return all || dcommi_coarse_now() > p->failed_at + DCOMMI_UCX_LAST_WORDS_S;
 }
 
@@ -38117,7 +38698,7 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          ucs_status_string(p->failure));
+                                          dcommi_ucx_why(p));
         }
     }
     return n;
@@ -38318,6 +38899,18 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
 #define DCOMMI_UCX_DEVICE UCS_MEMORY_TYPE_UNKNOWN
 
 /* ---- the table ---- */
+
+static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
+    if (p != NULL && p->failure == UCS_OK) {
+        p->failure = UCS_ERR_CONNECTION_RESET;
+        p->why = why;
+        p->failed_at = dcommi_coarse_now();
+        u->chores = true;
+    }
+}
 
 static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const void *address,
                                         size_t len)
@@ -38856,6 +39449,7 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .add_peer = dcommi_ucx_add_peer,
     .connect = dcommi_ucx_connect,
     .remove_peer = dcommi_ucx_remove_peer,
+    .lose = dcommi_ucx_lose,
     .send = dcommi_ucx_send,
     .fetch = dcommi_ucx_fetch,
     .send_device = dcommi_ucx_send_device,
@@ -38955,6 +39549,10 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
                                  .eager_max = DCOMMI_UCX_EAGER,
                                  .ordered_max = DCOMMI_UCX_ORDERED,
                                  .by_flow = tcp};
+    if (!tcp) {
+        dcommi_ucx_usual_iface(device);
+    }
+    snprintf(u->base.iface, sizeof u->base.iface, "%s", device);
     u->pending.next = u->pending.prev = &u->pending;
     u->done.next = u->done.prev = &u->done;
     u->kept.next = u->kept.prev = &u->kept;
@@ -39003,7 +39601,10 @@ static inline dcomm_status dcommi_check_fork(void)
 typedef struct dcommi_card {
     uint32_t magic, version;
     uint8_t uuid[16];
-    uint64_t nonce; /* rank 0's makes the communicator's id */
+    uint64_t nonce;                        /* rank 0's makes the communicator's id */
+    uint8_t control_nonce[16];             /* rank 0's makes the key of its control connections */
+    uint8_t control_address[16];           /* where this rank listens for them */
+    uint32_t control_family, control_port; /* 4 or 6, 0: it does not */
     uint64_t started;
     int32_t pid, size;
     double timeout_s;
@@ -39018,7 +39619,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 5u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 6u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -39174,13 +39775,13 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
 /* Other hosts take part: open the network. With the token. */
 static dcomm_status dcommi_context_open_net(dcomm_context *context)
 {
-    if (context->net != NULL) {
-        return DCOMM_OK;
+    if (context->net == NULL) {
+        dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
+                                              dcommi_on_corrupt};
+        DCOMMI_TRY(dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
+                                       &context->net));
     }
-    dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
-                                          dcommi_on_corrupt};
-    return dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
-                               &context->net);
+    return context->control == NULL ? dcommi_ctl_open(context, context->net->iface) : DCOMM_OK;
 }
 
 /* A run may outlive what its context had open, and still asks whose the context is. */
@@ -39208,6 +39809,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     }
     dcommi_scratch_free(context);
     dcommi_regions_free(context);
+    dcommi_ctl_close(context);
     if (context->net != NULL) {
         context->net->call->close(context->net, 1.0, false);
     }
@@ -47563,6 +48165,120 @@ static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
     return status;
 }
 
+/* ---- control connections ---- */
+
+static void dcommi_card_control(const dcomm_context *context, dcommi_card *card)
+{
+    const dcommi_addr *a = &context->control->address;
+    bool v4 = a->any.sa_family == AF_INET;
+    card->control_family = v4 ? 4 : 6;
+    card->control_port = ntohs(v4 ? a->v4.sin_port : a->v6.sin6_port);
+    memcpy(card->control_address, v4 ? (const void *)&a->v4.sin_addr : &a->v6.sin6_addr,
+           v4 ? sizeof a->v4.sin_addr : sizeof a->v6.sin6_addr);
+}
+
+/* False: the rank has none. */
+static bool dcommi_card_address(const dcommi_card *card, dcommi_addr *a)
+{
+    memset(a, 0, sizeof *a);
+    if (card->control_family == 4) {
+        a->any.sa_family = AF_INET;
+        memcpy(&a->v4.sin_addr, card->control_address, sizeof a->v4.sin_addr);
+    } else {
+        a->any.sa_family = AF_INET6;
+        memcpy(&a->v6.sin6_addr, card->control_address, sizeof a->v6.sin6_addr);
+    }
+    dcommi_addr_set_port(a, (uint16_t)card->control_port);
+    return card->control_family == 4 || card->control_family == 6;
+}
+
+/* Whether two ranks are to be connected; both see it alike. */
+static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
+{
+    const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
+    return dcommi_mix((uint64_t)(a < b ? a : b), (uint64_t)(a < b ? b : a)) % one_of == 0;
+}
+
+/* How many connections are still to come, or, if `failed_too`, are not there; *rank (may be NULL):
+ * the first of those ranks. With the token. */
+static int dcommi_comm_unconnected(const dcomm_comm *comm, bool failed_too, int *rank)
+{
+    int n = 0;
+    for (const dcommi_ctl_line *l = comm->context->control->lines; l != NULL; l = l->next) {
+        for (int r = 0; l->state < DCOMMI_CTL_OPEN && r < comm->size; r++) {
+            if (comm->members[r].peer == l->peer && (failed_too || l->error == 0)) {
+                n++;
+                if (rank != NULL && (n == 1 || r < *rank)) {
+                    *rank = r;
+                }
+            }
+        }
+    }
+    return n;
+}
+
+static void dcommi_comm_warn_unconnected(const dcomm_comm *comm)
+{
+    int rank = 0, n = dcommi_comm_unconnected(comm, true, &rank);
+    if (n > 0) {
+        const dcommi_ctl_line *l = dcommi_ctl_line_to(comm->context, comm->members[rank].peer);
+        char where[DCOMMI_SOCK_TEXT];
+        dcommi_addr_text(&l->where, where);
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "rank %d has no control connection with rank %d%s, which listens at %s: %s; "
+                   "their death may be noticed late",
+                   comm->rank, rank, n > 1 ? " and others" : "", where,
+                   l->error != 0 ? strerror(l->error) : "it did not come in time");
+    }
+}
+
+/* Connect with the ranks of other hosts. What cannot be connected is named, and is no error: then
+ * a death is found as late as UCX and the queries find it. */
+static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *cards,
+                                        const uint8_t secret[DCOMMI_RDV_KEY])
+{
+    dcomm_context *context = comm->context;
+    uint8_t key[DCOMMI_CTL_KEY];
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, secret, DCOMMI_RDV_KEY);
+    dcommi_hmac_add(&h, "dcomm control 1", 16);
+    dcommi_hmac_add(&h, cards[0].control_nonce, sizeof cards[0].control_nonce);
+    dcommi_hmac_end(&h, key);
+    dcomm_status status = DCOMM_OK;
+    dcommi_token_take(context);
+    for (int r = 0; r < comm->size && status >= 0; r++) {
+        dcommi_addr where;
+        int peer = comm->members[r].peer;
+        if (peer >= 0 && !context->peers[peer].same_host &&
+            dcommi_comm_pair_connects(comm, comm->rank, r) &&
+            dcommi_card_address(&cards[r], &where)) {
+            status = dcommi_ctl_want(context, peer, &where, key);
+        }
+    }
+    dcommi_token_release(context);
+    double start = dcommi_now();
+    double until =
+        start + (comm->timeout_s < 2 * DCOMMI_CTL_S ? comm->timeout_s / 2 : DCOMMI_CTL_S);
+    while (status >= 0) {
+        dcommi_token_take(context);
+        dcommi_ctl_look(context);
+        bool over = dcommi_comm_unconnected(comm, false, NULL) == 0 || dcommi_now() >= until;
+        if (over) {
+            dcommi_comm_warn_unconnected(comm);
+        }
+        dcommi_token_release(context);
+        if (over) {
+            break;
+        }
+        double nap = dcommi_now() + 0.02;
+        if (dcommi_sock_wait(context->control->epoll, POLLIN, nap < until ? nap : until,
+                             &comm->cancel) == DCOMM_ERR_ABORTED) {
+            status = dcommi_rdv_cancelled();
+        }
+    }
+    return status;
+}
+
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
 {
     dcomm_context *context = comm->context;
@@ -47591,8 +48307,12 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         card.local_address = (uint32_t)local;
         card.net_address = (uint32_t)net;
         card.takes_device = net > 0 && context->net->takes_device;
-        if (dcommi_random_bytes(&card.nonce, sizeof card.nonce) < 0) {
+        if (dcommi_random_bytes(&card.nonce, sizeof card.nonce) < 0 ||
+            dcommi_random_bytes(card.control_nonce, sizeof card.control_nonce) < 0) {
             status = DCOMM_ERR_SYSTEM;
+        }
+        if (net > 0) {
+            dcommi_card_control(context, &card);
         }
         memcpy(blob, &card, sizeof card);
         memcpy(blob + sizeof card, context->local->address, local);
@@ -47638,6 +48358,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     connections = comm->connections > 0 ? comm->connections : connections > 0 ? connections : 1;
     dcommi_comm_connections(comm, connections);
     dcommi_token_release(context);
+    if (status >= 0 && context->control != NULL && comm->nhosts > 1) {
+        status = dcommi_comm_control(comm, cards->card, boot->client.secret);
+    }
     return dcommi_comm_agree(comm, boot, status);
 }
 
@@ -48083,6 +48806,8 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
             dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
             dcommi_send_header(comm, r, &h, NULL, 0);
             m->addressed = spoken; /* nobody waits for the answer to a goodbye */
+        } else if (!m->gone) {
+            dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
         }
     }
     dcommi_token_release(context);
@@ -68499,6 +69224,15 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_CORRECTION_ONE
 #undef DCOMMI_COUNTS_MOST
 #undef DCOMMI_CREDIT_EVERY
+#undef DCOMMI_CTL_CHALLENGE
+#undef DCOMMI_CTL_FRAME
+#undef DCOMMI_CTL_HELLO
+#undef DCOMMI_CTL_KEY
+#undef DCOMMI_CTL_MAGIC
+#undef DCOMMI_CTL_MOST
+#undef DCOMMI_CTL_S
+#undef DCOMMI_CTL_STRANGERS
+#undef DCOMMI_CTL_VERSION
 #undef DCOMMI_CUDA_ABS
 #undef DCOMMI_CUDA_ADD_OWN
 #undef DCOMMI_CUDA_ADD_THREADS

@@ -11,6 +11,7 @@ enum { N = 4, VICTIM = 2, COUNT = 100000 };
 typedef struct scenario {
     fault_place place;
     int when;
+    bool has_child; /* the victim has forked one that lives on */
 } scenario;
 
 enum { MIDWAY, OTHERS_WAIT, IDLE };
@@ -32,6 +33,18 @@ static void die(procs_shared *s)
 {
     atomic_store(&s->words[63], (long)(procs_now() * 1000));
     kill(getpid(), SIGKILL);
+}
+
+/* A child that outlives its parent, and holds what it has inherited. */
+static void leave_a_child(void)
+{
+    if (fork() == 0) {
+        for (int fd = 0; fd < 3; fd++) {
+            close(fd); /* the test's own output ends with the test */
+        }
+        sleep(8);
+        _exit(0);
+    }
 }
 
 /* Seconds since the victim died. */
@@ -74,6 +87,9 @@ static int killed(int rank, int n, procs_shared *s, void *arg)
     fault_meet(&f, -1);
     if (rank == VICTIM) {
         pthread_t thread;
+        if (what->has_child) {
+            leave_a_child();
+        }
         if (what->when == OTHERS_WAIT) {
             nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
         } else if (what->when == MIDWAY) {
@@ -138,6 +154,21 @@ Test(faults, killed_while_others_wait_net, .timeout = 60)
 Test(faults, killed_idle_net, .timeout = 60)
 {
     run(N, killed, &(scenario){.place = NET, .when = IDLE}, VICTIM);
+}
+
+Test(faults, killed_midway_with_a_child_net, .timeout = 60)
+{
+    run(N, killed, &(scenario){.place = NET, .when = MIDWAY, .has_child = true}, VICTIM);
+}
+
+Test(faults, killed_while_others_wait_with_a_child_pairs, .timeout = 60)
+{
+    run(N, killed, &(scenario){.place = PAIRS, .when = OTHERS_WAIT, .has_child = true}, VICTIM);
+}
+
+Test(faults, killed_idle_with_a_child_net, .timeout = 60)
+{
+    run(N, killed, &(scenario){.place = NET, .when = IDLE, .has_child = true}, VICTIM);
 }
 
 /* ---- absence ---- */

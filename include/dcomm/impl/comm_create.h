@@ -338,6 +338,120 @@ static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
     return status;
 }
 
+/* ---- control connections ---- */
+
+static void dcommi_card_control(const dcomm_context *context, dcommi_card *card)
+{
+    const dcommi_addr *a = &context->control->address;
+    bool v4 = a->any.sa_family == AF_INET;
+    card->control_family = v4 ? 4 : 6;
+    card->control_port = ntohs(v4 ? a->v4.sin_port : a->v6.sin6_port);
+    memcpy(card->control_address, v4 ? (const void *)&a->v4.sin_addr : &a->v6.sin6_addr,
+           v4 ? sizeof a->v4.sin_addr : sizeof a->v6.sin6_addr);
+}
+
+/* False: the rank has none. */
+static bool dcommi_card_address(const dcommi_card *card, dcommi_addr *a)
+{
+    memset(a, 0, sizeof *a);
+    if (card->control_family == 4) {
+        a->any.sa_family = AF_INET;
+        memcpy(&a->v4.sin_addr, card->control_address, sizeof a->v4.sin_addr);
+    } else {
+        a->any.sa_family = AF_INET6;
+        memcpy(&a->v6.sin6_addr, card->control_address, sizeof a->v6.sin6_addr);
+    }
+    dcommi_addr_set_port(a, (uint16_t)card->control_port);
+    return card->control_family == 4 || card->control_family == 6;
+}
+
+/* Whether two ranks are to be connected; both see it alike. */
+static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
+{
+    const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
+    return dcommi_mix((uint64_t)(a < b ? a : b), (uint64_t)(a < b ? b : a)) % one_of == 0;
+}
+
+/* How many connections are still to come, or, if `failed_too`, are not there; *rank (may be NULL):
+ * the first of those ranks. With the token. */
+static int dcommi_comm_unconnected(const dcomm_comm *comm, bool failed_too, int *rank)
+{
+    int n = 0;
+    for (const dcommi_ctl_line *l = comm->context->control->lines; l != NULL; l = l->next) {
+        for (int r = 0; l->state < DCOMMI_CTL_OPEN && r < comm->size; r++) {
+            if (comm->members[r].peer == l->peer && (failed_too || l->error == 0)) {
+                n++;
+                if (rank != NULL && (n == 1 || r < *rank)) {
+                    *rank = r;
+                }
+            }
+        }
+    }
+    return n;
+}
+
+static void dcommi_comm_warn_unconnected(const dcomm_comm *comm)
+{
+    int rank = 0, n = dcommi_comm_unconnected(comm, true, &rank);
+    if (n > 0) {
+        const dcommi_ctl_line *l = dcommi_ctl_line_to(comm->context, comm->members[rank].peer);
+        char where[DCOMMI_SOCK_TEXT];
+        dcommi_addr_text(&l->where, where);
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "rank %d has no control connection with rank %d%s, which listens at %s: %s; "
+                   "their death may be noticed late",
+                   comm->rank, rank, n > 1 ? " and others" : "", where,
+                   l->error != 0 ? strerror(l->error) : "it did not come in time");
+    }
+}
+
+/* Connect with the ranks of other hosts. What cannot be connected is named, and is no error: then
+ * a death is found as late as UCX and the queries find it. */
+static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *cards,
+                                        const uint8_t secret[DCOMMI_RDV_KEY])
+{
+    dcomm_context *context = comm->context;
+    uint8_t key[DCOMMI_CTL_KEY];
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, secret, DCOMMI_RDV_KEY);
+    dcommi_hmac_add(&h, "dcomm control 1", 16);
+    dcommi_hmac_add(&h, cards[0].control_nonce, sizeof cards[0].control_nonce);
+    dcommi_hmac_end(&h, key);
+    dcomm_status status = DCOMM_OK;
+    dcommi_token_take(context);
+    for (int r = 0; r < comm->size && status >= 0; r++) {
+        dcommi_addr where;
+        int peer = comm->members[r].peer;
+        if (peer >= 0 && !context->peers[peer].same_host &&
+            dcommi_comm_pair_connects(comm, comm->rank, r) &&
+            dcommi_card_address(&cards[r], &where)) {
+            status = dcommi_ctl_want(context, peer, &where, key);
+        }
+    }
+    dcommi_token_release(context);
+    double start = dcommi_now();
+    double until =
+        start + (comm->timeout_s < 2 * DCOMMI_CTL_S ? comm->timeout_s / 2 : DCOMMI_CTL_S);
+    while (status >= 0) {
+        dcommi_token_take(context);
+        dcommi_ctl_look(context);
+        bool over = dcommi_comm_unconnected(comm, false, NULL) == 0 || dcommi_now() >= until;
+        if (over) {
+            dcommi_comm_warn_unconnected(comm);
+        }
+        dcommi_token_release(context);
+        if (over) {
+            break;
+        }
+        double nap = dcommi_now() + 0.02;
+        if (dcommi_sock_wait(context->control->epoll, POLLIN, nap < until ? nap : until,
+                             &comm->cancel) == DCOMM_ERR_ABORTED) {
+            status = dcommi_rdv_cancelled();
+        }
+    }
+    return status;
+}
+
 static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
 {
     dcomm_context *context = comm->context;
@@ -366,8 +480,12 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
         card.local_address = (uint32_t)local;
         card.net_address = (uint32_t)net;
         card.takes_device = net > 0 && context->net->takes_device;
-        if (dcommi_random_bytes(&card.nonce, sizeof card.nonce) < 0) {
+        if (dcommi_random_bytes(&card.nonce, sizeof card.nonce) < 0 ||
+            dcommi_random_bytes(card.control_nonce, sizeof card.control_nonce) < 0) {
             status = DCOMM_ERR_SYSTEM;
+        }
+        if (net > 0) {
+            dcommi_card_control(context, &card);
         }
         memcpy(blob, &card, sizeof card);
         memcpy(blob + sizeof card, context->local->address, local);
@@ -413,6 +531,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     connections = comm->connections > 0 ? comm->connections : connections > 0 ? connections : 1;
     dcommi_comm_connections(comm, connections);
     dcommi_token_release(context);
+    if (status >= 0 && context->control != NULL && comm->nhosts > 1) {
+        status = dcommi_comm_control(comm, cards->card, boot->client.secret);
+    }
     return dcommi_comm_agree(comm, boot, status);
 }
 

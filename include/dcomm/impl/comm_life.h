@@ -340,6 +340,8 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
             dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
             dcommi_send_header(comm, r, &h, NULL, 0);
             m->addressed = spoken; /* nobody waits for the answer to a goodbye */
+        } else if (!m->gone) {
+            dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
         }
     }
     dcommi_token_release(context);

@@ -44,7 +44,10 @@ static inline dcomm_status dcommi_check_fork(void)
 typedef struct dcommi_card {
     uint32_t magic, version;
     uint8_t uuid[16];
-    uint64_t nonce; /* rank 0's makes the communicator's id */
+    uint64_t nonce;                        /* rank 0's makes the communicator's id */
+    uint8_t control_nonce[16];             /* rank 0's makes the key of its control connections */
+    uint8_t control_address[16];           /* where this rank listens for them */
+    uint32_t control_family, control_port; /* 4 or 6, 0: it does not */
     uint64_t started;
     int32_t pid, size;
     double timeout_s;
@@ -59,7 +62,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 5u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 6u)
 
 /* The context's number for a peer, new or known. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
@@ -215,13 +218,13 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
 /* Other hosts take part: open the network. With the token. */
 static dcomm_status dcommi_context_open_net(dcomm_context *context)
 {
-    if (context->net != NULL) {
-        return DCOMM_OK;
+    if (context->net == NULL) {
+        dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
+                                              dcommi_on_corrupt};
+        DCOMMI_TRY(dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
+                                       &context->net));
     }
-    dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
-                                          dcommi_on_corrupt};
-    return dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
-                               &context->net);
+    return context->control == NULL ? dcommi_ctl_open(context, context->net->iface) : DCOMM_OK;
 }
 
 /* A run may outlive what its context had open, and still asks whose the context is. */
@@ -249,6 +252,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     }
     dcommi_scratch_free(context);
     dcommi_regions_free(context);
+    dcommi_ctl_close(context);
     if (context->net != NULL) {
         context->net->call->close(context->net, 1.0, false);
     }

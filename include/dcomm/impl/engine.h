@@ -4,6 +4,7 @@
 #define DCOMMI_ENGINE_H
 
 #include "arrivals.h"
+#include "control.h"
 
 #include <sched.h>
 
@@ -88,6 +89,9 @@ static void dcommi_housekeeping(dcomm_context *context)
         return;
     }
     context->next_check = now + DCOMMI_CHECK_EVERY;
+    if (context->control != NULL) {
+        dcommi_ctl_look(context);
+    }
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         if (atomic_load(&comm->poisoned) == 0) {
             dcommi_comm_check(comm, now);

@@ -21,6 +21,7 @@ typedef struct dcommi_rdv_target {
 typedef struct dcommi_rdv_client {
     int fd;
     uint32_t rank, size;
+    uint8_t secret[DCOMMI_RDV_KEY]; /* the job's */
     dcommi_rdv_keys keys;
     uint32_t in_seq, out_seq;
     double timeout_s;
@@ -261,6 +262,7 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
                               .size = c->size,
                               .generation = generation};
     c->fd = -1;
+    memcpy(c->secret, key, sizeof c->secret);
     DCOMMI_TRY(dcommi_random_bytes(&hello.instance, sizeof hello.instance));
     for (;;) {
         dcommi_rdv_outcome outcome =

@@ -83,6 +83,7 @@ struct dcommi_transport {
     bool by_flow;       /* what connects it may limit each connection by itself: several can be
                            faster than one */
     bool takes_device;  /* send_device and fetch_device move bytes of a CUDA device */
+    char iface[64];     /* network interface of the host's address; "": none */
 };
 
 typedef struct dcommi_transport_vtable {
@@ -93,6 +94,9 @@ typedef struct dcommi_transport_vtable {
     void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
     void (*remove_peer)(dcommi_transport *t, int peer);
+    /* May be NULL. A peer has died, as is known from elsewhere: report its loss once its last words
+     * have been read. `why` is static text. */
+    void (*lose)(dcommi_transport *t, int peer, const char *why);
     /* Send header and payload as one message. The header is copied; the payload must stay until
      * the op is done. DCOMM_OK: done already, op untouched; DCOMM_IN_PROGRESS: op->done will be
      * called; an error: not sent. Messages to one peer that are at most ordered_max long arrive in

@@ -386,6 +386,7 @@ struct dcomm_context {
     dcommi_site place;
     _Atomic(dcommi_run *) submitted;
     dcommi_transport *local, *net;
+    struct dcommi_ctl *control; /* connections with ranks on other hosts (control.h); NULL: none */
     dcommi_remote *peers;
     size_t npeers, peers_capacity;
     dcomm_comm *comms;

@@ -22,6 +22,18 @@
 
 /* ---- the table ---- */
 
+static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
+{
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
+    if (p != NULL && p->failure == UCS_OK) {
+        p->failure = UCS_ERR_CONNECTION_RESET;
+        p->why = why;
+        p->failed_at = dcommi_coarse_now();
+        u->chores = true;
+    }
+}
+
 static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const void *address,
                                         size_t len)
 {
@@ -559,6 +571,7 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .add_peer = dcommi_ucx_add_peer,
     .connect = dcommi_ucx_connect,
     .remove_peer = dcommi_ucx_remove_peer,
+    .lose = dcommi_ucx_lose,
     .send = dcommi_ucx_send,
     .fetch = dcommi_ucx_fetch,
     .send_device = dcommi_ucx_send_device,
@@ -658,6 +671,10 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
                                  .eager_max = DCOMMI_UCX_EAGER,
                                  .ordered_max = DCOMMI_UCX_ORDERED,
                                  .by_flow = tcp};
+    if (!tcp) {
+        dcommi_ucx_usual_iface(device);
+    }
+    snprintf(u->base.iface, sizeof u->base.iface, "%s", device);
     u->pending.next = u->pending.prev = &u->pending;
     u->done.next = u->done.prev = &u->done;
     u->kept.next = u->kept.prev = &u->kept;

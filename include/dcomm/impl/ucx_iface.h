@@ -149,6 +149,16 @@ static void dcommi_ucx_list_devices(char *text, size_t size)
     }
 }
 
+/* The interface that is used where nobody has named one. */
+static void dcommi_ucx_usual_iface(dcommi_ucx_name name)
+{
+    const char *master = dcommi_env("MASTER_ADDR");
+    bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
+    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
+        strcpy(name, "lo");
+    }
+}
+
 /* What UCX is to use, and whether it is a network interface (TCP) or an RDMA device, which may
  * carry a port: "mlx5_0:1". */
 static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name name, bool *tcp)
@@ -160,11 +170,7 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
     }
     *tcp = true;
     if (wanted == NULL) {
-        const char *master = dcommi_env("MASTER_ADDR");
-        bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
-        if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
-            strcpy(name, "lo");
-        }
+        dcommi_ucx_usual_iface(name);
         return DCOMM_OK;
     }
     bool fits = strlen(wanted) + 2 < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;

@@ -21,6 +21,7 @@ typedef struct dcommi_ucx_peer {
     int opened, turn;
     double opened_at;     /* the last of them; coarse clock */
     ucs_status_t failure; /* of the first endpoint that failed */
+    const char *why;      /* NULL: as UCX says */
     uint32_t failed;      /* a bit for each */
     double failed_at;     /* coarse clock */
     bool reported;        /* its loss */
@@ -345,6 +346,11 @@ static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int 
     return DCOMM_OK;
 }
 
+static const char *dcommi_ucx_why(const dcommi_ucx_peer *p)
+{
+    return p->why != NULL ? p->why : ucs_status_string(p->failure);
+}
+
 static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_peer **p_p)
 {
     dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
@@ -353,7 +359,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
     }
     if (DCOMMI_UNLIKELY(p->failure != UCS_OK || u->closing)) {
         return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
-                           p->failure != UCS_OK ? ucs_status_string(p->failure) : "closed");
+                           p->failure != UCS_OK ? dcommi_ucx_why(p) : "closed");
     }
     if (DCOMMI_UNLIKELY(p->opened == 0)) {
         DCOMMI_TRY(dcommi_ucx_endpoints(u, p, 1));
@@ -472,7 +478,7 @@ static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p);
  * lost when all of them have broken, or a while after the first. */
 static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
 {
-    bool all = p->failed == (UINT32_C(1) << p->opened) - 1;
+    bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
     return all || dcommi_coarse_now() > p->failed_at + DCOMMI_UCX_LAST_WORDS_S;
 }
 
@@ -494,7 +500,7 @@ static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
         n++;
         if (!u->closing) {
             u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          ucs_status_string(p->failure));
+                                          dcommi_ucx_why(p));
         }
     }
     return n;

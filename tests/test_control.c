@@ -1,0 +1,277 @@
+/* test_control.c - control connections: who is let in, how one ends, and what that means. Two
+ * contexts of one process, without ranks. */
+#define _GNU_SOURCE
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "dcomm/impl/device_host.h"
+#include "dcomm/impl/control.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+enum { LIMIT = 20, LOOKS = 400 };
+
+/* Two contexts that know each other as peer 0. */
+typedef struct side {
+    dcomm_context context;
+    dcommi_remote peer;
+    dcommi_transport transport;
+    dcommi_ctl_line *line;
+    int lost;
+} side;
+
+static side sides[2]; /* 0 connects */
+
+static void lose(dcommi_transport *t, int peer, const char *why)
+{
+    cr_assert(peer == 0 && why != NULL);
+    for (int i = 0; i < 2; i++) {
+        sides[i].lost += t == &sides[i].transport;
+    }
+}
+
+static void open_sides(void)
+{
+    static const dcommi_transport_vtable table = {.lose = lose};
+    memset(sides, 0, sizeof sides);
+    for (int i = 0; i < 2; i++) {
+        side *s = &sides[i];
+        s->context.uuid[0] = (uint8_t)(1 + i);
+        s->context.peers = &s->peer;
+        s->context.npeers = 1;
+        s->peer.uuid[0] = (uint8_t)(2 - i);
+        s->peer.transport = &s->transport;
+        s->transport.call = &table;
+        cr_assert(dcommi_ctl_open(&s->context, "lo") == DCOMM_OK, "%s", dcommi_message);
+    }
+}
+
+static void want(int i, uint8_t key0)
+{
+    uint8_t key[DCOMMI_CTL_KEY] = {key0};
+    cr_assert(dcommi_ctl_want(&sides[i].context, 0, &sides[1 - i].context.control->address, key) ==
+              DCOMM_OK);
+    sides[i].line = dcommi_ctl_line_to(&sides[i].context, 0);
+    cr_assert(sides[i].line->connector == (i == 0));
+}
+
+static void look(void)
+{
+    for (int i = 0; i < 2; i++) {
+        if (sides[i].context.control != NULL) {
+            dcommi_ctl_look(&sides[i].context);
+        }
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static bool both(uint8_t state)
+{
+    return sides[0].line->state == state && sides[1].line->state == state;
+}
+
+static void connect_sides(void)
+{
+    open_sides();
+    want(1, 7);
+    want(0, 7);
+    for (int i = 0; i < LOOKS && !both(DCOMMI_CTL_OPEN); i++) {
+        look();
+    }
+    cr_assert(both(DCOMMI_CTL_OPEN), "states %d and %d", sides[0].line->state,
+              sides[1].line->state);
+}
+
+static void close_sides(void)
+{
+    dcommi_ctl_close(&sides[0].context);
+    dcommi_ctl_close(&sides[1].context);
+    cr_assert(dcommi_ctl_all == NULL);
+}
+
+/* Look until the connection is over at one end. */
+static void until_over(int i)
+{
+    for (int k = 0; k < LOOKS && sides[i].line->state != DCOMMI_CTL_OVER; k++) {
+        look();
+    }
+    cr_expect(sides[i].line->state == DCOMMI_CTL_OVER, "state %d", sides[i].line->state);
+}
+
+/* ---- how it ends ---- */
+
+Test(control, a_goodbye_is_no_death, .timeout = LIMIT)
+{
+    for (int leaver = 0; leaver < 2; leaver++) {
+        connect_sides();
+        dcommi_ctl_close(&sides[leaver].context);
+        until_over(1 - leaver);
+        cr_expect(sides[1 - leaver].lost == 0);
+        close_sides();
+    }
+}
+
+Test(control, an_end_without_one_is, .timeout = LIMIT)
+{
+    for (int dead = 0; dead < 2; dead++) {
+        connect_sides();
+        dcommi_ctl_shut(sides[dead].context.control, sides[dead].line, DCOMMI_CTL_OVER);
+        until_over(1 - dead);
+        look();
+        cr_expect(sides[1 - dead].lost == 1, "reported %d times", sides[1 - dead].lost);
+        close_sides();
+    }
+}
+
+/* The child holds nothing of the connection, so that its parent's end is seen. */
+Test(control, a_forked_child_keeps_none, .timeout = LIMIT)
+{
+    connect_sides();
+    int fds[] = {sides[0].line->fd, sides[1].line->fd, sides[0].context.control->listener,
+                 sides[1].context.control->listener};
+    int there[2];
+    cr_assert(pipe(there) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        char open_ones = 0;
+        for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) {
+            open_ones = (char)(open_ones + (fcntl(fds[i], F_GETFD) >= 0));
+        }
+        _exit(write(there[1], &open_ones, 1) == 1 ? pause() : 1);
+    }
+    char open_ones = 9;
+    cr_assert(read(there[0], &open_ones, 1) == 1 && open_ones == 0, "%d are open", open_ones);
+    dcommi_ctl_shut(sides[0].context.control, sides[0].line, DCOMMI_CTL_OVER);
+    until_over(1);
+    cr_expect(sides[1].lost == 1);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    close_sides();
+}
+
+Test(control, leaving_a_communicator, .timeout = LIMIT)
+{
+    connect_sides();
+    static dcomm_comm comm;
+    dcommi_member members[2] = {{.peer = -1}, {.peer = 0}};
+    comm = (dcomm_comm){.id = 77, .size = 2, .members = members};
+    sides[1].context.comms = &comm;
+    dcommi_ctl_leave(&sides[0].context, 0, 78, 3);
+    dcommi_ctl_leave(&sides[0].context, 0, 77, 5);
+    for (int i = 0; i < LOOKS && !members[1].gone; i++) {
+        look();
+    }
+    cr_expect(members[1].gone && members[1].gone_after == 5 && !members[0].gone);
+    cr_expect(both(DCOMMI_CTL_OPEN));
+    sides[1].context.comms = NULL;
+    close_sides();
+}
+
+/* ---- strangers ---- */
+
+Test(control, another_key_is_not_let_in, .timeout = LIMIT)
+{
+    open_sides();
+    want(1, 7);
+    want(0, 8);
+    for (int i = 0; i < LOOKS && sides[0].line->error == 0; i++) {
+        look();
+    }
+    cr_expect(sides[0].line->error != 0 && both(DCOMMI_CTL_SHUT));
+    want(0, 7); /* and disturbs nobody */
+    for (int i = 0; i < LOOKS && !both(DCOMMI_CTL_OPEN); i++) {
+        look();
+    }
+    cr_expect(both(DCOMMI_CTL_OPEN));
+    close_sides();
+}
+
+/* A connector that comes before the acceptor has heard of it. */
+Test(control, one_comes_early, .timeout = LIMIT)
+{
+    open_sides();
+    want(0, 7);
+    for (int i = 0; i < LOOKS && (sides[0].line->state != DCOMMI_CTL_PROVED ||
+                                  sides[1].context.control->nstrangers == 0);
+         i++) {
+        look();
+    }
+    look();
+    cr_assert(sides[1].context.control->nstrangers == 1);
+    want(1, 7);
+    for (int i = 0; i < LOOKS && !both(DCOMMI_CTL_OPEN); i++) {
+        look();
+    }
+    cr_expect(both(DCOMMI_CTL_OPEN) && sides[1].context.control->nstrangers == 0);
+    close_sides();
+}
+
+static int knock(void)
+{
+    int fd = -1, error = 0;
+    cr_assert(dcommi_sock_connect(&sides[1].context.control->address, dcommi_now() + 2, NULL, &fd,
+                                  &error) == DCOMM_OK,
+              "%s", strerror(error));
+    return fd;
+}
+
+/* What a connector has said before is worth nothing on another connection. */
+Test(control, a_recorded_proof_is_refused, .timeout = LIMIT)
+{
+    connect_sides();
+    uint8_t recorded[DCOMMI_CTL_HELLO], answer[DCOMMI_CTL_CHALLENGE];
+    memcpy(recorded, sides[0].line->hello, sizeof recorded);
+    dcommi_ctl_shut(sides[1].context.control, sides[1].line, DCOMMI_CTL_SHUT);
+    int fd = knock();
+    look();
+    cr_assert(dcommi_sock_read(fd, answer, sizeof answer, dcommi_now() + 2, NULL) == DCOMM_OK);
+    cr_assert(write(fd, recorded, sizeof recorded) == (ssize_t)sizeof recorded);
+    for (int i = 0; i < LOOKS && sides[1].context.control->nstrangers > 0; i++) {
+        look();
+    }
+    cr_expect(sides[1].context.control->nstrangers == 0);
+    cr_expect(sides[1].line->state == DCOMMI_CTL_SHUT);
+    cr_expect(dcommi_sock_read(fd, answer, 1, dcommi_now() + 2, NULL) == DCOMM_ERR_PEER);
+    close(fd);
+    close_sides();
+}
+
+/* Bytes that are no frame end the connection, but kill nobody. */
+Test(control, a_forged_goodbye_is_no_news, .timeout = LIMIT)
+{
+    connect_sides();
+    uint8_t frame[DCOMMI_CTL_FRAME] = {[3] = DCOMMI_CTL_GOODBYE};
+    cr_assert(dcommi_ctl_write(sides[0].line, frame, sizeof frame));
+    until_over(1);
+    cr_expect(sides[1].lost == 0);
+    close_sides();
+}
+
+Test(control, strangers_are_few_and_short, .timeout = LIMIT)
+{
+    enum { KNOCKS = DCOMMI_CTL_STRANGERS + 16 };
+    int fds[KNOCKS];
+    open_sides();
+    dcommi_ctl *c = sides[1].context.control;
+    for (int i = 0; i < KNOCKS; i++) {
+        fds[i] = knock();
+        if (i % 2 == 0) {
+            cr_assert(write(fds[i], "GET / HTTP/1.1\r\n\r\n", 18) == 18);
+        }
+    }
+    look();
+    cr_expect(c->nstrangers == DCOMMI_CTL_STRANGERS, "%u", c->nstrangers);
+    for (dcommi_ctl_line *l = c->strangers; l != NULL; l = l->next) {
+        cr_expect(l->deadline <= dcommi_now() + DCOMMI_CTL_S);
+        l->deadline = 0;
+    }
+    for (int i = 0; i < KNOCKS; i++) {
+        look();
+        close(fds[i]);
+    }
+    for (int i = 0; i < LOOKS && c->nstrangers > 0; i++) {
+        look();
+    }
+    cr_expect(c->nstrangers == 0);
+    close_sides();
+}
