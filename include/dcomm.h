@@ -1373,6 +1373,8 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
 DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
 /* A communicator without the n ranks in `excluded`; collective over the others, which must all
  * name the same ranks. Works after an error, which is what it is for. Survivors keep their order.
+ * Waits for the others at most as long as the communicator's operations; after an error it can be
+ * called again, also by ranks that have called it a different number of times.
  * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
 DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                          dcomm_comm **new_p);
@@ -23025,6 +23027,8 @@ typedef struct dcommi_transport_vtable {
  *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives it took part in
+ *   SHRINK      begins attempt b at leaving out ranks  a = hash of those that stay, seq = the highest
+ *               attempt at that which has succeeded; also of a communicator that has failed
  *   REGION_ASK  how is region `tag` mapped?
  *   REGION      so                                        a = 1: it is device memory;
  *               payload = card and key (region.h)
@@ -23050,6 +23054,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_OFFER,
     DCOMMI_MSG_READ_SENT,
     DCOMMI_MSG_REGION_SHUT,
+    DCOMMI_MSG_SHRINK,
     DCOMMI_MSG_TYPE_END
 };
 
@@ -23722,6 +23727,7 @@ typedef struct dcommi_member {
     struct dcommi_board *board; /* where it writes what all shall read (board.h); NULL: none */
     uint64_t board_read;        /* messages that we have had from there */
     uint64_t gone_after;
+    uint64_t shrink_set, shrink_try, shrink_done; /* its last SHRINK: a, b and seq */
     char *hostname;
 } dcommi_member;
 
@@ -23763,7 +23769,8 @@ struct dcomm_comm {
     bool attached;                    /* we look at the boards of all others */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
-    uint64_t shrinks;
+    uint64_t shrink_tries;           /* attempts at shrinking it */
+    uint64_t shrunk_set, shrunk_try; /* the last that succeeded, and which ranks were left then */
     dcommi_run *free_runs;
     struct dcommi_coded *free_coded; /* with lock */
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
@@ -34726,6 +34733,14 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
 
 static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m);
 
+static void dcommi_on_shrink(dcomm_comm *comm, const dcommi_header *h)
+{
+    dcommi_member *m = &comm->members[h->src];
+    m->shrink_set = h->a;
+    m->shrink_try = h->b;
+    m->shrink_done = h->seq;
+}
+
 /* A valid header for a communicator that exists. */
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
@@ -34798,6 +34813,9 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         comm->members[h->src].gone = true;
         comm->members[h->src].gone_after = h->a;
         return DCOMMI_CONSUMED;
+    case DCOMMI_MSG_SHRINK:
+        dcommi_on_shrink(comm, h);
+        return DCOMMI_CONSUMED;
     case DCOMMI_MSG_REGION_ASK:
     case DCOMMI_MSG_REGION:
     case DCOMMI_MSG_REGION_GONE:
@@ -34854,6 +34872,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
         } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
             comm->members[h.src].gone = true;
+        } else if (known && h.type == DCOMMI_MSG_SHRINK) {
+            dcommi_on_shrink(comm, &h);
         } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
             dcommi_on_region_message(comm, &h, NULL, 0);
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
@@ -48596,6 +48616,125 @@ DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
     return dcomm_comm_split(comm, 0, comm->rank, new_p);
 }
 
+/* ---- shrinking ----
+ *
+ * The parent may be beyond use, so the id of a shrunk communicator comes from what the survivors
+ * know alike: who they are, and the number of the attempt. Ranks may have tried a different number
+ * of times. So all go by the highest number that a survivor says (SHRINK): one that hears a higher
+ * number while it waits follows, unless the sender has got through the attempt that this rank still
+ * waits in. */
+
+typedef struct dcommi_shrink {
+    dcomm_comm *comm;
+    bool *out;
+    int *ranks, size; /* that stay */
+    uint64_t set;     /* their hash */
+    uint64_t number;  /* of the attempt */
+    double until;
+} dcommi_shrink;
+
+/* The highest attempt that a survivor has begun. `waiting`: and for which it has given up ours. */
+static uint64_t dcommi_shrink_highest(const dcommi_shrink *s, bool waiting)
+{
+    uint64_t highest = s->number;
+    dcommi_token_take(s->comm->context);
+    for (int i = 0; i < s->size; i++) {
+        const dcommi_member *m = &s->comm->members[s->ranks[i]];
+        if (m->shrink_set == s->set && m->shrink_try > highest &&
+            (!waiting || m->shrink_done < s->number)) {
+            highest = m->shrink_try;
+        }
+    }
+    dcommi_token_release(s->comm->context);
+    return highest;
+}
+
+/* Go by this number, and say so: the first is what everybody begins with. */
+static void dcommi_shrink_begin(dcommi_shrink *s, uint64_t number)
+{
+    dcomm_comm *comm = s->comm;
+    s->number = number;
+    dcommi_token_take(comm->context);
+    comm->shrink_tries = number > comm->shrink_tries ? number : comm->shrink_tries;
+    for (int i = 0; i < s->size && number > 1; i++) {
+        const dcommi_member *m = &comm->members[s->ranks[i]];
+        if (m->peer >= 0 && !m->gone && !comm->context->peers[m->peer].lost) {
+            dcommi_header h = {.type = DCOMMI_MSG_SHRINK,
+                               .a = s->set,
+                               .b = number,
+                               .seq = comm->shrunk_set == s->set ? comm->shrunk_try : 0};
+            dcommi_send_header(comm, s->ranks[i], &h, NULL, 0);
+        }
+    }
+    dcommi_token_release(comm->context);
+}
+
+/* One attempt: every survivor enters a barrier of the new communicator. DCOMM_IN_PROGRESS: another
+ * attempt has begun, which is s->number now. */
+static dcomm_status dcommi_shrink_try(dcommi_shrink *s, dcomm_comm **new_p)
+{
+    dcomm_request *request = NULL;
+    dcomm_coll_opts opts = {.timeout_s = s->until - dcommi_now()};
+    if (opts.timeout_s <= 0) {
+        return DCOMM_ERR_TIMEOUT;
+    }
+    DCOMMI_TRY(
+        dcommi_comm_derive(s->comm, s->ranks, s->size, dcommi_mix(s->set, s->number), new_p));
+    dcomm_status status = dcomm_ibarrier(*new_p, &opts, &request);
+    uint64_t highest = s->number;
+    while (status >= 0 && highest == s->number &&
+           (status = dcomm_test(&request)) == DCOMM_IN_PROGRESS) {
+        highest = dcommi_shrink_highest(s, true);
+        dcommi_progress_or_yield(s->comm->context);
+    }
+    if (status == DCOMM_OK) {
+        return DCOMM_OK;
+    }
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    /* A survivor has given up, for its time is over: the others try again while they have time. */
+    if (status == DCOMM_ERR_TIMEOUT || status == DCOMM_ERR_ABORTED) {
+        highest = dcommi_shrink_highest(s, false);
+        highest = highest > s->number ? highest : s->number + 1;
+    }
+    if (highest > s->number && dcommi_now() < s->until) {
+        dcommi_shrink_begin(s, highest); /* before the others hear that the old one is over */
+        status = DCOMM_IN_PROGRESS;
+    }
+    if (request != NULL) {
+        dcomm_comm_abort(*new_p, "another attempt at shrinking has begun");
+        dcomm_status ended = dcomm_wait(&request);
+        (void)ended; /* nobody needs its result */
+    }
+    dcomm_comm_destroy(new_p);
+    memcpy(dcommi_message, why, sizeof why);
+    return status;
+}
+
+static dcomm_status dcommi_shrink_agree(dcommi_shrink *s, dcomm_comm **new_p)
+{
+    dcomm_comm *comm = s->comm;
+    s->until = dcommi_now() + comm->timeout_s;
+    s->set = dcommi_mix(comm->id, 0x736872696e6bu);
+    for (int r = 0; r < comm->size; r++) {
+        if (!s->out[r]) {
+            s->ranks[s->size++] = r;
+            s->set = dcommi_mix(s->set, (uint64_t)r + 1);
+        }
+    }
+    s->number = comm->shrink_tries + 1;
+    dcommi_shrink_begin(s, dcommi_shrink_highest(s, false));
+    dcomm_status status;
+    do {
+        status = dcommi_shrink_try(s, new_p);
+    } while (status == DCOMM_IN_PROGRESS);
+    if (status >= 0) {
+        comm->shrunk_set = s->set;
+        comm->shrunk_try = s->number;
+    }
+    return status;
+}
+
 DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                          dcomm_comm **new_p)
 {
@@ -48609,42 +48748,24 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);
     }
-    bool *out = dcommi_calloc((size_t)comm->size, sizeof *out);
-    int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
-    dcomm_status status = out == NULL || ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    dcommi_shrink s = {.comm = comm};
+    s.out = dcommi_calloc((size_t)comm->size, sizeof *s.out);
+    s.ranks = dcommi_calloc((size_t)comm->size, sizeof *s.ranks);
+    dcomm_status status = s.out == NULL || s.ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
     for (int i = 0; i < n && status >= 0; i++) {
         if (excluded[i] < 0 || excluded[i] >= comm->size || excluded[i] == comm->rank) {
             status = dcommi_fail(
                 DCOMM_ERR_INVALID, "excluded[%d] is rank %d%s; there are %d", i, excluded[i],
                 excluded[i] == comm->rank ? ", the caller itself" : "", comm->size);
         } else {
-            out[excluded[i]] = true;
+            s.out[excluded[i]] = true;
         }
     }
     if (status >= 0) {
-        /* The parent may be beyond use, so the id comes from what the survivors know alike: who
-         * they are, and how often they have shrunk it. Derivations they have not counted alike. */
-        uint64_t salt = dcommi_mix(comm->id, 0x736872696e6bu);
-        dcommi_comm_lock(comm);
-        salt = dcommi_mix(salt, ++comm->shrinks);
-        dcommi_comm_unlock(comm);
-        int size = 0;
-        for (int r = 0; r < comm->size; r++) {
-            if (!out[r]) {
-                ranks[size++] = r;
-                salt = dcommi_mix(salt, (uint64_t)r + 1);
-            }
-        }
-        status = dcommi_comm_derive(comm, ranks, size, salt, new_p);
+        status = dcommi_shrink_agree(&s, new_p);
     }
-    dcommi_free(out);
-    dcommi_free(ranks);
-    if (status >= 0) {
-        status = dcomm_barrier(*new_p, NULL); /* all survivors have come, with the same list */
-        if (status < 0) {
-            dcomm_comm_destroy(new_p);
-        }
-    }
+    dcommi_free(s.out);
+    dcommi_free(s.ranks);
     return status;
 }
 

@@ -415,6 +415,71 @@ static int shrunk_again(int rank, int n, procs_shared *s, void *arg)
     return fault_leave(&f);
 }
 
+/* Ranks that come late, one after the other, while those before them give up and try again. */
+static int shrunk_late(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 1);
+    if (rank == n - 1) {
+        die(s);
+    }
+    double start = procs_now();
+    nanosleep(&(struct timespec){.tv_sec = rank, .tv_nsec = rank * 300000000L}, NULL);
+    int dead = n - 1, tries = 0;
+    dcomm_comm *small = NULL;
+    while (dcomm_comm_shrink(f.comm, &dead, 1, &small) != DCOMM_OK && procs_now() - start < 8) {
+        PROCS_TRUE(small == NULL);
+        tries++;
+    }
+    PROCS_CHECK(small != NULL, "rank %d gave up after %d tries: %s", rank, tries,
+                dcomm_last_error());
+    PROCS_CHECK(rank == 0 ? tries >= 1 : tries <= 2, "rank %d failed %d times", rank, tries);
+    PROCS_CHECK(procs_now() - start < 5, "it took %.1f s", procs_now() - start);
+    PROCS_TRUE(fault_allreduce(small, rank, NULL, 1000, NULL) == DCOMM_OK);
+    fault_destroy(&small, 1);
+    return fault_leave(&f);
+}
+
+Test(faults, shrunk_late, .timeout = 60)
+{
+    run(N, shrunk_late, &(fault_place){LOCAL}, N - 1);
+}
+
+Test(faults, shrunk_late_net, .timeout = 60)
+{
+    run(N, shrunk_late, &(fault_place){NET}, N - 1);
+}
+
+/* One rank has tried with another list before, alone. */
+static int shrunk_with_other_lists(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f;
+    fault_join(&f, rank, n, s, LOCAL, 1);
+    dcomm_comm *small = NULL;
+    const int wrong[] = {1, n - 1};
+    for (int i = 0; i < 2 && rank == 0; i++) {
+        dcomm_status status = dcomm_comm_shrink(f.comm, wrong, 2, &small);
+        PROCS_CHECK(status == DCOMM_ERR_TIMEOUT && small == NULL, "%s", dcomm_last_error());
+    }
+    fault_meet(&f, -1);
+    if (rank == n - 1) {
+        die(s);
+    }
+    double start = procs_now();
+    dcomm_status status = dcomm_comm_shrink(f.comm, &(int){n - 1}, 1, &small);
+    PROCS_CHECK(status == DCOMM_OK, "rank %d: %s", rank, dcomm_last_error());
+    PROCS_CHECK(procs_now() - start < 0.9, "it took %.1f s", procs_now() - start);
+    PROCS_TRUE(fault_allreduce(small, rank, NULL, 1000, NULL) == DCOMM_OK);
+    fault_destroy(&small, 1);
+    return fault_leave(&f);
+}
+
+Test(faults, shrunk_with_other_lists, .timeout = 60)
+{
+    run(N, shrunk_with_other_lists, NULL, N - 1);
+}
+
 Test(faults, shrunk_again, .timeout = 60)
 {
     run(N, shrunk_again, NULL, N - 1);

@@ -117,6 +117,8 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
 DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
 /* A communicator without the n ranks in `excluded`; collective over the others, which must all
  * name the same ranks. Works after an error, which is what it is for. Survivors keep their order.
+ * Waits for the others at most as long as the communicator's operations; after an error it can be
+ * called again, also by ranks that have called it a different number of times.
  * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
 DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                          dcomm_comm **new_p);

@@ -141,6 +141,14 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
 
 static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m);
 
+static void dcommi_on_shrink(dcomm_comm *comm, const dcommi_header *h)
+{
+    dcommi_member *m = &comm->members[h->src];
+    m->shrink_set = h->a;
+    m->shrink_try = h->b;
+    m->shrink_done = h->seq;
+}
+
 /* A valid header for a communicator that exists. */
 static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                                       dcommi_transport *transport, const dcommi_arrival *arrival)
@@ -213,6 +221,9 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         comm->members[h->src].gone = true;
         comm->members[h->src].gone_after = h->a;
         return DCOMMI_CONSUMED;
+    case DCOMMI_MSG_SHRINK:
+        dcommi_on_shrink(comm, h);
+        return DCOMMI_CONSUMED;
     case DCOMMI_MSG_REGION_ASK:
     case DCOMMI_MSG_REGION:
     case DCOMMI_MSG_REGION_GONE:
@@ -269,6 +280,8 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
             verdict = dcommi_dispatch(comm, &h, transport, arrival);
         } else if (known && h.type == DCOMMI_MSG_GOODBYE) {
             comm->members[h.src].gone = true;
+        } else if (known && h.type == DCOMMI_MSG_SHRINK) {
+            dcommi_on_shrink(comm, &h);
         } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
             dcommi_on_region_message(comm, &h, NULL, 0);
         } else if (known && h.type == DCOMMI_MSG_QUERY) {

@@ -25,6 +25,8 @@
  *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives it took part in
+ *   SHRINK      begins attempt b at leaving out ranks  a = hash of those that stay, seq = the highest
+ *               attempt at that which has succeeded; also of a communicator that has failed
  *   REGION_ASK  how is region `tag` mapped?
  *   REGION      so                                        a = 1: it is device memory;
  *               payload = card and key (region.h)
@@ -50,6 +52,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_OFFER,
     DCOMMI_MSG_READ_SENT,
     DCOMMI_MSG_REGION_SHUT,
+    DCOMMI_MSG_SHRINK,
     DCOMMI_MSG_TYPE_END
 };
 

@@ -279,6 +279,7 @@ typedef struct dcommi_member {
     struct dcommi_board *board; /* where it writes what all shall read (board.h); NULL: none */
     uint64_t board_read;        /* messages that we have had from there */
     uint64_t gone_after;
+    uint64_t shrink_set, shrink_try, shrink_done; /* its last SHRINK: a, b and seq */
     char *hostname;
 } dcommi_member;
 
@@ -320,7 +321,8 @@ struct dcomm_comm {
     bool attached;                    /* we look at the boards of all others */
     uint64_t next_seq;
     uint64_t children; /* communicators derived so far, for their ids */
-    uint64_t shrinks;
+    uint64_t shrink_tries;           /* attempts at shrinking it */
+    uint64_t shrunk_set, shrunk_try; /* the last that succeeded, and which ranks were left then */
     dcommi_run *free_runs;
     struct dcommi_coded *free_coded; /* with lock */
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
