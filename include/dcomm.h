@@ -22804,6 +22804,15 @@ static void dcommi_host_line(const char *path, char *line, size_t max)
     line[strcspn(line, "\n")] = '\0';
 }
 
+/* How many threads of this machine run or wait for a processor at this moment; 0: unknown. */
+static int dcommi_host_running(void)
+{
+    char line[128];
+    int running = 0;
+    dcommi_host_line("/proc/loadavg", line, sizeof line);
+    return sscanf(line, "%*s %*s %*s %d/", &running) == 1 ? running : 0;
+}
+
 static uint64_t dcommi_host_namespace(const char *name)
 {
     char path[64];
@@ -55581,9 +55590,11 @@ typedef struct dcommi_tuner {
     void *registered; /* NULL: there is none, or it has not been asked for */
     uint8_t *huge;    /* likewise, on huge pages */
     dcommi_rounds rounds;
-    int probes, disturbed; /* rank 0's: how many have run, and how many were disturbed to the end */
-    bool busy;             /* too many: other programs use the cores */
-    dcomm_status status;   /* the first error; nothing is run after it */
+    /* Rank 0's: how many probes have run, and how many were disturbed to the end; how often it
+     * looked who else runs, and found more threads than ours and than processors. */
+    int probes, disturbed, looks, crowds;
+    bool busy; /* too many */
+    dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
 } dcommi_tuner;
 
@@ -55699,9 +55710,22 @@ static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind
     dcommi_flush(t->out, DCOMMI_PROBE_TURNS * len);
 }
 
+/* Look whether other programs want our processors: rank 0 alone, within its host. */
+static void dcommi_tune_look(dcommi_tuner *t)
+{
+    const dcommi_groups *g = t->comm->groups;
+    int ours = 0, running = t->near && t->comm->rank == 0 ? dcommi_host_running() : 0;
+    for (int r = 0; r < g->nranks && running > 0; r++) {
+        ours += dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, 0);
+    }
+    t->looks += running > 0;
+    t->crowds += running > ours && running > sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 /* Run all probes once and put their times at `at`. */
 static void dcommi_tune_round(dcommi_tuner *t, int at)
 {
+    dcommi_tune_look(t);
     for (int i = 0; i < t->rounds.n && t->status >= 0; i++) {
         struct dcommi_timed *timed = &t->rounds.timed[i];
         if (t->near) { /* who shares this core has done its part of the last probe */
@@ -56192,15 +56216,17 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
             known = kind;
         }
     }
-    t->busy = t->comm->rank == 0 && t->disturbed * DCOMMI_TUNE_BUSY > t->probes;
+    t->busy = t->comm->rank == 0 &&
+              (t->disturbed * DCOMMI_TUNE_BUSY > t->probes || 2 * t->crowds > t->looks);
     snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s%s",
              t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s",
              t->busy ? "; this machine was busy while it was measured" : "");
     if (t->busy) {
         dcommi_log(DCOMMI_LOG_WARN,
-                   "this machine was busy while it was measured: %d of %d probes took twice as "
-                   "long as their fastest; algorithms are chosen by what they say all the same",
-                   t->disturbed, t->probes);
+                   "this machine was busy while it was measured (%d of %d probes took twice their "
+                   "fastest; at %d of %d looks, other programs waited for its processors): "
+                   "algorithms may be chosen badly",
+                   t->disturbed, t->probes, t->crowds, t->looks);
     }
 }
 

@@ -398,15 +398,17 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
             known = kind;
         }
     }
-    t->busy = t->comm->rank == 0 && t->disturbed * DCOMMI_TUNE_BUSY > t->probes;
+    t->busy = t->comm->rank == 0 &&
+              (t->disturbed * DCOMMI_TUNE_BUSY > t->probes || 2 * t->crowds > t->looks);
     snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s%s",
              t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s",
              t->busy ? "; this machine was busy while it was measured" : "");
     if (t->busy) {
         dcommi_log(DCOMMI_LOG_WARN,
-                   "this machine was busy while it was measured: %d of %d probes took twice as "
-                   "long as their fastest; algorithms are chosen by what they say all the same",
-                   t->disturbed, t->probes);
+                   "this machine was busy while it was measured (%d of %d probes took twice their "
+                   "fastest; at %d of %d looks, other programs waited for its processors): "
+                   "algorithms may be chosen badly",
+                   t->disturbed, t->probes, t->crowds, t->looks);
     }
 }
 

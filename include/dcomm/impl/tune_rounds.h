@@ -4,6 +4,7 @@
 #define DCOMMI_TUNE_ROUNDS_H
 
 #include "flush.h"
+#include "host.h"
 #include "tune_probe.h"
 
 #define DCOMMI_TUNE_COLD 16384       /* within a host, probes from so long on find nothing cached */
@@ -32,9 +33,11 @@ typedef struct dcommi_tuner {
     void *registered; /* NULL: there is none, or it has not been asked for */
     uint8_t *huge;    /* likewise, on huge pages */
     dcommi_rounds rounds;
-    int probes, disturbed; /* rank 0's: how many have run, and how many were disturbed to the end */
-    bool busy;             /* too many: other programs use the cores */
-    dcomm_status status;   /* the first error; nothing is run after it */
+    /* Rank 0's: how many probes have run, and how many were disturbed to the end; how often it
+     * looked who else runs, and found more threads than ours and than processors. */
+    int probes, disturbed, looks, crowds;
+    bool busy; /* too many */
+    dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
 } dcommi_tuner;
 
@@ -150,9 +153,22 @@ static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind
     dcommi_flush(t->out, DCOMMI_PROBE_TURNS * len);
 }
 
+/* Look whether other programs want our processors: rank 0 alone, within its host. */
+static void dcommi_tune_look(dcommi_tuner *t)
+{
+    const dcommi_groups *g = t->comm->groups;
+    int ours = 0, running = t->near && t->comm->rank == 0 ? dcommi_host_running() : 0;
+    for (int r = 0; r < g->nranks && running > 0; r++) {
+        ours += dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, 0);
+    }
+    t->looks += running > 0;
+    t->crowds += running > ours && running > sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 /* Run all probes once and put their times at `at`. */
 static void dcommi_tune_round(dcommi_tuner *t, int at)
 {
+    dcommi_tune_look(t);
     for (int i = 0; i < t->rounds.n && t->status >= 0; i++) {
         struct dcommi_timed *timed = &t->rounds.timed[i];
         if (t->near) { /* who shares this core has done its part of the last probe */
