@@ -1292,12 +1292,13 @@ typedef struct dcomm_context_opts {
                              else the one towards MASTER_ADDR, else the default route's, else
                              the first that is up; the loopback only when there is no other) */
     const char *host_id;  /* ranks share memory only where this is equal (default: DCOMM_HOSTID,
-                             else boot id, namespaces and host name) */
+                             else boot id, namespaces, user and host name) and where they can
+                             hand each other descriptors, which takes one network namespace */
 } dcomm_context_opts;
 
 /* Open a context. It is closed when its creator has destroyed it and neither a communicator nor
  * memory from dcomm_mem_alloc is left.
- * Errors: DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (e.g. /dev/shm too small). */
+ * Errors: DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (no socket, no thread). */
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                             dcomm_context **context_p);
 DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
@@ -1466,6 +1467,9 @@ extern "C" {
  * The memory is zeroed, starts at a page, and from 256 KiB on at 2 MiB and is a whole number of
  * huge pages, if the kernel gives them (dcomm_mem_query tells). It is in memory from the
  * start: a host that has not enough gives an error here and no SIGBUS later.
+ *
+ * Each such memory keeps one file descriptor open until it is freed. Where no descriptor is left
+ * (ulimit -n), the memory is served as ordinary memory is (dcomm_mem_info.shared is false).
  *
  * It is placed on the NUMA node of the thread that allocates it. Freed memory is the system's again
  * when the peers that have mapped it have heard of it, in their next progress.
@@ -22484,7 +22488,7 @@ static inline void dcommi_fill(dcommi_filler *f, void *to, const void *data, siz
 
 #endif
 /* ==== include/dcomm/impl/host.h ============================================================ */
-/* host.h - a string that is equal on two ranks exactly where they can share memory. */
+/* host.h - a string that is equal on two ranks of one host. */
 #ifndef DCOMMI_HOST_H
 #define DCOMMI_HOST_H
 
@@ -22834,15 +22838,14 @@ static uint64_t dcommi_host_machine(void)
 }
 
 /* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
- * whether memory can be shared:
- *   boot id            one running kernel;
- *   pid namespace      process_vm_readv names the peer by its pid;
- *   ipc namespace      System V segments;
- *   user namespace     process_vm_readv asks for rights in the target's;
- *   effective user     segments are made for their owner alone;
- *   device of /dev/shm POSIX segments: the same file system gives the same number, also seen
- *                      through different mount namespaces;
- *   host name          keeps apart what a faked or missing boot id does not. */
+ * whether a process can read another's memory:
+ *   boot id         one running kernel;
+ *   pid namespace   process_vm_readv names the peer by its pid;
+ *   user namespace  process_vm_readv asks for rights in the target's;
+ *   effective user  memory is handed to its owner's processes alone;
+ *   host name       keeps apart what a faked or missing boot id does not.
+ * Ranks of one identity that cannot hand each other memory are on different hosts all the same
+ * (comm_reach.h). */
 static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
 {
     if (wanted == NULL || wanted[0] == '\0') {
@@ -22857,12 +22860,9 @@ static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX]
     if (gethostname(name, sizeof name - 1) != 0) {
         name[0] = '\0';
     }
-    struct stat shm;
-    uint64_t device = stat("/dev/shm", &shm) == 0 ? (uint64_t)shm.st_dev : 0;
-    snprintf(id, DCOMMI_HOST_ID_MAX,
-             "%s pid:%" PRIu64 " ipc:%" PRIu64 " user:%" PRIu64 " uid:%lu shm:%" PRIu64 " %s", boot,
-             dcommi_host_namespace("pid"), dcommi_host_namespace("ipc"),
-             dcommi_host_namespace("user"), (unsigned long)geteuid(), device, name);
+    snprintf(id, DCOMMI_HOST_ID_MAX, "%s pid:%" PRIu64 " user:%" PRIu64 " uid:%lu %s", boot,
+             dcommi_host_namespace("pid"), dcommi_host_namespace("user"), (unsigned long)geteuid(),
+             name);
 }
 
 #endif
@@ -22932,15 +22932,6 @@ static uint64_t dcommi_transport_id(void)
     return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
 }
 
-/* Memory that peers on this host may map. */
-typedef struct dcommi_region {
-    void *base;
-    size_t len;
-    void *handle;
-    const void *key; /* to be sent to peers, key_len bytes; owned by the region */
-    size_t key_len;
-} dcommi_region;
-
 #define DCOMMI_COMMON_BYTES 135168 /* of memory that a process shows all others of its host */
 #define DCOMMI_HEADER_MAX 64       /* bytes of header that send takes */
 
@@ -22962,8 +22953,8 @@ struct dcommi_transport {
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* May be NULL. From now on use up to so many connections, at most DCOMM_CONNECTIONS_MAX, to
-     * send to a peer. Any number of the peer's is understood. */
+    /* The peer has added us: be ready to send to it, from now on over up to so many connections, at
+     * most DCOMM_CONNECTIONS_MAX. Any number of the peer's is understood. */
     void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
     void (*remove_peer)(dcommi_transport *t, int peer);
@@ -23004,13 +22995,18 @@ typedef struct dcommi_transport_vtable {
     /* May be NULL. DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1), which all
      * its peers can map, or of a peer's; NULL: not to be had, or not yet. */
     void *(*common)(dcommi_transport *t, int peer);
-    /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
-    dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
-    void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
-    /* Map a peer's region by its key; *map is for unmap. */
-    dcomm_status (*region_map)(dcommi_transport *t, int peer, const void *key, size_t key_len,
-                               void *remote_base, void **ptr, void **map);
-    void (*region_unmap)(dcommi_transport *t, void *map);
+    /* NULL but where processes of a host share memory. Hand our own to the process with this
+     * address, which may be no peer yet and can become one then. DCOMM_IN_PROGRESS: it has too much
+     * to take in; DCOMM_ERR_UNSUPPORTED: it cannot be reached. */
+    dcomm_status (*greet)(dcommi_transport *t, const void *address, size_t len);
+    /* Take in what others have handed to us, and drop what nobody has used of a process. */
+    dcomm_status (*listen)(dcommi_transport *t);
+    void (*forget)(dcommi_transport *t, const void *address, size_t len);
+    /* Hand a descriptor of memory to a peer, as number > 0; its return is greet's. The peer can
+     * take it at once; the descriptor, of a file of at least `len` bytes, is the caller's then. */
+    dcomm_status (*region_give)(dcommi_transport *t, int peer, uint32_t number, int file);
+    dcomm_status (*region_take)(dcommi_transport *t, int peer, uint32_t number, size_t len,
+                                int *file);
     /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
     void (*close)(dcommi_transport *t, double timeout_s, bool force);
 } dcommi_transport_vtable;
@@ -23103,8 +23099,7 @@ _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the 
 
 _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
 
-#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
-#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
+#define DCOMMI_REGION_CARD 16 /* bytes in front of the key in REGION */
 #define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
 #define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
 
@@ -23153,7 +23148,7 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
         return len <= DCOMMI_TEXT_MAX;
     case DCOMMI_MSG_REGION:
         return header->a == 0
-                   ? len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX
+                   ? len == DCOMMI_REGION_CARD
                    : header->a == 1 && len == DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_DEVICE;
     default:
         return len == 0;
@@ -24130,6 +24125,157 @@ static inline void dcommi_board_pass(dcommi_member *m)
 }
 
 #endif
+/* ==== include/dcomm/impl/cache.h =========================================================== */
+/* cache.h - plans by what they were made for: bounded, least recently used goes first, a plan in
+ * use stays until its last run has ended. */
+#ifndef DCOMMI_CACHE_H
+#define DCOMMI_CACHE_H
+
+
+static void dcommi_cached_free(dcommi_cached *cached)
+{
+    dcommi_free(cached->plan);
+    dcommi_free(cached->inner);
+    dcommi_free(cached->script);
+    dcommi_free(cached);
+}
+
+/* With comm->lock, like all below. */
+static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached)
+{
+    (void)comm;
+    if (--cached->refs == 0 && cached->retired) {
+        dcommi_cached_free(cached);
+    }
+}
+
+static void dcommi_cache_retire(dcomm_comm *comm, dcommi_cached **at)
+{
+    dcommi_cached *cached = *at;
+    *at = cached->next;
+    comm->ncached--;
+    cached->retired = true;
+    if (cached->refs == 0) {
+        dcommi_cached_free(cached);
+    }
+}
+
+static void dcommi_cache_clear(dcomm_comm *comm)
+{
+    for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
+        while (comm->cache[i] != NULL) {
+            dcommi_cache_retire(comm, &comm->cache[i]);
+        }
+    }
+}
+
+static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
+{
+    uint64_t h =
+        (key->call ^ key->type * 31 ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
+    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
+    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
+}
+
+/* The plan of a key with a reference taken; NULL: not there. */
+static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_plan_key *key)
+{
+    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
+        if (memcmp(&c->key, key, sizeof *key) == 0) {
+            c->used = ++comm->cache_clock;
+            c->refs++;
+            comm->stats.plans_reused++;
+            return c;
+        }
+    }
+    return NULL;
+}
+
+/* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
+ * without memory, in which case the plans are freed. */
+static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *key,
+                                       dcomm_plan *plan, dcomm_plan *inner)
+{
+    dcommi_cached *cached = dcommi_alloc(sizeof *cached);
+    if (cached == NULL) {
+        dcommi_free(plan);
+        dcommi_free(inner);
+        return NULL;
+    }
+    while (comm->ncached >= DCOMMI_CACHE_PLANS) {
+        dcommi_cached **oldest = NULL;
+        for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
+            for (dcommi_cached **at = &comm->cache[i]; *at != NULL; at = &(*at)->next) {
+                if (oldest == NULL || (*at)->used < (*oldest)->used) {
+                    oldest = at;
+                }
+            }
+        }
+        dcommi_cache_retire(comm, oldest);
+    }
+    cached->key = *key;
+    cached->used = ++comm->cache_clock;
+    cached->refs = 1;
+    cached->plan = plan;
+    cached->inner = inner;
+    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
+    cached->next = *bucket;
+    *bucket = cached;
+    comm->ncached++;
+    comm->stats.plans_built++;
+    return cached;
+}
+
+/* ---- recent calls ---- */
+
+/* The plan of a recent call, NULL when it is none. */
+static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count,
+                                                const char *algo)
+{
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        const dcommi_recent *recent = &comm->recent[i];
+        if (recent->call == call && recent->count == count &&
+            (recent->algo == algo ||
+             (recent->algo != NULL && algo != NULL && strcmp(recent->algo, algo) == 0))) {
+            return recent->cached;
+        }
+    }
+    return NULL;
+}
+
+/* `algo` stays where it is. */
+static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, const char *algo,
+                              dcommi_cached *cached)
+{
+    dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
+    if (last->call != 0) {
+        if (last->cached == atomic_load_explicit(&comm->running, memory_order_acquire)) {
+            return; /* another thread is in it */
+        }
+        dcommi_cached_release(comm, last->cached);
+    }
+    memmove(comm->recent + 1, comm->recent, (DCOMMI_RECENT - 1) * sizeof *comm->recent);
+    comm->recent[0] = (dcommi_recent){call, count, algo, cached};
+    cached->refs++;
+}
+
+static void dcommi_recent_clear(dcomm_comm *comm)
+{
+    for (int i = 0; i < DCOMMI_RECENT; i++) {
+        if (comm->recent[i].call != 0) {
+            dcommi_cached_release(comm, comm->recent[i].cached);
+            comm->recent[i].call = 0;
+        }
+    }
+}
+
+#endif
+/* ==== include/dcomm/impl/comm_reach.h ====================================================== */
+/* comm_reach.h - what the ranks of a new communicator agree about: an error of one is an error of
+ * all, and which of them share memory. */
+#ifndef DCOMMI_COMM_REACH_H
+#define DCOMMI_COMM_REACH_H
+
 /* ==== include/dcomm/impl/boot.h ============================================================ */
 /* boot.h - how the ranks of a new communicator meet: by the launcher, an id, or the caller's own
  * all-gather. */
@@ -27520,151 +27666,6 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
 }
 
 #endif
-/* ==== include/dcomm/impl/cache.h =========================================================== */
-/* cache.h - plans by what they were made for: bounded, least recently used goes first, a plan in
- * use stays until its last run has ended. */
-#ifndef DCOMMI_CACHE_H
-#define DCOMMI_CACHE_H
-
-
-static void dcommi_cached_free(dcommi_cached *cached)
-{
-    dcommi_free(cached->plan);
-    dcommi_free(cached->inner);
-    dcommi_free(cached->script);
-    dcommi_free(cached);
-}
-
-/* With comm->lock, like all below. */
-static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached)
-{
-    (void)comm;
-    if (--cached->refs == 0 && cached->retired) {
-        dcommi_cached_free(cached);
-    }
-}
-
-static void dcommi_cache_retire(dcomm_comm *comm, dcommi_cached **at)
-{
-    dcommi_cached *cached = *at;
-    *at = cached->next;
-    comm->ncached--;
-    cached->retired = true;
-    if (cached->refs == 0) {
-        dcommi_cached_free(cached);
-    }
-}
-
-static void dcommi_cache_clear(dcomm_comm *comm)
-{
-    for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
-        while (comm->cache[i] != NULL) {
-            dcommi_cache_retire(comm, &comm->cache[i]);
-        }
-    }
-}
-
-static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
-{
-    uint64_t h =
-        (key->call ^ key->type * 31 ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
-    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
-    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
-}
-
-/* The plan of a key with a reference taken; NULL: not there. */
-static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_plan_key *key)
-{
-    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
-        if (memcmp(&c->key, key, sizeof *key) == 0) {
-            c->used = ++comm->cache_clock;
-            c->refs++;
-            comm->stats.plans_reused++;
-            return c;
-        }
-    }
-    return NULL;
-}
-
-/* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
- * without memory, in which case the plans are freed. */
-static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *key,
-                                       dcomm_plan *plan, dcomm_plan *inner)
-{
-    dcommi_cached *cached = dcommi_alloc(sizeof *cached);
-    if (cached == NULL) {
-        dcommi_free(plan);
-        dcommi_free(inner);
-        return NULL;
-    }
-    while (comm->ncached >= DCOMMI_CACHE_PLANS) {
-        dcommi_cached **oldest = NULL;
-        for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
-            for (dcommi_cached **at = &comm->cache[i]; *at != NULL; at = &(*at)->next) {
-                if (oldest == NULL || (*at)->used < (*oldest)->used) {
-                    oldest = at;
-                }
-            }
-        }
-        dcommi_cache_retire(comm, oldest);
-    }
-    cached->key = *key;
-    cached->used = ++comm->cache_clock;
-    cached->refs = 1;
-    cached->plan = plan;
-    cached->inner = inner;
-    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
-    cached->next = *bucket;
-    *bucket = cached;
-    comm->ncached++;
-    comm->stats.plans_built++;
-    return cached;
-}
-
-/* ---- recent calls ---- */
-
-/* The plan of a recent call, NULL when it is none. */
-static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count,
-                                                const char *algo)
-{
-    for (int i = 0; i < DCOMMI_RECENT; i++) {
-        const dcommi_recent *recent = &comm->recent[i];
-        if (recent->call == call && recent->count == count &&
-            (recent->algo == algo ||
-             (recent->algo != NULL && algo != NULL && strcmp(recent->algo, algo) == 0))) {
-            return recent->cached;
-        }
-    }
-    return NULL;
-}
-
-/* `algo` stays where it is. */
-static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, const char *algo,
-                              dcommi_cached *cached)
-{
-    dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
-    if (last->call != 0) {
-        if (last->cached == atomic_load_explicit(&comm->running, memory_order_acquire)) {
-            return; /* another thread is in it */
-        }
-        dcommi_cached_release(comm, last->cached);
-    }
-    memmove(comm->recent + 1, comm->recent, (DCOMMI_RECENT - 1) * sizeof *comm->recent);
-    comm->recent[0] = (dcommi_recent){call, count, algo, cached};
-    cached->refs++;
-}
-
-static void dcommi_recent_clear(dcomm_comm *comm)
-{
-    for (int i = 0; i < DCOMMI_RECENT; i++) {
-        if (comm->recent[i].call != 0) {
-            dcommi_cached_release(comm, comm->recent[i].cached);
-            comm->recent[i].call = 0;
-        }
-    }
-}
-
-#endif
 /* ==== include/dcomm/impl/context.h ========================================================= */
 /* context.h - the life of a context: transports, peers, the optional progress thread. */
 #ifndef DCOMMI_CONTEXT_H
@@ -28686,160 +28687,14 @@ static inline int dcommi_device_locate(const void *at)
  * the messages that point into them, and the cache of peers' regions that it has mapped.
  *
  * A message that offers memory (EXPOSE, RTS) carries the number of the region that it lies in, or
- * 0. Who meets a number that it does not know asks for it (REGION_ASK), and reads by other means
- * meanwhile; the answer (REGION) has what it takes to map. Numbers are never used again, so that
- * one of a region that was freed can at worst be unknown; who was given a region hears when it is
- * freed (REGION_GONE). Regions of device memory are device_region.h's. */
+ * 0. A receiver that does not know the number asks for it (REGION_ASK) and reads by other means
+ * meanwhile. The owner hands over the memory's descriptor (hand.h), then says so (REGION); of
+ * device memory the answer has its key (device_region.h). Numbers are never used again, so that one
+ * of a region that was freed can at worst be unknown; whoever was given a region hears when it is
+ * freed (REGION_GONE). */
 #ifndef DCOMMI_REGION_H
 #define DCOMMI_REGION_H
 
-/* ==== include/dcomm/impl/huge.h ============================================================ */
-/* huge.h - address ranges placed so that huge pages fit, brought into memory without the risk of
- * SIGBUS, and collapsed onto huge pages. */
-#ifndef DCOMMI_HUGE_H
-#define DCOMMI_HUGE_H
-
-
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-
-#define DCOMMI_HUGE_PAGE ((size_t)2 << 20)
-
-/* Newer than the C library's headers may be. */
-#define DCOMMI_MADV_POPULATE_READ 22
-#define DCOMMI_MADV_POPULATE_WRITE 23
-#define DCOMMI_MADV_COLLAPSE 25
-
-static inline size_t dcommi_huge_round(size_t len)
-{
-    return (len + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
-}
-
-/* Address space for `len` bytes from a multiple of the huge page on, and to the end of the last
- * huge page; nothing is in it. NULL: there is none. */
-static uint8_t *dcommi_huge_reserve(size_t len)
-{
-    if (len > SIZE_MAX / 2) {
-        return NULL;
-    }
-    size_t whole = dcommi_huge_round(len);
-    uint8_t *start = mmap(NULL, whole + DCOMMI_HUGE_PAGE, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED) {
-        return NULL;
-    }
-    size_t before = -(uintptr_t)start & (DCOMMI_HUGE_PAGE - 1);
-    if (before > 0) {
-        munmap(start, before);
-    }
-    munmap(start + before + whole, DCOMMI_HUGE_PAGE - before);
-    return start + before;
-}
-
-static void dcommi_huge_release(void *at, size_t len)
-{
-    if (at != NULL) {
-        munmap(at, dcommi_huge_round(len));
-    }
-}
-
-/* Zeroed memory of this process, advised to be on huge pages. NULL: there is none. */
-static uint8_t *dcommi_huge_advised(size_t len)
-{
-    uint8_t *at = dcommi_huge_reserve(len);
-    if (at == NULL || mprotect(at, dcommi_huge_round(len), PROT_READ | PROT_WRITE) != 0) {
-        dcommi_huge_release(at, len);
-        return NULL;
-    }
-    madvise(at, dcommi_huge_round(len), MADV_HUGEPAGE);
-    memset(at, 0, len);
-    return at;
-}
-
-/* The same shared memory once more, where huge pages fit: who attaches a segment cannot say where
- * to. Lives apart from the first mapping. NULL: `at` is not (all of it) shared memory. */
-static uint8_t *dcommi_huge_alias(void *at, size_t len)
-{
-    uint8_t *place = dcommi_huge_reserve(len);
-    if (place == NULL) {
-        return NULL;
-    }
-    /* Of 0 bytes: Linux then leaves the first mapping in place. By number, because UCX puts a
-     * function in the place of the C library's that loses the last argument. */
-    if (syscall(SYS_mremap, at, (size_t)0, len, MREMAP_MAYMOVE | MREMAP_FIXED, place) !=
-        (long)(intptr_t)place) {
-        dcommi_huge_release(place, len);
-        return NULL;
-    }
-    return place;
-}
-
-/* Bring every page in, zeroed where it is new. False: there is no memory for it. */
-static bool dcommi_huge_populate(void *at, size_t len)
-{
-    if (madvise(at, len, DCOMMI_MADV_POPULATE_WRITE) == 0) {
-        return true;
-    }
-    if (errno != EINVAL) {
-        return false;
-    }
-    /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
-    int zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
-    size_t done = 0;
-    while (zero >= 0 && done < len) {
-        ssize_t n = read(zero, (char *)at + done, len - done);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            break;
-        }
-        done += (size_t)n;
-    }
-    if (zero >= 0) {
-        close(zero);
-    }
-    return done == len;
-}
-
-/* Whether every byte of a mapping can be read; its pages are then in place. */
-static bool dcommi_huge_readable(void *at, size_t len)
-{
-    if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {
-        return true;
-    }
-    if (errno != EINVAL) {
-        return false;
-    }
-    char byte;
-    struct iovec to = {&byte, 1}, from = {(char *)at + len - 1, 1};
-    return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
-}
-
-/* Bring new memory in, on huge pages as far as the kernel can be persuaded, whatever its settings
- * for shared memory say: *huge of its bytes. False: there is no memory for it. */
-static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
-{
-    *huge = 0;
-    if (len >= DCOMMI_HUGE_PAGE) {
-        madvise(at, len, MADV_HUGEPAGE);
-    }
-    for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
-        if (!dcommi_huge_populate(at + done, 1)) { /* what is all a hole is not collapsed */
-            return false;
-        }
-        if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
-            *huge += DCOMMI_HUGE_PAGE;
-        } else if (errno == EINVAL) {
-            break; /* not this kernel, or not such memory */
-        }
-    }
-    return dcommi_huge_populate(at, len);
-}
-
-#endif
 /* ==== include/dcomm/impl/match.h =========================================================== */
 /* match.h - the table in which messages and the steps that want them meet. */
 #ifndef DCOMMI_MATCH_H
@@ -29140,27 +28995,223 @@ static void dcommi_match_clear(dcomm_comm *comm)
 }
 
 #endif
+/* ==== include/dcomm/impl/share.h =========================================================== */
+/* share.h - memory that processes of one host share: an anonymous file, mapped by each of them. It
+ * needs no room in /dev/shm, has no name, and is gone with the last process that has it open or
+ * mapped, however that process ends. */
+#ifndef DCOMMI_SHARE_H
+#define DCOMMI_SHARE_H
+
+/* ==== include/dcomm/impl/huge.h ============================================================ */
+/* huge.h - address ranges placed so that huge pages fit, brought into memory without the risk of
+ * SIGBUS, and collapsed onto huge pages. */
+#ifndef DCOMMI_HUGE_H
+#define DCOMMI_HUGE_H
+
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+#define DCOMMI_HUGE_PAGE ((size_t)2 << 20)
+
+/* Newer than the C library's headers may be. */
+#define DCOMMI_MADV_POPULATE_READ 22
+#define DCOMMI_MADV_POPULATE_WRITE 23
+#define DCOMMI_MADV_COLLAPSE 25
+
+static inline size_t dcommi_huge_round(size_t len)
+{
+    return (len + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
+}
+
+/* Address space for `len` bytes from a multiple of the huge page on, and to the end of the last
+ * huge page; nothing is in it. NULL: there is none. */
+static uint8_t *dcommi_huge_reserve(size_t len)
+{
+    if (len > SIZE_MAX / 2) {
+        return NULL;
+    }
+    size_t whole = dcommi_huge_round(len);
+    uint8_t *start = mmap(NULL, whole + DCOMMI_HUGE_PAGE, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = -(uintptr_t)start & (DCOMMI_HUGE_PAGE - 1);
+    if (before > 0) {
+        munmap(start, before);
+    }
+    munmap(start + before + whole, DCOMMI_HUGE_PAGE - before);
+    return start + before;
+}
+
+static void dcommi_huge_release(void *at, size_t len)
+{
+    if (at != NULL) {
+        munmap(at, dcommi_huge_round(len));
+    }
+}
+
+/* Zeroed memory of this process, advised to be on huge pages. NULL: there is none. */
+static uint8_t *dcommi_huge_advised(size_t len)
+{
+    uint8_t *at = dcommi_huge_reserve(len);
+    if (at == NULL || mprotect(at, dcommi_huge_round(len), PROT_READ | PROT_WRITE) != 0) {
+        dcommi_huge_release(at, len);
+        return NULL;
+    }
+    madvise(at, dcommi_huge_round(len), MADV_HUGEPAGE);
+    memset(at, 0, len);
+    return at;
+}
+
+/* Bring every page in, zeroed where it is new. False: there is no memory for it. */
+static bool dcommi_huge_populate(void *at, size_t len)
+{
+    if (madvise(at, len, DCOMMI_MADV_POPULATE_WRITE) == 0) {
+        return true;
+    }
+    if (errno != EINVAL) {
+        return false;
+    }
+    /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
+    int zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    size_t done = 0;
+    while (zero >= 0 && done < len) {
+        ssize_t n = read(zero, (char *)at + done, len - done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        done += (size_t)n;
+    }
+    if (zero >= 0) {
+        close(zero);
+    }
+    return done == len;
+}
+
+/* Whether every byte of a mapping can be read; its pages are then in place. */
+static bool dcommi_huge_readable(void *at, size_t len)
+{
+    if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {
+        return true;
+    }
+    if (errno != EINVAL) {
+        return false;
+    }
+    char byte;
+    struct iovec to = {&byte, 1}, from = {(char *)at + len - 1, 1};
+    return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
+}
+
+/* Bring new memory in, on huge pages as far as the kernel can be persuaded, whatever its settings
+ * for shared memory say: *huge of its bytes. False: there is no memory for it. */
+static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
+{
+    *huge = 0;
+    if (len >= DCOMMI_HUGE_PAGE) {
+        madvise(at, len, MADV_HUGEPAGE);
+    }
+    for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
+        if (!dcommi_huge_populate(at + done, 1)) { /* what is all a hole is not collapsed */
+            return false;
+        }
+        if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
+            *huge += DCOMMI_HUGE_PAGE;
+        } else if (errno == EINVAL) {
+            break; /* not this kernel, or not such memory */
+        }
+    }
+    return dcommi_huge_populate(at, len);
+}
+
+#endif
+
+#include <sys/stat.h>
+
+/* Newer than the C library's headers may be. */
+#define DCOMMI_MFD_CLOEXEC 1u
+#define DCOMMI_MFD_ALLOW_SEALING 2u
+#define DCOMMI_MFD_NOEXEC_SEAL 8u
+#define DCOMMI_F_ADD_SEALS 1033
+#define DCOMMI_F_GET_SEALS 1034
+#define DCOMMI_F_SEAL_SEAL 1
+#define DCOMMI_F_SEAL_SHRINK 2
+#define DCOMMI_F_SEAL_GROW 4
+
+/* Create a zeroed file of `len` bytes whose length is fixed, so that no process can make another's
+ * loads fail by cutting it. Return its descriptor; -1 and errno: there is none to be had. */
+static int dcommi_share_file(size_t len)
+{
+    /* Linux 6.3 may be told to refuse files that could be executed; older ones do not know that. */
+    unsigned flags = DCOMMI_MFD_CLOEXEC | DCOMMI_MFD_ALLOW_SEALING;
+    int fd = (int)syscall(SYS_memfd_create, "dcomm", flags | DCOMMI_MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) {
+        fd = (int)syscall(SYS_memfd_create, "dcomm", flags);
+    }
+    if (fd < 0) {
+        return -1;
+    }
+    if (ftruncate(fd, (off_t)len) != 0 ||
+        fcntl(fd, DCOMMI_F_ADD_SEALS,
+              DCOMMI_F_SEAL_SHRINK | DCOMMI_F_SEAL_GROW | DCOMMI_F_SEAL_SEAL) != 0) {
+        int saved = errno;
+        close(fd);
+        errno = saved;
+        return -1;
+    }
+    return fd;
+}
+
+/* Return true if a descriptor that a peer has handed over is a file of at least `len` bytes that
+ * nobody can shorten. */
+static bool dcommi_share_holds(int fd, size_t len)
+{
+    struct stat st;
+    int seals = fcntl(fd, DCOMMI_F_GET_SEALS);
+    return seals >= 0 && (seals & DCOMMI_F_SEAL_SHRINK) != 0 && fstat(fd, &st) == 0 &&
+           st.st_size >= 0 && (uint64_t)st.st_size >= len;
+}
+
+/* Map part of a file, at any page; NULL and errno: no address space. */
+static void *dcommi_share_map(int fd, size_t offset, size_t len)
+{
+    void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+    return at != MAP_FAILED ? at : NULL;
+}
+
+/* Map a whole file where huge pages can lie; give it back with dcommi_huge_release. */
+static uint8_t *dcommi_share_map_huge(int fd, size_t len)
+{
+    uint8_t *place = dcommi_huge_reserve(len);
+    if (place == NULL) {
+        return NULL;
+    }
+    if (mmap(place, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        int saved = errno;
+        dcommi_huge_release(place, len);
+        errno = saved;
+        return NULL;
+    }
+    return place;
+}
+
+#endif
 
 #define DCOMMI_REGION_MAPS 4096   /* peers' regions that a context remembers */
 #define DCOMMI_REGION_BUCKETS 256 /* of the cache */
 #define DCOMMI_REGION_REFUSALS 64
 #define DCOMMI_REGION_LEN_MAX ((uint64_t)1 << 46)
-/* UCX reads a key without knowing its length: at most 64 parts of a length byte and 255 more. */
-#define DCOMMI_REGION_KEY_ROOM (64 * 256 + 64)
 
-/* Behind the memory of each region, so that who maps it sees that it is the one that was meant:
- * keys are numbers that mean something else in another namespace or after a restart. */
-typedef struct dcommi_region_mark {
-    uint8_t uuid[16]; /* of the context */
-    uint64_t id;
-} dcommi_region_mark;
-
-/* Payload of REGION, in front of the key. */
+/* Payload of REGION, in front of a device's key. */
 typedef struct dcommi_region_card {
-    uint64_t base;        /* where messages say that it lies */
-    uint64_t remote_base; /* where the transport says so */
-    uint64_t len;         /* without the mark */
-    dcommi_region_mark mark;
+    uint64_t base; /* where messages say that it lies */
+    uint64_t len;
 } dcommi_region_card;
 
 _Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has no padding");
@@ -29179,18 +29230,18 @@ typedef struct dcommi_own {
     struct dcommi_shared *shared; /* the device memory that it is; NULL: host memory */
     dcomm_context *context;       /* kept alive */
     uint8_t *base;
-    size_t len, mapped, huge; /* mapped: with the mark */
-    uint32_t id;              /* 0: nobody can map it */
-    unsigned users;           /* of device memory: who wants this context to have it */
-    dcommi_region region;     /* the transport's */
+    size_t len, huge;
+    uint32_t id;    /* 0: nobody can map it */
+    unsigned users; /* of device memory: who wants this context to have it */
+    int file;       /* of host memory, to be handed to peers; -1: none */
     dcommi_reader *readers;
     size_t nreaders, readers_capacity;
 } dcommi_own;
 
 enum dcommi_map_state {
     DCOMMI_MAP_ASKED,
-    DCOMMI_MAP_KNOWN,
-    DCOMMI_MAP_OPENING, /* device memory, by a thread without the token */
+    DCOMMI_MAP_KNOWN,   /* device memory, to be opened */
+    DCOMMI_MAP_OPENING, /* by a thread without the token */
     DCOMMI_MAP_OPEN,
     DCOMMI_MAP_FAILED
 };
@@ -29204,11 +29255,8 @@ typedef struct dcommi_map {
     uint8_t named; /* how often since we asked */
     uint64_t base, len;
     uint8_t *local; /* OPEN */
-    size_t mapped;
-    dcommi_region_card card; /* KNOWN */
-    size_t key_len;
-    uint8_t *key;
-    bool on_device;        /* it is device memory; the rest is of that */
+    bool on_device; /* it is device memory; the rest is of that */
+    dcommi_device_key key;
     bool gone;             /* OPENING: to be shut again */
     bool borrowed;         /* of this very process: nothing was opened */
     dcommi_device *device; /* by which it is read */
@@ -29228,6 +29276,7 @@ struct dcommi_regions {
 /* device_region.h */
 static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map);
 static void dcommi_device_own_left(dcommi_own *own);
+static void dcommi_device_own_key(const dcommi_own *own, uint8_t *key);
 static void dcommi_device_regions_free(dcomm_context *context);
 static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id);
 static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id);
@@ -29321,44 +29370,38 @@ static void dcommi_region_refused(dcomm_context *context, int peer, const void *
     }
 }
 
-/* Shared memory of own->len bytes and its mark. With the token. DCOMM_ERR_UNSUPPORTED: nobody could
- * map it. */
-static dcomm_status dcommi_own_create(dcommi_own *own)
+/* Make own->len bytes of shared memory where huge pages can lie, and bring them in. With `collapse`
+ * onto huge pages: the kernel lets the caller wait until work of its own has run on every core,
+ * which took up to 40 s where ranks of other programs kept the cores busy, so only where a caller
+ * asks for memory. DCOMM_ERR_UNSUPPORTED: nobody could map it. After an error: dcommi_own_destroy.
+ */
+static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
 {
-    dcommi_transport *t = own->context->local;
-    own->mapped = own->len + (size_t)sysconf(_SC_PAGESIZE);
-    DCOMMI_TRY(t->call->region_create(t, own->mapped, &own->region));
-    return own->region.key_len > DCOMMI_REGION_KEY_MAX ? DCOMM_ERR_UNSUPPORTED : DCOMM_OK;
-}
-
-/* Map it where huge pages can lie, and bring it into memory; collapse: onto huge pages. The kernel
- * lets who collapses wait until work of its own has run on every core, which took up to 40 s where
- * ranks of other programs kept the cores busy: only where the caller asks for memory. */
-static dcomm_status dcommi_own_fill(dcommi_own *own, bool collapse)
-{
-    own->base = dcommi_huge_alias(own->region.base, own->mapped);
+    own->file = dcommi_share_file(own->len);
+    own->base = own->file >= 0 ? dcommi_share_map_huge(own->file, own->len) : NULL;
     if (own->base == NULL) {
-        return DCOMM_ERR_UNSUPPORTED;
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "no shared memory of %zu bytes: %s", own->len,
+                           strerror(errno));
     }
-    if (!(collapse ? dcommi_huge_fill(own->base, own->mapped, &own->huge)
-                   : dcommi_huge_populate(own->base, own->mapped))) {
+    if (!(collapse ? dcommi_huge_fill(own->base, own->len, &own->huge)
+                   : dcommi_huge_populate(own->base, own->len))) {
         return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
-                           "memory limit of the container)",
-                           own->mapped, strerror(errno));
+                           "no shared memory of %zu bytes: %s (see the memory limit of the "
+                           "container)",
+                           own->len, strerror(errno));
     }
     return DCOMM_OK;
 }
 
-/* Give back what there is of it. With the token. */
+/* Give back what there is of it. */
 static void dcommi_own_destroy(dcommi_own *own)
 {
-    dcommi_transport *t = own->context->local;
-    if (own->region.handle != NULL) {
-        t->call->region_destroy(t, &own->region);
-    }
-    dcommi_huge_release(own->base, own->mapped);
+    dcommi_huge_release(own->base, own->len);
     own->base = NULL;
+    if (own->file >= 0) {
+        close(own->file);
+        own->file = -1;
+    }
 }
 
 static dcomm_status dcommi_own_enter(dcommi_own *own)
@@ -29374,12 +29417,6 @@ static dcomm_status dcommi_own_enter(dcommi_own *own)
     regions->own[i] = own;
     regions->nown++;
     own->id = ++regions->last_id;
-    if (own->shared != NULL) {
-        return DCOMM_OK;
-    }
-    dcommi_region_mark mark = {.id = own->id};
-    memcpy(mark.uuid, own->context->uuid, sizeof mark.uuid);
-    memcpy(own->base + own->len, &mark, sizeof mark);
     return DCOMM_OK;
 }
 
@@ -29442,17 +29479,20 @@ static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
         return;
     }
     reader->told = true;
-    uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_MAX];
-    dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base,
-                               .remote_base = (uint64_t)(uintptr_t)own->region.base,
-                               .len = own->len};
-    if (own->shared == NULL) {
-        memcpy(&card.mark, own->base + own->len, sizeof card.mark);
-    }
+    int peer_index = comm->members[h->src].peer;
+    dcommi_transport *t = comm->context->local;
+    uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_DEVICE];
+    size_t len = sizeof(dcommi_region_card);
+    dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base, .len = own->len};
     memcpy(payload, &card, sizeof card);
-    memcpy(payload + sizeof card, own->region.key, own->region.key_len);
+    if (own->shared != NULL) {
+        dcommi_device_own_key(own, payload + len);
+        len = sizeof payload;
+    } else if (t->call->region_give(t, peer_index, own->id, own->file) != DCOMM_OK) {
+        return; /* the peer asks again */
+    }
     dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id, .a = own->shared != NULL};
-    dcommi_send_header(comm, (int)h->src, &answer, payload, sizeof card + own->region.key_len);
+    dcommi_send_header(comm, (int)h->src, &answer, payload, len);
 }
 
 /* ---- peers' ---- */
@@ -29479,8 +29519,7 @@ static void dcommi_map_drop(dcomm_context *context, dcommi_map **at)
         dcommi_device_map_drop(context, map);
         return;
     }
-    dcommi_huge_release(map->local, map->mapped);
-    dcommi_free(map->key);
+    dcommi_huge_release(map->local, (size_t)map->len);
     dcommi_free(map);
 }
 
@@ -29535,8 +29574,26 @@ static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id, dcommi_map *
     dcommi_send_header(comm, rank, &ask, NULL, 0);
 }
 
-/* What we asked for. */
-static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
+/* Map host memory that a peer has handed to us. */
+static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
+{
+    dcommi_transport *t = context->local;
+    size_t len = (size_t)map->len;
+    int file = -1;
+    DCOMMI_TRY(t->call->region_take(t, map->peer, map->id, len, &file));
+    uint8_t *local = dcommi_share_map_huge(file, len);
+    close(file);
+    if (local == NULL || !dcommi_huge_readable(local, len)) {
+        dcommi_huge_release(local, len);
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "%s", strerror(errno));
+    }
+    map->local = local;
+    map->state = DCOMMI_MAP_OPEN;
+    return DCOMM_OK;
+}
+
+/* What we asked for. Whatever is wrong with it, it is read by other means. */
+static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data)
 {
     struct dcommi_regions *regions = comm->context->regions;
     if (regions == NULL) {
@@ -29544,6 +29601,7 @@ static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const voi
     }
     int peer = comm->members[h->src].peer;
     bool device = h->a == 1;
+    dcommi_region_card card;
     dcommi_map *map = *dcommi_map_at(regions, peer, h->tag);
     if (map == NULL || map->state != DCOMMI_MAP_ASKED) {
         if (map == NULL && device) { /* forgotten meanwhile */
@@ -29553,56 +29611,21 @@ static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const voi
     }
     map->state = DCOMMI_MAP_FAILED;
     map->on_device = device;
-    memcpy(&map->card, data, sizeof map->card);
-    map->base = map->card.base;
-    map->len = map->card.len;
+    memcpy(&card, data, sizeof card);
+    map->base = card.base;
+    map->len = card.len;
     size_t page = device ? 1 : (size_t)sysconf(_SC_PAGESIZE);
     if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX || map->len % page != 0 ||
         map->base % page != 0 || map->base + map->len < map->base) {
         return;
     }
-    map->key_len = len - sizeof map->card;
-    map->key = dcommi_alloc(device ? sizeof(dcommi_device_key) : DCOMMI_REGION_KEY_ROOM);
-    if (map->key != NULL) {
-        memcpy(map->key, (const uint8_t *)data + sizeof map->card, map->key_len);
+    if (device) {
+        memcpy(&map->key, (const uint8_t *)data + sizeof card, sizeof map->key);
         map->state = DCOMMI_MAP_KNOWN;
-        if (device) {
-            atomic_store_explicit(&comm->context->memory_due, 1, memory_order_relaxed);
-        }
-    }
-}
-
-/* Map a region that is known. Whatever is wrong with it, it is read by other means. */
-static void dcommi_map_open(dcomm_context *context, dcommi_map *map)
-{
-    dcommi_transport *t = context->local;
-    size_t mapped = (size_t)map->len + (size_t)sysconf(_SC_PAGESIZE);
-    void *there = NULL, *handle = NULL;
-    dcomm_status status =
-        t->call->region_map(t, map->peer, map->key, map->key_len,
-                            (void *)(uintptr_t)map->card.remote_base, &there, &handle);
-    const char *why = status < 0 ? dcommi_message : NULL;
-    dcommi_free(map->key);
-    map->key = NULL;
-    map->state = DCOMMI_MAP_FAILED;
-    if (status >= 0) {
-        uint8_t *local = dcommi_huge_alias(there, mapped);
-        t->call->region_unmap(t, handle);
-        if (local == NULL) {
-            why = "it is no shared memory of that size";
-        } else if (!dcommi_huge_readable(local, mapped) ||
-                   memcmp(local + map->len, &map->card.mark, sizeof map->card.mark) != 0) {
-            why = "the key means other memory here";
-            dcommi_huge_release(local, mapped);
-        } else {
-            map->local = local;
-            map->mapped = mapped;
-            map->state = DCOMMI_MAP_OPEN;
-        }
-    }
-    if (why != NULL) {
+        atomic_store_explicit(&comm->context->memory_due, 1, memory_order_relaxed);
+    } else if (dcommi_map_open(comm->context, map) < 0) {
         dcommi_log(DCOMMI_LOG_INFO, "registered memory of process %d is not mapped: %s",
-                   (int)context->peers[map->peer].pid, why);
+                   (int)comm->context->peers[peer].pid, dcommi_message);
     }
 }
 
@@ -29624,9 +29647,6 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
     if (DCOMMI_UNLIKELY(map->on_device)) {
         return NULL; /* the peer has named it as the host's */
     }
-    if (DCOMMI_UNLIKELY(map->state == DCOMMI_MAP_KNOWN)) {
-        dcommi_map_open(comm->context, map);
-    }
     uint64_t offset = address - map->base;
     return map->state == DCOMMI_MAP_OPEN && address >= map->base && offset <= map->len &&
                    len <= map->len - offset
@@ -29635,15 +29655,14 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
 }
 
 /* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */
-static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data,
-                                     size_t len)
+static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data)
 {
     struct dcommi_regions *regions = comm->context->regions;
     int peer = comm->members[h->src].peer;
     if (h->type == DCOMMI_MSG_REGION_ASK) {
         dcommi_on_region_ask(comm, h);
     } else if (h->type == DCOMMI_MSG_REGION) {
-        dcommi_on_region(comm, h, data, len);
+        dcommi_on_region(comm, h, data);
     } else if (h->type == DCOMMI_MSG_REGION_SHUT) {
         dcommi_on_region_shut(comm->context, peer, h->tag);
     } else {
@@ -30246,6 +30265,11 @@ static void dcommi_leaving_look(dcomm_context *context)
     }
 }
 
+static void dcommi_device_own_key(const dcommi_own *own, uint8_t *key)
+{
+    memcpy(key, &own->shared->key, sizeof own->shared->key);
+}
+
 /* ---- peers' ---- */
 
 /* Tell a peer that its region is not open here any more: also by a communicator that has failed, or
@@ -30270,12 +30294,6 @@ static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id)
     }
 }
 
-static void dcommi_device_map_free(dcommi_map *map)
-{
-    dcommi_free(map->key);
-    dcommi_free(map);
-}
-
 /* A map that has left the table: to be shut, if it is open. */
 static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map)
 {
@@ -30285,7 +30303,7 @@ static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map)
         atomic_store_explicit(&context->memory_due, 1, memory_order_relaxed);
     } else {
         dcommi_tell_shut(context, map->peer, map->id);
-        dcommi_device_map_free(map);
+        dcommi_free(map);
     }
 }
 
@@ -30312,10 +30330,9 @@ static bool dcommi_device_map_idle(const dcommi_map *map)
 static void dcommi_device_map_open(dcomm_context *context, dcommi_map *map, dcommi_device *device)
 {
     const dcommi_remote peer = context->peers[map->peer];
-    dcommi_device_key key;
+    const dcommi_device_key key = map->key; /* map may be forgotten meanwhile */
     void *memory = NULL;
     dcomm_status status = DCOMM_OK;
-    memcpy(&key, map->key, sizeof key);
     map->state = DCOMMI_MAP_OPENING;
     map->device = device;
     map->borrowed = peer.pid == getpid();
@@ -30380,7 +30397,7 @@ static void dcommi_maps_shut(dcomm_context *context)
         }
         *at = map->next;
         dcommi_tell_shut(context, map->peer, map->id);
-        dcommi_device_map_free(map);
+        dcommi_free(map);
         map = regions->shutting;
     }
 }
@@ -30450,7 +30467,7 @@ static void dcommi_device_regions_free(dcomm_context *context)
             (void)dcommi_gates_open_for(dcommi_devices->peer_close, map->device->handle.number,
                                         map->local);
         }
-        dcommi_device_map_free(map);
+        dcommi_free(map);
     }
     dcommi_leaving_look(context);
     while (regions->leaving != NULL) {
@@ -32397,8 +32414,7 @@ static struct dcommi_scratch *dcommi_scratch_of(dcomm_context *context)
     dcommi_own *own = &scratch->own;
     own->context = context;
     own->len = (size_t)DCOMMI_SCRATCH_PARTS * DCOMMI_SHARED_SCRATCH;
-    dcomm_status status = dcommi_own_create(own);
-    status = status < 0 ? status : dcommi_own_fill(own, false);
+    dcomm_status status = dcommi_own_create(own, false);
     status = status < 0 ? status : dcommi_own_enter(own);
     if (status < 0) {
         dcommi_log(DCOMMI_LOG_INFO, "no scratch that peers can map: %s", dcommi_message);
@@ -34829,7 +34845,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     case DCOMMI_MSG_REGION:
     case DCOMMI_MSG_REGION_GONE:
     case DCOMMI_MSG_REGION_SHUT:
-        dcommi_on_region_message(comm, h, arrival->data, arrival->len);
+        dcommi_on_region_message(comm, h, arrival->data);
         return DCOMMI_CONSUMED;
     default: /* CREDIT: learned above */
         return DCOMMI_CONSUMED;
@@ -34884,7 +34900,7 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
         } else if (known && h.type == DCOMMI_MSG_SHRINK) {
             dcommi_on_shrink(comm, &h);
         } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
-            dcommi_on_region_message(comm, &h, NULL, 0);
+            dcommi_on_region_message(comm, &h, NULL);
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
             dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&
@@ -35772,7 +35788,7 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 #endif
 /* ==== include/dcomm/impl/local.h =========================================================== */
 /* local.h - the transport between the processes of one host: messages through fifos in memory that
- * they map from each other over UCX (fifo.h), and that memory itself for whoever else wants it. */
+ * they map from each other (fifo.h, hand.h), and memory of the user's that they map likewise. */
 #ifndef DCOMMI_LOCAL_H
 #define DCOMMI_LOCAL_H
 
@@ -36131,406 +36147,257 @@ static inline void dcommi_fifo_leave(dcommi_fifo_end *writer)
 }
 
 #endif
-/* ==== include/dcomm/impl/ucx_region.h ====================================================== */
-/* ucx_region.h - memory that the processes of a host map from each other, by UCX's shared-memory
- * keys. A UCX context of its own, over which nothing is ever sent: no process can leave anything
- * half-written in another's queue. */
-#ifndef DCOMMI_UCX_REGION_H
-#define DCOMMI_UCX_REGION_H
-
-/* ==== include/dcomm/impl/ucx_config.h ====================================================== */
-/* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
- * codes as ours. */
-#ifndef DCOMMI_UCX_CONFIG_H
-#define DCOMMI_UCX_CONFIG_H
+/* ==== include/dcomm/impl/hand.h ============================================================ */
+/* hand.h - descriptors handed from one process of a host to another. Each context listens on a Unix
+ * socket whose name is random and stands in no file system (the abstract namespace). To hand over
+ * a descriptor, the owner connects, sends one message with it, and closes. The kernel keeps all
+ * that until the receiver looks: neither side waits for the other, and no thread serves anybody.
+ *
+ * Both sides check that the other is a process of the same user. The message also proves that its
+ * sender knows the receiver's address, which travels over the rendezvous. */
+#ifndef DCOMMI_HAND_H
+#define DCOMMI_HAND_H
 
 
-#include <dirent.h>
-#include <net/if.h>
-#include <signal.h>
-#include <sys/statvfs.h>
-#include <ucp/api/ucp.h>
+#include <stddef.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
-static dcomm_status dcommi_ucx_status(ucs_status_t status)
+#define DCOMMI_HAND_BACKLOG 4096 /* connections that nobody has looked at yet */
+
+/* How a context is found. */
+typedef struct dcommi_hand_address {
+    uint64_t id; /* 0: descriptors cannot be handed to it */
+    uint8_t secret[16];
+} dcommi_hand_address;
+
+typedef struct dcommi_hand_message {
+    uint64_t from, number; /* the sender's id; which of its files this is */
+    uint8_t secret[16];    /* the receiver's */
+} dcommi_hand_message;
+
+/* A connection that has been accepted, then the descriptor that came by it. */
+typedef struct dcommi_handed {
+    struct dcommi_handed *next;
+    int socket; /* -1: the message has been read */
+    int fd;
+    uint64_t from, number;
+} dcommi_handed;
+
+typedef struct dcommi_hands {
+    dcommi_hand_address me;
+    int socket; /* -1: none */
+    dcommi_handed *handed;
+} dcommi_hands;
+
+static socklen_t dcommi_hand_name(uint64_t id, struct sockaddr_un *name)
 {
-    switch (status) {
-    case UCS_OK:
+    memset(name, 0, sizeof *name);
+    name->sun_family = AF_UNIX;
+    int len = snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "dcomm-%016" PRIx64, id);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);
+}
+
+/* Return true if the other end of a connection is a process of our user. */
+static bool dcommi_hand_trusts(int fd)
+{
+    struct ucred who;
+    socklen_t len = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid();
+}
+
+/* Listen. On an error (errno) nothing can be handed to this context, and `me.id` stays 0. */
+static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
+{
+    struct sockaddr_un name;
+    socklen_t len = dcommi_hand_name(id, &name);
+    if (getrandom(h->me.secret, sizeof h->me.secret, 0) != (ssize_t)sizeof h->me.secret) {
+        return false;
+    }
+    h->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (h->socket < 0 || bind(h->socket, (struct sockaddr *)&name, len) != 0 ||
+        listen(h->socket, DCOMMI_HAND_BACKLOG) != 0) {
+        return false;
+    }
+    h->me.id = id;
+    return true;
+}
+
+/* Hand over a descriptor. DCOMM_IN_PROGRESS: too many are on their way already, try again when
+ * their receivers have looked. DCOMM_ERR_UNSUPPORTED: that process cannot be reached. */
+static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_address *to,
+                                     uint64_t number, int fd)
+{
+    if (h->me.id == 0 || to->id == 0) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no shared memory or no Unix socket",
+                           h->me.id == 0 ? "this process" : "that process");
+    }
+    dcommi_hand_message message = {.from = h->me.id, .number = number};
+    memcpy(message.secret, to->secret, sizeof message.secret);
+    struct iovec part = {&message, sizeof message};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.room = {0}};
+    struct msghdr packet = {.msg_iov = &part,
+                            .msg_iovlen = 1,
+                            .msg_control = control.room,
+                            .msg_controllen = sizeof control.room};
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+
+    struct sockaddr_un name;
+    socklen_t len = dcommi_hand_name(to->id, &name);
+    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool done = s >= 0 && connect(s, (struct sockaddr *)&name, len) == 0;
+    if (done && !dcommi_hand_trusts(s)) {
+        close(s);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
+    }
+    done = done && sendmsg(s, &packet, MSG_NOSIGNAL) == (ssize_t)sizeof message;
+    int error = done ? 0 : errno;
+    if (s >= 0) {
+        close(s);
+    }
+    if (done) {
         return DCOMM_OK;
-    case UCS_INPROGRESS:
+    }
+    if (error == EAGAIN || error == ETOOMANYREFS || error == ENOBUFS || error == EINTR) {
         return DCOMM_IN_PROGRESS;
-    case UCS_ERR_NO_MEMORY:
-        return DCOMM_ERR_NO_MEMORY;
-    case UCS_ERR_UNSUPPORTED:
-    case UCS_ERR_NOT_IMPLEMENTED:
-        return DCOMM_ERR_UNSUPPORTED;
-    case UCS_ERR_UNREACHABLE:
-    case UCS_ERR_CONNECTION_RESET:
-    case UCS_ERR_NOT_CONNECTED:
-    case UCS_ERR_ENDPOINT_TIMEOUT:
-    case UCS_ERR_TIMED_OUT:
-    case UCS_ERR_REJECTED:
-    case UCS_ERR_CANCELED:
-        return DCOMM_ERR_PEER;
-    default:
-        return DCOMM_ERR_TRANSPORT;
     }
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "its Unix socket cannot be reached: %s",
+                       strerror(error));
 }
 
-/* ---- what UCX does to the whole process ---- */
-
-/* Calls in which UCX may complain of what we know and report ourselves. */
-static _Thread_local int dcommi_ucx_hush;
-
-/* UCX exports these, but newer versions' headers for them do not compile as C11. */
-typedef int (*dcommi_ucx_log_fn)(const char *file, unsigned line, const char *function,
-                                 ucs_log_level_t level, const void *component, const char *format,
-                                 va_list args);
-extern void dcommi_ucx_push_log(dcommi_ucx_log_fn fn) __asm__("ucs_log_push_handler");
-extern void dcommi_ucx_drop_signal(int number) __asm__("ucs_debug_disable_signal");
-
-static int __attribute__((format(printf, 6, 0)))
-dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
-               const void *component, const char *format, va_list args)
+/* Read the message of an accepted connection. False: it has not come yet. */
+static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
 {
-    (void)component;
-    char text[DCOMMI_MESSAGE_MAX - 128];
-    int ours = DCOMMI_LOG_INFO;
-    if (level <= UCS_LOG_LEVEL_ERROR) {
-        ours = DCOMMI_LOG_ERROR;
-    } else if (level == UCS_LOG_LEVEL_WARN) {
-        ours = DCOMMI_LOG_WARN;
+    dcommi_hand_message message;
+    struct iovec part = {&message, sizeof message};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.room = {0}};
+    struct msghdr packet = {.msg_iov = &part,
+                            .msg_iovlen = 1,
+                            .msg_control = control.room,
+                            .msg_controllen = CMSG_LEN(sizeof d->fd)};
+    ssize_t n = recvmsg(d->socket, &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return false;
     }
-    if (dcommi_ucx_hush > 0) {
-        ours = DCOMMI_LOG_INFO;
+    struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&packet) : NULL;
+    if (c != NULL && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+        c->cmsg_len == CMSG_LEN(sizeof d->fd)) {
+        memcpy(&d->fd, CMSG_DATA(c), sizeof d->fd);
     }
-    const char *slash = strrchr(file, '/');
-    vsnprintf(text, sizeof text, format, args);
-    dcommi_log(ours, "UCX %s:%u %s: %s", slash != NULL ? slash + 1 : file, line, function, text);
-    return 0; /* no other handler */
+    close(d->socket);
+    d->socket = -1;
+    if (n == (ssize_t)sizeof message &&
+        memcmp(message.secret, h->me.secret, sizeof message.secret) == 0) {
+        d->from = message.from;
+        d->number = message.number;
+    }
+    return true;
 }
 
-/* UCX writes its log to stdout and catches SIGSEGV and friends for the whole process, and keeps
- * the program from installing its own. A user who sets UCX_HANDLE_ERRORS has asked for that. */
-static void dcommi_ucx_tame(void)
+static void dcommi_handed_drop(dcommi_handed **at)
 {
-    dcommi_ucx_push_log(dcommi_ucx_log);
-    if (getenv("UCX_HANDLE_ERRORS") == NULL) {
-        dcommi_ucx_hush++;
-        static const int caught[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE};
-        for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) {
-            dcommi_ucx_drop_signal(caught[i]);
+    dcommi_handed *d = *at;
+    *at = d->next;
+    if (d->socket >= 0) {
+        close(d->socket);
+    }
+    if (d->fd >= 0) {
+        close(d->fd);
+    }
+    dcommi_free(d);
+}
+
+/* Read what has come by a connection, and drop it if that is nothing of use. */
+static dcommi_handed **dcommi_handed_look(const dcommi_hands *h, dcommi_handed **at)
+{
+    dcommi_handed *d = *at;
+    if (d->socket >= 0 && dcommi_handed_read(h, d) && (d->from == 0 || d->fd < 0)) {
+        dcommi_handed_drop(at);
+        return at;
+    }
+    return &d->next;
+}
+
+/* Take in all that has been handed to us. Never blocks. */
+static dcomm_status dcommi_hands_look(dcommi_hands *h)
+{
+    for (dcommi_handed **at = &h->handed; *at != NULL;) {
+        at = dcommi_handed_look(h, at);
+    }
+    while (h->socket >= 0) {
+        dcommi_handed *d = dcommi_alloc(sizeof *d);
+        if (d == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
         }
-        dcommi_ucx_hush--;
-    }
-}
-
-static void dcommi_ucx_tame_once(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, dcommi_ucx_tame);
-}
-
-/* ---- options ---- */
-
-typedef struct dcommi_ucx_option {
-    const char *name; /* of a transport's own option: without the transport's name */
-    const char *value;
-    const char *user; /* the environment variable that overrides it; NULL: none may */
-} dcommi_ucx_option;
-
-static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_ucx_option *options,
-                                           size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (options[i].name == NULL ||
-            (options[i].user != NULL && getenv(options[i].user) != NULL)) {
-            continue;
+        d->fd = -1;
+        d->socket = accept4(h->socket, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (d->socket < 0) {
+            int error = errno;
+            dcommi_free(d);
+            if (error == EINTR || error == ECONNABORTED) {
+                continue;
+            }
+            return error == EAGAIN || error == EWOULDBLOCK
+                       ? DCOMM_OK
+                       : dcommi_fail(DCOMM_ERR_SYSTEM, "nothing can be taken from peers: %s",
+                                     strerror(error));
         }
-        ucs_status_t status = ucp_config_modify(config, options[i].name, options[i].value);
-        if (status != UCS_OK) {
-            return dcommi_fail(DCOMM_ERR_TRANSPORT, "UCX refuses its option %s=%s: %s",
-                               options[i].name, options[i].value, ucs_status_string(status));
-        }
-    }
-    return DCOMM_OK;
-}
-
-/* A UCX context and its worker. What was made is left in *context and *worker on an error too. */
-static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
-                                     const dcommi_ucx_option *options, size_t n_options,
-                                     ucp_context_h *context, ucp_worker_h *worker)
-{
-    ucp_config_t *config = NULL;
-    *context = NULL;
-    *worker = NULL;
-    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
-    if (status != UCS_OK) {
-        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s", name,
-                           ucs_status_string(status));
-    }
-    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
-    if (set == DCOMM_OK) {
-        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
-        status = ucp_init(&params, config, context);
-    }
-    ucp_config_release(config);
-    DCOMMI_TRY(set);
-    if (status != UCS_OK) {
-        *context = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", name,
-                           ucs_status_string(status));
-    }
-    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
-                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    status = ucp_worker_create(*context, &params, worker);
-    if (status != UCS_OK) {
-        *worker = NULL;
-        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", name,
-                           ucs_status_string(status));
-    }
-    return DCOMM_OK;
-}
-
-/* ---- device memory ---- */
-
-/* Whether UCX is asked for its CUDA transports: DCOMM_UCX_CUDA=0 keeps from it. */
-static bool dcommi_ucx_asks_device(void)
-{
-#ifdef DCOMM_WITH_CUDA
-    return dcommi_env_flag("DCOMM_UCX_CUDA", true);
-#else
-    return false;
-#endif
-}
-
-/* Memory from a pool, as scratch is, UCX knows since 1.14; then as managed. */
-static bool dcommi_ucx_takes_device(ucp_context_h context)
-{
-    unsigned major, minor, release;
-    ucp_get_version(&major, &minor, &release);
-    const uint64_t wanted =
-        UINT64_C(1) << UCS_MEMORY_TYPE_CUDA | UINT64_C(1) << UCS_MEMORY_TYPE_CUDA_MANAGED;
-    ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
-    return (major > 1 || minor >= 14) && ucp_context_query(context, &attr) == UCS_OK &&
-           (attr.memory_types & wanted) == wanted;
-}
-
-/* ---- shared memory's limits ---- */
-
-/* What a worker's own queues take of /dev/shm at first. */
-#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
-
-/* A tmpfs that is full kills its users by SIGBUS when they first touch a page: ask before. */
-static dcomm_status dcommi_ucx_shm_check(size_t need)
-{
-    const char *dir = getenv("UCX_POSIX_DIR");
-    struct statvfs fs;
-    if (dir == NULL) {
-        dir = "/dev/shm";
-    }
-    if (statvfs(dir, &fs) != 0) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "%s, where shared memory is made, is not usable: %s",
-                           dir, strerror(errno));
-    }
-    unsigned long long left = (unsigned long long)fs.f_bavail * fs.f_frsize;
-    if (fs.f_blocks != 0 && left < need) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "%s is too small: %zu bytes of shared memory are needed, %llu are left "
-                           "(containers: raise --shm-size)",
-                           dir, need, left);
-    }
-    return DCOMM_OK;
-}
-
-/* ---- the network interface ---- */
-
-typedef char dcommi_ucx_name[64];
-
-static bool dcommi_ucx_is_netdev(const char *name)
-{
-    return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
-}
-
-#endif
-
-/* What must be given back before the worker goes: our own memory, or a peer's key. */
-typedef struct dcommi_ucx_mapping {
-    struct dcommi_ucx_mapping *prev, *next;
-    ucp_mem_h memory;
-    void *key;
-    ucp_rkey_h rkey;
-} dcommi_ucx_mapping;
-
-/* The context, and a worker that gives an address and endpoints for unpacking keys. */
-typedef struct dcommi_ucx_maps {
-    ucp_context_h context;
-    ucp_worker_h worker;
-    ucp_address_t *address;
-    size_t address_len;
-    dcommi_ucx_mapping mappings; /* head of a ring */
-} dcommi_ucx_maps;
-
-static void dcommi_ucx_mapping_add(dcommi_ucx_mapping *list, dcommi_ucx_mapping *m)
-{
-    m->prev = list;
-    m->next = list->next;
-    list->next->prev = m;
-    list->next = m;
-}
-
-static void dcommi_ucx_mapping_drop(ucp_context_h context, dcommi_ucx_mapping *m)
-{
-    m->prev->next = m->next;
-    m->next->prev = m->prev;
-    if (m->rkey != NULL) {
-        ucp_rkey_destroy(m->rkey);
-    }
-    if (m->key != NULL) {
-        ucp_rkey_buffer_release(m->key);
-    }
-    if (m->memory != NULL) {
-        ucp_mem_unmap(context, m->memory);
-    }
-    dcommi_free(m);
-}
-
-static dcomm_status dcommi_ucx_region_allocate(dcommi_ucx_maps *maps, size_t len,
-                                               dcommi_region *region)
-{
-    ucp_context_h context = maps->context;
-    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
-    if (m == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_ucx_mapping_add(&maps->mappings, m);
-    ucp_mem_map_params_t params = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH |
-                                                 UCP_MEM_MAP_PARAM_FIELD_FLAGS,
-                                   .length = len,
-                                   .flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK};
-    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
-    size_t key_len = 0;
-    dcommi_ucx_hush++;
-    ucs_status_t status = ucp_mem_map(context, &params, &m->memory);
-    dcommi_ucx_hush--;
-    if (status != UCS_OK) {
-        m->memory = NULL;
-    } else {
-        status = ucp_mem_query(m->memory, &attr);
-    }
-    if (status == UCS_OK) {
-        status = ucp_rkey_pack(context, m->memory, &m->key, &key_len);
-    }
-    if (status != UCS_OK) {
-        dcommi_ucx_mapping_drop(context, m);
-        return dcommi_fail(
-            status == UCS_ERR_NO_MEMORY ? DCOMM_ERR_SYSTEM : dcommi_ucx_status(status),
-            "no shared memory of %zu bytes: %s (see /proc/sys/kernel/shmmax and the size "
-            "of /dev/shm)",
-            len, ucs_status_string(status));
-    }
-    *region = (dcommi_region){
-        .base = attr.address, .len = len, .handle = m, .key = m->key, .key_len = key_len};
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_ucx_region_attach(dcommi_ucx_maps *maps, ucp_ep_h ep, const void *key,
-                                             void *remote_base, void **ptr, void **map)
-{
-    dcommi_ucx_mapping *m = dcommi_alloc(sizeof *m);
-    if (m == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_ucx_mapping_add(&maps->mappings, m);
-    ucs_status_t status = ucp_ep_rkey_unpack(ep, key, &m->rkey);
-    if (status != UCS_OK) {
-        m->rkey = NULL;
-    } else {
-        status = ucp_rkey_ptr(m->rkey, (uint64_t)(uintptr_t)remote_base, ptr);
-    }
-    if (status != UCS_OK) {
-        dcommi_ucx_mapping_drop(maps->context, m);
-        return dcommi_fail(dcommi_ucx_status(status), "a peer's shared memory cannot be mapped: %s",
-                           ucs_status_string(status));
-    }
-    *map = m;
-    return DCOMM_OK;
-}
-
-/* ---- the worker ---- */
-
-/* An endpoint that serves only to unpack keys: nothing is sent for it. */
-static dcomm_status dcommi_ucx_maps_reach(dcommi_ucx_maps *maps, const void *address, ucp_ep_h *ep)
-{
-    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS, .address = address};
-    dcommi_ucx_hush++;
-    ucs_status_t status = ucp_ep_create(maps->worker, &params, ep);
-    dcommi_ucx_hush--;
-    if (status != UCS_OK) {
-        *ep = NULL;
-        return dcommi_fail(dcommi_ucx_status(status),
-                           "a process of this host cannot be reached over shared memory: %s",
-                           ucs_status_string(status));
-    }
-    return DCOMM_OK;
-}
-
-static void dcommi_ucx_maps_leave(dcommi_ucx_maps *maps, ucp_ep_h ep)
-{
-    ucp_request_param_t param = {0};
-    ucs_status_ptr_t request = ucp_ep_close_nbx(ep, &param);
-    ucp_worker_progress(maps->worker);
-    if (UCS_PTR_IS_PTR(request)) {
-        ucp_request_free(request);
-    }
-}
-
-static void dcommi_ucx_maps_close(dcommi_ucx_maps *maps)
-{
-    while (maps->mappings.next != NULL && maps->mappings.next != &maps->mappings) {
-        dcommi_ucx_mapping_drop(maps->context, maps->mappings.next);
-    }
-    if (maps->address != NULL) {
-        ucp_worker_release_address(maps->worker, maps->address);
-    }
-    if (maps->worker != NULL) {
-        ucp_worker_destroy(maps->worker);
-    }
-    if (maps->context != NULL) {
-        ucp_cleanup(maps->context);
-    }
-    memset(maps, 0, sizeof *maps);
-}
-
-static dcomm_status dcommi_ucx_maps_open(dcommi_ucx_maps *maps)
-{
-    static const dcommi_ucx_option options[] = {
-        {"TLS", "posix,sysv,self", NULL},
-        {"SHM_DEVICES", "all", NULL},
-        {"SELF_DEVICES", "all", NULL},
-        {"NET_DEVICES", "all", NULL},
-        /* Memory that peers can map, or none. System V's is not bounded by /dev/shm. */
-        {"ALLOC_PRIO", "md:sysv,md:posix", NULL},
-    };
-    maps->mappings.next = maps->mappings.prev = &maps->mappings;
-    dcommi_ucx_tame_once();
-    dcomm_status set = dcommi_ucx_shm_check(DCOMMI_UCX_SHM_NEED);
-    if (set == DCOMM_OK) {
-        set = dcommi_ucx_start("local", UCP_FEATURE_RMA, options, sizeof options / sizeof *options,
-                               &maps->context, &maps->worker);
-    }
-    if (set == DCOMM_OK) {
-        ucs_status_t status =
-            ucp_worker_get_address(maps->worker, &maps->address, &maps->address_len);
-        if (status != UCS_OK) {
-            maps->address = NULL;
-            set = dcommi_fail(dcommi_ucx_status(status), "local: UCX gives no address: %s",
-                              ucs_status_string(status));
+        d->next = h->handed;
+        h->handed = d;
+        if (dcommi_hand_trusts(d->socket)) {
+            dcommi_handed_look(h, &h->handed);
+        } else {
+            dcommi_handed_drop(&h->handed);
         }
     }
-    if (set != DCOMM_OK) {
-        dcommi_ucx_maps_close(maps);
+    return DCOMM_OK;
+}
+
+/* The descriptor of a peer's file, which is the caller's now; -1: it has not come (yet). */
+static int dcommi_hands_take(dcommi_hands *h, uint64_t from, uint64_t number)
+{
+    for (dcommi_handed **at = &h->handed; *at != NULL; at = &(*at)->next) {
+        if ((*at)->socket < 0 && (*at)->from == from && (*at)->number == number) {
+            int fd = (*at)->fd;
+            (*at)->fd = -1;
+            dcommi_handed_drop(at);
+            return fd;
+        }
     }
-    return set;
+    return -1;
+}
+
+/* Close what a peer has handed over and nobody has taken. */
+static void dcommi_hands_forget(dcommi_hands *h, uint64_t from)
+{
+    for (dcommi_handed **at = &h->handed; *at != NULL;) {
+        if ((*at)->socket < 0 && (*at)->from == from) {
+            dcommi_handed_drop(at);
+        } else {
+            at = &(*at)->next;
+        }
+    }
+}
+
+static void dcommi_hands_close(dcommi_hands *h)
+{
+    while (h->handed != NULL) {
+        dcommi_handed_drop(&h->handed);
+    }
+    if (h->socket >= 0) {
+        close(h->socket);
+    }
+    h->socket = -1;
 }
 
 #endif
@@ -36604,10 +36471,7 @@ static int dcommi_watch_poll(int epoll, void **users, int max)
 
 #define DCOMMI_LOCAL_EAGER 32768 /* longest payload of one record */
 #define DCOMMI_LOCAL_FIFO 262144
-#define DCOMMI_LOCAL_PEERS 1024   /* of one transport, over its life */
-#define DCOMMI_LOCAL_PER_BLOCK 16 /* fifos */
-#define DCOMMI_LOCAL_BLOCKS (DCOMMI_LOCAL_PEERS / DCOMMI_LOCAL_PER_BLOCK)
-#define DCOMMI_LOCAL_KEY_MAX 244
+#define DCOMMI_LOCAL_PEERS 1024 /* of one transport, over its life */
 
 /* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
  * says go when it has a place (or no), then it comes in fragments between other records. */
@@ -36625,25 +36489,18 @@ typedef struct dcommi_local_offer_tail {
 
 /* ---- what lies in shared memory ---- */
 
-/* Each process owns the memory of the fifos that others write to it, and says here which is whose.
- * Blocks of fifos are allocated as peers are added. */
+/* Each process has one file: this directory, then the fifos that others write to it. The directory
+ * says which fifo is whose. Fifos are mapped as peers are added; until then they take no memory. */
 typedef struct dcommi_local_directory {
     _Atomic uint32_t count, closed;
-    struct dcommi_local_block {
-        uint64_t base;
-        uint32_t key_len;
-        uint8_t key[DCOMMI_LOCAL_KEY_MAX];
-    } blocks[DCOMMI_LOCAL_BLOCKS];
     uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
     _Alignas(DCOMMI_LINE) unsigned char common[DCOMMI_COMMON_BYTES];
 } dcommi_local_directory;
 
-/* How a transport is found: its address, followed by the directory's key and UCX's address. */
+/* How a transport is found: its address. */
 typedef struct dcommi_local_card {
-    uint64_t id;
+    dcommi_hand_address hand;
     dcommi_watch_card process;
-    uint64_t directory;
-    uint32_t key_len, ucx_len;
 } dcommi_local_card;
 
 /* ---- peers ---- */
@@ -36677,10 +36534,8 @@ typedef struct dcommi_local_peer {
     int index, pidfd;
     uint32_t fifo; /* number of the one that it writes to */
     dcommi_local_card card;
-    uint8_t *keys; /* the directory's key, UCX's address */
-    ucp_ep_h ep;
+    int file;                          /* until our fifo in it is mapped; -1: not open */
     dcommi_local_directory *directory; /* mapped */
-    void *directory_map, *fifo_map;
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
     dcommi_filler filler; /* of its fifo */
@@ -36700,8 +36555,11 @@ typedef struct dcommi_local_offer {
 
 struct dcommi_local {
     dcommi_transport base;
-    dcommi_ucx_maps maps;
-    dcommi_local_peer **polled; /* all that are not removed or lost */
+    dcommi_hands hands;
+    dcommi_local_card card;
+    int file;                          /* -1: none */
+    dcommi_local_directory *directory; /* its beginning */
+    dcommi_local_peer **polled;        /* all that are not removed or lost */
     size_t npolled, polled_capacity;
     unsigned turns; /* of progress */
     size_t nwaiting, nended;
@@ -36714,15 +36572,12 @@ struct dcommi_local {
     bool inside;                /* progress is on the stack */
     bool closing;
     dcommi_record peeked;
-    uint64_t id, next_flight;
-    dcommi_watch_card process;
+    uint64_t next_flight;
     double last_watch;
     int epoll; /* of the peers' pidfds; -1: none */
     dcommi_local_peer **peers;
     size_t peers_capacity;
     dcommi_local_offer *offers;
-    dcommi_local_directory *directory;
-    dcommi_region directory_region, blocks[DCOMMI_LOCAL_BLOCKS];
     dcommi_fifo_end
         fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends, while nobody is added for them */
 };
@@ -36734,10 +36589,36 @@ static inline dcommi_local_peer *dcommi_local_peer_at(const dcommi_local *u, int
 
 /* ---- the fifos that peers write to ---- */
 
-static inline dcommi_fifo *dcommi_local_fifo_at(void *block, uint32_t fifo)
+static size_t dcommi_local_pages(size_t bytes)
 {
-    return (dcommi_fifo *)(void *)((char *)block + (fifo % DCOMMI_LOCAL_PER_BLOCK) *
-                                                       dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+static size_t dcommi_local_fifo_len(void)
+{
+    return dcommi_local_pages(dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
+}
+
+/* Where a fifo lies in its owner's file. */
+static size_t dcommi_local_fifo_at(size_t fifo)
+{
+    return dcommi_local_pages(sizeof(dcommi_local_directory)) + fifo * dcommi_local_fifo_len();
+}
+
+/* Map a fifo of some process's file; NULL: no address space. */
+static dcommi_fifo *dcommi_local_fifo_map(int file, size_t fifo)
+{
+    return dcommi_share_map(file, dcommi_local_fifo_at(fifo), dcommi_local_fifo_len());
+}
+
+static void dcommi_local_fifo_unmap(dcommi_fifo_end *end)
+{
+    if (end->fifo != NULL) {
+        munmap(end->fifo, dcommi_local_fifo_len());
+    }
+    end->fifo = NULL;
+    end->lines = NULL;
 }
 
 /* The fifo of a writer: its own from an earlier time, or a new one. */
@@ -36757,21 +36638,12 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
                            "left; make a new context",
                            DCOMMI_LOCAL_PEERS);
     }
-    uint32_t block = count / DCOMMI_LOCAL_PER_BLOCK;
-    if (u->blocks[block].base == NULL) {
-        dcommi_region *region = &u->blocks[block];
-        DCOMMI_TRY(dcommi_ucx_region_allocate(
-            &u->maps, DCOMMI_LOCAL_PER_BLOCK * dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO), region));
-        if (region->key_len > DCOMMI_LOCAL_KEY_MAX) {
-            return dcommi_fail(DCOMM_ERR_INTERNAL, "local: a memory key of %zu bytes",
-                               region->key_len);
-        }
-        d->blocks[block].base = (uint64_t)(uintptr_t)region->base;
-        d->blocks[block].key_len = (uint32_t)region->key_len;
-        memcpy(d->blocks[block].key, region->key, region->key_len);
+    dcommi_fifo *fifo = dcommi_local_fifo_map(u->file, count);
+    if (fifo == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "local: shared memory cannot be mapped: %s",
+                           strerror(errno));
     }
-    u->fifos[count] =
-        dcommi_fifo_reader(dcommi_local_fifo_at(u->blocks[block].base, count), DCOMMI_LOCAL_FIFO);
+    u->fifos[count] = dcommi_fifo_reader(fifo, DCOMMI_LOCAL_FIFO);
     d->writer[count] = writer;
     atomic_store_explicit(&d->count, count + 1, memory_order_release);
     *fifo_p = count;
@@ -36780,44 +36652,69 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
 
 /* ---- reaching a peer ---- */
 
-static dcomm_status dcommi_local_reach(dcommi_local_peer *p)
+/* A peer's file `number`, of at least `len` bytes, which is the caller's now. DCOMM_IN_PROGRESS:
+ * it has not come yet. */
+static dcomm_status dcommi_local_take(dcommi_local_peer *p, uint64_t number, size_t len, int *file)
 {
-    dcommi_local *u = p->local;
-    if (p->ep == NULL) {
-        DCOMMI_TRY(dcommi_ucx_maps_reach(&u->maps, p->keys + p->card.key_len, &p->ep));
+    dcommi_hands *hands = &p->local->hands;
+    *file = dcommi_hands_take(hands, p->card.hand.id, number);
+    if (*file < 0) {
+        DCOMMI_TRY(dcommi_hands_look(hands));
+        *file = dcommi_hands_take(hands, p->card.hand.id, number);
+    }
+    if (*file < 0) {
+        return DCOMM_IN_PROGRESS;
+    }
+    if (!dcommi_share_holds(*file, len)) {
+        close(*file);
+        *file = -1;
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "local: process %d handed over no memory of %zu bytes",
+                           (int)p->card.process.pid, len);
     }
     return DCOMM_OK;
 }
 
-/* Map the peer's directory. */
+/* Map the peer's directory. DCOMM_IN_PROGRESS: it has not handed it over yet. */
 static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
 {
-    void *ptr = NULL;
-    DCOMMI_TRY(dcommi_local_reach(p));
-    if (p->directory == NULL) {
-        DCOMMI_TRY(dcommi_ucx_region_attach(&p->local->maps, p->ep, p->keys,
-                                            (void *)(uintptr_t)p->card.directory, &ptr,
-                                            &p->directory_map));
-        p->directory = ptr;
+    if (p->directory != NULL) {
+        return DCOMM_OK;
     }
-    return DCOMM_OK;
+    if (p->file < 0) {
+        dcomm_status status =
+            dcommi_local_take(p, 0, dcommi_local_fifo_at(DCOMMI_LOCAL_PEERS), &p->file);
+        if (status != DCOMM_OK) {
+            return status;
+        }
+    }
+    p->directory = dcommi_share_map(p->file, 0, dcommi_local_fifo_at(0));
+    return p->directory != NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_SYSTEM, "local: a peer's memory cannot be mapped: %s",
+                             strerror(errno));
 }
 
 /* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
 static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
 {
-    dcommi_local *u = p->local;
-    void *ptr = NULL;
-    DCOMMI_TRY(dcommi_local_look_up(p));
+    dcomm_status status = dcommi_local_look_up(p);
+    if (status != DCOMM_OK) {
+        return status;
+    }
     uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
     for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
-        if (p->directory->writer[i] != u->id) {
+        if (p->directory->writer[i] != p->local->card.hand.id) {
             continue;
         }
-        const struct dcommi_local_block *b = &p->directory->blocks[i / DCOMMI_LOCAL_PER_BLOCK];
-        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, b->key, (void *)(uintptr_t)b->base,
-                                            &ptr, &p->fifo_map));
-        p->out = dcommi_fifo_writer(dcommi_local_fifo_at(ptr, i), DCOMMI_LOCAL_FIFO);
+        dcommi_fifo *fifo = dcommi_local_fifo_map(p->file, i);
+        if (fifo == NULL) {
+            return dcommi_fail(DCOMM_ERR_SYSTEM, "local: a peer's memory cannot be mapped: %s",
+                               strerror(errno));
+        }
+        p->out = dcommi_fifo_writer(fifo, DCOMMI_LOCAL_FIFO);
+        close(p->file);
+        p->file = -1;
         return DCOMM_OK;
     }
     return DCOMM_IN_PROGRESS;
@@ -36825,23 +36722,19 @@ static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
 
 static void dcommi_local_disconnect(dcommi_local_peer *p)
 {
-    dcommi_local *u = p->local;
     if (p->out.lines != NULL) {
         dcommi_fifo_leave(&p->out);
-        p->out.lines = NULL;
+        dcommi_local_fifo_unmap(&p->out);
     }
-    if (p->fifo_map != NULL) {
-        dcommi_ucx_mapping_drop(u->maps.context, p->fifo_map);
+    if (p->directory != NULL) {
+        munmap(p->directory, dcommi_local_fifo_at(0));
+        p->directory = NULL;
     }
-    if (p->directory_map != NULL) {
-        dcommi_ucx_mapping_drop(u->maps.context, p->directory_map);
+    if (p->file >= 0) {
+        close(p->file);
+        p->file = -1;
     }
-    if (p->ep != NULL) {
-        dcommi_ucx_maps_leave(&u->maps, p->ep);
-    }
-    p->fifo_map = p->directory_map = NULL;
-    p->directory = NULL;
-    p->ep = NULL;
+    dcommi_hands_forget(&p->local->hands, p->card.hand.id);
 }
 
 /* ---- the end of a peer ---- */
@@ -36919,7 +36812,6 @@ static void dcommi_local_peer_free(dcommi_local_peer *p)
         epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
         close(p->pidfd);
     }
-    dcommi_free(p->keys);
     dcommi_free(p);
 }
 
@@ -36948,40 +36840,42 @@ static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const v
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_card card;
-    if (peer < 0 || len < sizeof card || dcommi_local_peer_at(u, peer) != NULL) {
+    if (peer < 0 || len != sizeof card || u->card.hand.id == 0 ||
+        dcommi_local_peer_at(u, peer) != NULL) {
         return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
                            t->name, peer, len);
     }
     memcpy(&card, address, sizeof card);
-    if (card.key_len == 0 || (uint64_t)card.key_len + card.ucx_len != len - sizeof card) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the address of peer %d has a wrong length",
-                           t->name, peer);
-    }
     DCOMMI_TRY(
         dcommi_grow((void **)&u->peers, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
     DCOMMI_TRY(
         dcommi_grow((void **)&u->polled, &u->polled_capacity, u->npolled + 1, sizeof *u->polled));
     uint32_t fifo = 0;
-    DCOMMI_TRY(dcommi_local_fifo_find(u, card.id, &fifo));
+    DCOMMI_TRY(dcommi_local_fifo_find(u, card.hand.id, &fifo));
     dcommi_local_peer *p = dcommi_alloc(sizeof *p);
     if (p == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    p->keys = dcommi_alloc(len - sizeof card);
-    if (p->keys == NULL) {
-        dcommi_free(p);
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    memcpy(p->keys, (const char *)address + sizeof card, len - sizeof card);
     p->local = u;
     p->index = peer;
     p->card = card;
+    p->file = -1;
     p->fifo = fifo;
     p->in = u->fifos[fifo];
-    p->pidfd = dcommi_watch_add(&u->epoll, &u->process, &card.process, p);
+    p->pidfd = dcommi_watch_add(&u->epoll, &u->card.process, &card.process, p);
     u->peers[peer] = p;
     u->polled[u->npolled++] = p;
     return DCOMM_OK;
+}
+
+/* Map the fifo at the peer ahead of the first message, so that its descriptor can be closed. */
+static void dcommi_local_open_way(dcommi_transport *t, int peer, int connections)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    (void)connections;
+    if (p != NULL && p->out.lines == NULL && !p->ended && !p->lost) {
+        (void)dcommi_local_connect(p); /* what is wrong is said when something is to be sent */
+    }
 }
 
 static void dcommi_local_sweep(dcommi_local *u)
@@ -37536,48 +37430,57 @@ static void *dcommi_local_common(dcommi_transport *t, int peer)
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
-    if (peer >= 0 && (p == NULL || p->lost || p->ended || dcommi_local_look_up(p) < 0)) {
+    if (peer >= 0 && (p == NULL || p->lost || p->ended || dcommi_local_look_up(p) != DCOMM_OK)) {
         return NULL;
     }
-    return peer >= 0 ? p->directory->common : u->directory->common;
+    dcommi_local_directory *d = peer >= 0 ? p->directory : u->directory;
+    return d != NULL ? d->common : NULL;
 }
 
-static dcomm_status dcommi_local_region_create(dcommi_transport *t, size_t len,
-                                               dcommi_region *region)
+static dcomm_status dcommi_local_listen(dcommi_transport *t)
 {
-    if (len == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: mapped memory of 0 bytes", t->name);
-    }
-    return dcommi_ucx_region_allocate(&((dcommi_local *)t)->maps, len, region);
+    return dcommi_hands_look(&((dcommi_local *)t)->hands);
 }
 
-static void dcommi_local_region_destroy(dcommi_transport *t, dcommi_region *region)
-{
-    if (region->handle != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, region->handle);
-    }
-    *region = (dcommi_region){0};
-}
-
-static dcomm_status dcommi_local_region_map(dcommi_transport *t, int peer, const void *key,
-                                            size_t key_len, void *remote_base, void **ptr,
-                                            void **map)
+static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address, size_t len)
 {
     dcommi_local *u = (dcommi_local *)t;
-    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
-    if (p == NULL || key_len == 0) {
-        return dcommi_fail(p == NULL ? DCOMM_ERR_INTERNAL : DCOMM_ERR_CORRUPT,
-                           "%s: peer %d has no memory key of %zu bytes", t->name, peer, key_len);
+    dcommi_local_card card;
+    if (len != sizeof card) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: an address of %zu bytes", t->name, len);
     }
-    DCOMMI_TRY(dcommi_local_reach(p));
-    return dcommi_ucx_region_attach(&u->maps, p->ep, key, remote_base, ptr, map);
+    memcpy(&card, address, sizeof card);
+    return dcommi_hand_over(&u->hands, &card.hand, 0, u->file);
 }
 
-static void dcommi_local_region_unmap(dcommi_transport *t, void *map)
+static void dcommi_local_forget(dcommi_transport *t, const void *address, size_t len)
 {
-    if (map != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, map);
+    dcommi_local_card card;
+    if (len == sizeof card) {
+        memcpy(&card, address, sizeof card);
+        dcommi_hands_forget(&((dcommi_local *)t)->hands, card.hand.id);
     }
+}
+
+static dcomm_status dcommi_local_region_give(dcommi_transport *t, int peer, uint32_t number,
+                                             int file)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    const dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    return p == NULL ? dcommi_fail(DCOMM_ERR_INTERNAL, "%s: no peer %d", t->name, peer)
+                     : dcommi_hand_over(&u->hands, &p->card.hand, number, file);
+}
+
+static dcomm_status dcommi_local_region_take(dcommi_transport *t, int peer, uint32_t number,
+                                             size_t len, int *file)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    dcomm_status status = p == NULL
+                              ? dcommi_fail(DCOMM_ERR_INTERNAL, "%s: no peer %d", t->name, peer)
+                              : dcommi_local_take(p, number, len, file);
+    return status == DCOMM_IN_PROGRESS
+               ? dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d handed over nothing", t->name, peer)
+               : status;
 }
 
 /* ---- opening and closing ---- */
@@ -37605,14 +37508,22 @@ static void dcommi_local_free(dcommi_local *u)
     while (u->offers != NULL) {
         dcommi_local_offer_free(u->offers);
     }
-    dcommi_ucx_maps_close(&u->maps);
+    dcommi_hands_close(&u->hands);
+    for (size_t i = 0; i < DCOMMI_LOCAL_PEERS; i++) {
+        dcommi_local_fifo_unmap(&u->fifos[i]);
+    }
+    if (u->directory != NULL) {
+        munmap(u->directory, dcommi_local_fifo_at(0));
+    }
+    if (u->file >= 0) {
+        close(u->file);
+    }
     if (u->epoll >= 0) {
         close(u->epoll);
     }
     dcommi_free(u->peers);
     dcommi_free(u->polled);
     dcommi_free(u->done);
-    dcommi_free((void *)(uintptr_t)u->base.address);
     dcommi_free(u);
 }
 
@@ -37627,12 +37538,15 @@ static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force
     }
     u->closing = true;
     /* Peers keep what they have mapped for as long as they want. */
-    atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
+    if (u->directory != NULL) {
+        atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
+    }
     dcommi_local_free(u);
 }
 
 static const dcommi_transport_vtable dcommi_local_vtable = {
     .add_peer = dcommi_local_add_peer,
+    .connect = dcommi_local_open_way,
     .remove_peer = dcommi_local_remove_peer,
     .send = dcommi_local_send,
     .reserve = dcommi_local_reserve,
@@ -37643,36 +37557,27 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,
-    .region_create = dcommi_local_region_create,
-    .region_destroy = dcommi_local_region_destroy,
-    .region_map = dcommi_local_region_map,
-    .region_unmap = dcommi_local_region_unmap,
+    .listen = dcommi_local_listen,
+    .greet = dcommi_local_greet,
+    .forget = dcommi_local_forget,
+    .region_give = dcommi_local_region_give,
+    .region_take = dcommi_local_region_take,
     .close = dcommi_local_close,
 };
 
-static dcomm_status dcommi_local_start(dcommi_local *u)
+/* Without shared memory or a Unix socket there can be no peers: others see it by our address. */
+static void dcommi_local_start(dcommi_local *u)
 {
-    DCOMMI_TRY(dcommi_ucx_maps_open(&u->maps));
-    DCOMMI_TRY(dcommi_ucx_region_allocate(&u->maps, sizeof *u->directory, &u->directory_region));
-    u->directory = u->directory_region.base;
-    u->id = dcommi_transport_id();
-    u->process = dcommi_watch_me();
-    dcommi_local_card card = {.id = u->id,
-                              .process = u->process,
-                              .directory = (uint64_t)(uintptr_t)u->directory,
-                              .key_len = (uint32_t)u->directory_region.key_len,
-                              .ucx_len = (uint32_t)u->maps.address_len};
-    size_t len = sizeof card + card.key_len + card.ucx_len;
-    uint8_t *address = dcommi_alloc(len);
-    if (address == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+    u->file = dcommi_share_file(dcommi_local_fifo_at(DCOMMI_LOCAL_PEERS));
+    u->directory = u->file >= 0 ? dcommi_share_map(u->file, 0, dcommi_local_fifo_at(0)) : NULL;
+    if (u->directory == NULL || !dcommi_hands_open(&u->hands, dcommi_transport_id())) {
+        dcommi_log(DCOMMI_LOG_INFO, "memory cannot be shared with other processes: %s",
+                   strerror(errno));
     }
-    memcpy(address, &card, sizeof card);
-    memcpy(address + sizeof card, u->directory_region.key, card.key_len);
-    memcpy(address + sizeof card + card.key_len, u->maps.address, card.ucx_len);
-    u->base.address = address;
-    u->base.address_len = len;
-    return DCOMM_OK;
+    u->card.hand = u->hands.me;
+    u->card.process = dcommi_watch_me();
+    u->base.address = &u->card;
+    u->base.address_len = sizeof u->card;
 }
 
 /* Shared memory with the processes of this host. */
@@ -37688,12 +37593,8 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
                                  .handlers = *handlers,
                                  .eager_max = DCOMMI_LOCAL_EAGER,
                                  .ordered_max = DCOMMI_LOCAL_EAGER};
-    u->epoll = -1;
-    dcomm_status status = dcommi_local_start(u);
-    if (status < 0) {
-        dcommi_local_free(u);
-        return status;
-    }
+    u->epoll = u->file = u->hands.socket = -1;
+    dcommi_local_start(u);
     *t_p = &u->base;
     return DCOMM_OK;
 }
@@ -37748,6 +37649,192 @@ static unsigned dcommi_pauses_within(double seconds)
 #ifndef DCOMMI_UCX_IFACE_H
 #define DCOMMI_UCX_IFACE_H
 
+/* ==== include/dcomm/impl/ucx_config.h ====================================================== */
+/* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
+ * codes as ours. */
+#ifndef DCOMMI_UCX_CONFIG_H
+#define DCOMMI_UCX_CONFIG_H
+
+
+#include <dirent.h>
+#include <net/if.h>
+#include <signal.h>
+#include <ucp/api/ucp.h>
+
+static dcomm_status dcommi_ucx_status(ucs_status_t status)
+{
+    switch (status) {
+    case UCS_OK:
+        return DCOMM_OK;
+    case UCS_INPROGRESS:
+        return DCOMM_IN_PROGRESS;
+    case UCS_ERR_NO_MEMORY:
+        return DCOMM_ERR_NO_MEMORY;
+    case UCS_ERR_UNSUPPORTED:
+    case UCS_ERR_NOT_IMPLEMENTED:
+        return DCOMM_ERR_UNSUPPORTED;
+    case UCS_ERR_UNREACHABLE:
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_NOT_CONNECTED:
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+    case UCS_ERR_TIMED_OUT:
+    case UCS_ERR_REJECTED:
+    case UCS_ERR_CANCELED:
+        return DCOMM_ERR_PEER;
+    default:
+        return DCOMM_ERR_TRANSPORT;
+    }
+}
+
+/* ---- what UCX does to the whole process ---- */
+
+/* Calls in which UCX may complain of what we know and report ourselves. */
+static _Thread_local int dcommi_ucx_hush;
+
+/* UCX exports these, but newer versions' headers for them do not compile as C11. */
+typedef int (*dcommi_ucx_log_fn)(const char *file, unsigned line, const char *function,
+                                 ucs_log_level_t level, const void *component, const char *format,
+                                 va_list args);
+extern void dcommi_ucx_push_log(dcommi_ucx_log_fn fn) __asm__("ucs_log_push_handler");
+extern void dcommi_ucx_drop_signal(int number) __asm__("ucs_debug_disable_signal");
+
+static int __attribute__((format(printf, 6, 0)))
+dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
+               const void *component, const char *format, va_list args)
+{
+    (void)component;
+    char text[DCOMMI_MESSAGE_MAX - 128];
+    int ours = DCOMMI_LOG_INFO;
+    if (level <= UCS_LOG_LEVEL_ERROR) {
+        ours = DCOMMI_LOG_ERROR;
+    } else if (level == UCS_LOG_LEVEL_WARN) {
+        ours = DCOMMI_LOG_WARN;
+    }
+    if (dcommi_ucx_hush > 0) {
+        ours = DCOMMI_LOG_INFO;
+    }
+    const char *slash = strrchr(file, '/');
+    vsnprintf(text, sizeof text, format, args);
+    dcommi_log(ours, "UCX %s:%u %s: %s", slash != NULL ? slash + 1 : file, line, function, text);
+    return 0; /* no other handler */
+}
+
+/* UCX writes its log to stdout and catches SIGSEGV and friends for the whole process, and keeps
+ * the program from installing its own. A user who sets UCX_HANDLE_ERRORS has asked for that. */
+static void dcommi_ucx_tame(void)
+{
+    dcommi_ucx_push_log(dcommi_ucx_log);
+    if (getenv("UCX_HANDLE_ERRORS") == NULL) {
+        dcommi_ucx_hush++;
+        static const int caught[] = {SIGILL, SIGSEGV, SIGBUS, SIGFPE};
+        for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) {
+            dcommi_ucx_drop_signal(caught[i]);
+        }
+        dcommi_ucx_hush--;
+    }
+}
+
+static void dcommi_ucx_tame_once(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, dcommi_ucx_tame);
+}
+
+/* ---- options ---- */
+
+typedef struct dcommi_ucx_option {
+    const char *name; /* of a transport's own option: without the transport's name */
+    const char *value;
+    const char *user; /* the environment variable that overrides it; NULL: none may */
+} dcommi_ucx_option;
+
+static dcomm_status dcommi_ucx_set_options(ucp_config_t *config, const dcommi_ucx_option *options,
+                                           size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (options[i].name == NULL ||
+            (options[i].user != NULL && getenv(options[i].user) != NULL)) {
+            continue;
+        }
+        ucs_status_t status = ucp_config_modify(config, options[i].name, options[i].value);
+        if (status != UCS_OK) {
+            return dcommi_fail(DCOMM_ERR_TRANSPORT, "UCX refuses its option %s=%s: %s",
+                               options[i].name, options[i].value, ucs_status_string(status));
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* A UCX context and its worker. What was made is left in *context and *worker on an error too. */
+static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
+                                     const dcommi_ucx_option *options, size_t n_options,
+                                     ucp_context_h *context, ucp_worker_h *worker)
+{
+    ucp_config_t *config = NULL;
+    *context = NULL;
+    *worker = NULL;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK) {
+        return dcommi_fail(DCOMM_ERR_TRANSPORT, "%s: UCX cannot read its configuration: %s", name,
+                           ucs_status_string(status));
+    }
+    dcomm_status set = dcommi_ucx_set_options(config, options, n_options);
+    if (set == DCOMM_OK) {
+        ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = features};
+        status = ucp_init(&params, config, context);
+    }
+    ucp_config_release(config);
+    DCOMMI_TRY(set);
+    if (status != UCS_OK) {
+        *context = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX does not start: %s", name,
+                           ucs_status_string(status));
+    }
+    ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    status = ucp_worker_create(*context, &params, worker);
+    if (status != UCS_OK) {
+        *worker = NULL;
+        return dcommi_fail(dcommi_ucx_status(status), "%s: UCX makes no worker: %s", name,
+                           ucs_status_string(status));
+    }
+    return DCOMM_OK;
+}
+
+/* ---- device memory ---- */
+
+/* Whether UCX is asked for its CUDA transports: DCOMM_UCX_CUDA=0 keeps from it. */
+static bool dcommi_ucx_asks_device(void)
+{
+#ifdef DCOMM_WITH_CUDA
+    return dcommi_env_flag("DCOMM_UCX_CUDA", true);
+#else
+    return false;
+#endif
+}
+
+/* Memory from a pool, as scratch is, UCX knows since 1.14; then as managed. */
+static bool dcommi_ucx_takes_device(ucp_context_h context)
+{
+    unsigned major, minor, release;
+    ucp_get_version(&major, &minor, &release);
+    const uint64_t wanted =
+        UINT64_C(1) << UCS_MEMORY_TYPE_CUDA | UINT64_C(1) << UCS_MEMORY_TYPE_CUDA_MANAGED;
+    ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
+    return (major > 1 || minor >= 14) && ucp_context_query(context, &attr) == UCS_OK &&
+           (attr.memory_types & wanted) == wanted;
+}
+
+/* ---- the network interface ---- */
+
+typedef char dcommi_ucx_name[64];
+
+static bool dcommi_ucx_is_netdev(const char *name)
+{
+    return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
+}
+
+#endif
 
 #include <ifaddrs.h>
 #include <netdb.h>
@@ -38215,8 +38302,7 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 #endif
 /* ==== include/dcomm/impl/ucx.h ============================================================= */
 /* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
- * interface. Apart from what maps memory within a host (ucx_region.h), because one worker with both
- * polls ten times slower and would listen on every interface. */
+ * interface. */
 #ifndef DCOMMI_UCX_H
 #define DCOMMI_UCX_H
 
@@ -39306,30 +39392,6 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     return n;
 }
 
-/* Memory cannot be mapped across hosts. */
-static dcomm_status dcommi_ucx_region_create(dcommi_transport *t, size_t len, dcommi_region *region)
-{
-    (void)region;
-    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name, len);
-}
-
-static void dcommi_ucx_region_destroy(dcommi_transport *t, dcommi_region *region)
-{
-    (void)t, (void)region;
-}
-
-static dcomm_status dcommi_ucx_region_map(dcommi_transport *t, int peer, const void *key,
-                                          size_t key_len, void *remote_base, void **ptr, void **map)
-{
-    (void)key, (void)key_len, (void)remote_base, (void)ptr, (void)map;
-    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of peer %d", t->name, peer);
-}
-
-static void dcommi_ucx_region_unmap(dcommi_transport *t, void *map)
-{
-    (void)t, (void)map;
-}
-
 static bool dcommi_ucx_peek(dcommi_transport *t, int peer, size_t expected, dcommi_arrival *arrival)
 {
     (void)t, (void)peer, (void)expected, (void)arrival;
@@ -39487,10 +39549,6 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .progress = dcommi_ucx_progress,
     .peek = dcommi_ucx_peek,
     .pass = dcommi_ucx_pass,
-    .region_create = dcommi_ucx_region_create,
-    .region_destroy = dcommi_ucx_region_destroy,
-    .region_map = dcommi_ucx_region_map,
-    .region_unmap = dcommi_ucx_region_unmap,
     .close = dcommi_ucx_close,
 };
 
@@ -39648,11 +39706,11 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 6u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 7u)
 
-/* The context's number for a peer, new or known. */
-static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
-                                    const void *local_address, const void *net_address, int *peer_p)
+/* The context's number for a peer, new or known; `address` is what the transport to it wants. */
+static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card, bool same_host,
+                                    const void *address, size_t address_len, int *peer_p)
 {
     for (size_t i = 0; i < context->npeers; i++) {
         if (memcmp(context->peers[i].uuid, card->uuid, sizeof card->uuid) == 0) {
@@ -39668,7 +39726,7 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     memcpy(peer->uuid, card->uuid, sizeof card->uuid);
     peer->pid = card->pid;
     peer->started = card->started;
-    peer->same_host = strcmp(card->host_id, context->host_id) == 0;
+    peer->same_host = same_host;
     peer->transport = peer->same_host ? context->local : context->net;
     peer->takes_device = peer->transport->takes_device && card->takes_device != 0;
     peer->users = 1;
@@ -39679,9 +39737,8 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
         peer->unreadable = true;
         peer->started = 0;
     }
-    DCOMMI_TRY(peer->transport->call->add_peer(
-        peer->transport, (int)context->npeers, peer->same_host ? local_address : net_address,
-        peer->same_host ? card->local_address : card->net_address));
+    DCOMMI_TRY(peer->transport->call->add_peer(peer->transport, (int)context->npeers, address,
+                                               address_len));
     *peer_p = (int)context->npeers++;
     return DCOMM_OK;
 }
@@ -39764,6 +39821,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_env_check();
+    dcommi_ucx_tame_once();
     opts = opts != NULL ? opts : &defaults;
     dcomm_context *context = dcommi_alloc(sizeof *context);
     if (context == NULL) {
@@ -39894,6 +39952,243 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
         dcommi_token_release(context);
     }
     return DCOMM_OK;
+}
+
+#endif
+
+/* In the last of so many rounds, ranks that cannot be reached yet count as not to be reached. */
+#define DCOMMI_REACH_ROUNDS 500
+#define DCOMMI_REACH_NAP 2000000 /* nanoseconds between rounds */
+
+/* What each rank says at the end of a part of creation; words of that part may follow. */
+typedef struct dcommi_verdict_card {
+    int32_t status;
+    char text[252];
+} dcommi_verdict_card;
+
+/* What all ranks have said. */
+typedef struct dcommi_verdicts {
+    uint8_t *all;
+    size_t *lens;
+} dcommi_verdicts;
+
+static void dcommi_verdicts_free(dcommi_verdicts *v)
+{
+    dcommi_free(v->all);
+    dcommi_free(v->lens);
+    *v = (dcommi_verdicts){0};
+}
+
+/* Say how this rank fares and hear how the others do: returns its error or the first of theirs.
+ * `mine` is of `len` bytes and begins with a verdict card, which is filled in here. */
+static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, dcomm_status status,
+                                    void *mine, size_t len, dcommi_verdicts *v)
+{
+    dcommi_verdict_card card = {.status = status};
+    void *all = NULL;
+    size_t at = 0;
+    if (status < 0) {
+        snprintf(card.text, sizeof card.text, "%.250s", dcommi_message);
+    }
+    memcpy(mine, &card, sizeof card);
+    dcomm_status exchanged = dcommi_boot_allgather(boot, mine, len, &all, &v->lens);
+    if (exchanged < 0) {
+        return status < 0 ? status : exchanged;
+    }
+    v->all = all;
+    for (int r = 0; r < comm->size; at += v->lens[r++]) {
+        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
+        if (v->lens[r] >= sizeof theirs) {
+            memcpy(&theirs, v->all + at, sizeof theirs);
+            theirs.text[sizeof theirs.text - 1] = 0;
+        }
+        if (theirs.status < 0 && status == DCOMM_OK) {
+            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+                                                                     : DCOMM_ERR_CORRUPT,
+                                 "rank %d: %s", r, theirs.text);
+        }
+    }
+    return status;
+}
+
+/* Nobody goes on before everybody can be reached. */
+static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
+                                      dcomm_status status)
+{
+    dcommi_verdict_card mine;
+    dcommi_verdicts v = {0};
+    status = dcommi_comm_say(comm, boot, status, &mine, sizeof mine, &v);
+    dcommi_verdicts_free(&v);
+    return status;
+}
+
+/* ---- who shares memory ---- */
+
+/* In a rank's words: how many ranks it has still to greet, and those that it cannot reach. */
+typedef struct dcommi_reach {
+    const dcommi_card *card; /* every rank's */
+    const uint8_t **address; /* of its local transport */
+    uint8_t *done;           /* ranks that were greeted, or cannot be */
+    uint8_t *mine;           /* a verdict card, then words */
+    size_t nlost;
+    char why[DCOMMI_MESSAGE_MAX]; /* the first of these cannot be reached */
+    dcommi_verdicts said;
+    size_t *at; /* in what was said: where each rank's words begin */
+} dcommi_reach;
+
+static int32_t dcommi_reach_word(const uint8_t *words, size_t i)
+{
+    int32_t word;
+    memcpy(&word, words + i * sizeof word, sizeof word);
+    return word;
+}
+
+static void dcommi_reach_put(dcommi_reach *reach, size_t i, int32_t word)
+{
+    memcpy(reach->mine + sizeof(dcommi_verdict_card) + i * sizeof word, &word, sizeof word);
+}
+
+/* Greet those that are left; returns how many still are. */
+static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, bool last)
+{
+    dcommi_transport *t = comm->context->local;
+    int32_t left = 0;
+    for (int r = 0; r < comm->size; r++) {
+        if (r == comm->rank || reach->done[r] ||
+            strcmp(reach->card[r].host_id, comm->context->host_id) != 0) {
+            continue;
+        }
+        dcomm_status status = t->call->greet(t, reach->address[r], reach->card[r].local_address);
+        if (status == DCOMM_IN_PROGRESS && !last) {
+            left++;
+            continue;
+        }
+        reach->done[r] = 1;
+        if (status != DCOMM_OK) {
+            if (reach->nlost == 0) {
+                snprintf(reach->why, sizeof reach->why, "%s",
+                         status < 0 ? dcommi_message : "it takes nothing in");
+            }
+            dcommi_reach_put(reach, 1 + reach->nlost++, r);
+        }
+    }
+    return left;
+}
+
+/* One round: greet, say and hear. *more: another is needed. */
+static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot,
+                                       dcommi_reach *reach, dcomm_status status, bool last,
+                                       bool *more)
+{
+    dcommi_verdict_card alone;
+    uint8_t *mine = status >= 0 ? reach->mine : (uint8_t *)&alone;
+    size_t len = sizeof alone;
+    if (status >= 0) {
+        dcommi_token_take(comm->context);
+        status = comm->context->local->call->listen(comm->context->local);
+        dcommi_reach_put(reach, 0, dcommi_reach_greet(comm, reach, last));
+        dcommi_token_release(comm->context);
+        len += (1 + reach->nlost) * sizeof(int32_t);
+    }
+    dcommi_verdicts_free(&reach->said);
+    DCOMMI_TRY(dcommi_comm_say(comm, boot, status, mine, len, &reach->said));
+    *more = false;
+    size_t at = 0;
+    for (int r = 0; r < comm->size; r++) {
+        size_t n = reach->said.lens[r];
+        if (n < sizeof alone + sizeof(int32_t) || (n - sizeof alone) % sizeof(int32_t) != 0) {
+            return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d said %zu bytes of whom it reaches", r,
+                               n);
+        }
+        reach->at[r] = at + sizeof alone;
+        *more = *more || dcommi_reach_word(reach->said.all + reach->at[r], 0) > 0;
+        at += n;
+    }
+    return DCOMM_OK;
+}
+
+static size_t dcommi_reach_lost(const dcommi_reach *reach, int r)
+{
+    return (reach->said.lens[r] - sizeof(dcommi_verdict_card)) / sizeof(int32_t) - 1;
+}
+
+/* Return true if rank a has said that it cannot reach rank b. */
+static bool dcommi_reach_cannot(const dcommi_reach *reach, int a, int b)
+{
+    for (size_t i = 0; i < dcommi_reach_lost(reach, a); i++) {
+        if (dcommi_reach_word(reach->said.all + reach->at[a], 1 + i) == b) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* host[r]: the first rank on r's host. Ranks of one identity are on one host if each can hand its
+ * memory to each other of them; all ranks come to the same result. */
+static void dcommi_reach_hosts(const dcomm_comm *comm, const dcommi_reach *reach, int64_t *host)
+{
+    for (int r = 0; r < comm->size; r++) {
+        host[r] = r;
+        for (int g = 0; g < r && host[r] == r; g++) {
+            bool joins =
+                host[g] == g && strcmp(reach->card[g].host_id, reach->card[r].host_id) == 0;
+            for (int m = g; m < r && joins; m++) {
+                joins = host[m] != g ||
+                        (!dcommi_reach_cannot(reach, r, m) && !dcommi_reach_cannot(reach, m, r));
+            }
+            host[r] = joins ? g : r;
+        }
+    }
+}
+
+/* One rank warns: the first that cannot reach some other. */
+static void dcommi_reach_warn(const dcomm_comm *comm, const dcommi_reach *reach)
+{
+    int first = 0;
+    while (first < comm->size && dcommi_reach_lost(reach, first) == 0) {
+        first++;
+    }
+    if (first == comm->rank) {
+        dcommi_log(
+            DCOMMI_LOG_WARN,
+            "rank %d cannot share memory with rank %d, though both run on this machine (%s); "
+            "such ranks talk over the network, which is slower. Containers share memory if "
+            "they share a network namespace",
+            comm->rank, dcommi_reach_word(reach->mine + sizeof(dcommi_verdict_card), 1),
+            reach->why);
+    }
+}
+
+/* Hand our memory to the ranks of our host identity, and find out who is on whose host. `host` may
+ * be NULL, without memory. */
+static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
+                                      const dcommi_card *card, const uint8_t **address,
+                                      int64_t *host)
+{
+    size_t n = (size_t)comm->size;
+    dcommi_reach reach = {.card = card, .address = address, .done = dcommi_calloc(n, 1)};
+    reach.mine = dcommi_alloc(sizeof(dcommi_verdict_card) + (1 + n) * sizeof(int32_t));
+    reach.at = dcommi_calloc(n, sizeof *reach.at);
+    bool room = reach.done != NULL && reach.mine != NULL && reach.at != NULL && host != NULL;
+    dcomm_status status = room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    bool more = true;
+    for (int round = 1; more; round++) {
+        status =
+            dcommi_reach_round(comm, boot, &reach, status, round == DCOMMI_REACH_ROUNDS, &more);
+        more = more && status >= 0;
+        if (more) { /* connections or descriptors of this user are used up: let them be taken in */
+            nanosleep(&(struct timespec){.tv_nsec = DCOMMI_REACH_NAP}, NULL);
+        }
+    }
+    if (status >= 0) {
+        dcommi_reach_hosts(comm, &reach, host);
+        dcommi_reach_warn(comm, &reach);
+    }
+    dcommi_verdicts_free(&reach.said);
+    dcommi_free(reach.at);
+    dcommi_free(reach.mine);
+    dcommi_free(reach.done);
+    return status;
 }
 
 #endif
@@ -48107,21 +48402,31 @@ static bool dcommi_cards_threads(const dcommi_cards *cards, int size)
     return threads;
 }
 
-/* Who is where. */
-static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
+/* Send a card with an address behind it, and receive all ranks'. */
+static dcomm_status dcommi_cards_swap(dcommi_boot *boot, const dcommi_card *card,
+                                      const void *address, size_t len, dcommi_cards *cards)
 {
-    int64_t *host = dcommi_calloc((size_t)comm->size, sizeof *host);
-    comm->places = dcommi_calloc((size_t)comm->size, sizeof *comm->places);
-    for (int r = 0; host != NULL && comm->places != NULL && r < comm->size; r++) {
-        comm->places[r] = cards->card[r].place;
-        while (strcmp(cards->card[host[r]].host_id, cards->card[r].host_id) != 0) {
-            host[r]++;
-        }
+    uint8_t *blob = dcommi_alloc_raw(sizeof *card + len);
+    if (blob == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    comm->groups = host != NULL && comm->places != NULL
-                       ? dcommi_place_groups(comm->size, host, comm->places)
-                       : NULL;
-    dcommi_free(host);
+    memcpy(blob, card, sizeof *card);
+    memcpy(blob + sizeof *card, address, len);
+    dcomm_status status = dcommi_cards_exchange(boot, blob, sizeof *card + len, cards);
+    dcommi_free(blob);
+    return status;
+}
+
+/* Who is where. */
+static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards,
+                                       const int64_t *host)
+{
+    comm->places = dcommi_calloc((size_t)comm->size, sizeof *comm->places);
+    for (int r = 0; comm->places != NULL && r < comm->size; r++) {
+        comm->places[r] = cards->card[r].place;
+    }
+    comm->groups =
+        comm->places != NULL ? dcommi_place_groups(comm->size, host, comm->places) : NULL;
     if (comm->groups == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -48145,7 +48450,8 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
                                  : DCOMM_ERR_NO_MEMORY;
 }
 
-/* From now on over so many connections to each rank on another host. With the token. */
+/* Be ready to send to all ranks; over so many connections to each on another host. With the token.
+ */
 static void dcommi_comm_connections(dcomm_comm *comm, int connections)
 {
     for (int r = 0; r < comm->size; r++) {
@@ -48157,41 +48463,17 @@ static void dcommi_comm_connections(dcomm_comm *comm, int connections)
     }
 }
 
-/* What each rank says in the end of its creation. */
-typedef struct dcommi_verdict_card {
-    int32_t status;
-    char text[252];
-} dcommi_verdict_card;
+/* What the ranks tell each other in creation. */
+typedef struct dcommi_gathering {
+    dcommi_cards local, net; /* with the addresses of that transport; net: where there are hosts */
+    int64_t *host;           /* of each rank */
+} dcommi_gathering;
 
-/* Nobody goes on before everybody can be reached, and an error of one is an error of all. */
-static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
-                                      dcomm_status status)
+static void dcommi_gathering_free(dcommi_gathering *m)
 {
-    dcommi_verdict_card mine = {.status = status};
-    void *all = NULL;
-    size_t *lens = NULL, at = 0;
-    if (status < 0) {
-        snprintf(mine.text, sizeof mine.text, "%.250s", dcommi_message);
-    }
-    dcomm_status exchanged = dcommi_boot_allgather(boot, &mine, sizeof mine, &all, &lens);
-    if (exchanged < 0) {
-        return status < 0 ? status : exchanged;
-    }
-    for (int r = 0; r < comm->size; at += lens[r++]) {
-        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
-        if (lens[r] == sizeof theirs) {
-            memcpy(&theirs, (const char *)all + at, sizeof theirs);
-            theirs.text[sizeof theirs.text - 1] = 0;
-        }
-        if (theirs.status < 0 && status == DCOMM_OK) {
-            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
-                                                                     : DCOMM_ERR_CORRUPT,
-                                 "rank %d: %s", r, theirs.text);
-        }
-    }
-    dcommi_free(all);
-    dcommi_free(lens);
-    return status;
+    dcommi_cards_free(&m->local);
+    dcommi_cards_free(&m->net);
+    dcommi_free(m->host);
 }
 
 /* ---- control connections ---- */
@@ -48308,57 +48590,41 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
     return status;
 }
 
-static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
+/* Where all ranks are; opens the network if some are elsewhere. */
+static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcommi_gathering *m)
 {
     dcomm_context *context = comm->context;
+    dcommi_transport *local = context->local;
     dcommi_card card;
-    comm->rank = boot->rank;
-    comm->size = boot->size;
-    comm->members = dcommi_calloc((size_t)comm->size, sizeof *comm->members);
-    if (comm->members == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    /* First who and where, so that the network is opened only when some rank is elsewhere. */
     dcommi_card_fill(comm, &card);
-    DCOMMI_TRY(dcommi_cards_exchange(boot, &card, sizeof card, cards));
-    dcomm_status status = dcommi_comm_groups(comm, cards);
-    dcommi_cards_free(cards);
-    DCOMMI_TRY(status);
+    card.local_address = (uint32_t)local->address_len;
+    DCOMMI_TRY(dcommi_random_bytes(&card.nonce, sizeof card.nonce));
+    DCOMMI_TRY(dcommi_random_bytes(card.control_nonce, sizeof card.control_nonce));
+    DCOMMI_TRY(dcommi_cards_swap(boot, &card, local->address, local->address_len, &m->local));
+    m->host = dcommi_calloc((size_t)comm->size, sizeof *m->host);
+    DCOMMI_TRY(dcommi_comm_reach(comm, boot, m->local.card, m->local.extra, m->host));
+    DCOMMI_TRY(dcommi_comm_groups(comm, &m->local, m->host));
     dcommi_token_take(context);
     if (dcommi_place_crowded(comm->groups, comm->places, comm->rank)) {
         dcommi_patience(context, true);
     }
-    status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
-    size_t local = context->local->address_len;
-    size_t net = status >= 0 && comm->nhosts > 1 ? context->net->address_len : 0;
-    uint8_t *blob = dcommi_alloc(sizeof card + local + net);
-    if (blob != NULL) {
-        card.local_address = (uint32_t)local;
-        card.net_address = (uint32_t)net;
-        card.takes_device = net > 0 && context->net->takes_device;
-        if (dcommi_random_bytes(&card.nonce, sizeof card.nonce) < 0 ||
-            dcommi_random_bytes(card.control_nonce, sizeof card.control_nonce) < 0) {
-            status = DCOMM_ERR_SYSTEM;
-        }
-        if (net > 0) {
-            dcommi_card_control(context, &card);
-        }
-        memcpy(blob, &card, sizeof card);
-        memcpy(blob + sizeof card, context->local->address, local);
-        if (net > 0) {
-            memcpy(blob + sizeof card + local, context->net->address, net);
-        }
-    }
+    dcomm_status status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
     dcommi_token_release(context);
-    if (blob == NULL || status < 0) {
-        dcommi_free(blob);
-        return blob == NULL ? DCOMM_ERR_NO_MEMORY : status;
+    if (status < 0 || comm->nhosts == 1) {
+        return status;
     }
-    status = dcommi_cards_exchange(boot, blob, sizeof card + local + net, cards);
-    dcommi_free(blob);
-    DCOMMI_TRY(status);
+    card.local_address = 0;
+    card.net_address = (uint32_t)context->net->address_len;
+    card.takes_device = context->net->takes_device;
+    dcommi_card_control(context, &card);
+    return dcommi_cards_swap(boot, &card, context->net->address, context->net->address_len,
+                             &m->net);
+}
 
-    const dcommi_card *first = &cards->card[0];
+/* What rank 0 says counts. */
+static void dcommi_comm_adopt(dcomm_comm *comm, const dcommi_gathering *m)
+{
+    const dcommi_card *first = &m->local.card[0];
     comm->id = dcommi_mix(first->nonce, 1);
     comm->timeout_s = first->timeout_s;
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
@@ -48368,29 +48634,80 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     memcpy(comm->algo, first->algo, sizeof comm->algo);
     comm->device_ucx = comm->nhosts > 1;
     for (int r = 0; r < comm->size; r++) {
-        comm->device_ucx = comm->device_ucx && cards->card[r].takes_device != 0;
+        comm->device_ucx = comm->device_ucx && m->net.card[r].takes_device != 0;
     }
-    DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
+}
+
+/* One rank as a peer. With the token. */
+static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m, int r)
+{
+    dcomm_context *context = comm->context;
+    bool near = m->host[r] == m->host[comm->rank];
+    const dcommi_cards *cards = near ? &m->local : &m->net;
+    const dcommi_card *card = &cards->card[r];
+    size_t known = context->npeers;
+    int peer;
+    DCOMMI_TRY(dcommi_peer_add(context, card, near, cards->extra[r],
+                               near ? card->local_address : card->net_address, &peer));
+    comm->members[r].peer = peer;
+    if (near && context->npeers > known &&
+        context->local->call->common(context->local, peer) == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "the memory of rank %d cannot be mapped (see ulimit -n and -v)", r);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *m)
+{
+    dcomm_context *context = comm->context;
+    dcomm_status status = DCOMM_OK;
     dcommi_token_take(context);
     for (int r = 0; r < comm->size && status >= 0; r++) {
-        dcommi_member *m = &comm->members[r];
-        m->peer = -1;
-        m->hostname = dcommi_strdup(cards->card[r].hostname);
-        if (m->hostname == NULL) {
-            status = DCOMM_ERR_NO_MEMORY;
-        } else if (r != comm->rank) {
-            status = dcommi_peer_add(context, &cards->card[r], cards->extra[r],
-                                     cards->extra[r] + cards->card[r].local_address, &m->peer);
-        }
+        comm->members[r].hostname = dcommi_strdup(m->local.card[r].hostname);
+        status = comm->members[r].hostname == NULL ? DCOMM_ERR_NO_MEMORY
+                 : r != comm->rank                 ? dcommi_comm_peer(comm, m, r)
+                                                   : DCOMM_OK;
     }
-    int connections = (int)comm->chooser->tuning.connections;
-    connections = comm->connections > 0 ? comm->connections : connections > 0 ? connections : 1;
-    dcommi_comm_connections(comm, connections);
+    for (int r = 0; r < comm->size; r++) { /* those that were known already, or failed */
+        context->local->call->forget(context->local, m->local.extra[r],
+                                     m->local.card[r].local_address);
+    }
     dcommi_token_release(context);
-    if (status >= 0 && context->control != NULL && comm->nhosts > 1) {
-        status = dcommi_comm_control(comm, cards->card, boot->client.secret);
+    return status;
+}
+
+static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot)
+{
+    dcommi_gathering m = {0};
+    comm->rank = boot->rank;
+    comm->members = dcommi_calloc((size_t)boot->size, sizeof *comm->members);
+    if (comm->members == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    return dcommi_comm_agree(comm, boot, status);
+    comm->size = boot->size;
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].peer = -1;
+    }
+    dcomm_status status = dcommi_comm_locate(comm, boot, &m);
+    if (status >= 0) {
+        dcommi_comm_adopt(comm, &m);
+        status = dcommi_comm_chooser(comm, NULL);
+        status = status >= 0 ? dcommi_comm_peers(comm, &m) : status;
+        if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
+            status = dcommi_comm_control(comm, m.net.card, boot->client.secret);
+        }
+        status = dcommi_comm_agree(comm, boot, status);
+    }
+    if (status >= 0) {
+        int connections = (int)comm->chooser->tuning.connections;
+        connections = comm->connections > 0 ? comm->connections : connections;
+        dcommi_token_take(comm->context);
+        dcommi_comm_connections(comm, connections > 0 ? connections : 1);
+        dcommi_token_release(comm->context);
+    }
+    dcommi_gathering_free(&m);
+    return status;
 }
 
 static void dcommi_comm_tune_new(dcomm_comm *comm);
@@ -48399,7 +48716,6 @@ static void dcommi_comm_tune_new(dcomm_comm *comm);
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
     dcommi_boot *boot = NULL;
-    dcommi_cards cards = {0};
     dcomm_status status = DCOMM_OK;
     if (comm->context == NULL) {
         if (comm->opts.context != NULL) {
@@ -48416,9 +48732,8 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
         status = dcommi_boot_open(&comm->opts, comm->timeout_s, &comm->cancel, &boot);
     }
     if (status >= 0) {
-        status = dcommi_comm_meet(comm, boot, &cards);
+        status = dcommi_comm_meet(comm, boot);
     }
-    dcommi_cards_free(&cards);
     dcommi_boot_close(boot);
     if (status >= 0) {
         dcommi_comm_enter(comm);
@@ -54357,8 +54672,7 @@ static dcomm_status dcommi_shared_add(dcommi_shared *shared, dcomm_context *cont
     own->base = shared->base;
     own->len = shared->len;
     own->users = 1;
-    own->region.key = &shared->key;
-    own->region.key_len = sizeof shared->key;
+    own->file = -1;
     dcommi_token_take(context);
     dcomm_status status = shared->key.place != 0 ? dcommi_own_enter(own) : DCOMM_OK;
     dcommi_token_release(context);
@@ -54558,19 +54872,9 @@ static size_t dcommi_mem_available(void)
     return found ? (size_t)kib << 10 : SIZE_MAX;
 }
 
-/* Shared memory of own->len bytes and its mark, mapped and in memory. */
-static dcomm_status dcommi_mem_share(dcommi_own *own)
-{
-    dcommi_token_take(own->context);
-    dcomm_status status = dcommi_own_create(own);
-    dcommi_token_release(own->context);
-    return status < 0 ? status : dcommi_own_fill(own, true);
-}
-
 /* Memory that nobody else can map. */
 static dcomm_status dcommi_mem_plain(dcommi_own *own)
 {
-    own->mapped = own->len;
     own->base = dcommi_huge_reserve(own->len);
     if (own->base == NULL || mprotect(own->base, own->len, PROT_READ | PROT_WRITE) != 0) {
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no address space for %zu bytes: %s", own->len,
@@ -54583,19 +54887,11 @@ static dcomm_status dcommi_mem_plain(dcommi_own *own)
     return DCOMM_OK;
 }
 
-/* Give back what there is of it. */
-static void dcommi_mem_drop(dcommi_own *own)
-{
-    dcommi_token_take(own->context);
-    dcommi_own_destroy(own);
-    dcommi_token_release(own->context);
-}
-
 static dcomm_status dcommi_mem_make(dcommi_own *own)
 {
-    dcomm_status status = dcommi_mem_share(own);
+    dcomm_status status = dcommi_own_create(own, true);
     if (status == DCOMM_ERR_UNSUPPORTED) {
-        dcommi_mem_drop(own);
+        dcommi_own_destroy(own);
         return dcommi_mem_plain(own);
     }
     DCOMMI_TRY(status);
@@ -54623,7 +54919,7 @@ static dcomm_status dcommi_mem_alloc(dcomm_context *context, size_t bytes, dcomm
     own->context = context;
     dcomm_status status = dcommi_mem_make(own);
     if (status < 0) {
-        dcommi_mem_drop(own);
+        dcommi_own_destroy(own);
         dcommi_free(own);
         return status;
     }
@@ -54687,7 +54983,7 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
         dcommi_own_leave(own);
         dcommi_token_release(own->context);
     }
-    dcommi_mem_drop(own);
+    dcommi_own_destroy(own);
     dcomm_context *context = own->context;
     dcommi_free(own->readers);
     dcommi_free(own);
@@ -69489,9 +69785,15 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_FOLD_ROW
 #undef DCOMMI_FOLD_TABLE
 #undef DCOMMI_FOUND_AT
+#undef DCOMMI_F_ADD_SEALS
+#undef DCOMMI_F_GET_SEALS
+#undef DCOMMI_F_SEAL_GROW
+#undef DCOMMI_F_SEAL_SEAL
+#undef DCOMMI_F_SEAL_SHRINK
 #undef DCOMMI_GATE_WORDS
 #undef DCOMMI_GOODBYE_S
 #undef DCOMMI_HALVING_TWO_CHUNKS
+#undef DCOMMI_HAND_BACKLOG
 #undef DCOMMI_HD
 #undef DCOMMI_HEADER_MAX
 #undef DCOMMI_HEADER_SHORT
@@ -69523,15 +69825,12 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LIKELY
 #undef DCOMMI_LINE
 #undef DCOMMI_LINK_FIELDS
-#undef DCOMMI_LOCAL_BLOCKS
 #undef DCOMMI_LOCAL_BURST
 #undef DCOMMI_LOCAL_COPIED
 #undef DCOMMI_LOCAL_EAGER
 #undef DCOMMI_LOCAL_FIFO
-#undef DCOMMI_LOCAL_KEY_MAX
 #undef DCOMMI_LOCAL_LATELY
 #undef DCOMMI_LOCAL_PEERS
-#undef DCOMMI_LOCAL_PER_BLOCK
 #undef DCOMMI_LOCAL_SPARE
 #undef DCOMMI_LOCAL_SPARE_IN_PLACE
 #undef DCOMMI_LOCAL_WATCH
@@ -69555,6 +69854,9 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_MEMBARRIER
 #undef DCOMMI_MEM_HUGE_MIN
 #undef DCOMMI_MESSAGE_MAX
+#undef DCOMMI_MFD_ALLOW_SEALING
+#undef DCOMMI_MFD_CLOEXEC
+#undef DCOMMI_MFD_NOEXEC_SEAL
 #undef DCOMMI_MODEL_MOST
 #undef DCOMMI_MOE_BLOCK
 #undef DCOMMI_MOE_BURST
@@ -69641,12 +69943,12 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_RDV_WELCOME_FRAME
 #undef DCOMMI_RDV_WELCOME_LEN
 #undef DCOMMI_RDV_WIRE_VERSION
+#undef DCOMMI_REACH_NAP
+#undef DCOMMI_REACH_ROUNDS
 #undef DCOMMI_RECENT
 #undef DCOMMI_REGION_BUCKETS
 #undef DCOMMI_REGION_CARD
 #undef DCOMMI_REGION_KEY_DEVICE
-#undef DCOMMI_REGION_KEY_MAX
-#undef DCOMMI_REGION_KEY_ROOM
 #undef DCOMMI_REGION_LEN_MAX
 #undef DCOMMI_REGION_MAPS
 #undef DCOMMI_REGION_REFUSALS
@@ -69764,7 +70066,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_UCX_ORDERED
 #undef DCOMMI_UCX_PART_GRAIN
 #undef DCOMMI_UCX_PART_MIN
-#undef DCOMMI_UCX_SHM_NEED
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY
 #undef DCOMMI_UNROLL_8

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 
 enum { COUNT = 100000, PAGE = 4096 };
@@ -413,20 +414,23 @@ Test(memory, owner_killed_by_message, .timeout = 100)
 
 /* ---- a kernel that forbids to read other processes ---- */
 
-/* From now on process_vm_readv fails in this process, as in many containers. */
-static void forbid_reading(unsigned error)
+/* From now on a system call with this first argument (-1: any) fails in this process, as in many
+ * containers. */
+static void forbid(unsigned call, int first, unsigned error)
 {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args)),
+        BPF_JUMP(BPF_JMP | (first < 0 ? BPF_JGE : BPF_JEQ) | BPF_K, first < 0 ? 0 : (unsigned)first,
+                 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
     PROCS_TRUE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     PROCS_TRUE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
-    PROCS_TRUE(syscall(SYS_process_vm_readv, getpid(), NULL, 0, NULL, 0, 0) == -1 &&
-               errno == (int)error);
+    PROCS_TRUE(syscall((long)call, first, NULL, 0, NULL, 0, 0) == -1 && errno == (int)error);
 }
 
 typedef struct forbidden {
@@ -439,7 +443,7 @@ static int forbidden_ranks(int rank, int n, procs_shared *s, void *arg)
 {
     const forbidden *f = arg;
     if (rank % f->among == f->among - 1) {
-        forbid_reading(f->error);
+        forbid(SYS_process_vm_readv, -1, f->error);
     }
     ranks_settle(rank, n, RANKS_LOCAL);
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
@@ -480,4 +484,90 @@ Test(memory, reading_is_forbidden, .timeout = 100)
                          among);
         }
     }
+}
+
+/* ---- ranks that cannot hand each other memory ---- */
+
+static procs_shared *warned;
+
+static void count_warnings(int level, const char *message, void *user)
+{
+    (void)level, (void)user;
+    atomic_fetch_add(&warned->words[0], strstr(message, "cannot share memory") != NULL);
+}
+
+typedef struct apart {
+    unsigned forbidden; /* this system call ... */
+    int first;          /* ... with this argument */
+    int rank;           /* ... to this rank */
+} apart;
+
+/* They talk over the network, and one of them says so. */
+static int kept_apart(int rank, int n, procs_shared *s, void *arg)
+{
+    const apart *a = arg;
+    float *data = malloc(COUNT * sizeof *data);
+    if (rank == a->rank) {
+        forbid(a->forbidden, a->first, EPERM);
+    }
+    warned = s;
+    dcomm_set_logger(count_warnings, NULL);
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    for (int r = 0; r < n; r++) {
+        bool together = r == rank || (r != a->rank && rank != a->rank);
+        PROCS_TRUE((dcomm_comm_host(comm, r) == dcomm_comm_host(comm, rank)) == together);
+    }
+    void *p = allocate(comm, COUNT * sizeof(float));
+    for (int i = 0; i < 3; i++) {
+        all_reduce(comm, data, COUNT, i, NULL);
+        all_reduce(comm, p, COUNT, i, NULL);
+    }
+    PROCS_CHECK(atomic_load(&s->words[0]) == 1, "%ld warnings", atomic_load(&s->words[0]));
+    RANKS_OK(dcomm_mem_free(&p));
+    free(data);
+    return ranks_leave(&comm);
+}
+
+Test(memory, ranks_that_cannot_share, .timeout = 100)
+{
+    int ended[PROCS_MAX];
+    apart no_memory = {SYS_memfd_create, -1, 1}, no_socket = {SYS_socket, AF_UNIX, 0};
+    cr_assert_eq(procs_run(3, 45, kept_apart, &no_memory, ended), 0);
+    cr_assert_eq(procs_run(2, 45, kept_apart, &no_socket, ended), 0);
+}
+
+/* Lines of this process's map that have a name which outlives it. */
+static int named(void)
+{
+    FILE *file = fopen("/proc/self/maps", "re");
+    char line[512];
+    int n = 0;
+    PROCS_TRUE(file != NULL);
+    while (fgets(line, sizeof line, file) != NULL) {
+        n += strstr(line, "/SYSV") != NULL || strstr(line, "/dev/shm/") != NULL;
+    }
+    fclose(file);
+    return n;
+}
+
+/* What has no name cannot be left behind, whenever a process is killed. */
+static int nameless(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    int before = named();
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    float *p = allocate(comm, COUNT * sizeof *p);
+    expect_mapped(comm, p, COUNT, true);
+    PROCS_CHECK(named() == before, "%d names of shared memory", named() - before);
+    void *freed = p;
+    RANKS_OK(dcomm_mem_free(&freed));
+    return ranks_leave(&comm);
+}
+
+Test(memory, has_no_name, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    cr_assert_eq(procs_run(2, 50, nameless, NULL, ended), 0);
 }

@@ -215,36 +215,25 @@ static int mapped(int rank, int n, procs_shared *s, void *arg)
 {
     enum { LEN = 3 << 20 };
     node *me = join(rank, n, s, *(int *)arg);
-    dcommi_region region;
-    dcomm_status status = me->t->call->region_create(me->t, LEN, &region);
-    if (*(int *)arg != LOCAL) {
-        PROCS_TRUE(status == DCOMM_ERR_UNSUPPORTED);
-        leave(me, false);
-        return 0;
-    }
-    PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
-    PROCS_TRUE(region.len == LEN && region.key_len > 0 && region.key_len < 1000);
-    memset(region.base, rank + 1, LEN);
-    /* The blobs have served; reuse them for the keys. */
+    int own = dcommi_share_file(LEN), theirs = -1;
+    unsigned char *base = dcommi_share_map_huge(own, LEN), *ptr = NULL;
+    PROCS_TRUE(own >= 0 && base != NULL && (uintptr_t)base % DCOMMI_HUGE_PAGE == 0);
+    memset(base, rank + 1, LEN);
     meet(me, 1, -1);
-    unsigned char blob[PROCS_BLOB];
-    memcpy(blob, &region.base, sizeof region.base);
-    memcpy(blob + 8, region.key, region.key_len);
-    procs_give(s, rank, blob, 8 + region.key_len);
-    meet(me, 2, -1);
+    PROCS_TRUE(me->t->call->region_take(me->t, 1 - rank, 1, LEN, &theirs) == DCOMM_ERR_PEER);
     for (int round = 0; round < 2; round++) {
-        size_t len;
-        const unsigned char *theirs = procs_take(s, 1 - rank, &len);
-        void *base, *ptr = NULL, *map = NULL;
-        memcpy(&base, theirs, sizeof base);
-        PROCS_CHECK(me->t->call->region_map(me->t, 1 - rank, theirs + 8, len - 8, base, &ptr,
-                                            &map) == DCOMM_OK,
+        uint32_t number = (uint32_t)round + 7;
+        PROCS_TRUE(me->t->call->region_give(me->t, 1 - rank, number, own) == DCOMM_OK);
+        meet(me, 2 + 4 * round, -1);
+        PROCS_CHECK(me->t->call->region_take(me->t, 1 - rank, number, LEN, &theirs) == DCOMM_OK,
                     "%s", dcommi_message);
+        ptr = dcommi_share_map(theirs, 0, LEN);
+        PROCS_TRUE(ptr != NULL && close(theirs) == 0);
         if (round == 0) {
-            PROCS_TRUE(((unsigned char *)ptr)[LEN - 1] == 2 - rank);
+            PROCS_TRUE(ptr[LEN - 1] == 2 - rank);
         }
         /* Count up in turns through the peer's word. */
-        _Atomic long *mine = region.base, *other = ptr;
+        _Atomic long *mine = (void *)base, *other = (void *)ptr;
         meet(me, 3 + 4 * round, -1);
         atomic_store(mine, 0);
         meet(me, 4 + 4 * round, -1);
@@ -255,14 +244,61 @@ static int mapped(int rank, int n, procs_shared *s, void *arg)
             }
         }
         meet(me, 5 + 4 * round, -1);
-        me->t->call->region_unmap(me->t, map);
-        meet(me, 6 + 4 * round, -1);
+        munmap(ptr, LEN);
     }
-    me->t->call->region_destroy(me->t, &region);
+    dcommi_huge_release(base, LEN);
+    close(own);
     leave(me, false);
     return 0;
 }
-ALL(mapped, 2, 30)
+ONE(mapped, , LOCAL, 2, 30, -1)
+
+/* Only memory of the promised length that nobody can cut is taken, and only from those who know our
+ * address; the rest is closed at once. */
+static int impostors(int rank, int n, procs_shared *s, void *arg)
+{
+    node *me = join(rank, n, s, *(int *)arg);
+    PROCS_TRUE(me->t->call->common(me->t, 0) != NULL);
+    int before = sockets(), fd = -1;
+    dcommi_local *u = (dcommi_local *)me->t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, 0);
+    int shorter = dcommi_share_file(4096), loose = (int)syscall(SYS_memfd_create, "loose", 1u);
+    PROCS_TRUE(shorter >= 0 && loose >= 0 && ftruncate(loose, 8192) == 0);
+    PROCS_TRUE(ftruncate(shorter, 100) != 0 && ftruncate(shorter, 8192) != 0);
+    PROCS_TRUE(me->t->call->region_give(me->t, 0, 1, shorter) == DCOMM_OK);
+    PROCS_TRUE(me->t->call->region_give(me->t, 0, 2, loose) == DCOMM_OK);
+    PROCS_TRUE(me->t->call->region_take(me->t, 0, 1, 8192, &fd) == DCOMM_ERR_CORRUPT && fd < 0);
+    PROCS_TRUE(me->t->call->region_take(me->t, 0, 2, 8192, &fd) == DCOMM_ERR_CORRUPT && fd < 0);
+    dcommi_local_card card = p->card;
+    card.hand.secret[3] ^= 1;
+    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card) == DCOMM_OK);
+    PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK);
+    PROCS_TRUE(u->hands.handed == NULL && sockets() == before);
+    /* More than it can take in at once has to wait until it looks. */
+    dcomm_status status = DCOMM_OK;
+    for (int i = 0; i < 100000 && status == DCOMM_OK; i++) {
+        status = me->t->call->greet(me->t, &card, sizeof card);
+    }
+    PROCS_TRUE(status == DCOMM_IN_PROGRESS && me->t->call->listen(me->t) == DCOMM_OK);
+    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card) == DCOMM_OK);
+    PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK && u->hands.handed == NULL);
+    card.hand.id ^= 1; /* nobody listens there */
+    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card) == DCOMM_ERR_UNSUPPORTED);
+    /* Who connects and says nothing yet is waited for without blocking. */
+    struct sockaddr_un name;
+    socklen_t len = dcommi_hand_name(u->card.hand.id, &name);
+    int slow = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    PROCS_TRUE(connect(slow, (struct sockaddr *)&name, len) == 0);
+    PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK && u->hands.handed != NULL);
+    close(slow);
+    PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK && u->hands.handed == NULL);
+    PROCS_TRUE(sockets() == before);
+    close(shorter);
+    close(loose);
+    leave(me, false);
+    return 0;
+}
+ONE(impostors, , LOCAL, 1, 20, -1)
 
 /* ---- the process around it ---- */
 
@@ -283,8 +319,8 @@ static int several_in_one(int rank, int n, procs_shared *s, void *arg)
     }
     for (int i = 0; i < 4; i++) {
         dcommi_transport *other = nodes[i ^ 1]->t;
-        PROCS_TRUE(nodes[i]->t->call->add_peer(nodes[i]->t, (i ^ 1) % 2, other->address,
-                                               other->address_len) == DCOMM_OK);
+        nodes[i]->kind = i >= 2 ? NET : LOCAL;
+        know(nodes[i], (i ^ 1) % 2, other->address, other->address_len);
         for (unsigned k = 0; k < 20; k++) {
             PROCS_TRUE(post(nodes[i], (i ^ 1) % 2, k, k * 10000, PLAIN, sizeof(head)) >= 0);
         }
@@ -332,7 +368,8 @@ static int good_guest(int rank, int n, procs_shared *s, void *arg)
     PROCS_CHECK(read(ends[0], &byte, 1) == 0, "something was written to stdout");
     return 0;
 }
-ALL(good_guest, 1, 20)
+ONE(good_guest, _net, NET, 1, 20, -1)
+ONE(good_guest, _spread, SPREAD, 1, 20, -1)
 
 Test(transport, unknown_interface, .timeout = 10)
 {
@@ -345,35 +382,18 @@ Test(transport, unknown_interface, .timeout = 10)
     cr_assert(strstr(dcommi_message, "DCOMM_IFACE") != NULL);
 }
 
+/* Neither a full /dev/shm nor a missing one matters. */
 static int small_shm(int rank, int n, procs_shared *s, void *arg)
 {
-    (void)n;
-    (void)s;
-    (void)arg;
-    const char *size = rank == 0 ? "size=256k" : "size=40m";
+    const char *size = rank == 0 ? "size=4k" : "size=40m";
     if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
         mount("tmpfs", "/dev/shm", "tmpfs", 0, size) != 0) {
-        return 0; /* only root can try this */
+        size = NULL; /* only root can try this */
     }
-    dcommi_transport_handlers handlers = {0};
-    dcommi_transport *t = NULL;
-    dcomm_status status = dcommi_local_open(&handlers, &t);
-    if (rank == 0) {
-        PROCS_CHECK(status == DCOMM_ERR_SYSTEM, "%d", status);
-        PROCS_CHECK(strstr(dcommi_message, "/dev/shm") != NULL, "%s", dcommi_message);
-        return 0;
-    }
-    dcommi_region region;
-    PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
-    PROCS_TRUE(t->call->region_create(t, (size_t)1 << 46, &region) == DCOMM_ERR_SYSTEM);
-    PROCS_CHECK(strstr(dcommi_message, "shared memory") != NULL, "%s", dcommi_message);
-    PROCS_CHECK(t->call->region_create(t, 64 << 20, &region) == DCOMM_OK, "%s", dcommi_message);
-    memset(region.base, 1, 64 << 20); /* would die by SIGBUS in a full /dev/shm */
-    t->call->close(t, 1, false);
-    return 0;
+    return every_size(rank, n, s, arg);
 }
 
-Test(transport, small_shared_memory, .timeout = 25)
+Test(transport, small_shared_memory, .timeout = 45)
 {
-    expect(2, 20, small_shm, LOCAL, -1);
+    expect(2, 40, small_shm, LOCAL, -1);
 }

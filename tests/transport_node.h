@@ -170,6 +170,9 @@ static inline void on_lost(void *user, dcommi_transport *t, int peer, const char
 
 static inline void know(node *me, int peer, const void *address, size_t len)
 {
+    while (me->kind == LOCAL && me->t->call->greet(me->t, address, len) != DCOMM_OK) {
+        PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK);
+    }
     PROCS_TRUE(me->t->call->add_peer(me->t, peer, address, len) == DCOMM_OK);
     if (me->kind == SPREAD) {
         me->t->call->connect(me->t, peer, CONNECTIONS);

@@ -36,12 +36,13 @@ typedef struct dcomm_context_opts {
                              else the one towards MASTER_ADDR, else the default route's, else
                              the first that is up; the loopback only when there is no other) */
     const char *host_id;  /* ranks share memory only where this is equal (default: DCOMM_HOSTID,
-                             else boot id, namespaces and host name) */
+                             else boot id, namespaces, user and host name) and where they can
+                             hand each other descriptors, which takes one network namespace */
 } dcomm_context_opts;
 
 /* Open a context. It is closed when its creator has destroyed it and neither a communicator nor
  * memory from dcomm_mem_alloc is left.
- * Errors: DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (e.g. /dev/shm too small). */
+ * Errors: DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (no socket, no thread). */
 DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                             dcomm_context **context_p);
 DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);

@@ -19,6 +19,9 @@ extern "C" {
  * huge pages, if the kernel gives them (dcomm_mem_query tells). It is in memory from the
  * start: a host that has not enough gives an error here and no SIGBUS later.
  *
+ * Each such memory keeps one file descriptor open until it is freed. Where no descriptor is left
+ * (ulimit -n), the memory is served as ordinary memory is (dcomm_mem_info.shared is false).
+ *
  * It is placed on the NUMA node of the thread that allocates it. Freed memory is the system's again
  * when the peers that have mapped it have heard of it, in their next progress.
  *

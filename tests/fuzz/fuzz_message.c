@@ -113,65 +113,24 @@ static unsigned fake_progress(dcommi_transport *t)
     return 0;
 }
 
-/* Shared memory of our own stands for a peer's: its size in pages and its mark are the key. */
-typedef struct fake_key {
-    uint8_t pages, bad_mark;
-    dcommi_region_mark mark;
-} fake_key;
+/* Shared memory of our own stands for a peer's, in so many pages. */
+static size_t fake_pages;
 
-typedef struct fake_map {
-    void *at;
-    size_t len;
-} fake_map;
-
-static dcomm_status fake_share(size_t len, void **at)
+static dcomm_status fake_region_give(dcommi_transport *t, int peer, uint32_t number, int file)
 {
-    *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    return *at == MAP_FAILED ? DCOMM_ERR_SYSTEM : DCOMM_OK;
-}
-
-static dcomm_status fake_region_create(dcommi_transport *t, size_t len, dcommi_region *region)
-{
-    (void)t;
-    *region = (dcommi_region){.len = len, .handle = region, .key = "key", .key_len = 3};
-    return fake_share(len, &region->base);
-}
-
-static void fake_region_destroy(dcommi_transport *t, dcommi_region *region)
-{
-    (void)t;
-    munmap(region->base, region->len);
-    region->handle = NULL;
-}
-
-static dcomm_status fake_region_map(dcommi_transport *t, int peer, const void *key, size_t key_len,
-                                    void *remote_base, void **ptr, void **map)
-{
-    fake_key k;
-    (void)t, (void)peer, (void)remote_base;
-    if (key_len < sizeof k) {
-        return DCOMM_ERR_TRANSPORT;
-    }
-    memcpy(&k, key, sizeof k);
-    size_t len = ((size_t)k.pages % 16 + 1) * 4096;
-    fake_map *m = malloc(sizeof *m);
-    if (fake_share(len, ptr) < 0) {
-        abort();
-    }
-    memset(*ptr, 3, len);
-    k.mark.id += k.bad_mark;
-    memcpy((char *)*ptr + len - 4096, &k.mark, sizeof k.mark);
-    *m = (fake_map){*ptr, len};
-    *map = m;
+    (void)t, (void)peer, (void)number, (void)file;
     return DCOMM_OK;
 }
 
-static void fake_region_unmap(dcommi_transport *t, void *map)
+static dcomm_status fake_region_take(dcommi_transport *t, int peer, uint32_t number, size_t len,
+                                     int *file)
 {
-    fake_map *m = map;
-    (void)t;
-    munmap(m->at, m->len);
-    free(m);
+    (void)t, (void)peer, (void)number;
+    if (len > fake_pages * 4096) {
+        return DCOMM_ERR_CORRUPT;
+    }
+    *file = dcommi_share_file(len);
+    return *file >= 0 ? DCOMM_OK : DCOMM_ERR_SYSTEM;
 }
 
 static void fake_close(dcommi_transport *t, double timeout_s, bool force)
@@ -188,10 +147,8 @@ static const dcommi_transport_vtable fake_vtable = {.add_peer = fake_add_peer,
                                                     .fetch = fake_fetch,
                                                     .release = fake_release,
                                                     .progress = fake_progress,
-                                                    .region_create = fake_region_create,
-                                                    .region_destroy = fake_region_destroy,
-                                                    .region_map = fake_region_map,
-                                                    .region_unmap = fake_region_unmap,
+                                                    .region_give = fake_region_give,
+                                                    .region_take = fake_region_take,
                                                     .peek = fake_peek,
                                                     .close = fake_close};
 
@@ -483,8 +440,8 @@ static void serve(dcomm_context *context, bool in_use)
     for (int i = 0; context->regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
         for (dcommi_map *map = context->regions->maps[i]; map != NULL; map = map->next) {
             if (map->on_device && map->state == DCOMMI_MAP_KNOWN) {
-                if (map->key_len != sizeof(dcommi_device_key) || map->len == 0 ||
-                    map->len > DCOMMI_REGION_LEN_MAX || map->base + map->len < map->base) {
+                if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX ||
+                    map->base + map->len < map->base) {
                     abort();
                 }
                 map->state = DCOMMI_MAP_OPEN;
@@ -536,8 +493,8 @@ static void answer_region(dcomm_comm *comm, input *in)
                        .src = map != NULL ? (uint32_t)map->peer + 1 : 1,
                        .tag = map != NULL ? map->id : other,
                        .a = device};
-    dcommi_region_card card = {.len = (uint64_t)(1 + other % 16) * 4096, .mark = {.id = h.tag}};
-    fake_key key = {.pages = 1 + other % 16, .mark = card.mark};
+    dcommi_region_card card = {.len = (uint64_t)(1 + other % 16) * 4096};
+    fake_pages = 1 + other % 16;
     switch (spoil) {
     case 1:
         card.base = take_wide(in);
@@ -546,10 +503,7 @@ static void answer_region(dcomm_comm *comm, input *in)
         card.len = take_wide(in);
         break;
     case 3:
-        key.pages = take(in);
-        break;
-    case 4:
-        key.bad_mark = 1;
+        fake_pages = take(in);
         break;
     case 5:
         h.tag = take(in);
@@ -564,9 +518,8 @@ static void answer_region(dcomm_comm *comm, input *in)
         break;
     }
     uint8_t payload[sizeof card + sizeof(dcommi_device_key)] = {0};
-    size_t whole = sizeof card + (device ? sizeof(dcommi_device_key) : sizeof key);
+    size_t whole = sizeof card + (device ? sizeof(dcommi_device_key) : 0);
     memcpy(payload, &card, sizeof card);
-    memcpy(payload + sizeof card, &key, sizeof key);
     size_t len = h.type == DCOMMI_MSG_REGION_GONE ? 0 : spoil == 7 ? other : whole;
     arrive(comm, &h, sizeof h, payload, len < sizeof payload ? len : sizeof payload, spoil);
 }

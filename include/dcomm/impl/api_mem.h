@@ -42,19 +42,9 @@ static size_t dcommi_mem_available(void)
     return found ? (size_t)kib << 10 : SIZE_MAX;
 }
 
-/* Shared memory of own->len bytes and its mark, mapped and in memory. */
-static dcomm_status dcommi_mem_share(dcommi_own *own)
-{
-    dcommi_token_take(own->context);
-    dcomm_status status = dcommi_own_create(own);
-    dcommi_token_release(own->context);
-    return status < 0 ? status : dcommi_own_fill(own, true);
-}
-
 /* Memory that nobody else can map. */
 static dcomm_status dcommi_mem_plain(dcommi_own *own)
 {
-    own->mapped = own->len;
     own->base = dcommi_huge_reserve(own->len);
     if (own->base == NULL || mprotect(own->base, own->len, PROT_READ | PROT_WRITE) != 0) {
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no address space for %zu bytes: %s", own->len,
@@ -67,19 +57,11 @@ static dcomm_status dcommi_mem_plain(dcommi_own *own)
     return DCOMM_OK;
 }
 
-/* Give back what there is of it. */
-static void dcommi_mem_drop(dcommi_own *own)
-{
-    dcommi_token_take(own->context);
-    dcommi_own_destroy(own);
-    dcommi_token_release(own->context);
-}
-
 static dcomm_status dcommi_mem_make(dcommi_own *own)
 {
-    dcomm_status status = dcommi_mem_share(own);
+    dcomm_status status = dcommi_own_create(own, true);
     if (status == DCOMM_ERR_UNSUPPORTED) {
-        dcommi_mem_drop(own);
+        dcommi_own_destroy(own);
         return dcommi_mem_plain(own);
     }
     DCOMMI_TRY(status);
@@ -107,7 +89,7 @@ static dcomm_status dcommi_mem_alloc(dcomm_context *context, size_t bytes, dcomm
     own->context = context;
     dcomm_status status = dcommi_mem_make(own);
     if (status < 0) {
-        dcommi_mem_drop(own);
+        dcommi_own_destroy(own);
         dcommi_free(own);
         return status;
     }
@@ -171,7 +153,7 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
         dcommi_own_leave(own);
         dcommi_token_release(own->context);
     }
-    dcommi_mem_drop(own);
+    dcommi_own_destroy(own);
     dcomm_context *context = own->context;
     dcommi_free(own->readers);
     dcommi_free(own);

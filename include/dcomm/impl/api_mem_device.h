@@ -63,8 +63,7 @@ static dcomm_status dcommi_shared_add(dcommi_shared *shared, dcomm_context *cont
     own->base = shared->base;
     own->len = shared->len;
     own->users = 1;
-    own->region.key = &shared->key;
-    own->region.key_len = sizeof shared->key;
+    own->file = -1;
     dcommi_token_take(context);
     dcomm_status status = shared->key.place != 0 ? dcommi_own_enter(own) : DCOMM_OK;
     dcommi_token_release(context);

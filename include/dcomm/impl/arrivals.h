@@ -228,7 +228,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     case DCOMMI_MSG_REGION:
     case DCOMMI_MSG_REGION_GONE:
     case DCOMMI_MSG_REGION_SHUT:
-        dcommi_on_region_message(comm, h, arrival->data, arrival->len);
+        dcommi_on_region_message(comm, h, arrival->data);
         return DCOMMI_CONSUMED;
     default: /* CREDIT: learned above */
         return DCOMMI_CONSUMED;
@@ -283,7 +283,7 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
         } else if (known && h.type == DCOMMI_MSG_SHRINK) {
             dcommi_on_shrink(comm, &h);
         } else if (known && h.type == DCOMMI_MSG_REGION_SHUT) {
-            dcommi_on_region_message(comm, &h, NULL, 0);
+            dcommi_on_region_message(comm, &h, NULL);
         } else if (known && h.type == DCOMMI_MSG_QUERY) {
             dcommi_send_abort(comm, (int)h.src);
         } else if (comm == NULL && !dcommi_is_buried(context, h.comm) &&

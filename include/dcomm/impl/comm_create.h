@@ -3,9 +3,8 @@
 #define DCOMMI_COMM_CREATE_H
 
 #include "board.h"
-#include "boot.h"
 #include "cache.h"
-#include "context.h"
+#include "comm_reach.h"
 #include "select.h"
 
 /* ---- making and freeing ---- */
@@ -251,21 +250,31 @@ static bool dcommi_cards_threads(const dcommi_cards *cards, int size)
     return threads;
 }
 
-/* Who is where. */
-static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards)
+/* Send a card with an address behind it, and receive all ranks'. */
+static dcomm_status dcommi_cards_swap(dcommi_boot *boot, const dcommi_card *card,
+                                      const void *address, size_t len, dcommi_cards *cards)
 {
-    int64_t *host = dcommi_calloc((size_t)comm->size, sizeof *host);
-    comm->places = dcommi_calloc((size_t)comm->size, sizeof *comm->places);
-    for (int r = 0; host != NULL && comm->places != NULL && r < comm->size; r++) {
-        comm->places[r] = cards->card[r].place;
-        while (strcmp(cards->card[host[r]].host_id, cards->card[r].host_id) != 0) {
-            host[r]++;
-        }
+    uint8_t *blob = dcommi_alloc_raw(sizeof *card + len);
+    if (blob == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    comm->groups = host != NULL && comm->places != NULL
-                       ? dcommi_place_groups(comm->size, host, comm->places)
-                       : NULL;
-    dcommi_free(host);
+    memcpy(blob, card, sizeof *card);
+    memcpy(blob + sizeof *card, address, len);
+    dcomm_status status = dcommi_cards_exchange(boot, blob, sizeof *card + len, cards);
+    dcommi_free(blob);
+    return status;
+}
+
+/* Who is where. */
+static dcomm_status dcommi_comm_groups(dcomm_comm *comm, const dcommi_cards *cards,
+                                       const int64_t *host)
+{
+    comm->places = dcommi_calloc((size_t)comm->size, sizeof *comm->places);
+    for (int r = 0; comm->places != NULL && r < comm->size; r++) {
+        comm->places[r] = cards->card[r].place;
+    }
+    comm->groups =
+        comm->places != NULL ? dcommi_place_groups(comm->size, host, comm->places) : NULL;
     if (comm->groups == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -289,7 +298,8 @@ static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *
                                  : DCOMM_ERR_NO_MEMORY;
 }
 
-/* From now on over so many connections to each rank on another host. With the token. */
+/* Be ready to send to all ranks; over so many connections to each on another host. With the token.
+ */
 static void dcommi_comm_connections(dcomm_comm *comm, int connections)
 {
     for (int r = 0; r < comm->size; r++) {
@@ -301,41 +311,17 @@ static void dcommi_comm_connections(dcomm_comm *comm, int connections)
     }
 }
 
-/* What each rank says in the end of its creation. */
-typedef struct dcommi_verdict_card {
-    int32_t status;
-    char text[252];
-} dcommi_verdict_card;
+/* What the ranks tell each other in creation. */
+typedef struct dcommi_gathering {
+    dcommi_cards local, net; /* with the addresses of that transport; net: where there are hosts */
+    int64_t *host;           /* of each rank */
+} dcommi_gathering;
 
-/* Nobody goes on before everybody can be reached, and an error of one is an error of all. */
-static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
-                                      dcomm_status status)
+static void dcommi_gathering_free(dcommi_gathering *m)
 {
-    dcommi_verdict_card mine = {.status = status};
-    void *all = NULL;
-    size_t *lens = NULL, at = 0;
-    if (status < 0) {
-        snprintf(mine.text, sizeof mine.text, "%.250s", dcommi_message);
-    }
-    dcomm_status exchanged = dcommi_boot_allgather(boot, &mine, sizeof mine, &all, &lens);
-    if (exchanged < 0) {
-        return status < 0 ? status : exchanged;
-    }
-    for (int r = 0; r < comm->size; at += lens[r++]) {
-        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
-        if (lens[r] == sizeof theirs) {
-            memcpy(&theirs, (const char *)all + at, sizeof theirs);
-            theirs.text[sizeof theirs.text - 1] = 0;
-        }
-        if (theirs.status < 0 && status == DCOMM_OK) {
-            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
-                                                                     : DCOMM_ERR_CORRUPT,
-                                 "rank %d: %s", r, theirs.text);
-        }
-    }
-    dcommi_free(all);
-    dcommi_free(lens);
-    return status;
+    dcommi_cards_free(&m->local);
+    dcommi_cards_free(&m->net);
+    dcommi_free(m->host);
 }
 
 /* ---- control connections ---- */
@@ -452,57 +438,41 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
     return status;
 }
 
-static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi_cards *cards)
+/* Where all ranks are; opens the network if some are elsewhere. */
+static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcommi_gathering *m)
 {
     dcomm_context *context = comm->context;
+    dcommi_transport *local = context->local;
     dcommi_card card;
-    comm->rank = boot->rank;
-    comm->size = boot->size;
-    comm->members = dcommi_calloc((size_t)comm->size, sizeof *comm->members);
-    if (comm->members == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    /* First who and where, so that the network is opened only when some rank is elsewhere. */
     dcommi_card_fill(comm, &card);
-    DCOMMI_TRY(dcommi_cards_exchange(boot, &card, sizeof card, cards));
-    dcomm_status status = dcommi_comm_groups(comm, cards);
-    dcommi_cards_free(cards);
-    DCOMMI_TRY(status);
+    card.local_address = (uint32_t)local->address_len;
+    DCOMMI_TRY(dcommi_random_bytes(&card.nonce, sizeof card.nonce));
+    DCOMMI_TRY(dcommi_random_bytes(card.control_nonce, sizeof card.control_nonce));
+    DCOMMI_TRY(dcommi_cards_swap(boot, &card, local->address, local->address_len, &m->local));
+    m->host = dcommi_calloc((size_t)comm->size, sizeof *m->host);
+    DCOMMI_TRY(dcommi_comm_reach(comm, boot, m->local.card, m->local.extra, m->host));
+    DCOMMI_TRY(dcommi_comm_groups(comm, &m->local, m->host));
     dcommi_token_take(context);
     if (dcommi_place_crowded(comm->groups, comm->places, comm->rank)) {
         dcommi_patience(context, true);
     }
-    status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
-    size_t local = context->local->address_len;
-    size_t net = status >= 0 && comm->nhosts > 1 ? context->net->address_len : 0;
-    uint8_t *blob = dcommi_alloc(sizeof card + local + net);
-    if (blob != NULL) {
-        card.local_address = (uint32_t)local;
-        card.net_address = (uint32_t)net;
-        card.takes_device = net > 0 && context->net->takes_device;
-        if (dcommi_random_bytes(&card.nonce, sizeof card.nonce) < 0 ||
-            dcommi_random_bytes(card.control_nonce, sizeof card.control_nonce) < 0) {
-            status = DCOMM_ERR_SYSTEM;
-        }
-        if (net > 0) {
-            dcommi_card_control(context, &card);
-        }
-        memcpy(blob, &card, sizeof card);
-        memcpy(blob + sizeof card, context->local->address, local);
-        if (net > 0) {
-            memcpy(blob + sizeof card + local, context->net->address, net);
-        }
-    }
+    dcomm_status status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
     dcommi_token_release(context);
-    if (blob == NULL || status < 0) {
-        dcommi_free(blob);
-        return blob == NULL ? DCOMM_ERR_NO_MEMORY : status;
+    if (status < 0 || comm->nhosts == 1) {
+        return status;
     }
-    status = dcommi_cards_exchange(boot, blob, sizeof card + local + net, cards);
-    dcommi_free(blob);
-    DCOMMI_TRY(status);
+    card.local_address = 0;
+    card.net_address = (uint32_t)context->net->address_len;
+    card.takes_device = context->net->takes_device;
+    dcommi_card_control(context, &card);
+    return dcommi_cards_swap(boot, &card, context->net->address, context->net->address_len,
+                             &m->net);
+}
 
-    const dcommi_card *first = &cards->card[0];
+/* What rank 0 says counts. */
+static void dcommi_comm_adopt(dcomm_comm *comm, const dcommi_gathering *m)
+{
+    const dcommi_card *first = &m->local.card[0];
     comm->id = dcommi_mix(first->nonce, 1);
     comm->timeout_s = first->timeout_s;
     comm->chunk_bytes = (int64_t)first->chunk_bytes;
@@ -512,29 +482,80 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot, dcommi
     memcpy(comm->algo, first->algo, sizeof comm->algo);
     comm->device_ucx = comm->nhosts > 1;
     for (int r = 0; r < comm->size; r++) {
-        comm->device_ucx = comm->device_ucx && cards->card[r].takes_device != 0;
+        comm->device_ucx = comm->device_ucx && m->net.card[r].takes_device != 0;
     }
-    DCOMMI_TRY(dcommi_comm_chooser(comm, NULL));
+}
+
+/* One rank as a peer. With the token. */
+static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m, int r)
+{
+    dcomm_context *context = comm->context;
+    bool near = m->host[r] == m->host[comm->rank];
+    const dcommi_cards *cards = near ? &m->local : &m->net;
+    const dcommi_card *card = &cards->card[r];
+    size_t known = context->npeers;
+    int peer;
+    DCOMMI_TRY(dcommi_peer_add(context, card, near, cards->extra[r],
+                               near ? card->local_address : card->net_address, &peer));
+    comm->members[r].peer = peer;
+    if (near && context->npeers > known &&
+        context->local->call->common(context->local, peer) == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "the memory of rank %d cannot be mapped (see ulimit -n and -v)", r);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *m)
+{
+    dcomm_context *context = comm->context;
+    dcomm_status status = DCOMM_OK;
     dcommi_token_take(context);
     for (int r = 0; r < comm->size && status >= 0; r++) {
-        dcommi_member *m = &comm->members[r];
-        m->peer = -1;
-        m->hostname = dcommi_strdup(cards->card[r].hostname);
-        if (m->hostname == NULL) {
-            status = DCOMM_ERR_NO_MEMORY;
-        } else if (r != comm->rank) {
-            status = dcommi_peer_add(context, &cards->card[r], cards->extra[r],
-                                     cards->extra[r] + cards->card[r].local_address, &m->peer);
-        }
+        comm->members[r].hostname = dcommi_strdup(m->local.card[r].hostname);
+        status = comm->members[r].hostname == NULL ? DCOMM_ERR_NO_MEMORY
+                 : r != comm->rank                 ? dcommi_comm_peer(comm, m, r)
+                                                   : DCOMM_OK;
     }
-    int connections = (int)comm->chooser->tuning.connections;
-    connections = comm->connections > 0 ? comm->connections : connections > 0 ? connections : 1;
-    dcommi_comm_connections(comm, connections);
+    for (int r = 0; r < comm->size; r++) { /* those that were known already, or failed */
+        context->local->call->forget(context->local, m->local.extra[r],
+                                     m->local.card[r].local_address);
+    }
     dcommi_token_release(context);
-    if (status >= 0 && context->control != NULL && comm->nhosts > 1) {
-        status = dcommi_comm_control(comm, cards->card, boot->client.secret);
+    return status;
+}
+
+static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot)
+{
+    dcommi_gathering m = {0};
+    comm->rank = boot->rank;
+    comm->members = dcommi_calloc((size_t)boot->size, sizeof *comm->members);
+    if (comm->members == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    return dcommi_comm_agree(comm, boot, status);
+    comm->size = boot->size;
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].peer = -1;
+    }
+    dcomm_status status = dcommi_comm_locate(comm, boot, &m);
+    if (status >= 0) {
+        dcommi_comm_adopt(comm, &m);
+        status = dcommi_comm_chooser(comm, NULL);
+        status = status >= 0 ? dcommi_comm_peers(comm, &m) : status;
+        if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
+            status = dcommi_comm_control(comm, m.net.card, boot->client.secret);
+        }
+        status = dcommi_comm_agree(comm, boot, status);
+    }
+    if (status >= 0) {
+        int connections = (int)comm->chooser->tuning.connections;
+        connections = comm->connections > 0 ? comm->connections : connections;
+        dcommi_token_take(comm->context);
+        dcommi_comm_connections(comm, connections > 0 ? connections : 1);
+        dcommi_token_release(comm->context);
+    }
+    dcommi_gathering_free(&m);
+    return status;
 }
 
 static void dcommi_comm_tune_new(dcomm_comm *comm);
@@ -543,7 +564,6 @@ static void dcommi_comm_tune_new(dcomm_comm *comm);
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
     dcommi_boot *boot = NULL;
-    dcommi_cards cards = {0};
     dcomm_status status = DCOMM_OK;
     if (comm->context == NULL) {
         if (comm->opts.context != NULL) {
@@ -560,9 +580,8 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
         status = dcommi_boot_open(&comm->opts, comm->timeout_s, &comm->cancel, &boot);
     }
     if (status >= 0) {
-        status = dcommi_comm_meet(comm, boot, &cards);
+        status = dcommi_comm_meet(comm, boot);
     }
-    dcommi_cards_free(&cards);
     dcommi_boot_close(boot);
     if (status >= 0) {
         dcommi_comm_enter(comm);

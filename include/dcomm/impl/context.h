@@ -62,11 +62,11 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 6u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 7u)
 
-/* The context's number for a peer, new or known. */
-static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card,
-                                    const void *local_address, const void *net_address, int *peer_p)
+/* The context's number for a peer, new or known; `address` is what the transport to it wants. */
+static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card, bool same_host,
+                                    const void *address, size_t address_len, int *peer_p)
 {
     for (size_t i = 0; i < context->npeers; i++) {
         if (memcmp(context->peers[i].uuid, card->uuid, sizeof card->uuid) == 0) {
@@ -82,7 +82,7 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     memcpy(peer->uuid, card->uuid, sizeof card->uuid);
     peer->pid = card->pid;
     peer->started = card->started;
-    peer->same_host = strcmp(card->host_id, context->host_id) == 0;
+    peer->same_host = same_host;
     peer->transport = peer->same_host ? context->local : context->net;
     peer->takes_device = peer->transport->takes_device && card->takes_device != 0;
     peer->users = 1;
@@ -93,9 +93,8 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
         peer->unreadable = true;
         peer->started = 0;
     }
-    DCOMMI_TRY(peer->transport->call->add_peer(
-        peer->transport, (int)context->npeers, peer->same_host ? local_address : net_address,
-        peer->same_host ? card->local_address : card->net_address));
+    DCOMMI_TRY(peer->transport->call->add_peer(peer->transport, (int)context->npeers, address,
+                                               address_len));
     *peer_p = (int)context->npeers++;
     return DCOMM_OK;
 }
@@ -178,6 +177,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_env_check();
+    dcommi_ucx_tame_once();
     opts = opts != NULL ? opts : &defaults;
     dcomm_context *context = dcommi_alloc(sizeof *context);
     if (context == NULL) {

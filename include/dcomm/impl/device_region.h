@@ -156,6 +156,11 @@ static void dcommi_leaving_look(dcomm_context *context)
     }
 }
 
+static void dcommi_device_own_key(const dcommi_own *own, uint8_t *key)
+{
+    memcpy(key, &own->shared->key, sizeof own->shared->key);
+}
+
 /* ---- peers' ---- */
 
 /* Tell a peer that its region is not open here any more: also by a communicator that has failed, or
@@ -180,12 +185,6 @@ static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id)
     }
 }
 
-static void dcommi_device_map_free(dcommi_map *map)
-{
-    dcommi_free(map->key);
-    dcommi_free(map);
-}
-
 /* A map that has left the table: to be shut, if it is open. */
 static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map)
 {
@@ -195,7 +194,7 @@ static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map)
         atomic_store_explicit(&context->memory_due, 1, memory_order_relaxed);
     } else {
         dcommi_tell_shut(context, map->peer, map->id);
-        dcommi_device_map_free(map);
+        dcommi_free(map);
     }
 }
 
@@ -222,10 +221,9 @@ static bool dcommi_device_map_idle(const dcommi_map *map)
 static void dcommi_device_map_open(dcomm_context *context, dcommi_map *map, dcommi_device *device)
 {
     const dcommi_remote peer = context->peers[map->peer];
-    dcommi_device_key key;
+    const dcommi_device_key key = map->key; /* map may be forgotten meanwhile */
     void *memory = NULL;
     dcomm_status status = DCOMM_OK;
-    memcpy(&key, map->key, sizeof key);
     map->state = DCOMMI_MAP_OPENING;
     map->device = device;
     map->borrowed = peer.pid == getpid();
@@ -290,7 +288,7 @@ static void dcommi_maps_shut(dcomm_context *context)
         }
         *at = map->next;
         dcommi_tell_shut(context, map->peer, map->id);
-        dcommi_device_map_free(map);
+        dcommi_free(map);
         map = regions->shutting;
     }
 }
@@ -360,7 +358,7 @@ static void dcommi_device_regions_free(dcomm_context *context)
             (void)dcommi_gates_open_for(dcommi_devices->peer_close, map->device->handle.number,
                                         map->local);
         }
-        dcommi_device_map_free(map);
+        dcommi_free(map);
     }
     dcommi_leaving_look(context);
     while (regions->leaving != NULL) {

@@ -1,4 +1,4 @@
-/* host.h - a string that is equal on two ranks exactly where they can share memory. */
+/* host.h - a string that is equal on two ranks of one host. */
 #ifndef DCOMMI_HOST_H
 #define DCOMMI_HOST_H
 
@@ -53,15 +53,14 @@ static uint64_t dcommi_host_machine(void)
 }
 
 /* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
- * whether memory can be shared:
- *   boot id            one running kernel;
- *   pid namespace      process_vm_readv names the peer by its pid;
- *   ipc namespace      System V segments;
- *   user namespace     process_vm_readv asks for rights in the target's;
- *   effective user     segments are made for their owner alone;
- *   device of /dev/shm POSIX segments: the same file system gives the same number, also seen
- *                      through different mount namespaces;
- *   host name          keeps apart what a faked or missing boot id does not. */
+ * whether a process can read another's memory:
+ *   boot id         one running kernel;
+ *   pid namespace   process_vm_readv names the peer by its pid;
+ *   user namespace  process_vm_readv asks for rights in the target's;
+ *   effective user  memory is handed to its owner's processes alone;
+ *   host name       keeps apart what a faked or missing boot id does not.
+ * Ranks of one identity that cannot hand each other memory are on different hosts all the same
+ * (comm_reach.h). */
 static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
 {
     if (wanted == NULL || wanted[0] == '\0') {
@@ -76,12 +75,9 @@ static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX]
     if (gethostname(name, sizeof name - 1) != 0) {
         name[0] = '\0';
     }
-    struct stat shm;
-    uint64_t device = stat("/dev/shm", &shm) == 0 ? (uint64_t)shm.st_dev : 0;
-    snprintf(id, DCOMMI_HOST_ID_MAX,
-             "%s pid:%" PRIu64 " ipc:%" PRIu64 " user:%" PRIu64 " uid:%lu shm:%" PRIu64 " %s", boot,
-             dcommi_host_namespace("pid"), dcommi_host_namespace("ipc"),
-             dcommi_host_namespace("user"), (unsigned long)geteuid(), device, name);
+    snprintf(id, DCOMMI_HOST_ID_MAX, "%s pid:%" PRIu64 " user:%" PRIu64 " uid:%lu %s", boot,
+             dcommi_host_namespace("pid"), dcommi_host_namespace("user"), (unsigned long)geteuid(),
+             name);
 }
 
 #endif

@@ -63,24 +63,6 @@ static uint8_t *dcommi_huge_advised(size_t len)
     return at;
 }
 
-/* The same shared memory once more, where huge pages fit: who attaches a segment cannot say where
- * to. Lives apart from the first mapping. NULL: `at` is not (all of it) shared memory. */
-static uint8_t *dcommi_huge_alias(void *at, size_t len)
-{
-    uint8_t *place = dcommi_huge_reserve(len);
-    if (place == NULL) {
-        return NULL;
-    }
-    /* Of 0 bytes: Linux then leaves the first mapping in place. By number, because UCX puts a
-     * function in the place of the C library's that loses the last argument. */
-    if (syscall(SYS_mremap, at, (size_t)0, len, MREMAP_MAYMOVE | MREMAP_FIXED, place) !=
-        (long)(intptr_t)place) {
-        dcommi_huge_release(place, len);
-        return NULL;
-    }
-    return place;
-}
-
 /* Bring every page in, zeroed where it is new. False: there is no memory for it. */
 static bool dcommi_huge_populate(void *at, size_t len)
 {

@@ -1,5 +1,5 @@
 /* local.h - the transport between the processes of one host: messages through fifos in memory that
- * they map from each other over UCX (fifo.h), and that memory itself for whoever else wants it. */
+ * they map from each other (fifo.h, hand.h), and memory of the user's that they map likewise. */
 #ifndef DCOMMI_LOCAL_H
 #define DCOMMI_LOCAL_H
 
@@ -18,40 +18,42 @@ static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const v
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_card card;
-    if (peer < 0 || len < sizeof card || dcommi_local_peer_at(u, peer) != NULL) {
+    if (peer < 0 || len != sizeof card || u->card.hand.id == 0 ||
+        dcommi_local_peer_at(u, peer) != NULL) {
         return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
                            t->name, peer, len);
     }
     memcpy(&card, address, sizeof card);
-    if (card.key_len == 0 || (uint64_t)card.key_len + card.ucx_len != len - sizeof card) {
-        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the address of peer %d has a wrong length",
-                           t->name, peer);
-    }
     DCOMMI_TRY(
         dcommi_grow((void **)&u->peers, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
     DCOMMI_TRY(
         dcommi_grow((void **)&u->polled, &u->polled_capacity, u->npolled + 1, sizeof *u->polled));
     uint32_t fifo = 0;
-    DCOMMI_TRY(dcommi_local_fifo_find(u, card.id, &fifo));
+    DCOMMI_TRY(dcommi_local_fifo_find(u, card.hand.id, &fifo));
     dcommi_local_peer *p = dcommi_alloc(sizeof *p);
     if (p == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    p->keys = dcommi_alloc(len - sizeof card);
-    if (p->keys == NULL) {
-        dcommi_free(p);
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    memcpy(p->keys, (const char *)address + sizeof card, len - sizeof card);
     p->local = u;
     p->index = peer;
     p->card = card;
+    p->file = -1;
     p->fifo = fifo;
     p->in = u->fifos[fifo];
-    p->pidfd = dcommi_watch_add(&u->epoll, &u->process, &card.process, p);
+    p->pidfd = dcommi_watch_add(&u->epoll, &u->card.process, &card.process, p);
     u->peers[peer] = p;
     u->polled[u->npolled++] = p;
     return DCOMM_OK;
+}
+
+/* Map the fifo at the peer ahead of the first message, so that its descriptor can be closed. */
+static void dcommi_local_open_way(dcommi_transport *t, int peer, int connections)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    (void)connections;
+    if (p != NULL && p->out.lines == NULL && !p->ended && !p->lost) {
+        (void)dcommi_local_connect(p); /* what is wrong is said when something is to be sent */
+    }
 }
 
 static void dcommi_local_sweep(dcommi_local *u)
@@ -606,48 +608,57 @@ static void *dcommi_local_common(dcommi_transport *t, int peer)
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
-    if (peer >= 0 && (p == NULL || p->lost || p->ended || dcommi_local_look_up(p) < 0)) {
+    if (peer >= 0 && (p == NULL || p->lost || p->ended || dcommi_local_look_up(p) != DCOMM_OK)) {
         return NULL;
     }
-    return peer >= 0 ? p->directory->common : u->directory->common;
+    dcommi_local_directory *d = peer >= 0 ? p->directory : u->directory;
+    return d != NULL ? d->common : NULL;
 }
 
-static dcomm_status dcommi_local_region_create(dcommi_transport *t, size_t len,
-                                               dcommi_region *region)
+static dcomm_status dcommi_local_listen(dcommi_transport *t)
 {
-    if (len == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "%s: mapped memory of 0 bytes", t->name);
-    }
-    return dcommi_ucx_region_allocate(&((dcommi_local *)t)->maps, len, region);
+    return dcommi_hands_look(&((dcommi_local *)t)->hands);
 }
 
-static void dcommi_local_region_destroy(dcommi_transport *t, dcommi_region *region)
-{
-    if (region->handle != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, region->handle);
-    }
-    *region = (dcommi_region){0};
-}
-
-static dcomm_status dcommi_local_region_map(dcommi_transport *t, int peer, const void *key,
-                                            size_t key_len, void *remote_base, void **ptr,
-                                            void **map)
+static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address, size_t len)
 {
     dcommi_local *u = (dcommi_local *)t;
-    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
-    if (p == NULL || key_len == 0) {
-        return dcommi_fail(p == NULL ? DCOMM_ERR_INTERNAL : DCOMM_ERR_CORRUPT,
-                           "%s: peer %d has no memory key of %zu bytes", t->name, peer, key_len);
+    dcommi_local_card card;
+    if (len != sizeof card) {
+        return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: an address of %zu bytes", t->name, len);
     }
-    DCOMMI_TRY(dcommi_local_reach(p));
-    return dcommi_ucx_region_attach(&u->maps, p->ep, key, remote_base, ptr, map);
+    memcpy(&card, address, sizeof card);
+    return dcommi_hand_over(&u->hands, &card.hand, 0, u->file);
 }
 
-static void dcommi_local_region_unmap(dcommi_transport *t, void *map)
+static void dcommi_local_forget(dcommi_transport *t, const void *address, size_t len)
 {
-    if (map != NULL) {
-        dcommi_ucx_mapping_drop(((dcommi_local *)t)->maps.context, map);
+    dcommi_local_card card;
+    if (len == sizeof card) {
+        memcpy(&card, address, sizeof card);
+        dcommi_hands_forget(&((dcommi_local *)t)->hands, card.hand.id);
     }
+}
+
+static dcomm_status dcommi_local_region_give(dcommi_transport *t, int peer, uint32_t number,
+                                             int file)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    const dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    return p == NULL ? dcommi_fail(DCOMM_ERR_INTERNAL, "%s: no peer %d", t->name, peer)
+                     : dcommi_hand_over(&u->hands, &p->card.hand, number, file);
+}
+
+static dcomm_status dcommi_local_region_take(dcommi_transport *t, int peer, uint32_t number,
+                                             size_t len, int *file)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    dcomm_status status = p == NULL
+                              ? dcommi_fail(DCOMM_ERR_INTERNAL, "%s: no peer %d", t->name, peer)
+                              : dcommi_local_take(p, number, len, file);
+    return status == DCOMM_IN_PROGRESS
+               ? dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d handed over nothing", t->name, peer)
+               : status;
 }
 
 /* ---- opening and closing ---- */
@@ -675,14 +686,22 @@ static void dcommi_local_free(dcommi_local *u)
     while (u->offers != NULL) {
         dcommi_local_offer_free(u->offers);
     }
-    dcommi_ucx_maps_close(&u->maps);
+    dcommi_hands_close(&u->hands);
+    for (size_t i = 0; i < DCOMMI_LOCAL_PEERS; i++) {
+        dcommi_local_fifo_unmap(&u->fifos[i]);
+    }
+    if (u->directory != NULL) {
+        munmap(u->directory, dcommi_local_fifo_at(0));
+    }
+    if (u->file >= 0) {
+        close(u->file);
+    }
     if (u->epoll >= 0) {
         close(u->epoll);
     }
     dcommi_free(u->peers);
     dcommi_free(u->polled);
     dcommi_free(u->done);
-    dcommi_free((void *)(uintptr_t)u->base.address);
     dcommi_free(u);
 }
 
@@ -697,12 +716,15 @@ static void dcommi_local_close(dcommi_transport *t, double timeout_s, bool force
     }
     u->closing = true;
     /* Peers keep what they have mapped for as long as they want. */
-    atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
+    if (u->directory != NULL) {
+        atomic_store_explicit(&u->directory->closed, 1, memory_order_release);
+    }
     dcommi_local_free(u);
 }
 
 static const dcommi_transport_vtable dcommi_local_vtable = {
     .add_peer = dcommi_local_add_peer,
+    .connect = dcommi_local_open_way,
     .remove_peer = dcommi_local_remove_peer,
     .send = dcommi_local_send,
     .reserve = dcommi_local_reserve,
@@ -713,36 +735,27 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .peek = dcommi_local_peek,
     .pass = dcommi_local_pass,
     .common = dcommi_local_common,
-    .region_create = dcommi_local_region_create,
-    .region_destroy = dcommi_local_region_destroy,
-    .region_map = dcommi_local_region_map,
-    .region_unmap = dcommi_local_region_unmap,
+    .listen = dcommi_local_listen,
+    .greet = dcommi_local_greet,
+    .forget = dcommi_local_forget,
+    .region_give = dcommi_local_region_give,
+    .region_take = dcommi_local_region_take,
     .close = dcommi_local_close,
 };
 
-static dcomm_status dcommi_local_start(dcommi_local *u)
+/* Without shared memory or a Unix socket there can be no peers: others see it by our address. */
+static void dcommi_local_start(dcommi_local *u)
 {
-    DCOMMI_TRY(dcommi_ucx_maps_open(&u->maps));
-    DCOMMI_TRY(dcommi_ucx_region_allocate(&u->maps, sizeof *u->directory, &u->directory_region));
-    u->directory = u->directory_region.base;
-    u->id = dcommi_transport_id();
-    u->process = dcommi_watch_me();
-    dcommi_local_card card = {.id = u->id,
-                              .process = u->process,
-                              .directory = (uint64_t)(uintptr_t)u->directory,
-                              .key_len = (uint32_t)u->directory_region.key_len,
-                              .ucx_len = (uint32_t)u->maps.address_len};
-    size_t len = sizeof card + card.key_len + card.ucx_len;
-    uint8_t *address = dcommi_alloc(len);
-    if (address == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+    u->file = dcommi_share_file(dcommi_local_fifo_at(DCOMMI_LOCAL_PEERS));
+    u->directory = u->file >= 0 ? dcommi_share_map(u->file, 0, dcommi_local_fifo_at(0)) : NULL;
+    if (u->directory == NULL || !dcommi_hands_open(&u->hands, dcommi_transport_id())) {
+        dcommi_log(DCOMMI_LOG_INFO, "memory cannot be shared with other processes: %s",
+                   strerror(errno));
     }
-    memcpy(address, &card, sizeof card);
-    memcpy(address + sizeof card, u->directory_region.key, card.key_len);
-    memcpy(address + sizeof card + card.key_len, u->maps.address, card.ucx_len);
-    u->base.address = address;
-    u->base.address_len = len;
-    return DCOMM_OK;
+    u->card.hand = u->hands.me;
+    u->card.process = dcommi_watch_me();
+    u->base.address = &u->card;
+    u->base.address_len = sizeof u->card;
 }
 
 /* Shared memory with the processes of this host. */
@@ -758,12 +771,8 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
                                  .handlers = *handlers,
                                  .eager_max = DCOMMI_LOCAL_EAGER,
                                  .ordered_max = DCOMMI_LOCAL_EAGER};
-    u->epoll = -1;
-    dcomm_status status = dcommi_local_start(u);
-    if (status < 0) {
-        dcommi_local_free(u);
-        return status;
-    }
+    u->epoll = u->file = u->hands.socket = -1;
+    dcommi_local_start(u);
     *t_p = &u->base;
     return DCOMM_OK;
 }

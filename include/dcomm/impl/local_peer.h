@@ -6,15 +6,13 @@
 #include "device_host.h"
 #include "fifo.h"
 #include "fill.h"
-#include "ucx_region.h"
+#include "hand.h"
+#include "transport.h"
 #include "watch.h"
 
 #define DCOMMI_LOCAL_EAGER 32768 /* longest payload of one record */
 #define DCOMMI_LOCAL_FIFO 262144
-#define DCOMMI_LOCAL_PEERS 1024   /* of one transport, over its life */
-#define DCOMMI_LOCAL_PER_BLOCK 16 /* fifos */
-#define DCOMMI_LOCAL_BLOCKS (DCOMMI_LOCAL_PEERS / DCOMMI_LOCAL_PER_BLOCK)
-#define DCOMMI_LOCAL_KEY_MAX 244
+#define DCOMMI_LOCAL_PEERS 1024 /* of one transport, over its life */
 
 /* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
  * says go when it has a place (or no), then it comes in fragments between other records. */
@@ -32,25 +30,18 @@ typedef struct dcommi_local_offer_tail {
 
 /* ---- what lies in shared memory ---- */
 
-/* Each process owns the memory of the fifos that others write to it, and says here which is whose.
- * Blocks of fifos are allocated as peers are added. */
+/* Each process has one file: this directory, then the fifos that others write to it. The directory
+ * says which fifo is whose. Fifos are mapped as peers are added; until then they take no memory. */
 typedef struct dcommi_local_directory {
     _Atomic uint32_t count, closed;
-    struct dcommi_local_block {
-        uint64_t base;
-        uint32_t key_len;
-        uint8_t key[DCOMMI_LOCAL_KEY_MAX];
-    } blocks[DCOMMI_LOCAL_BLOCKS];
     uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
     _Alignas(DCOMMI_LINE) unsigned char common[DCOMMI_COMMON_BYTES];
 } dcommi_local_directory;
 
-/* How a transport is found: its address, followed by the directory's key and UCX's address. */
+/* How a transport is found: its address. */
 typedef struct dcommi_local_card {
-    uint64_t id;
+    dcommi_hand_address hand;
     dcommi_watch_card process;
-    uint64_t directory;
-    uint32_t key_len, ucx_len;
 } dcommi_local_card;
 
 /* ---- peers ---- */
@@ -84,10 +75,8 @@ typedef struct dcommi_local_peer {
     int index, pidfd;
     uint32_t fifo; /* number of the one that it writes to */
     dcommi_local_card card;
-    uint8_t *keys; /* the directory's key, UCX's address */
-    ucp_ep_h ep;
+    int file;                          /* until our fifo in it is mapped; -1: not open */
     dcommi_local_directory *directory; /* mapped */
-    void *directory_map, *fifo_map;
     dcommi_local_queued *queue, *queue_last;
     dcommi_local_flight *sends, *fetches;
     dcommi_filler filler; /* of its fifo */
@@ -107,8 +96,11 @@ typedef struct dcommi_local_offer {
 
 struct dcommi_local {
     dcommi_transport base;
-    dcommi_ucx_maps maps;
-    dcommi_local_peer **polled; /* all that are not removed or lost */
+    dcommi_hands hands;
+    dcommi_local_card card;
+    int file;                          /* -1: none */
+    dcommi_local_directory *directory; /* its beginning */
+    dcommi_local_peer **polled;        /* all that are not removed or lost */
     size_t npolled, polled_capacity;
     unsigned turns; /* of progress */
     size_t nwaiting, nended;
@@ -121,15 +113,12 @@ struct dcommi_local {
     bool inside;                /* progress is on the stack */
     bool closing;
     dcommi_record peeked;
-    uint64_t id, next_flight;
-    dcommi_watch_card process;
+    uint64_t next_flight;
     double last_watch;
     int epoll; /* of the peers' pidfds; -1: none */
     dcommi_local_peer **peers;
     size_t peers_capacity;
     dcommi_local_offer *offers;
-    dcommi_local_directory *directory;
-    dcommi_region directory_region, blocks[DCOMMI_LOCAL_BLOCKS];
     dcommi_fifo_end
         fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends, while nobody is added for them */
 };
@@ -141,10 +130,36 @@ static inline dcommi_local_peer *dcommi_local_peer_at(const dcommi_local *u, int
 
 /* ---- the fifos that peers write to ---- */
 
-static inline dcommi_fifo *dcommi_local_fifo_at(void *block, uint32_t fifo)
+static size_t dcommi_local_pages(size_t bytes)
 {
-    return (dcommi_fifo *)(void *)((char *)block + (fifo % DCOMMI_LOCAL_PER_BLOCK) *
-                                                       dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+static size_t dcommi_local_fifo_len(void)
+{
+    return dcommi_local_pages(dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
+}
+
+/* Where a fifo lies in its owner's file. */
+static size_t dcommi_local_fifo_at(size_t fifo)
+{
+    return dcommi_local_pages(sizeof(dcommi_local_directory)) + fifo * dcommi_local_fifo_len();
+}
+
+/* Map a fifo of some process's file; NULL: no address space. */
+static dcommi_fifo *dcommi_local_fifo_map(int file, size_t fifo)
+{
+    return dcommi_share_map(file, dcommi_local_fifo_at(fifo), dcommi_local_fifo_len());
+}
+
+static void dcommi_local_fifo_unmap(dcommi_fifo_end *end)
+{
+    if (end->fifo != NULL) {
+        munmap(end->fifo, dcommi_local_fifo_len());
+    }
+    end->fifo = NULL;
+    end->lines = NULL;
 }
 
 /* The fifo of a writer: its own from an earlier time, or a new one. */
@@ -164,21 +179,12 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
                            "left; make a new context",
                            DCOMMI_LOCAL_PEERS);
     }
-    uint32_t block = count / DCOMMI_LOCAL_PER_BLOCK;
-    if (u->blocks[block].base == NULL) {
-        dcommi_region *region = &u->blocks[block];
-        DCOMMI_TRY(dcommi_ucx_region_allocate(
-            &u->maps, DCOMMI_LOCAL_PER_BLOCK * dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO), region));
-        if (region->key_len > DCOMMI_LOCAL_KEY_MAX) {
-            return dcommi_fail(DCOMM_ERR_INTERNAL, "local: a memory key of %zu bytes",
-                               region->key_len);
-        }
-        d->blocks[block].base = (uint64_t)(uintptr_t)region->base;
-        d->blocks[block].key_len = (uint32_t)region->key_len;
-        memcpy(d->blocks[block].key, region->key, region->key_len);
+    dcommi_fifo *fifo = dcommi_local_fifo_map(u->file, count);
+    if (fifo == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "local: shared memory cannot be mapped: %s",
+                           strerror(errno));
     }
-    u->fifos[count] =
-        dcommi_fifo_reader(dcommi_local_fifo_at(u->blocks[block].base, count), DCOMMI_LOCAL_FIFO);
+    u->fifos[count] = dcommi_fifo_reader(fifo, DCOMMI_LOCAL_FIFO);
     d->writer[count] = writer;
     atomic_store_explicit(&d->count, count + 1, memory_order_release);
     *fifo_p = count;
@@ -187,44 +193,69 @@ static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uin
 
 /* ---- reaching a peer ---- */
 
-static dcomm_status dcommi_local_reach(dcommi_local_peer *p)
+/* A peer's file `number`, of at least `len` bytes, which is the caller's now. DCOMM_IN_PROGRESS:
+ * it has not come yet. */
+static dcomm_status dcommi_local_take(dcommi_local_peer *p, uint64_t number, size_t len, int *file)
 {
-    dcommi_local *u = p->local;
-    if (p->ep == NULL) {
-        DCOMMI_TRY(dcommi_ucx_maps_reach(&u->maps, p->keys + p->card.key_len, &p->ep));
+    dcommi_hands *hands = &p->local->hands;
+    *file = dcommi_hands_take(hands, p->card.hand.id, number);
+    if (*file < 0) {
+        DCOMMI_TRY(dcommi_hands_look(hands));
+        *file = dcommi_hands_take(hands, p->card.hand.id, number);
+    }
+    if (*file < 0) {
+        return DCOMM_IN_PROGRESS;
+    }
+    if (!dcommi_share_holds(*file, len)) {
+        close(*file);
+        *file = -1;
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "local: process %d handed over no memory of %zu bytes",
+                           (int)p->card.process.pid, len);
     }
     return DCOMM_OK;
 }
 
-/* Map the peer's directory. */
+/* Map the peer's directory. DCOMM_IN_PROGRESS: it has not handed it over yet. */
 static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
 {
-    void *ptr = NULL;
-    DCOMMI_TRY(dcommi_local_reach(p));
-    if (p->directory == NULL) {
-        DCOMMI_TRY(dcommi_ucx_region_attach(&p->local->maps, p->ep, p->keys,
-                                            (void *)(uintptr_t)p->card.directory, &ptr,
-                                            &p->directory_map));
-        p->directory = ptr;
+    if (p->directory != NULL) {
+        return DCOMM_OK;
     }
-    return DCOMM_OK;
+    if (p->file < 0) {
+        dcomm_status status =
+            dcommi_local_take(p, 0, dcommi_local_fifo_at(DCOMMI_LOCAL_PEERS), &p->file);
+        if (status != DCOMM_OK) {
+            return status;
+        }
+    }
+    p->directory = dcommi_share_map(p->file, 0, dcommi_local_fifo_at(0));
+    return p->directory != NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_SYSTEM, "local: a peer's memory cannot be mapped: %s",
+                             strerror(errno));
 }
 
 /* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
 static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
 {
-    dcommi_local *u = p->local;
-    void *ptr = NULL;
-    DCOMMI_TRY(dcommi_local_look_up(p));
+    dcomm_status status = dcommi_local_look_up(p);
+    if (status != DCOMM_OK) {
+        return status;
+    }
     uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
     for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
-        if (p->directory->writer[i] != u->id) {
+        if (p->directory->writer[i] != p->local->card.hand.id) {
             continue;
         }
-        const struct dcommi_local_block *b = &p->directory->blocks[i / DCOMMI_LOCAL_PER_BLOCK];
-        DCOMMI_TRY(dcommi_ucx_region_attach(&u->maps, p->ep, b->key, (void *)(uintptr_t)b->base,
-                                            &ptr, &p->fifo_map));
-        p->out = dcommi_fifo_writer(dcommi_local_fifo_at(ptr, i), DCOMMI_LOCAL_FIFO);
+        dcommi_fifo *fifo = dcommi_local_fifo_map(p->file, i);
+        if (fifo == NULL) {
+            return dcommi_fail(DCOMM_ERR_SYSTEM, "local: a peer's memory cannot be mapped: %s",
+                               strerror(errno));
+        }
+        p->out = dcommi_fifo_writer(fifo, DCOMMI_LOCAL_FIFO);
+        close(p->file);
+        p->file = -1;
         return DCOMM_OK;
     }
     return DCOMM_IN_PROGRESS;
@@ -232,23 +263,19 @@ static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
 
 static void dcommi_local_disconnect(dcommi_local_peer *p)
 {
-    dcommi_local *u = p->local;
     if (p->out.lines != NULL) {
         dcommi_fifo_leave(&p->out);
-        p->out.lines = NULL;
+        dcommi_local_fifo_unmap(&p->out);
     }
-    if (p->fifo_map != NULL) {
-        dcommi_ucx_mapping_drop(u->maps.context, p->fifo_map);
+    if (p->directory != NULL) {
+        munmap(p->directory, dcommi_local_fifo_at(0));
+        p->directory = NULL;
     }
-    if (p->directory_map != NULL) {
-        dcommi_ucx_mapping_drop(u->maps.context, p->directory_map);
+    if (p->file >= 0) {
+        close(p->file);
+        p->file = -1;
     }
-    if (p->ep != NULL) {
-        dcommi_ucx_maps_leave(&u->maps, p->ep);
-    }
-    p->fifo_map = p->directory_map = NULL;
-    p->directory = NULL;
-    p->ep = NULL;
+    dcommi_hands_forget(&p->local->hands, p->card.hand.id);
 }
 
 /* ---- the end of a peer ---- */
@@ -326,7 +353,6 @@ static void dcommi_local_peer_free(dcommi_local_peer *p)
         epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
         close(p->pidfd);
     }
-    dcommi_free(p->keys);
     dcommi_free(p);
 }
 

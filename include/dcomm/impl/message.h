@@ -92,8 +92,7 @@ _Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the 
 
 _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
 
-#define DCOMMI_REGION_CARD 48     /* bytes in front of the key in REGION */
-#define DCOMMI_REGION_KEY_MAX 512 /* of a transport's key */
+#define DCOMMI_REGION_CARD 16 /* bytes in front of the key in REGION */
 #define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
 #define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
 
@@ -142,7 +141,7 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
         return len <= DCOMMI_TEXT_MAX;
     case DCOMMI_MSG_REGION:
         return header->a == 0
-                   ? len > DCOMMI_REGION_CARD && len <= DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_MAX
+                   ? len == DCOMMI_REGION_CARD
                    : header->a == 1 && len == DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_DEVICE;
     default:
         return len == 0;

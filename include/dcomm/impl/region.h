@@ -2,36 +2,26 @@
  * the messages that point into them, and the cache of peers' regions that it has mapped.
  *
  * A message that offers memory (EXPOSE, RTS) carries the number of the region that it lies in, or
- * 0. Who meets a number that it does not know asks for it (REGION_ASK), and reads by other means
- * meanwhile; the answer (REGION) has what it takes to map. Numbers are never used again, so that
- * one of a region that was freed can at worst be unknown; who was given a region hears when it is
- * freed (REGION_GONE). Regions of device memory are device_region.h's. */
+ * 0. A receiver that does not know the number asks for it (REGION_ASK) and reads by other means
+ * meanwhile. The owner hands over the memory's descriptor (hand.h), then says so (REGION); of
+ * device memory the answer has its key (device_region.h). Numbers are never used again, so that one
+ * of a region that was freed can at worst be unknown; whoever was given a region hears when it is
+ * freed (REGION_GONE). */
 #ifndef DCOMMI_REGION_H
 #define DCOMMI_REGION_H
 
-#include "huge.h"
 #include "match.h"
+#include "share.h"
 
 #define DCOMMI_REGION_MAPS 4096   /* peers' regions that a context remembers */
 #define DCOMMI_REGION_BUCKETS 256 /* of the cache */
 #define DCOMMI_REGION_REFUSALS 64
 #define DCOMMI_REGION_LEN_MAX ((uint64_t)1 << 46)
-/* UCX reads a key without knowing its length: at most 64 parts of a length byte and 255 more. */
-#define DCOMMI_REGION_KEY_ROOM (64 * 256 + 64)
 
-/* Behind the memory of each region, so that who maps it sees that it is the one that was meant:
- * keys are numbers that mean something else in another namespace or after a restart. */
-typedef struct dcommi_region_mark {
-    uint8_t uuid[16]; /* of the context */
-    uint64_t id;
-} dcommi_region_mark;
-
-/* Payload of REGION, in front of the key. */
+/* Payload of REGION, in front of a device's key. */
 typedef struct dcommi_region_card {
-    uint64_t base;        /* where messages say that it lies */
-    uint64_t remote_base; /* where the transport says so */
-    uint64_t len;         /* without the mark */
-    dcommi_region_mark mark;
+    uint64_t base; /* where messages say that it lies */
+    uint64_t len;
 } dcommi_region_card;
 
 _Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has no padding");
@@ -50,18 +40,18 @@ typedef struct dcommi_own {
     struct dcommi_shared *shared; /* the device memory that it is; NULL: host memory */
     dcomm_context *context;       /* kept alive */
     uint8_t *base;
-    size_t len, mapped, huge; /* mapped: with the mark */
-    uint32_t id;              /* 0: nobody can map it */
-    unsigned users;           /* of device memory: who wants this context to have it */
-    dcommi_region region;     /* the transport's */
+    size_t len, huge;
+    uint32_t id;    /* 0: nobody can map it */
+    unsigned users; /* of device memory: who wants this context to have it */
+    int file;       /* of host memory, to be handed to peers; -1: none */
     dcommi_reader *readers;
     size_t nreaders, readers_capacity;
 } dcommi_own;
 
 enum dcommi_map_state {
     DCOMMI_MAP_ASKED,
-    DCOMMI_MAP_KNOWN,
-    DCOMMI_MAP_OPENING, /* device memory, by a thread without the token */
+    DCOMMI_MAP_KNOWN,   /* device memory, to be opened */
+    DCOMMI_MAP_OPENING, /* by a thread without the token */
     DCOMMI_MAP_OPEN,
     DCOMMI_MAP_FAILED
 };
@@ -75,11 +65,8 @@ typedef struct dcommi_map {
     uint8_t named; /* how often since we asked */
     uint64_t base, len;
     uint8_t *local; /* OPEN */
-    size_t mapped;
-    dcommi_region_card card; /* KNOWN */
-    size_t key_len;
-    uint8_t *key;
-    bool on_device;        /* it is device memory; the rest is of that */
+    bool on_device; /* it is device memory; the rest is of that */
+    dcommi_device_key key;
     bool gone;             /* OPENING: to be shut again */
     bool borrowed;         /* of this very process: nothing was opened */
     dcommi_device *device; /* by which it is read */
@@ -99,6 +86,7 @@ struct dcommi_regions {
 /* device_region.h */
 static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map);
 static void dcommi_device_own_left(dcommi_own *own);
+static void dcommi_device_own_key(const dcommi_own *own, uint8_t *key);
 static void dcommi_device_regions_free(dcomm_context *context);
 static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id);
 static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id);
@@ -192,44 +180,38 @@ static void dcommi_region_refused(dcomm_context *context, int peer, const void *
     }
 }
 
-/* Shared memory of own->len bytes and its mark. With the token. DCOMM_ERR_UNSUPPORTED: nobody could
- * map it. */
-static dcomm_status dcommi_own_create(dcommi_own *own)
+/* Make own->len bytes of shared memory where huge pages can lie, and bring them in. With `collapse`
+ * onto huge pages: the kernel lets the caller wait until work of its own has run on every core,
+ * which took up to 40 s where ranks of other programs kept the cores busy, so only where a caller
+ * asks for memory. DCOMM_ERR_UNSUPPORTED: nobody could map it. After an error: dcommi_own_destroy.
+ */
+static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
 {
-    dcommi_transport *t = own->context->local;
-    own->mapped = own->len + (size_t)sysconf(_SC_PAGESIZE);
-    DCOMMI_TRY(t->call->region_create(t, own->mapped, &own->region));
-    return own->region.key_len > DCOMMI_REGION_KEY_MAX ? DCOMM_ERR_UNSUPPORTED : DCOMM_OK;
-}
-
-/* Map it where huge pages can lie, and bring it into memory; collapse: onto huge pages. The kernel
- * lets who collapses wait until work of its own has run on every core, which took up to 40 s where
- * ranks of other programs kept the cores busy: only where the caller asks for memory. */
-static dcomm_status dcommi_own_fill(dcommi_own *own, bool collapse)
-{
-    own->base = dcommi_huge_alias(own->region.base, own->mapped);
+    own->file = dcommi_share_file(own->len);
+    own->base = own->file >= 0 ? dcommi_share_map_huge(own->file, own->len) : NULL;
     if (own->base == NULL) {
-        return DCOMM_ERR_UNSUPPORTED;
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "no shared memory of %zu bytes: %s", own->len,
+                           strerror(errno));
     }
-    if (!(collapse ? dcommi_huge_fill(own->base, own->mapped, &own->huge)
-                   : dcommi_huge_populate(own->base, own->mapped))) {
+    if (!(collapse ? dcommi_huge_fill(own->base, own->len, &own->huge)
+                   : dcommi_huge_populate(own->base, own->len))) {
         return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "no shared memory of %zu bytes: %s (see the size of /dev/shm and the "
-                           "memory limit of the container)",
-                           own->mapped, strerror(errno));
+                           "no shared memory of %zu bytes: %s (see the memory limit of the "
+                           "container)",
+                           own->len, strerror(errno));
     }
     return DCOMM_OK;
 }
 
-/* Give back what there is of it. With the token. */
+/* Give back what there is of it. */
 static void dcommi_own_destroy(dcommi_own *own)
 {
-    dcommi_transport *t = own->context->local;
-    if (own->region.handle != NULL) {
-        t->call->region_destroy(t, &own->region);
-    }
-    dcommi_huge_release(own->base, own->mapped);
+    dcommi_huge_release(own->base, own->len);
     own->base = NULL;
+    if (own->file >= 0) {
+        close(own->file);
+        own->file = -1;
+    }
 }
 
 static dcomm_status dcommi_own_enter(dcommi_own *own)
@@ -245,12 +227,6 @@ static dcomm_status dcommi_own_enter(dcommi_own *own)
     regions->own[i] = own;
     regions->nown++;
     own->id = ++regions->last_id;
-    if (own->shared != NULL) {
-        return DCOMM_OK;
-    }
-    dcommi_region_mark mark = {.id = own->id};
-    memcpy(mark.uuid, own->context->uuid, sizeof mark.uuid);
-    memcpy(own->base + own->len, &mark, sizeof mark);
     return DCOMM_OK;
 }
 
@@ -313,17 +289,20 @@ static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
         return;
     }
     reader->told = true;
-    uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_MAX];
-    dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base,
-                               .remote_base = (uint64_t)(uintptr_t)own->region.base,
-                               .len = own->len};
-    if (own->shared == NULL) {
-        memcpy(&card.mark, own->base + own->len, sizeof card.mark);
-    }
+    int peer_index = comm->members[h->src].peer;
+    dcommi_transport *t = comm->context->local;
+    uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_DEVICE];
+    size_t len = sizeof(dcommi_region_card);
+    dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base, .len = own->len};
     memcpy(payload, &card, sizeof card);
-    memcpy(payload + sizeof card, own->region.key, own->region.key_len);
+    if (own->shared != NULL) {
+        dcommi_device_own_key(own, payload + len);
+        len = sizeof payload;
+    } else if (t->call->region_give(t, peer_index, own->id, own->file) != DCOMM_OK) {
+        return; /* the peer asks again */
+    }
     dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id, .a = own->shared != NULL};
-    dcommi_send_header(comm, (int)h->src, &answer, payload, sizeof card + own->region.key_len);
+    dcommi_send_header(comm, (int)h->src, &answer, payload, len);
 }
 
 /* ---- peers' ---- */
@@ -350,8 +329,7 @@ static void dcommi_map_drop(dcomm_context *context, dcommi_map **at)
         dcommi_device_map_drop(context, map);
         return;
     }
-    dcommi_huge_release(map->local, map->mapped);
-    dcommi_free(map->key);
+    dcommi_huge_release(map->local, (size_t)map->len);
     dcommi_free(map);
 }
 
@@ -406,8 +384,26 @@ static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id, dcommi_map *
     dcommi_send_header(comm, rank, &ask, NULL, 0);
 }
 
-/* What we asked for. */
-static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
+/* Map host memory that a peer has handed to us. */
+static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
+{
+    dcommi_transport *t = context->local;
+    size_t len = (size_t)map->len;
+    int file = -1;
+    DCOMMI_TRY(t->call->region_take(t, map->peer, map->id, len, &file));
+    uint8_t *local = dcommi_share_map_huge(file, len);
+    close(file);
+    if (local == NULL || !dcommi_huge_readable(local, len)) {
+        dcommi_huge_release(local, len);
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "%s", strerror(errno));
+    }
+    map->local = local;
+    map->state = DCOMMI_MAP_OPEN;
+    return DCOMM_OK;
+}
+
+/* What we asked for. Whatever is wrong with it, it is read by other means. */
+static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data)
 {
     struct dcommi_regions *regions = comm->context->regions;
     if (regions == NULL) {
@@ -415,6 +411,7 @@ static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const voi
     }
     int peer = comm->members[h->src].peer;
     bool device = h->a == 1;
+    dcommi_region_card card;
     dcommi_map *map = *dcommi_map_at(regions, peer, h->tag);
     if (map == NULL || map->state != DCOMMI_MAP_ASKED) {
         if (map == NULL && device) { /* forgotten meanwhile */
@@ -424,56 +421,21 @@ static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const voi
     }
     map->state = DCOMMI_MAP_FAILED;
     map->on_device = device;
-    memcpy(&map->card, data, sizeof map->card);
-    map->base = map->card.base;
-    map->len = map->card.len;
+    memcpy(&card, data, sizeof card);
+    map->base = card.base;
+    map->len = card.len;
     size_t page = device ? 1 : (size_t)sysconf(_SC_PAGESIZE);
     if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX || map->len % page != 0 ||
         map->base % page != 0 || map->base + map->len < map->base) {
         return;
     }
-    map->key_len = len - sizeof map->card;
-    map->key = dcommi_alloc(device ? sizeof(dcommi_device_key) : DCOMMI_REGION_KEY_ROOM);
-    if (map->key != NULL) {
-        memcpy(map->key, (const uint8_t *)data + sizeof map->card, map->key_len);
+    if (device) {
+        memcpy(&map->key, (const uint8_t *)data + sizeof card, sizeof map->key);
         map->state = DCOMMI_MAP_KNOWN;
-        if (device) {
-            atomic_store_explicit(&comm->context->memory_due, 1, memory_order_relaxed);
-        }
-    }
-}
-
-/* Map a region that is known. Whatever is wrong with it, it is read by other means. */
-static void dcommi_map_open(dcomm_context *context, dcommi_map *map)
-{
-    dcommi_transport *t = context->local;
-    size_t mapped = (size_t)map->len + (size_t)sysconf(_SC_PAGESIZE);
-    void *there = NULL, *handle = NULL;
-    dcomm_status status =
-        t->call->region_map(t, map->peer, map->key, map->key_len,
-                            (void *)(uintptr_t)map->card.remote_base, &there, &handle);
-    const char *why = status < 0 ? dcommi_message : NULL;
-    dcommi_free(map->key);
-    map->key = NULL;
-    map->state = DCOMMI_MAP_FAILED;
-    if (status >= 0) {
-        uint8_t *local = dcommi_huge_alias(there, mapped);
-        t->call->region_unmap(t, handle);
-        if (local == NULL) {
-            why = "it is no shared memory of that size";
-        } else if (!dcommi_huge_readable(local, mapped) ||
-                   memcmp(local + map->len, &map->card.mark, sizeof map->card.mark) != 0) {
-            why = "the key means other memory here";
-            dcommi_huge_release(local, mapped);
-        } else {
-            map->local = local;
-            map->mapped = mapped;
-            map->state = DCOMMI_MAP_OPEN;
-        }
-    }
-    if (why != NULL) {
+        atomic_store_explicit(&comm->context->memory_due, 1, memory_order_relaxed);
+    } else if (dcommi_map_open(comm->context, map) < 0) {
         dcommi_log(DCOMMI_LOG_INFO, "registered memory of process %d is not mapped: %s",
-                   (int)context->peers[map->peer].pid, why);
+                   (int)comm->context->peers[peer].pid, dcommi_message);
     }
 }
 
@@ -495,9 +457,6 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
     if (DCOMMI_UNLIKELY(map->on_device)) {
         return NULL; /* the peer has named it as the host's */
     }
-    if (DCOMMI_UNLIKELY(map->state == DCOMMI_MAP_KNOWN)) {
-        dcommi_map_open(comm->context, map);
-    }
     uint64_t offset = address - map->base;
     return map->state == DCOMMI_MAP_OPEN && address >= map->base && offset <= map->len &&
                    len <= map->len - offset
@@ -506,15 +465,14 @@ static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uin
 }
 
 /* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */
-static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data,
-                                     size_t len)
+static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data)
 {
     struct dcommi_regions *regions = comm->context->regions;
     int peer = comm->members[h->src].peer;
     if (h->type == DCOMMI_MSG_REGION_ASK) {
         dcommi_on_region_ask(comm, h);
     } else if (h->type == DCOMMI_MSG_REGION) {
-        dcommi_on_region(comm, h, data, len);
+        dcommi_on_region(comm, h, data);
     } else if (h->type == DCOMMI_MSG_REGION_SHUT) {
         dcommi_on_region_shut(comm->context, peer, h->tag);
     } else {

@@ -59,15 +59,6 @@ static uint64_t dcommi_transport_id(void)
     return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
 }
 
-/* Memory that peers on this host may map. */
-typedef struct dcommi_region {
-    void *base;
-    size_t len;
-    void *handle;
-    const void *key; /* to be sent to peers, key_len bytes; owned by the region */
-    size_t key_len;
-} dcommi_region;
-
 #define DCOMMI_COMMON_BYTES 135168 /* of memory that a process shows all others of its host */
 #define DCOMMI_HEADER_MAX 64       /* bytes of header that send takes */
 
@@ -89,8 +80,8 @@ struct dcommi_transport {
 typedef struct dcommi_transport_vtable {
     /* Remember a peer's address (copied). No traffic: endpoints open at the first send. */
     dcomm_status (*add_peer)(dcommi_transport *t, int peer, const void *address, size_t len);
-    /* May be NULL. From now on use up to so many connections, at most DCOMM_CONNECTIONS_MAX, to
-     * send to a peer. Any number of the peer's is understood. */
+    /* The peer has added us: be ready to send to it, from now on over up to so many connections, at
+     * most DCOMM_CONNECTIONS_MAX. Any number of the peer's is understood. */
     void (*connect)(dcommi_transport *t, int peer, int connections);
     /* Forget a peer: what is under way to it is dropped, its pending ops are completed. */
     void (*remove_peer)(dcommi_transport *t, int peer);
@@ -131,13 +122,18 @@ typedef struct dcommi_transport_vtable {
     /* May be NULL. DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1), which all
      * its peers can map, or of a peer's; NULL: not to be had, or not yet. */
     void *(*common)(dcommi_transport *t, int peer);
-    /* Mapped memory: DCOMM_ERR_UNSUPPORTED on a transport that has none. */
-    dcomm_status (*region_create)(dcommi_transport *t, size_t len, dcommi_region *region);
-    void (*region_destroy)(dcommi_transport *t, dcommi_region *region);
-    /* Map a peer's region by its key; *map is for unmap. */
-    dcomm_status (*region_map)(dcommi_transport *t, int peer, const void *key, size_t key_len,
-                               void *remote_base, void **ptr, void **map);
-    void (*region_unmap)(dcommi_transport *t, void *map);
+    /* NULL but where processes of a host share memory. Hand our own to the process with this
+     * address, which may be no peer yet and can become one then. DCOMM_IN_PROGRESS: it has too much
+     * to take in; DCOMM_ERR_UNSUPPORTED: it cannot be reached. */
+    dcomm_status (*greet)(dcommi_transport *t, const void *address, size_t len);
+    /* Take in what others have handed to us, and drop what nobody has used of a process. */
+    dcomm_status (*listen)(dcommi_transport *t);
+    void (*forget)(dcommi_transport *t, const void *address, size_t len);
+    /* Hand a descriptor of memory to a peer, as number > 0; its return is greet's. The peer can
+     * take it at once; the descriptor, of a file of at least `len` bytes, is the caller's then. */
+    dcomm_status (*region_give)(dcommi_transport *t, int peer, uint32_t number, int file);
+    dcomm_status (*region_take)(dcommi_transport *t, int peer, uint32_t number, size_t len,
+                                int *file);
     /* Wait at most timeout_s for sends to leave, then close everything; force = at once. */
     void (*close)(dcommi_transport *t, double timeout_s, bool force);
 } dcommi_transport_vtable;

@@ -1,6 +1,5 @@
 /* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
- * interface. Apart from what maps memory within a host (ucx_region.h), because one worker with both
- * polls ten times slower and would listen on every interface. */
+ * interface. */
 #ifndef DCOMMI_UCX_H
 #define DCOMMI_UCX_H
 
@@ -399,30 +398,6 @@ static unsigned dcommi_ucx_progress(dcommi_transport *t)
     return n;
 }
 
-/* Memory cannot be mapped across hosts. */
-static dcomm_status dcommi_ucx_region_create(dcommi_transport *t, size_t len, dcommi_region *region)
-{
-    (void)region;
-    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of %zu bytes", t->name, len);
-}
-
-static void dcommi_ucx_region_destroy(dcommi_transport *t, dcommi_region *region)
-{
-    (void)t, (void)region;
-}
-
-static dcomm_status dcommi_ucx_region_map(dcommi_transport *t, int peer, const void *key,
-                                          size_t key_len, void *remote_base, void **ptr, void **map)
-{
-    (void)key, (void)key_len, (void)remote_base, (void)ptr, (void)map;
-    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: no mapped memory of peer %d", t->name, peer);
-}
-
-static void dcommi_ucx_region_unmap(dcommi_transport *t, void *map)
-{
-    (void)t, (void)map;
-}
-
 static bool dcommi_ucx_peek(dcommi_transport *t, int peer, size_t expected, dcommi_arrival *arrival)
 {
     (void)t, (void)peer, (void)expected, (void)arrival;
@@ -580,10 +555,6 @@ static const dcommi_transport_vtable dcommi_ucx_vtable = {
     .progress = dcommi_ucx_progress,
     .peek = dcommi_ucx_peek,
     .pass = dcommi_ucx_pass,
-    .region_create = dcommi_ucx_region_create,
-    .region_destroy = dcommi_ucx_region_destroy,
-    .region_map = dcommi_ucx_region_map,
-    .region_unmap = dcommi_ucx_region_unmap,
     .close = dcommi_ucx_close,
 };
 

@@ -8,7 +8,6 @@
 #include <dirent.h>
 #include <net/if.h>
 #include <signal.h>
-#include <sys/statvfs.h>
 #include <ucp/api/ucp.h>
 
 static dcomm_status dcommi_ucx_status(ucs_status_t status)
@@ -173,33 +172,6 @@ static bool dcommi_ucx_takes_device(ucp_context_h context)
     ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
     return (major > 1 || minor >= 14) && ucp_context_query(context, &attr) == UCS_OK &&
            (attr.memory_types & wanted) == wanted;
-}
-
-/* ---- shared memory's limits ---- */
-
-/* What a worker's own queues take of /dev/shm at first. */
-#define DCOMMI_UCX_SHM_NEED ((size_t)8 << 20)
-
-/* A tmpfs that is full kills its users by SIGBUS when they first touch a page: ask before. */
-static dcomm_status dcommi_ucx_shm_check(size_t need)
-{
-    const char *dir = getenv("UCX_POSIX_DIR");
-    struct statvfs fs;
-    if (dir == NULL) {
-        dir = "/dev/shm";
-    }
-    if (statvfs(dir, &fs) != 0) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "%s, where shared memory is made, is not usable: %s",
-                           dir, strerror(errno));
-    }
-    unsigned long long left = (unsigned long long)fs.f_bavail * fs.f_frsize;
-    if (fs.f_blocks != 0 && left < need) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "%s is too small: %zu bytes of shared memory are needed, %llu are left "
-                           "(containers: raise --shm-size)",
-                           dir, need, left);
-    }
-    return DCOMM_OK;
 }
 
 /* ---- the network interface ---- */

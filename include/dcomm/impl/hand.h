@@ -1,0 +1,254 @@
+/* hand.h - descriptors handed from one process of a host to another. Each context listens on a Unix
+ * socket whose name is random and stands in no file system (the abstract namespace). To hand over
+ * a descriptor, the owner connects, sends one message with it, and closes. The kernel keeps all
+ * that until the receiver looks: neither side waits for the other, and no thread serves anybody.
+ *
+ * Both sides check that the other is a process of the same user. The message also proves that its
+ * sender knows the receiver's address, which travels over the rendezvous. */
+#ifndef DCOMMI_HAND_H
+#define DCOMMI_HAND_H
+
+#include "share.h"
+
+#include <stddef.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#define DCOMMI_HAND_BACKLOG 4096 /* connections that nobody has looked at yet */
+
+/* How a context is found. */
+typedef struct dcommi_hand_address {
+    uint64_t id; /* 0: descriptors cannot be handed to it */
+    uint8_t secret[16];
+} dcommi_hand_address;
+
+typedef struct dcommi_hand_message {
+    uint64_t from, number; /* the sender's id; which of its files this is */
+    uint8_t secret[16];    /* the receiver's */
+} dcommi_hand_message;
+
+/* A connection that has been accepted, then the descriptor that came by it. */
+typedef struct dcommi_handed {
+    struct dcommi_handed *next;
+    int socket; /* -1: the message has been read */
+    int fd;
+    uint64_t from, number;
+} dcommi_handed;
+
+typedef struct dcommi_hands {
+    dcommi_hand_address me;
+    int socket; /* -1: none */
+    dcommi_handed *handed;
+} dcommi_hands;
+
+static socklen_t dcommi_hand_name(uint64_t id, struct sockaddr_un *name)
+{
+    memset(name, 0, sizeof *name);
+    name->sun_family = AF_UNIX;
+    int len = snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "dcomm-%016" PRIx64, id);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);
+}
+
+/* Return true if the other end of a connection is a process of our user. */
+static bool dcommi_hand_trusts(int fd)
+{
+    struct ucred who;
+    socklen_t len = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid();
+}
+
+/* Listen. On an error (errno) nothing can be handed to this context, and `me.id` stays 0. */
+static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
+{
+    struct sockaddr_un name;
+    socklen_t len = dcommi_hand_name(id, &name);
+    if (getrandom(h->me.secret, sizeof h->me.secret, 0) != (ssize_t)sizeof h->me.secret) {
+        return false;
+    }
+    h->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (h->socket < 0 || bind(h->socket, (struct sockaddr *)&name, len) != 0 ||
+        listen(h->socket, DCOMMI_HAND_BACKLOG) != 0) {
+        return false;
+    }
+    h->me.id = id;
+    return true;
+}
+
+/* Hand over a descriptor. DCOMM_IN_PROGRESS: too many are on their way already, try again when
+ * their receivers have looked. DCOMM_ERR_UNSUPPORTED: that process cannot be reached. */
+static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_address *to,
+                                     uint64_t number, int fd)
+{
+    if (h->me.id == 0 || to->id == 0) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no shared memory or no Unix socket",
+                           h->me.id == 0 ? "this process" : "that process");
+    }
+    dcommi_hand_message message = {.from = h->me.id, .number = number};
+    memcpy(message.secret, to->secret, sizeof message.secret);
+    struct iovec part = {&message, sizeof message};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.room = {0}};
+    struct msghdr packet = {.msg_iov = &part,
+                            .msg_iovlen = 1,
+                            .msg_control = control.room,
+                            .msg_controllen = sizeof control.room};
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+
+    struct sockaddr_un name;
+    socklen_t len = dcommi_hand_name(to->id, &name);
+    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool done = s >= 0 && connect(s, (struct sockaddr *)&name, len) == 0;
+    if (done && !dcommi_hand_trusts(s)) {
+        close(s);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
+    }
+    done = done && sendmsg(s, &packet, MSG_NOSIGNAL) == (ssize_t)sizeof message;
+    int error = done ? 0 : errno;
+    if (s >= 0) {
+        close(s);
+    }
+    if (done) {
+        return DCOMM_OK;
+    }
+    if (error == EAGAIN || error == ETOOMANYREFS || error == ENOBUFS || error == EINTR) {
+        return DCOMM_IN_PROGRESS;
+    }
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "its Unix socket cannot be reached: %s",
+                       strerror(error));
+}
+
+/* Read the message of an accepted connection. False: it has not come yet. */
+static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
+{
+    dcommi_hand_message message;
+    struct iovec part = {&message, sizeof message};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.room = {0}};
+    struct msghdr packet = {.msg_iov = &part,
+                            .msg_iovlen = 1,
+                            .msg_control = control.room,
+                            .msg_controllen = CMSG_LEN(sizeof d->fd)};
+    ssize_t n = recvmsg(d->socket, &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return false;
+    }
+    struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&packet) : NULL;
+    if (c != NULL && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+        c->cmsg_len == CMSG_LEN(sizeof d->fd)) {
+        memcpy(&d->fd, CMSG_DATA(c), sizeof d->fd);
+    }
+    close(d->socket);
+    d->socket = -1;
+    if (n == (ssize_t)sizeof message &&
+        memcmp(message.secret, h->me.secret, sizeof message.secret) == 0) {
+        d->from = message.from;
+        d->number = message.number;
+    }
+    return true;
+}
+
+static void dcommi_handed_drop(dcommi_handed **at)
+{
+    dcommi_handed *d = *at;
+    *at = d->next;
+    if (d->socket >= 0) {
+        close(d->socket);
+    }
+    if (d->fd >= 0) {
+        close(d->fd);
+    }
+    dcommi_free(d);
+}
+
+/* Read what has come by a connection, and drop it if that is nothing of use. */
+static dcommi_handed **dcommi_handed_look(const dcommi_hands *h, dcommi_handed **at)
+{
+    dcommi_handed *d = *at;
+    if (d->socket >= 0 && dcommi_handed_read(h, d) && (d->from == 0 || d->fd < 0)) {
+        dcommi_handed_drop(at);
+        return at;
+    }
+    return &d->next;
+}
+
+/* Take in all that has been handed to us. Never blocks. */
+static dcomm_status dcommi_hands_look(dcommi_hands *h)
+{
+    for (dcommi_handed **at = &h->handed; *at != NULL;) {
+        at = dcommi_handed_look(h, at);
+    }
+    while (h->socket >= 0) {
+        dcommi_handed *d = dcommi_alloc(sizeof *d);
+        if (d == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        d->fd = -1;
+        d->socket = accept4(h->socket, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (d->socket < 0) {
+            int error = errno;
+            dcommi_free(d);
+            if (error == EINTR || error == ECONNABORTED) {
+                continue;
+            }
+            return error == EAGAIN || error == EWOULDBLOCK
+                       ? DCOMM_OK
+                       : dcommi_fail(DCOMM_ERR_SYSTEM, "nothing can be taken from peers: %s",
+                                     strerror(error));
+        }
+        d->next = h->handed;
+        h->handed = d;
+        if (dcommi_hand_trusts(d->socket)) {
+            dcommi_handed_look(h, &h->handed);
+        } else {
+            dcommi_handed_drop(&h->handed);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* The descriptor of a peer's file, which is the caller's now; -1: it has not come (yet). */
+static int dcommi_hands_take(dcommi_hands *h, uint64_t from, uint64_t number)
+{
+    for (dcommi_handed **at = &h->handed; *at != NULL; at = &(*at)->next) {
+        if ((*at)->socket < 0 && (*at)->from == from && (*at)->number == number) {
+            int fd = (*at)->fd;
+            (*at)->fd = -1;
+            dcommi_handed_drop(at);
+            return fd;
+        }
+    }
+    return -1;
+}
+
+/* Close what a peer has handed over and nobody has taken. */
+static void dcommi_hands_forget(dcommi_hands *h, uint64_t from)
+{
+    for (dcommi_handed **at = &h->handed; *at != NULL;) {
+        if ((*at)->socket < 0 && (*at)->from == from) {
+            dcommi_handed_drop(at);
+        } else {
+            at = &(*at)->next;
+        }
+    }
+}
+
+static void dcommi_hands_close(dcommi_hands *h)
+{
+    while (h->handed != NULL) {
+        dcommi_handed_drop(&h->handed);
+    }
+    if (h->socket >= 0) {
+        close(h->socket);
+    }
+    h->socket = -1;
+}
+
+#endif
