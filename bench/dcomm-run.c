@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "run_bind.h"
+#include "run_busy.h"
 #include "run_tag.h"
 
 enum { EXIT_USAGE = 2, EXIT_TIMED_OUT = 124, EXIT_CANNOT_RUN = 126, EXIT_NOT_FOUND = 127 };
@@ -36,7 +36,11 @@ static const char usage[] =
     "which and how, ends the others, and exits as that rank did (128+n for signal n).\n"
     "\n"
     "  -n N                   ranks on this machine\n"
-    "  --bind slice|core|none cores of a rank: an equal share, one, or any (default: slice)\n"
+    "  --bind slice|core|none|auto  cores of a rank: an equal share, one, or any; auto: slice, "
+    "but\n"
+    "                         none where ranks outnumber the cores or where other programs use "
+    "half\n"
+    "                         of a core (default: auto)\n"
     "  --host-id-every K      ranks 0..K-1, K..2K-1, ... pass for hosts that share no memory\n"
     "  --nnodes M             machines in all; needs --node-rank and --master (default: 1)\n"
     "  --node-rank R          which of them this is, from 0\n"
@@ -157,7 +161,7 @@ static void parse(options *o, int argc, char **argv)
                                           {"json", required_argument, NULL, JSON},
                                           {"help", no_argument, NULL, HELP},
                                           {NULL, 0, NULL, 0}};
-    *o = (options){.nodes = 1, .node = -1, .bind = RUN_BIND_SLICE};
+    *o = (options){.nodes = 1, .node = -1, .bind = RUN_BIND_AUTO};
     int c;
     while ((c = getopt_long(argc, argv, "+n:h", longs, NULL)) != -1) {
         switch (c) {
@@ -166,7 +170,7 @@ static void parse(options *o, int argc, char **argv)
             break;
         case BIND:
             if (!run_bind_parse(optarg, &o->bind)) {
-                usage_error("--bind takes slice, core or none, not", optarg);
+                usage_error("--bind takes slice, core, none or auto, not", optarg);
             }
             break;
         case HOST_ID:
@@ -326,7 +330,7 @@ static void rank_environment(const options *o, int local, const char *run)
 
 /* In the child. Returns only when the program cannot be run. */
 static void become_rank(const options *o, int local, const char *run, pid_t parent,
-                        const sigset_t *mask, const run_cpus *cpus)
+                        const sigset_t *mask, const run_cpus *cpus, enum run_bind bound)
 {
     /* A group of its own, so that what the rank starts can be ended with it. */
     setpgid(0, 0);
@@ -341,8 +345,34 @@ static void become_rank(const options *o, int local, const char *run, pid_t pare
         close(null);
     }
     rank_environment(o, local, run);
-    run_bind_apply(cpus, o->bind, local, o->ranks);
+    run_bind_apply(cpus, bound, local, o->ranks);
     execvp(o->command[0], o->command);
+}
+
+/* Decide how ranks are bound, and say why they are not. */
+static enum run_bind decide_binding(const options *o, const run_cpus *cpus)
+{
+    enum run_bind bind = run_bind_choose(cpus, o->bind, o->ranks);
+    double busy = 0;
+    if (o->bind != RUN_BIND_AUTO) {
+        return bind;
+    }
+    if (bind == RUN_BIND_NONE) {
+        fprintf(
+            stderr,
+            "dcomm-run: ranks are not bound to cores: %d ranks share %d (--bind says otherwise)\n",
+            o->ranks, cpus->cores);
+    } else if ((busy = run_busy_cores(cpus)) >= 0.5) {
+        fprintf(stderr,
+                "dcomm-run: ranks are not bound to cores: other programs use %.1f of the %d "
+                "(--bind says otherwise)\n",
+                busy, cpus->cores);
+        bind = RUN_BIND_NONE;
+    }
+    if (bind == RUN_BIND_NONE) {
+        setenv("DCOMM_WARN_UNBOUND", "0", 0); /* it is said */
+    }
+    return bind;
 }
 
 /* Start all ranks. A program that cannot be run is reported once, not by every rank. */
@@ -353,6 +383,7 @@ static void start(launcher *l, const char *run, const sigset_t *mask, run_tags *
     int trouble[2];
     pid_t parent = getpid();
     run_bind_read(&cpus);
+    const enum run_bind bound = decide_binding(o, &cpus);
     if (pipe2(trouble, O_CLOEXEC) != 0) {
         fprintf(stderr, "dcomm-run: pipe: %s\n", strerror(errno));
         exit(1);
@@ -368,7 +399,7 @@ static void start(launcher *l, const char *run, const sigset_t *mask, run_tags *
             if (o->tag) {
                 run_tag_child(tags, i);
             }
-            become_rank(o, i, run, parent, mask, &cpus);
+            become_rank(o, i, run, parent, mask, &cpus, bound);
             error = errno;
             ssize_t written = write(trouble[1], &error, sizeof error);
             _exit(written > 0 && error == ENOENT ? EXIT_NOT_FOUND : EXIT_CANNOT_RUN);

@@ -50,7 +50,7 @@ static const char usage[] =
     "  --xml FILE             a machine as lstopo writes it (lstopo FILE.xml), in place of this "
     "one\n"
     "  -n N                   where dcomm-run would bind N ranks\n"
-    "  --bind slice|core|none and how (default: slice)\n"
+    "  --bind slice|core|none|auto  and how, on an idle machine (default: auto)\n"
     "  --explain OP BYTES     the algorithm that OP would run, and the others that it has; BYTES "
     "of\n"
     "                         float elements as dcomm-perf counts them, with K, M or G\n"
@@ -225,7 +225,7 @@ static bool place_ranks(report *r)
         if (set == NULL) {
             break;
         }
-        run_bind_mask(&cpus, r->a->bind, i, (int)n, mask);
+        run_bind_mask(&cpus, run_bind_choose(&cpus, r->a->bind, (int)n), i, (int)n, mask);
         for (int k = 0; k < cpus.count; k++) {
             if (CPU_ISSET_S((size_t)cpus.cpu[k].cpu, sizeof mask, mask)) {
                 hwloc_bitmap_set(set, (unsigned)cpus.cpu[k].cpu);

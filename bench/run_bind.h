@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum run_bind { RUN_BIND_SLICE, RUN_BIND_CORE, RUN_BIND_NONE };
+enum run_bind { RUN_BIND_AUTO, RUN_BIND_SLICE, RUN_BIND_CORE, RUN_BIND_NONE };
 
 #define RUN_CPUS_MAX 8192
 
@@ -27,8 +27,8 @@ typedef struct run_cpus {
 
 static bool run_bind_parse(const char *text, enum run_bind *bind)
 {
-    static const char *const names[] = {"slice", "core", "none"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const names[] = {"auto", "slice", "core", "none"};
+    for (int i = 0; i < 4; i++) {
         if (strcmp(text, names[i]) == 0) {
             *bind = (enum run_bind)i;
             return true;
@@ -94,6 +94,13 @@ static void run_bind_read(run_cpus *cpus)
         }
     }
     run_bind_sort(cpus);
+}
+
+/* What AUTO is for so many ranks that have these CPUs to themselves: ranks that outnumber the cores
+ * are not bound, since the scheduler shares cores better than a fixed deal does. */
+static enum run_bind run_bind_choose(const run_cpus *cpus, enum run_bind bind, int ranks)
+{
+    return bind != RUN_BIND_AUTO ? bind : ranks > cpus->cores ? RUN_BIND_NONE : RUN_BIND_SLICE;
 }
 
 /* Whether a rank of so many gets a CPU: that of core number `core`, number `cpu` among the CPUs in

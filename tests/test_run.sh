@@ -9,7 +9,7 @@ expect "--help" 0 "^usage: dcomm-run -n N" "$run" --help
 expect "no -n" 2 "-n is missing" "$run" true
 expect "-n 0" 2 "-n 0: not a number" "$run" -n 0 true
 expect "no program" 2 "program is missing" "$run" -n 1
-expect "unknown --bind" 2 "slice, core or none" "$run" -n 1 --bind all true
+expect "unknown --bind" 2 "slice, core, none or auto" "$run" -n 1 --bind all true
 expect "unknown option" 2 "see dcomm-run --help" "$run" -n 1 --nosuch true
 expect "--nnodes alone" 2 "needs --node-rank" "$run" -n 1 --nnodes 2 true
 expect "--master without port" 2 "HOST:PORT" "$run" -n 1 --nnodes 2 --node-rank 0 --master a true
@@ -131,10 +131,10 @@ bound() { # every rank has a CPU, and together they have no more than this proce
     masks "$@" | tee "$scratch/masks"
     [ "$(awk 'NF == 2' "$scratch/masks" | wc -l)" = "$2" ]
 }
-check "--bind slice" bound -n 2
+check "--bind slice" bound -n 2 --bind slice
 check "--bind core" bound -n 2 --bind core
 round_robin() {
-    bound -n $((cpus + 1)) || return 1
+    bound -n $((cpus + 1)) --bind slice || return 1
     [ "$(grep -cE ' [0-9]+$' "$scratch/masks")" = $((cpus + 1)) ] &&
         [ "$(cut -d' ' -f2 "$scratch/masks" | sort -u | wc -l)" = "$cpus" ]
 }
@@ -143,10 +143,27 @@ unbound() {
     [ "$(masks -n 2 --bind none | cut -d' ' -f2 | sort -u)" = "$(allowed)" ]
 }
 check "--bind none" unbound
+crowded() {
+    [ "$(masks -n $((cpus + 1)) 2>"$scratch/said" | cut -d' ' -f2 | sort -u)" = "$(allowed)" ] &&
+        [ "$(grep -c "not bound to cores: $((cpus + 1)) ranks share" "$scratch/said")" = 1 ]
+}
+check "more ranks than cores are not bound, and one line says so" crowded
+busy() {
+    local pid status=0
+    (while :; do :; done) &
+    pid=$!
+    [ "$(masks -n 1 2>"$scratch/said" | cut -d' ' -f2)" = "$(allowed)" ] &&
+        grep -q "not bound to cores: other programs use [0-9.]* of the" "$scratch/said" || status=1
+    kill $pid
+    wait $pid 2>/dev/null
+    cat "$scratch/said"
+    return $status
+}
+check "ranks are not bound where others use a core" busy
 within() {
     local one
     one=$(allowed | sed 's/[-,].*//')
-    [ "$(taskset -c "$one" "$run" -n 2 -- sh -c 'sed -n "s/^Cpus_allowed_list:\s*//p" /proc/self/status' | sort -u)" = "$one" ]
+    [ "$(taskset -c "$one" "$run" -n 2 --bind slice -- sh -c 'sed -n "s/^Cpus_allowed_list:\s*//p" /proc/self/status' | sort -u)" = "$one" ]
 }
 check "stays within the launcher's own cores" within
 alone() {
@@ -158,7 +175,7 @@ check "one rank gets all cores" alone
 expect "--tag-output" 0 "^\[1\] a line without end$" \
     "$run" -n 2 --tag-output -- printf 'a line without end'
 long_output() {
-    "$run" -n 2 --tag-output -- sh -c 'seq 20000; seq 20000 >&2' >"$scratch/o" 2>"$scratch/e"
+    "$run" -n 2 --bind none --tag-output -- sh -c 'seq 20000; seq 20000 >&2' >"$scratch/o" 2>"$scratch/e"
     [ "$(wc -l <"$scratch/o")" = 40000 ] && [ "$(wc -l <"$scratch/e")" = 40000 ] &&
         [ "$(grep -c '^\[0\] 20000$' "$scratch/e")" = 1 ] && ! grep -vqE '^\[[01]\] [0-9]+$' "$scratch/o"
 }

@@ -44,8 +44,10 @@ expect "cores" 0 "core 4: cpu 1-7   <- rank 2$|core 2: cpu 4-5   <- rank 2$" \
     "$topo" --xml tests/topo/laptop.xml -n 4 --bind core
 expect "one thread of a core" 0 "^ +2 .* yes .* 4$" "$topo" --xml tests/topo/laptop.xml -n 4 --bind core
 expect "more ranks than threads" 0 "^core: 4 groups: \{0 4 8\} \{1 5 9\} \{2 6\} \{3 7\}$" \
-    "$topo" --xml tests/topo/laptop.xml -n 10
+    "$topo" --xml tests/topo/laptop.xml -n 10 --bind slice
 expect "rings pass core by core" 0 "^ring order: 0 4 8 1 5 9 2 6 3 7$" \
+    "$topo" --xml tests/topo/laptop.xml -n 10 --bind slice
+expect "more ranks than cores are not bound" 0 "^host: 1 group: \{0-9\}$|^host: 1 group: \{0 1 2" \
     "$topo" --xml tests/topo/laptop.xml -n 10
 expect "unbound ranks are no groups" 0 "^host: 1 group: \{0 1 2\}$" \
     "$topo" --xml tests/topo/server.xml -n 3 --bind none
@@ -66,7 +68,7 @@ for r in json.load(open(sys.argv[1]))["ranks"]:
         diff "$scratch/paper" "$scratch/real" || return 1
     done
 }
-for bind in slice core none; do
+for bind in slice core none; do # auto looks who else uses the machine
     check "dcomm-run --bind $bind does the same" on_paper $bind
 done
 
@@ -86,7 +88,7 @@ expect "ranks numbered round the hosts" 0 "^host: 2 groups: \{0 2\} \{1 3\}$" by
 expect "rings enter each host once" 0 "^ring order: 0 2 1 3$" by_hand
 expect "the merged tree" 0 "^ +rank 3: cpu 24-27$" by_hand
 expect "told once that they are not bound" 0 "ranks 0-1 of 2 are not bound" \
-    "$run" -n 2 -- sh -c 'DCOMM_TOPO_CPUS=0-7 exec "$@"' - "$topo" --xml tests/topo/laptop.xml
+    "$run" -n 2 --bind slice -- sh -c 'DCOMM_TOPO_CPUS=0-7 exec "$@"' - "$topo" --xml tests/topo/laptop.xml
 
 # ---- the choice ----
 expect "the choice on paper" 0 "^all-reduce of 1048576 bytes \(count 262144\) on 4 ranks: [a-z]" \

@@ -1,0 +1,78 @@
+/* run_busy.h - how much of this process's CPUs other programs use. */
+#ifndef RUN_BUSY_H
+#define RUN_BUSY_H
+
+#include "run_bind.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#define RUN_BUSY_LOOKS 3 /* for anybody who runs, so far apart: */
+#define RUN_BUSY_APART_MS 3
+#define RUN_BUSY_MS 200 /* and then so long for how much */
+
+static void run_busy_sleep(int ms)
+{
+    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    nanosleep(&t, NULL);
+}
+
+/* Return true if another thread than this one runs on this machine now, or waits for a CPU. */
+static bool run_busy_now(void)
+{
+    int running = 0;
+    FILE *f = fopen("/proc/loadavg", "r");
+    if (f != NULL) {
+        if (fscanf(f, "%*s %*s %*s %d/", &running) != 1) {
+            running = 0;
+        }
+        fclose(f);
+    }
+    return running > 1;
+}
+
+/* Return the clock ticks that `cpus` have spent working since the machine started. */
+static long long run_busy_ticks(const run_cpus *cpus)
+{
+    char line[256];
+    long long sum = 0;
+    FILE *f = fopen("/proc/stat", "r");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        long long user, nice, system, idle, wait, irq, soft, steal;
+        int cpu;
+        if (sscanf(line, "cpu%d %lld %lld %lld %lld %lld %lld %lld %lld", &cpu, &user, &nice,
+                   &system, &idle, &wait, &irq, &soft, &steal) != 9) {
+            continue;
+        }
+        for (int i = 0; i < cpus->count; i++) {
+            sum += cpus->cpu[i].cpu == cpu ? user + nice + system + irq + soft + steal : 0;
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return sum;
+}
+
+/* Return how many cores' worth of `cpus` others use; takes 0.2 s only where somebody runs. */
+static double run_busy_cores(const run_cpus *cpus)
+{
+    bool somebody = false;
+    for (int i = 0; i < RUN_BUSY_LOOKS && !somebody; i++) {
+        run_busy_sleep(i > 0 ? RUN_BUSY_APART_MS : 0);
+        somebody = run_busy_now();
+    }
+    if (!somebody) {
+        return 0;
+    }
+    struct timespec from, to;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    long long ticks = run_busy_ticks(cpus);
+    run_busy_sleep(RUN_BUSY_MS);
+    ticks = run_busy_ticks(cpus) - ticks;
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    double seconds = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+    return (double)ticks / (double)sysconf(_SC_CLK_TCK) / seconds;
+}
+
+#endif
