@@ -227,7 +227,7 @@ with_pkg_config() {
 subproject() {
     local dir=$scratch/user
     mkdir -p "$dir/subprojects/dcomm"
-    cp -r meson.build meson_options.txt dcomm.c include tests bench examples "$dir/subprojects/dcomm/" &&
+    cp -r meson.build meson_options.txt LICENSE dcomm.c include tests bench examples "$dir/subprojects/dcomm/" &&
         cp "$scratch"/{impl.c,main.c,main.cpp,one.c,two.c} "$dir/" || return 1
     cat >"$dir/meson.build" <<'END'
 project('user', 'c', 'cpp')

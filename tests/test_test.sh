@@ -42,7 +42,8 @@ export TAP='ok - a::one\nok - a::two\n'
 last 0 "6 passed, 0 failed"
 ok "a suite of two tests, a script, two steps and a check" $?
 for option in tests=true bench=true examples=true fuzz=false b_sanitize=none werror=true; do
-    expect "a directory that quickstart.sh configured gets $option" 0 "^configure build .*-D$option" cat "$OPTIONS"
+    expect "a directory that quickstart.sh configured gets $option" 0 "^configure build .*-D$option" \
+        cat "$OPTIONS"
 done
 
 TAP='ok - a::one\nok - a::two  # SKIP needs 4 GiB\n'

@@ -104,7 +104,7 @@ expect "no such codec" 2 "no codec 'zip'" train zip 2 --codec zip
 expect "feedback of nothing" 2 "feedback is for --codec" "$trainer" --feedback classic
 check "gradients as files" train dump 2 --dump "$scratch" --dump-steps 2
 check "of each rank and step" test -s "$scratch/rank1-step1.npy"
-expect "no such directory" 2 "cannot write gradients to /nonexistent" train dump 2 --dump /nonexistent
+expect "no such directory" 2 "cannot write gradients to /proc/none" train dump 2 --dump /proc/none
 expect "a text that is too short" 2 "are too few for --seq" "$trainer" --text LICENSE --seq 512
 expect "no such text" 2 "No such file" "$trainer" --text /nonexistent
 expect "unknown option" 2 "unknown option" "$trainer" --speed 11

@@ -2,8 +2,10 @@
 #define _GNU_SOURCE
 #include "dump.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { PREFIX = 10, HEADER = 128 }; /* bytes; the elements begin at a multiple of 64 */
 
@@ -19,6 +21,9 @@ int dump_gradient(const char *directory, int rank, int step, const float *x, siz
     header[PREFIX + n] = ' ';
     header[HEADER - 1] = '\n';
     snprintf(path, sizeof path, "%s/rank%d-step%d.npy", directory, rank, step);
+    if (mkdir(directory, 0777) != 0 && errno != EEXIST) {
+        return -1;
+    }
     FILE *file = fopen(path, "wb");
     if (file == NULL) {
         return -1;

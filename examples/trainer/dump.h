@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-/* DIR/rankR-stepS.npy, one dimension of float32. 0, or -1 with errno. */
+/* Write DIR/rankR-stepS.npy, one dimension of float32; make DIR if it is not there. 0, or -1 with errno. */
 int dump_gradient(const char *directory, int rank, int step, const float *x, size_t count);
 
 #endif
