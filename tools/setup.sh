@@ -13,6 +13,7 @@ packages=(
 )
 test_packages=(
     g++ clang libclang-rt-14-dev llvm         # C++, the second compiler, fuzzing, sanitizers
+    ccache                                    # what was compiled before is not compiled again
     libcriterion-dev binutils                 # unit tests, names in object files
     openmpi-bin libopenmpi-dev mpich libmpich-dev # other launchers, peers' benchmarks
     python3-jsonschema                        # the tools' JSON

@@ -35,6 +35,11 @@ while [ $# -gt 0 ]; do
 done
 [ ${#chosen[@]} -gt 0 ] || chosen=("${stages[@]}")
 
+# What was compiled before, in this clone or another one, is taken from the compiler's cache.
+if [ -d /usr/lib/ccache ]; then
+    export PATH=/usr/lib/ccache:$PATH CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+fi
+
 logs=$PWD/build-logs
 rm -rf "$logs"
 mkdir -p "$logs"
