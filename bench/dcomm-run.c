@@ -291,7 +291,7 @@ static int free_port(void)
     exit(1);
 }
 
-/* What all ranks have in common; `run` names this run for --host-id-every. */
+/* What all ranks have in common; `run` names this run. */
 static void prepare_environment(const options *o, char run[17])
 {
     random_hex(run, 8);
@@ -311,6 +311,7 @@ static void prepare_environment(const options *o, char run[17])
         random_hex(secret, 16);
         setenv("DCOMM_SECRET", secret, 1);
         unsetenv("DCOMM_SECRET_FILE");
+        setenv("DCOMM_JOB", run, 1);
     }
 }
 

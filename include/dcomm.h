@@ -1309,7 +1309,8 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
 typedef enum dcomm_boot {
     DCOMM_BOOT_AUTO = 0,     /* the launcher's environment: torchrun, Open MPI, MPICH, Slurm; a
-                                program without a launcher is one rank */
+                                program without a launcher is one rank. Half a description (RANK
+                                without WORLD_SIZE) is DCOMM_ERR_INVALID */
     DCOMM_BOOT_ID = 1,       /* opts.id, opts.rank, opts.size */
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
@@ -1345,11 +1346,13 @@ typedef struct dcomm_comm_opts {
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`
- * ranks have come or the communicator that uses it is destroyed.
+ * ranks have come or the communicator that uses it is destroyed. Children that are forked after it
+ * may be the ranks.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_SYSTEM (no socket, no randomness). */
 DCOMM_API dcomm_status dcomm_id_create(dcomm_id *id);
 
-/* Create a communicator; collective over all its ranks. opts may be NULL.
+/* Create a communicator; collective over all its ranks. opts may be NULL. It may be tried again after
+ * an error. A rank that fails alone (bad options, no shared memory) takes up to 5 s to tell the others.
  * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
  * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT. */
 DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm **comm_p);
@@ -24283,59 +24286,24 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 #define DCOMMI_BOOT_H
 
 /* ==== include/dcomm/impl/launcher.h ======================================================== */
-/* launcher.h - which launcher started this process, as the environment tells: rank, size, and
- * where the ranks meet. */
+/* launcher.h - which launcher started this process, as the environment tells: rank, size, where the
+ * ranks meet, and which job they are. */
 #ifndef DCOMMI_LAUNCHER_H
 #define DCOMMI_LAUNCHER_H
 
-/* ==== include/dcomm/impl/nodelist.h ======================================================== */
-/* nodelist.h - the first host of a list as Slurm writes it: "n[01-03,7]-ib,m2" begins with
- * "n01-ib". */
-#ifndef DCOMMI_NODELIST_H
-#define DCOMMI_NODELIST_H
+/* ==== include/dcomm/impl/job.h ============================================================= */
+/* job.h - which job a rank belongs to: a word of the user's, what its launcher calls the job, or
+ * the command line. Ranks of different jobs do not meet, though they were given the same port. */
+#ifndef DCOMMI_JOB_H
+#define DCOMMI_JOB_H
 
-
-/* Copies the first host's name; false where the text is no such list, or the name does not fit.
- * A name may hold several brackets; of each, the first number is taken. */
-static bool dcommi_nodelist_first(const char *list, char *host, size_t max)
-{
-    size_t n = 0;
-    const char *p = list;
-    while (*p != '\0' && *p != ',') {
-        if (*p == '[') {
-            size_t digits = strspn(p + 1, "0123456789");
-            const char *close = strchr(p, ']');
-            if (digits == 0 || close == NULL || strchr(",-]", p[1 + digits]) == NULL ||
-                strspn(p + 1, "0123456789,-") != (size_t)(close - p - 1) || n + digits >= max) {
-                return false;
-            }
-            memcpy(host + n, p + 1, digits);
-            n += digits;
-            p = close + 1;
-            continue;
-        }
-        bool good = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
-                    (*p >= '0' && *p <= '9') || *p == '-' || *p == '.' || *p == '_';
-        if (!good || n + 1 >= max) {
-            return false;
-        }
-        host[n++] = *p++;
-    }
-    if (max == 0 || n == 0) {
-        return false;
-    }
-    host[n] = '\0';
-    return true;
-}
-
-#endif
 /* ==== include/dcomm/impl/rendezvous_wire.h ================================================= */
 /* rendezvous_wire.h - the rendezvous on the wire: ids, frames, the handshake, keys. Pure functions
  * on bytes; all numbers are big-endian.
  *
  * The server speaks first, the client proves itself first:
  *   server  CHALLENGE  version, nonce
- *   client  HELLO      version, rank, size, generation, timeout, instance, nonce,
+ *   client  HELLO      version, local rank, rank, size, generation, timeout, instance, nonce, job,
  *                      proof = HMAC(key, "client" | CHALLENGE | HELLO up to here)
  *   server  WELCOME    proof = HMAC(key, "server" | CHALLENGE | HELLO)      or REJECT
  * Later frames carry a number that counts up from 0 in each direction, and end with
@@ -24344,9 +24312,10 @@ static bool dcommi_nodelist_first(const char *list, char *host, size_t max)
  *   client  GATHER     timeout, blob; any number of rounds, each ending with
  *   server  RESULT     number of ranks, their lengths, their blobs
  *   client  BYE
+ *   client  FAIL       why this rank cannot take part; the rendezvous fails for every rank
  *   server  FAIL       why the rendezvous failed, for every rank, at any time
- * Without a secret the key is all zero and the rest the same. CHALLENGE and HELLO keep their
- * layout in all versions, so that different ones can tell each other. */
+ * Without a secret the key is all zero and the rest the same. CHALLENGE and what surrounds the job
+ * in HELLO keep their layout in all versions, so that different ones can tell each other. */
 #ifndef DCOMMI_RENDEZVOUS_WIRE_H
 #define DCOMMI_RENDEZVOUS_WIRE_H
 
@@ -24552,10 +24521,13 @@ static dcomm_status dcommi_random_bytes(void *p, size_t len)
 #define DCOMMI_RDV_TAG DCOMMI_SHA256_BYTES
 #define DCOMMI_RDV_KEY DCOMMI_SHA256_BYTES
 #define DCOMMI_RDV_CHALLENGE_LEN 24
-#define DCOMMI_RDV_HELLO_LEN 80
+#define DCOMMI_RDV_HELLO_LEN 80 /* without the job */
+#define DCOMMI_RDV_JOB_MAX 480  /* bytes of the job that a rank says it belongs to */
 #define DCOMMI_RDV_WELCOME_LEN DCOMMI_RDV_TAG
-#define DCOMMI_RDV_REASON_MAX 384
+#define DCOMMI_RDV_REASON_MAX 440
 #define DCOMMI_RDV_SIZE_MAX 65536          /* ranks */
+#define DCOMMI_RDV_QUIET_S 5               /* of waiting for a rank before it is said */
+#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* asks who serves, and does not come in */
 #define DCOMMI_RDV_BLOB_MAX (1u << 20)     /* bytes of one rank in one round */
 #define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all of them */
 
@@ -24630,7 +24602,7 @@ static uint32_t dcommi_rdv_length_max(uint16_t type)
     case DCOMMI_RDV_CHALLENGE:
         return DCOMMI_RDV_CHALLENGE_LEN;
     case DCOMMI_RDV_HELLO:
-        return DCOMMI_RDV_HELLO_LEN;
+        return DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX;
     case DCOMMI_RDV_WELCOME:
         return DCOMMI_RDV_WELCOME_LEN;
     case DCOMMI_RDV_REJECT:
@@ -24698,10 +24670,12 @@ static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h,
 typedef struct dcommi_rdv_hello {
     uint16_t wire;
     uint32_t lib;
+    uint16_t local_rank; /* 0 also where the launcher does not say */
     uint32_t rank, size;
     uint32_t generation; /* which of a launcher's communicators this is; 0 with an id */
     uint32_t timeout_ms; /* how long this rank waits for the others */
     uint64_t instance;   /* tells a rank that tries again from a second process of the same rank */
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* "" with an id */
 } dcommi_rdv_hello;
 
 /* Both write header and payload and return the length. */
@@ -24728,19 +24702,26 @@ static void dcommi_rdv_proof(const uint8_t key[DCOMMI_RDV_KEY], const char *role
     dcommi_hmac_end(&h, proof);
 }
 
-#define DCOMMI_RDV_HELLO_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN)
+#define DCOMMI_RDV_HELLO_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX)
 #define DCOMMI_RDV_CHALLENGE_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN)
 #define DCOMMI_RDV_WELCOME_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_WELCOME_LEN)
 
-/* The answer to a whole CHALLENGE frame. */
+/* Bytes of a whole HELLO frame, from its header. */
+static size_t dcommi_rdv_hello_frame(const uint8_t *hello)
+{
+    return DCOMMI_RDV_HEADER + dcommi_get32(hello + 12);
+}
+
+/* The answer to a whole CHALLENGE frame; p has room for DCOMMI_RDV_HELLO_FRAME bytes. */
 static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
                                    const uint8_t nonce[DCOMMI_RDV_NONCE], const uint8_t *challenge,
                                    const uint8_t key[DCOMMI_RDV_KEY])
 {
-    dcommi_rdv_put_header(p, DCOMMI_RDV_HELLO, 0, DCOMMI_RDV_HELLO_LEN);
+    size_t job = strlen(hello->job), len = DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + job;
+    dcommi_rdv_put_header(p, DCOMMI_RDV_HELLO, 0, (uint32_t)(DCOMMI_RDV_HELLO_LEN + job));
     uint8_t *q = p + DCOMMI_RDV_HEADER;
     dcommi_put16(q, hello->wire);
-    dcommi_put16(q + 2, 0);
+    dcommi_put16(q + 2, hello->local_rank);
     dcommi_put32(q + 4, hello->lib);
     dcommi_put32(q + 8, hello->rank);
     dcommi_put32(q + 12, hello->size);
@@ -24748,9 +24729,18 @@ static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
     dcommi_put32(q + 20, hello->timeout_ms);
     dcommi_put64(q + 24, hello->instance);
     memcpy(q + 32, nonce, DCOMMI_RDV_NONCE);
-    dcommi_rdv_proof(key, "client", challenge, p, DCOMMI_RDV_HELLO_FRAME - DCOMMI_RDV_TAG,
-                     q + 32 + DCOMMI_RDV_NONCE);
-    return DCOMMI_RDV_HELLO_FRAME;
+    memcpy(q + 32 + DCOMMI_RDV_NONCE, hello->job, job);
+    dcommi_rdv_proof(key, "client", challenge, p, len - DCOMMI_RDV_TAG, p + len - DCOMMI_RDV_TAG);
+    return len;
+}
+
+/* Copy n bytes as text that is safe to print: it came over a network and goes to a terminal. */
+static void dcommi_rdv_printable(const uint8_t *bytes, size_t n, char *text)
+{
+    for (size_t i = 0; i < n; i++) {
+        text[i] = bytes[i] >= 0x20 && bytes[i] < 0x7f ? (char)bytes[i] : '?';
+    }
+    text[n] = '\0';
 }
 
 /* Read a whole HELLO frame; false where its proof is wrong. */
@@ -24758,7 +24748,9 @@ static bool dcommi_rdv_get_hello(const uint8_t *frame, const uint8_t *challenge,
                                  const uint8_t key[DCOMMI_RDV_KEY], dcommi_rdv_hello *hello)
 {
     const uint8_t *q = frame + DCOMMI_RDV_HEADER;
+    size_t len = dcommi_rdv_hello_frame(frame);
     hello->wire = dcommi_get16(q);
+    hello->local_rank = dcommi_get16(q + 2);
     hello->lib = dcommi_get32(q + 4);
     hello->rank = dcommi_get32(q + 8);
     hello->size = dcommi_get32(q + 12);
@@ -24766,16 +24758,17 @@ static bool dcommi_rdv_get_hello(const uint8_t *frame, const uint8_t *challenge,
     hello->timeout_ms = dcommi_get32(q + 20);
     hello->instance = dcommi_get64(q + 24);
     uint8_t proof[DCOMMI_RDV_TAG];
-    dcommi_rdv_proof(key, "client", challenge, frame, DCOMMI_RDV_HELLO_FRAME - DCOMMI_RDV_TAG,
-                     proof);
-    return dcommi_same_secret(proof, frame + DCOMMI_RDV_HELLO_FRAME - DCOMMI_RDV_TAG, sizeof proof);
+    dcommi_rdv_printable(q + 32 + DCOMMI_RDV_NONCE, len - DCOMMI_RDV_HEADER - DCOMMI_RDV_HELLO_LEN,
+                         hello->job);
+    dcommi_rdv_proof(key, "client", challenge, frame, len - DCOMMI_RDV_TAG, proof);
+    return dcommi_same_secret(proof, frame + len - DCOMMI_RDV_TAG, sizeof proof);
 }
 
 static size_t dcommi_rdv_put_welcome(uint8_t *p, const uint8_t *challenge, const uint8_t *hello,
                                      const uint8_t key[DCOMMI_RDV_KEY])
 {
     dcommi_rdv_put_header(p, DCOMMI_RDV_WELCOME, 0, DCOMMI_RDV_WELCOME_LEN);
-    dcommi_rdv_proof(key, "server", challenge, hello, DCOMMI_RDV_HELLO_FRAME,
+    dcommi_rdv_proof(key, "server", challenge, hello, dcommi_rdv_hello_frame(hello),
                      p + DCOMMI_RDV_HEADER);
     return DCOMMI_RDV_WELCOME_FRAME;
 }
@@ -24789,8 +24782,9 @@ typedef struct dcommi_rdv_keys {
 static void dcommi_rdv_derive(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *challenge,
                               const uint8_t *hello, dcommi_rdv_keys *keys)
 {
-    dcommi_rdv_proof(key, "client key", challenge, hello, DCOMMI_RDV_HELLO_FRAME, keys->client);
-    dcommi_rdv_proof(key, "server key", challenge, hello, DCOMMI_RDV_HELLO_FRAME, keys->server);
+    size_t len = dcommi_rdv_hello_frame(hello);
+    dcommi_rdv_proof(key, "client key", challenge, hello, len, keys->client);
+    dcommi_rdv_proof(key, "server key", challenge, hello, len, keys->server);
 }
 
 /* The key that a secret of any length stands for. */
@@ -24814,7 +24808,6 @@ static uint32_t dcommi_rdv_put_reason(uint8_t *p, dcomm_status status, const cha
     return (uint32_t)(4 + len);
 }
 
-/* The sentence is made printable: it came over a network and goes to a terminal. */
 static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
                                           char why[DCOMMI_RDV_REASON_MAX + 1])
 {
@@ -24822,11 +24815,7 @@ static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
     if (len < 4 || len > 4 + DCOMMI_RDV_REASON_MAX) {
         return DCOMM_ERR_CORRUPT;
     }
-    size_t n = len - 4;
-    for (size_t i = 0; i < n; i++) {
-        why[i] = p[4 + i] >= 0x20 && p[4 + i] < 0x7f ? (char)p[4 + i] : '?';
-    }
-    why[n] = '\0';
+    dcommi_rdv_printable(p + 4, len - 4, why);
     int32_t code = (int32_t)dcommi_get32(p);
     return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMM_ERR_INTERNAL)
                ? (dcomm_status)code
@@ -24853,6 +24842,144 @@ static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, s
     }
     *blobs = head;
     return total == len - head;
+}
+
+#endif
+
+#include <fcntl.h>
+#include <strings.h>
+
+#define DCOMMI_JOB_COMMAND "command line \"" /* begins the name of a job that has no other name */
+#define DCOMMI_JOB_SHOWN 110                 /* bytes of each name in a sentence */
+
+/* Write this process's command line, in printable characters; leave out the middle of a long one,
+ * for which a hash stands. */
+static void dcommi_job_command(char *text, size_t max)
+{
+    enum { LONGEST = 1 << 16, HASH = 24 };
+    uint8_t *line = dcommi_alloc_raw(LONGEST);
+    int fd = line != NULL ? open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC) : -1;
+    size_t n = 0;
+    for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
+        got = read(fd, line + n, LONGEST - n);
+        got = got < 0 ? 0 : got;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    while (n > 0 && line[n - 1] == 0) {
+        n--;
+    }
+    for (size_t i = 0; i < n; i++) {
+        line[i] = line[i] == 0 ? ' ' : line[i];
+    }
+    if (n < max) {
+        dcommi_rdv_printable(line, n, text);
+    } else {
+        size_t half = (max - HASH) / 2;
+        uint8_t digest[DCOMMI_SHA256_BYTES];
+        dcommi_sha256_digest(line, n - half, digest);
+        dcommi_rdv_printable(line, half, text);
+        snprintf(text + half, HASH, "...%016" PRIx64 "...", dcommi_get64(digest));
+        dcommi_rdv_printable(line + n - half, half, text + strlen(text));
+    }
+    dcommi_free(line);
+}
+
+/* Return true if a rank's number stands at position `at`, as in "--rank=3", "--local-rank 3",
+ * "rank3". */
+static bool dcommi_job_rank_follows(const char *text, size_t at)
+{
+    if (at > 0 && strchr("= _-:", text[at - 1]) != NULL) {
+        at--;
+    }
+    return at >= 4 && strncasecmp(text + at - 4, "rank", 4) == 0;
+}
+
+static bool dcommi_job_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* Return true if rank 0's job is also that of another rank: the names are equal, or they are
+ * command lines that differ in the rank's own number behind "rank" alone. */
+static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, uint32_t local_rank)
+{
+    size_t command = sizeof DCOMMI_JOB_COMMAND - 1;
+    if (strncmp(zero, DCOMMI_JOB_COMMAND, command) != 0 ||
+        strncmp(other, DCOMMI_JOB_COMMAND, command) != 0) {
+        return strcmp(zero, other) == 0;
+    }
+    size_t a = command, b = command;
+    while (zero[a] != '\0' && other[b] != '\0') {
+        if (zero[a] == '0' && !dcommi_job_digit(zero[a + 1]) && dcommi_job_digit(other[b]) &&
+            dcommi_job_rank_follows(zero, a) && dcommi_job_rank_follows(other, b)) {
+            char *end = NULL;
+            unsigned long n = strtoul(other + b, &end, 10);
+            if (n != 0 && n != rank && n != local_rank) {
+                return false;
+            }
+            a++;
+            b = (size_t)(end - other);
+        } else if (zero[a++] != other[b++]) {
+            return false;
+        }
+    }
+    return zero[a] == other[b];
+}
+
+/* Say what is alike and what is not: both names, from shortly before their first difference. */
+static void dcommi_job_differ(const char *there, const char *here, char *text, size_t max)
+{
+    size_t at = 0;
+    while (there[at] != '\0' && there[at] == here[at]) {
+        at++;
+    }
+    at = at > DCOMMI_JOB_SHOWN / 2 ? at - DCOMMI_JOB_SHOWN / 2 : 0;
+    const char *cut = at > 0 ? "..." : "";
+    snprintf(text, max, "%s%.*s there, %s%.*s here", cut, DCOMMI_JOB_SHOWN, there + at, cut,
+             DCOMMI_JOB_SHOWN, here + at);
+}
+
+#endif
+/* ==== include/dcomm/impl/nodelist.h ======================================================== */
+/* nodelist.h - the first host of a list as Slurm writes it: "n[01-03,7]-ib,m2" begins with
+ * "n01-ib". */
+#ifndef DCOMMI_NODELIST_H
+#define DCOMMI_NODELIST_H
+
+
+/* Copies the first host's name; false where the text is no such list, or the name does not fit.
+ * A name may hold several brackets; of each, the first number is taken. */
+static bool dcommi_nodelist_first(const char *list, char *host, size_t max)
+{
+    size_t n = 0;
+    const char *p = list;
+    while (*p != '\0' && *p != ',') {
+        if (*p == '[') {
+            size_t digits = strspn(p + 1, "0123456789");
+            const char *close = strchr(p, ']');
+            if (digits == 0 || close == NULL || strchr(",-]", p[1 + digits]) == NULL ||
+                strspn(p + 1, "0123456789,-") != (size_t)(close - p - 1) || n + digits >= max) {
+                return false;
+            }
+            memcpy(host + n, p + 1, digits);
+            n += digits;
+            p = close + 1;
+            continue;
+        }
+        bool good = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
+                    (*p >= '0' && *p <= '9') || *p == '-' || *p == '.' || *p == '_';
+        if (!good || n + 1 >= max) {
+            return false;
+        }
+        host[n++] = *p++;
+    }
+    if (max == 0 || n == 0) {
+        return false;
+    }
+    host[n] = '\0';
+    return true;
 }
 
 #endif
@@ -25207,6 +25334,8 @@ typedef struct dcommi_launcher {
     bool loopback; /* host is this machine alone */
     bool secret;   /* key comes from one */
     uint8_t key[DCOMMI_RDV_KEY];
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* of ranks that meet by TCP */
+    const char *hint; /* variable that speaks of several ranks where there is one; NULL: none */
 } dcommi_launcher;
 
 /* rank and size from two variables that must both be there and fit each other. */
@@ -25274,6 +25403,42 @@ static dcomm_status dcommi_launcher_secret(dcommi_launcher *l)
     return file != NULL ? dcommi_launcher_secret_file(file, l) : DCOMM_OK;
 }
 
+/* Name the job: DCOMM_JOB, else what the launcher calls it, else the command line. */
+static dcomm_status dcommi_launcher_job(dcommi_launcher *l)
+{
+    const char *word = dcommi_env("DCOMM_JOB"), *run = dcommi_env("TORCHELASTIC_RUN_ID");
+    const char *restart = dcommi_env("TORCHELASTIC_RESTART_COUNT");
+    const char *space = dcommi_env("PMIX_NAMESPACE"), *pmi = dcommi_env("PMI_JOBID");
+    size_t max = sizeof l->job;
+    if (word != NULL && strlen(word) >= max - sizeof "DCOMM_JOB=") {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "environment variable DCOMM_JOB has %zu bytes, more "
+                           "than %zu",
+                           strlen(word), max - sizeof "DCOMM_JOB=" - 1);
+    }
+    bool torch = strcmp(l->name, "torchrun") == 0;
+    if (word != NULL) {
+        snprintf(l->job, max, "DCOMM_JOB=%s", word);
+    } else if (torch && run != NULL && strcmp(run, "none") != 0) {
+        snprintf(l->job, max, "torchrun's run %.300s, restart %.20s", run,
+                 restart != NULL ? restart : "0");
+    } else if (strcmp(l->name, "Slurm") == 0) {
+        const char *job = dcommi_env("SLURM_JOB_ID"), *step = dcommi_env("SLURM_STEP_ID");
+        snprintf(l->job, max, "Slurm's job %.100s, step %.100s", job != NULL ? job : "?",
+                 step != NULL ? step : "?");
+    } else if (!torch && (space != NULL || pmi != NULL)) {
+        snprintf(l->job, max, "%s's job %.300s", l->name, space != NULL ? space : pmi);
+    } else {
+        size_t at = (size_t)snprintf(l->job, max, "%s", DCOMMI_JOB_COMMAND);
+        dcommi_job_command(l->job + at, max - at - 40);
+        snprintf(l->job + strlen(l->job), 40, torch && restart != NULL ? "\", restart %.20s" : "\"",
+                 restart);
+    }
+    /* As it looks after it has come over the network. */
+    dcommi_rdv_printable((const uint8_t *)l->job, strlen(l->job), l->job);
+    return DCOMM_OK;
+}
+
 /* Meet at MASTER_ADDR (or `host`) and DCOMM_PORT, else MASTER_PORT + 1, else `port`. */
 static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, int port)
 {
@@ -25304,6 +25469,7 @@ static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, in
         return dcommi_env_missing("MASTER_PORT", "there are several ranks (or set DCOMM_PORT)");
     }
     l->port = (uint16_t)port;
+    DCOMMI_TRY(dcommi_launcher_job(l));
     return dcommi_launcher_secret(l);
 }
 
@@ -25344,6 +25510,47 @@ static dcomm_status dcommi_launcher_slurm(dcommi_launcher *l)
     uint64_t mixed =
         dcommi_mix(strtoull(job != NULL ? job : "0", NULL, 10), strtoull(step, NULL, 10));
     return dcommi_launcher_tcp(l, nodes != NULL ? host : NULL, (int)(20000 + mixed % 12000));
+}
+
+/* No launcher has described this rank wholly: an error where one has begun to, else one rank. */
+static dcomm_status dcommi_launcher_none(dcommi_launcher *l)
+{
+    static const char *const pairs[][2] = {{"RANK", "WORLD_SIZE"},
+                                           {"MASTER_ADDR", "MASTER_PORT"},
+                                           {"PMI_RANK", "PMI_SIZE"},
+                                           {"PMIX_RANK", "PMIX_NAMESPACE"}};
+    static const char *const hints[] = {"LOCAL_RANK",
+                                        "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                        "OMPI_COMM_WORLD_NODE_RANK",
+                                        "OMPI_UNIVERSE_SIZE",
+                                        "MPI_LOCALRANKID"};
+    static const char *const counts[] = {"SLURM_NTASKS", "SLURM_NPROCS", "LOCAL_WORLD_SIZE"};
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        for (int k = 0; k < 2; k++) {
+            if (dcommi_env(pairs[i][k]) != NULL && dcommi_env(pairs[i][1 - k]) == NULL) {
+                return dcommi_fail(DCOMM_ERR_INVALID,
+                                   "environment variable %s=%.64s is set, but %s is not: set both "
+                                   "(and RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT for several "
+                                   "ranks), or neither for one rank",
+                                   pairs[i][k], dcommi_env(pairs[i][k]), pairs[i][1 - k]);
+            }
+        }
+    }
+    if (dcommi_env("MASTER_ADDR") != NULL) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "environment variables MASTER_ADDR and MASTER_PORT are set, but RANK and "
+            "WORLD_SIZE are not: set all four, or none for one rank");
+    }
+    for (size_t i = 0; i < sizeof hints / sizeof hints[0] && l->hint == NULL; i++) {
+        l->hint = dcommi_env(hints[i]) != NULL ? hints[i] : NULL;
+    }
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0] && l->hint == NULL; i++) {
+        const char *count = dcommi_env(counts[i]);
+        l->hint = count != NULL && strtol(count, NULL, 10) > 1 ? counts[i] : NULL;
+    }
+    return DCOMM_OK;
 }
 
 /* Every variable that says how to meet is judged here; DCOMM_ERR_INVALID names the bad one.
@@ -25403,7 +25610,7 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
         l->meeting = l->size > 1 ? DCOMMI_MEET_TCP : DCOMMI_MEET_ALONE;
         return l->size > 1 ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
     }
-    return DCOMM_OK;
+    return dcommi_launcher_none(l);
 }
 
 #endif
@@ -25817,7 +26024,8 @@ static dcomm_status dcommi_pmix_share(const char *key, char *mine, char *text, s
 
 
 #define DCOMMI_RDV_ATTEMPT_S 5.0 /* for one handshake */
-#define DCOMMI_RDV_REFUSED_S 2.0 /* all addresses of an id refuse for so long: it is over */
+#define DCOMMI_RDV_REFUSED_S \
+    2.0 /* nobody serves an id, or another job its port, for so long: it is over */
 
 /* Where the server may be. */
 typedef struct dcommi_rdv_target {
@@ -25825,7 +26033,9 @@ typedef struct dcommi_rdv_target {
     uint16_t port;
     dcommi_addr addrs[DCOMMI_SOCK_ADDRS];
     int naddrs;
-    bool exists;             /* the server was there before us: do not wait for it to start */
+    bool exists;     /* the server was there before us: do not wait for it to start */
+    const char *job; /* NULL: an id needs none */
+    uint16_t local_rank;
     const char *secret_hint; /* what to look at when the secrets differ */
 } dcommi_rdv_target;
 
@@ -25837,7 +26047,9 @@ typedef struct dcommi_rdv_client {
     uint32_t in_seq, out_seq;
     double timeout_s;
     const _Atomic int *cancel;
-    dcomm_status over; /* of DCOMMI_RDV_OVER */
+    dcomm_status over;   /* of DCOMMI_RDV_OVER */
+    dcomm_status failed; /* this rank cannot take part, and comes to say why: */
+    char why[DCOMMI_MESSAGE_MAX];
 } dcommi_rdv_client;
 
 /* What became of one attempt. */
@@ -25845,6 +26057,8 @@ typedef enum dcommi_rdv_outcome {
     DCOMMI_RDV_IN = 0,  /* joined */
     DCOMMI_RDV_AGAIN,   /* worth another try */
     DCOMMI_RDV_REFUSED, /* nobody listens */
+    DCOMMI_RDV_FOREIGN, /* another job meets there */
+    DCOMMI_RDV_TAKEN,   /* asked: this job meets there */
     DCOMMI_RDV_STRANGE, /* another secret */
     DCOMMI_RDV_OVER     /* an error for good */
 } dcommi_rdv_outcome;
@@ -25899,8 +26113,8 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
         if (c->over < 0) {
             return DCOMMI_RDV_OVER;
         }
-        dcommi_rdv_put_hello(ours, hello, nonce, challenge, key);
-        status = dcommi_sock_write(c->fd, ours, sizeof ours, deadline, c->cancel, &stopped);
+        size_t len = dcommi_rdv_put_hello(ours, hello, nonce, challenge, key);
+        status = dcommi_sock_write(c->fd, ours, len, deadline, c->cancel, &stopped);
     }
     if (status == DCOMM_OK) {
         status = dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel);
@@ -25926,8 +26140,11 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     if (h.type == DCOMMI_RDV_REJECT) {
         char why[DCOMMI_RDV_REASON_MAX + 1];
         dcomm_status said = dcommi_rdv_get_reason(answer + DCOMMI_RDV_HEADER, h.length, why);
-        snprintf(note, note_max, "%.200s", why);
-        return said == DCOMM_ERR_AUTH ? DCOMMI_RDV_STRANGE : DCOMMI_RDV_AGAIN;
+        snprintf(note, note_max, "%s", why);
+        return said == DCOMM_ERR_AUTH         ? DCOMMI_RDV_STRANGE
+               : said == DCOMM_ERR_MISMATCH   ? DCOMMI_RDV_FOREIGN
+               : said == DCOMM_ERR_RENDEZVOUS ? DCOMMI_RDV_TAKEN
+                                              : DCOMMI_RDV_AGAIN;
     }
     uint8_t expected[DCOMMI_RDV_WELCOME_FRAME];
     dcommi_rdv_put_welcome(expected, challenge, ours, key);
@@ -25950,7 +26167,7 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
 {
     dcommi_addr found[DCOMMI_SOCK_ADDRS];
     const dcommi_addr *list = target->addrs;
-    int n = target->naddrs, refused = 0, strange = 0, again = 0;
+    int n = target->naddrs, refused = 0, strange = 0, foreign = 0, again = 0;
     if (target->host != NULL) {
         const char *why = "";
         n = dcommi_addr_resolve(target->host, target->port, found, DCOMMI_SOCK_ADDRS, &why);
@@ -25961,7 +26178,7 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
         }
     }
     for (int i = 0; i < n; i++) {
-        char where[DCOMMI_SOCK_TEXT], what[256] = "";
+        char where[DCOMMI_SOCK_TEXT], what[DCOMMI_RDV_REASON_MAX + 1] = "";
         int error = 0;
         double now = dcommi_now();
         dcommi_addr_text(&list[i], where);
@@ -25989,15 +26206,17 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
         }
         close(c->fd);
         c->fd = -1;
-        if (outcome == DCOMMI_RDV_OVER) {
+        if (outcome == DCOMMI_RDV_OVER || outcome == DCOMMI_RDV_TAKEN) {
             return outcome;
         }
-        snprintf(note, note_max, "%s: %.240s", where, what);
+        snprintf(note, note_max, "%s: %s", where, what);
+        foreign += outcome == DCOMMI_RDV_FOREIGN;
         strange += outcome == DCOMMI_RDV_STRANGE;
         again += outcome == DCOMMI_RDV_AGAIN;
     }
     return again > 0     ? DCOMMI_RDV_AGAIN
            : strange > 0 ? DCOMMI_RDV_STRANGE
+           : foreign > 0 ? DCOMMI_RDV_FOREIGN
            : refused > 0 ? DCOMMI_RDV_REFUSED
                          : DCOMMI_RDV_AGAIN;
 }
@@ -26060,25 +26279,71 @@ static void dcommi_rdv_drop(dcommi_rdv_client *c)
     }
 }
 
+/* Tell the others that this rank cannot take part; returns when the server has it, with what the
+ * rendezvous failed by. */
+static dcomm_status dcommi_rdv_announce(dcommi_rdv_client *c, double deadline)
+{
+    uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
+    uint8_t frame[DCOMMI_RDV_HEADER + sizeof reason + DCOMMI_RDV_TAG];
+    uint32_t len = dcommi_rdv_put_reason(reason, c->failed, c->why);
+    size_t bytes =
+        dcommi_rdv_put_tagged(frame, DCOMMI_RDV_FAIL, c->out_seq++, reason, len, c->keys.client);
+    bool stopped;
+    dcomm_status status = dcommi_sock_write(c->fd, frame, bytes, deadline, c->cancel, &stopped);
+    while (status >= 0) {
+        dcommi_rdv_header h;
+        uint8_t *got = NULL;
+        status = dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &got);
+        dcommi_free(got);
+    }
+    return status;
+}
+
+static dcommi_rdv_hello dcommi_rdv_hello_of(const dcommi_rdv_client *c,
+                                            const dcommi_rdv_target *target, uint32_t generation)
+{
+    dcommi_rdv_hello hello = {.wire = DCOMMI_RDV_WIRE_VERSION,
+                              .lib = DCOMMI_RDV_LIB_VERSION,
+                              .rank = c->rank,
+                              .local_rank = target->local_rank,
+                              .size = c->size,
+                              .generation = generation};
+    snprintf(hello.job, sizeof hello.job, "%s", target->job != NULL ? target->job : "");
+    return hello;
+}
+
+/* Ask the server at the target which job it serves; the note says what it answers. */
+static dcommi_rdv_outcome dcommi_rdv_ask(const dcommi_rdv_target *target,
+                                         const uint8_t key[DCOMMI_RDV_KEY],
+                                         const _Atomic int *cancel, char *note, size_t note_max)
+{
+    dcommi_rdv_client c = {.fd = -1, .cancel = cancel, .rank = DCOMMI_RDV_NO_RANK};
+    dcommi_rdv_hello hello = dcommi_rdv_hello_of(&c, target, UINT32_MAX);
+    dcommi_rdv_outcome outcome =
+        dcommi_rdv_attempt(&c, target, key, &hello, dcommi_now() + 1, 1, note, note_max);
+    dcommi_rdv_drop(&c);
+    return outcome;
+}
+
 /* Connect and wait until all ranks are there. */
 static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_target *target,
                                     const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
 {
-    double start = dcommi_now(), deadline = start + c->timeout_s, refused_since = 0;
-    double pause = 0.01, connect_s = 1;
-    char note[320] = "";
-    dcommi_rdv_hello hello = {.wire = DCOMMI_RDV_WIRE_VERSION,
-                              .lib = DCOMMI_RDV_LIB_VERSION,
-                              .rank = c->rank,
-                              .size = c->size,
-                              .generation = generation};
+    double start = dcommi_now(), deadline = start + c->timeout_s;
+    double refused_since = 0, foreign_since = 0, pause = 0.01, connect_s = 1;
+    char note[DCOMMI_SOCK_TEXT + DCOMMI_RDV_REASON_MAX + 8] = "", last[sizeof note] = "";
+    bool told = c->rank == 0;
+    dcommi_rdv_hello hello = dcommi_rdv_hello_of(c, target, generation);
     c->fd = -1;
     memcpy(c->secret, key, sizeof c->secret);
     DCOMMI_TRY(dcommi_random_bytes(&hello.instance, sizeof hello.instance));
     for (;;) {
         dcommi_rdv_outcome outcome =
-            dcommi_rdv_attempt(c, target, key, &hello, deadline, connect_s, note, sizeof note);
+            dcommi_rdv_attempt(c, target, key, &hello, deadline, connect_s, last, sizeof last);
         double now = dcommi_now();
+        if (now < deadline || note[0] == '\0') { /* else our own haste cut it short */
+            memcpy(note, last, sizeof note);
+        }
         if (outcome == DCOMMI_RDV_IN) {
             break;
         }
@@ -26087,8 +26352,21 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         }
         if (outcome == DCOMMI_RDV_STRANGE) {
             return dcommi_fail(DCOMM_ERR_AUTH,
-                               "rank %" PRIu32 " is not let in: %s; compare %s on all ranks",
+                               "rank %" PRIu32 " is not let in: %.300s; compare %s on all ranks",
                                c->rank, note, target->secret_hint);
+        }
+        foreign_since = outcome != DCOMMI_RDV_FOREIGN ? 0
+                        : foreign_since != 0          ? foreign_since
+                                                      : now;
+        if (foreign_since != 0 && now - foreign_since >= DCOMMI_RDV_REFUSED_S) {
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank,
+                               c->size, note);
+        }
+        if (!told && c->failed == DCOMM_OK && now - start >= DCOMMI_RDV_QUIET_S) {
+            told = true;
+            dcommi_log(DCOMMI_LOG_WARN,
+                       "rank %" PRIu32 " of %" PRIu32 " has waited %d s for rank 0; last: %.300s",
+                       c->rank, c->size, DCOMMI_RDV_QUIET_S, note);
         }
         if (outcome != DCOMMI_RDV_REFUSED) {
             refused_since = 0;
@@ -26116,7 +26394,9 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
     }
     dcommi_rdv_header h;
     uint8_t *frame = NULL;
-    dcomm_status status = dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &frame);
+    dcomm_status status = c->failed < 0
+                              ? dcommi_rdv_announce(c, deadline)
+                              : dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &frame);
     dcommi_free(frame);
     if (status < 0) {
         dcommi_rdv_drop(c);
@@ -26290,7 +26570,8 @@ static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
 #endif
 /* ==== include/dcomm/impl/rendezvous_server.h =============================================== */
 /* rendezvous_server.h - the thread that serves a rendezvous: sockets and the clock around the
- * state machine of rendezvous.h. */
+ * state machine of rendezvous.h. A fork finds every such thread in poll(), where it holds no lock
+ * of a library: the rest of the time it has dcommi_rdv_lock, which a fork takes first. */
 #ifndef DCOMMI_RENDEZVOUS_SERVER_H
 #define DCOMMI_RENDEZVOUS_SERVER_H
 
@@ -26299,6 +26580,12 @@ static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
  * bytes and the time go in, bytes come out. rendezvous_server.h gives it both. */
 #ifndef DCOMMI_RENDEZVOUS_H
 #define DCOMMI_RENDEZVOUS_H
+
+/* ==== include/dcomm/impl/rendezvous_core.h ================================================= */
+/* rendezvous_core.h - what the server of a rendezvous knows: its connections, and what goes out on
+ * them. rendezvous.h decides. */
+#ifndef DCOMMI_RENDEZVOUS_CORE_H
+#define DCOMMI_RENDEZVOUS_CORE_H
 
 
 #define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
@@ -26351,6 +26638,7 @@ typedef struct dcommi_rdv_core {
     uint32_t size;      /* 0: not known until the first rank has come */
     uint32_t size_from; /* the rank that said it */
     uint32_t generation;
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* rank 0's; "" with an id */
     dcommi_rdv_conn **conns;
     size_t nconns, conns_capacity;
     size_t guests;
@@ -26360,18 +26648,24 @@ typedef struct dcommi_rdv_core {
     uint32_t njoined, ngathered, nleft, ntold;
     size_t round_bytes;
     double first_leave;
-    bool ready; /* all were there at once */
+    bool ready;     /* all were there at once */
+    bool announced; /* a rank has said that it cannot take part: those that still come hear it */
+    double waits_since; /* a rank waits for others since then, 0: none does */
+    bool told_waits;
+    bool told_foreign;
+    char news[DCOMMI_MESSAGE_MAX]; /* for the log, ""; taken by the socket layer */
     dcomm_status status;
     char why[DCOMMI_RDV_REASON_MAX + 1];
 } dcommi_rdv_core;
 
-/* size 0: taken from the first rank that comes. */
+/* size 0: taken from the first rank that comes. job "": not compared. */
 static void dcommi_rdv_core_begin(dcommi_rdv_core *c, const uint8_t key[DCOMMI_RDV_KEY],
-                                  uint32_t generation)
+                                  uint32_t generation, const char *job)
 {
     memset(c, 0, sizeof *c);
     memcpy(c->key, key, DCOMMI_RDV_KEY);
     c->generation = generation;
+    snprintf(c->job, sizeof c->job, "%s", job);
 }
 
 static void dcommi_rdv_result_release(dcommi_rdv_result *result)
@@ -26498,6 +26792,8 @@ static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
 {
     return conn->out_at < conn->out_len || conn->result != NULL || conn->fail_due;
 }
+
+#endif
 
 /* ---- failure ---- */
 
@@ -26656,6 +26952,26 @@ static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello 
     return c->status;
 }
 
+/* A rank of another job has come to this one's port. */
+static void dcommi_rdv_turn_away(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
+                                 const dcommi_rdv_hello *h, double now)
+{
+    char names[2 * DCOMMI_JOB_SHOWN + 32];
+    dcommi_job_differ(c->job, h->job, names, sizeof names);
+    dcommi_rdv_reject(conn, now, DCOMM_ERR_MISMATCH,
+                      "another job meets at this port (%s); give each job its own MASTER_PORT or "
+                      "DCOMM_PORT, or one DCOMM_JOB=word to all ranks of one job",
+                      names);
+    if (!c->told_foreign && h->rank != DCOMMI_RDV_NO_RANK) {
+        c->told_foreign = true;
+        dcommi_job_differ(h->job, c->job, names, sizeof names);
+        snprintf(c->news, sizeof c->news,
+                 "turned away rank %" PRIu32 " of another job (%s); if it is of this job, set "
+                 "DCOMM_JOB to one word for all ranks",
+                 h->rank, names);
+    }
+}
+
 static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
 {
     dcommi_rdv_hello h;
@@ -26663,10 +26979,17 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
         dcommi_rdv_reject(conn, now, DCOMM_ERR_AUTH, "the secrets differ");
         return;
     }
+    if (c->job[0] != '\0' && h.wire == DCOMMI_RDV_WIRE_VERSION &&
+        !dcommi_job_same(c->job, h.job, h.rank, h.local_rank)) {
+        dcommi_rdv_turn_away(c, conn, &h, now);
+        return;
+    }
     if (h.generation != c->generation) {
-        dcommi_rdv_reject(conn, now, DCOMM_IN_PROGRESS,
-                          "communicator %" PRIu32 " of this job is being created, not %" PRIu32,
-                          c->generation, h.generation);
+        dcommi_rdv_reject(conn, now,
+                          h.rank == DCOMMI_RDV_NO_RANK ? DCOMM_ERR_RENDEZVOUS : DCOMM_IN_PROGRESS,
+                          "rank 0 serves another attempt: it has created %" PRIu32
+                          " communicator(s) of this job before, rank %" PRIu32 " %" PRIu32,
+                          c->generation, h.rank, h.generation);
         return;
     }
     uint8_t welcome[DCOMMI_RDV_WELCOME_FRAME];
@@ -26677,6 +27000,11 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
     conn->instance = h.instance;
     if (c->status < 0 || dcommi_rdv_judge(c, &h, now) < 0) {
         dcommi_rdv_tell(c, conn, now);
+        return;
+    }
+    if (c->ready && c->job[0] != '\0') {
+        dcommi_rdv_lost(c, conn,
+                        now); /* the next attempt begins when this one has ended here too */
         return;
     }
     if (c->ready) {
@@ -26698,12 +27026,14 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
     conn->state = DCOMMI_RDV_JOINED;
     conn->waiting = true;
     conn->deadline = now + h.timeout_ms / 1000.0;
+    c->waits_since = c->waits_since != 0 ? c->waits_since : now;
     c->ranks[h.rank] = conn;
     c->lost_at[h.rank] = 0;
     if (++c->njoined < c->size) {
         return;
     }
     c->ready = true;
+    c->waits_since = 0;
     for (uint32_t r = 0; r < c->size; r++) {
         c->ranks[r]->waiting = false;
         dcommi_rdv_say_tagged(c->ranks[r], DCOMMI_RDV_READY, NULL, 0);
@@ -26751,6 +27081,7 @@ static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
     }
     c->ngathered = 0;
     c->round_bytes = 0;
+    c->waits_since = 0;
 }
 
 /* A whole genuine frame of a rank lies in conn->in. */
@@ -26771,7 +27102,17 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
         }
         return;
     }
+    if (h->type == DCOMMI_RDV_FAIL) {
+        char why[DCOMMI_RDV_REASON_MAX + 1];
+        dcomm_status status = dcommi_rdv_get_reason(conn->in + DCOMMI_RDV_HEADER, h->length, why);
+        conn->in_len = 0;
+        c->announced = true;
+        dcommi_rdv_poison(c, now, status < 0 ? status : DCOMM_ERR_CORRUPT,
+                          "rank %" PRIu32 " cannot take part: %.380s", conn->rank, why);
+        return;
+    }
     conn->gathered = conn->waiting = true;
+    c->waits_since = c->waits_since != 0 ? c->waits_since : now;
     conn->deadline = now + dcommi_get32(conn->in + DCOMMI_RDV_HEADER) / 1000.0;
     c->round_bytes += h->length - 4;
     c->ngathered++;
@@ -26808,12 +27149,12 @@ static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_co
         return 0;
     }
     if (stranger) {
-        return h->type == DCOMMI_RDV_HELLO && h->length == DCOMMI_RDV_HELLO_LEN
-                   ? DCOMMI_RDV_HELLO_FRAME
+        return h->type == DCOMMI_RDV_HELLO && h->length >= DCOMMI_RDV_HELLO_LEN
+                   ? DCOMMI_RDV_HEADER + (size_t)h->length
                    : 0;
     }
     if ((h->type == DCOMMI_RDV_GATHER && c->ready && h->length >= 4) ||
-        (h->type == DCOMMI_RDV_BYE && h->length == 0)) {
+        h->type == DCOMMI_RDV_FAIL || (h->type == DCOMMI_RDV_BYE && h->length == 0)) {
         return DCOMMI_RDV_HEADER + (size_t)h->length + DCOMMI_RDV_TAG;
     }
     return 0;
@@ -26863,10 +27204,32 @@ static size_t dcommi_rdv_input(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const 
 
 /* ---- time ---- */
 
+/* Say once for whom the others wait; returns when that is due, or `next` if it is not. */
+static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
+{
+    double due = c->waits_since + DCOMMI_RDV_QUIET_S;
+    if (c->waits_since == 0 || c->told_waits || c->status < 0) {
+        return next;
+    }
+    if (due > now) {
+        return due < next ? due : next;
+    }
+    if (c->news[0] == '\0') {
+        char who[200];
+        dcommi_rdv_list_ranks(c, c->ready, who, sizeof who);
+        c->told_waits = true;
+        snprintf(c->news, sizeof c->news,
+                 "the creation of a communicator has waited %d s for rank(s) %s of %" PRIu32
+                 " to %s",
+                 DCOMMI_RDV_QUIET_S, who, c->size, c->ready ? "take part" : "come");
+    }
+    return next;
+}
+
 /* Let deadlines pass; returns the time of the next one. */
 static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
 {
-    double next = now + 3600;
+    double next = dcommi_rdv_tell_waits(c, now, now + 3600);
     for (uint32_t r = 0; r < c->size && !c->ready && c->status == DCOMM_OK; r++) {
         double due = c->lost_at[r] + DCOMMI_RDV_RETURN_S;
         if (c->lost_at[r] != 0 && due <= now) {
@@ -26947,13 +27310,20 @@ static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn
 
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
+
+#define DCOMMI_RDV_CHUNK (1u << 16)
+#define DCOMMI_RDV_TELL_S 5.0 /* for ranks to come that are to hear why another cannot take part \
+                               */
 
 /* Shared by its thread, the list of servers and the boots of this process that use it. */
 typedef struct dcommi_rdv_server {
     struct dcommi_rdv_server *next; /* in the list */
-    int refs;                       /* under the list's lock, as are the next two */
+    int refs;                       /* under the list's lock, as is all that the thread uses */
     bool ended;                     /* the thread is through, nothing listens any more */
     bool retired;                   /* the owner has left: end when the others know */
+    double retired_at;
+    pid_t thread;
     uint16_t port;
     dcommi_addr self; /* where this process reaches it */
     uint8_t key[DCOMMI_RDV_KEY];
@@ -26962,11 +27332,12 @@ typedef struct dcommi_rdv_server {
     dcommi_rdv_core core;
     struct pollfd *polls;
     size_t polls_capacity;
+    uint8_t *buf;
 } dcommi_rdv_server;
 
 static pthread_mutex_t dcommi_rdv_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t dcommi_rdv_changed = PTHREAD_COND_INITIALIZER;
-static dcommi_rdv_server *dcommi_rdv_servers;
+static dcommi_rdv_server *dcommi_rdv_servers; /* whose threads run, or are about to be gone */
 
 static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 {
@@ -26986,15 +27357,69 @@ static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
     }
 }
 
-/* Drop a reference; the lock is held. */
-static void dcommi_rdv_server_release(dcommi_rdv_server *s)
+static void dcommi_rdv_server_free(dcommi_rdv_server *s)
 {
-    if (--s->refs > 0) {
-        return;
+    dcommi_rdv_stop_listening(s);
+    for (size_t i = 0; i < s->core.nconns; i++) {
+        dcommi_rdv_close_fd(s->core.conns[i]);
     }
+    dcommi_rdv_core_end(&s->core);
     close(s->wake_fd);
     dcommi_free(s->polls);
+    dcommi_free(s->buf);
     dcommi_free(s);
+}
+
+/* Free servers whose threads are gone; wait until those that have ended are. The lock is held. */
+static void dcommi_rdv_reap(bool wait)
+{
+    dcommi_rdv_server **at = &dcommi_rdv_servers;
+    while (*at != NULL) {
+        dcommi_rdv_server *s = *at;
+        bool gone = s->ended && syscall(SYS_tgkill, getpid(), s->thread, 0) != 0;
+        for (int tries = 0; wait && s->ended && !gone && tries < 1000; tries++) {
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+            gone = syscall(SYS_tgkill, getpid(), s->thread, 0) != 0;
+        }
+        if (gone && s->refs == 0) {
+            *at = s->next;
+            dcommi_rdv_server_free(s);
+        } else {
+            at = &s->next;
+        }
+    }
+}
+
+/* ---- forks ---- */
+
+static void dcommi_rdv_before_fork(void)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_reap(true);
+}
+
+static void dcommi_rdv_in_parent(void)
+{
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+
+/* The parent serves on; the child closes its copies, so that they keep no port and no rank. */
+static void dcommi_rdv_in_child(void)
+{
+    while (dcommi_rdv_servers != NULL) {
+        dcommi_rdv_server *s = dcommi_rdv_servers;
+        dcommi_rdv_servers = s->next;
+        close(s->listen_fd); /* shutdown would end the parent's too */
+        s->listen_fd = -1;
+        dcommi_rdv_server_free(s);
+    }
+    pthread_cond_init(&dcommi_rdv_changed, NULL);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+
+static void dcommi_rdv_watch_forks(void)
+{
+    pthread_atfork(dcommi_rdv_before_fork, dcommi_rdv_in_parent, dcommi_rdv_in_child);
 }
 
 static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
@@ -27004,10 +27429,10 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
         int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if ((errno == EMFILE || errno == ENFILE) && s->refuse_until == 0) {
-                dcommi_log(DCOMMI_LOG_WARN,
-                           "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
-                           "the process that serves it)",
-                           strerror(errno));
+                snprintf(s->core.news, sizeof s->core.news,
+                         "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
+                         "the process that serves it)",
+                         strerror(errno));
             }
             if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED &&
                 errno != EINTR) {
@@ -27063,20 +27488,34 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
     }
 }
 
-/* Whether the thread should go on. */
-static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s)
+/* Return true if the thread should go on. Ranks that still come hear why another cannot take part,
+ * for a while. */
+static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s, double now)
 {
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    bool retired = s->retired;
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-    if (s->core.ready || retired) {
+    bool tells = s->core.announced && now < s->retired_at + DCOMMI_RDV_TELL_S;
+    bool leaves = s->retired && !tells;
+    if (s->core.ready || leaves) {
         dcommi_rdv_stop_listening(s);
     }
-    if (retired && !s->core.ready) {
-        dcommi_rdv_poison(&s->core, dcommi_now(), DCOMM_ERR_PEER,
+    if (s->retired && !s->core.ready) {
+        dcommi_rdv_poison(&s->core, now, DCOMM_ERR_PEER,
                           "the rank that serves the rendezvous gave up");
     }
-    return !dcommi_rdv_finished(&s->core) && (!retired || dcommi_rdv_attended(&s->core));
+    return !dcommi_rdv_finished(&s->core) && (!leaves || dcommi_rdv_attended(&s->core));
+}
+
+/* Wait for input without the lock; what is to be logged is logged then, too. */
+static void dcommi_rdv_server_poll(dcommi_rdv_server *s, size_t n, double wait)
+{
+    char news[sizeof s->core.news];
+    memcpy(news, s->core.news, sizeof news);
+    s->core.news[0] = '\0';
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    if (news[0] != '\0') {
+        dcommi_log(DCOMMI_LOG_WARN, "%s", news);
+    }
+    poll(s->polls, n, wait > 0 ? (int)(wait * 1000) + 1 : 0);
+    pthread_mutex_lock(&dcommi_rdv_lock);
 }
 
 static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t max)
@@ -27085,7 +27524,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
     double now = dcommi_now();
     double next = dcommi_rdv_tick(c, now);
     dcommi_rdv_sweep(c, dcommi_rdv_close_fd);
-    if (!dcommi_rdv_server_goes_on(s) ||
+    if (!dcommi_rdv_server_goes_on(s, now) ||
         dcommi_grow((void **)&s->polls, &s->polls_capacity, c->nconns + 2, sizeof *s->polls) < 0) {
         return false;
     }
@@ -27105,7 +27544,10 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
     if (s->listen_fd >= 0 && !accepts) {
         wait = 0.1;
     }
-    poll(s->polls, n + 2, wait > 0 ? (int)(wait * 1000) + 1 : 0);
+    if (s->retired && c->announced && wait > 0.5) {
+        wait = 0.5; /* to see when nobody is told any more */
+    }
+    dcommi_rdv_server_poll(s, n + 2, wait);
     now = dcommi_now();
     if (s->polls[0].revents != 0) {
         uint64_t count;
@@ -27137,25 +27579,16 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
 static void *dcommi_rdv_server_main(void *argument)
 {
     dcommi_rdv_server *s = argument;
-    enum { CHUNK = 1 << 16 };
-    uint8_t *buf = dcommi_alloc(CHUNK);
-    while (buf != NULL && dcommi_rdv_server_turn(s, buf, CHUNK)) {
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    s->thread = (pid_t)syscall(SYS_gettid);
+    while (dcommi_rdv_server_turn(s, s->buf, DCOMMI_RDV_CHUNK)) {
     }
-    dcommi_free(buf);
     dcommi_rdv_stop_listening(s);
     for (size_t i = 0; i < s->core.nconns; i++) {
         dcommi_rdv_close_fd(s->core.conns[i]);
     }
-    dcommi_rdv_core_end(&s->core);
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    dcommi_rdv_server **at = &dcommi_rdv_servers;
-    while (*at != s) {
-        at = &(*at)->next;
-    }
-    *at = s->next;
     s->ended = true;
     pthread_cond_broadcast(&dcommi_rdv_changed);
-    dcommi_rdv_server_release(s);
     pthread_mutex_unlock(&dcommi_rdv_lock);
     return NULL;
 }
@@ -27172,11 +27605,13 @@ static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
     until.tv_nsec = (long)(ns % 1000000000);
     pthread_mutex_lock(&dcommi_rdv_lock);
     s->retired = true;
+    s->retired_at = dcommi_now();
     (void)!write(s->wake_fd, &one, sizeof one);
     while (!s->ended &&
            pthread_cond_timedwait(&dcommi_rdv_changed, &dcommi_rdv_lock, &until) == 0) {
     }
-    dcommi_rdv_server_release(s);
+    s->refs--;
+    dcommi_rdv_reap(true);
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
 
@@ -27185,7 +27620,7 @@ static dcommi_rdv_server *dcommi_rdv_server_find(const uint8_t key[DCOMMI_RDV_KE
 {
     pthread_mutex_lock(&dcommi_rdv_lock);
     dcommi_rdv_server *s = dcommi_rdv_servers;
-    while (s != NULL && (s->port != port || memcmp(s->key, key, DCOMMI_RDV_KEY) != 0)) {
+    while (s != NULL && (s->ended || s->port != port || memcmp(s->key, key, DCOMMI_RDV_KEY) != 0)) {
         s = s->next;
     }
     if (s != NULL) {
@@ -27199,7 +27634,7 @@ static dcommi_rdv_server *dcommi_rdv_server_find(const uint8_t key[DCOMMI_RDV_KE
 static void dcommi_rdv_server_forget(dcommi_rdv_server *s)
 {
     pthread_mutex_lock(&dcommi_rdv_lock);
-    dcommi_rdv_server_release(s);
+    s->refs--;
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
 
@@ -27208,22 +27643,27 @@ static void dcommi_rdv_server_forget(dcommi_rdv_server *s)
  */
 static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port,
                                             const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation,
-                                            dcommi_rdv_server **server_p)
+                                            const char *job, dcommi_rdv_server **server_p)
 {
+    static pthread_once_t watched = PTHREAD_ONCE_INIT;
+    pthread_once(&watched, dcommi_rdv_watch_forks);
     dcommi_rdv_server *s = dcommi_alloc(sizeof *s);
-    if (s == NULL) {
+    uint8_t *buf = dcommi_alloc(DCOMMI_RDV_CHUNK);
+    if (s == NULL || buf == NULL) {
+        dcommi_free(s);
+        dcommi_free(buf);
+        errno = ENOMEM;
         return DCOMM_ERR_NO_MEMORY;
     }
-    s->refs = 2;
+    s->refs = 1;
+    s->buf = buf;
     memcpy(s->key, key, DCOMMI_RDV_KEY);
     s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->listen_fd = on != NULL ? dcommi_sock_listen(on, false) : dcommi_sock_listen_any(port);
     socklen_t len = sizeof s->self;
     if (s->wake_fd < 0 || s->listen_fd < 0 || getsockname(s->listen_fd, &s->self.any, &len) != 0) {
         int saved = errno;
-        close(s->listen_fd);
-        close(s->wake_fd);
-        dcommi_free(s);
+        dcommi_rdv_server_free(s);
         errno = saved;
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot serve the rendezvous on port %u: %s", port,
                            strerror(saved));
@@ -27234,7 +27674,7 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
         /* A socket of both families is reached by IPv4 too, which is always there. */
         dcommi_addr_literal("127.0.0.1", s->port, &s->self);
     }
-    dcommi_rdv_core_begin(&s->core, key, generation);
+    dcommi_rdv_core_begin(&s->core, key, generation, job);
     sigset_t all, before;
     pthread_t thread;
     pthread_attr_t detached;
@@ -27243,6 +27683,7 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_reap(false);
     int rc = pthread_create(&thread, &detached, dcommi_rdv_server_main, s);
     if (rc == 0) {
         s->next = dcommi_rdv_servers;
@@ -27252,9 +27693,8 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
     pthread_attr_destroy(&detached);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0) {
-        dcommi_rdv_stop_listening(s);
-        close(s->wake_fd);
-        dcommi_free(s);
+        dcommi_rdv_server_free(s);
+        errno = rc;
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot start the thread of the rendezvous: %s",
                            strerror(rc));
     }
@@ -27265,7 +27705,8 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
 #endif
 
 #define DCOMMI_BOOT_LINGER_S 1.0 /* for the others to have left, when this process serves them */
-#define DCOMMI_BOOT_PORT_S 5.0   /* for a port of an earlier communicator to become free */
+#define DCOMMI_BOOT_PORT_S 2.0   /* for a port of an earlier communicator or job to become free */
+#define DCOMMI_BOOT_TELL_S 5.0   /* for the others to hear why this rank cannot take part */
 
 typedef struct dcommi_boot {
     int rank, size;
@@ -27273,13 +27714,53 @@ typedef struct dcommi_boot {
     /* private: */
     dcomm_allgather_fn allgather; /* NULL: client, or alone */
     void *allgather_user;
+    bool agreed; /* no rank waits for another any more */
+    bool counted;
+    uint32_t generation;
     dcommi_rdv_client client;
     dcommi_rdv_server *server; /* NULL: another process serves */
 } dcommi_boot;
 
-/* Number of the launcher's communicators that this process has begun: it keeps a slow rank of one
- * apart from the next one's at the same port. Every rank creates them in the same order. */
+/* Number of the launcher's communicators that this process has created or creates: it keeps a slow
+ * rank of one apart from the next one's at the same port. Every rank creates them in the same
+ * order. Attempts that fail do not count, so that ranks meet that have tried a different number of
+ * times. */
 static _Atomic uint32_t dcommi_boot_generation;
+
+/* Number of ids that the process manager was asked to hand round. It pairs the attempts of ranks
+ * itself, and takes a key only once, so that failed ones count. */
+static _Atomic uint32_t dcommi_boot_shares;
+
+/* What a rank says at the end of a part of creation, where words of that part may follow, or
+ * instead of taking part. */
+typedef struct dcommi_boot_word {
+    int32_t status;
+    char text[252];
+} dcommi_boot_word;
+
+static dcommi_boot_word dcommi_boot_word_of(dcomm_status status)
+{
+    dcommi_boot_word mine = {.status = status};
+    if (status < 0) {
+        snprintf(mine.text, sizeof mine.text, "%.250s", dcommi_message);
+    }
+    return mine;
+}
+
+/* Return another rank's verdict as a status, with its sentence. */
+static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank)
+{
+    dcommi_boot_word theirs = {.status = DCOMM_ERR_CORRUPT};
+    if (len >= sizeof theirs) {
+        memcpy(&theirs, blob, sizeof theirs);
+        theirs.text[sizeof theirs.text - 1] = 0;
+    }
+    return theirs.status >= 0
+               ? DCOMM_OK
+               : dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+                                                                 : DCOMM_ERR_CORRUPT,
+                             "rank %d: %s", rank, theirs.text);
+}
 
 /* ---- ids ---- */
 
@@ -27308,7 +27789,7 @@ dcomm_status dcomm_id_create(dcomm_id *id)
                            iface != NULL ? iface : "");
     }
     dcommi_rdv_server *server = NULL;
-    DCOMMI_TRY(dcommi_rdv_server_start(NULL, 0, key, 0, &server));
+    DCOMMI_TRY(dcommi_rdv_server_start(NULL, 0, key, 0, "", &server));
     parts.port = server->port;
     dcommi_id_format(&parts, id);
     dcommi_rdv_server_forget(server);
@@ -27367,14 +27848,13 @@ static bool dcommi_boot_unhex(const char *text, dcomm_id *id)
 }
 
 /* Rank 0 makes an id, the process manager hands it round. */
-static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher *l,
-                                        uint32_t generation)
+static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher *l)
 {
     char key[32], text[2 * DCOMM_ID_BYTES + 1] = "", got[2 * DCOMM_ID_BYTES + 1] = "";
     double deadline = dcommi_now() + boot->client.timeout_s;
     const _Atomic int *cancel = boot->client.cancel;
     dcomm_id id;
-    snprintf(key, sizeof key, "dcomm-%" PRIu32, generation);
+    snprintf(key, sizeof key, "dcomm-%" PRIu32, atomic_fetch_add(&dcommi_boot_shares, 1));
     if (boot->rank == 0) {
         DCOMMI_TRY(dcomm_id_create(&id));
         dcommi_boot_hex(&id, text);
@@ -27404,9 +27884,37 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
     return status;
 }
 
+/* The port is taken: say by whom. */
+static dcomm_status dcommi_boot_taken(const dcommi_boot *boot, const dcommi_launcher *l,
+                                      dcommi_rdv_target *target)
+{
+    char note[DCOMMI_SOCK_TEXT + DCOMMI_RDV_REASON_MAX + 8] = "";
+    target->host = l->host;
+    switch (dcommi_rdv_ask(target, l->key, boot->client.cancel, note, sizeof note)) {
+    case DCOMMI_RDV_FOREIGN:
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "rank 0 cannot serve: %s", note);
+    case DCOMMI_RDV_STRANGE:
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                           "rank 0 cannot serve: a job with another secret meets at port %u; give "
+                           "each job its own MASTER_PORT or DCOMM_PORT",
+                           l->port);
+    case DCOMMI_RDV_TAKEN:
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                           "rank 0 cannot serve: another rank 0 of the same job (%.120s) serves at "
+                           "port %u; end it, or give each job its own MASTER_PORT or DCOMM_PORT, "
+                           "and its own DCOMM_JOB=word",
+                           l->job, l->port);
+    default:
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                           "rank 0 cannot serve: another program, which is no rank 0 of dcomm's, "
+                           "holds port %u (%.150s); choose another MASTER_PORT or DCOMM_PORT",
+                           l->port, note);
+    }
+}
+
 /* Rank 0 serves where the launcher says. */
 static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *l,
-                                      uint32_t generation)
+                                      dcommi_rdv_target *target)
 {
     dcommi_addr on[DCOMMI_SOCK_ADDRS];
     const char *why = "";
@@ -27415,10 +27923,13 @@ static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *
     for (int turn = 0;; turn++) {
         const dcommi_addr *at = n > 0 ? &on[turn % n] : NULL;
         dcomm_status status =
-            dcommi_rdv_server_start(at, l->port, l->key, generation, &boot->server);
-        bool again = errno == EADDRINUSE || turn + 1 < n;
-        if (status != DCOMM_ERR_SYSTEM || !again || dcommi_now() > patience) {
+            dcommi_rdv_server_start(at, l->port, l->key, boot->generation, l->job, &boot->server);
+        bool taken = errno == EADDRINUSE;
+        if (status != DCOMM_ERR_SYSTEM || (!taken && turn + 1 >= n)) {
             return status;
+        }
+        if (dcommi_now() > patience) {
+            return taken ? dcommi_boot_taken(boot, l, target) : status;
         }
         if (dcommi_sock_pause(0.05, boot->client.cancel) < 0) {
             return dcommi_rdv_cancelled();
@@ -27426,11 +27937,19 @@ static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *
     }
 }
 
-static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l,
-                                    uint32_t generation)
+static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l)
 {
-    dcommi_rdv_target target = {
-        .host = l->host, .port = l->port, .secret_hint = "DCOMM_SECRET or DCOMM_SECRET_FILE"};
+    dcommi_rdv_target target = {.host = l->host,
+                                .port = l->port,
+                                .secret_hint = "DCOMM_SECRET or DCOMM_SECRET_FILE",
+                                .job = l->job,
+                                .local_rank = (uint16_t)(l->local_rank > 0 ? l->local_rank : 0)};
+    static _Atomic int process;
+    if (atomic_exchange(&process, (int)getpid()) != (int)getpid()) {
+        atomic_store(&dcommi_boot_generation, 0); /* a forked child has created none */
+    }
+    boot->generation = atomic_fetch_add(&dcommi_boot_generation, 1);
+    boot->counted = true;
     if (boot->rank == 0) {
         if (!l->secret && !l->loopback) {
             static atomic_flag warned = ATOMIC_FLAG_INIT;
@@ -27441,13 +27960,27 @@ static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l,
                            l->host, l->port);
             }
         }
-        DCOMMI_TRY(dcommi_boot_serve(boot, l, generation));
+        DCOMMI_TRY(dcommi_boot_serve(boot, l, &target));
         target.host = NULL;
         target.addrs[0] = boot->server->self;
         target.naddrs = 1;
         target.exists = true;
     }
-    return dcommi_rdv_join(&boot->client, &target, l->key, generation);
+    return dcommi_rdv_join(&boot->client, &target, l->key, boot->generation);
+}
+
+/* No launcher describes this rank; if something does speak of several, it may be meant to be one of
+ * them. */
+static void dcommi_boot_warn_alone(const char *hint)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    if (hint != NULL && !atomic_flag_test_and_set(&warned)) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "this process is a communicator of one rank, but %s=%.64s is set: for several "
+                   "ranks set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or use dcomm-run, "
+                   "torchrun, mpirun or srun",
+                   hint, dcommi_env(hint));
+    }
 }
 
 static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
@@ -27467,20 +28000,20 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
     boot->client.rank = (uint32_t)l.rank;
     boot->client.size = (uint32_t)l.size;
     if (l.size == 1) {
+        dcommi_boot_warn_alone(l.hint);
         return DCOMM_OK;
     }
-    uint32_t generation = atomic_fetch_add(&dcommi_boot_generation, 1);
     if (l.meeting == DCOMMI_MEET_TCP) {
-        return dcommi_boot_tcp(boot, &l, generation);
+        return dcommi_boot_tcp(boot, &l);
     }
-    dcomm_status status = dcommi_boot_managed(boot, &l, generation);
+    dcomm_status status = dcommi_boot_managed(boot, &l);
     if (status == DCOMM_ERR_UNSUPPORTED && l.meeting == DCOMMI_MEET_PMIX) {
         if (l.host[0] != '\0') {
             if (boot->server != NULL) {
                 dcommi_rdv_server_retire(boot->server, 0);
                 boot->server = NULL;
             }
-            return dcommi_boot_tcp(boot, &l, generation);
+            return dcommi_boot_tcp(boot, &l);
         }
         char why[256];
         snprintf(why, sizeof why, "%.255s", dcommi_message);
@@ -27494,15 +28027,21 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
 
 /* ---- the interface ---- */
 
-/* Leave; waits at most a second for the others to have left when this process serves them. */
-static void dcommi_boot_close(dcommi_boot *boot)
+/* Leave, after creation with this status; waits at most a second for the others to have left when
+ * this process serves them, or for them to come and hear why a rank cannot. */
+static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
 {
     if (boot == NULL) {
         return;
     }
     dcommi_rdv_leave(&boot->client);
     if (boot->server != NULL) {
-        dcommi_rdv_server_retire(boot->server, DCOMMI_BOOT_LINGER_S);
+        dcommi_rdv_server_retire(boot->server,
+                                 status < 0 ? DCOMMI_BOOT_TELL_S : DCOMMI_BOOT_LINGER_S);
+    }
+    if (boot->counted && status < 0) {
+        uint32_t mine = boot->generation + 1; /* unless another creation has begun meanwhile */
+        atomic_compare_exchange_strong(&dcommi_boot_generation, &mine, boot->generation);
     }
     dcommi_free(boot);
 }
@@ -27530,22 +28069,52 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
     return DCOMM_OK;
 }
 
-/* Resolve how to meet from opts (boot kind, environment), connect, and wait for all ranks. opts
- * may be NULL. Blocks at most timeout_s, besides name look-ups and the caller's all-gather. cancel
- * may be NULL; when *cancel becomes non-zero, returns DCOMM_ERR_ABORTED soon. It must stay until
- * close. */
-static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout_s,
-                                     const _Atomic int *cancel, dcommi_boot **boot_p)
+static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
+                                          void **all_p, size_t **lens_p);
+
+/* This rank cannot go on, for the reason in dcommi_message: say so in the round that the others are
+ * in, or come to. */
+static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
 {
-    *boot_p = NULL;
-    dcommi_boot *boot = dcommi_alloc(sizeof *boot);
-    if (boot == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+    if (boot == NULL || boot->agreed) {
+        return;
     }
-    boot->local_rank = -1;
-    boot->client.fd = -1;
-    boot->client.timeout_s = timeout_s;
-    boot->client.cancel = cancel;
+    boot->agreed = true;
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    if (boot->allgather != NULL) {
+        dcommi_boot_word mine = dcommi_boot_word_of(status);
+        void *all = NULL;
+        size_t *lens = NULL;
+        dcommi_boot_by_caller(boot, &mine, sizeof mine, &all, &lens);
+        dcommi_free(all);
+        dcommi_free(lens);
+    } else if (boot->client.fd >= 0) {
+        boot->client.failed = status;
+        memcpy(boot->client.why, why, sizeof why);
+        dcommi_rdv_announce(&boot->client, dcommi_now() + DCOMMI_BOOT_LINGER_S);
+        dcommi_rdv_drop(&boot->client);
+    }
+    memcpy(dcommi_message, why, sizeof why);
+}
+
+static dcommi_boot *dcommi_boot_new(double timeout_s, const _Atomic int *cancel)
+{
+    dcommi_boot *boot = dcommi_alloc(sizeof *boot);
+    if (boot != NULL) {
+        boot->local_rank = -1;
+        boot->client.fd = -1;
+        boot->client.timeout_s = timeout_s;
+        boot->client.cancel = cancel;
+    }
+    return boot;
+}
+
+/* Meet as opts and the environment say; where that fails, *boot_p is closed and NULL. */
+static dcomm_status dcommi_boot_begin(dcommi_boot **boot_p, const dcomm_comm_opts *opts,
+                                      double timeout_s)
+{
+    dcommi_boot *boot = *boot_p;
     dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
     dcomm_status status;
     if (kind == DCOMM_BOOT_AUTO) {
@@ -27559,12 +28128,43 @@ static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout
     if (status < 0) {
         char why[DCOMMI_MESSAGE_MAX]; /* closing may fail too, of which nobody wants to hear */
         memcpy(why, dcommi_message, sizeof why);
-        dcommi_boot_close(boot);
+        dcommi_boot_close(boot, status);
         memcpy(dcommi_message, why, sizeof why);
-        return status;
+        *boot_p = NULL;
     }
-    *boot_p = boot;
-    return DCOMM_OK;
+    return status;
+}
+
+/* Resolve how to meet from opts (boot kind, environment), connect, and wait for all ranks. opts
+ * may be NULL. Blocks at most timeout_s, besides name look-ups and the caller's all-gather. cancel
+ * may be NULL; when *cancel becomes non-zero, returns DCOMM_ERR_ABORTED soon. It must stay until
+ * close. */
+static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout_s,
+                                     const _Atomic int *cancel, dcommi_boot **boot_p)
+{
+    *boot_p = dcommi_boot_new(timeout_s, cancel);
+    return *boot_p != NULL ? dcommi_boot_begin(boot_p, opts, timeout_s) : DCOMM_ERR_NO_MEMORY;
+}
+
+/* This rank fails with `status`, for the reason in dcommi_message, before it has met the others:
+ * meet them only to say so. Blocks at most DCOMMI_BOOT_TELL_S, besides what boot_open says. */
+static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
+                                 const _Atomic int *cancel, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    timeout_s = timeout_s > 0 && timeout_s < DCOMMI_BOOT_TELL_S ? timeout_s : DCOMMI_BOOT_TELL_S;
+    dcommi_boot *boot = dcommi_boot_new(timeout_s, cancel);
+    if (boot != NULL) {
+        boot->client.failed = status;
+        memcpy(boot->client.why, why, sizeof why);
+        if (dcommi_boot_begin(&boot, opts, timeout_s) == DCOMM_OK) {
+            memcpy(dcommi_message, why, sizeof why);
+            dcommi_boot_tell(boot, status); /* by the caller's all-gather */
+            dcommi_boot_close(boot, status);
+        }
+    }
+    memcpy(dcommi_message, why, sizeof why);
 }
 
 static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, size_t bytes,
@@ -27578,7 +28178,7 @@ static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, 
 }
 
 /* By the caller's function: the lengths first, then blobs padded to the longest. */
-static dcomm_status dcommi_boot_by_caller(const dcommi_boot *boot, const void *mine, size_t len,
+static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
     size_t n = (size_t)boot->size, longest = 0, total = 0;
@@ -27617,6 +28217,7 @@ static dcomm_status dcommi_boot_by_caller(const dcommi_boot *boot, const void *m
     dcommi_free(padded);
     dcommi_free(wide);
     if (status < 0) {
+        boot->agreed = true; /* the others have failed as well, or are in another round */
         dcommi_free(all);
         dcommi_free(lens);
         return status;
@@ -39656,12 +40257,16 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
 
 /* ---- forked children ---- */
 
+static _Atomic int dcommi_in_use; /* contexts and communicators, those under way included */
 static _Atomic int dcommi_forked;
 static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
 
+/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after itself. */
 static void dcommi_in_child(void)
 {
-    atomic_store(&dcommi_forked, 1);
+    if (atomic_load(&dcommi_in_use) != 0) {
+        atomic_store(&dcommi_forked, 1);
+    }
 }
 
 static void dcommi_watch_forks(void)
@@ -39673,9 +40278,9 @@ static inline dcomm_status dcommi_check_fork(void)
 {
     if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
         return dcommi_fail(DCOMM_ERR_FORKED,
-                           "process %d was forked after dcomm was initialized and shares its "
-                           "parent's connections; create communicators in the child before, or "
-                           "use exec",
+                           "process %d was forked while its parent had a context or communicator, "
+                           "whose connections it shares; fork before the first is created or after "
+                           "the last is destroyed, or use exec",
                            (int)getpid());
     }
     return DCOMM_OK;
@@ -39827,6 +40432,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     if (context == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
+    atomic_fetch_add(&dcommi_in_use, 1);
     atomic_store(&context->refs, 1);
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
@@ -39927,6 +40533,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_free(context->peers);
     dcommi_context_unhold(context);
     dcommi_shared_reclaim();
+    atomic_fetch_sub(&dcommi_in_use, 1);
     return DCOMM_OK;
 }
 
@@ -39960,12 +40567,6 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 #define DCOMMI_REACH_ROUNDS 500
 #define DCOMMI_REACH_NAP 2000000 /* nanoseconds between rounds */
 
-/* What each rank says at the end of a part of creation; words of that part may follow. */
-typedef struct dcommi_verdict_card {
-    int32_t status;
-    char text[252];
-} dcommi_verdict_card;
-
 /* What all ranks have said. */
 typedef struct dcommi_verdicts {
     uint8_t *all;
@@ -39980,16 +40581,13 @@ static void dcommi_verdicts_free(dcommi_verdicts *v)
 }
 
 /* Say how this rank fares and hear how the others do: returns its error or the first of theirs.
- * `mine` is of `len` bytes and begins with a verdict card, which is filled in here. */
+ * `mine` is of `len` bytes and begins with a boot word, which is filled in here. */
 static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, dcomm_status status,
                                     void *mine, size_t len, dcommi_verdicts *v)
 {
-    dcommi_verdict_card card = {.status = status};
+    dcommi_boot_word card = dcommi_boot_word_of(status);
     void *all = NULL;
     size_t at = 0;
-    if (status < 0) {
-        snprintf(card.text, sizeof card.text, "%.250s", dcommi_message);
-    }
     memcpy(mine, &card, sizeof card);
     dcomm_status exchanged = dcommi_boot_allgather(boot, mine, len, &all, &v->lens);
     if (exchanged < 0) {
@@ -39997,17 +40595,9 @@ static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, d
     }
     v->all = all;
     for (int r = 0; r < comm->size; at += v->lens[r++]) {
-        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
-        if (v->lens[r] >= sizeof theirs) {
-            memcpy(&theirs, v->all + at, sizeof theirs);
-            theirs.text[sizeof theirs.text - 1] = 0;
-        }
-        if (theirs.status < 0 && status == DCOMM_OK) {
-            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
-                                                                     : DCOMM_ERR_CORRUPT,
-                                 "rank %d: %s", r, theirs.text);
-        }
+        status = status < 0 ? status : dcommi_boot_word_read(v->all + at, v->lens[r], r);
     }
+    boot->agreed = boot->agreed || status < 0;
     return status;
 }
 
@@ -40015,7 +40605,7 @@ static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, d
 static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
                                       dcomm_status status)
 {
-    dcommi_verdict_card mine;
+    dcommi_boot_word mine;
     dcommi_verdicts v = {0};
     status = dcommi_comm_say(comm, boot, status, &mine, sizeof mine, &v);
     dcommi_verdicts_free(&v);
@@ -40029,7 +40619,7 @@ typedef struct dcommi_reach {
     const dcommi_card *card; /* every rank's */
     const uint8_t **address; /* of its local transport */
     uint8_t *done;           /* ranks that were greeted, or cannot be */
-    uint8_t *mine;           /* a verdict card, then words */
+    uint8_t *mine;           /* a boot word, then words */
     size_t nlost;
     char why[DCOMMI_MESSAGE_MAX]; /* the first of these cannot be reached */
     dcommi_verdicts said;
@@ -40045,7 +40635,7 @@ static int32_t dcommi_reach_word(const uint8_t *words, size_t i)
 
 static void dcommi_reach_put(dcommi_reach *reach, size_t i, int32_t word)
 {
-    memcpy(reach->mine + sizeof(dcommi_verdict_card) + i * sizeof word, &word, sizeof word);
+    memcpy(reach->mine + sizeof(dcommi_boot_word) + i * sizeof word, &word, sizeof word);
 }
 
 /* Greet those that are left; returns how many still are. */
@@ -40080,7 +40670,7 @@ static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot
                                        dcommi_reach *reach, dcomm_status status, bool last,
                                        bool *more)
 {
-    dcommi_verdict_card alone;
+    dcommi_boot_word alone;
     uint8_t *mine = status >= 0 ? reach->mine : (uint8_t *)&alone;
     size_t len = sizeof alone;
     if (status >= 0) {
@@ -40109,7 +40699,7 @@ static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot
 
 static size_t dcommi_reach_lost(const dcommi_reach *reach, int r)
 {
-    return (reach->said.lens[r] - sizeof(dcommi_verdict_card)) / sizeof(int32_t) - 1;
+    return (reach->said.lens[r] - sizeof(dcommi_boot_word)) / sizeof(int32_t) - 1;
 }
 
 /* Return true if rank a has said that it cannot reach rank b. */
@@ -40154,8 +40744,7 @@ static void dcommi_reach_warn(const dcomm_comm *comm, const dcommi_reach *reach)
             "rank %d cannot share memory with rank %d, though both run on this machine (%s); "
             "such ranks talk over the network, which is slower. Containers share memory if "
             "they share a network namespace",
-            comm->rank, dcommi_reach_word(reach->mine + sizeof(dcommi_verdict_card), 1),
-            reach->why);
+            comm->rank, dcommi_reach_word(reach->mine + sizeof(dcommi_boot_word), 1), reach->why);
     }
 }
 
@@ -40167,7 +40756,7 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
 {
     size_t n = (size_t)comm->size;
     dcommi_reach reach = {.card = card, .address = address, .done = dcommi_calloc(n, 1)};
-    reach.mine = dcommi_alloc(sizeof(dcommi_verdict_card) + (1 + n) * sizeof(int32_t));
+    reach.mine = dcommi_alloc(sizeof(dcommi_boot_word) + (1 + n) * sizeof(int32_t));
     reach.at = dcommi_calloc(n, sizeof *reach.at);
     bool room = reach.done != NULL && reach.mine != NULL && reach.at != NULL && host != NULL;
     dcomm_status status = room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
@@ -48165,6 +48754,7 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
 {
     dcomm_comm *comm = dcommi_alloc(sizeof *comm);
     if (comm != NULL) {
+        atomic_fetch_add(&dcommi_in_use, 1);
         comm->refs = 1;
         comm->context = context;
         if (context != NULL) {
@@ -48201,6 +48791,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     dcommi_free(comm);
+    atomic_fetch_sub(&dcommi_in_use, 1);
 }
 
 /* The creator lets go of a communicator and of its context. Runs hold only the communicator: the
@@ -48328,6 +48919,9 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
 static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank, int size,
                                       dcommi_card *card)
 {
+    if (len == sizeof(dcommi_boot_word)) { /* it cannot take part */
+        DCOMMI_TRY(dcommi_boot_word_read(blob, len, rank));
+    }
     if (len < sizeof *card) {
         return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent %zu bytes about itself, less than %zu",
                            rank, len, sizeof *card);
@@ -48381,6 +48975,9 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
         return DCOMM_ERR_NO_MEMORY;
     }
     size_t at = 0;
+    for (int r = 0; r < boot->size; r++) { /* a rank that cannot take part comes to no other round */
+        boot->agreed = boot->agreed || cards->lens[r] == sizeof(dcommi_boot_word);
+    }
     for (int r = 0; r < boot->size; r++) {
         DCOMMI_TRY(
             dcommi_card_parse(cards->all + at, cards->lens[r], r, boot->size, &cards->card[r]));
@@ -48726,6 +49323,8 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
         }
         if (status >= 0) {
             atomic_fetch_add(&comm->context->holders, 1);
+        } else {
+            dcommi_boot_announce(&comm->opts, comm->timeout_s, &comm->cancel, status);
         }
     }
     if (status >= 0) {
@@ -48734,7 +49333,10 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
     if (status >= 0) {
         status = dcommi_comm_meet(comm, boot);
     }
-    dcommi_boot_close(boot);
+    if (status < 0) {
+        dcommi_boot_tell(boot, status);
+    }
+    dcommi_boot_close(boot, status);
     if (status >= 0) {
         dcommi_comm_enter(comm);
         dcommi_comm_tune_new(comm);
@@ -48770,6 +49372,7 @@ static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm 
     }
     dcomm_status status = dcommi_comm_settings(comm);
     if (status < 0) {
+        dcommi_boot_announce(&comm->opts, comm->timeout_s, NULL, status);
         dcommi_comm_drop(comm);
         return status;
     }
@@ -69611,6 +70214,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BOARD_RANKS
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
+#undef DCOMMI_BOOT_TELL_S
 #undef DCOMMI_BUCKETS
 #undef DCOMMI_BUCKET_ROW
 #undef DCOMMI_BUCKET_STAGES
@@ -69820,6 +70424,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_ID_SECRET
 #undef DCOMMI_ID_VERSION
 #undef DCOMMI_INF_BITS
+#undef DCOMMI_JOB_COMMAND
+#undef DCOMMI_JOB_SHOWN
 #undef DCOMMI_LATER_MIN
 #undef DCOMMI_LEVELS_MAX
 #undef DCOMMI_LIKELY
@@ -69922,17 +70528,21 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_RDV_BLOB_MAX
 #undef DCOMMI_RDV_CHALLENGE_FRAME
 #undef DCOMMI_RDV_CHALLENGE_LEN
+#undef DCOMMI_RDV_CHUNK
 #undef DCOMMI_RDV_FAREWELL_S
 #undef DCOMMI_RDV_GUESTS_MAX
 #undef DCOMMI_RDV_HANDSHAKE_S
 #undef DCOMMI_RDV_HEADER
 #undef DCOMMI_RDV_HELLO_FRAME
 #undef DCOMMI_RDV_HELLO_LEN
+#undef DCOMMI_RDV_JOB_MAX
 #undef DCOMMI_RDV_KEY
 #undef DCOMMI_RDV_LIB_VERSION
 #undef DCOMMI_RDV_MAGIC
 #undef DCOMMI_RDV_NONCE
+#undef DCOMMI_RDV_NO_RANK
 #undef DCOMMI_RDV_OUT_MAX
+#undef DCOMMI_RDV_QUIET_S
 #undef DCOMMI_RDV_REASON_MAX
 #undef DCOMMI_RDV_REFUSED_S
 #undef DCOMMI_RDV_RESULT_MAX
@@ -69940,6 +70550,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_RDV_SIZE_MAX
 #undef DCOMMI_RDV_STRAGGLER_S
 #undef DCOMMI_RDV_TAG
+#undef DCOMMI_RDV_TELL_S
 #undef DCOMMI_RDV_WELCOME_FRAME
 #undef DCOMMI_RDV_WELCOME_LEN
 #undef DCOMMI_RDV_WIRE_VERSION

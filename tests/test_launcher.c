@@ -51,6 +51,57 @@ Test(launcher, torchrun)
     cr_assert_eq(l.meeting, DCOMMI_MEET_ALONE);
 }
 
+/* Half a description is no rank alone: each would train by itself. */
+Test(launcher, halves_are_errors)
+{
+    dcommi_launcher l;
+    expect_invalid(DETECT(l, "RANK=3"), "RANK=3", "WORLD_SIZE is not");
+    expect_invalid(DETECT(l, "WORLD_SIZE=2"), "WORLD_SIZE=2", "RANK is not");
+    expect_invalid(DETECT(l, "MASTER_ADDR=10.1.2.3"), "MASTER_ADDR", "MASTER_PORT is not");
+    expect_invalid(DETECT(l, "MASTER_PORT=4"), "MASTER_PORT", "MASTER_ADDR is not");
+    expect_invalid(DETECT(l, "MASTER_ADDR=a", "MASTER_PORT=4"), "RANK", "WORLD_SIZE");
+    expect_invalid(DETECT(l, "PMI_RANK=0"), "PMI_RANK", "PMI_SIZE is not");
+    expect_invalid(DETECT(l, "PMIX_RANK=0"), "PMIX_RANK", "PMIX_NAMESPACE is not");
+}
+
+Test(launcher, hints_of_several_ranks)
+{
+    dcommi_launcher l;
+    cr_assert_eq(DETECT(l, "HOME=/", "LOCAL_WORLD_SIZE=1", "SLURM_NTASKS=1"), DCOMM_OK);
+    cr_assert_null(l.hint);
+    const char *hints[] = {"LOCAL_RANK=0", "SLURM_NTASKS=4", "OMPI_COMM_WORLD_LOCAL_RANK=1",
+                           "LOCAL_WORLD_SIZE=2"};
+    for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++) {
+        cr_assert_eq(DETECT(l, hints[i]), DCOMM_OK);
+        cr_assert(l.size == 1 && l.hint != NULL, "%s", hints[i]);
+        cr_assert_eq(strncmp(hints[i], l.hint, strlen(l.hint)), 0);
+    }
+}
+
+/* A word, else what the launcher calls the job, else the command line. */
+Test(launcher, jobs_have_names)
+{
+    dcommi_launcher l;
+    cr_assert_eq(DETECT(l, TORCH("1", "2"), "DCOMM_JOB=blue", "TORCHELASTIC_RUN_ID=7"), DCOMM_OK);
+    cr_assert_str_eq(l.job, "DCOMM_JOB=blue");
+    cr_assert_eq(
+        DETECT(l, TORCH("1", "2"), "TORCHELASTIC_RUN_ID=7", "TORCHELASTIC_RESTART_COUNT=2"),
+        DCOMM_OK);
+    cr_assert_str_eq(l.job, "torchrun's run 7, restart 2");
+    cr_assert_eq(DETECT(l, TORCH("1", "2")), DCOMM_OK);
+    cr_assert(strncmp(l.job, "command line \"", 14) == 0 && strlen(l.job) > 15, "%s", l.job);
+    /* torchrun's default names no run */
+    cr_assert_eq(
+        DETECT(l, TORCH("1", "2"), "TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_RESTART_COUNT=2"),
+        DCOMM_OK);
+    cr_assert(strncmp(l.job, "command line \"", 14) == 0 && strstr(l.job, "\", restart 2") != NULL,
+              "%s", l.job);
+    cr_assert_eq(
+        DETECT(l, "PMI_RANK=0", "PMI_SIZE=2", "PMI_JOBID=4", "MASTER_ADDR=a", "MASTER_PORT=1"),
+        DCOMM_OK);
+    cr_assert_str_eq(l.job, "PMI's job 4");
+}
+
 Test(launcher, loopback_is_known)
 {
     dcommi_launcher l;
@@ -135,6 +186,7 @@ Test(launcher, slurm)
     cr_assert(l.meeting == DCOMMI_MEET_TCP && l.rank == 1 && l.size == 4 && l.local_rank == 0);
     cr_assert_str_eq(l.host, "n03");
     cr_assert(l.port >= 20000 && l.port < 32000 && l.port == m.port);
+    cr_assert_str_eq(l.job, "Slurm's job 77, step 0");
     cr_assert_eq(DETECT(l, SLURM("1", "4"), "MASTER_ADDR=10.0.0.1", "MASTER_PORT=5"), DCOMM_OK);
     cr_assert_str_eq(l.host, "10.0.0.1");
     cr_assert_eq(l.port, 6);

@@ -326,6 +326,30 @@ static int forked(int rank, int n, procs_shared *s, void *arg)
     return fault_leave(&f);
 }
 
+/* Nothing is in use any more: the child begins anew. */
+static int forked_after_all(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    RANKS_OK(dcomm_comm_destroy(&comm));
+    pid_t child = fork();
+    if (child == 0) {
+        float x = 1;
+        RANKS_OK(dcomm_comm_create(NULL, &comm));
+        RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, &x, 1, DCOMM_F32, DCOMM_SUM, NULL));
+        RANKS_OK(dcomm_comm_destroy(&comm));
+        _exit(0);
+    }
+    int status = -1;
+    PROCS_TRUE(waitpid(child, &status, 0) == child && status == 0);
+    return 0;
+}
+
+Test(mismatch, forked_after_all_was_destroyed, .timeout = 60)
+{
+    run(2, forked_after_all, NULL);
+}
+
 Test(mismatch, forked, .timeout = 60)
 {
     run(2, forked, NULL);

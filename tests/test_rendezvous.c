@@ -167,7 +167,7 @@ static void *rank_main(void *argument)
     }
     memcpy(r->why, dcommi_message, sizeof r->why);
     r->seconds = dcommi_now() - start;
-    dcommi_boot_close(boot);
+    dcommi_boot_close(boot, DCOMM_OK);
     return NULL;
 }
 
@@ -260,7 +260,7 @@ Test(rendezvous, by_the_launcher_over_ipv6, .timeout = LIMIT)
                 if (dcommi_boot_open(NULL, 10, NULL, &boot) < 0 || run_rounds(&r, boot) < 0) {
                     _exit(1);
                 }
-                dcommi_boot_close(boot);
+                dcommi_boot_close(boot, DCOMM_OK);
             }
             _exit(0);
         }
@@ -467,8 +467,8 @@ Test(faults, versions_differ, .timeout = LIMIT)
     dcommi_rdv_hello h = {.rank = 1, .size = 2, .wire = 1, .lib = 0x090807, .timeout_ms = 1000};
     cr_assert_eq(dcommi_sock_read(fd, challenge, sizeof challenge, dcommi_now() + 5, NULL),
                  DCOMM_OK);
-    dcommi_rdv_put_hello(hello, &h, nonce, challenge, key);
-    cr_assert_eq(send(fd, hello, sizeof hello, MSG_NOSIGNAL), (ssize_t)sizeof hello);
+    size_t len = dcommi_rdv_put_hello(hello, &h, nonce, challenge, key);
+    cr_assert_eq(send(fd, hello, len, MSG_NOSIGNAL), (ssize_t)len);
     pthread_join(r.thread, NULL);
     expect(&r, DCOMM_ERR_MISMATCH, "rank 1 runs dcomm 9.8.7", 3);
     close(fd);
@@ -516,8 +516,8 @@ Test(strangers, disturb_nobody, .timeout = LIMIT)
             double until = dcommi_now() + 5;
             cr_assert_eq(dcommi_sock_read(fds[i], challenge, sizeof challenge, until, NULL),
                          DCOMM_OK);
-            dcommi_rdv_put_hello(hello, &h, junk, challenge, key);
-            (void)!send(fds[i], hello, sizeof hello, MSG_NOSIGNAL);
+            size_t len = dcommi_rdv_put_hello(hello, &h, junk, challenge, key);
+            (void)!send(fds[i], hello, len, MSG_NOSIGNAL);
             cr_assert_eq(dcommi_sock_read(fds[i], answer, sizeof answer, until, NULL), DCOMM_OK);
             cr_assert(dcommi_rdv_get_header(answer, &header));
             cr_assert_eq(header.type, DCOMMI_RDV_REJECT);

@@ -103,13 +103,13 @@ same_and_fresh() {
     local i
     for i in 1 2; do
         DCOMM_SECRET=old DCOMM_SECRET_FILE=/old "$run" -n 3 -- \
-            sh -c 'echo $DCOMM_SECRET $DCOMM_SECRET_FILE $MASTER_PORT $DCOMM_PORT' | sort -u
+            sh -c 'echo $DCOMM_SECRET $DCOMM_SECRET_FILE $MASTER_PORT $DCOMM_PORT $DCOMM_JOB' | sort -u
     done >"$scratch/secrets"
     cat "$scratch/secrets"
-    [ "$(sort -u "$scratch/secrets" | grep -cE '^[0-9a-f]{32} [0-9]+ [0-9]+$')" = 2 ] &&
+    [ "$(sort -u "$scratch/secrets" | grep -cE '^[0-9a-f]{32} [0-9]+ [0-9]+ [0-9a-f]{16}$')" = 2 ] &&
         [ "$(wc -l <"$scratch/secrets")" = 2 ]
 }
-check "one secret a run, a fresh one each time" same_and_fresh
+check "one secret and one job a run, fresh ones each time" same_and_fresh
 
 host_ids() {
     "$run" -n 5 --host-id-every 2 -- sh -c 'echo $RANK $DCOMM_HOSTID' | sort >"$scratch/ids"

@@ -53,7 +53,8 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
 typedef enum dcomm_boot {
     DCOMM_BOOT_AUTO = 0,     /* the launcher's environment: torchrun, Open MPI, MPICH, Slurm; a
-                                program without a launcher is one rank */
+                                program without a launcher is one rank. Half a description (RANK
+                                without WORLD_SIZE) is DCOMM_ERR_INVALID */
     DCOMM_BOOT_ID = 1,       /* opts.id, opts.rank, opts.size */
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
@@ -89,11 +90,13 @@ typedef struct dcomm_comm_opts {
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`
- * ranks have come or the communicator that uses it is destroyed.
+ * ranks have come or the communicator that uses it is destroyed. Children that are forked after it
+ * may be the ranks.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_SYSTEM (no socket, no randomness). */
 DCOMM_API dcomm_status dcomm_id_create(dcomm_id *id);
 
-/* Create a communicator; collective over all its ranks. opts may be NULL.
+/* Create a communicator; collective over all its ranks. opts may be NULL. It may be tried again after
+ * an error. A rank that fails alone (bad options, no shared memory) takes up to 5 s to tell the others.
  * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
  * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT. */
 DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm **comm_p);

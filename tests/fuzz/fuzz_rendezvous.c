@@ -91,7 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t at = 0;
     read_as_client(data, size);
     memset(peers, 0, sizeof peers);
-    dcommi_rdv_core_begin(&c, key, 0);
+    dcommi_rdv_core_begin(&c, key, 0, "command line \"train --rank 0\"");
     for (int step = 0; step < MOST_STEPS && at + 4 <= size; step++) {
         const uint8_t *op = data + at;
         at += 4;
@@ -113,10 +113,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                   .timeout_ms = 1000u * op[3],
                                   .instance = op[1]};
             uint8_t nonce[DCOMMI_RDV_NONCE] = {op[2]};
-            dcommi_rdv_put_hello(peer->hello, &h, nonce, peer->conn->challenge, key);
+            snprintf(h.job, sizeof h.job, "command line \"train --rank %u\"",
+                     op[0] > 230 ? op[3] : h.rank);
+            size_t n = dcommi_rdv_put_hello(peer->hello, &h, nonce, peer->conn->challenge, key);
             dcommi_rdv_derive(key, peer->conn->challenge, peer->hello, &peer->keys);
             peer->sequence = 0;
-            feed(&c, peer, peer->hello, sizeof peer->hello, now);
+            feed(&c, peer, peer->hello, n, now);
         } else if (op[0] % 8 == 2 || op[0] % 8 == 3) { /* a genuine frame of any type */
             uint16_t type = op[0] % 8 == 2 ? DCOMMI_RDV_GATHER : (uint16_t)(op[3] % 12);
             size_t n = dcommi_rdv_put_tagged(frame, type, peer->sequence++, data + at,

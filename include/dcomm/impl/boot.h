@@ -12,7 +12,8 @@
 #include "rendezvous_server.h"
 
 #define DCOMMI_BOOT_LINGER_S 1.0 /* for the others to have left, when this process serves them */
-#define DCOMMI_BOOT_PORT_S 5.0   /* for a port of an earlier communicator to become free */
+#define DCOMMI_BOOT_PORT_S 2.0   /* for a port of an earlier communicator or job to become free */
+#define DCOMMI_BOOT_TELL_S 5.0   /* for the others to hear why this rank cannot take part */
 
 typedef struct dcommi_boot {
     int rank, size;
@@ -20,13 +21,53 @@ typedef struct dcommi_boot {
     /* private: */
     dcomm_allgather_fn allgather; /* NULL: client, or alone */
     void *allgather_user;
+    bool agreed; /* no rank waits for another any more */
+    bool counted;
+    uint32_t generation;
     dcommi_rdv_client client;
     dcommi_rdv_server *server; /* NULL: another process serves */
 } dcommi_boot;
 
-/* Number of the launcher's communicators that this process has begun: it keeps a slow rank of one
- * apart from the next one's at the same port. Every rank creates them in the same order. */
+/* Number of the launcher's communicators that this process has created or creates: it keeps a slow
+ * rank of one apart from the next one's at the same port. Every rank creates them in the same
+ * order. Attempts that fail do not count, so that ranks meet that have tried a different number of
+ * times. */
 static _Atomic uint32_t dcommi_boot_generation;
+
+/* Number of ids that the process manager was asked to hand round. It pairs the attempts of ranks
+ * itself, and takes a key only once, so that failed ones count. */
+static _Atomic uint32_t dcommi_boot_shares;
+
+/* What a rank says at the end of a part of creation, where words of that part may follow, or
+ * instead of taking part. */
+typedef struct dcommi_boot_word {
+    int32_t status;
+    char text[252];
+} dcommi_boot_word;
+
+static dcommi_boot_word dcommi_boot_word_of(dcomm_status status)
+{
+    dcommi_boot_word mine = {.status = status};
+    if (status < 0) {
+        snprintf(mine.text, sizeof mine.text, "%.250s", dcommi_message);
+    }
+    return mine;
+}
+
+/* Return another rank's verdict as a status, with its sentence. */
+static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank)
+{
+    dcommi_boot_word theirs = {.status = DCOMM_ERR_CORRUPT};
+    if (len >= sizeof theirs) {
+        memcpy(&theirs, blob, sizeof theirs);
+        theirs.text[sizeof theirs.text - 1] = 0;
+    }
+    return theirs.status >= 0
+               ? DCOMM_OK
+               : dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+                                                                 : DCOMM_ERR_CORRUPT,
+                             "rank %d: %s", rank, theirs.text);
+}
 
 /* ---- ids ---- */
 
@@ -55,7 +96,7 @@ dcomm_status dcomm_id_create(dcomm_id *id)
                            iface != NULL ? iface : "");
     }
     dcommi_rdv_server *server = NULL;
-    DCOMMI_TRY(dcommi_rdv_server_start(NULL, 0, key, 0, &server));
+    DCOMMI_TRY(dcommi_rdv_server_start(NULL, 0, key, 0, "", &server));
     parts.port = server->port;
     dcommi_id_format(&parts, id);
     dcommi_rdv_server_forget(server);
@@ -114,14 +155,13 @@ static bool dcommi_boot_unhex(const char *text, dcomm_id *id)
 }
 
 /* Rank 0 makes an id, the process manager hands it round. */
-static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher *l,
-                                        uint32_t generation)
+static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher *l)
 {
     char key[32], text[2 * DCOMM_ID_BYTES + 1] = "", got[2 * DCOMM_ID_BYTES + 1] = "";
     double deadline = dcommi_now() + boot->client.timeout_s;
     const _Atomic int *cancel = boot->client.cancel;
     dcomm_id id;
-    snprintf(key, sizeof key, "dcomm-%" PRIu32, generation);
+    snprintf(key, sizeof key, "dcomm-%" PRIu32, atomic_fetch_add(&dcommi_boot_shares, 1));
     if (boot->rank == 0) {
         DCOMMI_TRY(dcomm_id_create(&id));
         dcommi_boot_hex(&id, text);
@@ -151,9 +191,37 @@ static dcomm_status dcommi_boot_managed(dcommi_boot *boot, const dcommi_launcher
     return status;
 }
 
+/* The port is taken: say by whom. */
+static dcomm_status dcommi_boot_taken(const dcommi_boot *boot, const dcommi_launcher *l,
+                                      dcommi_rdv_target *target)
+{
+    char note[DCOMMI_SOCK_TEXT + DCOMMI_RDV_REASON_MAX + 8] = "";
+    target->host = l->host;
+    switch (dcommi_rdv_ask(target, l->key, boot->client.cancel, note, sizeof note)) {
+    case DCOMMI_RDV_FOREIGN:
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "rank 0 cannot serve: %s", note);
+    case DCOMMI_RDV_STRANGE:
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                           "rank 0 cannot serve: a job with another secret meets at port %u; give "
+                           "each job its own MASTER_PORT or DCOMM_PORT",
+                           l->port);
+    case DCOMMI_RDV_TAKEN:
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                           "rank 0 cannot serve: another rank 0 of the same job (%.120s) serves at "
+                           "port %u; end it, or give each job its own MASTER_PORT or DCOMM_PORT, "
+                           "and its own DCOMM_JOB=word",
+                           l->job, l->port);
+    default:
+        return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
+                           "rank 0 cannot serve: another program, which is no rank 0 of dcomm's, "
+                           "holds port %u (%.150s); choose another MASTER_PORT or DCOMM_PORT",
+                           l->port, note);
+    }
+}
+
 /* Rank 0 serves where the launcher says. */
 static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *l,
-                                      uint32_t generation)
+                                      dcommi_rdv_target *target)
 {
     dcommi_addr on[DCOMMI_SOCK_ADDRS];
     const char *why = "";
@@ -162,10 +230,13 @@ static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *
     for (int turn = 0;; turn++) {
         const dcommi_addr *at = n > 0 ? &on[turn % n] : NULL;
         dcomm_status status =
-            dcommi_rdv_server_start(at, l->port, l->key, generation, &boot->server);
-        bool again = errno == EADDRINUSE || turn + 1 < n;
-        if (status != DCOMM_ERR_SYSTEM || !again || dcommi_now() > patience) {
+            dcommi_rdv_server_start(at, l->port, l->key, boot->generation, l->job, &boot->server);
+        bool taken = errno == EADDRINUSE;
+        if (status != DCOMM_ERR_SYSTEM || (!taken && turn + 1 >= n)) {
             return status;
+        }
+        if (dcommi_now() > patience) {
+            return taken ? dcommi_boot_taken(boot, l, target) : status;
         }
         if (dcommi_sock_pause(0.05, boot->client.cancel) < 0) {
             return dcommi_rdv_cancelled();
@@ -173,11 +244,19 @@ static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *
     }
 }
 
-static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l,
-                                    uint32_t generation)
+static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l)
 {
-    dcommi_rdv_target target = {
-        .host = l->host, .port = l->port, .secret_hint = "DCOMM_SECRET or DCOMM_SECRET_FILE"};
+    dcommi_rdv_target target = {.host = l->host,
+                                .port = l->port,
+                                .secret_hint = "DCOMM_SECRET or DCOMM_SECRET_FILE",
+                                .job = l->job,
+                                .local_rank = (uint16_t)(l->local_rank > 0 ? l->local_rank : 0)};
+    static _Atomic int process;
+    if (atomic_exchange(&process, (int)getpid()) != (int)getpid()) {
+        atomic_store(&dcommi_boot_generation, 0); /* a forked child has created none */
+    }
+    boot->generation = atomic_fetch_add(&dcommi_boot_generation, 1);
+    boot->counted = true;
     if (boot->rank == 0) {
         if (!l->secret && !l->loopback) {
             static atomic_flag warned = ATOMIC_FLAG_INIT;
@@ -188,13 +267,27 @@ static dcomm_status dcommi_boot_tcp(dcommi_boot *boot, const dcommi_launcher *l,
                            l->host, l->port);
             }
         }
-        DCOMMI_TRY(dcommi_boot_serve(boot, l, generation));
+        DCOMMI_TRY(dcommi_boot_serve(boot, l, &target));
         target.host = NULL;
         target.addrs[0] = boot->server->self;
         target.naddrs = 1;
         target.exists = true;
     }
-    return dcommi_rdv_join(&boot->client, &target, l->key, generation);
+    return dcommi_rdv_join(&boot->client, &target, l->key, boot->generation);
+}
+
+/* No launcher describes this rank; if something does speak of several, it may be meant to be one of
+ * them. */
+static void dcommi_boot_warn_alone(const char *hint)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    if (hint != NULL && !atomic_flag_test_and_set(&warned)) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "this process is a communicator of one rank, but %s=%.64s is set: for several "
+                   "ranks set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or use dcomm-run, "
+                   "torchrun, mpirun or srun",
+                   hint, dcommi_env(hint));
+    }
 }
 
 static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
@@ -214,20 +307,20 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
     boot->client.rank = (uint32_t)l.rank;
     boot->client.size = (uint32_t)l.size;
     if (l.size == 1) {
+        dcommi_boot_warn_alone(l.hint);
         return DCOMM_OK;
     }
-    uint32_t generation = atomic_fetch_add(&dcommi_boot_generation, 1);
     if (l.meeting == DCOMMI_MEET_TCP) {
-        return dcommi_boot_tcp(boot, &l, generation);
+        return dcommi_boot_tcp(boot, &l);
     }
-    dcomm_status status = dcommi_boot_managed(boot, &l, generation);
+    dcomm_status status = dcommi_boot_managed(boot, &l);
     if (status == DCOMM_ERR_UNSUPPORTED && l.meeting == DCOMMI_MEET_PMIX) {
         if (l.host[0] != '\0') {
             if (boot->server != NULL) {
                 dcommi_rdv_server_retire(boot->server, 0);
                 boot->server = NULL;
             }
-            return dcommi_boot_tcp(boot, &l, generation);
+            return dcommi_boot_tcp(boot, &l);
         }
         char why[256];
         snprintf(why, sizeof why, "%.255s", dcommi_message);
@@ -241,15 +334,21 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
 
 /* ---- the interface ---- */
 
-/* Leave; waits at most a second for the others to have left when this process serves them. */
-static void dcommi_boot_close(dcommi_boot *boot)
+/* Leave, after creation with this status; waits at most a second for the others to have left when
+ * this process serves them, or for them to come and hear why a rank cannot. */
+static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
 {
     if (boot == NULL) {
         return;
     }
     dcommi_rdv_leave(&boot->client);
     if (boot->server != NULL) {
-        dcommi_rdv_server_retire(boot->server, DCOMMI_BOOT_LINGER_S);
+        dcommi_rdv_server_retire(boot->server,
+                                 status < 0 ? DCOMMI_BOOT_TELL_S : DCOMMI_BOOT_LINGER_S);
+    }
+    if (boot->counted && status < 0) {
+        uint32_t mine = boot->generation + 1; /* unless another creation has begun meanwhile */
+        atomic_compare_exchange_strong(&dcommi_boot_generation, &mine, boot->generation);
     }
     dcommi_free(boot);
 }
@@ -277,22 +376,52 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
     return DCOMM_OK;
 }
 
-/* Resolve how to meet from opts (boot kind, environment), connect, and wait for all ranks. opts
- * may be NULL. Blocks at most timeout_s, besides name look-ups and the caller's all-gather. cancel
- * may be NULL; when *cancel becomes non-zero, returns DCOMM_ERR_ABORTED soon. It must stay until
- * close. */
-static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout_s,
-                                     const _Atomic int *cancel, dcommi_boot **boot_p)
+static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
+                                          void **all_p, size_t **lens_p);
+
+/* This rank cannot go on, for the reason in dcommi_message: say so in the round that the others are
+ * in, or come to. */
+static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
 {
-    *boot_p = NULL;
-    dcommi_boot *boot = dcommi_alloc(sizeof *boot);
-    if (boot == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+    if (boot == NULL || boot->agreed) {
+        return;
     }
-    boot->local_rank = -1;
-    boot->client.fd = -1;
-    boot->client.timeout_s = timeout_s;
-    boot->client.cancel = cancel;
+    boot->agreed = true;
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    if (boot->allgather != NULL) {
+        dcommi_boot_word mine = dcommi_boot_word_of(status);
+        void *all = NULL;
+        size_t *lens = NULL;
+        dcommi_boot_by_caller(boot, &mine, sizeof mine, &all, &lens);
+        dcommi_free(all);
+        dcommi_free(lens);
+    } else if (boot->client.fd >= 0) {
+        boot->client.failed = status;
+        memcpy(boot->client.why, why, sizeof why);
+        dcommi_rdv_announce(&boot->client, dcommi_now() + DCOMMI_BOOT_LINGER_S);
+        dcommi_rdv_drop(&boot->client);
+    }
+    memcpy(dcommi_message, why, sizeof why);
+}
+
+static dcommi_boot *dcommi_boot_new(double timeout_s, const _Atomic int *cancel)
+{
+    dcommi_boot *boot = dcommi_alloc(sizeof *boot);
+    if (boot != NULL) {
+        boot->local_rank = -1;
+        boot->client.fd = -1;
+        boot->client.timeout_s = timeout_s;
+        boot->client.cancel = cancel;
+    }
+    return boot;
+}
+
+/* Meet as opts and the environment say; where that fails, *boot_p is closed and NULL. */
+static dcomm_status dcommi_boot_begin(dcommi_boot **boot_p, const dcomm_comm_opts *opts,
+                                      double timeout_s)
+{
+    dcommi_boot *boot = *boot_p;
     dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
     dcomm_status status;
     if (kind == DCOMM_BOOT_AUTO) {
@@ -306,12 +435,43 @@ static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout
     if (status < 0) {
         char why[DCOMMI_MESSAGE_MAX]; /* closing may fail too, of which nobody wants to hear */
         memcpy(why, dcommi_message, sizeof why);
-        dcommi_boot_close(boot);
+        dcommi_boot_close(boot, status);
         memcpy(dcommi_message, why, sizeof why);
-        return status;
+        *boot_p = NULL;
     }
-    *boot_p = boot;
-    return DCOMM_OK;
+    return status;
+}
+
+/* Resolve how to meet from opts (boot kind, environment), connect, and wait for all ranks. opts
+ * may be NULL. Blocks at most timeout_s, besides name look-ups and the caller's all-gather. cancel
+ * may be NULL; when *cancel becomes non-zero, returns DCOMM_ERR_ABORTED soon. It must stay until
+ * close. */
+static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout_s,
+                                     const _Atomic int *cancel, dcommi_boot **boot_p)
+{
+    *boot_p = dcommi_boot_new(timeout_s, cancel);
+    return *boot_p != NULL ? dcommi_boot_begin(boot_p, opts, timeout_s) : DCOMM_ERR_NO_MEMORY;
+}
+
+/* This rank fails with `status`, for the reason in dcommi_message, before it has met the others:
+ * meet them only to say so. Blocks at most DCOMMI_BOOT_TELL_S, besides what boot_open says. */
+static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
+                                 const _Atomic int *cancel, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    timeout_s = timeout_s > 0 && timeout_s < DCOMMI_BOOT_TELL_S ? timeout_s : DCOMMI_BOOT_TELL_S;
+    dcommi_boot *boot = dcommi_boot_new(timeout_s, cancel);
+    if (boot != NULL) {
+        boot->client.failed = status;
+        memcpy(boot->client.why, why, sizeof why);
+        if (dcommi_boot_begin(&boot, opts, timeout_s) == DCOMM_OK) {
+            memcpy(dcommi_message, why, sizeof why);
+            dcommi_boot_tell(boot, status); /* by the caller's all-gather */
+            dcommi_boot_close(boot, status);
+        }
+    }
+    memcpy(dcommi_message, why, sizeof why);
 }
 
 static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, size_t bytes,
@@ -325,7 +485,7 @@ static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, 
 }
 
 /* By the caller's function: the lengths first, then blobs padded to the longest. */
-static dcomm_status dcommi_boot_by_caller(const dcommi_boot *boot, const void *mine, size_t len,
+static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
     size_t n = (size_t)boot->size, longest = 0, total = 0;
@@ -364,6 +524,7 @@ static dcomm_status dcommi_boot_by_caller(const dcommi_boot *boot, const void *m
     dcommi_free(padded);
     dcommi_free(wide);
     if (status < 0) {
+        boot->agreed = true; /* the others have failed as well, or are in another round */
         dcommi_free(all);
         dcommi_free(lens);
         return status;

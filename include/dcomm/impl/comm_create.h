@@ -13,6 +13,7 @@ static dcomm_comm *dcommi_comm_new(dcomm_context *context)
 {
     dcomm_comm *comm = dcommi_alloc(sizeof *comm);
     if (comm != NULL) {
+        atomic_fetch_add(&dcommi_in_use, 1);
         comm->refs = 1;
         comm->context = context;
         if (context != NULL) {
@@ -49,6 +50,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_free(comm->names[0]);
     dcommi_free(comm->names[1]);
     dcommi_free(comm);
+    atomic_fetch_sub(&dcommi_in_use, 1);
 }
 
 /* The creator lets go of a communicator and of its context. Runs hold only the communicator: the
@@ -176,6 +178,9 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
 static dcomm_status dcommi_card_parse(const uint8_t *blob, size_t len, int rank, int size,
                                       dcommi_card *card)
 {
+    if (len == sizeof(dcommi_boot_word)) { /* it cannot take part */
+        DCOMMI_TRY(dcommi_boot_word_read(blob, len, rank));
+    }
     if (len < sizeof *card) {
         return dcommi_fail(DCOMM_ERR_CORRUPT, "rank %d sent %zu bytes about itself, less than %zu",
                            rank, len, sizeof *card);
@@ -229,6 +234,9 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
         return DCOMM_ERR_NO_MEMORY;
     }
     size_t at = 0;
+    for (int r = 0; r < boot->size; r++) { /* a rank that cannot take part comes to no other round */
+        boot->agreed = boot->agreed || cards->lens[r] == sizeof(dcommi_boot_word);
+    }
     for (int r = 0; r < boot->size; r++) {
         DCOMMI_TRY(
             dcommi_card_parse(cards->all + at, cards->lens[r], r, boot->size, &cards->card[r]));
@@ -574,6 +582,8 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
         }
         if (status >= 0) {
             atomic_fetch_add(&comm->context->holders, 1);
+        } else {
+            dcommi_boot_announce(&comm->opts, comm->timeout_s, &comm->cancel, status);
         }
     }
     if (status >= 0) {
@@ -582,7 +592,10 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
     if (status >= 0) {
         status = dcommi_comm_meet(comm, boot);
     }
-    dcommi_boot_close(boot);
+    if (status < 0) {
+        dcommi_boot_tell(boot, status);
+    }
+    dcommi_boot_close(boot, status);
     if (status >= 0) {
         dcommi_comm_enter(comm);
         dcommi_comm_tune_new(comm);
@@ -618,6 +631,7 @@ static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm 
     }
     dcomm_status status = dcommi_comm_settings(comm);
     if (status < 0) {
+        dcommi_boot_announce(&comm->opts, comm->timeout_s, NULL, status);
         dcommi_comm_drop(comm);
         return status;
     }

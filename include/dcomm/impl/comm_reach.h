@@ -10,12 +10,6 @@
 #define DCOMMI_REACH_ROUNDS 500
 #define DCOMMI_REACH_NAP 2000000 /* nanoseconds between rounds */
 
-/* What each rank says at the end of a part of creation; words of that part may follow. */
-typedef struct dcommi_verdict_card {
-    int32_t status;
-    char text[252];
-} dcommi_verdict_card;
-
 /* What all ranks have said. */
 typedef struct dcommi_verdicts {
     uint8_t *all;
@@ -30,16 +24,13 @@ static void dcommi_verdicts_free(dcommi_verdicts *v)
 }
 
 /* Say how this rank fares and hear how the others do: returns its error or the first of theirs.
- * `mine` is of `len` bytes and begins with a verdict card, which is filled in here. */
+ * `mine` is of `len` bytes and begins with a boot word, which is filled in here. */
 static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, dcomm_status status,
                                     void *mine, size_t len, dcommi_verdicts *v)
 {
-    dcommi_verdict_card card = {.status = status};
+    dcommi_boot_word card = dcommi_boot_word_of(status);
     void *all = NULL;
     size_t at = 0;
-    if (status < 0) {
-        snprintf(card.text, sizeof card.text, "%.250s", dcommi_message);
-    }
     memcpy(mine, &card, sizeof card);
     dcomm_status exchanged = dcommi_boot_allgather(boot, mine, len, &all, &v->lens);
     if (exchanged < 0) {
@@ -47,17 +38,9 @@ static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, d
     }
     v->all = all;
     for (int r = 0; r < comm->size; at += v->lens[r++]) {
-        dcommi_verdict_card theirs = {.status = DCOMM_ERR_CORRUPT};
-        if (v->lens[r] >= sizeof theirs) {
-            memcpy(&theirs, v->all + at, sizeof theirs);
-            theirs.text[sizeof theirs.text - 1] = 0;
-        }
-        if (theirs.status < 0 && status == DCOMM_OK) {
-            status = dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
-                                                                     : DCOMM_ERR_CORRUPT,
-                                 "rank %d: %s", r, theirs.text);
-        }
+        status = status < 0 ? status : dcommi_boot_word_read(v->all + at, v->lens[r], r);
     }
+    boot->agreed = boot->agreed || status < 0;
     return status;
 }
 
@@ -65,7 +48,7 @@ static dcomm_status dcommi_comm_say(const dcomm_comm *comm, dcommi_boot *boot, d
 static dcomm_status dcommi_comm_agree(const dcomm_comm *comm, dcommi_boot *boot,
                                       dcomm_status status)
 {
-    dcommi_verdict_card mine;
+    dcommi_boot_word mine;
     dcommi_verdicts v = {0};
     status = dcommi_comm_say(comm, boot, status, &mine, sizeof mine, &v);
     dcommi_verdicts_free(&v);
@@ -79,7 +62,7 @@ typedef struct dcommi_reach {
     const dcommi_card *card; /* every rank's */
     const uint8_t **address; /* of its local transport */
     uint8_t *done;           /* ranks that were greeted, or cannot be */
-    uint8_t *mine;           /* a verdict card, then words */
+    uint8_t *mine;           /* a boot word, then words */
     size_t nlost;
     char why[DCOMMI_MESSAGE_MAX]; /* the first of these cannot be reached */
     dcommi_verdicts said;
@@ -95,7 +78,7 @@ static int32_t dcommi_reach_word(const uint8_t *words, size_t i)
 
 static void dcommi_reach_put(dcommi_reach *reach, size_t i, int32_t word)
 {
-    memcpy(reach->mine + sizeof(dcommi_verdict_card) + i * sizeof word, &word, sizeof word);
+    memcpy(reach->mine + sizeof(dcommi_boot_word) + i * sizeof word, &word, sizeof word);
 }
 
 /* Greet those that are left; returns how many still are. */
@@ -130,7 +113,7 @@ static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot
                                        dcommi_reach *reach, dcomm_status status, bool last,
                                        bool *more)
 {
-    dcommi_verdict_card alone;
+    dcommi_boot_word alone;
     uint8_t *mine = status >= 0 ? reach->mine : (uint8_t *)&alone;
     size_t len = sizeof alone;
     if (status >= 0) {
@@ -159,7 +142,7 @@ static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot
 
 static size_t dcommi_reach_lost(const dcommi_reach *reach, int r)
 {
-    return (reach->said.lens[r] - sizeof(dcommi_verdict_card)) / sizeof(int32_t) - 1;
+    return (reach->said.lens[r] - sizeof(dcommi_boot_word)) / sizeof(int32_t) - 1;
 }
 
 /* Return true if rank a has said that it cannot reach rank b. */
@@ -204,8 +187,7 @@ static void dcommi_reach_warn(const dcomm_comm *comm, const dcommi_reach *reach)
             "rank %d cannot share memory with rank %d, though both run on this machine (%s); "
             "such ranks talk over the network, which is slower. Containers share memory if "
             "they share a network namespace",
-            comm->rank, dcommi_reach_word(reach->mine + sizeof(dcommi_verdict_card), 1),
-            reach->why);
+            comm->rank, dcommi_reach_word(reach->mine + sizeof(dcommi_boot_word), 1), reach->why);
     }
 }
 
@@ -217,7 +199,7 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
 {
     size_t n = (size_t)comm->size;
     dcommi_reach reach = {.card = card, .address = address, .done = dcommi_calloc(n, 1)};
-    reach.mine = dcommi_alloc(sizeof(dcommi_verdict_card) + (1 + n) * sizeof(int32_t));
+    reach.mine = dcommi_alloc(sizeof(dcommi_boot_word) + (1 + n) * sizeof(int32_t));
     reach.at = dcommi_calloc(n, sizeof *reach.at);
     bool room = reach.done != NULL && reach.mine != NULL && reach.at != NULL && host != NULL;
     dcomm_status status = room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;

@@ -12,12 +12,16 @@
 
 /* ---- forked children ---- */
 
+static _Atomic int dcommi_in_use; /* contexts and communicators, those under way included */
 static _Atomic int dcommi_forked;
 static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
 
+/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after itself. */
 static void dcommi_in_child(void)
 {
-    atomic_store(&dcommi_forked, 1);
+    if (atomic_load(&dcommi_in_use) != 0) {
+        atomic_store(&dcommi_forked, 1);
+    }
 }
 
 static void dcommi_watch_forks(void)
@@ -29,9 +33,9 @@ static inline dcomm_status dcommi_check_fork(void)
 {
     if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
         return dcommi_fail(DCOMM_ERR_FORKED,
-                           "process %d was forked after dcomm was initialized and shares its "
-                           "parent's connections; create communicators in the child before, or "
-                           "use exec",
+                           "process %d was forked while its parent had a context or communicator, "
+                           "whose connections it shares; fork before the first is created or after "
+                           "the last is destroyed, or use exec",
                            (int)getpid());
     }
     return DCOMM_OK;
@@ -183,6 +187,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     if (context == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
+    atomic_fetch_add(&dcommi_in_use, 1);
     atomic_store(&context->refs, 1);
     atomic_store(&context->holders, 1);
     dcommi_token_own(context);
@@ -283,6 +288,7 @@ static dcomm_status dcommi_context_release(dcomm_context *context)
     dcommi_free(context->peers);
     dcommi_context_unhold(context);
     dcommi_shared_reclaim();
+    atomic_fetch_sub(&dcommi_in_use, 1);
     return DCOMM_OK;
 }
 

@@ -1,9 +1,10 @@
-/* launcher.h - which launcher started this process, as the environment tells: rank, size, and
- * where the ranks meet. */
+/* launcher.h - which launcher started this process, as the environment tells: rank, size, where the
+ * ranks meet, and which job they are. */
 #ifndef DCOMMI_LAUNCHER_H
 #define DCOMMI_LAUNCHER_H
 
 #include "environment.h"
+#include "job.h"
 #include "nodelist.h"
 #include "rendezvous_wire.h"
 #include "socket.h"
@@ -29,6 +30,8 @@ typedef struct dcommi_launcher {
     bool loopback; /* host is this machine alone */
     bool secret;   /* key comes from one */
     uint8_t key[DCOMMI_RDV_KEY];
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* of ranks that meet by TCP */
+    const char *hint; /* variable that speaks of several ranks where there is one; NULL: none */
 } dcommi_launcher;
 
 /* rank and size from two variables that must both be there and fit each other. */
@@ -96,6 +99,42 @@ static dcomm_status dcommi_launcher_secret(dcommi_launcher *l)
     return file != NULL ? dcommi_launcher_secret_file(file, l) : DCOMM_OK;
 }
 
+/* Name the job: DCOMM_JOB, else what the launcher calls it, else the command line. */
+static dcomm_status dcommi_launcher_job(dcommi_launcher *l)
+{
+    const char *word = dcommi_env("DCOMM_JOB"), *run = dcommi_env("TORCHELASTIC_RUN_ID");
+    const char *restart = dcommi_env("TORCHELASTIC_RESTART_COUNT");
+    const char *space = dcommi_env("PMIX_NAMESPACE"), *pmi = dcommi_env("PMI_JOBID");
+    size_t max = sizeof l->job;
+    if (word != NULL && strlen(word) >= max - sizeof "DCOMM_JOB=") {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "environment variable DCOMM_JOB has %zu bytes, more "
+                           "than %zu",
+                           strlen(word), max - sizeof "DCOMM_JOB=" - 1);
+    }
+    bool torch = strcmp(l->name, "torchrun") == 0;
+    if (word != NULL) {
+        snprintf(l->job, max, "DCOMM_JOB=%s", word);
+    } else if (torch && run != NULL && strcmp(run, "none") != 0) {
+        snprintf(l->job, max, "torchrun's run %.300s, restart %.20s", run,
+                 restart != NULL ? restart : "0");
+    } else if (strcmp(l->name, "Slurm") == 0) {
+        const char *job = dcommi_env("SLURM_JOB_ID"), *step = dcommi_env("SLURM_STEP_ID");
+        snprintf(l->job, max, "Slurm's job %.100s, step %.100s", job != NULL ? job : "?",
+                 step != NULL ? step : "?");
+    } else if (!torch && (space != NULL || pmi != NULL)) {
+        snprintf(l->job, max, "%s's job %.300s", l->name, space != NULL ? space : pmi);
+    } else {
+        size_t at = (size_t)snprintf(l->job, max, "%s", DCOMMI_JOB_COMMAND);
+        dcommi_job_command(l->job + at, max - at - 40);
+        snprintf(l->job + strlen(l->job), 40, torch && restart != NULL ? "\", restart %.20s" : "\"",
+                 restart);
+    }
+    /* As it looks after it has come over the network. */
+    dcommi_rdv_printable((const uint8_t *)l->job, strlen(l->job), l->job);
+    return DCOMM_OK;
+}
+
 /* Meet at MASTER_ADDR (or `host`) and DCOMM_PORT, else MASTER_PORT + 1, else `port`. */
 static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, int port)
 {
@@ -126,6 +165,7 @@ static dcomm_status dcommi_launcher_tcp(dcommi_launcher *l, const char *host, in
         return dcommi_env_missing("MASTER_PORT", "there are several ranks (or set DCOMM_PORT)");
     }
     l->port = (uint16_t)port;
+    DCOMMI_TRY(dcommi_launcher_job(l));
     return dcommi_launcher_secret(l);
 }
 
@@ -166,6 +206,47 @@ static dcomm_status dcommi_launcher_slurm(dcommi_launcher *l)
     uint64_t mixed =
         dcommi_mix(strtoull(job != NULL ? job : "0", NULL, 10), strtoull(step, NULL, 10));
     return dcommi_launcher_tcp(l, nodes != NULL ? host : NULL, (int)(20000 + mixed % 12000));
+}
+
+/* No launcher has described this rank wholly: an error where one has begun to, else one rank. */
+static dcomm_status dcommi_launcher_none(dcommi_launcher *l)
+{
+    static const char *const pairs[][2] = {{"RANK", "WORLD_SIZE"},
+                                           {"MASTER_ADDR", "MASTER_PORT"},
+                                           {"PMI_RANK", "PMI_SIZE"},
+                                           {"PMIX_RANK", "PMIX_NAMESPACE"}};
+    static const char *const hints[] = {"LOCAL_RANK",
+                                        "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                        "OMPI_COMM_WORLD_NODE_RANK",
+                                        "OMPI_UNIVERSE_SIZE",
+                                        "MPI_LOCALRANKID"};
+    static const char *const counts[] = {"SLURM_NTASKS", "SLURM_NPROCS", "LOCAL_WORLD_SIZE"};
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        for (int k = 0; k < 2; k++) {
+            if (dcommi_env(pairs[i][k]) != NULL && dcommi_env(pairs[i][1 - k]) == NULL) {
+                return dcommi_fail(DCOMM_ERR_INVALID,
+                                   "environment variable %s=%.64s is set, but %s is not: set both "
+                                   "(and RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT for several "
+                                   "ranks), or neither for one rank",
+                                   pairs[i][k], dcommi_env(pairs[i][k]), pairs[i][1 - k]);
+            }
+        }
+    }
+    if (dcommi_env("MASTER_ADDR") != NULL) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "environment variables MASTER_ADDR and MASTER_PORT are set, but RANK and "
+            "WORLD_SIZE are not: set all four, or none for one rank");
+    }
+    for (size_t i = 0; i < sizeof hints / sizeof hints[0] && l->hint == NULL; i++) {
+        l->hint = dcommi_env(hints[i]) != NULL ? hints[i] : NULL;
+    }
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0] && l->hint == NULL; i++) {
+        const char *count = dcommi_env(counts[i]);
+        l->hint = count != NULL && strtol(count, NULL, 10) > 1 ? counts[i] : NULL;
+    }
+    return DCOMM_OK;
 }
 
 /* Every variable that says how to meet is judged here; DCOMM_ERR_INVALID names the bad one.
@@ -225,7 +306,7 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
         l->meeting = l->size > 1 ? DCOMMI_MEET_TCP : DCOMMI_MEET_ALONE;
         return l->size > 1 ? dcommi_launcher_tcp(l, NULL, 0) : DCOMM_OK;
     }
-    return DCOMM_OK;
+    return dcommi_launcher_none(l);
 }
 
 #endif

@@ -3,205 +3,7 @@
 #ifndef DCOMMI_RENDEZVOUS_H
 #define DCOMMI_RENDEZVOUS_H
 
-#include "rendezvous_wire.h"
-
-#define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
-#define DCOMMI_RDV_HANDSHAKE_S 10.0 /* to prove themselves */
-#define DCOMMI_RDV_RETURN_S 3.0     /* for a rank whose connection broke before all were there */
-#define DCOMMI_RDV_FAREWELL_S 10.0  /* to read why it failed */
-#define DCOMMI_RDV_STRAGGLER_S 60.0 /* to leave after the first has left */
-#define DCOMMI_RDV_OUT_MAX 1024
-
-typedef enum dcommi_rdv_state {
-    DCOMMI_RDV_STRANGER = 0, /* CHALLENGE sent */
-    DCOMMI_RDV_JOINED,       /* a rank */
-    DCOMMI_RDV_FAREWELL,     /* last words on their way out; input is thrown away */
-    DCOMMI_RDV_GONE          /* to be closed and freed */
-} dcommi_rdv_state;
-
-/* A round's result, shared by all connections that it goes out on. */
-typedef struct dcommi_rdv_result {
-    size_t refs, len;
-    uint8_t digest[DCOMMI_SHA256_BYTES];
-    uint8_t *payload;
-} dcommi_rdv_result;
-
-typedef struct dcommi_rdv_conn {
-    dcommi_rdv_state state;
-    int fd; /* the socket layer's */
-    uint32_t rank;
-    uint64_t instance;
-    double born, deadline; /* of a stranger: to prove itself; of a rank: to wait for others */
-    bool guest;            /* counts as one: never joined */
-    bool waiting;          /* this rank waits for the others */
-    bool gathered;         /* its blob of this round is in `in` */
-    bool left;             /* said BYE */
-    bool fail_due;
-    uint32_t in_seq, out_seq;
-    dcommi_rdv_keys keys;
-    uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME];
-    uint8_t small[DCOMMI_RDV_HELLO_FRAME]; /* all that a stranger can make us keep */
-    uint8_t *in; /* of a rank: header, payload and tag of the frame under way */
-    size_t in_len, in_capacity;
-    uint8_t out[DCOMMI_RDV_OUT_MAX];
-    size_t out_len, out_at;
-    dcommi_rdv_result *result; /* goes out after `out`, then result_tag */
-    size_t result_at;
-    uint8_t result_tag[DCOMMI_RDV_TAG];
-} dcommi_rdv_conn;
-
-typedef struct dcommi_rdv_core {
-    uint8_t key[DCOMMI_RDV_KEY];
-    uint32_t size;      /* 0: not known until the first rank has come */
-    uint32_t size_from; /* the rank that said it */
-    uint32_t generation;
-    dcommi_rdv_conn **conns;
-    size_t nconns, conns_capacity;
-    size_t guests;
-    dcommi_rdv_conn **ranks; /* [size], NULL: not there */
-    double *lost_at;         /* [size], 0: not lost */
-    uint8_t *told;           /* [size], 1: knows that it failed */
-    uint32_t njoined, ngathered, nleft, ntold;
-    size_t round_bytes;
-    double first_leave;
-    bool ready; /* all were there at once */
-    dcomm_status status;
-    char why[DCOMMI_RDV_REASON_MAX + 1];
-} dcommi_rdv_core;
-
-/* size 0: taken from the first rank that comes. */
-static void dcommi_rdv_core_begin(dcommi_rdv_core *c, const uint8_t key[DCOMMI_RDV_KEY],
-                                  uint32_t generation)
-{
-    memset(c, 0, sizeof *c);
-    memcpy(c->key, key, DCOMMI_RDV_KEY);
-    c->generation = generation;
-}
-
-static void dcommi_rdv_result_release(dcommi_rdv_result *result)
-{
-    if (result != NULL && --result->refs == 0) {
-        dcommi_free(result->payload);
-        dcommi_free(result);
-    }
-}
-
-static void dcommi_rdv_conn_free(dcommi_rdv_conn *conn)
-{
-    dcommi_rdv_result_release(conn->result);
-    dcommi_free(conn->in);
-    dcommi_free(conn);
-}
-
-static void dcommi_rdv_core_end(dcommi_rdv_core *c)
-{
-    for (size_t i = 0; i < c->nconns; i++) {
-        dcommi_rdv_conn_free(c->conns[i]);
-    }
-    dcommi_free(c->conns);
-    dcommi_free(c->ranks);
-    dcommi_free(c->lost_at);
-    dcommi_free(c->told);
-    memset(c, 0, sizeof *c);
-}
-
-/* ---- words for people ---- */
-
-/* "1, 3-5" of the ranks for which `absent` holds (0: not there, 1: no blob in this round). */
-static void dcommi_rdv_list_ranks(const dcommi_rdv_core *c, bool blob, char *text, size_t max)
-{
-    size_t at = 0;
-    text[0] = '\0';
-    for (uint32_t r = 0; r < c->size;) {
-        uint32_t last = r;
-        while (last < c->size &&
-               (blob ? !c->ranks[last] || !c->ranks[last]->gathered : !c->ranks[last])) {
-            last++;
-        }
-        if (last == r) {
-            r++;
-            continue;
-        }
-        if (max - at < 32) {
-            snprintf(text + at, max - at, ", ...");
-            return;
-        }
-        int n = last - r == 1 ? snprintf(text + at, max - at, "%s%" PRIu32, at > 0 ? ", " : "", r)
-                              : snprintf(text + at, max - at, "%s%" PRIu32 "-%" PRIu32,
-                                         at > 0 ? ", " : "", r, last - 1);
-        at += (size_t)n;
-        r = last;
-    }
-}
-
-/* ---- output ---- */
-
-static void dcommi_rdv_say(dcommi_rdv_conn *conn, const uint8_t *bytes, size_t len)
-{
-    if (conn->out_at > 0) {
-        memmove(conn->out, conn->out + conn->out_at, conn->out_len - conn->out_at);
-        conn->out_len -= conn->out_at;
-        conn->out_at = 0;
-    }
-    if (len > sizeof conn->out - conn->out_len) {
-        conn->state = DCOMMI_RDV_GONE; /* reads nothing that we say */
-        return;
-    }
-    memcpy(conn->out + conn->out_len, bytes, len);
-    conn->out_len += len;
-}
-
-static void dcommi_rdv_say_tagged(dcommi_rdv_conn *conn, uint16_t type, const void *payload,
-                                  uint32_t len)
-{
-    uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX + DCOMMI_RDV_TAG];
-    dcommi_rdv_say(
-        conn, frame,
-        dcommi_rdv_put_tagged(frame, type, conn->out_seq++, payload, len, conn->keys.server));
-}
-
-/* The next bytes to send; 0: none. */
-static size_t dcommi_rdv_output(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t **bytes)
-{
-    if (conn->out_at == conn->out_len && conn->result == NULL && conn->fail_due) {
-        uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
-        conn->fail_due = false;
-        dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
-                              dcommi_rdv_put_reason(reason, c->status, c->why));
-    }
-    if (conn->out_at < conn->out_len) {
-        *bytes = conn->out + conn->out_at;
-        return conn->out_len - conn->out_at;
-    }
-    if (conn->result == NULL) {
-        return 0;
-    }
-    if (conn->result_at < conn->result->len) {
-        *bytes = conn->result->payload + conn->result_at;
-        return conn->result->len - conn->result_at;
-    }
-    *bytes = conn->result_tag + (conn->result_at - conn->result->len);
-    return conn->result->len + DCOMMI_RDV_TAG - conn->result_at;
-}
-
-/* n of those bytes are sent. */
-static void dcommi_rdv_sent(dcommi_rdv_conn *conn, size_t n)
-{
-    if (conn->out_at < conn->out_len) {
-        conn->out_at += n;
-        return;
-    }
-    conn->result_at += n;
-    if (conn->result != NULL && conn->result_at == conn->result->len + DCOMMI_RDV_TAG) {
-        dcommi_rdv_result_release(conn->result);
-        conn->result = NULL;
-    }
-}
-
-static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
-{
-    return conn->out_at < conn->out_len || conn->result != NULL || conn->fail_due;
-}
+#include "rendezvous_core.h"
 
 /* ---- failure ---- */
 
@@ -360,6 +162,26 @@ static dcomm_status dcommi_rdv_judge(dcommi_rdv_core *c, const dcommi_rdv_hello 
     return c->status;
 }
 
+/* A rank of another job has come to this one's port. */
+static void dcommi_rdv_turn_away(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
+                                 const dcommi_rdv_hello *h, double now)
+{
+    char names[2 * DCOMMI_JOB_SHOWN + 32];
+    dcommi_job_differ(c->job, h->job, names, sizeof names);
+    dcommi_rdv_reject(conn, now, DCOMM_ERR_MISMATCH,
+                      "another job meets at this port (%s); give each job its own MASTER_PORT or "
+                      "DCOMM_PORT, or one DCOMM_JOB=word to all ranks of one job",
+                      names);
+    if (!c->told_foreign && h->rank != DCOMMI_RDV_NO_RANK) {
+        c->told_foreign = true;
+        dcommi_job_differ(h->job, c->job, names, sizeof names);
+        snprintf(c->news, sizeof c->news,
+                 "turned away rank %" PRIu32 " of another job (%s); if it is of this job, set "
+                 "DCOMM_JOB to one word for all ranks",
+                 h->rank, names);
+    }
+}
+
 static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, double now)
 {
     dcommi_rdv_hello h;
@@ -367,10 +189,17 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
         dcommi_rdv_reject(conn, now, DCOMM_ERR_AUTH, "the secrets differ");
         return;
     }
+    if (c->job[0] != '\0' && h.wire == DCOMMI_RDV_WIRE_VERSION &&
+        !dcommi_job_same(c->job, h.job, h.rank, h.local_rank)) {
+        dcommi_rdv_turn_away(c, conn, &h, now);
+        return;
+    }
     if (h.generation != c->generation) {
-        dcommi_rdv_reject(conn, now, DCOMM_IN_PROGRESS,
-                          "communicator %" PRIu32 " of this job is being created, not %" PRIu32,
-                          c->generation, h.generation);
+        dcommi_rdv_reject(conn, now,
+                          h.rank == DCOMMI_RDV_NO_RANK ? DCOMM_ERR_RENDEZVOUS : DCOMM_IN_PROGRESS,
+                          "rank 0 serves another attempt: it has created %" PRIu32
+                          " communicator(s) of this job before, rank %" PRIu32 " %" PRIu32,
+                          c->generation, h.rank, h.generation);
         return;
     }
     uint8_t welcome[DCOMMI_RDV_WELCOME_FRAME];
@@ -381,6 +210,11 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
     conn->instance = h.instance;
     if (c->status < 0 || dcommi_rdv_judge(c, &h, now) < 0) {
         dcommi_rdv_tell(c, conn, now);
+        return;
+    }
+    if (c->ready && c->job[0] != '\0') {
+        dcommi_rdv_lost(c, conn,
+                        now); /* the next attempt begins when this one has ended here too */
         return;
     }
     if (c->ready) {
@@ -402,12 +236,14 @@ static void dcommi_rdv_hello_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn, doubl
     conn->state = DCOMMI_RDV_JOINED;
     conn->waiting = true;
     conn->deadline = now + h.timeout_ms / 1000.0;
+    c->waits_since = c->waits_since != 0 ? c->waits_since : now;
     c->ranks[h.rank] = conn;
     c->lost_at[h.rank] = 0;
     if (++c->njoined < c->size) {
         return;
     }
     c->ready = true;
+    c->waits_since = 0;
     for (uint32_t r = 0; r < c->size; r++) {
         c->ranks[r]->waiting = false;
         dcommi_rdv_say_tagged(c->ranks[r], DCOMMI_RDV_READY, NULL, 0);
@@ -455,6 +291,7 @@ static void dcommi_rdv_round_done(dcommi_rdv_core *c, double now)
     }
     c->ngathered = 0;
     c->round_bytes = 0;
+    c->waits_since = 0;
 }
 
 /* A whole genuine frame of a rank lies in conn->in. */
@@ -475,7 +312,17 @@ static void dcommi_rdv_frame_in(dcommi_rdv_core *c, dcommi_rdv_conn *conn,
         }
         return;
     }
+    if (h->type == DCOMMI_RDV_FAIL) {
+        char why[DCOMMI_RDV_REASON_MAX + 1];
+        dcomm_status status = dcommi_rdv_get_reason(conn->in + DCOMMI_RDV_HEADER, h->length, why);
+        conn->in_len = 0;
+        c->announced = true;
+        dcommi_rdv_poison(c, now, status < 0 ? status : DCOMM_ERR_CORRUPT,
+                          "rank %" PRIu32 " cannot take part: %.380s", conn->rank, why);
+        return;
+    }
     conn->gathered = conn->waiting = true;
+    c->waits_since = c->waits_since != 0 ? c->waits_since : now;
     conn->deadline = now + dcommi_get32(conn->in + DCOMMI_RDV_HEADER) / 1000.0;
     c->round_bytes += h->length - 4;
     c->ngathered++;
@@ -512,12 +359,12 @@ static size_t dcommi_rdv_frame_len(const dcommi_rdv_core *c, const dcommi_rdv_co
         return 0;
     }
     if (stranger) {
-        return h->type == DCOMMI_RDV_HELLO && h->length == DCOMMI_RDV_HELLO_LEN
-                   ? DCOMMI_RDV_HELLO_FRAME
+        return h->type == DCOMMI_RDV_HELLO && h->length >= DCOMMI_RDV_HELLO_LEN
+                   ? DCOMMI_RDV_HEADER + (size_t)h->length
                    : 0;
     }
     if ((h->type == DCOMMI_RDV_GATHER && c->ready && h->length >= 4) ||
-        (h->type == DCOMMI_RDV_BYE && h->length == 0)) {
+        h->type == DCOMMI_RDV_FAIL || (h->type == DCOMMI_RDV_BYE && h->length == 0)) {
         return DCOMMI_RDV_HEADER + (size_t)h->length + DCOMMI_RDV_TAG;
     }
     return 0;
@@ -567,10 +414,32 @@ static size_t dcommi_rdv_input(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const 
 
 /* ---- time ---- */
 
+/* Say once for whom the others wait; returns when that is due, or `next` if it is not. */
+static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
+{
+    double due = c->waits_since + DCOMMI_RDV_QUIET_S;
+    if (c->waits_since == 0 || c->told_waits || c->status < 0) {
+        return next;
+    }
+    if (due > now) {
+        return due < next ? due : next;
+    }
+    if (c->news[0] == '\0') {
+        char who[200];
+        dcommi_rdv_list_ranks(c, c->ready, who, sizeof who);
+        c->told_waits = true;
+        snprintf(c->news, sizeof c->news,
+                 "the creation of a communicator has waited %d s for rank(s) %s of %" PRIu32
+                 " to %s",
+                 DCOMMI_RDV_QUIET_S, who, c->size, c->ready ? "take part" : "come");
+    }
+    return next;
+}
+
 /* Let deadlines pass; returns the time of the next one. */
 static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
 {
-    double next = now + 3600;
+    double next = dcommi_rdv_tell_waits(c, now, now + 3600);
     for (uint32_t r = 0; r < c->size && !c->ready && c->status == DCOMM_OK; r++) {
         double due = c->lost_at[r] + DCOMMI_RDV_RETURN_S;
         if (c->lost_at[r] != 0 && due <= now) {

@@ -6,7 +6,8 @@
 #include "socket.h"
 
 #define DCOMMI_RDV_ATTEMPT_S 5.0 /* for one handshake */
-#define DCOMMI_RDV_REFUSED_S 2.0 /* all addresses of an id refuse for so long: it is over */
+#define DCOMMI_RDV_REFUSED_S \
+    2.0 /* nobody serves an id, or another job its port, for so long: it is over */
 
 /* Where the server may be. */
 typedef struct dcommi_rdv_target {
@@ -14,7 +15,9 @@ typedef struct dcommi_rdv_target {
     uint16_t port;
     dcommi_addr addrs[DCOMMI_SOCK_ADDRS];
     int naddrs;
-    bool exists;             /* the server was there before us: do not wait for it to start */
+    bool exists;     /* the server was there before us: do not wait for it to start */
+    const char *job; /* NULL: an id needs none */
+    uint16_t local_rank;
     const char *secret_hint; /* what to look at when the secrets differ */
 } dcommi_rdv_target;
 
@@ -26,7 +29,9 @@ typedef struct dcommi_rdv_client {
     uint32_t in_seq, out_seq;
     double timeout_s;
     const _Atomic int *cancel;
-    dcomm_status over; /* of DCOMMI_RDV_OVER */
+    dcomm_status over;   /* of DCOMMI_RDV_OVER */
+    dcomm_status failed; /* this rank cannot take part, and comes to say why: */
+    char why[DCOMMI_MESSAGE_MAX];
 } dcommi_rdv_client;
 
 /* What became of one attempt. */
@@ -34,6 +39,8 @@ typedef enum dcommi_rdv_outcome {
     DCOMMI_RDV_IN = 0,  /* joined */
     DCOMMI_RDV_AGAIN,   /* worth another try */
     DCOMMI_RDV_REFUSED, /* nobody listens */
+    DCOMMI_RDV_FOREIGN, /* another job meets there */
+    DCOMMI_RDV_TAKEN,   /* asked: this job meets there */
     DCOMMI_RDV_STRANGE, /* another secret */
     DCOMMI_RDV_OVER     /* an error for good */
 } dcommi_rdv_outcome;
@@ -88,8 +95,8 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
         if (c->over < 0) {
             return DCOMMI_RDV_OVER;
         }
-        dcommi_rdv_put_hello(ours, hello, nonce, challenge, key);
-        status = dcommi_sock_write(c->fd, ours, sizeof ours, deadline, c->cancel, &stopped);
+        size_t len = dcommi_rdv_put_hello(ours, hello, nonce, challenge, key);
+        status = dcommi_sock_write(c->fd, ours, len, deadline, c->cancel, &stopped);
     }
     if (status == DCOMM_OK) {
         status = dcommi_sock_read(c->fd, answer, DCOMMI_RDV_HEADER, deadline, c->cancel);
@@ -115,8 +122,11 @@ static dcommi_rdv_outcome dcommi_rdv_handshake(dcommi_rdv_client *c,
     if (h.type == DCOMMI_RDV_REJECT) {
         char why[DCOMMI_RDV_REASON_MAX + 1];
         dcomm_status said = dcommi_rdv_get_reason(answer + DCOMMI_RDV_HEADER, h.length, why);
-        snprintf(note, note_max, "%.200s", why);
-        return said == DCOMM_ERR_AUTH ? DCOMMI_RDV_STRANGE : DCOMMI_RDV_AGAIN;
+        snprintf(note, note_max, "%s", why);
+        return said == DCOMM_ERR_AUTH         ? DCOMMI_RDV_STRANGE
+               : said == DCOMM_ERR_MISMATCH   ? DCOMMI_RDV_FOREIGN
+               : said == DCOMM_ERR_RENDEZVOUS ? DCOMMI_RDV_TAKEN
+                                              : DCOMMI_RDV_AGAIN;
     }
     uint8_t expected[DCOMMI_RDV_WELCOME_FRAME];
     dcommi_rdv_put_welcome(expected, challenge, ours, key);
@@ -139,7 +149,7 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
 {
     dcommi_addr found[DCOMMI_SOCK_ADDRS];
     const dcommi_addr *list = target->addrs;
-    int n = target->naddrs, refused = 0, strange = 0, again = 0;
+    int n = target->naddrs, refused = 0, strange = 0, foreign = 0, again = 0;
     if (target->host != NULL) {
         const char *why = "";
         n = dcommi_addr_resolve(target->host, target->port, found, DCOMMI_SOCK_ADDRS, &why);
@@ -150,7 +160,7 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
         }
     }
     for (int i = 0; i < n; i++) {
-        char where[DCOMMI_SOCK_TEXT], what[256] = "";
+        char where[DCOMMI_SOCK_TEXT], what[DCOMMI_RDV_REASON_MAX + 1] = "";
         int error = 0;
         double now = dcommi_now();
         dcommi_addr_text(&list[i], where);
@@ -178,15 +188,17 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
         }
         close(c->fd);
         c->fd = -1;
-        if (outcome == DCOMMI_RDV_OVER) {
+        if (outcome == DCOMMI_RDV_OVER || outcome == DCOMMI_RDV_TAKEN) {
             return outcome;
         }
-        snprintf(note, note_max, "%s: %.240s", where, what);
+        snprintf(note, note_max, "%s: %s", where, what);
+        foreign += outcome == DCOMMI_RDV_FOREIGN;
         strange += outcome == DCOMMI_RDV_STRANGE;
         again += outcome == DCOMMI_RDV_AGAIN;
     }
     return again > 0     ? DCOMMI_RDV_AGAIN
            : strange > 0 ? DCOMMI_RDV_STRANGE
+           : foreign > 0 ? DCOMMI_RDV_FOREIGN
            : refused > 0 ? DCOMMI_RDV_REFUSED
                          : DCOMMI_RDV_AGAIN;
 }
@@ -249,25 +261,71 @@ static void dcommi_rdv_drop(dcommi_rdv_client *c)
     }
 }
 
+/* Tell the others that this rank cannot take part; returns when the server has it, with what the
+ * rendezvous failed by. */
+static dcomm_status dcommi_rdv_announce(dcommi_rdv_client *c, double deadline)
+{
+    uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
+    uint8_t frame[DCOMMI_RDV_HEADER + sizeof reason + DCOMMI_RDV_TAG];
+    uint32_t len = dcommi_rdv_put_reason(reason, c->failed, c->why);
+    size_t bytes =
+        dcommi_rdv_put_tagged(frame, DCOMMI_RDV_FAIL, c->out_seq++, reason, len, c->keys.client);
+    bool stopped;
+    dcomm_status status = dcommi_sock_write(c->fd, frame, bytes, deadline, c->cancel, &stopped);
+    while (status >= 0) {
+        dcommi_rdv_header h;
+        uint8_t *got = NULL;
+        status = dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &got);
+        dcommi_free(got);
+    }
+    return status;
+}
+
+static dcommi_rdv_hello dcommi_rdv_hello_of(const dcommi_rdv_client *c,
+                                            const dcommi_rdv_target *target, uint32_t generation)
+{
+    dcommi_rdv_hello hello = {.wire = DCOMMI_RDV_WIRE_VERSION,
+                              .lib = DCOMMI_RDV_LIB_VERSION,
+                              .rank = c->rank,
+                              .local_rank = target->local_rank,
+                              .size = c->size,
+                              .generation = generation};
+    snprintf(hello.job, sizeof hello.job, "%s", target->job != NULL ? target->job : "");
+    return hello;
+}
+
+/* Ask the server at the target which job it serves; the note says what it answers. */
+static dcommi_rdv_outcome dcommi_rdv_ask(const dcommi_rdv_target *target,
+                                         const uint8_t key[DCOMMI_RDV_KEY],
+                                         const _Atomic int *cancel, char *note, size_t note_max)
+{
+    dcommi_rdv_client c = {.fd = -1, .cancel = cancel, .rank = DCOMMI_RDV_NO_RANK};
+    dcommi_rdv_hello hello = dcommi_rdv_hello_of(&c, target, UINT32_MAX);
+    dcommi_rdv_outcome outcome =
+        dcommi_rdv_attempt(&c, target, key, &hello, dcommi_now() + 1, 1, note, note_max);
+    dcommi_rdv_drop(&c);
+    return outcome;
+}
+
 /* Connect and wait until all ranks are there. */
 static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_target *target,
                                     const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation)
 {
-    double start = dcommi_now(), deadline = start + c->timeout_s, refused_since = 0;
-    double pause = 0.01, connect_s = 1;
-    char note[320] = "";
-    dcommi_rdv_hello hello = {.wire = DCOMMI_RDV_WIRE_VERSION,
-                              .lib = DCOMMI_RDV_LIB_VERSION,
-                              .rank = c->rank,
-                              .size = c->size,
-                              .generation = generation};
+    double start = dcommi_now(), deadline = start + c->timeout_s;
+    double refused_since = 0, foreign_since = 0, pause = 0.01, connect_s = 1;
+    char note[DCOMMI_SOCK_TEXT + DCOMMI_RDV_REASON_MAX + 8] = "", last[sizeof note] = "";
+    bool told = c->rank == 0;
+    dcommi_rdv_hello hello = dcommi_rdv_hello_of(c, target, generation);
     c->fd = -1;
     memcpy(c->secret, key, sizeof c->secret);
     DCOMMI_TRY(dcommi_random_bytes(&hello.instance, sizeof hello.instance));
     for (;;) {
         dcommi_rdv_outcome outcome =
-            dcommi_rdv_attempt(c, target, key, &hello, deadline, connect_s, note, sizeof note);
+            dcommi_rdv_attempt(c, target, key, &hello, deadline, connect_s, last, sizeof last);
         double now = dcommi_now();
+        if (now < deadline || note[0] == '\0') { /* else our own haste cut it short */
+            memcpy(note, last, sizeof note);
+        }
         if (outcome == DCOMMI_RDV_IN) {
             break;
         }
@@ -276,8 +334,21 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         }
         if (outcome == DCOMMI_RDV_STRANGE) {
             return dcommi_fail(DCOMM_ERR_AUTH,
-                               "rank %" PRIu32 " is not let in: %s; compare %s on all ranks",
+                               "rank %" PRIu32 " is not let in: %.300s; compare %s on all ranks",
                                c->rank, note, target->secret_hint);
+        }
+        foreign_since = outcome != DCOMMI_RDV_FOREIGN ? 0
+                        : foreign_since != 0          ? foreign_since
+                                                      : now;
+        if (foreign_since != 0 && now - foreign_since >= DCOMMI_RDV_REFUSED_S) {
+            return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "rank %" PRIu32 " of %" PRIu32 ": %s", c->rank,
+                               c->size, note);
+        }
+        if (!told && c->failed == DCOMM_OK && now - start >= DCOMMI_RDV_QUIET_S) {
+            told = true;
+            dcommi_log(DCOMMI_LOG_WARN,
+                       "rank %" PRIu32 " of %" PRIu32 " has waited %d s for rank 0; last: %.300s",
+                       c->rank, c->size, DCOMMI_RDV_QUIET_S, note);
         }
         if (outcome != DCOMMI_RDV_REFUSED) {
             refused_since = 0;
@@ -305,7 +376,9 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
     }
     dcommi_rdv_header h;
     uint8_t *frame = NULL;
-    dcomm_status status = dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &frame);
+    dcomm_status status = c->failed < 0
+                              ? dcommi_rdv_announce(c, deadline)
+                              : dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &frame);
     dcommi_free(frame);
     if (status < 0) {
         dcommi_rdv_drop(c);

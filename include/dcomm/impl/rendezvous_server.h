@@ -1,5 +1,6 @@
 /* rendezvous_server.h - the thread that serves a rendezvous: sockets and the clock around the
- * state machine of rendezvous.h. */
+ * state machine of rendezvous.h. A fork finds every such thread in poll(), where it holds no lock
+ * of a library: the rest of the time it has dcommi_rdv_lock, which a fork takes first. */
 #ifndef DCOMMI_RENDEZVOUS_SERVER_H
 #define DCOMMI_RENDEZVOUS_SERVER_H
 
@@ -8,13 +9,20 @@
 
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
+
+#define DCOMMI_RDV_CHUNK (1u << 16)
+#define DCOMMI_RDV_TELL_S 5.0 /* for ranks to come that are to hear why another cannot take part \
+                               */
 
 /* Shared by its thread, the list of servers and the boots of this process that use it. */
 typedef struct dcommi_rdv_server {
     struct dcommi_rdv_server *next; /* in the list */
-    int refs;                       /* under the list's lock, as are the next two */
+    int refs;                       /* under the list's lock, as is all that the thread uses */
     bool ended;                     /* the thread is through, nothing listens any more */
     bool retired;                   /* the owner has left: end when the others know */
+    double retired_at;
+    pid_t thread;
     uint16_t port;
     dcommi_addr self; /* where this process reaches it */
     uint8_t key[DCOMMI_RDV_KEY];
@@ -23,11 +31,12 @@ typedef struct dcommi_rdv_server {
     dcommi_rdv_core core;
     struct pollfd *polls;
     size_t polls_capacity;
+    uint8_t *buf;
 } dcommi_rdv_server;
 
 static pthread_mutex_t dcommi_rdv_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t dcommi_rdv_changed = PTHREAD_COND_INITIALIZER;
-static dcommi_rdv_server *dcommi_rdv_servers;
+static dcommi_rdv_server *dcommi_rdv_servers; /* whose threads run, or are about to be gone */
 
 static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 {
@@ -47,15 +56,69 @@ static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
     }
 }
 
-/* Drop a reference; the lock is held. */
-static void dcommi_rdv_server_release(dcommi_rdv_server *s)
+static void dcommi_rdv_server_free(dcommi_rdv_server *s)
 {
-    if (--s->refs > 0) {
-        return;
+    dcommi_rdv_stop_listening(s);
+    for (size_t i = 0; i < s->core.nconns; i++) {
+        dcommi_rdv_close_fd(s->core.conns[i]);
     }
+    dcommi_rdv_core_end(&s->core);
     close(s->wake_fd);
     dcommi_free(s->polls);
+    dcommi_free(s->buf);
     dcommi_free(s);
+}
+
+/* Free servers whose threads are gone; wait until those that have ended are. The lock is held. */
+static void dcommi_rdv_reap(bool wait)
+{
+    dcommi_rdv_server **at = &dcommi_rdv_servers;
+    while (*at != NULL) {
+        dcommi_rdv_server *s = *at;
+        bool gone = s->ended && syscall(SYS_tgkill, getpid(), s->thread, 0) != 0;
+        for (int tries = 0; wait && s->ended && !gone && tries < 1000; tries++) {
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+            gone = syscall(SYS_tgkill, getpid(), s->thread, 0) != 0;
+        }
+        if (gone && s->refs == 0) {
+            *at = s->next;
+            dcommi_rdv_server_free(s);
+        } else {
+            at = &s->next;
+        }
+    }
+}
+
+/* ---- forks ---- */
+
+static void dcommi_rdv_before_fork(void)
+{
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_reap(true);
+}
+
+static void dcommi_rdv_in_parent(void)
+{
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+
+/* The parent serves on; the child closes its copies, so that they keep no port and no rank. */
+static void dcommi_rdv_in_child(void)
+{
+    while (dcommi_rdv_servers != NULL) {
+        dcommi_rdv_server *s = dcommi_rdv_servers;
+        dcommi_rdv_servers = s->next;
+        close(s->listen_fd); /* shutdown would end the parent's too */
+        s->listen_fd = -1;
+        dcommi_rdv_server_free(s);
+    }
+    pthread_cond_init(&dcommi_rdv_changed, NULL);
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+}
+
+static void dcommi_rdv_watch_forks(void)
+{
+    pthread_atfork(dcommi_rdv_before_fork, dcommi_rdv_in_parent, dcommi_rdv_in_child);
 }
 
 static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
@@ -65,10 +128,10 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
         int fd = accept4(s->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if ((errno == EMFILE || errno == ENFILE) && s->refuse_until == 0) {
-                dcommi_log(DCOMMI_LOG_WARN,
-                           "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
-                           "the process that serves it)",
-                           strerror(errno));
+                snprintf(s->core.news, sizeof s->core.news,
+                         "the rendezvous cannot take more connections: %s (raise `ulimit -n` in "
+                         "the process that serves it)",
+                         strerror(errno));
             }
             if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ECONNABORTED &&
                 errno != EINTR) {
@@ -124,20 +187,34 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
     }
 }
 
-/* Whether the thread should go on. */
-static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s)
+/* Return true if the thread should go on. Ranks that still come hear why another cannot take part,
+ * for a while. */
+static bool dcommi_rdv_server_goes_on(dcommi_rdv_server *s, double now)
 {
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    bool retired = s->retired;
-    pthread_mutex_unlock(&dcommi_rdv_lock);
-    if (s->core.ready || retired) {
+    bool tells = s->core.announced && now < s->retired_at + DCOMMI_RDV_TELL_S;
+    bool leaves = s->retired && !tells;
+    if (s->core.ready || leaves) {
         dcommi_rdv_stop_listening(s);
     }
-    if (retired && !s->core.ready) {
-        dcommi_rdv_poison(&s->core, dcommi_now(), DCOMM_ERR_PEER,
+    if (s->retired && !s->core.ready) {
+        dcommi_rdv_poison(&s->core, now, DCOMM_ERR_PEER,
                           "the rank that serves the rendezvous gave up");
     }
-    return !dcommi_rdv_finished(&s->core) && (!retired || dcommi_rdv_attended(&s->core));
+    return !dcommi_rdv_finished(&s->core) && (!leaves || dcommi_rdv_attended(&s->core));
+}
+
+/* Wait for input without the lock; what is to be logged is logged then, too. */
+static void dcommi_rdv_server_poll(dcommi_rdv_server *s, size_t n, double wait)
+{
+    char news[sizeof s->core.news];
+    memcpy(news, s->core.news, sizeof news);
+    s->core.news[0] = '\0';
+    pthread_mutex_unlock(&dcommi_rdv_lock);
+    if (news[0] != '\0') {
+        dcommi_log(DCOMMI_LOG_WARN, "%s", news);
+    }
+    poll(s->polls, n, wait > 0 ? (int)(wait * 1000) + 1 : 0);
+    pthread_mutex_lock(&dcommi_rdv_lock);
 }
 
 static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t max)
@@ -146,7 +223,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
     double now = dcommi_now();
     double next = dcommi_rdv_tick(c, now);
     dcommi_rdv_sweep(c, dcommi_rdv_close_fd);
-    if (!dcommi_rdv_server_goes_on(s) ||
+    if (!dcommi_rdv_server_goes_on(s, now) ||
         dcommi_grow((void **)&s->polls, &s->polls_capacity, c->nconns + 2, sizeof *s->polls) < 0) {
         return false;
     }
@@ -166,7 +243,10 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
     if (s->listen_fd >= 0 && !accepts) {
         wait = 0.1;
     }
-    poll(s->polls, n + 2, wait > 0 ? (int)(wait * 1000) + 1 : 0);
+    if (s->retired && c->announced && wait > 0.5) {
+        wait = 0.5; /* to see when nobody is told any more */
+    }
+    dcommi_rdv_server_poll(s, n + 2, wait);
     now = dcommi_now();
     if (s->polls[0].revents != 0) {
         uint64_t count;
@@ -198,25 +278,16 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
 static void *dcommi_rdv_server_main(void *argument)
 {
     dcommi_rdv_server *s = argument;
-    enum { CHUNK = 1 << 16 };
-    uint8_t *buf = dcommi_alloc(CHUNK);
-    while (buf != NULL && dcommi_rdv_server_turn(s, buf, CHUNK)) {
+    pthread_mutex_lock(&dcommi_rdv_lock);
+    s->thread = (pid_t)syscall(SYS_gettid);
+    while (dcommi_rdv_server_turn(s, s->buf, DCOMMI_RDV_CHUNK)) {
     }
-    dcommi_free(buf);
     dcommi_rdv_stop_listening(s);
     for (size_t i = 0; i < s->core.nconns; i++) {
         dcommi_rdv_close_fd(s->core.conns[i]);
     }
-    dcommi_rdv_core_end(&s->core);
-    pthread_mutex_lock(&dcommi_rdv_lock);
-    dcommi_rdv_server **at = &dcommi_rdv_servers;
-    while (*at != s) {
-        at = &(*at)->next;
-    }
-    *at = s->next;
     s->ended = true;
     pthread_cond_broadcast(&dcommi_rdv_changed);
-    dcommi_rdv_server_release(s);
     pthread_mutex_unlock(&dcommi_rdv_lock);
     return NULL;
 }
@@ -233,11 +304,13 @@ static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
     until.tv_nsec = (long)(ns % 1000000000);
     pthread_mutex_lock(&dcommi_rdv_lock);
     s->retired = true;
+    s->retired_at = dcommi_now();
     (void)!write(s->wake_fd, &one, sizeof one);
     while (!s->ended &&
            pthread_cond_timedwait(&dcommi_rdv_changed, &dcommi_rdv_lock, &until) == 0) {
     }
-    dcommi_rdv_server_release(s);
+    s->refs--;
+    dcommi_rdv_reap(true);
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
 
@@ -246,7 +319,7 @@ static dcommi_rdv_server *dcommi_rdv_server_find(const uint8_t key[DCOMMI_RDV_KE
 {
     pthread_mutex_lock(&dcommi_rdv_lock);
     dcommi_rdv_server *s = dcommi_rdv_servers;
-    while (s != NULL && (s->port != port || memcmp(s->key, key, DCOMMI_RDV_KEY) != 0)) {
+    while (s != NULL && (s->ended || s->port != port || memcmp(s->key, key, DCOMMI_RDV_KEY) != 0)) {
         s = s->next;
     }
     if (s != NULL) {
@@ -260,7 +333,7 @@ static dcommi_rdv_server *dcommi_rdv_server_find(const uint8_t key[DCOMMI_RDV_KE
 static void dcommi_rdv_server_forget(dcommi_rdv_server *s)
 {
     pthread_mutex_lock(&dcommi_rdv_lock);
-    dcommi_rdv_server_release(s);
+    s->refs--;
     pthread_mutex_unlock(&dcommi_rdv_lock);
 }
 
@@ -269,22 +342,27 @@ static void dcommi_rdv_server_forget(dcommi_rdv_server *s)
  */
 static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port,
                                             const uint8_t key[DCOMMI_RDV_KEY], uint32_t generation,
-                                            dcommi_rdv_server **server_p)
+                                            const char *job, dcommi_rdv_server **server_p)
 {
+    static pthread_once_t watched = PTHREAD_ONCE_INIT;
+    pthread_once(&watched, dcommi_rdv_watch_forks);
     dcommi_rdv_server *s = dcommi_alloc(sizeof *s);
-    if (s == NULL) {
+    uint8_t *buf = dcommi_alloc(DCOMMI_RDV_CHUNK);
+    if (s == NULL || buf == NULL) {
+        dcommi_free(s);
+        dcommi_free(buf);
+        errno = ENOMEM;
         return DCOMM_ERR_NO_MEMORY;
     }
-    s->refs = 2;
+    s->refs = 1;
+    s->buf = buf;
     memcpy(s->key, key, DCOMMI_RDV_KEY);
     s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->listen_fd = on != NULL ? dcommi_sock_listen(on, false) : dcommi_sock_listen_any(port);
     socklen_t len = sizeof s->self;
     if (s->wake_fd < 0 || s->listen_fd < 0 || getsockname(s->listen_fd, &s->self.any, &len) != 0) {
         int saved = errno;
-        close(s->listen_fd);
-        close(s->wake_fd);
-        dcommi_free(s);
+        dcommi_rdv_server_free(s);
         errno = saved;
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot serve the rendezvous on port %u: %s", port,
                            strerror(saved));
@@ -295,7 +373,7 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
         /* A socket of both families is reached by IPv4 too, which is always there. */
         dcommi_addr_literal("127.0.0.1", s->port, &s->self);
     }
-    dcommi_rdv_core_begin(&s->core, key, generation);
+    dcommi_rdv_core_begin(&s->core, key, generation, job);
     sigset_t all, before;
     pthread_t thread;
     pthread_attr_t detached;
@@ -304,6 +382,7 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     pthread_mutex_lock(&dcommi_rdv_lock);
+    dcommi_rdv_reap(false);
     int rc = pthread_create(&thread, &detached, dcommi_rdv_server_main, s);
     if (rc == 0) {
         s->next = dcommi_rdv_servers;
@@ -313,9 +392,8 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
     pthread_attr_destroy(&detached);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0) {
-        dcommi_rdv_stop_listening(s);
-        close(s->wake_fd);
-        dcommi_free(s);
+        dcommi_rdv_server_free(s);
+        errno = rc;
         return dcommi_fail(DCOMM_ERR_SYSTEM, "cannot start the thread of the rendezvous: %s",
                            strerror(rc));
     }

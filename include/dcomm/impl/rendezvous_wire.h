@@ -3,7 +3,7 @@
  *
  * The server speaks first, the client proves itself first:
  *   server  CHALLENGE  version, nonce
- *   client  HELLO      version, rank, size, generation, timeout, instance, nonce,
+ *   client  HELLO      version, local rank, rank, size, generation, timeout, instance, nonce, job,
  *                      proof = HMAC(key, "client" | CHALLENGE | HELLO up to here)
  *   server  WELCOME    proof = HMAC(key, "server" | CHALLENGE | HELLO)      or REJECT
  * Later frames carry a number that counts up from 0 in each direction, and end with
@@ -12,9 +12,10 @@
  *   client  GATHER     timeout, blob; any number of rounds, each ending with
  *   server  RESULT     number of ranks, their lengths, their blobs
  *   client  BYE
+ *   client  FAIL       why this rank cannot take part; the rendezvous fails for every rank
  *   server  FAIL       why the rendezvous failed, for every rank, at any time
- * Without a secret the key is all zero and the rest the same. CHALLENGE and HELLO keep their
- * layout in all versions, so that different ones can tell each other. */
+ * Without a secret the key is all zero and the rest the same. CHALLENGE and what surrounds the job
+ * in HELLO keep their layout in all versions, so that different ones can tell each other. */
 #ifndef DCOMMI_RENDEZVOUS_WIRE_H
 #define DCOMMI_RENDEZVOUS_WIRE_H
 
@@ -31,10 +32,13 @@
 #define DCOMMI_RDV_TAG DCOMMI_SHA256_BYTES
 #define DCOMMI_RDV_KEY DCOMMI_SHA256_BYTES
 #define DCOMMI_RDV_CHALLENGE_LEN 24
-#define DCOMMI_RDV_HELLO_LEN 80
+#define DCOMMI_RDV_HELLO_LEN 80 /* without the job */
+#define DCOMMI_RDV_JOB_MAX 480  /* bytes of the job that a rank says it belongs to */
 #define DCOMMI_RDV_WELCOME_LEN DCOMMI_RDV_TAG
-#define DCOMMI_RDV_REASON_MAX 384
+#define DCOMMI_RDV_REASON_MAX 440
 #define DCOMMI_RDV_SIZE_MAX 65536          /* ranks */
+#define DCOMMI_RDV_QUIET_S 5               /* of waiting for a rank before it is said */
+#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* asks who serves, and does not come in */
 #define DCOMMI_RDV_BLOB_MAX (1u << 20)     /* bytes of one rank in one round */
 #define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all of them */
 
@@ -109,7 +113,7 @@ static uint32_t dcommi_rdv_length_max(uint16_t type)
     case DCOMMI_RDV_CHALLENGE:
         return DCOMMI_RDV_CHALLENGE_LEN;
     case DCOMMI_RDV_HELLO:
-        return DCOMMI_RDV_HELLO_LEN;
+        return DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX;
     case DCOMMI_RDV_WELCOME:
         return DCOMMI_RDV_WELCOME_LEN;
     case DCOMMI_RDV_REJECT:
@@ -177,10 +181,12 @@ static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h,
 typedef struct dcommi_rdv_hello {
     uint16_t wire;
     uint32_t lib;
+    uint16_t local_rank; /* 0 also where the launcher does not say */
     uint32_t rank, size;
     uint32_t generation; /* which of a launcher's communicators this is; 0 with an id */
     uint32_t timeout_ms; /* how long this rank waits for the others */
     uint64_t instance;   /* tells a rank that tries again from a second process of the same rank */
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* "" with an id */
 } dcommi_rdv_hello;
 
 /* Both write header and payload and return the length. */
@@ -207,19 +213,26 @@ static void dcommi_rdv_proof(const uint8_t key[DCOMMI_RDV_KEY], const char *role
     dcommi_hmac_end(&h, proof);
 }
 
-#define DCOMMI_RDV_HELLO_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN)
+#define DCOMMI_RDV_HELLO_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX)
 #define DCOMMI_RDV_CHALLENGE_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN)
 #define DCOMMI_RDV_WELCOME_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_WELCOME_LEN)
 
-/* The answer to a whole CHALLENGE frame. */
+/* Bytes of a whole HELLO frame, from its header. */
+static size_t dcommi_rdv_hello_frame(const uint8_t *hello)
+{
+    return DCOMMI_RDV_HEADER + dcommi_get32(hello + 12);
+}
+
+/* The answer to a whole CHALLENGE frame; p has room for DCOMMI_RDV_HELLO_FRAME bytes. */
 static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
                                    const uint8_t nonce[DCOMMI_RDV_NONCE], const uint8_t *challenge,
                                    const uint8_t key[DCOMMI_RDV_KEY])
 {
-    dcommi_rdv_put_header(p, DCOMMI_RDV_HELLO, 0, DCOMMI_RDV_HELLO_LEN);
+    size_t job = strlen(hello->job), len = DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + job;
+    dcommi_rdv_put_header(p, DCOMMI_RDV_HELLO, 0, (uint32_t)(DCOMMI_RDV_HELLO_LEN + job));
     uint8_t *q = p + DCOMMI_RDV_HEADER;
     dcommi_put16(q, hello->wire);
-    dcommi_put16(q + 2, 0);
+    dcommi_put16(q + 2, hello->local_rank);
     dcommi_put32(q + 4, hello->lib);
     dcommi_put32(q + 8, hello->rank);
     dcommi_put32(q + 12, hello->size);
@@ -227,9 +240,18 @@ static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
     dcommi_put32(q + 20, hello->timeout_ms);
     dcommi_put64(q + 24, hello->instance);
     memcpy(q + 32, nonce, DCOMMI_RDV_NONCE);
-    dcommi_rdv_proof(key, "client", challenge, p, DCOMMI_RDV_HELLO_FRAME - DCOMMI_RDV_TAG,
-                     q + 32 + DCOMMI_RDV_NONCE);
-    return DCOMMI_RDV_HELLO_FRAME;
+    memcpy(q + 32 + DCOMMI_RDV_NONCE, hello->job, job);
+    dcommi_rdv_proof(key, "client", challenge, p, len - DCOMMI_RDV_TAG, p + len - DCOMMI_RDV_TAG);
+    return len;
+}
+
+/* Copy n bytes as text that is safe to print: it came over a network and goes to a terminal. */
+static void dcommi_rdv_printable(const uint8_t *bytes, size_t n, char *text)
+{
+    for (size_t i = 0; i < n; i++) {
+        text[i] = bytes[i] >= 0x20 && bytes[i] < 0x7f ? (char)bytes[i] : '?';
+    }
+    text[n] = '\0';
 }
 
 /* Read a whole HELLO frame; false where its proof is wrong. */
@@ -237,7 +259,9 @@ static bool dcommi_rdv_get_hello(const uint8_t *frame, const uint8_t *challenge,
                                  const uint8_t key[DCOMMI_RDV_KEY], dcommi_rdv_hello *hello)
 {
     const uint8_t *q = frame + DCOMMI_RDV_HEADER;
+    size_t len = dcommi_rdv_hello_frame(frame);
     hello->wire = dcommi_get16(q);
+    hello->local_rank = dcommi_get16(q + 2);
     hello->lib = dcommi_get32(q + 4);
     hello->rank = dcommi_get32(q + 8);
     hello->size = dcommi_get32(q + 12);
@@ -245,16 +269,17 @@ static bool dcommi_rdv_get_hello(const uint8_t *frame, const uint8_t *challenge,
     hello->timeout_ms = dcommi_get32(q + 20);
     hello->instance = dcommi_get64(q + 24);
     uint8_t proof[DCOMMI_RDV_TAG];
-    dcommi_rdv_proof(key, "client", challenge, frame, DCOMMI_RDV_HELLO_FRAME - DCOMMI_RDV_TAG,
-                     proof);
-    return dcommi_same_secret(proof, frame + DCOMMI_RDV_HELLO_FRAME - DCOMMI_RDV_TAG, sizeof proof);
+    dcommi_rdv_printable(q + 32 + DCOMMI_RDV_NONCE, len - DCOMMI_RDV_HEADER - DCOMMI_RDV_HELLO_LEN,
+                         hello->job);
+    dcommi_rdv_proof(key, "client", challenge, frame, len - DCOMMI_RDV_TAG, proof);
+    return dcommi_same_secret(proof, frame + len - DCOMMI_RDV_TAG, sizeof proof);
 }
 
 static size_t dcommi_rdv_put_welcome(uint8_t *p, const uint8_t *challenge, const uint8_t *hello,
                                      const uint8_t key[DCOMMI_RDV_KEY])
 {
     dcommi_rdv_put_header(p, DCOMMI_RDV_WELCOME, 0, DCOMMI_RDV_WELCOME_LEN);
-    dcommi_rdv_proof(key, "server", challenge, hello, DCOMMI_RDV_HELLO_FRAME,
+    dcommi_rdv_proof(key, "server", challenge, hello, dcommi_rdv_hello_frame(hello),
                      p + DCOMMI_RDV_HEADER);
     return DCOMMI_RDV_WELCOME_FRAME;
 }
@@ -268,8 +293,9 @@ typedef struct dcommi_rdv_keys {
 static void dcommi_rdv_derive(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *challenge,
                               const uint8_t *hello, dcommi_rdv_keys *keys)
 {
-    dcommi_rdv_proof(key, "client key", challenge, hello, DCOMMI_RDV_HELLO_FRAME, keys->client);
-    dcommi_rdv_proof(key, "server key", challenge, hello, DCOMMI_RDV_HELLO_FRAME, keys->server);
+    size_t len = dcommi_rdv_hello_frame(hello);
+    dcommi_rdv_proof(key, "client key", challenge, hello, len, keys->client);
+    dcommi_rdv_proof(key, "server key", challenge, hello, len, keys->server);
 }
 
 /* The key that a secret of any length stands for. */
@@ -293,7 +319,6 @@ static uint32_t dcommi_rdv_put_reason(uint8_t *p, dcomm_status status, const cha
     return (uint32_t)(4 + len);
 }
 
-/* The sentence is made printable: it came over a network and goes to a terminal. */
 static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
                                           char why[DCOMMI_RDV_REASON_MAX + 1])
 {
@@ -301,11 +326,7 @@ static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
     if (len < 4 || len > 4 + DCOMMI_RDV_REASON_MAX) {
         return DCOMM_ERR_CORRUPT;
     }
-    size_t n = len - 4;
-    for (size_t i = 0; i < n; i++) {
-        why[i] = p[4 + i] >= 0x20 && p[4 + i] < 0x7f ? (char)p[4 + i] : '?';
-    }
-    why[n] = '\0';
+    dcommi_rdv_printable(p + 4, len - 4, why);
     int32_t code = (int32_t)dcommi_get32(p);
     return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMM_ERR_INTERNAL)
                ? (dcomm_status)code

@@ -1,0 +1,214 @@
+/* rendezvous_core.h - what the server of a rendezvous knows: its connections, and what goes out on
+ * them. rendezvous.h decides. */
+#ifndef DCOMMI_RENDEZVOUS_CORE_H
+#define DCOMMI_RENDEZVOUS_CORE_H
+
+#include "job.h"
+#include "rendezvous_wire.h"
+
+#define DCOMMI_RDV_GUESTS_MAX 64    /* connections that are no ranks */
+#define DCOMMI_RDV_HANDSHAKE_S 10.0 /* to prove themselves */
+#define DCOMMI_RDV_RETURN_S 3.0     /* for a rank whose connection broke before all were there */
+#define DCOMMI_RDV_FAREWELL_S 10.0  /* to read why it failed */
+#define DCOMMI_RDV_STRAGGLER_S 60.0 /* to leave after the first has left */
+#define DCOMMI_RDV_OUT_MAX 1024
+
+typedef enum dcommi_rdv_state {
+    DCOMMI_RDV_STRANGER = 0, /* CHALLENGE sent */
+    DCOMMI_RDV_JOINED,       /* a rank */
+    DCOMMI_RDV_FAREWELL,     /* last words on their way out; input is thrown away */
+    DCOMMI_RDV_GONE          /* to be closed and freed */
+} dcommi_rdv_state;
+
+/* A round's result, shared by all connections that it goes out on. */
+typedef struct dcommi_rdv_result {
+    size_t refs, len;
+    uint8_t digest[DCOMMI_SHA256_BYTES];
+    uint8_t *payload;
+} dcommi_rdv_result;
+
+typedef struct dcommi_rdv_conn {
+    dcommi_rdv_state state;
+    int fd; /* the socket layer's */
+    uint32_t rank;
+    uint64_t instance;
+    double born, deadline; /* of a stranger: to prove itself; of a rank: to wait for others */
+    bool guest;            /* counts as one: never joined */
+    bool waiting;          /* this rank waits for the others */
+    bool gathered;         /* its blob of this round is in `in` */
+    bool left;             /* said BYE */
+    bool fail_due;
+    uint32_t in_seq, out_seq;
+    dcommi_rdv_keys keys;
+    uint8_t challenge[DCOMMI_RDV_CHALLENGE_FRAME];
+    uint8_t small[DCOMMI_RDV_HELLO_FRAME]; /* all that a stranger can make us keep */
+    uint8_t *in; /* of a rank: header, payload and tag of the frame under way */
+    size_t in_len, in_capacity;
+    uint8_t out[DCOMMI_RDV_OUT_MAX];
+    size_t out_len, out_at;
+    dcommi_rdv_result *result; /* goes out after `out`, then result_tag */
+    size_t result_at;
+    uint8_t result_tag[DCOMMI_RDV_TAG];
+} dcommi_rdv_conn;
+
+typedef struct dcommi_rdv_core {
+    uint8_t key[DCOMMI_RDV_KEY];
+    uint32_t size;      /* 0: not known until the first rank has come */
+    uint32_t size_from; /* the rank that said it */
+    uint32_t generation;
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* rank 0's; "" with an id */
+    dcommi_rdv_conn **conns;
+    size_t nconns, conns_capacity;
+    size_t guests;
+    dcommi_rdv_conn **ranks; /* [size], NULL: not there */
+    double *lost_at;         /* [size], 0: not lost */
+    uint8_t *told;           /* [size], 1: knows that it failed */
+    uint32_t njoined, ngathered, nleft, ntold;
+    size_t round_bytes;
+    double first_leave;
+    bool ready;     /* all were there at once */
+    bool announced; /* a rank has said that it cannot take part: those that still come hear it */
+    double waits_since; /* a rank waits for others since then, 0: none does */
+    bool told_waits;
+    bool told_foreign;
+    char news[DCOMMI_MESSAGE_MAX]; /* for the log, ""; taken by the socket layer */
+    dcomm_status status;
+    char why[DCOMMI_RDV_REASON_MAX + 1];
+} dcommi_rdv_core;
+
+/* size 0: taken from the first rank that comes. job "": not compared. */
+static void dcommi_rdv_core_begin(dcommi_rdv_core *c, const uint8_t key[DCOMMI_RDV_KEY],
+                                  uint32_t generation, const char *job)
+{
+    memset(c, 0, sizeof *c);
+    memcpy(c->key, key, DCOMMI_RDV_KEY);
+    c->generation = generation;
+    snprintf(c->job, sizeof c->job, "%s", job);
+}
+
+static void dcommi_rdv_result_release(dcommi_rdv_result *result)
+{
+    if (result != NULL && --result->refs == 0) {
+        dcommi_free(result->payload);
+        dcommi_free(result);
+    }
+}
+
+static void dcommi_rdv_conn_free(dcommi_rdv_conn *conn)
+{
+    dcommi_rdv_result_release(conn->result);
+    dcommi_free(conn->in);
+    dcommi_free(conn);
+}
+
+static void dcommi_rdv_core_end(dcommi_rdv_core *c)
+{
+    for (size_t i = 0; i < c->nconns; i++) {
+        dcommi_rdv_conn_free(c->conns[i]);
+    }
+    dcommi_free(c->conns);
+    dcommi_free(c->ranks);
+    dcommi_free(c->lost_at);
+    dcommi_free(c->told);
+    memset(c, 0, sizeof *c);
+}
+
+/* ---- words for people ---- */
+
+/* "1, 3-5" of the ranks for which `absent` holds (0: not there, 1: no blob in this round). */
+static void dcommi_rdv_list_ranks(const dcommi_rdv_core *c, bool blob, char *text, size_t max)
+{
+    size_t at = 0;
+    text[0] = '\0';
+    for (uint32_t r = 0; r < c->size;) {
+        uint32_t last = r;
+        while (last < c->size &&
+               (blob ? !c->ranks[last] || !c->ranks[last]->gathered : !c->ranks[last])) {
+            last++;
+        }
+        if (last == r) {
+            r++;
+            continue;
+        }
+        if (max - at < 32) {
+            snprintf(text + at, max - at, ", ...");
+            return;
+        }
+        int n = last - r == 1 ? snprintf(text + at, max - at, "%s%" PRIu32, at > 0 ? ", " : "", r)
+                              : snprintf(text + at, max - at, "%s%" PRIu32 "-%" PRIu32,
+                                         at > 0 ? ", " : "", r, last - 1);
+        at += (size_t)n;
+        r = last;
+    }
+}
+
+/* ---- output ---- */
+
+static void dcommi_rdv_say(dcommi_rdv_conn *conn, const uint8_t *bytes, size_t len)
+{
+    if (conn->out_at > 0) {
+        memmove(conn->out, conn->out + conn->out_at, conn->out_len - conn->out_at);
+        conn->out_len -= conn->out_at;
+        conn->out_at = 0;
+    }
+    if (len > sizeof conn->out - conn->out_len) {
+        conn->state = DCOMMI_RDV_GONE; /* reads nothing that we say */
+        return;
+    }
+    memcpy(conn->out + conn->out_len, bytes, len);
+    conn->out_len += len;
+}
+
+static void dcommi_rdv_say_tagged(dcommi_rdv_conn *conn, uint16_t type, const void *payload,
+                                  uint32_t len)
+{
+    uint8_t frame[DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_REASON_MAX + DCOMMI_RDV_TAG];
+    dcommi_rdv_say(
+        conn, frame,
+        dcommi_rdv_put_tagged(frame, type, conn->out_seq++, payload, len, conn->keys.server));
+}
+
+/* The next bytes to send; 0: none. */
+static size_t dcommi_rdv_output(dcommi_rdv_core *c, dcommi_rdv_conn *conn, const uint8_t **bytes)
+{
+    if (conn->out_at == conn->out_len && conn->result == NULL && conn->fail_due) {
+        uint8_t reason[4 + DCOMMI_RDV_REASON_MAX];
+        conn->fail_due = false;
+        dcommi_rdv_say_tagged(conn, DCOMMI_RDV_FAIL, reason,
+                              dcommi_rdv_put_reason(reason, c->status, c->why));
+    }
+    if (conn->out_at < conn->out_len) {
+        *bytes = conn->out + conn->out_at;
+        return conn->out_len - conn->out_at;
+    }
+    if (conn->result == NULL) {
+        return 0;
+    }
+    if (conn->result_at < conn->result->len) {
+        *bytes = conn->result->payload + conn->result_at;
+        return conn->result->len - conn->result_at;
+    }
+    *bytes = conn->result_tag + (conn->result_at - conn->result->len);
+    return conn->result->len + DCOMMI_RDV_TAG - conn->result_at;
+}
+
+/* n of those bytes are sent. */
+static void dcommi_rdv_sent(dcommi_rdv_conn *conn, size_t n)
+{
+    if (conn->out_at < conn->out_len) {
+        conn->out_at += n;
+        return;
+    }
+    conn->result_at += n;
+    if (conn->result != NULL && conn->result_at == conn->result->len + DCOMMI_RDV_TAG) {
+        dcommi_rdv_result_release(conn->result);
+        conn->result = NULL;
+    }
+}
+
+static bool dcommi_rdv_output_pending(const dcommi_rdv_conn *conn)
+{
+    return conn->out_at < conn->out_len || conn->result != NULL || conn->fail_due;
+}
+
+#endif
