@@ -23,7 +23,7 @@ quickstart() {
 check "a fresh clone" quickstart
 expect "is configured without tests" 0 "^meson setup build .*-Dtests=false" cat calls
 expect "every tool is built" 0 "^ninja -C build all " cat calls
-expect "the first lines say how long it takes" 0 "quarter of an hour" head -n 3 "$said"
+expect "the first lines say how long it takes" 0 "ten minutes" head -n 3 "$said"
 stages() { # each says its number, and how many there are; the last is the last
     grep -E '^== [0-9]+ of [0-9]+, after [0-9]+:[0-9]{2}: ' "$said" >shown
     awk '{print $2, $4}' shown | tr -d , >numbers

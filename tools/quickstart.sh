@@ -64,7 +64,7 @@ if used >= 0.5:
 END
 }
 
-say "installing what is missing; in all, this takes about a quarter of an hour on two free cores"
+say "installing what is missing; in all, this takes some ten minutes on two free cores"
 tools/setup.sh --build-only
 others=$(busy)
 [ -z "$others" ] ||
