@@ -96,7 +96,8 @@ typedef enum dcomm_status {
         DCOMM_STATUS_FORCE_INT = 0x7fffffff
 } dcomm_status;
 
-/* Element types. 16-bit floats accumulate in f32 and round to nearest even when stored. */
+/* Element types. 16-bit floats accumulate in f32 and round to nearest even when stored. Values from
+ * DCOMM_DTYPE_COUNT on are opaque types of the caller's own (dcomm_dtype_create). */
 typedef enum dcomm_dtype {
     DCOMM_F64 = 0,
     DCOMM_F32 = 1,
@@ -108,8 +109,11 @@ typedef enum dcomm_dtype {
     DCOMM_U32 = 7,
     DCOMM_I64 = 8,
     DCOMM_U64 = 9,
-    DCOMM_DTYPE_COUNT = 10
+    DCOMM_DTYPE_COUNT = 10,
+    DCOMM_DTYPE_OPAQUE_MAX = 0x7fffffff
 } dcomm_dtype;
+
+#define DCOMM_DTYPE_BYTES_MAX 4096 /* of an element of dcomm_dtype_create */
 
 /* Reduction operators.
  * min/max on floats, on every back end: a NaN operand gives a NaN (min(1, NaN) = NaN), and
@@ -138,16 +142,28 @@ DCOMM_API const char *dcomm_status_name(dcomm_status status);
 DCOMM_API const char *dcomm_last_error(void);
 /* Bytes of one element; 0 for an unknown dtype. */
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);
-/* "f32", "bf16", ...; "?" for an unknown dtype. */
+/* "f32", "bf16", ...; "opaque" for the caller's own; "?" for an unknown dtype. */
 DCOMM_API const char *dcomm_dtype_name(dcomm_dtype dtype);
 /* "sum", "min", ...; "user" for the caller's own; "?" for an unknown operator. */
 DCOMM_API const char *dcomm_op_name(dcomm_op op);
 /* "0.1.0" */
 DCOMM_API const char *dcomm_version(void);
 
-/* A reduction of the caller's own: inout[i] = op(in[i], inout[i]) for `count` elements.
- * It must be associative and commutative up to rounding, must not call dcomm, and must be
- * registered in the same order on every rank. `in` and `inout` need not be aligned. */
+/* Make an element type of `bytes` bytes, for structs; *dtype_p is a value for dtype arguments. It
+ * stays as long as the process. Every collective moves such elements, and nothing cuts one. Only
+ * operators of the caller's own reduce them: built-in ones, codecs and buckets refuse them. Types
+ * are numbered in the order of their creation: ranks that create the same types in the same order
+ * have the same values.
+ * Errors: DCOMM_ERR_INVALID (bytes is 0 or more than DCOMM_DTYPE_BYTES_MAX; dtype_p is NULL),
+ * DCOMM_ERR_UNSUPPORTED (2^18 - 1 have been created). */
+DCOMM_API dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtype *dtype_p);
+
+/* A reduction of the caller's own: inout[i] = op(in[i], inout[i]) for `count` elements of dtype.
+ * It must be associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding.
+ * It must not call dcomm. `in` and `inout` need not be aligned. `count` is what one message, chunk
+ * or block holds: any number of elements, which need not be those of one struct. An operator on
+ * structs that are passed as several elements (24 bytes as 3 of DCOMM_I64) sees parts of structs:
+ * give structs a type of their own (dcomm_dtype_create). */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
 /* Register an operator for the whole process; *op_p is a value for dcomm_op arguments. Operators
@@ -156,6 +172,17 @@ typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dty
  * can be alive.
  * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
 DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
+
+/* All zero means the defaults. The same on every rank. */
+typedef struct dcomm_op_opts {
+    bool
+        ordered; /* the operator does not commute: contributions are folded in rank order, as with
+                    dcomm_coll_opts.deterministic. `inout` is what lower ranks gave, `in` what the
+                    next rank gave, so inout = inout * in makes x0 * x1 * x2 ... (default: false) */
+} dcomm_op_opts;
+/* dcomm_op_create with options; opts may be NULL. */
+DCOMM_API dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user, const dcomm_op_opts *opts,
+                                            dcomm_op *op_p);
 /* Destroy an operator: no new call can use it. Collectives that are outstanding still do, so `fn`
  * and `user` must stay until these are complete. Until then the operator counts as alive.
  * Errors: DCOMM_ERR_INVALID (there is none of this value). */
@@ -3734,6 +3761,27 @@ static inline double dcommi_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* ---- elements ---- */
+
+static inline bool dcommi_dtype_is_opaque(dcomm_dtype dtype)
+{
+    return (unsigned)dtype >= DCOMM_DTYPE_COUNT;
+}
+
+/* Bytes of the fewest elements that fill cache lines. */
+static inline int64_t dcommi_element_lines(int64_t element)
+{
+    return element * (64 / dcommi_min64(element & -element, 64));
+}
+
+/* Round `bytes` down to elements: so many that they fill cache lines where that is possible; at
+ * least one. */
+static inline int64_t dcommi_whole_elements(int64_t bytes, int64_t element)
+{
+    int64_t lines = dcommi_element_lines(element), grain = lines <= bytes ? lines : element;
+    return grain <= bytes ? bytes / grain * grain : element;
+}
+
 #endif
 /* ==== include/dcomm/impl/base_impl.h ======================================================= */
 /* base_impl.h - the functions of base.h: names, the last error, hooks, the caller's operators. */
@@ -3781,17 +3829,59 @@ DCOMM_API const char *dcomm_version(void)
     return DCOMM_VERSION_STRING;
 }
 
+/* The value of an opaque type holds all that is known of it: 1 + its number above its size. */
+#define DCOMMI_OPAQUE_BITS 13
+#define DCOMMI_OPAQUE_SIZES ((1 << DCOMMI_OPAQUE_BITS) - 1)
+_Static_assert(DCOMM_DTYPE_BYTES_MAX <= DCOMMI_OPAQUE_SIZES, "a size has its bits");
+
+static _Atomic int dcommi_opaque_created;
+
+static inline int dcommi_opaque_number(dcomm_dtype dtype)
+{
+    return ((int)dtype >> DCOMMI_OPAQUE_BITS) - 1;
+}
+
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype)
 {
     static const unsigned char size[DCOMM_DTYPE_COUNT] = {8, 4, 2, 2, 1, 1, 4, 4, 8, 8};
-    return (unsigned)dtype < DCOMM_DTYPE_COUNT ? size[dtype] : 0;
+    if (DCOMMI_LIKELY(!dcommi_dtype_is_opaque(dtype))) {
+        return size[dtype];
+    }
+    int number = dcommi_opaque_number(dtype);
+    return number >= 0 &&
+                   number < atomic_load_explicit(&dcommi_opaque_created, memory_order_relaxed)
+               ? (size_t)dtype & DCOMMI_OPAQUE_SIZES
+               : 0;
+}
+
+DCOMM_API dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtype *dtype_p)
+{
+    if (dtype_p == NULL || bytes == 0 || bytes > DCOMM_DTYPE_BYTES_MAX) {
+        return dtype_p == NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "dcomm_dtype_create: dtype_p is NULL")
+                   : dcommi_fail(DCOMM_ERR_INVALID,
+                                 "dcomm_dtype_create: bytes is %zu; it may be 1 to %d", bytes,
+                                 DCOMM_DTYPE_BYTES_MAX);
+    }
+    int number = atomic_load(&dcommi_opaque_created);
+    do {
+        if (number >= DCOMM_DTYPE_OPAQUE_MAX >> DCOMMI_OPAQUE_BITS) {
+            return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                               "dcomm_dtype_create: %d types have been created, which is the limit",
+                               number);
+        }
+    } while (!atomic_compare_exchange_weak(&dcommi_opaque_created, &number, number + 1));
+    *dtype_p = (dcomm_dtype)((number + 1) << DCOMMI_OPAQUE_BITS | (int)bytes);
+    return DCOMM_OK;
 }
 
 DCOMM_API const char *dcomm_dtype_name(dcomm_dtype dtype)
 {
     static const char *const name[DCOMM_DTYPE_COUNT] = {"f64", "f32", "f16", "bf16", "i8",
                                                         "u8",  "i32", "u32", "i64",  "u64"};
-    return (unsigned)dtype < DCOMM_DTYPE_COUNT ? name[dtype] : "?";
+    return !dcommi_dtype_is_opaque(dtype) ? name[dtype]
+           : dcomm_dtype_size(dtype) > 0  ? "opaque"
+                                          : "?";
 }
 
 static inline bool dcommi_op_is_user(dcomm_op op)
@@ -3834,6 +3924,7 @@ typedef struct dcommi_user_op {
     _Atomic unsigned refs; /* 0: free */
     _Atomic int op;
     _Atomic bool alive; /* new calls may use it */
+    _Atomic bool ordered;
     dcomm_op_fn fn;
     void *user;
 } dcommi_user_op;
@@ -3866,6 +3957,13 @@ static inline bool dcommi_op_known(dcomm_op op)
     return entry != NULL && atomic_load_explicit(&entry->alive, memory_order_relaxed);
 }
 
+/* Return true if contributions must be folded in rank order. */
+static inline bool dcommi_op_ordered(dcomm_op op)
+{
+    const dcommi_user_op *entry = dcommi_op_is_user(op) ? dcommi_user_op_find(op) : NULL;
+    return entry != NULL && atomic_load_explicit(&entry->ordered, memory_order_relaxed);
+}
+
 /* Let go of an operator. Nothing is to be done for those that are not the caller's own. */
 static void dcommi_op_drop(dcomm_op op)
 {
@@ -3894,6 +3992,12 @@ static bool dcommi_op_hold(dcomm_op op)
 
 DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p)
 {
+    return dcomm_op_create_with(fn, user, NULL, op_p);
+}
+
+DCOMM_API dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user, const dcomm_op_opts *opts,
+                                            dcomm_op *op_p)
+{
     if (fn == NULL || op_p == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_op_create: %s is NULL",
                            fn == NULL ? "fn" : "op_p");
@@ -3911,6 +4015,7 @@ DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_
         entry->user = user;
         atomic_store(&entry->op, op);
         atomic_store(&entry->alive, true);
+        atomic_store(&entry->ordered, opts != NULL && opts->ordered);
         atomic_store_explicit(&entry->refs, 1, memory_order_release);
     }
     pthread_mutex_unlock(&dcommi_user_ops_lock);
@@ -15283,7 +15388,7 @@ static dcommi_fold_fn dcommi_fold_get(dcomm_dtype dtype, dcommi_fold_kind kind)
 #define DCOMMI_AVERAGE_BLOCK 16384 /* bytes folded before they are divided */
 #define DCOMMI_AVERAGE_GROUP 16    /* operands folded at once */
 #define DCOMMI_BYTE_VALUES 256
-#define DCOMMI_USER_BLOCK 4096 /* bytes; a multiple of every element's */
+#define DCOMMI_USER_BLOCK DCOMM_DTYPE_BYTES_MAX /* bytes; one element fits */
 
 /* `wanted`: of DCOMMI_FOLD_STREAM, AHEAD and NEAR. */
 static unsigned dcommi_fold_how(const unsigned char *dst, unsigned wanted,
@@ -15425,10 +15530,10 @@ static void dcommi_host_average(unsigned char *dst, const unsigned char *const *
 static void dcommi_host_user(unsigned char *dst, const unsigned char *const *src, size_t nsrc,
                              size_t len, dcomm_dtype dtype, dcomm_op_fn fn, void *user)
 {
-    size_t element = dcomm_dtype_size(dtype);
+    const size_t element = dcomm_dtype_size(dtype), block = DCOMMI_USER_BLOCK / element * element;
     _Alignas(DCOMMI_CACHE_LINE) unsigned char acc[DCOMMI_USER_BLOCK];
     for (size_t done = 0, n = 0; done < len; done += n) {
-        n = len - done < sizeof acc ? len - done : sizeof acc;
+        n = len - done < block ? len - done : block;
         memcpy(acc, src[0] + done, n);
         for (size_t s = 1; s < nsrc; s++) {
             fn(src[s] + done, acc, n / element, dtype, user);
@@ -15489,6 +15594,10 @@ static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *c
         dcommi_host_copy(dst, src[0], len);
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
+    }
+    if (dcommi_dtype_is_opaque(dtype)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "reduce with operator %s of opaque elements",
+                           dcomm_op_name(op));
     }
     dcommi_fold_fn fold = dcommi_fold_get(dtype, kind);
     if (divisor > 1 && dtype > DCOMM_BF16) {
@@ -17425,7 +17534,7 @@ static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *whe
                            ", SCRATCH %" PRId64 ", STATE %" PRId64,
                            where, p->in_bytes, p->out_bytes, p->scratch_bytes, p->state_bytes);
     }
-    if (p->dtype >= DCOMM_DTYPE_COUNT || p->op > (unsigned)DCOMM_OP_USER_MAX) {
+    if (dcomm_dtype_size((dcomm_dtype)p->dtype) == 0 || p->op > (unsigned)DCOMM_OP_USER_MAX) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %" PRIu32 ", op %" PRIu32, where, p->dtype,
                            p->op);
     }
@@ -19401,8 +19510,7 @@ static dcomm_status dcommi_check_spec_valid(const dcomm_check_spec *spec, int nr
     bool rooted = spec->coll == DCOMM_COLL_BROADCAST || spec->coll == DCOMM_COLL_REDUCE ||
                   spec->coll == DCOMM_COLL_GATHER || spec->coll == DCOMM_COLL_SCATTER ||
                   spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV;
-    if ((unsigned)spec->coll >= DCOMM_COLL_COUNT ||
-        (unsigned)spec->dtype >= (unsigned)DCOMM_DTYPE_COUNT) {
+    if ((unsigned)spec->coll >= DCOMM_COLL_COUNT || dcomm_dtype_size(spec->dtype) == 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "spec: collective %d, dtype %d", (int)spec->coll,
                            (int)spec->dtype);
     }
@@ -22230,6 +22338,20 @@ typedef struct dcommi_algo {
     const char *source;
 } dcommi_algo;
 
+/* Return true if the operation folds what ranks contribute. */
+static inline bool dcommi_coll_folds(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_REDUCE_SCATTER ||
+           coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_REDUCE;
+}
+
+/* Return true if the operation has a root. */
+static inline bool dcommi_coll_rooted(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_BROADCAST || coll == DCOMM_COLL_REDUCE || coll == DCOMM_COLL_GATHER ||
+           coll == DCOMM_COLL_SCATTER || coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
+}
+
 /* Bytes of one element, and of `count`. */
 static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
 {
@@ -22249,8 +22371,8 @@ static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_bas
     return in;
 }
 
-/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, multiples of `grain`
- * bytes (>= the element), the tail cut off at `total`. Block b starts at b*block. */
+/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, whole elements, the
+ * tail cut off at `total`. Block b starts at b*block. */
 typedef struct dcommi_partition {
     int64_t total, block, chunk;
     int64_t nblocks, chunks;
@@ -22265,7 +22387,8 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
         p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
     }
     /* Cache lines keep chunks from sharing one; tiny blocks would only become uneven by it. */
-    int64_t grain = share >= 64 * 64 * p.chunks ? 64 : element;
+    int64_t lines = dcommi_element_lines(element);
+    int64_t grain = share >= 64 * lines * p.chunks ? lines : element;
     p.chunk = dcommi_ceil_div(dcommi_ceil_div(share, p.chunks), grain) * grain;
     p.block = p.chunk * p.chunks;
     return p;
@@ -31622,8 +31745,11 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     if (staging == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
-        size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
+    const dcomm_dtype dtype = (dcomm_dtype)move->lane->frame->plan->dtype;
+    const size_t block =
+        (size_t)dcommi_whole_elements(DCOMMI_PULL_BLOCK, (int64_t)dcomm_dtype_size(dtype));
+    for (size_t at = 0; at < len; at += block) {
+        size_t n = len - at < block ? len - at : block;
         DCOMMI_TRY(
             dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
                              at, move->node.peer));
@@ -32066,12 +32192,13 @@ static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const
                            final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
 }
 
-/* Bytes of a block such that the blocks of all pieces stay in cache. */
-static size_t dcommi_pull_grain(size_t npieces)
+/* Bytes of a block such that the blocks of all pieces stay in cache; whole elements. */
+static size_t dcommi_pull_grain(const dcomm_plan *plan, size_t npieces)
 {
     size_t grain = (size_t)8 * DCOMMI_PULL_BLOCK / (npieces > 0 ? npieces : 1);
-    grain = grain > DCOMMI_PULL_BLOCK ? DCOMMI_PULL_BLOCK : grain;
-    return grain < 4096 ? 4096 : grain & ~(size_t)63;
+    grain = grain > DCOMMI_PULL_BLOCK ? DCOMMI_PULL_BLOCK : grain < 4096 ? 4096 : grain;
+    return (size_t)dcommi_whole_elements((int64_t)grain,
+                                         (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
 }
 
 /* Where a piece can be read in place from, at once; NULL: it has to be brought here. */
@@ -32126,7 +32253,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *t
                                        const dcommi_piece *pieces, size_t n, size_t len, bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
-    size_t grain = dcommi_pull_grain(n);
+    size_t grain = dcommi_pull_grain(lane->frame->plan, n);
     uint8_t *staging = dcommi_staging(comm->context, n * grain);
     if (staging == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -32417,8 +32544,11 @@ static void dcommi_pull_begun(dcommi_job *job, dcomm_status status)
 /* A fold by messages: how many blocks at a time, and how long. */
 static unsigned dcommi_pull_window(dcommi_pull *pull)
 {
-    size_t n = pull->npieces, longest = DCOMMI_PULL_MESSAGE, all = 4 * DCOMMI_PULL_MESSAGE;
-    pull->block = dcommi_pull_grain(n);
+    const dcomm_plan *plan = pull->lane->frame->plan;
+    size_t n = pull->npieces, all = 4 * DCOMMI_PULL_MESSAGE;
+    size_t longest = (size_t)dcommi_whole_elements(
+        DCOMMI_PULL_MESSAGE, (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
+    pull->block = dcommi_pull_grain(plan, n);
     if (pull->device != NULL) {
         longest = all = DCOMMI_SLOT_BYTES;
         pull->block =
@@ -34476,12 +34606,37 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
 
 /* ---- descriptions ---- */
 
+/* "f32", "opaque type 0 of 24 bytes" */
+static void dcommi_dtype_text(dcomm_dtype dtype, char *text, size_t len)
+{
+    if (dcommi_dtype_is_opaque(dtype)) {
+        snprintf(text, len, "opaque type %d of %zu bytes", dcommi_opaque_number(dtype),
+                 dcomm_dtype_size(dtype));
+    } else {
+        snprintf(text, len, "%s", dcomm_dtype_name(dtype));
+    }
+}
+
+/* Describe an operation by what it has: only folds have an operator, a send has no root but a peer.
+ */
 static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t len)
 {
-    snprintf(text, len, "%s(count %" PRIu64 ", %s, %s, root %d, algorithm %s, signature %08x)",
-             dcomm_coll_name((dcomm_coll)s->coll), s->count,
-             dcomm_dtype_name((dcomm_dtype)s->dtype), dcomm_op_name((dcomm_op)s->op), s->root,
-             s->algo, s->hash);
+    const dcomm_coll coll = (dcomm_coll)s->coll;
+    char dtype[48], op[48] = "", rank[32] = "";
+    dcommi_dtype_text((dcomm_dtype)s->dtype, dtype, sizeof dtype);
+    if (dcommi_op_is_user((dcomm_op)s->op)) {
+        snprintf(op, sizeof op, ", user operator %d", (int)s->op - DCOMM_OP_USER);
+    } else if (dcommi_coll_folds(coll) || coll == DCOMM_COLL_PLAN) {
+        snprintf(op, sizeof op, ", %s", dcomm_op_name((dcomm_op)s->op));
+    }
+    if (coll == DCOMM_COLL_SEND || coll == DCOMM_COLL_RECV) {
+        snprintf(rank, sizeof rank, ", %s rank %d", coll == DCOMM_COLL_SEND ? "to" : "from",
+                 s->root);
+    } else if (dcommi_coll_rooted(coll)) {
+        snprintf(rank, sizeof rank, ", root %d", s->root);
+    }
+    snprintf(text, len, "%s(count %" PRIu64 ", %s%s%s, algorithm %s, signature %08x)",
+             dcomm_coll_name(coll), s->count, dtype, op, rank, s->algo, s->hash);
 }
 
 /* Text from a peer, fit to be printed. `text` has room for len + 1 bytes. */
@@ -44258,6 +44413,7 @@ enum {
 
 /* What the rounds of one operation have in common. */
 typedef struct dcommi_hier_rounds {
+    int64_t message; /* bytes of one, at most */
     dcommi_hier *h;
     int64_t table;         /* this rank's group */
     int64_t pieces, piece; /* of a block; how long */
@@ -44300,6 +44456,12 @@ static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t 
     return at + c * r->piece;
 }
 
+/* Bytes of a message across groups: whole elements, because it may be folded. */
+static int64_t dcommi_hier_message(const dcommi_shape *s)
+{
+    return dcommi_whole_elements(DCOMMI_HIER_MESSAGE, (int64_t)dcomm_dtype_size(s->dtype));
+}
+
 static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
 {
     const dcommi_shape *s = h->s;
@@ -44322,7 +44484,8 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     r->pieces = dcommi_chunks_of(longest, r->piece);
     /* All-to-all sends the blocks of a whole group in one piece. */
     int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
-    r->tags = dcommi_chunks_of(most_bytes, DCOMMI_HIER_MESSAGE);
+    r->message = dcommi_hier_message(s);
+    r->tags = dcommi_chunks_of(most_bytes, r->message);
     r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
     r->called = dcommi_build_counter(h->b);
     r->came[0] = dcommi_build_counter(h->b);
@@ -44422,24 +44585,23 @@ static int dcommi_hier_rounds_lane(int64_t message)
 
 /* ---- messages across groups ---- */
 
-static dcomm_operand dcommi_hier_part(dcomm_operand o, int depth)
+static dcomm_operand dcommi_hier_part(const dcommi_hier_rounds *r, dcomm_operand o, int depth)
 {
-    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, DCOMMI_HIER_MESSAGE,
-                             depth);
+    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, r->message, depth);
 }
 
-static int64_t dcommi_hier_parts(dcomm_operand o)
+static int64_t dcommi_hier_parts(const dcommi_hier_rounds *r, dcomm_operand o)
 {
-    return dcommi_chunks_of(o.max_length, DCOMMI_HIER_MESSAGE);
+    return dcommi_chunks_of(o.max_length, r->message);
 }
 
 /* Send piece c to a rank, without waiting. */
 static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
 {
     dcommi_builder *b = r->h->b;
-    int64_t parts = dcommi_hier_parts(what);
+    int64_t parts = dcommi_hier_parts(r, what);
     int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
-    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(what, d), dcommi_const(to),
+    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(r, what, d), dcommi_const(to),
                 dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
 }
@@ -44449,14 +44611,14 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
                              dcomm_operand stage, int64_t c, int64_t from)
 {
     dcommi_builder *b = r->h->b;
-    int64_t parts = dcommi_hier_parts(into);
+    int64_t parts = dcommi_hier_parts(r, into);
     int d = dcommi_loop_many(b, lane, parts);
-    dcomm_operand part = dcommi_hier_part(into, d);
+    dcomm_operand part = dcommi_hier_part(r, into, d);
     dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
     if (stage.space == DCOMM_SPACE_NONE) {
         dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
     } else {
-        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(stage, d),
+        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(r, stage, d),
                            dcommi_const(from), tag, DCOMM_STEP_ASYNC);
     }
     dcommi_end_many(b, lane, parts);
@@ -46742,7 +46904,8 @@ static dcomm_status dcommi_hier_v_open(dcommi_hier *h, dcommi_hier_rounds *r)
     r->made = r->counts + 4 * h->size;
     r->made_extent = -1;
     r->pieces = 1;
-    r->tags = dcommi_chunks_of(most, DCOMMI_HIER_MESSAGE);
+    r->message = dcommi_hier_message(h->s);
+    r->tags = dcommi_chunks_of(most, r->message);
     r->tag = dcommi_build_tags(h->b, r->tags);
     r->called = dcommi_build_counter(h->b);
     r->table = dcommi_hier_local_table(h);
@@ -46957,10 +47120,11 @@ static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b
     }
     int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, row / width);
     grain = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_max64(grain, DCOMMI_STAGED_LEAST);
-    int64_t room = DCOMMI_SHARED_SCRATCH / (slots * width) & ~(int64_t)63;
-    grain = dcommi_min64(grain, room);
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    grain = dcommi_min64(grain,
+                         dcommi_whole_elements(DCOMMI_SHARED_SCRATCH / (slots * width), element));
     dcommi_staged g = {.s = s, .b = b};
-    g.chunk = dcommi_partition_make(longest, 1, grain, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    g.chunk = dcommi_partition_make(longest, 1, grain, element).chunk;
     g.chunks = dcommi_chunks_of(longest, g.chunk);
     g.row = width * g.chunk;
     g.slots = dcommi_min64(slots, g.chunks);
@@ -48028,7 +48192,7 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
             memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
             script->pieces =
                 memcpy((char *)script + pieces, s->pieces, s->npieces * sizeof *s->pieces);
-            if (plan->op == DCOMM_SUM) {
+            if (plan->op == DCOMM_SUM && !dcommi_dtype_is_opaque((dcomm_dtype)plan->dtype)) {
                 script->fold = dcommi_fold_get((dcomm_dtype)plan->dtype, DCOMMI_FOLD_SUM);
             }
         }
@@ -48529,20 +48693,12 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
         dcommi_algo_names(s, true, names, sizeof names);
         return dcommi_fail(
             DCOMM_ERR_UNSUPPORTED,
-            "algorithm %s cannot fold in rank order, which deterministic and accumulate "
-            "ask for; "
-            "%s can",
+            "algorithm %s cannot fold in rank order, which deterministic, accumulate and ordered "
+            "operators ask for; %s can",
             algo->name, names);
     }
     *algo_p = algo;
     return DCOMM_OK;
-}
-
-/* Whether the result of an operation depends on the order of folds. */
-static inline bool dcommi_coll_folds(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_REDUCE_SCATTER ||
-           coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_REDUCE;
 }
 
 /* ---- the plan ---- */
@@ -53249,6 +53405,14 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     if (!dcommi_op_known(op)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
     }
+    if (DCOMMI_UNLIKELY(dcommi_dtype_is_opaque(dtype)) && dcommi_coll_folds(coll) &&
+        !dcommi_op_is_user(op)) {
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "%s: op is %s and dtype an opaque one of %zu bytes, which only operators "
+            "of the caller's own reduce (dcomm_op_create)",
+            name, dcomm_op_name(op), element);
+    }
     if (root < 0 || root >= comm->size) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: rank %d is not one of the %d ranks", name, root,
                            comm->size);
@@ -53289,10 +53453,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     s->lanes = opts->lanes > 0 ? opts->lanes : 1;
     s->chunk_bytes = opts->chunk_bytes > 0 ? (int64_t)opts->chunk_bytes : comm->chunk_bytes;
     if (s->chunk_bytes > 0) {
-        s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole elements, whole lines */
+        s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole lines */
     }
     bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
-    s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
+    s->rank_order = dcommi_coll_folds(coll) &&
+                    (opts->deterministic || comm->deterministic || once || dcommi_op_ordered(op));
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
     if (s->memory == DCOMMI_MEMORY_DEVICE && comm->device_ucx) {
         s->memory = DCOMMI_MEMORY_UCX;
@@ -53353,7 +53518,7 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
                            "%s: sendbuf lies %s and recvbuf %s; they must lie together", name,
                            in_text, out_text);
     }
-    size_t element = dcomm_dtype_size(s->dtype);
+    size_t element = dcommi_dtype_is_opaque(s->dtype) ? 1 : dcomm_dtype_size(s->dtype);
     if ((in_bytes > 0 && (uintptr_t)in % element != 0) ||
         (out_bytes > 0 && (uintptr_t)out % element != 0)) {
         return dcommi_fail(
@@ -53775,7 +53940,7 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0 &&
         device == NULL && opts->stream == NULL) {
         const char *named = opts->algo != NULL ? cached->signature.algo : NULL;
-        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG &&
+        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG && !dcommi_dtype_is_opaque(s->dtype) &&
             (named == NULL || strcmp(named, opts->algo) == 0)) {
             uint64_t code =
                 dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->memory);
@@ -58279,8 +58444,8 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     p->count = given->count;
     p->aside = given->aside;
     p->dtype = given->dtype;
-    if (element == 0 || given->count > (size_t)INT64_MAX / 4 / element ||
-        b->bytes > (size_t)INT64_MAX / 4) {
+    if (element == 0 || dcommi_dtype_is_opaque(given->dtype) ||
+        given->count > (size_t)INT64_MAX / 4 / element || b->bytes > (size_t)INT64_MAX / 4) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
             "dcomm_buckets_create: parameter %zu, \"%s\", has dtype %d and count %zu", number,
@@ -70482,6 +70647,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_NORM_SUM_4
 #undef DCOMMI_NORM_SUM_8
 #undef DCOMMI_NORM_VECTORS
+#undef DCOMMI_OPAQUE_BITS
+#undef DCOMMI_OPAQUE_SIZES
 #undef DCOMMI_PAST_RESULT
 #undef DCOMMI_PHILOX_M0
 #undef DCOMMI_PHILOX_M1

@@ -23,6 +23,7 @@ typedef struct call {
     bool in_place, spread;     /* spread: displacements with gaps */
     int pattern;               /* of the counts of v-collectives */
     bool half;                 /* bf16 instead of f32 (checker only) */
+    dcomm_dtype opaque;        /* a type of the caller's own; 0: none (checker only) */
     int placement;             /* of the ranks; 0: nothing is known */
     enum dcommi_memory memory; /* what is promised */
 } call;
@@ -56,14 +57,19 @@ static bool is_reduction(dcomm_coll coll)
            coll == DCOMM_COLL_REDUCE_SCATTER || coll == DCOMM_COLL_REDUCE_SCATTERV;
 }
 
+static dcomm_dtype dtype_of(const call *c)
+{
+    return c->opaque != 0 ? c->opaque : c->half ? DCOMM_BF16 : DCOMM_F32;
+}
+
 static const char *text_of(const call *c)
 {
     static char text[256];
     snprintf(text, sizeof text,
              "coll %d %s: n %d count %zu chunk %" PRId64 " lanes %d root %d in_place %d pattern %d "
-             "spread %d placement %d memory %d",
+             "spread %d placement %d memory %d, %zu-byte elements",
              c->algo->coll, c->algo->name, c->n, c->count, c->chunk, c->lanes, c->root, c->in_place,
-             c->pattern, c->spread, c->placement, c->memory);
+             c->pattern, c->spread, c->placement, c->memory, dcomm_dtype_size(dtype_of(c)));
     return text;
 }
 
@@ -87,11 +93,6 @@ static int64_t element_bytes = 4;
 static int64_t bytes_of(size_t elements)
 {
     return element_bytes * (int64_t)elements;
-}
-
-static dcomm_dtype dtype_of(const call *c)
-{
-    return c->half ? DCOMM_BF16 : DCOMM_F32;
 }
 
 /* Where the last block ends. */
@@ -170,7 +171,7 @@ static void world_open(world *w, const call *c)
 {
     memset(w, 0, sizeof *w);
     w->c = *c;
-    element_bytes = c->half ? 2 : 4;
+    element_bytes = (int64_t)dcomm_dtype_size(dtype_of(c));
     bool whole = c->algo->coll == DCOMM_COLL_ALLREDUCE || c->algo->coll == DCOMM_COLL_REDUCE ||
                  c->algo->coll == DCOMM_COLL_BROADCAST;
     size_t at = 0;

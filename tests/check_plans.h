@@ -103,7 +103,7 @@ static dcomm_plan *ring_plan(int r, int n, int64_t block, dcomm_op op)
 {
     dcommi_builder b;
     begin(&b, "ring", r, n, n * block, n * block);
-    b.head.op = (uint8_t)op;
+    b.head.op = (uint32_t)op;
     dcomm_operand stage = scratch(dcommi_build_scratch(&b, block), block);
     dcommi_build_tags(&b, 2 * (n - 1));
     dcomm_expr next = num((r + 1) % n), last = num((r + n - 1) % n);

@@ -93,6 +93,10 @@ static inline int ranks_leave(dcomm_comm **comm_p)
 static inline void ranks_put(void *buffer, size_t i, dcomm_dtype dtype, double value)
 {
     unsigned char *at = (unsigned char *)buffer + i * dcomm_dtype_size(dtype);
+    if ((unsigned)dtype >= DCOMM_DTYPE_COUNT) { /* in every byte */
+        memset(at, (int)value, dcomm_dtype_size(dtype));
+        return;
+    }
     float f = (float)value;
     int64_t whole = (int64_t)value;
     uint32_t bits;
@@ -127,6 +131,9 @@ static inline void ranks_put(void *buffer, size_t i, dcomm_dtype dtype, double v
 static inline double ranks_get(const void *buffer, size_t i, dcomm_dtype dtype)
 {
     const unsigned char *at = (const unsigned char *)buffer + i * dcomm_dtype_size(dtype);
+    if ((unsigned)dtype >= DCOMM_DTYPE_COUNT) { /* -1: its bytes differ */
+        return memcmp(at, at + 1, dcomm_dtype_size(dtype) - 1) == 0 ? at[0] : -1;
+    }
     uint16_t half;
     uint32_t bits;
     float f;

@@ -106,6 +106,37 @@ Test(algorithms, sixteen_bits_in_rank_order, .timeout = 60)
     }
 }
 
+/* Elements that no power of two holds: no fold begins or ends within one. */
+Test(algorithms, whole_elements, .timeout = 60)
+{
+    static const size_t sizes[] = {12, 24, 1000, DCOMM_DTYPE_BYTES_MAX};
+    static const size_t bytes[] = {1, 4096, 20000, 70000, 300000, 1500000};
+    dcomm_dtype dtypes[4];
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(dcomm_dtype_create(sizes[i], &dtypes[i]), DCOMM_OK);
+    }
+    for (size_t k = 0, turn = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        const dcommi_algo *algo = &dcommi_algo_table[k];
+        for (int n = 2; n <= 9 && !is_p2p(algo); n++) {
+            for (size_t i = 0; i < 6; i++, turn++) {
+                size_t count = bytes[i] / sizes[turn % 4] + turn % 3;
+                call c = {.algo = algo,
+                          .n = n,
+                          .count = count > 0 ? count : 1,
+                          .lanes = 1 + (int)(turn % 5 == 0),
+                          .root = is_rooted(algo->coll) ? (int)turn % n : 0,
+                          .pattern = (int)(turn % 3),
+                          .placement = (int)(turn / 2 % 4),
+                          .memory = turn % 3 == 0 ? DCOMMI_MEMORY_REGISTERED : DCOMMI_MEMORY_ANY,
+                          .chunk = turn % 7 == 0 ? 6400 : 0,
+                          .in_place = turn % 4 == 0 && algo->coll != DCOMM_COLL_ALLTOALLV,
+                          .opaque = dtypes[turn % 4]};
+                check_call(&c);
+            }
+        }
+    }
+}
+
 Test(algorithms, slots_are_filled_anew, .timeout = 120)
 {
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {

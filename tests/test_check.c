@@ -291,7 +291,7 @@ Test(right, chain_in_rank_order)
         for (int r = 0; r < 3; r++) {
             dcommi_builder b;
             begin(&b, "chain", r, 3, 64, 64);
-            b.head.dtype = (uint8_t)dtype;
+            b.head.dtype = (uint32_t)dtype;
             dcommi_build_tags(&b, 1);
             dcomm_operand at = scratch(dcommi_build_scratch(&b, 64), 64);
             dcomm_operand stage = scratch(dcommi_build_scratch(&b, 64), 64);

@@ -41,6 +41,9 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
         ranks_register(comm, (size_t)8 << 20);
     }
     const size_t counts[] = {0, 1, 5, 1023, 20011};
+    dcomm_dtype opaque[2];
+    RANKS_OK(dcomm_dtype_create(12, &opaque[0]));
+    RANKS_OK(dcomm_dtype_create(24, &opaque[1]));
     unsigned turn = 0;
     for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
         dcomm_algo_info info;
@@ -66,6 +69,9 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
                              .form = (form)f,
                              .blocking = turn % 2 == 0,
                              .lanes = turn % 5 == 0 ? 2 : 0};
+                    if (!folds((dcomm_coll)coll) && turn % 3 == 1) {
+                        j.dtype = opaque[turn % 2];
+                    }
                     if (counted((dcomm_coll)coll)) {
                         spread(&j, turn % 3 == 0);
                     }

@@ -49,7 +49,8 @@ typedef enum dcomm_status {
         DCOMM_STATUS_FORCE_INT = 0x7fffffff
 } dcomm_status;
 
-/* Element types. 16-bit floats accumulate in f32 and round to nearest even when stored. */
+/* Element types. 16-bit floats accumulate in f32 and round to nearest even when stored. Values from
+ * DCOMM_DTYPE_COUNT on are opaque types of the caller's own (dcomm_dtype_create). */
 typedef enum dcomm_dtype {
     DCOMM_F64 = 0,
     DCOMM_F32 = 1,
@@ -61,8 +62,11 @@ typedef enum dcomm_dtype {
     DCOMM_U32 = 7,
     DCOMM_I64 = 8,
     DCOMM_U64 = 9,
-    DCOMM_DTYPE_COUNT = 10
+    DCOMM_DTYPE_COUNT = 10,
+    DCOMM_DTYPE_OPAQUE_MAX = 0x7fffffff
 } dcomm_dtype;
+
+#define DCOMM_DTYPE_BYTES_MAX 4096 /* of an element of dcomm_dtype_create */
 
 /* Reduction operators.
  * min/max on floats, on every back end: a NaN operand gives a NaN (min(1, NaN) = NaN), and
@@ -91,16 +95,28 @@ DCOMM_API const char *dcomm_status_name(dcomm_status status);
 DCOMM_API const char *dcomm_last_error(void);
 /* Bytes of one element; 0 for an unknown dtype. */
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);
-/* "f32", "bf16", ...; "?" for an unknown dtype. */
+/* "f32", "bf16", ...; "opaque" for the caller's own; "?" for an unknown dtype. */
 DCOMM_API const char *dcomm_dtype_name(dcomm_dtype dtype);
 /* "sum", "min", ...; "user" for the caller's own; "?" for an unknown operator. */
 DCOMM_API const char *dcomm_op_name(dcomm_op op);
 /* "0.1.0" */
 DCOMM_API const char *dcomm_version(void);
 
-/* A reduction of the caller's own: inout[i] = op(in[i], inout[i]) for `count` elements.
- * It must be associative and commutative up to rounding, must not call dcomm, and must be
- * registered in the same order on every rank. `in` and `inout` need not be aligned. */
+/* Make an element type of `bytes` bytes, for structs; *dtype_p is a value for dtype arguments. It
+ * stays as long as the process. Every collective moves such elements, and nothing cuts one. Only
+ * operators of the caller's own reduce them: built-in ones, codecs and buckets refuse them. Types
+ * are numbered in the order of their creation: ranks that create the same types in the same order
+ * have the same values.
+ * Errors: DCOMM_ERR_INVALID (bytes is 0 or more than DCOMM_DTYPE_BYTES_MAX; dtype_p is NULL),
+ * DCOMM_ERR_UNSUPPORTED (2^18 - 1 have been created). */
+DCOMM_API dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtype *dtype_p);
+
+/* A reduction of the caller's own: inout[i] = op(in[i], inout[i]) for `count` elements of dtype.
+ * It must be associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding.
+ * It must not call dcomm. `in` and `inout` need not be aligned. `count` is what one message, chunk
+ * or block holds: any number of elements, which need not be those of one struct. An operator on
+ * structs that are passed as several elements (24 bytes as 3 of DCOMM_I64) sees parts of structs:
+ * give structs a type of their own (dcomm_dtype_create). */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
 /* Register an operator for the whole process; *op_p is a value for dcomm_op arguments. Operators
@@ -109,6 +125,17 @@ typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dty
  * can be alive.
  * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
 DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
+
+/* All zero means the defaults. The same on every rank. */
+typedef struct dcomm_op_opts {
+    bool
+        ordered; /* the operator does not commute: contributions are folded in rank order, as with
+                    dcomm_coll_opts.deterministic. `inout` is what lower ranks gave, `in` what the
+                    next rank gave, so inout = inout * in makes x0 * x1 * x2 ... (default: false) */
+} dcomm_op_opts;
+/* dcomm_op_create with options; opts may be NULL. */
+DCOMM_API dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user, const dcomm_op_opts *opts,
+                                            dcomm_op *op_p);
 /* Destroy an operator: no new call can use it. Collectives that are outstanding still do, so `fn`
  * and `user` must stay until these are complete. Until then the operator counts as alive.
  * Errors: DCOMM_ERR_INVALID (there is none of this value). */

@@ -28,6 +28,20 @@ typedef struct dcommi_algo {
     const char *source;
 } dcommi_algo;
 
+/* Return true if the operation folds what ranks contribute. */
+static inline bool dcommi_coll_folds(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_REDUCE_SCATTER ||
+           coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_REDUCE;
+}
+
+/* Return true if the operation has a root. */
+static inline bool dcommi_coll_rooted(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_BROADCAST || coll == DCOMM_COLL_REDUCE || coll == DCOMM_COLL_GATHER ||
+           coll == DCOMM_COLL_SCATTER || coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
+}
+
 /* Bytes of one element, and of `count`. */
 static inline int64_t dcommi_shape_bytes(const dcommi_shape *s, size_t count)
 {
@@ -47,8 +61,8 @@ static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_bas
     return in;
 }
 
-/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, multiples of `grain`
- * bytes (>= the element), the tail cut off at `total`. Block b starts at b*block. */
+/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, whole elements, the
+ * tail cut off at `total`. Block b starts at b*block. */
 typedef struct dcommi_partition {
     int64_t total, block, chunk;
     int64_t nblocks, chunks;
@@ -63,7 +77,8 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
         p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
     }
     /* Cache lines keep chunks from sharing one; tiny blocks would only become uneven by it. */
-    int64_t grain = share >= 64 * 64 * p.chunks ? 64 : element;
+    int64_t lines = dcommi_element_lines(element);
+    int64_t grain = share >= 64 * lines * p.chunks ? lines : element;
     p.chunk = dcommi_ceil_div(dcommi_ceil_div(share, p.chunks), grain) * grain;
     p.block = p.chunk * p.chunks;
     return p;

@@ -26,6 +26,7 @@ enum {
 
 /* What the rounds of one operation have in common. */
 typedef struct dcommi_hier_rounds {
+    int64_t message; /* bytes of one, at most */
     dcommi_hier *h;
     int64_t table;         /* this rank's group */
     int64_t pieces, piece; /* of a block; how long */
@@ -68,6 +69,12 @@ static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t 
     return at + c * r->piece;
 }
 
+/* Bytes of a message across groups: whole elements, because it may be folded. */
+static int64_t dcommi_hier_message(const dcommi_shape *s)
+{
+    return dcommi_whole_elements(DCOMMI_HIER_MESSAGE, (int64_t)dcomm_dtype_size(s->dtype));
+}
+
 static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
 {
     const dcommi_shape *s = h->s;
@@ -90,7 +97,8 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     r->pieces = dcommi_chunks_of(longest, r->piece);
     /* All-to-all sends the blocks of a whole group in one piece. */
     int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
-    r->tags = dcommi_chunks_of(most_bytes, DCOMMI_HIER_MESSAGE);
+    r->message = dcommi_hier_message(s);
+    r->tags = dcommi_chunks_of(most_bytes, r->message);
     r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
     r->called = dcommi_build_counter(h->b);
     r->came[0] = dcommi_build_counter(h->b);
@@ -190,24 +198,23 @@ static int dcommi_hier_rounds_lane(int64_t message)
 
 /* ---- messages across groups ---- */
 
-static dcomm_operand dcommi_hier_part(dcomm_operand o, int depth)
+static dcomm_operand dcommi_hier_part(const dcommi_hier_rounds *r, dcomm_operand o, int depth)
 {
-    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, DCOMMI_HIER_MESSAGE,
-                             depth);
+    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, r->message, depth);
 }
 
-static int64_t dcommi_hier_parts(dcomm_operand o)
+static int64_t dcommi_hier_parts(const dcommi_hier_rounds *r, dcomm_operand o)
 {
-    return dcommi_chunks_of(o.max_length, DCOMMI_HIER_MESSAGE);
+    return dcommi_chunks_of(o.max_length, r->message);
 }
 
 /* Send piece c to a rank, without waiting. */
 static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
 {
     dcommi_builder *b = r->h->b;
-    int64_t parts = dcommi_hier_parts(what);
+    int64_t parts = dcommi_hier_parts(r, what);
     int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
-    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(what, d), dcommi_const(to),
+    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(r, what, d), dcommi_const(to),
                 dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
 }
@@ -217,14 +224,14 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
                              dcomm_operand stage, int64_t c, int64_t from)
 {
     dcommi_builder *b = r->h->b;
-    int64_t parts = dcommi_hier_parts(into);
+    int64_t parts = dcommi_hier_parts(r, into);
     int d = dcommi_loop_many(b, lane, parts);
-    dcomm_operand part = dcommi_hier_part(into, d);
+    dcomm_operand part = dcommi_hier_part(r, into, d);
     dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
     if (stage.space == DCOMM_SPACE_NONE) {
         dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
     } else {
-        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(stage, d),
+        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(r, stage, d),
                            dcommi_const(from), tag, DCOMM_STEP_ASYNC);
     }
     dcommi_end_many(b, lane, parts);

@@ -41,7 +41,8 @@ static dcomm_status dcommi_hier_v_open(dcommi_hier *h, dcommi_hier_rounds *r)
     r->made = r->counts + 4 * h->size;
     r->made_extent = -1;
     r->pieces = 1;
-    r->tags = dcommi_chunks_of(most, DCOMMI_HIER_MESSAGE);
+    r->message = dcommi_hier_message(h->s);
+    r->tags = dcommi_chunks_of(most, r->message);
     r->tag = dcommi_build_tags(h->b, r->tags);
     r->called = dcommi_build_counter(h->b);
     r->table = dcommi_hier_local_table(h);

@@ -73,10 +73,11 @@ static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b
     }
     int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, row / width);
     grain = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_max64(grain, DCOMMI_STAGED_LEAST);
-    int64_t room = DCOMMI_SHARED_SCRATCH / (slots * width) & ~(int64_t)63;
-    grain = dcommi_min64(grain, room);
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    grain = dcommi_min64(grain,
+                         dcommi_whole_elements(DCOMMI_SHARED_SCRATCH / (slots * width), element));
     dcommi_staged g = {.s = s, .b = b};
-    g.chunk = dcommi_partition_make(longest, 1, grain, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    g.chunk = dcommi_partition_make(longest, 1, grain, element).chunk;
     g.chunks = dcommi_chunks_of(longest, g.chunk);
     g.row = width * g.chunk;
     g.slots = dcommi_min64(slots, g.chunks);

@@ -44,17 +44,59 @@ DCOMM_API const char *dcomm_version(void)
     return DCOMM_VERSION_STRING;
 }
 
+/* The value of an opaque type holds all that is known of it: 1 + its number above its size. */
+#define DCOMMI_OPAQUE_BITS 13
+#define DCOMMI_OPAQUE_SIZES ((1 << DCOMMI_OPAQUE_BITS) - 1)
+_Static_assert(DCOMM_DTYPE_BYTES_MAX <= DCOMMI_OPAQUE_SIZES, "a size has its bits");
+
+static _Atomic int dcommi_opaque_created;
+
+static inline int dcommi_opaque_number(dcomm_dtype dtype)
+{
+    return ((int)dtype >> DCOMMI_OPAQUE_BITS) - 1;
+}
+
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype)
 {
     static const unsigned char size[DCOMM_DTYPE_COUNT] = {8, 4, 2, 2, 1, 1, 4, 4, 8, 8};
-    return (unsigned)dtype < DCOMM_DTYPE_COUNT ? size[dtype] : 0;
+    if (DCOMMI_LIKELY(!dcommi_dtype_is_opaque(dtype))) {
+        return size[dtype];
+    }
+    int number = dcommi_opaque_number(dtype);
+    return number >= 0 &&
+                   number < atomic_load_explicit(&dcommi_opaque_created, memory_order_relaxed)
+               ? (size_t)dtype & DCOMMI_OPAQUE_SIZES
+               : 0;
+}
+
+DCOMM_API dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtype *dtype_p)
+{
+    if (dtype_p == NULL || bytes == 0 || bytes > DCOMM_DTYPE_BYTES_MAX) {
+        return dtype_p == NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "dcomm_dtype_create: dtype_p is NULL")
+                   : dcommi_fail(DCOMM_ERR_INVALID,
+                                 "dcomm_dtype_create: bytes is %zu; it may be 1 to %d", bytes,
+                                 DCOMM_DTYPE_BYTES_MAX);
+    }
+    int number = atomic_load(&dcommi_opaque_created);
+    do {
+        if (number >= DCOMM_DTYPE_OPAQUE_MAX >> DCOMMI_OPAQUE_BITS) {
+            return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                               "dcomm_dtype_create: %d types have been created, which is the limit",
+                               number);
+        }
+    } while (!atomic_compare_exchange_weak(&dcommi_opaque_created, &number, number + 1));
+    *dtype_p = (dcomm_dtype)((number + 1) << DCOMMI_OPAQUE_BITS | (int)bytes);
+    return DCOMM_OK;
 }
 
 DCOMM_API const char *dcomm_dtype_name(dcomm_dtype dtype)
 {
     static const char *const name[DCOMM_DTYPE_COUNT] = {"f64", "f32", "f16", "bf16", "i8",
                                                         "u8",  "i32", "u32", "i64",  "u64"};
-    return (unsigned)dtype < DCOMM_DTYPE_COUNT ? name[dtype] : "?";
+    return !dcommi_dtype_is_opaque(dtype) ? name[dtype]
+           : dcomm_dtype_size(dtype) > 0  ? "opaque"
+                                          : "?";
 }
 
 static inline bool dcommi_op_is_user(dcomm_op op)
@@ -97,6 +139,7 @@ typedef struct dcommi_user_op {
     _Atomic unsigned refs; /* 0: free */
     _Atomic int op;
     _Atomic bool alive; /* new calls may use it */
+    _Atomic bool ordered;
     dcomm_op_fn fn;
     void *user;
 } dcommi_user_op;
@@ -129,6 +172,13 @@ static inline bool dcommi_op_known(dcomm_op op)
     return entry != NULL && atomic_load_explicit(&entry->alive, memory_order_relaxed);
 }
 
+/* Return true if contributions must be folded in rank order. */
+static inline bool dcommi_op_ordered(dcomm_op op)
+{
+    const dcommi_user_op *entry = dcommi_op_is_user(op) ? dcommi_user_op_find(op) : NULL;
+    return entry != NULL && atomic_load_explicit(&entry->ordered, memory_order_relaxed);
+}
+
 /* Let go of an operator. Nothing is to be done for those that are not the caller's own. */
 static void dcommi_op_drop(dcomm_op op)
 {
@@ -157,6 +207,12 @@ static bool dcommi_op_hold(dcomm_op op)
 
 DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p)
 {
+    return dcomm_op_create_with(fn, user, NULL, op_p);
+}
+
+DCOMM_API dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user, const dcomm_op_opts *opts,
+                                            dcomm_op *op_p)
+{
     if (fn == NULL || op_p == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_op_create: %s is NULL",
                            fn == NULL ? "fn" : "op_p");
@@ -174,6 +230,7 @@ DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_
         entry->user = user;
         atomic_store(&entry->op, op);
         atomic_store(&entry->alive, true);
+        atomic_store(&entry->ordered, opts != NULL && opts->ordered);
         atomic_store_explicit(&entry->refs, 1, memory_order_release);
     }
     pthread_mutex_unlock(&dcommi_user_ops_lock);

@@ -185,8 +185,8 @@ static dcomm_status dcommi_bkt_take_param(dcomm_buckets *b, const dcomm_buckets_
     p->count = given->count;
     p->aside = given->aside;
     p->dtype = given->dtype;
-    if (element == 0 || given->count > (size_t)INT64_MAX / 4 / element ||
-        b->bytes > (size_t)INT64_MAX / 4) {
+    if (element == 0 || dcommi_dtype_is_opaque(given->dtype) ||
+        given->count > (size_t)INT64_MAX / 4 / element || b->bytes > (size_t)INT64_MAX / 4) {
         return dcommi_fail(
             DCOMM_ERR_INVALID,
             "dcomm_buckets_create: parameter %zu, \"%s\", has dtype %d and count %zu", number,

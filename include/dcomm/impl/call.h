@@ -55,6 +55,14 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     if (!dcommi_op_known(op)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: op is %d, which is none", name, (int)op);
     }
+    if (DCOMMI_UNLIKELY(dcommi_dtype_is_opaque(dtype)) && dcommi_coll_folds(coll) &&
+        !dcommi_op_is_user(op)) {
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "%s: op is %s and dtype an opaque one of %zu bytes, which only operators "
+            "of the caller's own reduce (dcomm_op_create)",
+            name, dcomm_op_name(op), element);
+    }
     if (root < 0 || root >= comm->size) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: rank %d is not one of the %d ranks", name, root,
                            comm->size);
@@ -95,10 +103,11 @@ static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t
     s->lanes = opts->lanes > 0 ? opts->lanes : 1;
     s->chunk_bytes = opts->chunk_bytes > 0 ? (int64_t)opts->chunk_bytes : comm->chunk_bytes;
     if (s->chunk_bytes > 0) {
-        s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole elements, whole lines */
+        s->chunk_bytes = dcommi_ceil_div(s->chunk_bytes, 64) * 64; /* whole lines */
     }
     bool once = opts->accumulate == DCOMM_F32 && (dtype == DCOMM_F16 || dtype == DCOMM_BF16);
-    s->rank_order = dcommi_coll_folds(coll) && (opts->deterministic || comm->deterministic || once);
+    s->rank_order = dcommi_coll_folds(coll) &&
+                    (opts->deterministic || comm->deterministic || once || dcommi_op_ordered(op));
     s->memory = coll != DCOMM_COLL_BARRIER ? dcommi_opts_memory(opts) : DCOMMI_MEMORY_ANY;
     if (s->memory == DCOMMI_MEMORY_DEVICE && comm->device_ucx) {
         s->memory = DCOMMI_MEMORY_UCX;
@@ -159,7 +168,7 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
                            "%s: sendbuf lies %s and recvbuf %s; they must lie together", name,
                            in_text, out_text);
     }
-    size_t element = dcomm_dtype_size(s->dtype);
+    size_t element = dcommi_dtype_is_opaque(s->dtype) ? 1 : dcomm_dtype_size(s->dtype);
     if ((in_bytes > 0 && (uintptr_t)in % element != 0) ||
         (out_bytes > 0 && (uintptr_t)out % element != 0)) {
         return dcommi_fail(
@@ -581,7 +590,7 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0 &&
         device == NULL && opts->stream == NULL) {
         const char *named = opts->algo != NULL ? cached->signature.algo : NULL;
-        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG &&
+        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG && !dcommi_dtype_is_opaque(s->dtype) &&
             (named == NULL || strcmp(named, opts->algo) == 0)) {
             uint64_t code =
                 dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->memory);

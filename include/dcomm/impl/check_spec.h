@@ -173,8 +173,7 @@ static dcomm_status dcommi_check_spec_valid(const dcomm_check_spec *spec, int nr
     bool rooted = spec->coll == DCOMM_COLL_BROADCAST || spec->coll == DCOMM_COLL_REDUCE ||
                   spec->coll == DCOMM_COLL_GATHER || spec->coll == DCOMM_COLL_SCATTER ||
                   spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV;
-    if ((unsigned)spec->coll >= DCOMM_COLL_COUNT ||
-        (unsigned)spec->dtype >= (unsigned)DCOMM_DTYPE_COUNT) {
+    if ((unsigned)spec->coll >= DCOMM_COLL_COUNT || dcomm_dtype_size(spec->dtype) == 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "spec: collective %d, dtype %d", (int)spec->coll,
                            (int)spec->dtype);
     }

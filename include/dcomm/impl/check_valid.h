@@ -354,7 +354,7 @@ static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *whe
                            ", SCRATCH %" PRId64 ", STATE %" PRId64,
                            where, p->in_bytes, p->out_bytes, p->scratch_bytes, p->state_bytes);
     }
-    if (p->dtype >= DCOMM_DTYPE_COUNT || p->op > (unsigned)DCOMM_OP_USER_MAX) {
+    if (dcomm_dtype_size((dcomm_dtype)p->dtype) == 0 || p->op > (unsigned)DCOMM_OP_USER_MAX) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %" PRIu32 ", op %" PRIu32, where, p->dtype,
                            p->op);
     }

@@ -21,7 +21,7 @@
 #define DCOMMI_AVERAGE_BLOCK 16384 /* bytes folded before they are divided */
 #define DCOMMI_AVERAGE_GROUP 16    /* operands folded at once */
 #define DCOMMI_BYTE_VALUES 256
-#define DCOMMI_USER_BLOCK 4096 /* bytes; a multiple of every element's */
+#define DCOMMI_USER_BLOCK DCOMM_DTYPE_BYTES_MAX /* bytes; one element fits */
 
 /* `wanted`: of DCOMMI_FOLD_STREAM, AHEAD and NEAR. */
 static unsigned dcommi_fold_how(const unsigned char *dst, unsigned wanted,
@@ -163,10 +163,10 @@ static void dcommi_host_average(unsigned char *dst, const unsigned char *const *
 static void dcommi_host_user(unsigned char *dst, const unsigned char *const *src, size_t nsrc,
                              size_t len, dcomm_dtype dtype, dcomm_op_fn fn, void *user)
 {
-    size_t element = dcomm_dtype_size(dtype);
+    const size_t element = dcomm_dtype_size(dtype), block = DCOMMI_USER_BLOCK / element * element;
     _Alignas(DCOMMI_CACHE_LINE) unsigned char acc[DCOMMI_USER_BLOCK];
     for (size_t done = 0, n = 0; done < len; done += n) {
-        n = len - done < sizeof acc ? len - done : sizeof acc;
+        n = len - done < block ? len - done : block;
         memcpy(acc, src[0] + done, n);
         for (size_t s = 1; s < nsrc; s++) {
             fn(src[s] + done, acc, n / element, dtype, user);
@@ -227,6 +227,10 @@ static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *c
         dcommi_host_copy(dst, src[0], len);
         dcommi_host_also(also, dst, len);
         return DCOMM_OK;
+    }
+    if (dcommi_dtype_is_opaque(dtype)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "reduce with operator %s of opaque elements",
+                           dcomm_op_name(op));
     }
     dcommi_fold_fn fold = dcommi_fold_get(dtype, kind);
     if (divisor > 1 && dtype > DCOMM_BF16) {

@@ -14,12 +14,37 @@
 
 /* ---- descriptions ---- */
 
+/* "f32", "opaque type 0 of 24 bytes" */
+static void dcommi_dtype_text(dcomm_dtype dtype, char *text, size_t len)
+{
+    if (dcommi_dtype_is_opaque(dtype)) {
+        snprintf(text, len, "opaque type %d of %zu bytes", dcommi_opaque_number(dtype),
+                 dcomm_dtype_size(dtype));
+    } else {
+        snprintf(text, len, "%s", dcomm_dtype_name(dtype));
+    }
+}
+
+/* Describe an operation by what it has: only folds have an operator, a send has no root but a peer.
+ */
 static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t len)
 {
-    snprintf(text, len, "%s(count %" PRIu64 ", %s, %s, root %d, algorithm %s, signature %08x)",
-             dcomm_coll_name((dcomm_coll)s->coll), s->count,
-             dcomm_dtype_name((dcomm_dtype)s->dtype), dcomm_op_name((dcomm_op)s->op), s->root,
-             s->algo, s->hash);
+    const dcomm_coll coll = (dcomm_coll)s->coll;
+    char dtype[48], op[48] = "", rank[32] = "";
+    dcommi_dtype_text((dcomm_dtype)s->dtype, dtype, sizeof dtype);
+    if (dcommi_op_is_user((dcomm_op)s->op)) {
+        snprintf(op, sizeof op, ", user operator %d", (int)s->op - DCOMM_OP_USER);
+    } else if (dcommi_coll_folds(coll) || coll == DCOMM_COLL_PLAN) {
+        snprintf(op, sizeof op, ", %s", dcomm_op_name((dcomm_op)s->op));
+    }
+    if (coll == DCOMM_COLL_SEND || coll == DCOMM_COLL_RECV) {
+        snprintf(rank, sizeof rank, ", %s rank %d", coll == DCOMM_COLL_SEND ? "to" : "from",
+                 s->root);
+    } else if (dcommi_coll_rooted(coll)) {
+        snprintf(rank, sizeof rank, ", root %d", s->root);
+    }
+    snprintf(text, len, "%s(count %" PRIu64 ", %s%s%s, algorithm %s, signature %08x)",
+             dcomm_coll_name(coll), s->count, dtype, op, rank, s->algo, s->hash);
 }
 
 /* Text from a peer, fit to be printed. `text` has room for len + 1 bytes. */

@@ -520,8 +520,11 @@ static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64
     if (staging == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
-    for (size_t at = 0; at < len; at += DCOMMI_PULL_BLOCK) {
-        size_t n = len - at < DCOMMI_PULL_BLOCK ? len - at : DCOMMI_PULL_BLOCK;
+    const dcomm_dtype dtype = (dcomm_dtype)move->lane->frame->plan->dtype;
+    const size_t block =
+        (size_t)dcommi_whole_elements(DCOMMI_PULL_BLOCK, (int64_t)dcomm_dtype_size(dtype));
+    for (size_t at = 0; at < len; at += block) {
+        size_t n = len - at < block ? len - at : block;
         DCOMMI_TRY(
             dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
                              at, move->node.peer));

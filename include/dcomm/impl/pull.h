@@ -113,12 +113,13 @@ static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const
                            final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
 }
 
-/* Bytes of a block such that the blocks of all pieces stay in cache. */
-static size_t dcommi_pull_grain(size_t npieces)
+/* Bytes of a block such that the blocks of all pieces stay in cache; whole elements. */
+static size_t dcommi_pull_grain(const dcomm_plan *plan, size_t npieces)
 {
     size_t grain = (size_t)8 * DCOMMI_PULL_BLOCK / (npieces > 0 ? npieces : 1);
-    grain = grain > DCOMMI_PULL_BLOCK ? DCOMMI_PULL_BLOCK : grain;
-    return grain < 4096 ? 4096 : grain & ~(size_t)63;
+    grain = grain > DCOMMI_PULL_BLOCK ? DCOMMI_PULL_BLOCK : grain < 4096 ? 4096 : grain;
+    return (size_t)dcommi_whole_elements((int64_t)grain,
+                                         (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
 }
 
 /* Where a piece can be read in place from, at once; NULL: it has to be brought here. */
@@ -173,7 +174,7 @@ static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *t
                                        const dcommi_piece *pieces, size_t n, size_t len, bool final)
 {
     dcomm_comm *comm = lane->frame->run->comm;
-    size_t grain = dcommi_pull_grain(n);
+    size_t grain = dcommi_pull_grain(lane->frame->plan, n);
     uint8_t *staging = dcommi_staging(comm->context, n * grain);
     if (staging == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -464,8 +465,11 @@ static void dcommi_pull_begun(dcommi_job *job, dcomm_status status)
 /* A fold by messages: how many blocks at a time, and how long. */
 static unsigned dcommi_pull_window(dcommi_pull *pull)
 {
-    size_t n = pull->npieces, longest = DCOMMI_PULL_MESSAGE, all = 4 * DCOMMI_PULL_MESSAGE;
-    pull->block = dcommi_pull_grain(n);
+    const dcomm_plan *plan = pull->lane->frame->plan;
+    size_t n = pull->npieces, all = 4 * DCOMMI_PULL_MESSAGE;
+    size_t longest = (size_t)dcommi_whole_elements(
+        DCOMMI_PULL_MESSAGE, (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
+    pull->block = dcommi_pull_grain(plan, n);
     if (pull->device != NULL) {
         longest = all = DCOMMI_SLOT_BYTES;
         pull->block =

@@ -399,7 +399,7 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
             memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
             script->pieces =
                 memcpy((char *)script + pieces, s->pieces, s->npieces * sizeof *s->pieces);
-            if (plan->op == DCOMM_SUM) {
+            if (plan->op == DCOMM_SUM && !dcommi_dtype_is_opaque((dcomm_dtype)plan->dtype)) {
                 script->fold = dcommi_fold_get((dcomm_dtype)plan->dtype, DCOMMI_FOLD_SUM);
             }
         }

@@ -69,20 +69,12 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
         dcommi_algo_names(s, true, names, sizeof names);
         return dcommi_fail(
             DCOMM_ERR_UNSUPPORTED,
-            "algorithm %s cannot fold in rank order, which deterministic and accumulate "
-            "ask for; "
-            "%s can",
+            "algorithm %s cannot fold in rank order, which deterministic, accumulate and ordered "
+            "operators ask for; %s can",
             algo->name, names);
     }
     *algo_p = algo;
     return DCOMM_OK;
-}
-
-/* Whether the result of an operation depends on the order of folds. */
-static inline bool dcommi_coll_folds(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_ALLREDUCE || coll == DCOMM_COLL_REDUCE_SCATTER ||
-           coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_REDUCE;
 }
 
 /* ---- the plan ---- */

@@ -206,4 +206,25 @@ static inline double dcommi_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* ---- elements ---- */
+
+static inline bool dcommi_dtype_is_opaque(dcomm_dtype dtype)
+{
+    return (unsigned)dtype >= DCOMM_DTYPE_COUNT;
+}
+
+/* Bytes of the fewest elements that fill cache lines. */
+static inline int64_t dcommi_element_lines(int64_t element)
+{
+    return element * (64 / dcommi_min64(element & -element, 64));
+}
+
+/* Round `bytes` down to elements: so many that they fill cache lines where that is possible; at
+ * least one. */
+static inline int64_t dcommi_whole_elements(int64_t bytes, int64_t element)
+{
+    int64_t lines = dcommi_element_lines(element), grain = lines <= bytes ? lines : element;
+    return grain <= bytes ? bytes / grain * grain : element;
+}
+
 #endif
