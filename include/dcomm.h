@@ -31473,6 +31473,16 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
 
 /* ---- sending ---- */
 
+/* Say that a run cannot complete because a rank has left. */
+static void dcommi_left_text(const dcommi_run *run, int rank, char *text, size_t len)
+{
+    snprintf(text, len,
+             "rank %d has left the communicator after %" PRIu64 " collectives; %s #%" PRIu64
+             " cannot complete",
+             rank, run->comm->members[rank].gone_after,
+             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq);
+}
+
 /* The transport could not do what a move needs of its peer. */
 static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
 {
@@ -31480,6 +31490,9 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     int rank = move->node.peer;
     snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
              (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
+    if (status == DCOMM_ERR_PEER && move->run->comm->members[rank].gone) {
+        dcommi_left_text(move->run, rank, text, sizeof text);
+    }
     dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
                   -1, text);
 }
@@ -34944,11 +34957,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
             if (run->stream == DCOMMI_STREAM_COLL ? m->gone_after <= run->seq
                                                   : now - run->idle_since > 2.0) {
                 char text[DCOMMI_MESSAGE_MAX];
-                snprintf(text, sizeof text,
-                         "rank %d has left the communicator after %" PRIu64
-                         " collectives; %s #%" PRIu64 " cannot complete",
-                         r, m->gone_after, dcomm_coll_name((dcomm_coll)run->signature.coll),
-                         run->seq);
+                dcommi_left_text(run, r, text, sizeof text);
                 dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
                 return;
             }
@@ -40710,7 +40719,9 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
     }
     DCOMMI_TRY(dcommi_check_fork());
     if (dcommi_token_try(context)) {
-        dcommi_progress(context);
+        if (!dcommi_progress(context)) {
+            dcommi_housekeeping(context); /* who calls seldom would come to it late */
+        }
         dcommi_token_release(context);
     }
     return DCOMM_OK;

@@ -171,6 +171,36 @@ Test(faults, killed_idle_with_a_child_net, .timeout = 60)
     run(N, killed, &(scenario){.place = NET, .when = IDLE, .has_child = true}, VICTIM);
 }
 
+/* The others look at their requests now and then only. */
+static int killed_seldom_asked(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f;
+    fault_join(&f, rank, n, s, NET, 20);
+    dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+    fault_meet(&f, -1);
+    if (rank == VICTIM) {
+        leave_a_child();
+        die(s);
+    }
+    static float in[COUNT], out[COUNT];
+    dcomm_request *request = NULL;
+    status = dcomm_iallreduce(f.comm, in, out, COUNT, DCOMM_F32, DCOMM_SUM, NULL, &request);
+    while (status >= 0 && (status = dcomm_test(&request)) == DCOMM_IN_PROGRESS) {
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    }
+    fault_expect(&f, status, DCOMM_ERR_PEER, (const char *[]){"rank 2", NULL});
+    PROCS_CHECK(since_death(s) < 5, "it took %.1f s", since_death(s));
+    fault_recover(&f, VICTIM);
+    return fault_leave(&f);
+}
+
+Test(faults, killed_seldom_asked_net, .timeout = 60)
+{
+    run(N, killed_seldom_asked, NULL, VICTIM);
+}
+
 /* ---- absence ---- */
 
 static int absent(int rank, int n, procs_shared *s, void *arg)
@@ -270,6 +300,35 @@ Test(faults, leaves_early, .timeout = 60)
 Test(faults, leaves_early_net, .timeout = 60)
 {
     run(N, leaves_early, &(fault_place){NET}, -1);
+}
+
+/* A rank that has never spoken leaves, and its process ends. */
+static int leaves_unheard(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f;
+    fault_join(&f, rank, n, s, NET, 10);
+    if (rank == VICTIM) {
+        fault_destroy(&f.comm, 1.5);
+        return fault_leave(&f);
+    }
+    double start = procs_now();
+    while (procs_now() - start < 0.8) {
+        dcomm_context_progress(dcomm_comm_context(f.comm));
+        procs_nap();
+    }
+    PROCS_CHECK(dcomm_comm_status(f.comm) == DCOMM_OK, "%s", dcomm_comm_error(f.comm));
+    dcomm_status status = fault_allreduce(f.comm, rank, NULL, COUNT, NULL);
+    fault_expect(&f, status, DCOMM_ERR_PEER,
+                 (const char *[]){"rank 2 has left", "after 0 collectives", NULL});
+    PROCS_CHECK(procs_now() - start < 5, "it took %.1f s", procs_now() - start);
+    fault_recover(&f, VICTIM);
+    return fault_leave(&f);
+}
+
+Test(faults, leaves_unheard_net, .timeout = 60)
+{
+    run(N, leaves_unheard, NULL, -1);
 }
 
 /* One rank sleeps before it destroys; the others have never spoken with most of their peers. */

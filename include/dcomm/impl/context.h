@@ -310,7 +310,9 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
     }
     DCOMMI_TRY(dcommi_check_fork());
     if (dcommi_token_try(context)) {
-        dcommi_progress(context);
+        if (!dcommi_progress(context)) {
+            dcommi_housekeeping(context); /* who calls seldom would come to it late */
+        }
         dcommi_token_release(context);
     }
     return DCOMM_OK;

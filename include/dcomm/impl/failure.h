@@ -352,11 +352,7 @@ static void dcommi_run_ask(dcommi_run *run, double now)
             if (run->stream == DCOMMI_STREAM_COLL ? m->gone_after <= run->seq
                                                   : now - run->idle_since > 2.0) {
                 char text[DCOMMI_MESSAGE_MAX];
-                snprintf(text, sizeof text,
-                         "rank %d has left the communicator after %" PRIu64
-                         " collectives; %s #%" PRIu64 " cannot complete",
-                         r, m->gone_after, dcomm_coll_name((dcomm_coll)run->signature.coll),
-                         run->seq);
+                dcommi_left_text(run, r, text, sizeof text);
                 dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
                 return;
             }

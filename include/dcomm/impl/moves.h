@@ -248,6 +248,16 @@ static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header
 
 /* ---- sending ---- */
 
+/* Say that a run cannot complete because a rank has left. */
+static void dcommi_left_text(const dcommi_run *run, int rank, char *text, size_t len)
+{
+    snprintf(text, len,
+             "rank %d has left the communicator after %" PRIu64 " collectives; %s #%" PRIu64
+             " cannot complete",
+             rank, run->comm->members[rank].gone_after,
+             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq);
+}
+
 /* The transport could not do what a move needs of its peer. */
 static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
 {
@@ -255,6 +265,9 @@ static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, con
     int rank = move->node.peer;
     snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
              (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
+    if (status == DCOMM_ERR_PEER && move->run->comm->members[rank].gone) {
+        dcommi_left_text(move->run, rank, text, sizeof text);
+    }
     dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
                   -1, text);
 }
