@@ -87,7 +87,8 @@ extern "C" {
     X(DCOMM_ERR_FORKED, -12, "called in a forked child")           \
     X(DCOMM_ERR_PLAN, -13, "the plan is not valid")                \
     X(DCOMM_ERR_SYSTEM, -14, "an operating system call failed")    \
-    X(DCOMM_ERR_INTERNAL, -15, "internal error")
+    X(DCOMM_ERR_INTERNAL, -15, "internal error")                   \
+    X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type")
 
 typedef enum dcomm_status {
 #define DCOMMI_STATUS_ENUM(name, number, text) name = number,
@@ -272,7 +273,8 @@ typedef struct dcomm_codec_info {
     size_t max_bytes;   /* of a wire */
     double bits;        /* per element, of max_bytes */
     double omega;       /* bound of E|C(x)-x|^2 / |x|^2 if unbiased; NaN: unknown */
-    double contraction; /* bound of |C(x)-x|^2 / |x|^2 for every x; NaN: none below 1 */
+    double contraction; /* bound of |C(x)-x|^2 / |x|^2 for every x; NaN: none below 1 (f16
+                           values among them, which end at 65504) */
 } dcomm_codec_info;
 
 /* Make a codec. spec: "name" or "name:option=value,option=value"; options that are not named have
@@ -323,7 +325,8 @@ DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const flo
                                              dcomm_codec_report *report);
 
 /* x = the decoded wire. Errors: DCOMM_ERR_CORRUPT when these bytes cannot come from this codec and
- * count; x is undefined then. */
+ * count; DCOMM_ERR_RANGE when a linear codec's number is not finite, as where wires were summed
+ * beyond f32 (not with nonfinite=pass). x is undefined then. */
 DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                     float *x, size_t count);
 /* acc += the decoded wire, one f32 addition an element. Errors as dcomm_decode. */
@@ -337,7 +340,9 @@ DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *co
 /* The owner's part of a two-shot exchange, in one pass where the codec can: decode n wires, add
  * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result again,
  * with error feedback where residual is not NULL (see dcomm_encode_feedback; next as there). factor
- * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL. */
+ * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL. Errors: those of
+ * dcomm_encode and dcomm_decode; DCOMM_ERR_RANGE with nonfinite=fail where a sum is beyond f32: it
+ * counts as 0, and wire, next and report are complete. */
 DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
                                     const size_t *bytes, size_t n, float factor,
                                     const float *residual, float *next, size_t count,
@@ -9076,7 +9081,16 @@ static void dcommi_read_count(dcommi_encoding *call)
     call->report = plain.report;
 }
 
-/* n numbers of a wire, aligned or not: without nonfinite=pass they are finite. */
+static dcomm_status dcommi_read_range(const dcomm_codec *codec)
+{
+    return dcommi_fail(DCOMM_ERR_RANGE,
+                       "%s: a number that is not finite, without nonfinite=pass: the sum of what was "
+                       "encoded is beyond f32",
+                       codec->ops->name);
+}
+
+/* n numbers of a wire, aligned or not: without nonfinite=pass they are finite, unless wires were
+ * summed. */
 static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *values, size_t n)
 {
     uint32_t odd = 0; /* its highest bit: whether one is not */
@@ -9087,9 +9101,7 @@ static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *valu
     }
     return odd >> 31 == 0 || codec->nonfinite == DCOMMI_NONFINITE_PASS
                ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_CORRUPT,
-                             "%s: a number that is not finite, without nonfinite=pass",
-                             codec->ops->name);
+               : dcommi_read_range(codec);
 }
 
 #endif
@@ -10073,10 +10085,11 @@ static dcomm_status dcommi_topk_decode_sum(const dcomm_codec *codec, const dcomm
 
 /* ---- the rows ---- */
 
-/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves. */
+/* |C(x)-x|^2 <= (1 - k/d (1-c)) |x|^2, where c is what the values' own format leaves: of f16 there is
+ * no bound, for it clips at 65504 and loses the whole of a small number. */
 static void dcommi_topk_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
 {
-    static const double format[] = {0, 0x1p-22, 0x1p-16};
+    static const double format[] = {0, (double)NAN, 0x1p-16};
     double c;
     if (codec->inner != NULL) {
         dcomm_codec_info of = {.contraction = (double)NAN};
@@ -10593,6 +10606,12 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
             dcommi_f32x8 old = {0};                                    \
             memcpy(&old, x + c, BYTES);                                \
             v = how > 0 ? old + v : old - v;                           \
+        }                                                              \
+        if (how < 0) { /* what is held back stays finite */            \
+            dcommi_i32x8 bits;                                         \
+            memcpy(&bits, &v, sizeof bits);                            \
+            bits += (bits & 0x7fffffff) == 0x7f800000;                 \
+            memcpy(&v, &bits, sizeof v);                               \
         }                                                              \
         memcpy(x + c, &v, BYTES);                                      \
     } while (0)
@@ -11609,7 +11628,8 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
         for (size_t i = from; i < from + n; i++) {
             /* e: more that is not finite than the codec sends. */
             bool odd = dcommi_f32_nonfinite(sent[i]) || dcommi_f32_nonfinite(e[i]);
-            call->next[i] = odd ? residual[i] : e[i] - sent[i];
+            float left = odd ? residual[i] : e[i] - sent[i];
+            call->next[i] = dcommi_f32_nonfinite(left) ? copysignf(FLT_MAX, left) : left;
         }
         if (call->tally != NULL) {
             dcommi_tally_compare(call->tally, from, sent + from, n);
@@ -11667,6 +11687,15 @@ static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, 
     return call;
 }
 
+/* Numbers of a recoding that are not finite, though every wire's are. */
+static dcomm_status dcommi_codec_beyond(const char *what, const dcomm_codec_report *report,
+                                        size_t count)
+{
+    return dcommi_fail(DCOMM_ERR_RANGE,
+                       "%s: %zu of %zu sums of wires are beyond f32; the first is number %zu", what,
+                       report->nonfinite, count, report->first_nonfinite);
+}
+
 /* What is left to do when the codec is through: the outputs, and the policy. */
 static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
                                          dcommi_encoding *call, const char *what, size_t *bytes_p,
@@ -11681,10 +11710,11 @@ static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status 
     }
     if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         size_t at = call->report.first_nonfinite;
-        char value[32] = "a sum of wires";
-        if (call->x != NULL) {
-            dcommi_snprintf(value, sizeof value, "%g", (double)call->x[at]);
+        char value[32];
+        if (call->x == NULL) {
+            return dcommi_codec_beyond(what, &call->report, call->count);
         }
+        dcommi_snprintf(value, sizeof value, "%g", (double)call->x[at]);
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
                            what, call->report.nonfinite, call->count, at, value);
@@ -13118,7 +13148,8 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
         n = c->count - at < DCOMMI_FEEDBACK_BLOCK ? c->count - at : DCOMMI_FEEDBACK_BLOCK;
         for (size_t i = 0; i < n; i++) {
             float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
-            next[i] = c->estimates ? held[at + i] + gone : e[at + i] - gone;
+            float left = c->estimates ? held[at + i] + gone : e[at + i] - gone;
+            next[i] = dcommi_f32_nonfinite(left) ? copysignf(FLT_MAX, left) : left;
         }
         dcommi_feedback_write(c->store, c->at + at, n, next);
         if (tally == NULL) {
@@ -13170,6 +13201,9 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     c->report.clipped += seen.clipped;
     c->report.nonfinite = seen.nonfinite;
     c->report.first_nonfinite = seen.first_nonfinite;
+    if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL && c->in.n > 0) {
+        return dcommi_codec_beyond("error feedback", &seen, c->count);
+    }
     if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "error feedback: %zu of %zu inputs are not finite; the first is number "
@@ -23806,6 +23840,9 @@ struct dcommi_run {
     dcommi_gate gate;
     unsigned jobs;              /* of the device's under way */
     struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
+    dcomm_status verdict;       /* with which a compressed run will end (verdict.h), by... */
+    int32_t verdict_rank;       /* ...the numbers of this rank */
+    uint32_t mark;              /* of that, in the signature of what it sends; 0: none */
     dcommi_factor factor;       /* where the plan begins with it as a word */
     bool factored;
     _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
@@ -24940,7 +24977,7 @@ static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
     }
     dcommi_rdv_printable(p + 4, len - 4, why);
     int32_t code = (int32_t)dcommi_get32(p);
-    return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMM_ERR_INTERNAL)
+    return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMM_ERR_RANGE)
                ? (dcomm_status)code
                : DCOMM_ERR_CORRUPT;
 }
@@ -27880,7 +27917,7 @@ static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank
     }
     return theirs.status >= 0
                ? DCOMM_OK
-               : dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+               : dcommi_fail(theirs.status >= DCOMM_ERR_RANGE ? (dcomm_status)theirs.status
                                                                  : DCOMM_ERR_CORRUPT,
                              "rank %d: %s", rank, theirs.text);
 }
@@ -31229,6 +31266,57 @@ static void dcommi_device_regions_free(dcomm_context *context)
 #ifndef DCOMMI_MOVES_H
 #define DCOMMI_MOVES_H
 
+/* ==== include/dcomm/impl/verdict.h ========================================================= */
+/* verdict.h - how a compressed all-reduce ends where the numbers of some rank cannot be encoded, or a
+ * sum is beyond f32: on every rank with the same status, and the communicator goes on.
+ *
+ * The rank that finds them sends what its codec makes of the rest, so that nobody waits. From then
+ * on its messages of this run bear a mark in their signature, which says why and whose numbers they
+ * are. A rank that receives one bears the mark, too. All ranks' numbers are in the result of each,
+ * so the mark reaches every rank with the data. Of several marks the first stays: not finite before
+ * too large, then the lowest rank. */
+#ifndef DCOMMI_VERDICT_H
+#define DCOMMI_VERDICT_H
+
+
+static inline uint32_t dcommi_verdict_mark(dcomm_status status, int32_t rank)
+{
+    return (uint32_t)dcommi_mix((uint64_t)(uint32_t)-status << 32, (uint32_t)rank) | 1;
+}
+
+static void dcommi_verdict_take(dcommi_run *run, dcomm_status status, int32_t rank)
+{
+    if (run->verdict == DCOMM_OK || status > run->verdict ||
+        (status == run->verdict && rank < run->verdict_rank)) {
+        run->verdict = status;
+        run->verdict_rank = rank;
+        run->mark = dcommi_verdict_mark(status, rank);
+    }
+}
+
+/* A message's signature is not the run's: return true if it is, but for a mark. */
+static bool dcommi_verdict_heard(dcommi_run *run, uint32_t signature)
+{
+    static const dcomm_status known[] = {DCOMM_ERR_INVALID, DCOMM_ERR_RANGE};
+    for (int32_t rank = 0; run->coded != NULL && rank < run->comm->size; rank++) {
+        for (int k = 0; k < 2; k++) {
+            if ((run->signature.hash ^ dcommi_verdict_mark(known[k], rank)) == signature) {
+                dcommi_verdict_take(run, known[k], rank);
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Return true if a message is one of this run's. */
+static inline bool dcommi_run_accepts(dcommi_run *run, const dcommi_header *h)
+{
+    return DCOMMI_LIKELY(h->signature == run->signature.hash) ||
+           dcommi_verdict_heard(run, h->signature);
+}
+
+#endif
 
 #include <sys/uio.h>
 
@@ -31408,7 +31496,7 @@ static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type
     dcommi_header h = {.type = type,
                        .stream = run->stream,
                        .stage = run->stage,
-                       .signature = run->signature.hash,
+                       .signature = run->signature.hash ^ run->mark,
                        .seq = run->seq,
                        .tag = tag};
     return h;
@@ -31783,7 +31871,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     dcommi_run *run = move->run;
     dcomm_comm *comm = run->comm;
     size_t len = h->type == DCOMMI_MSG_RTS || h->type == DCOMMI_MSG_OFFER ? h->b : h->a;
-    if (h->signature != run->signature.hash) {
+    if (!dcommi_run_accepts(run, h)) {
         dcommi_suspect_mismatch(comm, run, h, len);
         if (run->active) {
             dcommi_match_insert(comm, &move->node);
@@ -33761,6 +33849,7 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
  */
 static bool dcommi_spread_plan(const dcomm_plan *plan);
 static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step);
+static dcomm_status dcommi_coded_verdict(dcommi_lane *lane);
 
 /* dst <- factor * src, of 64-bit integers: doublings and additions, from the highest bit on. Slow
  * where a factor has many bits, but exact, and such factors are rare. dst is not src. */
@@ -34314,6 +34403,9 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
             step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", o.n > 0 ? o.len[0] : 0,
             o.place.first, dcommi_message[0] != 0 ? ": " : "", dcommi_message);
     }
+    if (dcommi_coded_verdict(lane) < 0) {
+        return DCOMMI_GONE;
+    }
     if (encoded > dst_len || (encodes && word < 0 && encoded != dst_len)) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu", codec->name,
                                  encoded, dst_len);
@@ -34571,7 +34663,7 @@ static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value)
 static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
 {
     dcomm_comm *comm = run->comm;
-    if (h->signature != run->signature.hash) {
+    if (!dcommi_run_accepts(run, h)) {
         dcommi_suspect_mismatch(comm, run, h, 0);
         return;
     }
@@ -35284,7 +35376,7 @@ static void dcommi_stage_done(dcommi_run *run)
 {
     const dcomm_plan *plan = run->plan;
     if (plan->next == NULL) {
-        dcommi_run_finish(run, DCOMM_OK);
+        dcommi_run_finish(run, run->verdict);
         return;
     }
     dcomm_status status = DCOMM_OK;
@@ -35321,7 +35413,7 @@ static void dcommi_stage_done(dcommi_run *run)
                  run->stage, run->plan->name, why);
         dcommi_poison(run->comm, status, -1, text);
     } else if (next == NULL) {
-        dcommi_run_finish(run, DCOMM_OK);
+        dcommi_run_finish(run, run->verdict);
     } else {
         dcommi_run_event(run);
         dcommi_frame_start(&run->root);
@@ -35503,7 +35595,7 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
             }
             return DCOMMI_CONSUMED;
         }
-        if (run != NULL && run->signature.hash != h->signature) {
+        if (run != NULL && !dcommi_run_accepts(run, h)) {
             dcommi_suspect_mismatch(comm, run, h, arrival->len);
             return DCOMMI_CONSUMED;
         }
@@ -35594,7 +35686,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
         dcommi_poison(comm,
-                      status < 0 && status >= DCOMM_ERR_INTERNAL ? (dcomm_status)status
+                      status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
                                                                  : DCOMM_ERR_ABORTED,
                       (int)h->src, text);
         return DCOMMI_CONSUMED;
@@ -50661,6 +50753,8 @@ typedef struct dcommi_coded {
     const float *whole; /* of these numbers, which may be a device's, */
     size_t count;       /* so many */
     struct dcommi_spread *spread; /* of a sparse exchange (coded_sparse.h); NULL: not needed yet */
+    dcomm_status found;           /* this rank's verdict (verdict.h), */
+    char said[DCOMMI_MESSAGE_MAX]; /* and its sentence */
 } dcommi_coded;
 
 static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
@@ -50671,6 +50765,22 @@ static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
         c->workspace_len = c->workspace != NULL ? need : 0;
     }
     return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* Numbers that are not finite, or a sum beyond f32, are no failure of the run, whose wires are
+ * complete: return DCOMM_OK, and remember the status for its end. */
+static dcomm_status dcommi_coded_judge(dcommi_coded *c, dcomm_status status,
+                                       const dcomm_codec_report *report)
+{
+    const bool numbers = status == DCOMM_ERR_INVALID && report->nonfinite > 0;
+    if (status != DCOMM_ERR_RANGE && !numbers) {
+        return status;
+    }
+    if (c->found == DCOMM_OK || status > c->found) {
+        c->found = status;
+        snprintf(c->said, sizeof c->said, "%s", dcommi_message);
+    }
+    return DCOMM_OK;
 }
 
 /* Before the first encoding, of src = element `first`. */
@@ -50773,7 +50883,7 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
         dcomm_status status = dcommi_feedback_gather_of(c->feedback, &c->whole, &call.report);
         dcommi_coded_tell(c, place, &call.report);
-        return status;
+        return dcommi_coded_judge(c, status, &call.report);
     }
     dcommi_read_all(&call);
     dcommi_coded_tell(c, place, &call.report);
@@ -50782,9 +50892,10 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place
     }
     c->whole = x;
     if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%zu of %zu inputs are not finite; the first is number %zu",
-                           call.report.nonfinite, count, call.report.first_nonfinite);
+        dcomm_status status = dcommi_fail(
+            DCOMM_ERR_INVALID, "%zu of %zu inputs are not finite; the first is number %zu",
+            call.report.nonfinite, count, call.report.first_nonfinite);
+        return dcommi_coded_judge(c, status, &call.report);
     }
     return DCOMM_OK;
 }
@@ -51273,7 +51384,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
     }
     report.bytes = 0;
     dcommi_coded_tell(c, &all, &report);
-    DCOMMI_TRY(status);
+    DCOMMI_TRY(dcommi_coded_judge(c, status, &report));
     return dcommi_spread_selected(c, wire, *bytes);
 }
 
@@ -51632,7 +51743,7 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
         status = dcommi_coded_plain(c, src, count, &key, dst, dst_len, encoded, &report);
     }
     dcommi_coded_tell(c, place, &report);
-    return status;
+    return dcommi_coded_judge(c, status, &report);
 }
 
 static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_place *place)
@@ -51666,7 +51777,10 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
     if (c == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
-    DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
+    dcomm_status status = dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count);
+    if (status < 0) { /* of what cannot be decoded, nothing is made */
+        return dcommi_coded_judge(c, status, NULL);
+    }
     DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
     dcommi_coded_fill(c, dst, count, nsrc);
     if (dcommi_linear_powersgd(c)) {
@@ -51702,7 +51816,7 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
     dcomm_codec_key key = dcommi_coded_key(c, place);
-    dcomm_codec_report report;
+    dcomm_codec_report report = {0};
     float factor = 1.0f / (float)place->divisor;
     dcomm_status status;
     if (c->feedback != NULL && c->begins.partly) {
@@ -51719,10 +51833,10 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
             dcomm_ledger_encoded(c->ledger, count, &report);
         }
     }
-    if (status >= 0) {
+    if (status >= 0 || report.nonfinite > 0) {
         dcommi_coded_tell(c, place, &report);
     }
-    return status;
+    return dcommi_coded_judge(c, status, &report);
 }
 
 static const dcomm_plan_codec dcommi_coded_codec = {
@@ -51852,6 +51966,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     c->codec = dcommi_coded_codec_of(opts);
     c->feedback = opts->feedback;
     c->begun = false;
+    c->found = DCOMM_OK;
     c->device = NULL;
     c->rank = (uint32_t)comm->rank;
     c->report = opts->codec_report;
@@ -53091,6 +53206,22 @@ static void dcommi_code_free(dcommi_code_job *job, dcommi_device_handle *d)
     dcommi_free(job);
 }
 
+/* After a codec's step: take the verdict that it has found. A call in the order of a stream has
+ * nobody who waits for its status, so that there it poisons the communicator. */
+static dcomm_status dcommi_coded_verdict(dcommi_lane *lane)
+{
+    dcommi_run *run = lane->frame->run;
+    if (DCOMMI_LIKELY(run->coded == NULL || run->coded->found == DCOMM_OK)) {
+        return DCOMM_OK;
+    }
+    if (run->gate.stream != NULL && run->blocking) {
+        dcommi_step_error(lane, run->coded->found, "%s", run->coded->said);
+        return run->coded->found;
+    }
+    dcommi_verdict_take(run, run->coded->found, run->comm->rank);
+    return DCOMM_OK;
+}
+
 /* The wire that was selected is in host memory. */
 static void dcommi_code_home(void *user, bool good)
 {
@@ -53150,9 +53281,15 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
         if (status >= 0 && (job->feedback.raises || (job->spreads && !encodes))) {
             dcommi_code_raised(job, &found);
         }
+        if (status == DCOMM_ERR_CORRUPT && !encodes && run->coded->linear) {
+            status = dcommi_read_range(run->coded->codec); /* its length is fixed */
+        } else if (status == DCOMM_ERR_INVALID && job->code.kind == DCOMM_STEP_RECODE) {
+            status = dcommi_codec_beyond("a recoding", &report, job->code.count);
+        }
+        status = dcommi_coded_judge(run->coded, status, &report);
         if (status < 0) {
             dcommi_step_error(lane, status, "%s", dcommi_message);
-        } else {
+        } else if (dcommi_coded_verdict(lane) >= 0) {
             if (encodes && job->word >= 0) {
                 lane->frame->words[job->word] = report.bytes;
             }
@@ -53639,6 +53776,23 @@ static dcommi_run *dcommi_run_new(dcomm_comm *comm)
     return run;
 }
 
+/* The sentence of a run that has failed: its verdict, or why the communicator is poisoned. */
+static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
+{
+    const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
+    if (DCOMMI_LIKELY(run->verdict != status)) {
+        dcommi_fail(status, "%s", run->comm->message);
+    } else if (run->verdict_rank == run->comm->rank) {
+        dcommi_fail(status, "%s #%" PRIu64 ", rank %d: %s", call, run->seq, run->verdict_rank,
+                    run->coded->said);
+    } else {
+        dcommi_fail(status, "%s #%" PRIu64 ": rank %d found %s; its own error names the first", call,
+                    run->seq, run->verdict_rank,
+                    status == DCOMM_ERR_RANGE ? "sums of finite numbers that are beyond f32"
+                                              : "inputs that are not finite");
+    }
+}
+
 static dcomm_status dcommi_run_wait(dcommi_run *run)
 {
     int status;
@@ -53647,7 +53801,7 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
         dcommi_progress_for(run->comm->context, run);
     }
     if (status < 0) {
-        dcommi_fail((dcomm_status)status, "%s", run->comm->message);
+        dcommi_run_why(run, (dcomm_status)status);
     }
     dcommi_run_unref(run);
     return (dcomm_status)status;
@@ -66921,9 +67075,9 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor
     case DCOMM_CUDA_FEEDBACK_MISSING:
         return odd ? 0 : __fsub_rn(a, b);
     case DCOMM_CUDA_FEEDBACK_LEFT:
-        return __fsub_rn(a, gone);
+        return dcommi_cuda_finite(__fsub_rn(a, gone));
     case DCOMM_CUDA_FEEDBACK_LEARN:
-        return dcommi_cuda_add(a, gone);
+        return dcommi_cuda_finite(dcommi_cuda_add(a, gone));
     case DCOMM_CUDA_FEEDBACK_MOMENTUM:
         return (float)__dadd_rn((double)a, __dmul_rn((double)factor, (double)b));
     case DCOMM_CUDA_FEEDBACK_FORGET:
@@ -67245,7 +67399,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
                 const float v =
                     s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
                 const float next = p.how > 0   ? dcommi_cuda_add(old[u], v)
-                                   : p.how < 0 ? __fsub_rn(old[u], v)
+                                   : p.how < 0 ? dcommi_cuda_finite(__fsub_rn(old[u], v))
                                                : v;
                 if (!LEDGER || p.to != NULL) {
                     dcommi_cuda_store<float>(p.to + at, next);

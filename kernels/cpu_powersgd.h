@@ -170,6 +170,12 @@ static inline size_t dcommi_matrix_left(size_t length, size_t c)
             memcpy(&old, x + c, BYTES);                                \
             v = how > 0 ? old + v : old - v;                           \
         }                                                              \
+        if (how < 0) { /* what is held back stays finite */            \
+            dcommi_i32x8 bits;                                         \
+            memcpy(&bits, &v, sizeof bits);                            \
+            bits += (bits & 0x7fffffff) == 0x7f800000;                 \
+            memcpy(&v, &bits, sizeof v);                               \
+        }                                                              \
         memcpy(x + c, &v, BYTES);                                      \
     } while (0)
 

@@ -44,9 +44,9 @@ DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor
     case DCOMM_CUDA_FEEDBACK_MISSING:
         return odd ? 0 : __fsub_rn(a, b);
     case DCOMM_CUDA_FEEDBACK_LEFT:
-        return __fsub_rn(a, gone);
+        return dcommi_cuda_finite(__fsub_rn(a, gone));
     case DCOMM_CUDA_FEEDBACK_LEARN:
-        return dcommi_cuda_add(a, gone);
+        return dcommi_cuda_finite(dcommi_cuda_add(a, gone));
     case DCOMM_CUDA_FEEDBACK_MOMENTUM:
         return (float)__dadd_rn((double)a, __dmul_rn((double)factor, (double)b));
     case DCOMM_CUDA_FEEDBACK_FORGET:

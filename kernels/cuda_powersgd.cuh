@@ -234,7 +234,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
                 const float v =
                     s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
                 const float next = p.how > 0   ? dcommi_cuda_add(old[u], v)
-                                   : p.how < 0 ? __fsub_rn(old[u], v)
+                                   : p.how < 0 ? dcommi_cuda_finite(__fsub_rn(old[u], v))
                                                : v;
                 if (!LEDGER || p.to != NULL) {
                     dcommi_cuda_store<float>(p.to + at, next);

@@ -40,7 +40,8 @@ extern "C" {
     X(DCOMM_ERR_FORKED, -12, "called in a forked child")           \
     X(DCOMM_ERR_PLAN, -13, "the plan is not valid")                \
     X(DCOMM_ERR_SYSTEM, -14, "an operating system call failed")    \
-    X(DCOMM_ERR_INTERNAL, -15, "internal error")
+    X(DCOMM_ERR_INTERNAL, -15, "internal error")                   \
+    X(DCOMM_ERR_RANGE, -16, "a sum of finite numbers is too large for its type")
 
 typedef enum dcomm_status {
 #define DCOMMI_STATUS_ENUM(name, number, text) name = number,

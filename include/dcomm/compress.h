@@ -67,7 +67,8 @@ typedef struct dcomm_codec_info {
     size_t max_bytes;   /* of a wire */
     double bits;        /* per element, of max_bytes */
     double omega;       /* bound of E|C(x)-x|^2 / |x|^2 if unbiased; NaN: unknown */
-    double contraction; /* bound of |C(x)-x|^2 / |x|^2 for every x; NaN: none below 1 */
+    double contraction; /* bound of |C(x)-x|^2 / |x|^2 for every x; NaN: none below 1 (f16
+                           values among them, which end at 65504) */
 } dcomm_codec_info;
 
 /* Make a codec. spec: "name" or "name:option=value,option=value"; options that are not named have
@@ -118,7 +119,8 @@ DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const flo
                                              dcomm_codec_report *report);
 
 /* x = the decoded wire. Errors: DCOMM_ERR_CORRUPT when these bytes cannot come from this codec and
- * count; x is undefined then. */
+ * count; DCOMM_ERR_RANGE when a linear codec's number is not finite, as where wires were summed
+ * beyond f32 (not with nonfinite=pass). x is undefined then. */
 DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                     float *x, size_t count);
 /* acc += the decoded wire, one f32 addition an element. Errors as dcomm_decode. */
@@ -132,7 +134,9 @@ DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *co
 /* The owner's part of a two-shot exchange, in one pass where the codec can: decode n wires, add
  * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result again,
  * with error feedback where residual is not NULL (see dcomm_encode_feedback; next as there). factor
- * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL. */
+ * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL. Errors: those of
+ * dcomm_encode and dcomm_decode; DCOMM_ERR_RANGE with nonfinite=fail where a sum is beyond f32: it
+ * counts as 0, and wire, next and report are complete. */
 DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
                                     const size_t *bytes, size_t n, float factor,
                                     const float *residual, float *next, size_t count,

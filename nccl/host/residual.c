@@ -32,9 +32,9 @@ static float one(dcomm_cuda_feedback_op op, float a, float factor, float b, size
     case DCOMM_CUDA_FEEDBACK_MISSING:
         return isfinite(a) ? a - b : 0;
     case DCOMM_CUDA_FEEDBACK_LEFT:
-        return a - gone;
+        return isfinite(a - gone) ? a - gone : copysignf(FLT_MAX, a - gone);
     case DCOMM_CUDA_FEEDBACK_LEARN:
-        return a + gone;
+        return isfinite(a + gone) ? a + gone : copysignf(FLT_MAX, a + gone);
     case DCOMM_CUDA_FEEDBACK_MOMENTUM:
         return (float)((double)a + (double)factor * (double)b);
     case DCOMM_CUDA_FEEDBACK_FORGET:

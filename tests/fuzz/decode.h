@@ -42,9 +42,9 @@ static void decode_recode(const dcomm_codec *codec, const uint8_t *wire, size_t 
         again == NULL ? DCOMM_ERR_NO_MEMORY
                       : dcomm_recode(codec, wires, lengths, 3, 0.25f, NULL, NULL, count, &key,
                                      portable ? first : again, most, &length, NULL, NULL);
-    /* DCOMM_ERR_INVALID: the sum is not finite. */
+    /* DCOMM_ERR_RANGE: the sum is not finite. */
     if (status != DCOMM_ERR_NO_MEMORY && status != decoded &&
-        !(decoded == DCOMM_OK && status == DCOMM_ERR_INVALID)) {
+        !(decoded == DCOMM_OK && status == DCOMM_ERR_RANGE)) {
         abort();
     }
     if (portable) {

@@ -265,7 +265,8 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
         for (size_t i = from; i < from + n; i++) {
             /* e: more that is not finite than the codec sends. */
             bool odd = dcommi_f32_nonfinite(sent[i]) || dcommi_f32_nonfinite(e[i]);
-            call->next[i] = odd ? residual[i] : e[i] - sent[i];
+            float left = odd ? residual[i] : e[i] - sent[i];
+            call->next[i] = dcommi_f32_nonfinite(left) ? copysignf(FLT_MAX, left) : left;
         }
         if (call->tally != NULL) {
             dcommi_tally_compare(call->tally, from, sent + from, n);
@@ -323,6 +324,15 @@ static dcommi_encoding dcommi_codec_call(const float *x, const float *residual, 
     return call;
 }
 
+/* Numbers of a recoding that are not finite, though every wire's are. */
+static dcomm_status dcommi_codec_beyond(const char *what, const dcomm_codec_report *report,
+                                        size_t count)
+{
+    return dcommi_fail(DCOMM_ERR_RANGE,
+                       "%s: %zu of %zu sums of wires are beyond f32; the first is number %zu", what,
+                       report->nonfinite, count, report->first_nonfinite);
+}
+
 /* What is left to do when the codec is through: the outputs, and the policy. */
 static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status status,
                                          dcommi_encoding *call, const char *what, size_t *bytes_p,
@@ -337,10 +347,11 @@ static dcomm_status dcommi_codec_encoded(const dcomm_codec *codec, dcomm_status 
     }
     if (call->report.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         size_t at = call->report.first_nonfinite;
-        char value[32] = "a sum of wires";
-        if (call->x != NULL) {
-            dcommi_snprintf(value, sizeof value, "%g", (double)call->x[at]);
+        char value[32];
+        if (call->x == NULL) {
+            return dcommi_codec_beyond(what, &call->report, call->count);
         }
+        dcommi_snprintf(value, sizeof value, "%g", (double)call->x[at]);
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "%s: %zu of %zu inputs are not finite; the first is number %zu: %s",
                            what, call->report.nonfinite, call->count, at, value);

@@ -121,7 +121,7 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
             }
             return DCOMMI_CONSUMED;
         }
-        if (run != NULL && run->signature.hash != h->signature) {
+        if (run != NULL && !dcommi_run_accepts(run, h)) {
             dcommi_suspect_mismatch(comm, run, h, arrival->len);
             return DCOMMI_CONSUMED;
         }
@@ -212,7 +212,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
         dcommi_poison(comm,
-                      status < 0 && status >= DCOMM_ERR_INTERNAL ? (dcomm_status)status
+                      status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
                                                                  : DCOMM_ERR_ABORTED,
                       (int)h->src, text);
         return DCOMMI_CONSUMED;

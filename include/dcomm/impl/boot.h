@@ -64,7 +64,7 @@ static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank
     }
     return theirs.status >= 0
                ? DCOMM_OK
-               : dcommi_fail(theirs.status >= DCOMM_ERR_INTERNAL ? (dcomm_status)theirs.status
+               : dcommi_fail(theirs.status >= DCOMM_ERR_RANGE ? (dcomm_status)theirs.status
                                                                  : DCOMM_ERR_CORRUPT,
                              "rank %d: %s", rank, theirs.text);
 }

@@ -278,6 +278,23 @@ static dcommi_run *dcommi_run_new(dcomm_comm *comm)
     return run;
 }
 
+/* The sentence of a run that has failed: its verdict, or why the communicator is poisoned. */
+static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
+{
+    const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
+    if (DCOMMI_LIKELY(run->verdict != status)) {
+        dcommi_fail(status, "%s", run->comm->message);
+    } else if (run->verdict_rank == run->comm->rank) {
+        dcommi_fail(status, "%s #%" PRIu64 ", rank %d: %s", call, run->seq, run->verdict_rank,
+                    run->coded->said);
+    } else {
+        dcommi_fail(status, "%s #%" PRIu64 ": rank %d found %s; its own error names the first", call,
+                    run->seq, run->verdict_rank,
+                    status == DCOMM_ERR_RANGE ? "sums of finite numbers that are beyond f32"
+                                              : "inputs that are not finite");
+    }
+}
+
 static dcomm_status dcommi_run_wait(dcommi_run *run)
 {
     int status;
@@ -286,7 +303,7 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
         dcommi_progress_for(run->comm->context, run);
     }
     if (status < 0) {
-        dcommi_fail((dcomm_status)status, "%s", run->comm->message);
+        dcommi_run_why(run, (dcomm_status)status);
     }
     dcommi_run_unref(run);
     return (dcomm_status)status;

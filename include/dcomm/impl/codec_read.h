@@ -63,7 +63,16 @@ static void dcommi_read_count(dcommi_encoding *call)
     call->report = plain.report;
 }
 
-/* n numbers of a wire, aligned or not: without nonfinite=pass they are finite. */
+static dcomm_status dcommi_read_range(const dcomm_codec *codec)
+{
+    return dcommi_fail(DCOMM_ERR_RANGE,
+                       "%s: a number that is not finite, without nonfinite=pass: the sum of what was "
+                       "encoded is beyond f32",
+                       codec->ops->name);
+}
+
+/* n numbers of a wire, aligned or not: without nonfinite=pass they are finite, unless wires were
+ * summed. */
 static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *values, size_t n)
 {
     uint32_t odd = 0; /* its highest bit: whether one is not */
@@ -74,9 +83,7 @@ static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *valu
     }
     return odd >> 31 == 0 || codec->nonfinite == DCOMMI_NONFINITE_PASS
                ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_CORRUPT,
-                             "%s: a number that is not finite, without nonfinite=pass",
-                             codec->ops->name);
+               : dcommi_read_range(codec);
 }
 
 #endif

@@ -34,7 +34,7 @@ static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place
         status = dcommi_coded_plain(c, src, count, &key, dst, dst_len, encoded, &report);
     }
     dcommi_coded_tell(c, place, &report);
-    return status;
+    return dcommi_coded_judge(c, status, &report);
 }
 
 static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_place *place)
@@ -68,7 +68,10 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
     if (c == NULL) {
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
-    DCOMMI_TRY(dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count));
+    dcomm_status status = dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count);
+    if (status < 0) { /* of what cannot be decoded, nothing is made */
+        return dcommi_coded_judge(c, status, NULL);
+    }
     DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
     dcommi_coded_fill(c, dst, count, nsrc);
     if (dcommi_linear_powersgd(c)) {
@@ -104,7 +107,7 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
         return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
     }
     dcomm_codec_key key = dcommi_coded_key(c, place);
-    dcomm_codec_report report;
+    dcomm_codec_report report = {0};
     float factor = 1.0f / (float)place->divisor;
     dcomm_status status;
     if (c->feedback != NULL && c->begins.partly) {
@@ -121,10 +124,10 @@ static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place
             dcomm_ledger_encoded(c->ledger, count, &report);
         }
     }
-    if (status >= 0) {
+    if (status >= 0 || report.nonfinite > 0) {
         dcommi_coded_tell(c, place, &report);
     }
-    return status;
+    return dcommi_coded_judge(c, status, &report);
 }
 
 static const dcomm_plan_codec dcommi_coded_codec = {
@@ -254,6 +257,7 @@ static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *op
     c->codec = dcommi_coded_codec_of(opts);
     c->feedback = opts->feedback;
     c->begun = false;
+    c->found = DCOMM_OK;
     c->device = NULL;
     c->rank = (uint32_t)comm->rank;
     c->report = opts->codec_report;

@@ -95,6 +95,22 @@ static void dcommi_code_free(dcommi_code_job *job, dcommi_device_handle *d)
     dcommi_free(job);
 }
 
+/* After a codec's step: take the verdict that it has found. A call in the order of a stream has
+ * nobody who waits for its status, so that there it poisons the communicator. */
+static dcomm_status dcommi_coded_verdict(dcommi_lane *lane)
+{
+    dcommi_run *run = lane->frame->run;
+    if (DCOMMI_LIKELY(run->coded == NULL || run->coded->found == DCOMM_OK)) {
+        return DCOMM_OK;
+    }
+    if (run->gate.stream != NULL && run->blocking) {
+        dcommi_step_error(lane, run->coded->found, "%s", run->coded->said);
+        return run->coded->found;
+    }
+    dcommi_verdict_take(run, run->coded->found, run->comm->rank);
+    return DCOMM_OK;
+}
+
 /* The wire that was selected is in host memory. */
 static void dcommi_code_home(void *user, bool good)
 {
@@ -154,9 +170,15 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
         if (status >= 0 && (job->feedback.raises || (job->spreads && !encodes))) {
             dcommi_code_raised(job, &found);
         }
+        if (status == DCOMM_ERR_CORRUPT && !encodes && run->coded->linear) {
+            status = dcommi_read_range(run->coded->codec); /* its length is fixed */
+        } else if (status == DCOMM_ERR_INVALID && job->code.kind == DCOMM_STEP_RECODE) {
+            status = dcommi_codec_beyond("a recoding", &report, job->code.count);
+        }
+        status = dcommi_coded_judge(run->coded, status, &report);
         if (status < 0) {
             dcommi_step_error(lane, status, "%s", dcommi_message);
-        } else {
+        } else if (dcommi_coded_verdict(lane) >= 0) {
             if (encodes && job->word >= 0) {
                 lane->frame->words[job->word] = report.bytes;
             }

@@ -36,7 +36,7 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place
         DCOMMI_TRY(dcommi_coded_begin_feedback(c, x, 0));
         dcomm_status status = dcommi_feedback_gather_of(c->feedback, &c->whole, &call.report);
         dcommi_coded_tell(c, place, &call.report);
-        return status;
+        return dcommi_coded_judge(c, status, &call.report);
     }
     dcommi_read_all(&call);
     dcommi_coded_tell(c, place, &call.report);
@@ -45,9 +45,10 @@ static dcomm_status dcommi_linear_input(dcommi_coded *c, const dcomm_codec_place
     }
     c->whole = x;
     if (call.report.nonfinite > 0 && c->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%zu of %zu inputs are not finite; the first is number %zu",
-                           call.report.nonfinite, count, call.report.first_nonfinite);
+        dcomm_status status = dcommi_fail(
+            DCOMM_ERR_INVALID, "%zu of %zu inputs are not finite; the first is number %zu",
+            call.report.nonfinite, count, call.report.first_nonfinite);
+        return dcommi_coded_judge(c, status, &call.report);
     }
     return DCOMM_OK;
 }

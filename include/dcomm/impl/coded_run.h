@@ -25,6 +25,8 @@ typedef struct dcommi_coded {
     const float *whole; /* of these numbers, which may be a device's, */
     size_t count;       /* so many */
     struct dcommi_spread *spread; /* of a sparse exchange (coded_sparse.h); NULL: not needed yet */
+    dcomm_status found;           /* this rank's verdict (verdict.h), */
+    char said[DCOMMI_MESSAGE_MAX]; /* and its sentence */
 } dcommi_coded;
 
 static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
@@ -35,6 +37,22 @@ static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
         c->workspace_len = c->workspace != NULL ? need : 0;
     }
     return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* Numbers that are not finite, or a sum beyond f32, are no failure of the run, whose wires are
+ * complete: return DCOMM_OK, and remember the status for its end. */
+static dcomm_status dcommi_coded_judge(dcommi_coded *c, dcomm_status status,
+                                       const dcomm_codec_report *report)
+{
+    const bool numbers = status == DCOMM_ERR_INVALID && report->nonfinite > 0;
+    if (status != DCOMM_ERR_RANGE && !numbers) {
+        return status;
+    }
+    if (c->found == DCOMM_OK || status > c->found) {
+        c->found = status;
+        snprintf(c->said, sizeof c->said, "%s", dcommi_message);
+    }
+    return DCOMM_OK;
 }
 
 /* Before the first encoding, of src = element `first`. */

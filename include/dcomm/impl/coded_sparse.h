@@ -109,7 +109,7 @@ static dcomm_status dcommi_spread_select(dcommi_coded *c, const float *x, size_t
     }
     report.bytes = 0;
     dcommi_coded_tell(c, &all, &report);
-    DCOMMI_TRY(status);
+    DCOMMI_TRY(dcommi_coded_judge(c, status, &report));
     return dcommi_spread_selected(c, wire, *bytes);
 }
 

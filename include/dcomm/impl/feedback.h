@@ -224,7 +224,8 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
         n = c->count - at < DCOMMI_FEEDBACK_BLOCK ? c->count - at : DCOMMI_FEEDBACK_BLOCK;
         for (size_t i = 0; i < n; i++) {
             float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
-            next[i] = c->estimates ? held[at + i] + gone : e[at + i] - gone;
+            float left = c->estimates ? held[at + i] + gone : e[at + i] - gone;
+            next[i] = dcommi_f32_nonfinite(left) ? copysignf(FLT_MAX, left) : left;
         }
         dcommi_feedback_write(c->store, c->at + at, n, next);
         if (tally == NULL) {
@@ -276,6 +277,9 @@ static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_ca
     c->report.clipped += seen.clipped;
     c->report.nonfinite = seen.nonfinite;
     c->report.first_nonfinite = seen.first_nonfinite;
+    if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL && c->in.n > 0) {
+        return dcommi_codec_beyond("error feedback", &seen, c->count);
+    }
     if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
                            "error feedback: %zu of %zu inputs are not finite; the first is number "

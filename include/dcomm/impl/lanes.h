@@ -67,7 +67,7 @@ static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value)
 static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
 {
     dcomm_comm *comm = run->comm;
-    if (h->signature != run->signature.hash) {
+    if (!dcommi_run_accepts(run, h)) {
         dcommi_suspect_mismatch(comm, run, h, 0);
         return;
     }

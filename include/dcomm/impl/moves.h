@@ -4,6 +4,7 @@
 #define DCOMMI_MOVES_H
 
 #include "jobs.h"
+#include "verdict.h"
 
 #include <sys/uio.h>
 
@@ -183,7 +184,7 @@ static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type
     dcommi_header h = {.type = type,
                        .stream = run->stream,
                        .stage = run->stage,
-                       .signature = run->signature.hash,
+                       .signature = run->signature.hash ^ run->mark,
                        .seq = run->seq,
                        .tag = tag};
     return h;
@@ -558,7 +559,7 @@ static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
     dcommi_run *run = move->run;
     dcomm_comm *comm = run->comm;
     size_t len = h->type == DCOMMI_MSG_RTS || h->type == DCOMMI_MSG_OFFER ? h->b : h->a;
-    if (h->signature != run->signature.hash) {
+    if (!dcommi_run_accepts(run, h)) {
         dcommi_suspect_mismatch(comm, run, h, len);
         if (run->active) {
             dcommi_match_insert(comm, &move->node);

@@ -208,7 +208,7 @@ static void dcommi_stage_done(dcommi_run *run)
 {
     const dcomm_plan *plan = run->plan;
     if (plan->next == NULL) {
-        dcommi_run_finish(run, DCOMM_OK);
+        dcommi_run_finish(run, run->verdict);
         return;
     }
     dcomm_status status = DCOMM_OK;
@@ -245,7 +245,7 @@ static void dcommi_stage_done(dcommi_run *run)
                  run->stage, run->plan->name, why);
         dcommi_poison(run->comm, status, -1, text);
     } else if (next == NULL) {
-        dcommi_run_finish(run, DCOMM_OK);
+        dcommi_run_finish(run, run->verdict);
     } else {
         dcommi_run_event(run);
         dcommi_frame_start(&run->root);

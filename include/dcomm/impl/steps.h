@@ -501,6 +501,9 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
             step->kind == DCOMM_STEP_ENCODE ? "encode" : "decode", o.n > 0 ? o.len[0] : 0,
             o.place.first, dcommi_message[0] != 0 ? ": " : "", dcommi_message);
     }
+    if (dcommi_coded_verdict(lane) < 0) {
+        return DCOMMI_GONE;
+    }
     if (encoded > dst_len || (encodes && word < 0 && encoded != dst_len)) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "%s encoded %zu bytes into %zu", codec->name,
                                  encoded, dst_len);

@@ -141,6 +141,7 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
  */
 static bool dcommi_spread_plan(const dcomm_plan *plan);
 static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step);
+static dcomm_status dcommi_coded_verdict(dcommi_lane *lane);
 
 /* dst <- factor * src, of 64-bit integers: doublings and additions, from the highest bit on. Slow
  * where a factor has many bits, but exact, and such factors are rare. dst is not src. */

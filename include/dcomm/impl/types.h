@@ -228,6 +228,9 @@ struct dcommi_run {
     dcommi_gate gate;
     unsigned jobs;              /* of the device's under way */
     struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
+    dcomm_status verdict;       /* with which a compressed run will end (verdict.h), by... */
+    int32_t verdict_rank;       /* ...the numbers of this rank */
+    uint32_t mark;              /* of that, in the signature of what it sends; 0: none */
     dcommi_factor factor;       /* where the plan begins with it as a word */
     bool factored;
     _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
