@@ -68,6 +68,14 @@ extern "C" {
 #define DCOMM_API extern
 #endif
 
+/* Compilers warn of a call whose status nobody looks at: of what creates, communicates or waits.
+ * Define DCOMM_NO_WARN_UNUSED before the include to have no such warnings. */
+#if defined(__GNUC__) && !defined(DCOMM_NO_WARN_UNUSED)
+#define DCOMM_CHECKED __attribute__((warn_unused_result))
+#else
+#define DCOMM_CHECKED
+#endif
+
 /* Status of every call: 0 is good, positive is in progress, negative is an error.
  * X(name, number, text) */
 #define DCOMM_STATUS_TABLE(X)                                      \
@@ -157,7 +165,7 @@ DCOMM_API const char *dcomm_version(void);
  * have the same values.
  * Errors: DCOMM_ERR_INVALID (bytes is 0 or more than DCOMM_DTYPE_BYTES_MAX; dtype_p is NULL),
  * DCOMM_ERR_UNSUPPORTED (2^18 - 1 have been created). */
-DCOMM_API dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtype *dtype_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtype *dtype_p);
 
 /* A reduction of the caller's own: inout[i] = op(in[i], inout[i]) for `count` elements of dtype.
  * It must be associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding.
@@ -172,7 +180,7 @@ typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dty
  * same operators in the same order have the same values, whenever they destroy them. At most 64
  * can be alive.
  * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
-DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
 
 /* All zero means the defaults. The same on every rank. */
 typedef struct dcomm_op_opts {
@@ -182,8 +190,9 @@ typedef struct dcomm_op_opts {
                     next rank gave, so inout = inout * in makes x0 * x1 * x2 ... (default: false) */
 } dcomm_op_opts;
 /* dcomm_op_create with options; opts may be NULL. */
-DCOMM_API dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user, const dcomm_op_opts *opts,
-                                            dcomm_op *op_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user,
+                                                          const dcomm_op_opts *opts,
+                                                          dcomm_op *op_p);
 /* Destroy an operator: no new call can use it. Collectives that are outstanding still do, so `fn`
  * and `user` must stay until these are complete. Until then the operator counts as alive.
  * Errors: DCOMM_ERR_INVALID (there is none of this value). */
@@ -282,7 +291,7 @@ typedef struct dcomm_codec_info {
  * dcomm_codec_decide in tune.h); "auto" is "auto:qsgd:bits=8". *codec_p is the caller's until
  * dcomm_codec_destroy. Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range:
  * the sentence lists what is allowed), DCOMM_ERR_NO_MEMORY. */
-DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
 /* Free it and set *codec_p to NULL; NULL is fine. No call may be using it. */
 DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p);
 /* The spec with all options written out; lives as long as the codec. */
@@ -515,9 +524,9 @@ typedef struct dcomm_feedback_info {
 /* A state of zeros for a tensor of `count` elements. The codec must live as long.
  * Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive, see opts.scale),
  * DCOMM_ERR_NO_MEMORY. */
-DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
-                                             const dcomm_feedback_opts *opts,
-                                             dcomm_feedback **fb_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
+                                                           const dcomm_feedback_opts *opts,
+                                                           dcomm_feedback **fb_p);
 DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p);
 DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info);
 /* The codec of the step that comes or is under way, by which its wires are decoded: the one of
@@ -600,8 +609,8 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
 DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
 /* Read it back, also what older versions saved. The codec's spec must be the one that was saved.
  * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
-DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
-                                           dcomm_feedback **fb_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from,
+                                                         size_t bytes, dcomm_feedback **fb_p);
 
 typedef struct dcomm_feedback_loss {
     size_t missing;     /* states that were not given: what they held is lost */
@@ -613,9 +622,10 @@ typedef struct dcomm_feedback_loss {
 /* The state of rank `rank` of `nranks` from the states old[0..nold) of all ranks of a job of
  * another size; NULL where one is missing. Old rank r goes to rank r mod nranks, owner residuals
  * into worker residuals. loss may be NULL; it is the same on each rank. */
-DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
-                                              uint32_t rank, uint32_t nranks, dcomm_feedback **fb_p,
-                                              dcomm_feedback_loss *loss);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old,
+                                                            size_t nold, uint32_t rank,
+                                                            uint32_t nranks, dcomm_feedback **fb_p,
+                                                            dcomm_feedback_loss *loss);
 
 #ifdef __cplusplus
 }
@@ -1331,8 +1341,8 @@ typedef struct dcomm_context_opts {
 /* Open a context. It is closed when its creator has destroyed it and neither a communicator nor
  * memory from dcomm_mem_alloc is left.
  * Errors: DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (no socket, no thread). */
-DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
-                                            dcomm_context **context_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
+                                                          dcomm_context **context_p);
 DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
 
 /* Progress every communicator of the context once, without blocking. Any wait does the same; call
@@ -1346,6 +1356,14 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ID = 1,       /* opts.id, opts.rank, opts.size */
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
+
+/* What a communicator does when it is poisoned, beside failing its calls (docs/errors.md). */
+typedef enum dcomm_on_error {
+    DCOMM_ON_ERROR_DEFAULT = 0, /* as DCOMM_ERRORS=return|print|abort says, else print */
+    DCOMM_ON_ERROR_RETURN = 1,  /* nothing more */
+    DCOMM_ON_ERROR_PRINT = 2,   /* tell the logger (or stderr) once: rank and sentence */
+    DCOMM_ON_ERROR_ABORT = 3    /* the same, then abort(); also where creation fails */
+} dcomm_on_error;
 
 #define DCOMM_CONNECTIONS_MAX 16 /* between two ranks on different hosts */
 
@@ -1367,30 +1385,35 @@ typedef struct dcomm_comm_opts {
     int tune;           /* 1: measure what things cost, once per process and set of hosts, so that
                            algorithms are chosen by it: 0.2 s on a host, 0.6 s where ranks share
                            its cores or links are slow (or read it, where DCOMM_TUNE_FILE names a
-                           file, or where an earlier run on this host has kept it: DCOMM_TUNE_CACHE); -1: choose by built-in numbers (default:
-                           DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
+                           file, or where an earlier run on this host has kept it: DCOMM_TUNE_CACHE); -1:
+                           choose by built-in numbers (default:           DCOMM_TUNE=1|0, else 1); rank 0's is
+                           taken by           all ranks */
     int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
                            faster where the network limits each by itself (default:
                            DCOMM_CONNECTIONS, else chosen: as few as nearly fill the link, where
                            tuning measures, those of the tuning where it is read, else 1); rank 0's
                            is taken by all ranks. Communicators of a context share connections: the
                            one created or tuned last decides */
+    dcomm_on_error on_error; /* of this rank alone; communicators derived from this one do alike
+                                (default: DCOMM_ON_ERROR_DEFAULT) */
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`
  * ranks have come or the communicator that uses it is destroyed. Children that are forked after it
  * may be the ranks.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_SYSTEM (no socket, no randomness). */
-DCOMM_API dcomm_status dcomm_id_create(dcomm_id *id);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
 
-/* Create a communicator; collective over all its ranks. opts may be NULL. It may be tried again after
- * an error. A rank that fails alone (bad options, no shared memory) takes up to 5 s to tell the others.
- * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
- * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT. */
-DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm **comm_p);
+/* Create a communicator; collective over all its ranks. opts may be NULL. It may be tried again
+ * after an error. A rank that fails alone (bad options, no shared memory) takes up to 5 s to tell
+ * the others. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH
+ * (wrong secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
+                                                       dcomm_comm **comm_p);
 /* The same without blocking: *comm_p exists at once; dcomm_comm_ready tells when it can be used.
  * Any other call on it before then fails with DCOMM_ERR_INVALID; destroying it cancels. */
-DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcomm_comm **comm_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts,
+                                                             dcomm_comm **comm_p);
 /* DCOMM_OK, DCOMM_IN_PROGRESS, or why creation failed. */
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 
@@ -1398,22 +1421,26 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
  * join, then destroy. Waits until the operations that are outstanding are complete or have timed
  * out (dcomm_comm_abort before it ends them at once); their requests are still to be waited for, or
  * freed. Then waits up to 5 s for the goodbyes of its peers. NULL and *comm_p NULL are good.
- * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group). */
+ * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group); the error that
+ * poisoned the communicator, where nobody has looked at it: no call and no wait has returned it,
+ * nor will the wait for an outstanding request; dcomm_comm_status, _error, _ready and _shrink were
+ * not called since. The communicator is closed all the same. */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);
  * collective. A negative colour takes part and gets *new_p = NULL. Like dup and shrink it waits,
  * and so cannot stand between dcomm_group_start and dcomm_group_end. */
-DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key,
+                                                      dcomm_comm **new_p);
 /* A communicator with the same ranks and a message space of its own; collective. */
-DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
 /* A communicator without the n ranks in `excluded`; collective over the others, which must all
  * name the same ranks. Works after an error, which is what it is for. Survivors keep their order.
  * Waits for the others at most as long as the communicator's operations; after an error it can be
  * called again, also by ranks that have called it a different number of times.
  * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
-DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
-                                         dcomm_comm **new_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
+                                                       dcomm_comm **new_p);
 /* Fail every outstanding and future operation on every rank with DCOMM_ERR_ABORTED and `reason`
  * (NULL: none given). From any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
@@ -1516,7 +1543,8 @@ extern "C" {
  * Errors of alloc: DCOMM_ERR_INVALID (context or ptr_p is NULL), DCOMM_ERR_SYSTEM (no shared memory
  * of that size: the sentence says what to raise), DCOMM_ERR_NO_MEMORY. *ptr_p is NULL then, and
  * also for 0 bytes. */
-DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes,
+                                                     void **ptr_p);
 /* Free memory from dcomm_mem_alloc or dcomm_mem_alloc_device and set *ptr_p to NULL. No operation
  * on it may be outstanding; after an error its communicator must be destroyed first
  * (docs/errors.md). NULL and *ptr_p NULL are good. Errors: DCOMM_ERR_INVALID (not from one of them,
@@ -1542,7 +1570,8 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
  * Errors: DCOMM_ERR_INVALID (ptr_p is NULL), DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA),
  * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (CUDA's, in the sentence). *ptr_p is NULL then, and also
  * for 0 bytes. */
-DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes, void **ptr_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes,
+                                                            void **ptr_p);
 /* Let peers of one more context open all of the memory from dcomm_mem_alloc_device that `ptr`
  * points into; counted. unshare takes that back, with no operation on it of this context's
  * outstanding; dcomm_mem_free does so for all. Errors: DCOMM_ERR_INVALID (no such memory; context
@@ -1677,139 +1706,171 @@ typedef struct dcomm_coll_opts {
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
  * recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling, one_shot,
  * two_shot, staged, star, hier, hier_leader; see docs/algorithms.md for the cost of each. */
-DCOMM_API dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                        size_t count, dcomm_dtype dtype, dcomm_op op,
-                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_allreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       size_t count, dcomm_dtype dtype, dcomm_op op,
-                                       const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf,
+                                                      void *recvbuf, size_t count,
+                                                      dcomm_dtype dtype, dcomm_op op,
+                                                      const dcomm_coll_opts *opts,
+                                                      dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allreduce(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                     dcomm_op op, const dcomm_coll_opts *opts);
 
 /* sendbuf holds size*recvcount elements; rank r gets the reduced block r. In place: recvbuf ==
  * sendbuf + rank*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer, and rank's block of it
  * takes the result). */
-DCOMM_API dcomm_status dcomm_ireduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                             size_t recvcount, dcomm_dtype dtype, dcomm_op op,
-                                             const dcomm_coll_opts *opts,
-                                             dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                            size_t recvcount, dcomm_dtype dtype, dcomm_op op,
-                                            const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce_scatter(dcomm_comm *comm, const void *sendbuf,
+                                                           void *recvbuf, size_t recvcount,
+                                                           dcomm_dtype dtype, dcomm_op op,
+                                                           const dcomm_coll_opts *opts,
+                                                           dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, const void *sendbuf,
+                                                          void *recvbuf, size_t recvcount,
+                                                          dcomm_dtype dtype, dcomm_op op,
+                                                          const dcomm_coll_opts *opts);
 /* The same with recvcounts[size] elements per rank, packed in rank order in sendbuf. */
-DCOMM_API dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                              const size_t *recvcounts, dcomm_dtype dtype,
-                                              dcomm_op op, const dcomm_coll_opts *opts,
-                                              dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_reduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                             const size_t *recvcounts, dcomm_dtype dtype,
-                                             dcomm_op op, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *sendbuf,
+                                                            void *recvbuf, const size_t *recvcounts,
+                                                            dcomm_dtype dtype, dcomm_op op,
+                                                            const dcomm_coll_opts *opts,
+                                                            dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce_scatterv(dcomm_comm *comm, const void *sendbuf,
+                                                           void *recvbuf, const size_t *recvcounts,
+                                                           dcomm_dtype dtype, dcomm_op op,
+                                                           const dcomm_coll_opts *opts);
 
 /* recvbuf holds size*sendcount elements, block r from rank r. In place: sendbuf == recvbuf +
  * rank*sendcount. */
-DCOMM_API dcomm_status dcomm_iallgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                        size_t sendcount, dcomm_dtype dtype,
-                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_allgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       size_t sendcount, dcomm_dtype dtype,
-                                       const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallgather(dcomm_comm *comm, const void *sendbuf,
+                                                      void *recvbuf, size_t sendcount,
+                                                      dcomm_dtype dtype,
+                                                      const dcomm_coll_opts *opts,
+                                                      dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgather(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, size_t sendcount,
+                                                     dcomm_dtype dtype,
+                                                     const dcomm_coll_opts *opts);
 /* Rank r's recvcounts[r] elements go to recvbuf + displs[r] (displs NULL: packed in rank order).
  * In place: rank's own part already lies there. Blocks must not overlap. */
-DCOMM_API dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                         const size_t *recvcounts, const size_t *displs,
-                                         dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                         dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_allgatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                        const size_t *recvcounts, const size_t *displs,
-                                        dcomm_dtype dtype, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf,
+                                                       void *recvbuf, const size_t *recvcounts,
+                                                       const size_t *displs, dcomm_dtype dtype,
+                                                       const dcomm_coll_opts *opts,
+                                                       dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgatherv(dcomm_comm *comm, const void *sendbuf,
+                                                      void *recvbuf, const size_t *recvcounts,
+                                                      const size_t *displs, dcomm_dtype dtype,
+                                                      const dcomm_coll_opts *opts);
 
 /* root's sendbuf to every recvbuf. sendbuf is read on root only; in place on root: sendbuf ==
  * recvbuf. */
-DCOMM_API dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                        size_t count, dcomm_dtype dtype, int root,
-                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_broadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       size_t count, dcomm_dtype dtype, int root,
-                                       const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf,
+                                                      void *recvbuf, size_t count,
+                                                      dcomm_dtype dtype, int root,
+                                                      const dcomm_coll_opts *opts,
+                                                      dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_broadcast(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                     int root, const dcomm_coll_opts *opts);
 
 /* Like all-reduce, with the result on root only; recvbuf is not touched elsewhere (may be NULL). */
-DCOMM_API dcomm_status dcomm_ireduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     size_t count, dcomm_dtype dtype, dcomm_op op, int root,
-                                     const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_reduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                    size_t count, dcomm_dtype dtype, dcomm_op op, int root,
-                                    const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce(dcomm_comm *comm, const void *sendbuf,
+                                                   void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                   dcomm_op op, int root,
+                                                   const dcomm_coll_opts *opts,
+                                                   dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce(dcomm_comm *comm, const void *sendbuf,
+                                                  void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                  dcomm_op op, int root,
+                                                  const dcomm_coll_opts *opts);
 
 /* sendcount elements from each rank to root's recvbuf, in rank order. In place on root: sendbuf
  * == recvbuf + root*sendcount. */
-DCOMM_API dcomm_status dcomm_igather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     size_t sendcount, dcomm_dtype dtype, int root,
-                                     const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_gather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                    size_t sendcount, dcomm_dtype dtype, int root,
-                                    const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_igather(dcomm_comm *comm, const void *sendbuf,
+                                                   void *recvbuf, size_t sendcount,
+                                                   dcomm_dtype dtype, int root,
+                                                   const dcomm_coll_opts *opts,
+                                                   dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_gather(dcomm_comm *comm, const void *sendbuf,
+                                                  void *recvbuf, size_t sendcount,
+                                                  dcomm_dtype dtype, int root,
+                                                  const dcomm_coll_opts *opts);
 /* counts[size] and displs[size] (NULL: packed) are given, alike, on every rank. */
-DCOMM_API dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
-                                      int root, const dcomm_coll_opts *opts,
-                                      dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     const size_t *counts, const size_t *displs, dcomm_dtype dtype,
-                                     int root, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf,
+                                                    void *recvbuf, const size_t *counts,
+                                                    const size_t *displs, dcomm_dtype dtype,
+                                                    int root, const dcomm_coll_opts *opts,
+                                                    dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf,
+                                                   void *recvbuf, const size_t *counts,
+                                                   const size_t *displs, dcomm_dtype dtype,
+                                                   int root, const dcomm_coll_opts *opts);
 
 /* recvcount elements from root's sendbuf to each rank, in rank order. In place on root: recvbuf
  * == sendbuf + root*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer). */
-DCOMM_API dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      size_t recvcount, dcomm_dtype dtype, int root,
-                                      const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     size_t recvcount, dcomm_dtype dtype, int root,
-                                     const dcomm_coll_opts *opts);
-DCOMM_API dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       const size_t *counts, const size_t *displs,
-                                       dcomm_dtype dtype, int root, const dcomm_coll_opts *opts,
-                                       dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
-                                      int root, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf,
+                                                    void *recvbuf, size_t recvcount,
+                                                    dcomm_dtype dtype, int root,
+                                                    const dcomm_coll_opts *opts,
+                                                    dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scatter(dcomm_comm *comm, const void *sendbuf,
+                                                   void *recvbuf, size_t recvcount,
+                                                   dcomm_dtype dtype, int root,
+                                                   const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, const size_t *counts,
+                                                     const size_t *displs, dcomm_dtype dtype,
+                                                     int root, const dcomm_coll_opts *opts,
+                                                     dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scatterv(dcomm_comm *comm, const void *sendbuf,
+                                                    void *recvbuf, const size_t *counts,
+                                                    const size_t *displs, dcomm_dtype dtype,
+                                                    int root, const dcomm_coll_opts *opts);
 
 /* Block p of sendbuf (count elements) goes to rank p, which puts it at block `rank` of its recvbuf.
  * In place: sendbuf == recvbuf. Algorithms: pairwise, bruck, linear. */
-DCOMM_API dcomm_status dcomm_ialltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                       dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoall(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                     const dcomm_coll_opts *opts,
+                                                     dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf,
+                                                    void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                    const dcomm_coll_opts *opts);
 /* sendcounts[p] elements at sendbuf + sdispls[p] go to rank p, and recvcounts[p] come from it to
  * recvbuf + rdispls[p]; displacements may be NULL for packed. What p sends me must equal my
  * recvcounts[p]: a message of another length is DCOMM_ERR_MISMATCH on every rank. Not in place. */
-DCOMM_API dcomm_status dcomm_ialltoallv(dcomm_comm *comm, const void *sendbuf,
-                                        const size_t *sendcounts, const size_t *sdispls,
-                                        void *recvbuf, const size_t *recvcounts,
-                                        const size_t *rdispls, dcomm_dtype dtype,
-                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_alltoallv(dcomm_comm *comm, const void *sendbuf,
-                                       const size_t *sendcounts, const size_t *sdispls,
-                                       void *recvbuf, const size_t *recvcounts,
-                                       const size_t *rdispls, dcomm_dtype dtype,
-                                       const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoallv(
+    dcomm_comm *comm, const void *sendbuf, const size_t *sendcounts, const size_t *sdispls,
+    void *recvbuf, const size_t *recvcounts, const size_t *rdispls, dcomm_dtype dtype,
+    const dcomm_coll_opts *opts, dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoallv(dcomm_comm *comm, const void *sendbuf,
+                                                     const size_t *sendcounts,
+                                                     const size_t *sdispls, void *recvbuf,
+                                                     const size_t *recvcounts,
+                                                     const size_t *rdispls, dcomm_dtype dtype,
+                                                     const dcomm_coll_opts *opts);
 
 /* Nobody leaves before everybody has come. */
-DCOMM_API dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
-                                      dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                                    dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts);
 
 /* Point-to-point: the n-th send from a to b meets the n-th receive of b from a, on one
  * communicator, with equal counts; a rank does not send to itself. A send may complete before the
  * receive is posted, and may also not: write programs that do not depend on it. */
-DCOMM_API dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
-                                   dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts,
-                                   dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_send(dcomm_comm *comm, const void *buf, size_t count,
-                                  dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts);
-DCOMM_API dcomm_status dcomm_irecv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
-                                   int peer, const dcomm_coll_opts *opts,
-                                   dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
-                                  int peer, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
+                                                 dcomm_dtype dtype, int peer,
+                                                 const dcomm_coll_opts *opts,
+                                                 dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_send(dcomm_comm *comm, const void *buf, size_t count,
+                                                dcomm_dtype dtype, int peer,
+                                                const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_irecv(dcomm_comm *comm, void *buf, size_t count,
+                                                 dcomm_dtype dtype, int peer,
+                                                 const dcomm_coll_opts *opts,
+                                                 dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count,
+                                                dcomm_dtype dtype, int peer,
+                                                const dcomm_coll_opts *opts);
 
 /* Run a plan of the caller's own as the next collective of comm: plan is this rank's part, for
  * plan->rank == comm's rank and plan->nranks == comm's size. `signature` must be equal on all
@@ -1818,18 +1879,21 @@ DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dco
  * DCOMM_ERR_PLAN, what is wrong on the face of it; an operand outside its space fails the operation
  * when the engine comes to it. Table lookups out of bounds, races and deadlocks are not found here:
  * check a plan first (dcomm_plan_check). */
-DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                       void *out, void *state, uint32_t signature,
-                                       const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                      void *out, void *state, uint32_t signature,
-                                      const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan,
+                                                     const void *in, void *out, void *state,
+                                                     uint32_t signature,
+                                                     const dcomm_coll_opts *opts,
+                                                     dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan,
+                                                    const void *in, void *out, void *state,
+                                                    uint32_t signature,
+                                                    const dcomm_coll_opts *opts);
 
 /* Wait until *request_p is complete, give its result and set *request_p to NULL. Progresses every
  * communicator of the context, so the order of waits cannot deadlock. */
-DCOMM_API dcomm_status dcomm_wait(dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait(dcomm_request **request_p);
 /* The same for n requests (NULL ones are skipped); the first error in order is returned. */
-DCOMM_API dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n);
 /* DCOMM_IN_PROGRESS, or the result, with *request_p set to NULL. Progresses once. */
 DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p);
 
@@ -1846,7 +1910,7 @@ DCOMM_API dcomm_status dcomm_request_query(const dcomm_request *request, dcomm_r
  * them, progressing every context involved; requests of the non-blocking ones are valid after it.
  * Groups nest; the outermost end starts. Errors: the first one, with the others still started. */
 DCOMM_API dcomm_status dcomm_group_start(void);
-DCOMM_API dcomm_status dcomm_group_end(void);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
 
 #ifdef __cplusplus
 }
@@ -1964,9 +2028,11 @@ typedef struct dcomm_buckets_opts {
  * error feedback that is not classic in f32, or a codec that all-reduce does not take there, or
  * "auto": the sentence names it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other
  * ranks not know. */
-DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket_param *params,
-                                            size_t nparams, const dcomm_buckets_opts *opts,
-                                            dcomm_buckets **b_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_create(dcomm_comm *comm,
+                                                          const dcomm_bucket_param *params,
+                                                          size_t nparams,
+                                                          const dcomm_buckets_opts *opts,
+                                                          dcomm_buckets **b_p);
 /* Destroy them and set *b_p to NULL; gradients that live inside buckets are gone. No other thread
  * may be in a call on them. A step under way fails on all ranks. */
 DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p);
@@ -1989,7 +2055,8 @@ typedef struct dcomm_buckets_step {
 /* Begin a step. Not needed where all of it has its default and opts.weighted is not set: the first
  * gradient that is ready begins it.
  * Errors: DCOMM_ERR_INVALID (a step is under way, the weight is negative or not finite). */
-DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets_step *step);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
+                                                         const dcomm_buckets_step *step);
 
 /* The gradient of parameter i is computed. It is the library's until dcomm_bucket_wait or
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
@@ -2004,10 +2071,10 @@ DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets
  * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
  * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that
  * device; the step has not failed then), or why the step has failed. */
-DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
 /* Parameter i has no gradient in this step and contributes zeros. Nothing may be under way for it
  * on a device: its memory takes the result. */
-DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i);
 /* Move what is under way, and start what can be. From any thread, without blocking. Any waiting of
  * the context's does the same, and so does its progress thread (dcomm_context_opts), with which
  * nobody needs to call this; except with opts.weighted, where weights must have come first. */
@@ -2017,13 +2084,13 @@ DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
  * waits for the device. The step goes on. From any thread.
  * Errors: DCOMM_ERR_INVALID (its bucket or one before lacks a gradient: the sentence names it; the
  * step has not failed then; the step does not send), or why the step has failed. */
-DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
 /* Wait for all, likewise, and end the step. No other thread may be in a call on b but
  * dcomm_buckets_progress. After a step that does not send, what is under way on streams stays so.
  * Errors: DCOMM_ERR_INVALID (parameters that were never marked, where opts.unused is not set and
  * the step sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or why the step has failed,
  * here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
-DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
 
 /* ---- shards (opts.sharded) ---- */
 
@@ -2037,7 +2104,7 @@ DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size
  * Collective, between steps. Buckets are sent last one first, since forward begins with what
  * backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way),
  * those of all-gather. */
-DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- what there is, and how it went ---- */
 
@@ -2189,8 +2256,9 @@ typedef struct dcomm_scaler_verdict {
  * at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler
  * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device
  * has no memory, or fails). */
-DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
-                                           dcomm_scaler **s_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_create(dcomm_buckets *b,
+                                                         const dcomm_scaler_opts *opts,
+                                                         dcomm_scaler **s_p);
 /* Destroy it and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
 DCOMM_API dcomm_status dcomm_scaler_destroy(dcomm_scaler **s_p);
 
@@ -2206,7 +2274,8 @@ DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
  * may be under way for them. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the
  * last call), those of all-gather, DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the others
  * have DCOMM_ERR_ABORTED in their next call). */
-DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *verdict);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_step(dcomm_scaler *s,
+                                                       dcomm_scaler_verdict *verdict);
 
 typedef struct dcomm_scaler_info {
     double scale;
@@ -2321,8 +2390,8 @@ typedef struct dcomm_moe_opts {
  * that differ: the sentence names the first), DCOMM_ERR_UNSUPPORTED (DCOMM_MOE_HIER on hosts where
  * it is nothing else than flat; no such algorithm; a codec that does not fit), DCOMM_ERR_NO_MEMORY.
  * Only where comm, opts or m_p is NULL do the other ranks not know. */
-DCOMM_API dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
-                                        dcomm_moe **m_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
+                                                      dcomm_moe **m_p);
 /* Destroy it and set *m_p to NULL; batches are gone. What is under way fails on all ranks. */
 DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
 
@@ -2336,8 +2405,8 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
  * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
  * token and expert; experts is NULL; a chunk of the step before is under way),
  * DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those of all-gather. */
-DCOMM_API dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens, const int32_t *experts,
-                                       const float *weights);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens,
+                                                     const int32_t *experts, const float *weights);
 
 /* A chunk's rows as the experts of this rank see them. Rows of expert experts[i] are first[i] to
  * first[i + 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
@@ -2354,33 +2423,38 @@ typedef struct dcomm_moe_batch {
  * Errors of this and all below: DCOMM_ERR_INVALID (no such chunk, not the time for it, NULL),
  * DCOMM_ERR_UNSUPPORTED (what is given lies in device memory), DCOMM_ERR_ABORTED (the same on
  * another rank; the sentence says what and where), those of all-to-all-v. */
-DCOMM_API dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
 /* Wait for the rows of chunk c. batch->rows stay until the next dcomm_moe_dispatch_start of this
  * chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
-DCOMM_API dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c, dcomm_moe_batch *batch);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c,
+                                                             dcomm_moe_batch *batch);
 
 /* Send back what the experts have made of chunk c: rows, in the places of the batch; the batch's
  * own memory is good. In use until dcomm_moe_combine_wait. */
-DCOMM_API dcomm_status dcomm_moe_combine_start(dcomm_moe *m, int c, const void *rows);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_start(dcomm_moe *m, int c, const void *rows);
 /* Wait for them, and write y of the chunk's tokens: y has all tokens, [tokens * hidden]. Of a token
  * without experts it is zero. */
-DCOMM_API dcomm_status dcomm_moe_combine_wait(dcomm_moe *m, int c, void *y);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_wait(dcomm_moe *m, int c, void *y);
 
 /* Send gradients of y of chunk c: dy has all tokens and is read before this returns. What combine
  * brought must still be here: not before dcomm_moe_combine_wait of the chunk, not after
  * dcomm_moe_dispatch_backward_start of it. */
-DCOMM_API dcomm_status dcomm_moe_combine_backward_start(dcomm_moe *m, int c, const void *dy);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_backward_start(dcomm_moe *m, int c,
+                                                                      const void *dy);
 /* Wait for the gradients of the experts' outputs, weights times dy, as a batch with memory of its
  * own, which stays until the next dcomm_moe_combine_backward_start of this chunk; and write
  * dweights[t * k + j] of the chunk's tokens, the scalar product of dy and what came back from that
  * expert, 0 where there was none. dweights may be NULL. */
-DCOMM_API dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c, float *dweights,
-                                                       dcomm_moe_batch *batch);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c,
+                                                                     float *dweights,
+                                                                     dcomm_moe_batch *batch);
 
 /* Send back the gradients of the experts' inputs, in the places of the batch; in use until the
  * wait, which writes dx of the chunk's tokens: the sum over the experts of a token. */
-DCOMM_API dcomm_status dcomm_moe_dispatch_backward_start(dcomm_moe *m, int c, const void *rows);
-DCOMM_API dcomm_status dcomm_moe_dispatch_backward_wait(dcomm_moe *m, int c, void *dx);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_backward_start(dcomm_moe *m, int c,
+                                                                       const void *rows);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_backward_wait(dcomm_moe *m, int c,
+                                                                      void *dx);
 
 /* Move what is under way, without blocking. In the hierarchical form a chunk's second exchange
  * begins only in a call of this object, so call this now and then in long computations. */
@@ -2451,9 +2525,10 @@ DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_i
  * its codec is not in it). Free with dcomm_plan_destroy. Errors: DCOMM_ERR_INVALID (unknown
  * algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm cannot do this: the sentence says
  * why). */
-DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
-                                         int nranks, const dcomm_coll_opts *opts,
-                                         dcomm_plan **plan_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op,
+                                                       int rank, int nranks,
+                                                       const dcomm_coll_opts *opts,
+                                                       dcomm_plan **plan_p);
 DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
 
 /* Which algorithm a call with these arguments would run on comm. */
@@ -2670,14 +2745,14 @@ DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *
  * outside of groups decides likewise, on all ranks or on none; others are refused until somebody
  * has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`. Forgotten by
  * dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
-DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                          dcomm_dtype dtype, bool device,
-                                          const dcomm_codec **taken_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec,
+                                                        size_t count, dcomm_dtype dtype,
+                                                        bool device, const dcomm_codec **taken_p);
 
 /* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
  * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
  * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
-DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
 /* The numbers that a communicator chooses by. */
 DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
@@ -22688,6 +22763,7 @@ static const dcommi_env_entry dcommi_env_table[] = {
      .most = DCOMM_CONNECTIONS_MAX,
      .refused = true},
     {.name = "DCOMM_DETERMINISTIC", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_ERRORS", .kind = DCOMMI_ENV_CHOICE, .choices = "return|print|abort"},
     {.name = "DCOMM_HOSTID"},
     {.name = "DCOMM_IFACE"},
     {.name = "DCOMM_ISA"},
@@ -23935,7 +24011,7 @@ struct dcomm_comm {
     struct dcommi_posts *posts;       /* our own board; NULL: none */
     bool attached;                    /* we look at the boards of all others */
     uint64_t next_seq;
-    uint64_t children; /* communicators derived so far, for their ids */
+    uint64_t children;               /* communicators derived so far, for their ids */
     uint64_t shrink_tries;           /* attempts at shrinking it */
     uint64_t shrunk_set, shrunk_try; /* the last that succeeded, and which ranks were left then */
     dcommi_run *free_runs;
@@ -23958,6 +24034,8 @@ struct dcomm_comm {
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
     _Atomic int poisoned; /* the status, 0: none */
+    _Atomic bool told;    /* the caller has been given it, or has asked */
+    dcomm_on_error on_error;
     char message[DCOMMI_MESSAGE_MAX];
     /* non-blocking creation */
     _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
@@ -34814,6 +34892,27 @@ static void dcommi_send_abort(dcomm_comm *comm, int rank)
     dcommi_send_header(comm, rank, &h, comm->message, len);
 }
 
+/* Say that a communicator failed, as far as it is to be said. */
+static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status status,
+                              const char *text)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static char said[DCOMMI_MESSAGE_MAX];
+    char now[DCOMMI_MESSAGE_MAX];
+    snprintf(now, sizeof now, "rank %d: %s: %.400s", rank, dcomm_strerror(status), text);
+    /* One death fails many communicators: it is said for the first. */
+    pthread_mutex_lock(&lock);
+    bool says = on_error != DCOMM_ON_ERROR_RETURN && strcmp(said, now) != 0;
+    if (says) {
+        memcpy(said, now, sizeof said);
+    }
+    pthread_mutex_unlock(&lock);
+    dcommi_log(says ? DCOMMI_LOG_ERROR : DCOMMI_LOG_INFO, "%s", now);
+    if (on_error == DCOMM_ON_ERROR_ABORT) {
+        abort();
+    }
+}
+
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
  * told us, or -1 when we found it: the finder tells all, the others pass it on to ranks at powers
  * of two, so that it arrives even when the finder dies meanwhile. The first error stays. */
@@ -34824,7 +34923,6 @@ static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const
     }
     snprintf(comm->message, sizeof comm->message, "%s", text);
     atomic_store_explicit(&comm->poisoned, status, memory_order_release);
-    dcommi_log(DCOMMI_LOG_INFO, "rank %d: %s: %s", comm->rank, dcomm_strerror(status), text);
     if (from < 0) {
         for (int r = 0; r < comm->size; r++) {
             dcommi_send_abort(comm, r);
@@ -34838,6 +34936,7 @@ static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const
         dcommi_run_finish(comm->runs, status);
     }
     dcommi_match_clear(comm);
+    dcommi_say_failed(comm->on_error, comm->rank, status, comm->message);
 }
 
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
@@ -49101,6 +49200,46 @@ static char *dcommi_strdup(const char *text)
     return copy;
 }
 
+/* Why this thread's last creation failed, for the caller that goes on without its communicator. */
+static _Thread_local struct {
+    dcomm_on_error on_error;
+    char text[DCOMMI_MESSAGE_MAX];
+} dcommi_uncreated;
+
+static dcomm_status dcommi_creation_failed(dcomm_on_error on_error, dcomm_status status)
+{
+    dcommi_uncreated.on_error = on_error;
+    memcpy(dcommi_uncreated.text, dcommi_message, sizeof dcommi_uncreated.text);
+    if (on_error == DCOMM_ON_ERROR_ABORT) {
+        dcommi_log(DCOMMI_LOG_ERROR, "no communicator was created: %s: %s", dcomm_strerror(status),
+                   dcommi_message);
+        abort();
+    }
+    return status;
+}
+
+/* The first call on a communicator that is NULL: was its creation's failure overlooked? */
+static void dcommi_say_uncreated(void)
+{
+    if (dcommi_uncreated.text[0] != 0 && dcommi_uncreated.on_error != DCOMM_ON_ERROR_RETURN) {
+        dcommi_log(DCOMMI_LOG_ERROR,
+                   "a call on a communicator that is NULL, for it was not created: %s",
+                   dcommi_uncreated.text);
+    }
+    dcommi_uncreated.text[0] = 0;
+}
+
+/* Return what an error is to do: the caller's choice, else DCOMM_ERRORS'. */
+static dcomm_on_error dcommi_on_error(const dcomm_comm_opts *opts)
+{
+    double choice = DCOMM_ON_ERROR_PRINT - DCOMM_ON_ERROR_RETURN;
+    if (opts != NULL && opts->on_error != DCOMM_ON_ERROR_DEFAULT) {
+        return opts->on_error;
+    }
+    dcommi_env_read("DCOMM_ERRORS", &choice);
+    return (dcomm_on_error)(DCOMM_ON_ERROR_RETURN + (int)choice);
+}
+
 /* Defaults: the environment's where the caller has not said. */
 static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
 {
@@ -49140,6 +49279,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
         }
     }
     comm->opts.algo = NULL;
+    comm->on_error = dcommi_on_error(opts);
     comm->deterministic = opts->deterministic || dcommi_env_flag("DCOMM_DETERMINISTIC", false);
     comm->tunes = opts->tune != 0 ? opts->tune > 0 : dcommi_env_flag("DCOMM_TUNE", true);
     comm->connections = opts->connections != 0 ? opts->connections : (int)connections;
@@ -49234,7 +49374,8 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
         return DCOMM_ERR_NO_MEMORY;
     }
     size_t at = 0;
-    for (int r = 0; r < boot->size; r++) { /* a rank that cannot take part comes to no other round */
+    for (int r = 0; r < boot->size;
+         r++) { /* a rank that cannot take part comes to no other round */
         boot->agreed = boot->agreed || cards->lens[r] == sizeof(dcommi_boot_word);
     }
     for (int r = 0; r < boot->size; r++) {
@@ -49609,6 +49750,9 @@ static void *dcommi_comm_create_main(void *user)
     dcomm_status status = dcommi_comm_build(comm);
     if (status < 0) { /* else the message is the engine's: a peer may be lost already */
         memcpy(comm->message, dcommi_message, sizeof comm->message);
+        if (atomic_load(&comm->cancel) == 0) {
+            dcommi_creation_failed(comm->on_error, status);
+        }
     }
     atomic_store_explicit(&comm->ready, status, memory_order_release);
     return NULL;
@@ -49633,7 +49777,7 @@ static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm 
     if (status < 0) {
         dcommi_boot_announce(&comm->opts, comm->timeout_s, NULL, status);
         dcommi_comm_drop(comm);
-        return status;
+        return dcommi_creation_failed(dcommi_on_error(opts), status);
     }
     *comm_p = comm;
     return DCOMM_OK;
@@ -49644,6 +49788,7 @@ DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm
     DCOMMI_TRY(dcommi_comm_prepare(opts, comm_p));
     dcomm_status status = dcommi_comm_build(*comm_p);
     if (status < 0) {
+        dcommi_creation_failed((*comm_p)->on_error, status);
         dcommi_comm_drop(*comm_p);
         *comm_p = NULL;
     }
@@ -49672,6 +49817,9 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
         return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL");
     }
     int ready = atomic_load_explicit(&comm->ready, memory_order_acquire);
+    if (ready < 0) {
+        atomic_store_explicit(&comm->told, true, memory_order_relaxed);
+    }
     return ready < 0 ? dcommi_fail((dcomm_status)ready, "%s", comm->message) : (dcomm_status)ready;
 }
 
@@ -49698,6 +49846,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
     comm->connections = parent->connections;
+    comm->on_error = parent->on_error;
     comm->device_ucx = parent->device_ucx;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
@@ -49930,6 +50079,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("shrink"));
+    atomic_store(&comm->told, true); /* who shrinks knows why */
     if (n < 0 || (n > 0 && excluded == NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);
@@ -49988,6 +50138,7 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %.*s", comm->rank,
                  DCOMMI_TEXT_MAX - 32, reason != NULL ? reason : "no reason given");
         atomic_store(&comm->abort_wanted, 1);
+        atomic_store(&comm->told, true);
     }
     dcommi_comm_unlock(comm);
     atomic_store(&comm->context->aborts, 1);
@@ -50015,20 +50166,24 @@ static bool dcommi_comm_gated(const dcomm_comm *comm)
 }
 
 /* Wait for the operations that are outstanding. No run takes longer than its time; streams have as
- * long to come to theirs. */
-static void dcommi_comm_await_runs(dcomm_comm *comm)
+ * long to come to theirs. Return true if there was one whose request will tell how it ended. */
+static bool dcommi_comm_await_runs(dcomm_comm *comm)
 {
     double until = dcommi_now() + comm->timeout_s;
-    bool outstanding = true;
+    bool outstanding = true, held = false;
     while (outstanding) {
         dcommi_token_take(comm->context);
         dcommi_start_submitted(comm->context);
         outstanding = comm->runs != NULL || (dcommi_comm_gated(comm) && dcommi_now() < until);
+        for (const dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+            held = held || run->gate.stream == NULL;
+        }
         dcommi_token_release(comm->context);
         if (outstanding) {
             dcommi_progress_or_yield(comm->context);
         }
     }
+    return held;
 }
 
 /* Whether a peer that we have spoken with has not said goodbye yet, or the transport still holds
@@ -50067,6 +50222,14 @@ static void dcommi_comm_shut(dcomm_comm *comm)
     }
 }
 
+/* The error that nobody has looked at, with its sentence; DCOMM_OK: there is none. */
+static dcomm_status dcommi_comm_untold(const dcomm_comm *comm, int status)
+{
+    return status < 0 && !atomic_load(&comm->told)
+               ? dcommi_fail((dcomm_status)status, "%s", comm->message)
+               : DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
 {
     if (comm_p == NULL || *comm_p == NULL) {
@@ -50081,19 +50244,23 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     *comm_p = NULL;
     if (comm->has_creator) {
+        int ready = atomic_load(&comm->ready); /* before it is cancelled */
         atomic_store(&comm->cancel, 1);
         pthread_join(comm->creator, NULL);
         if (atomic_load(&comm->ready) != DCOMM_OK) {
+            dcomm_status failed = ready < 0 ? dcommi_comm_untold(comm, ready) : DCOMM_OK;
             dcommi_comm_drop(comm);
-            return DCOMM_OK;
+            return failed;
         }
     }
     dcomm_context *context = comm->context;
-    dcommi_comm_await_runs(comm);
+    bool before = atomic_load(&comm->poisoned) != 0, held = dcommi_comm_await_runs(comm);
     dcommi_token_take(context);
     dcommi_start_submitted(context);
     bool failed = atomic_load(&comm->poisoned) != 0;
     if (comm->runs != NULL || dcommi_comm_gated(comm)) {
+        comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller's own doing */
+        atomic_store(&comm->told, true);
         dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
         failed = true;
     }
@@ -50146,9 +50313,13 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     dcommi_leaving_look(context);
     dcommi_token_release(context);
+    /* A peer that is lost while we part has done what we did with it. */
+    int error = atomic_load(&comm->poisoned);
+    dcomm_status untold =
+        before || (!held && error != DCOMM_ERR_PEER) ? dcommi_comm_untold(comm, error) : DCOMM_OK;
     dcommi_comm_drop(comm);
     dcommi_shared_reclaim();
-    return DCOMM_OK;
+    return untold;
 }
 
 /* ---- read-out ---- */
@@ -50173,10 +50344,22 @@ DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm)
     return dcommi_comm_usable(comm) ? comm->context : NULL;
 }
 
+/* Note that the caller has looked at an error. */
+static void dcommi_comm_looked(const dcomm_comm *comm, int status)
+{
+    if (status < 0) {
+        atomic_store_explicit(&((dcomm_comm *)(uintptr_t)comm)->told, true, memory_order_relaxed);
+    }
+}
+
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm)
 {
-    return comm != NULL ? (dcomm_status)atomic_load_explicit(&comm->poisoned, memory_order_acquire)
-                        : DCOMM_ERR_INVALID;
+    if (comm == NULL) {
+        return DCOMM_ERR_INVALID;
+    }
+    int status = atomic_load_explicit(&comm->poisoned, memory_order_acquire);
+    dcommi_comm_looked(comm, status);
+    return (dcomm_status)status;
 }
 
 DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
@@ -50186,6 +50369,7 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
     }
     bool failed = atomic_load_explicit(&comm->poisoned, memory_order_acquire) != 0 ||
                   atomic_load_explicit(&comm->ready, memory_order_acquire) < 0;
+    dcommi_comm_looked(comm, failed ? -1 : 0);
     return failed ? comm->message : "";
 }
 
@@ -53510,6 +53694,7 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
 {
     DCOMMI_TRY(dcommi_check_fork());
     if (comm == NULL) {
+        dcommi_say_uncreated();
         return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL");
     }
     if (DCOMMI_UNLIKELY(atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK)) {
@@ -53786,8 +53971,8 @@ static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
         dcommi_fail(status, "%s #%" PRIu64 ", rank %d: %s", call, run->seq, run->verdict_rank,
                     run->coded->said);
     } else {
-        dcommi_fail(status, "%s #%" PRIu64 ": rank %d found %s; its own error names the first", call,
-                    run->seq, run->verdict_rank,
+        dcommi_fail(status, "%s #%" PRIu64 ": rank %d found %s; its own error names the first",
+                    call, run->seq, run->verdict_rank,
                     status == DCOMM_ERR_RANGE ? "sums of finite numbers that are beyond f32"
                                               : "inputs that are not finite");
     }
@@ -53802,6 +53987,9 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     }
     if (status < 0) {
         dcommi_run_why(run, (dcomm_status)status);
+        if (atomic_load_explicit(&run->comm->poisoned, memory_order_relaxed) != 0) {
+            atomic_store_explicit(&run->comm->told, true, memory_order_relaxed);
+        }
     }
     dcommi_run_unref(run);
     return (dcomm_status)status;
@@ -55409,6 +55597,13 @@ DCOMM_API dcomm_status dcomm_wait(dcomm_request **request_p)
     dcommi_run *run = &(*request_p)->run;
     *request_p = NULL;
     return dcommi_run_wait(run);
+}
+
+/* Wait for an operation whose error, if there is one, is told elsewhere. */
+static inline void dcommi_drain(dcomm_request **request_p)
+{
+    dcomm_status told = dcomm_wait(request_p);
+    (void)told;
 }
 
 DCOMM_API dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n)
@@ -57781,6 +57976,9 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
         status = dcommi_comm_derive(comm, ranks, comm->size, salt, &t->comm);
     }
+    if (status >= 0) { /* what fails it fails comm, which says so */
+        t->comm->on_error = DCOMM_ON_ERROR_RETURN;
+    }
     if (status < 0) {
         dcommi_free(ranks);
         dcommi_free(t);
@@ -59910,10 +60108,10 @@ static dcomm_status dcommi_bkt_await_sights(dcomm_buckets *b)
 static void dcommi_bkt_drain(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {
-        dcomm_wait(&b->layout.buckets[i].request);
+        dcommi_drain(&b->layout.buckets[i].request);
     }
-    dcomm_wait(&b->sights_request);
-    dcomm_wait(&b->cards_request);
+    dcommi_drain(&b->sights_request);
+    dcommi_drain(&b->cards_request);
 }
 
 /* Parameters that nobody marked. With no other thread in the step. */
@@ -63306,7 +63504,7 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p)
         dcommi_moe_fail(m, DCOMM_ERR_ABORTED);
     }
     for (int i = 0; m->ops != NULL && i < DCOMMI_MOE_PASSES * m->opts.chunks; i++) {
-        dcomm_wait(&m->ops[i].request);
+        dcommi_drain(&m->ops[i].request);
     }
     dcomm_status status = DCOMM_OK;
     dcomm_comm **all[] = {&m->host[0], &m->host[1], &m->back, &m->comm};

@@ -2,6 +2,7 @@
  * bounded time, and what works after it. */
 #define _GNU_SOURCE
 #include "faults.h"
+#include "ranks.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -542,4 +543,154 @@ Test(faults, shrunk_with_other_lists, .timeout = 60)
 Test(faults, shrunk_again, .timeout = 60)
 {
     run(N, shrunk_again, NULL, N - 1);
+}
+
+/* ---- programs that look at no status ---- */
+
+static char said[4096];
+static int nsaid;
+
+static void listen(int level, const char *message, void *user)
+{
+    (void)user;
+    if (level == 0) {
+        snprintf(said, sizeof said, "%s", message);
+        nsaid++;
+    }
+}
+
+/* Rank 1 leaves; rank 0 goes on, with two communicators and many calls. */
+static void overlooked(int rank, int n, procs_shared *s, const dcomm_comm_opts *opts)
+{
+    dcomm_comm *comm = ranks_join(rank, n, s, opts), *twin = NULL;
+    float x = 1;
+    RANKS_OK(dcomm_comm_dup(comm, &twin));
+    if (rank == 1) {
+        _exit(0);
+    }
+    for (int i = 0; i < 20; i++) {
+        dcomm_status ignored =
+            dcomm_allreduce(i % 2 ? comm : twin, DCOMM_IN_PLACE, &x, 1, DCOMM_F32, DCOMM_SUM, NULL);
+        PROCS_CHECK(ignored == DCOMM_ERR_PEER, "%s", dcomm_last_error());
+    }
+    PROCS_TRUE(dcomm_comm_destroy(&twin) == DCOMM_OK); /* a call has returned it */
+    PROCS_TRUE(dcomm_comm_destroy(&comm) == DCOMM_OK);
+}
+
+/* It is printed once, unless that is not wanted. */
+static int printed(int rank, int n, procs_shared *s, void *arg)
+{
+    const char *variable = arg;
+    dcomm_set_logger(listen, NULL);
+    if (variable != NULL) {
+        setenv("DCOMM_ERRORS", variable, 1);
+    } else {
+        unsetenv("DCOMM_ERRORS");
+    }
+    overlooked(rank, n, s, NULL);
+    if (variable != NULL) {
+        PROCS_CHECK(nsaid == 0, "%s", said);
+    } else {
+        PROCS_CHECK(nsaid == 1, "%d times, last: %s", nsaid, said);
+        PROCS_CHECK(strstr(said, "rank 0: a peer failed") != NULL && strstr(said, "rank 1") != NULL,
+                    "%s", said);
+    }
+    return 0;
+}
+
+Test(faults, printed_once, .timeout = 60)
+{
+    run(2, printed, NULL, -1);
+    run(2, printed, "return", -1);
+}
+
+/* An option wins over the variable. */
+static int aborts(int rank, int n, procs_shared *s, void *arg)
+{
+    const dcomm_comm_opts opts = {.on_error = *(dcomm_on_error *)arg};
+    signal(SIGABRT, SIG_DFL);
+    setenv("DCOMM_ERRORS", "abort", 1);
+    dcomm_set_logger(listen, NULL);
+    overlooked(rank, n, s, &opts);
+    PROCS_TRUE(nsaid == 0);
+    return 0;
+}
+
+Test(faults, aborts_where_that_is_wanted, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    dcomm_on_error choice = DCOMM_ON_ERROR_RETURN;
+    run(2, aborts, &choice, -1);
+    choice = DCOMM_ON_ERROR_DEFAULT;
+    procs_run(2, 30, aborts, &choice, ended);
+    cr_assert(ended[0] == 128 + SIGABRT && ended[1] == 0, "%d, %d", ended[0], ended[1]);
+}
+
+enum { UNTOLD, RETURNED, ASKED };
+
+/* Rank 1 aborts; rank 0 hears of it, and destroys: what it has not looked at is returned. */
+static int untold(int rank, int n, procs_shared *s, void *arg)
+{
+    int how = *(int *)arg;
+    float x = 1;
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    RANKS_OK(dcomm_barrier(comm, NULL));
+    procs_post(s, rank, 1);
+    if (rank == 1) {
+        while (!procs_all(s, n, 1, -1)) {
+            RANKS_OK(dcomm_context_progress(dcomm_comm_context(comm)));
+        }
+        RANKS_OK(dcomm_comm_abort(comm, "the disk is full"));
+        procs_post(s, rank, 2);
+        RANKS_OK(dcomm_comm_destroy(&comm)); /* it knows */
+        return 0;
+    }
+    for (int i = 0; how == UNTOLD && (i < 100 || !procs_all(s, n, 2, 0)); i++) {
+        RANKS_OK(dcomm_context_progress(dcomm_comm_context(comm)));
+    }
+    dcomm_status status = DCOMM_OK;
+    while (how == RETURNED && status == DCOMM_OK) {
+        status = dcomm_allreduce(comm, DCOMM_IN_PLACE, &x, 1, DCOMM_F32, DCOMM_SUM, NULL);
+    }
+    while (how == ASKED && dcomm_comm_status(comm) == DCOMM_OK) {
+        RANKS_OK(dcomm_context_progress(dcomm_comm_context(comm)));
+    }
+    status = dcomm_comm_destroy(&comm);
+    PROCS_TRUE(comm == NULL);
+    if (how == UNTOLD) {
+        ranks_refused(status, DCOMM_ERR_ABORTED, "the disk is full");
+    } else {
+        PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+    }
+    return 0;
+}
+
+Test(faults, destroying_returns_what_nobody_looked_at, .timeout = 60)
+{
+    for (int how = UNTOLD; how <= ASKED; how++) {
+        run(2, untold, &how, -1);
+    }
+}
+
+/* Creation fails and nobody looks: the first call on what is not there says why. */
+static int uncreated(int rank, int n, procs_shared *s, void *arg)
+{
+    float x = 1;
+    dcomm_comm *comm = NULL;
+    const dcomm_comm_opts opts = {.algo = "rong", .on_error = DCOMM_ON_ERROR_PRINT};
+    (void)rank, (void)n, (void)s, (void)arg;
+    dcomm_set_logger(listen, NULL);
+    PROCS_TRUE(dcomm_comm_create(&opts, &comm) == DCOMM_ERR_INVALID && comm == NULL && nsaid == 0);
+    for (int i = 0; i < 3; i++) {
+        dcomm_status status =
+            dcomm_allreduce(comm, DCOMM_IN_PLACE, &x, 1, DCOMM_F32, DCOMM_SUM, NULL);
+        PROCS_TRUE(status == DCOMM_ERR_INVALID);
+    }
+    PROCS_CHECK(nsaid == 1 && strstr(said, "rong") != NULL, "%d times, last: %s", nsaid, said);
+    return 0;
+}
+
+Test(faults, calls_on_no_communicator_say_why, .timeout = 60)
+{
+    run(1, uncreated, NULL, -1);
 }

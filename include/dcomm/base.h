@@ -21,6 +21,14 @@ extern "C" {
 #define DCOMM_API extern
 #endif
 
+/* Compilers warn of a call whose status nobody looks at: of what creates, communicates or waits.
+ * Define DCOMM_NO_WARN_UNUSED before the include to have no such warnings. */
+#if defined(__GNUC__) && !defined(DCOMM_NO_WARN_UNUSED)
+#define DCOMM_CHECKED __attribute__((warn_unused_result))
+#else
+#define DCOMM_CHECKED
+#endif
+
 /* Status of every call: 0 is good, positive is in progress, negative is an error.
  * X(name, number, text) */
 #define DCOMM_STATUS_TABLE(X)                                      \
@@ -110,7 +118,7 @@ DCOMM_API const char *dcomm_version(void);
  * have the same values.
  * Errors: DCOMM_ERR_INVALID (bytes is 0 or more than DCOMM_DTYPE_BYTES_MAX; dtype_p is NULL),
  * DCOMM_ERR_UNSUPPORTED (2^18 - 1 have been created). */
-DCOMM_API dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtype *dtype_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtype *dtype_p);
 
 /* A reduction of the caller's own: inout[i] = op(in[i], inout[i]) for `count` elements of dtype.
  * It must be associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding.
@@ -125,7 +133,7 @@ typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dty
  * same operators in the same order have the same values, whenever they destroy them. At most 64
  * can be alive.
  * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
-DCOMM_API dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
 
 /* All zero means the defaults. The same on every rank. */
 typedef struct dcomm_op_opts {
@@ -135,8 +143,9 @@ typedef struct dcomm_op_opts {
                     next rank gave, so inout = inout * in makes x0 * x1 * x2 ... (default: false) */
 } dcomm_op_opts;
 /* dcomm_op_create with options; opts may be NULL. */
-DCOMM_API dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user, const dcomm_op_opts *opts,
-                                            dcomm_op *op_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user,
+                                                          const dcomm_op_opts *opts,
+                                                          dcomm_op *op_p);
 /* Destroy an operator: no new call can use it. Collectives that are outstanding still do, so `fn`
  * and `user` must stay until these are complete. Until then the operator counts as alive.
  * Errors: DCOMM_ERR_INVALID (there is none of this value). */

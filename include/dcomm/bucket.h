@@ -110,9 +110,11 @@ typedef struct dcomm_buckets_opts {
  * error feedback that is not classic in f32, or a codec that all-reduce does not take there, or
  * "auto": the sentence names it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other
  * ranks not know. */
-DCOMM_API dcomm_status dcomm_buckets_create(dcomm_comm *comm, const dcomm_bucket_param *params,
-                                            size_t nparams, const dcomm_buckets_opts *opts,
-                                            dcomm_buckets **b_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_create(dcomm_comm *comm,
+                                                          const dcomm_bucket_param *params,
+                                                          size_t nparams,
+                                                          const dcomm_buckets_opts *opts,
+                                                          dcomm_buckets **b_p);
 /* Destroy them and set *b_p to NULL; gradients that live inside buckets are gone. No other thread
  * may be in a call on them. A step under way fails on all ranks. */
 DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p);
@@ -135,7 +137,8 @@ typedef struct dcomm_buckets_step {
 /* Begin a step. Not needed where all of it has its default and opts.weighted is not set: the first
  * gradient that is ready begins it.
  * Errors: DCOMM_ERR_INVALID (a step is under way, the weight is negative or not finite). */
-DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets_step *step);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
+                                                         const dcomm_buckets_step *step);
 
 /* The gradient of parameter i is computed. It is the library's until dcomm_bucket_wait or
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
@@ -150,10 +153,10 @@ DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets
  * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
  * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that
  * device; the step has not failed then), or why the step has failed. */
-DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
 /* Parameter i has no gradient in this step and contributes zeros. Nothing may be under way for it
  * on a device: its memory takes the result. */
-DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i);
 /* Move what is under way, and start what can be. From any thread, without blocking. Any waiting of
  * the context's does the same, and so does its progress thread (dcomm_context_opts), with which
  * nobody needs to call this; except with opts.weighted, where weights must have come first. */
@@ -163,13 +166,13 @@ DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
  * waits for the device. The step goes on. From any thread.
  * Errors: DCOMM_ERR_INVALID (its bucket or one before lacks a gradient: the sentence names it; the
  * step has not failed then; the step does not send), or why the step has failed. */
-DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
 /* Wait for all, likewise, and end the step. No other thread may be in a call on b but
  * dcomm_buckets_progress. After a step that does not send, what is under way on streams stays so.
  * Errors: DCOMM_ERR_INVALID (parameters that were never marked, where opts.unused is not set and
  * the step sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or why the step has failed,
  * here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
-DCOMM_API dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
 
 /* ---- shards (opts.sharded) ---- */
 
@@ -183,7 +186,7 @@ DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size
  * Collective, between steps. Buckets are sent last one first, since forward begins with what
  * backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way),
  * those of all-gather. */
-DCOMM_API dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- what there is, and how it went ---- */
 

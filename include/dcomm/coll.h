@@ -112,139 +112,171 @@ typedef struct dcomm_coll_opts {
 /* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
  * recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling, one_shot,
  * two_shot, staged, star, hier, hier_leader; see docs/algorithms.md for the cost of each. */
-DCOMM_API dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                        size_t count, dcomm_dtype dtype, dcomm_op op,
-                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_allreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       size_t count, dcomm_dtype dtype, dcomm_op op,
-                                       const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf,
+                                                      void *recvbuf, size_t count,
+                                                      dcomm_dtype dtype, dcomm_op op,
+                                                      const dcomm_coll_opts *opts,
+                                                      dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allreduce(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                     dcomm_op op, const dcomm_coll_opts *opts);
 
 /* sendbuf holds size*recvcount elements; rank r gets the reduced block r. In place: recvbuf ==
  * sendbuf + rank*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer, and rank's block of it
  * takes the result). */
-DCOMM_API dcomm_status dcomm_ireduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                             size_t recvcount, dcomm_dtype dtype, dcomm_op op,
-                                             const dcomm_coll_opts *opts,
-                                             dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                            size_t recvcount, dcomm_dtype dtype, dcomm_op op,
-                                            const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce_scatter(dcomm_comm *comm, const void *sendbuf,
+                                                           void *recvbuf, size_t recvcount,
+                                                           dcomm_dtype dtype, dcomm_op op,
+                                                           const dcomm_coll_opts *opts,
+                                                           dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, const void *sendbuf,
+                                                          void *recvbuf, size_t recvcount,
+                                                          dcomm_dtype dtype, dcomm_op op,
+                                                          const dcomm_coll_opts *opts);
 /* The same with recvcounts[size] elements per rank, packed in rank order in sendbuf. */
-DCOMM_API dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                              const size_t *recvcounts, dcomm_dtype dtype,
-                                              dcomm_op op, const dcomm_coll_opts *opts,
-                                              dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_reduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                             const size_t *recvcounts, dcomm_dtype dtype,
-                                             dcomm_op op, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *sendbuf,
+                                                            void *recvbuf, const size_t *recvcounts,
+                                                            dcomm_dtype dtype, dcomm_op op,
+                                                            const dcomm_coll_opts *opts,
+                                                            dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce_scatterv(dcomm_comm *comm, const void *sendbuf,
+                                                           void *recvbuf, const size_t *recvcounts,
+                                                           dcomm_dtype dtype, dcomm_op op,
+                                                           const dcomm_coll_opts *opts);
 
 /* recvbuf holds size*sendcount elements, block r from rank r. In place: sendbuf == recvbuf +
  * rank*sendcount. */
-DCOMM_API dcomm_status dcomm_iallgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                        size_t sendcount, dcomm_dtype dtype,
-                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_allgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       size_t sendcount, dcomm_dtype dtype,
-                                       const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallgather(dcomm_comm *comm, const void *sendbuf,
+                                                      void *recvbuf, size_t sendcount,
+                                                      dcomm_dtype dtype,
+                                                      const dcomm_coll_opts *opts,
+                                                      dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgather(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, size_t sendcount,
+                                                     dcomm_dtype dtype,
+                                                     const dcomm_coll_opts *opts);
 /* Rank r's recvcounts[r] elements go to recvbuf + displs[r] (displs NULL: packed in rank order).
  * In place: rank's own part already lies there. Blocks must not overlap. */
-DCOMM_API dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                         const size_t *recvcounts, const size_t *displs,
-                                         dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                         dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_allgatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                        const size_t *recvcounts, const size_t *displs,
-                                        dcomm_dtype dtype, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf,
+                                                       void *recvbuf, const size_t *recvcounts,
+                                                       const size_t *displs, dcomm_dtype dtype,
+                                                       const dcomm_coll_opts *opts,
+                                                       dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgatherv(dcomm_comm *comm, const void *sendbuf,
+                                                      void *recvbuf, const size_t *recvcounts,
+                                                      const size_t *displs, dcomm_dtype dtype,
+                                                      const dcomm_coll_opts *opts);
 
 /* root's sendbuf to every recvbuf. sendbuf is read on root only; in place on root: sendbuf ==
  * recvbuf. */
-DCOMM_API dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                        size_t count, dcomm_dtype dtype, int root,
-                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_broadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       size_t count, dcomm_dtype dtype, int root,
-                                       const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf,
+                                                      void *recvbuf, size_t count,
+                                                      dcomm_dtype dtype, int root,
+                                                      const dcomm_coll_opts *opts,
+                                                      dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_broadcast(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                     int root, const dcomm_coll_opts *opts);
 
 /* Like all-reduce, with the result on root only; recvbuf is not touched elsewhere (may be NULL). */
-DCOMM_API dcomm_status dcomm_ireduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     size_t count, dcomm_dtype dtype, dcomm_op op, int root,
-                                     const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_reduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                    size_t count, dcomm_dtype dtype, dcomm_op op, int root,
-                                    const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce(dcomm_comm *comm, const void *sendbuf,
+                                                   void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                   dcomm_op op, int root,
+                                                   const dcomm_coll_opts *opts,
+                                                   dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce(dcomm_comm *comm, const void *sendbuf,
+                                                  void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                  dcomm_op op, int root,
+                                                  const dcomm_coll_opts *opts);
 
 /* sendcount elements from each rank to root's recvbuf, in rank order. In place on root: sendbuf
  * == recvbuf + root*sendcount. */
-DCOMM_API dcomm_status dcomm_igather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     size_t sendcount, dcomm_dtype dtype, int root,
-                                     const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_gather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                    size_t sendcount, dcomm_dtype dtype, int root,
-                                    const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_igather(dcomm_comm *comm, const void *sendbuf,
+                                                   void *recvbuf, size_t sendcount,
+                                                   dcomm_dtype dtype, int root,
+                                                   const dcomm_coll_opts *opts,
+                                                   dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_gather(dcomm_comm *comm, const void *sendbuf,
+                                                  void *recvbuf, size_t sendcount,
+                                                  dcomm_dtype dtype, int root,
+                                                  const dcomm_coll_opts *opts);
 /* counts[size] and displs[size] (NULL: packed) are given, alike, on every rank. */
-DCOMM_API dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
-                                      int root, const dcomm_coll_opts *opts,
-                                      dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     const size_t *counts, const size_t *displs, dcomm_dtype dtype,
-                                     int root, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf,
+                                                    void *recvbuf, const size_t *counts,
+                                                    const size_t *displs, dcomm_dtype dtype,
+                                                    int root, const dcomm_coll_opts *opts,
+                                                    dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf,
+                                                   void *recvbuf, const size_t *counts,
+                                                   const size_t *displs, dcomm_dtype dtype,
+                                                   int root, const dcomm_coll_opts *opts);
 
 /* recvcount elements from root's sendbuf to each rank, in rank order. In place on root: recvbuf
  * == sendbuf + root*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer). */
-DCOMM_API dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      size_t recvcount, dcomm_dtype dtype, int root,
-                                      const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                     size_t recvcount, dcomm_dtype dtype, int root,
-                                     const dcomm_coll_opts *opts);
-DCOMM_API dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       const size_t *counts, const size_t *displs,
-                                       dcomm_dtype dtype, int root, const dcomm_coll_opts *opts,
-                                       dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
-                                      int root, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf,
+                                                    void *recvbuf, size_t recvcount,
+                                                    dcomm_dtype dtype, int root,
+                                                    const dcomm_coll_opts *opts,
+                                                    dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scatter(dcomm_comm *comm, const void *sendbuf,
+                                                   void *recvbuf, size_t recvcount,
+                                                   dcomm_dtype dtype, int root,
+                                                   const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, const size_t *counts,
+                                                     const size_t *displs, dcomm_dtype dtype,
+                                                     int root, const dcomm_coll_opts *opts,
+                                                     dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scatterv(dcomm_comm *comm, const void *sendbuf,
+                                                    void *recvbuf, const size_t *counts,
+                                                    const size_t *displs, dcomm_dtype dtype,
+                                                    int root, const dcomm_coll_opts *opts);
 
 /* Block p of sendbuf (count elements) goes to rank p, which puts it at block `rank` of its recvbuf.
  * In place: sendbuf == recvbuf. Algorithms: pairwise, bruck, linear. */
-DCOMM_API dcomm_status dcomm_ialltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                       size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                       dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
-                                      size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoall(dcomm_comm *comm, const void *sendbuf,
+                                                     void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                     const dcomm_coll_opts *opts,
+                                                     dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf,
+                                                    void *recvbuf, size_t count, dcomm_dtype dtype,
+                                                    const dcomm_coll_opts *opts);
 /* sendcounts[p] elements at sendbuf + sdispls[p] go to rank p, and recvcounts[p] come from it to
  * recvbuf + rdispls[p]; displacements may be NULL for packed. What p sends me must equal my
  * recvcounts[p]: a message of another length is DCOMM_ERR_MISMATCH on every rank. Not in place. */
-DCOMM_API dcomm_status dcomm_ialltoallv(dcomm_comm *comm, const void *sendbuf,
-                                        const size_t *sendcounts, const size_t *sdispls,
-                                        void *recvbuf, const size_t *recvcounts,
-                                        const size_t *rdispls, dcomm_dtype dtype,
-                                        const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_alltoallv(dcomm_comm *comm, const void *sendbuf,
-                                       const size_t *sendcounts, const size_t *sdispls,
-                                       void *recvbuf, const size_t *recvcounts,
-                                       const size_t *rdispls, dcomm_dtype dtype,
-                                       const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoallv(
+    dcomm_comm *comm, const void *sendbuf, const size_t *sendcounts, const size_t *sdispls,
+    void *recvbuf, const size_t *recvcounts, const size_t *rdispls, dcomm_dtype dtype,
+    const dcomm_coll_opts *opts, dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoallv(dcomm_comm *comm, const void *sendbuf,
+                                                     const size_t *sendcounts,
+                                                     const size_t *sdispls, void *recvbuf,
+                                                     const size_t *recvcounts,
+                                                     const size_t *rdispls, dcomm_dtype dtype,
+                                                     const dcomm_coll_opts *opts);
 
 /* Nobody leaves before everybody has come. */
-DCOMM_API dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
-                                      dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                                    dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts);
 
 /* Point-to-point: the n-th send from a to b meets the n-th receive of b from a, on one
  * communicator, with equal counts; a rank does not send to itself. A send may complete before the
  * receive is posted, and may also not: write programs that do not depend on it. */
-DCOMM_API dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
-                                   dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts,
-                                   dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_send(dcomm_comm *comm, const void *buf, size_t count,
-                                  dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts);
-DCOMM_API dcomm_status dcomm_irecv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
-                                   int peer, const dcomm_coll_opts *opts,
-                                   dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
-                                  int peer, const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
+                                                 dcomm_dtype dtype, int peer,
+                                                 const dcomm_coll_opts *opts,
+                                                 dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_send(dcomm_comm *comm, const void *buf, size_t count,
+                                                dcomm_dtype dtype, int peer,
+                                                const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_irecv(dcomm_comm *comm, void *buf, size_t count,
+                                                 dcomm_dtype dtype, int peer,
+                                                 const dcomm_coll_opts *opts,
+                                                 dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count,
+                                                dcomm_dtype dtype, int peer,
+                                                const dcomm_coll_opts *opts);
 
 /* Run a plan of the caller's own as the next collective of comm: plan is this rank's part, for
  * plan->rank == comm's rank and plan->nranks == comm's size. `signature` must be equal on all
@@ -253,18 +285,21 @@ DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dco
  * DCOMM_ERR_PLAN, what is wrong on the face of it; an operand outside its space fails the operation
  * when the engine comes to it. Table lookups out of bounds, races and deadlocks are not found here:
  * check a plan first (dcomm_plan_check). */
-DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                       void *out, void *state, uint32_t signature,
-                                       const dcomm_coll_opts *opts, dcomm_request **request_p);
-DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                      void *out, void *state, uint32_t signature,
-                                      const dcomm_coll_opts *opts);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan,
+                                                     const void *in, void *out, void *state,
+                                                     uint32_t signature,
+                                                     const dcomm_coll_opts *opts,
+                                                     dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan,
+                                                    const void *in, void *out, void *state,
+                                                    uint32_t signature,
+                                                    const dcomm_coll_opts *opts);
 
 /* Wait until *request_p is complete, give its result and set *request_p to NULL. Progresses every
  * communicator of the context, so the order of waits cannot deadlock. */
-DCOMM_API dcomm_status dcomm_wait(dcomm_request **request_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait(dcomm_request **request_p);
 /* The same for n requests (NULL ones are skipped); the first error in order is returned. */
-DCOMM_API dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n);
 /* DCOMM_IN_PROGRESS, or the result, with *request_p set to NULL. Progresses once. */
 DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p);
 
@@ -281,7 +316,7 @@ DCOMM_API dcomm_status dcomm_request_query(const dcomm_request *request, dcomm_r
  * them, progressing every context involved; requests of the non-blocking ones are valid after it.
  * Groups nest; the outermost end starts. Errors: the first one, with the others still started. */
 DCOMM_API dcomm_status dcomm_group_start(void);
-DCOMM_API dcomm_status dcomm_group_end(void);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
 
 #ifdef __cplusplus
 }

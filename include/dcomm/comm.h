@@ -43,8 +43,8 @@ typedef struct dcomm_context_opts {
 /* Open a context. It is closed when its creator has destroyed it and neither a communicator nor
  * memory from dcomm_mem_alloc is left.
  * Errors: DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (no socket, no thread). */
-DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
-                                            dcomm_context **context_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
+                                                          dcomm_context **context_p);
 DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
 
 /* Progress every communicator of the context once, without blocking. Any wait does the same; call
@@ -58,6 +58,14 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ID = 1,       /* opts.id, opts.rank, opts.size */
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
+
+/* What a communicator does when it is poisoned, beside failing its calls (docs/errors.md). */
+typedef enum dcomm_on_error {
+    DCOMM_ON_ERROR_DEFAULT = 0, /* as DCOMM_ERRORS=return|print|abort says, else print */
+    DCOMM_ON_ERROR_RETURN = 1,  /* nothing more */
+    DCOMM_ON_ERROR_PRINT = 2,   /* tell the logger (or stderr) once: rank and sentence */
+    DCOMM_ON_ERROR_ABORT = 3    /* the same, then abort(); also where creation fails */
+} dcomm_on_error;
 
 #define DCOMM_CONNECTIONS_MAX 16 /* between two ranks on different hosts */
 
@@ -79,30 +87,35 @@ typedef struct dcomm_comm_opts {
     int tune;           /* 1: measure what things cost, once per process and set of hosts, so that
                            algorithms are chosen by it: 0.2 s on a host, 0.6 s where ranks share
                            its cores or links are slow (or read it, where DCOMM_TUNE_FILE names a
-                           file, or where an earlier run on this host has kept it: DCOMM_TUNE_CACHE); -1: choose by built-in numbers (default:
-                           DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
+                           file, or where an earlier run on this host has kept it: DCOMM_TUNE_CACHE); -1:
+                           choose by built-in numbers (default:           DCOMM_TUNE=1|0, else 1); rank 0's is
+                           taken by           all ranks */
     int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
                            faster where the network limits each by itself (default:
                            DCOMM_CONNECTIONS, else chosen: as few as nearly fill the link, where
                            tuning measures, those of the tuning where it is read, else 1); rank 0's
                            is taken by all ranks. Communicators of a context share connections: the
                            one created or tuned last decides */
+    dcomm_on_error on_error; /* of this rank alone; communicators derived from this one do alike
+                                (default: DCOMM_ON_ERROR_DEFAULT) */
 } dcomm_comm_opts;
 
 /* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`
  * ranks have come or the communicator that uses it is destroyed. Children that are forked after it
  * may be the ranks.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_SYSTEM (no socket, no randomness). */
-DCOMM_API dcomm_status dcomm_id_create(dcomm_id *id);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
 
-/* Create a communicator; collective over all its ranks. opts may be NULL. It may be tried again after
- * an error. A rank that fails alone (bad options, no shared memory) takes up to 5 s to tell the others.
- * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
- * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT. */
-DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm **comm_p);
+/* Create a communicator; collective over all its ranks. opts may be NULL. It may be tried again
+ * after an error. A rank that fails alone (bad options, no shared memory) takes up to 5 s to tell
+ * the others. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH
+ * (wrong secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
+                                                       dcomm_comm **comm_p);
 /* The same without blocking: *comm_p exists at once; dcomm_comm_ready tells when it can be used.
  * Any other call on it before then fails with DCOMM_ERR_INVALID; destroying it cancels. */
-DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcomm_comm **comm_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts,
+                                                             dcomm_comm **comm_p);
 /* DCOMM_OK, DCOMM_IN_PROGRESS, or why creation failed. */
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 
@@ -110,22 +123,26 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
  * join, then destroy. Waits until the operations that are outstanding are complete or have timed
  * out (dcomm_comm_abort before it ends them at once); their requests are still to be waited for, or
  * freed. Then waits up to 5 s for the goodbyes of its peers. NULL and *comm_p NULL are good.
- * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group). */
+ * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group); the error that
+ * poisoned the communicator, where nobody has looked at it: no call and no wait has returned it,
+ * nor will the wait for an outstanding request; dcomm_comm_status, _error, _ready and _shrink were
+ * not called since. The communicator is closed all the same. */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);
  * collective. A negative colour takes part and gets *new_p = NULL. Like dup and shrink it waits,
  * and so cannot stand between dcomm_group_start and dcomm_group_end. */
-DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key,
+                                                      dcomm_comm **new_p);
 /* A communicator with the same ranks and a message space of its own; collective. */
-DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
 /* A communicator without the n ranks in `excluded`; collective over the others, which must all
  * name the same ranks. Works after an error, which is what it is for. Survivors keep their order.
  * Waits for the others at most as long as the communicator's operations; after an error it can be
  * called again, also by ranks that have called it a different number of times.
  * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
-DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
-                                         dcomm_comm **new_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
+                                                       dcomm_comm **new_p);
 /* Fail every outstanding and future operation on every rank with DCOMM_ERR_ABORTED and `reason`
  * (NULL: none given). From any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);

@@ -76,7 +76,7 @@ typedef struct dcomm_codec_info {
  * dcomm_codec_decide in tune.h); "auto" is "auto:qsgd:bits=8". *codec_p is the caller's until
  * dcomm_codec_destroy. Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range:
  * the sentence lists what is allowed), DCOMM_ERR_NO_MEMORY. */
-DCOMM_API dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
 /* Free it and set *codec_p to NULL; NULL is fine. No call may be using it. */
 DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p);
 /* The spec with all options written out; lives as long as the codec. */

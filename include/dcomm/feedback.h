@@ -103,9 +103,9 @@ typedef struct dcomm_feedback_info {
 /* A state of zeros for a tensor of `count` elements. The codec must live as long.
  * Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive, see opts.scale),
  * DCOMM_ERR_NO_MEMORY. */
-DCOMM_API dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
-                                             const dcomm_feedback_opts *opts,
-                                             dcomm_feedback **fb_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
+                                                           const dcomm_feedback_opts *opts,
+                                                           dcomm_feedback **fb_p);
 DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p);
 DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info);
 /* The codec of the step that comes or is under way, by which its wires are decoded: the one of
@@ -188,8 +188,8 @@ DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
 DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
 /* Read it back, also what older versions saved. The codec's spec must be the one that was saved.
  * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
-DCOMM_API dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from, size_t bytes,
-                                           dcomm_feedback **fb_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from,
+                                                         size_t bytes, dcomm_feedback **fb_p);
 
 typedef struct dcomm_feedback_loss {
     size_t missing;     /* states that were not given: what they held is lost */
@@ -201,9 +201,10 @@ typedef struct dcomm_feedback_loss {
 /* The state of rank `rank` of `nranks` from the states old[0..nold) of all ranks of a job of
  * another size; NULL where one is missing. Old rank r goes to rank r mod nranks, owner residuals
  * into worker residuals. loss may be NULL; it is the same on each rank. */
-DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
-                                              uint32_t rank, uint32_t nranks, dcomm_feedback **fb_p,
-                                              dcomm_feedback_loss *loss);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old,
+                                                            size_t nold, uint32_t rank,
+                                                            uint32_t nranks, dcomm_feedback **fb_p,
+                                                            dcomm_feedback_loss *loss);
 
 #ifdef __cplusplus
 }

@@ -32,7 +32,8 @@ extern "C" {
  * Errors of alloc: DCOMM_ERR_INVALID (context or ptr_p is NULL), DCOMM_ERR_SYSTEM (no shared memory
  * of that size: the sentence says what to raise), DCOMM_ERR_NO_MEMORY. *ptr_p is NULL then, and
  * also for 0 bytes. */
-DCOMM_API dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes, void **ptr_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes,
+                                                     void **ptr_p);
 /* Free memory from dcomm_mem_alloc or dcomm_mem_alloc_device and set *ptr_p to NULL. No operation
  * on it may be outstanding; after an error its communicator must be destroyed first
  * (docs/errors.md). NULL and *ptr_p NULL are good. Errors: DCOMM_ERR_INVALID (not from one of them,
@@ -58,7 +59,8 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
  * Errors: DCOMM_ERR_INVALID (ptr_p is NULL), DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA),
  * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (CUDA's, in the sentence). *ptr_p is NULL then, and also
  * for 0 bytes. */
-DCOMM_API dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes, void **ptr_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes,
+                                                            void **ptr_p);
 /* Let peers of one more context open all of the memory from dcomm_mem_alloc_device that `ptr`
  * points into; counted. unshare takes that back, with no operation on it of this context's
  * outstanding; dcomm_mem_free does so for all. Errors: DCOMM_ERR_INVALID (no such memory; context

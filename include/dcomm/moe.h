@@ -93,8 +93,8 @@ typedef struct dcomm_moe_opts {
  * that differ: the sentence names the first), DCOMM_ERR_UNSUPPORTED (DCOMM_MOE_HIER on hosts where
  * it is nothing else than flat; no such algorithm; a codec that does not fit), DCOMM_ERR_NO_MEMORY.
  * Only where comm, opts or m_p is NULL do the other ranks not know. */
-DCOMM_API dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
-                                        dcomm_moe **m_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
+                                                      dcomm_moe **m_p);
 /* Destroy it and set *m_p to NULL; batches are gone. What is under way fails on all ranks. */
 DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
 
@@ -108,8 +108,8 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
  * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
  * token and expert; experts is NULL; a chunk of the step before is under way),
  * DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those of all-gather. */
-DCOMM_API dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens, const int32_t *experts,
-                                       const float *weights);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens,
+                                                     const int32_t *experts, const float *weights);
 
 /* A chunk's rows as the experts of this rank see them. Rows of expert experts[i] are first[i] to
  * first[i + 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
@@ -126,33 +126,38 @@ typedef struct dcomm_moe_batch {
  * Errors of this and all below: DCOMM_ERR_INVALID (no such chunk, not the time for it, NULL),
  * DCOMM_ERR_UNSUPPORTED (what is given lies in device memory), DCOMM_ERR_ABORTED (the same on
  * another rank; the sentence says what and where), those of all-to-all-v. */
-DCOMM_API dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
 /* Wait for the rows of chunk c. batch->rows stay until the next dcomm_moe_dispatch_start of this
  * chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
-DCOMM_API dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c, dcomm_moe_batch *batch);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c,
+                                                             dcomm_moe_batch *batch);
 
 /* Send back what the experts have made of chunk c: rows, in the places of the batch; the batch's
  * own memory is good. In use until dcomm_moe_combine_wait. */
-DCOMM_API dcomm_status dcomm_moe_combine_start(dcomm_moe *m, int c, const void *rows);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_start(dcomm_moe *m, int c, const void *rows);
 /* Wait for them, and write y of the chunk's tokens: y has all tokens, [tokens * hidden]. Of a token
  * without experts it is zero. */
-DCOMM_API dcomm_status dcomm_moe_combine_wait(dcomm_moe *m, int c, void *y);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_wait(dcomm_moe *m, int c, void *y);
 
 /* Send gradients of y of chunk c: dy has all tokens and is read before this returns. What combine
  * brought must still be here: not before dcomm_moe_combine_wait of the chunk, not after
  * dcomm_moe_dispatch_backward_start of it. */
-DCOMM_API dcomm_status dcomm_moe_combine_backward_start(dcomm_moe *m, int c, const void *dy);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_backward_start(dcomm_moe *m, int c,
+                                                                      const void *dy);
 /* Wait for the gradients of the experts' outputs, weights times dy, as a batch with memory of its
  * own, which stays until the next dcomm_moe_combine_backward_start of this chunk; and write
  * dweights[t * k + j] of the chunk's tokens, the scalar product of dy and what came back from that
  * expert, 0 where there was none. dweights may be NULL. */
-DCOMM_API dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c, float *dweights,
-                                                       dcomm_moe_batch *batch);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c,
+                                                                     float *dweights,
+                                                                     dcomm_moe_batch *batch);
 
 /* Send back the gradients of the experts' inputs, in the places of the batch; in use until the
  * wait, which writes dx of the chunk's tokens: the sum over the experts of a token. */
-DCOMM_API dcomm_status dcomm_moe_dispatch_backward_start(dcomm_moe *m, int c, const void *rows);
-DCOMM_API dcomm_status dcomm_moe_dispatch_backward_wait(dcomm_moe *m, int c, void *dx);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_backward_start(dcomm_moe *m, int c,
+                                                                       const void *rows);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_backward_wait(dcomm_moe *m, int c,
+                                                                      void *dx);
 
 /* Move what is under way, without blocking. In the hierarchical form a chunk's second exchange
  * begins only in a call of this object, so call this now and then in long computations. */

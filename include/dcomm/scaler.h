@@ -73,8 +73,9 @@ typedef struct dcomm_scaler_verdict {
  * at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler
  * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device
  * has no memory, or fails). */
-DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_opts *opts,
-                                           dcomm_scaler **s_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_create(dcomm_buckets *b,
+                                                         const dcomm_scaler_opts *opts,
+                                                         dcomm_scaler **s_p);
 /* Destroy it and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
 DCOMM_API dcomm_status dcomm_scaler_destroy(dcomm_scaler **s_p);
 
@@ -90,7 +91,8 @@ DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
  * may be under way for them. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the
  * last call), those of all-gather, DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the others
  * have DCOMM_ERR_ABORTED in their next call). */
-DCOMM_API dcomm_status dcomm_scaler_step(dcomm_scaler *s, dcomm_scaler_verdict *verdict);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_step(dcomm_scaler *s,
+                                                       dcomm_scaler_verdict *verdict);
 
 typedef struct dcomm_scaler_info {
     double scale;

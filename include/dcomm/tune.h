@@ -30,9 +30,10 @@ DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_i
  * its codec is not in it). Free with dcomm_plan_destroy. Errors: DCOMM_ERR_INVALID (unknown
  * algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm cannot do this: the sentence says
  * why). */
-DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
-                                         int nranks, const dcomm_coll_opts *opts,
-                                         dcomm_plan **plan_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op,
+                                                       int rank, int nranks,
+                                                       const dcomm_coll_opts *opts,
+                                                       dcomm_plan **plan_p);
 DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
 
 /* Which algorithm a call with these arguments would run on comm. */
@@ -249,14 +250,14 @@ DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *
  * outside of groups decides likewise, on all ranks or on none; others are refused until somebody
  * has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`. Forgotten by
  * dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
-DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                          dcomm_dtype dtype, bool device,
-                                          const dcomm_codec **taken_p);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec,
+                                                        size_t count, dcomm_dtype dtype,
+                                                        bool device, const dcomm_codec **taken_p);
 
 /* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
  * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
  * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
-DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
 /* The numbers that a communicator chooses by. */
 DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 

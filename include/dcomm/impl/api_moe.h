@@ -268,7 +268,7 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p)
         dcommi_moe_fail(m, DCOMM_ERR_ABORTED);
     }
     for (int i = 0; m->ops != NULL && i < DCOMMI_MOE_PASSES * m->opts.chunks; i++) {
-        dcomm_wait(&m->ops[i].request);
+        dcommi_drain(&m->ops[i].request);
     }
     dcomm_status status = DCOMM_OK;
     dcomm_comm **all[] = {&m->host[0], &m->host[1], &m->back, &m->comm};

@@ -375,10 +375,10 @@ static dcomm_status dcommi_bkt_await_sights(dcomm_buckets *b)
 static void dcommi_bkt_drain(dcomm_buckets *b)
 {
     for (size_t i = 0; i < b->layout.n; i++) {
-        dcomm_wait(&b->layout.buckets[i].request);
+        dcommi_drain(&b->layout.buckets[i].request);
     }
-    dcomm_wait(&b->sights_request);
-    dcomm_wait(&b->cards_request);
+    dcommi_drain(&b->sights_request);
+    dcommi_drain(&b->cards_request);
 }
 
 /* Parameters that nobody marked. With no other thread in the step. */

@@ -12,6 +12,7 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
 {
     DCOMMI_TRY(dcommi_check_fork());
     if (comm == NULL) {
+        dcommi_say_uncreated();
         return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL");
     }
     if (DCOMMI_UNLIKELY(atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK)) {
@@ -288,8 +289,8 @@ static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
         dcommi_fail(status, "%s #%" PRIu64 ", rank %d: %s", call, run->seq, run->verdict_rank,
                     run->coded->said);
     } else {
-        dcommi_fail(status, "%s #%" PRIu64 ": rank %d found %s; its own error names the first", call,
-                    run->seq, run->verdict_rank,
+        dcommi_fail(status, "%s #%" PRIu64 ": rank %d found %s; its own error names the first",
+                    call, run->seq, run->verdict_rank,
                     status == DCOMM_ERR_RANGE ? "sums of finite numbers that are beyond f32"
                                               : "inputs that are not finite");
     }
@@ -304,6 +305,9 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     }
     if (status < 0) {
         dcommi_run_why(run, (dcomm_status)status);
+        if (atomic_load_explicit(&run->comm->poisoned, memory_order_relaxed) != 0) {
+            atomic_store_explicit(&run->comm->told, true, memory_order_relaxed);
+        }
     }
     dcommi_run_unref(run);
     return (dcomm_status)status;

@@ -101,6 +101,46 @@ static char *dcommi_strdup(const char *text)
     return copy;
 }
 
+/* Why this thread's last creation failed, for the caller that goes on without its communicator. */
+static _Thread_local struct {
+    dcomm_on_error on_error;
+    char text[DCOMMI_MESSAGE_MAX];
+} dcommi_uncreated;
+
+static dcomm_status dcommi_creation_failed(dcomm_on_error on_error, dcomm_status status)
+{
+    dcommi_uncreated.on_error = on_error;
+    memcpy(dcommi_uncreated.text, dcommi_message, sizeof dcommi_uncreated.text);
+    if (on_error == DCOMM_ON_ERROR_ABORT) {
+        dcommi_log(DCOMMI_LOG_ERROR, "no communicator was created: %s: %s", dcomm_strerror(status),
+                   dcommi_message);
+        abort();
+    }
+    return status;
+}
+
+/* The first call on a communicator that is NULL: was its creation's failure overlooked? */
+static void dcommi_say_uncreated(void)
+{
+    if (dcommi_uncreated.text[0] != 0 && dcommi_uncreated.on_error != DCOMM_ON_ERROR_RETURN) {
+        dcommi_log(DCOMMI_LOG_ERROR,
+                   "a call on a communicator that is NULL, for it was not created: %s",
+                   dcommi_uncreated.text);
+    }
+    dcommi_uncreated.text[0] = 0;
+}
+
+/* Return what an error is to do: the caller's choice, else DCOMM_ERRORS'. */
+static dcomm_on_error dcommi_on_error(const dcomm_comm_opts *opts)
+{
+    double choice = DCOMM_ON_ERROR_PRINT - DCOMM_ON_ERROR_RETURN;
+    if (opts != NULL && opts->on_error != DCOMM_ON_ERROR_DEFAULT) {
+        return opts->on_error;
+    }
+    dcommi_env_read("DCOMM_ERRORS", &choice);
+    return (dcomm_on_error)(DCOMM_ON_ERROR_RETURN + (int)choice);
+}
+
 /* Defaults: the environment's where the caller has not said. */
 static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
 {
@@ -140,6 +180,7 @@ static dcomm_status dcommi_comm_settings(dcomm_comm *comm)
         }
     }
     comm->opts.algo = NULL;
+    comm->on_error = dcommi_on_error(opts);
     comm->deterministic = opts->deterministic || dcommi_env_flag("DCOMM_DETERMINISTIC", false);
     comm->tunes = opts->tune != 0 ? opts->tune > 0 : dcommi_env_flag("DCOMM_TUNE", true);
     comm->connections = opts->connections != 0 ? opts->connections : (int)connections;
@@ -234,7 +275,8 @@ static dcomm_status dcommi_cards_exchange(dcommi_boot *boot, const void *mine, s
         return DCOMM_ERR_NO_MEMORY;
     }
     size_t at = 0;
-    for (int r = 0; r < boot->size; r++) { /* a rank that cannot take part comes to no other round */
+    for (int r = 0; r < boot->size;
+         r++) { /* a rank that cannot take part comes to no other round */
         boot->agreed = boot->agreed || cards->lens[r] == sizeof(dcommi_boot_word);
     }
     for (int r = 0; r < boot->size; r++) {
@@ -609,6 +651,9 @@ static void *dcommi_comm_create_main(void *user)
     dcomm_status status = dcommi_comm_build(comm);
     if (status < 0) { /* else the message is the engine's: a peer may be lost already */
         memcpy(comm->message, dcommi_message, sizeof comm->message);
+        if (atomic_load(&comm->cancel) == 0) {
+            dcommi_creation_failed(comm->on_error, status);
+        }
     }
     atomic_store_explicit(&comm->ready, status, memory_order_release);
     return NULL;
@@ -633,7 +678,7 @@ static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm 
     if (status < 0) {
         dcommi_boot_announce(&comm->opts, comm->timeout_s, NULL, status);
         dcommi_comm_drop(comm);
-        return status;
+        return dcommi_creation_failed(dcommi_on_error(opts), status);
     }
     *comm_p = comm;
     return DCOMM_OK;
@@ -644,6 +689,7 @@ DCOMM_API dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts, dcomm_comm
     DCOMMI_TRY(dcommi_comm_prepare(opts, comm_p));
     dcomm_status status = dcommi_comm_build(*comm_p);
     if (status < 0) {
+        dcommi_creation_failed((*comm_p)->on_error, status);
         dcommi_comm_drop(*comm_p);
         *comm_p = NULL;
     }
@@ -672,6 +718,9 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
         return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL");
     }
     int ready = atomic_load_explicit(&comm->ready, memory_order_acquire);
+    if (ready < 0) {
+        atomic_store_explicit(&comm->told, true, memory_order_relaxed);
+    }
     return ready < 0 ? dcommi_fail((dcomm_status)ready, "%s", comm->message) : (dcomm_status)ready;
 }
 

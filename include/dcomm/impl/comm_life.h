@@ -26,6 +26,7 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
     comm->chunk_bytes = parent->chunk_bytes;
     comm->deterministic = parent->deterministic;
     comm->connections = parent->connections;
+    comm->on_error = parent->on_error;
     comm->device_ucx = parent->device_ucx;
     memcpy(comm->algo, parent->algo, sizeof comm->algo);
     comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
@@ -258,6 +259,7 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
     *new_p = NULL;
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("shrink"));
+    atomic_store(&comm->told, true); /* who shrinks knows why */
     if (n < 0 || (n > 0 && excluded == NULL)) {
         return dcommi_fail(DCOMM_ERR_INVALID, "excluded is %s with n = %d",
                            excluded == NULL ? "NULL" : "given", n);
@@ -316,6 +318,7 @@ DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
         snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %.*s", comm->rank,
                  DCOMMI_TEXT_MAX - 32, reason != NULL ? reason : "no reason given");
         atomic_store(&comm->abort_wanted, 1);
+        atomic_store(&comm->told, true);
     }
     dcommi_comm_unlock(comm);
     atomic_store(&comm->context->aborts, 1);
@@ -343,20 +346,24 @@ static bool dcommi_comm_gated(const dcomm_comm *comm)
 }
 
 /* Wait for the operations that are outstanding. No run takes longer than its time; streams have as
- * long to come to theirs. */
-static void dcommi_comm_await_runs(dcomm_comm *comm)
+ * long to come to theirs. Return true if there was one whose request will tell how it ended. */
+static bool dcommi_comm_await_runs(dcomm_comm *comm)
 {
     double until = dcommi_now() + comm->timeout_s;
-    bool outstanding = true;
+    bool outstanding = true, held = false;
     while (outstanding) {
         dcommi_token_take(comm->context);
         dcommi_start_submitted(comm->context);
         outstanding = comm->runs != NULL || (dcommi_comm_gated(comm) && dcommi_now() < until);
+        for (const dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+            held = held || run->gate.stream == NULL;
+        }
         dcommi_token_release(comm->context);
         if (outstanding) {
             dcommi_progress_or_yield(comm->context);
         }
     }
+    return held;
 }
 
 /* Whether a peer that we have spoken with has not said goodbye yet, or the transport still holds
@@ -395,6 +402,14 @@ static void dcommi_comm_shut(dcomm_comm *comm)
     }
 }
 
+/* The error that nobody has looked at, with its sentence; DCOMM_OK: there is none. */
+static dcomm_status dcommi_comm_untold(const dcomm_comm *comm, int status)
+{
+    return status < 0 && !atomic_load(&comm->told)
+               ? dcommi_fail((dcomm_status)status, "%s", comm->message)
+               : DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
 {
     if (comm_p == NULL || *comm_p == NULL) {
@@ -409,19 +424,23 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     *comm_p = NULL;
     if (comm->has_creator) {
+        int ready = atomic_load(&comm->ready); /* before it is cancelled */
         atomic_store(&comm->cancel, 1);
         pthread_join(comm->creator, NULL);
         if (atomic_load(&comm->ready) != DCOMM_OK) {
+            dcomm_status failed = ready < 0 ? dcommi_comm_untold(comm, ready) : DCOMM_OK;
             dcommi_comm_drop(comm);
-            return DCOMM_OK;
+            return failed;
         }
     }
     dcomm_context *context = comm->context;
-    dcommi_comm_await_runs(comm);
+    bool before = atomic_load(&comm->poisoned) != 0, held = dcommi_comm_await_runs(comm);
     dcommi_token_take(context);
     dcommi_start_submitted(context);
     bool failed = atomic_load(&comm->poisoned) != 0;
     if (comm->runs != NULL || dcommi_comm_gated(comm)) {
+        comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller's own doing */
+        atomic_store(&comm->told, true);
         dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
         failed = true;
     }
@@ -474,9 +493,13 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     dcommi_leaving_look(context);
     dcommi_token_release(context);
+    /* A peer that is lost while we part has done what we did with it. */
+    int error = atomic_load(&comm->poisoned);
+    dcomm_status untold =
+        before || (!held && error != DCOMM_ERR_PEER) ? dcommi_comm_untold(comm, error) : DCOMM_OK;
     dcommi_comm_drop(comm);
     dcommi_shared_reclaim();
-    return DCOMM_OK;
+    return untold;
 }
 
 /* ---- read-out ---- */
@@ -501,10 +524,22 @@ DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm)
     return dcommi_comm_usable(comm) ? comm->context : NULL;
 }
 
+/* Note that the caller has looked at an error. */
+static void dcommi_comm_looked(const dcomm_comm *comm, int status)
+{
+    if (status < 0) {
+        atomic_store_explicit(&((dcomm_comm *)(uintptr_t)comm)->told, true, memory_order_relaxed);
+    }
+}
+
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm)
 {
-    return comm != NULL ? (dcomm_status)atomic_load_explicit(&comm->poisoned, memory_order_acquire)
-                        : DCOMM_ERR_INVALID;
+    if (comm == NULL) {
+        return DCOMM_ERR_INVALID;
+    }
+    int status = atomic_load_explicit(&comm->poisoned, memory_order_acquire);
+    dcommi_comm_looked(comm, status);
+    return (dcomm_status)status;
 }
 
 DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
@@ -514,6 +549,7 @@ DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
     }
     bool failed = atomic_load_explicit(&comm->poisoned, memory_order_acquire) != 0 ||
                   atomic_load_explicit(&comm->ready, memory_order_acquire) < 0;
+    dcommi_comm_looked(comm, failed ? -1 : 0);
     return failed ? comm->message : "";
 }
 

@@ -35,6 +35,7 @@ static const dcommi_env_entry dcommi_env_table[] = {
      .most = DCOMM_CONNECTIONS_MAX,
      .refused = true},
     {.name = "DCOMM_DETERMINISTIC", .kind = DCOMMI_ENV_FLAG},
+    {.name = "DCOMM_ERRORS", .kind = DCOMMI_ENV_CHOICE, .choices = "return|print|abort"},
     {.name = "DCOMM_HOSTID"},
     {.name = "DCOMM_IFACE"},
     {.name = "DCOMM_ISA"},

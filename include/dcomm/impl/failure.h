@@ -117,6 +117,27 @@ static void dcommi_send_abort(dcomm_comm *comm, int rank)
     dcommi_send_header(comm, rank, &h, comm->message, len);
 }
 
+/* Say that a communicator failed, as far as it is to be said. */
+static void dcommi_say_failed(dcomm_on_error on_error, int rank, dcomm_status status,
+                              const char *text)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static char said[DCOMMI_MESSAGE_MAX];
+    char now[DCOMMI_MESSAGE_MAX];
+    snprintf(now, sizeof now, "rank %d: %s: %.400s", rank, dcomm_strerror(status), text);
+    /* One death fails many communicators: it is said for the first. */
+    pthread_mutex_lock(&lock);
+    bool says = on_error != DCOMM_ON_ERROR_RETURN && strcmp(said, now) != 0;
+    if (says) {
+        memcpy(said, now, sizeof said);
+    }
+    pthread_mutex_unlock(&lock);
+    dcommi_log(says ? DCOMMI_LOG_ERROR : DCOMMI_LOG_INFO, "%s", now);
+    if (on_error == DCOMM_ON_ERROR_ABORT) {
+        abort();
+    }
+}
+
 /* Fail the communicator: all its operations here, and on all other ranks. `from` is the rank that
  * told us, or -1 when we found it: the finder tells all, the others pass it on to ranks at powers
  * of two, so that it arrives even when the finder dies meanwhile. The first error stays. */
@@ -127,7 +148,6 @@ static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const
     }
     snprintf(comm->message, sizeof comm->message, "%s", text);
     atomic_store_explicit(&comm->poisoned, status, memory_order_release);
-    dcommi_log(DCOMMI_LOG_INFO, "rank %d: %s: %s", comm->rank, dcomm_strerror(status), text);
     if (from < 0) {
         for (int r = 0; r < comm->size; r++) {
             dcommi_send_abort(comm, r);
@@ -141,6 +161,7 @@ static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const
         dcommi_run_finish(comm->runs, status);
     }
     dcommi_match_clear(comm);
+    dcommi_say_failed(comm->on_error, comm->rank, status, comm->message);
 }
 
 static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)

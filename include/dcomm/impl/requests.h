@@ -25,6 +25,13 @@ DCOMM_API dcomm_status dcomm_wait(dcomm_request **request_p)
     return dcommi_run_wait(run);
 }
 
+/* Wait for an operation whose error, if there is one, is told elsewhere. */
+static inline void dcommi_drain(dcomm_request **request_p)
+{
+    dcomm_status told = dcomm_wait(request_p);
+    (void)told;
+}
+
 DCOMM_API dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n)
 {
     if (requests == NULL && n > 0) {

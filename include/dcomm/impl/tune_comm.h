@@ -79,6 +79,9 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
         uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
         status = dcommi_comm_derive(comm, ranks, comm->size, salt, &t->comm);
     }
+    if (status >= 0) { /* what fails it fails comm, which says so */
+        t->comm->on_error = DCOMM_ON_ERROR_RETURN;
+    }
     if (status < 0) {
         dcommi_free(ranks);
         dcommi_free(t);

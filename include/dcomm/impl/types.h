@@ -323,7 +323,7 @@ struct dcomm_comm {
     struct dcommi_posts *posts;       /* our own board; NULL: none */
     bool attached;                    /* we look at the boards of all others */
     uint64_t next_seq;
-    uint64_t children; /* communicators derived so far, for their ids */
+    uint64_t children;               /* communicators derived so far, for their ids */
     uint64_t shrink_tries;           /* attempts at shrinking it */
     uint64_t shrunk_set, shrunk_try; /* the last that succeeded, and which ranks were left then */
     dcommi_run *free_runs;
@@ -346,6 +346,8 @@ struct dcomm_comm {
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
     _Atomic int poisoned; /* the status, 0: none */
+    _Atomic bool told;    /* the caller has been given it, or has asked */
+    dcomm_on_error on_error;
     char message[DCOMMI_MESSAGE_MAX];
     /* non-blocking creation */
     _Atomic int ready; /* DCOMM_IN_PROGRESS, DCOMM_OK or why not */
