@@ -106,8 +106,7 @@ project() { # KIND FILE: the block as its file, beside what it names
     make) cp "$2" "$dir/Makefile" && make -C "$dir" CFLAGS=-O0 ;;
     cmake) cp "$2" "$dir/CMakeLists.txt" && cmake -S "$dir" -B "$dir" && cmake --build "$dir" ;;
     meson)
-        mkdir -p "$dir/subprojects/dcomm" && cp "$2" "$dir/meson.build" &&
-            cp -r meson.build meson_options.txt LICENSE dcomm.c include "$dir/subprojects/dcomm/" &&
+        mkdir "$dir/subprojects" && cp "$2" "$dir/meson.build" && ln -s "$root" "$dir/subprojects/dcomm" &&
             rm "$dir/dcomm.h" && meson setup "$dir/build" "$dir" --buildtype=debug &&
             ninja -C "$dir/build" && ln -s build/train "$dir/train"
         ;;
