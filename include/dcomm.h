@@ -36742,6 +36742,54 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 }
 
 #endif
+/* ==== include/dcomm/impl/float_env.h ======================================================= */
+/* float_env.h - how this thread computes with floats: flushing of denormals, rounding. Ranks that
+ * differ in it fold the same contributions to different bits. */
+#ifndef DCOMMI_FLOAT_ENV_H
+#define DCOMMI_FLOAT_ENV_H
+
+
+enum {
+    DCOMMI_FLOAT_FLUSHES = 1,   /* results that are denormal become 0 (FTZ) */
+    DCOMMI_FLOAT_IGNORES = 2,   /* operands that are denormal count as 0 (DAZ) */
+    DCOMMI_FLOAT_UP = 4,        /* rounds upward */
+    DCOMMI_FLOAT_DOWN = 8,      /* rounds downward */
+    DCOMMI_FLOAT_TRUNCATES = 16 /* rounds towards zero */
+};
+
+/* Find out by computing, which works on every processor and needs no library. */
+static uint32_t dcommi_float_env(void)
+{
+    volatile float least = 0x1p-126f, half = 0.5f, large = 0x1p100f, tiny = 0x1p-30f, one = 1;
+    volatile uint32_t bits = 1;
+    uint32_t denormal_bits = bits;
+    float denormal;
+    memcpy(&denormal, &denormal_bits, sizeof denormal);
+    volatile float flushed = least * half, grown = denormal * large;
+    volatile float above = one + tiny, below = one - tiny, beneath = -one - tiny;
+    bool up = above > 1, down = beneath < -1;
+    return (flushed == 0 ? DCOMMI_FLOAT_FLUSHES : 0u) | (grown == 0 ? DCOMMI_FLOAT_IGNORES : 0u) |
+           (up ? DCOMMI_FLOAT_UP : 0u) | (down ? DCOMMI_FLOAT_DOWN : 0u) |
+           (!up && !down && below < 1 ? DCOMMI_FLOAT_TRUNCATES : 0u);
+}
+
+/* "flushes denormals to zero and rounds upward" */
+static void dcommi_float_env_text(uint32_t env, char *text, size_t room)
+{
+    const char *rounds = env & DCOMMI_FLOAT_UP          ? "upward"
+                         : env & DCOMMI_FLOAT_DOWN      ? "downward"
+                         : env & DCOMMI_FLOAT_TRUNCATES ? "towards zero"
+                                                        : "to nearest";
+    bool flushes = (env & DCOMMI_FLOAT_FLUSHES) != 0, ignores = (env & DCOMMI_FLOAT_IGNORES) != 0;
+    snprintf(text, room, "%s and rounds %s",
+             flushes && ignores ? "flushes denormals to zero (FTZ, DAZ)"
+             : flushes          ? "flushes denormal results to zero (FTZ)"
+             : ignores          ? "takes denormal operands for zero (DAZ)"
+                                : "keeps denormals",
+             rounds);
+}
+
+#endif
 /* ==== include/dcomm/impl/local.h =========================================================== */
 /* local.h - the transport between the processes of one host: messages through fifos in memory that
  * they map from each other (fifo.h, hand.h), and memory of the user's that they map likewise. */
@@ -40616,7 +40664,8 @@ static _Atomic int dcommi_in_use; /* contexts and communicators, those under way
 static _Atomic int dcommi_forked;
 static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
 
-/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after itself. */
+/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after
+ * itself. */
 static void dcommi_in_child(void)
 {
     if (atomic_load(&dcommi_in_use) != 0) {
@@ -40659,6 +40708,7 @@ typedef struct dcommi_card {
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
     uint32_t connections, takes_device;  /* UCX's, of memory of one */
+    uint32_t float_env, unused;          /* DCOMMI_FLOAT_ bits of the caller's thread */
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -40666,7 +40716,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 7u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 8u)
 
 /* The context's number for a peer, new or known; `address` is what the transport to it wants. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card, bool same_host,
@@ -49308,6 +49358,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->deterministic = comm->deterministic;
     card->tunes = comm->tunes;
     card->connections = (uint32_t)comm->connections;
+    card->float_env = dcommi_float_env();
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
@@ -49587,6 +49638,28 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
     return status;
 }
 
+/* Each rank folds results for itself where that is faster, so all must compute alike. All see the
+ * same cards, and fail alike. */
+static dcomm_status dcommi_cards_compute_alike(const dcommi_cards *cards, dcommi_boot *boot)
+{
+    for (int r = 1; r < boot->size; r++) {
+        uint32_t first = cards->card[0].float_env, other = cards->card[r].float_env;
+        if (other != first) {
+            char mine[80], theirs[80];
+            dcommi_float_env_text(first, mine, sizeof mine);
+            dcommi_float_env_text(other, theirs, sizeof theirs);
+            boot->agreed = true;
+            return dcommi_fail(
+                DCOMM_ERR_MISMATCH,
+                "rank %d computes with floats as rank 0 does not: it %s, rank 0 %s, so "
+                "that results would differ in bits. Programs and libraries linked "
+                "with -Ofast or -ffast-math flush denormals: link all ranks alike",
+                r, theirs, mine);
+        }
+    }
+    return DCOMM_OK;
+}
+
 /* Where all ranks are; opens the network if some are elsewhere. */
 static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcommi_gathering *m)
 {
@@ -49598,6 +49671,7 @@ static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcom
     DCOMMI_TRY(dcommi_random_bytes(&card.nonce, sizeof card.nonce));
     DCOMMI_TRY(dcommi_random_bytes(card.control_nonce, sizeof card.control_nonce));
     DCOMMI_TRY(dcommi_cards_swap(boot, &card, local->address, local->address_len, &m->local));
+    DCOMMI_TRY(dcommi_cards_compute_alike(&m->local, boot));
     m->host = dcommi_calloc((size_t)comm->size, sizeof *m->host);
     DCOMMI_TRY(dcommi_comm_reach(comm, boot, m->local.card, m->local.extra, m->host));
     DCOMMI_TRY(dcommi_comm_groups(comm, &m->local, m->host));

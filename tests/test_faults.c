@@ -5,6 +5,7 @@
 #include "ranks.h"
 
 #include <criterion/criterion.h>
+#include <fenv.h>
 #include <pthread.h>
 
 enum { N = 4, VICTIM = 2, COUNT = 100000 };
@@ -693,4 +694,54 @@ static int uncreated(int rank, int n, procs_shared *s, void *arg)
 Test(faults, calls_on_no_communicator_say_why, .timeout = 60)
 {
     run(1, uncreated, NULL, -1);
+}
+
+/* ---- ranks that compute otherwise ---- */
+
+enum { ALIKE, ONE_ROUNDS_UP, ONE_FLUSHES, ALL_FLUSH };
+
+static int floats(int rank, int n, procs_shared *s, void *arg)
+{
+    int how = *(int *)arg;
+    dcomm_comm *comm = NULL;
+    dcomm_comm_opts opts = {.boot = DCOMM_BOOT_ID, .rank = rank, .size = n, .timeout_s = 20};
+    size_t len;
+    if (rank == 0) {
+        RANKS_OK(dcomm_id_create(&opts.id));
+        procs_give(s, 0, &opts.id, sizeof opts.id);
+    } else {
+        memcpy(&opts.id, procs_take(s, 0, &len), sizeof opts.id);
+    }
+    if (how == ONE_ROUNDS_UP && rank == 1) {
+        PROCS_TRUE(fesetround(FE_UPWARD) == 0);
+    }
+    if (how == ALL_FLUSH || (how == ONE_FLUSHES && rank == 2)) {
+#ifdef __SSE__
+        __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);
+#else
+        return 0;
+#endif
+    }
+    double begun = procs_now();
+    dcomm_status status = dcomm_comm_create(&opts, &comm);
+    if (how == ALIKE || how == ALL_FLUSH) {
+        PROCS_CHECK(status == DCOMM_OK, "%s", dcomm_last_error());
+        return dcomm_comm_destroy(&comm) == DCOMM_OK ? 0 : 1;
+    }
+    ranks_refused(status, DCOMM_ERR_MISMATCH, how == ONE_ROUNDS_UP ? "rank 1" : "rank 2");
+    ranks_refused(status, DCOMM_ERR_MISMATCH, how == ONE_ROUNDS_UP ? "rounds upward" : "FTZ, DAZ");
+    PROCS_TRUE(comm == NULL && procs_now() - begun < 4);
+    return 0;
+}
+
+Test(faults, ranks_that_compute_otherwise_are_named, .timeout = 60)
+{
+#ifdef __SSE__
+    const int last = ALL_FLUSH;
+#else
+    const int last = ONE_ROUNDS_UP;
+#endif
+    for (int how = ALIKE; how <= last; how++) {
+        run(3, floats, &how, -1);
+    }
 }

@@ -209,6 +209,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     card->deterministic = comm->deterministic;
     card->tunes = comm->tunes;
     card->connections = (uint32_t)comm->connections;
+    card->float_env = dcommi_float_env();
     memcpy(card->algo, comm->algo, sizeof card->algo);
     gethostname(card->hostname, sizeof card->hostname - 1);
     memcpy(card->host_id, comm->context->host_id, sizeof card->host_id);
@@ -488,6 +489,28 @@ static dcomm_status dcommi_comm_control(dcomm_comm *comm, const dcommi_card *car
     return status;
 }
 
+/* Each rank folds results for itself where that is faster, so all must compute alike. All see the
+ * same cards, and fail alike. */
+static dcomm_status dcommi_cards_compute_alike(const dcommi_cards *cards, dcommi_boot *boot)
+{
+    for (int r = 1; r < boot->size; r++) {
+        uint32_t first = cards->card[0].float_env, other = cards->card[r].float_env;
+        if (other != first) {
+            char mine[80], theirs[80];
+            dcommi_float_env_text(first, mine, sizeof mine);
+            dcommi_float_env_text(other, theirs, sizeof theirs);
+            boot->agreed = true;
+            return dcommi_fail(
+                DCOMM_ERR_MISMATCH,
+                "rank %d computes with floats as rank 0 does not: it %s, rank 0 %s, so "
+                "that results would differ in bits. Programs and libraries linked "
+                "with -Ofast or -ffast-math flush denormals: link all ranks alike",
+                r, theirs, mine);
+        }
+    }
+    return DCOMM_OK;
+}
+
 /* Where all ranks are; opens the network if some are elsewhere. */
 static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcommi_gathering *m)
 {
@@ -499,6 +522,7 @@ static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcom
     DCOMMI_TRY(dcommi_random_bytes(&card.nonce, sizeof card.nonce));
     DCOMMI_TRY(dcommi_random_bytes(card.control_nonce, sizeof card.control_nonce));
     DCOMMI_TRY(dcommi_cards_swap(boot, &card, local->address, local->address_len, &m->local));
+    DCOMMI_TRY(dcommi_cards_compute_alike(&m->local, boot));
     m->host = dcommi_calloc((size_t)comm->size, sizeof *m->host);
     DCOMMI_TRY(dcommi_comm_reach(comm, boot, m->local.card, m->local.extra, m->host));
     DCOMMI_TRY(dcommi_comm_groups(comm, &m->local, m->host));

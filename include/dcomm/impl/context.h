@@ -3,6 +3,7 @@
 #define DCOMMI_CONTEXT_H
 
 #include "engine.h"
+#include "float_env.h"
 #include "host.h"
 #include "local.h"
 #include "pause.h"
@@ -16,7 +17,8 @@ static _Atomic int dcommi_in_use; /* contexts and communicators, those under way
 static _Atomic int dcommi_forked;
 static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
 
-/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after itself. */
+/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after
+ * itself. */
 static void dcommi_in_child(void)
 {
     if (atomic_load(&dcommi_in_use) != 0) {
@@ -59,6 +61,7 @@ typedef struct dcommi_card {
     uint32_t deterministic, tunes;
     uint32_t local_address, net_address; /* lengths of what follows the card */
     uint32_t connections, takes_device;  /* UCX's, of memory of one */
+    uint32_t float_env, unused;          /* DCOMMI_FLOAT_ bits of the caller's thread */
     char algo[32];
     char hostname[64];
     char host_id[DCOMMI_HOST_ID_MAX];
@@ -66,7 +69,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 7u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 8u)
 
 /* The context's number for a peer, new or known; `address` is what the transport to it wants. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card, bool same_host,
