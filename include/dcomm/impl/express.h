@@ -7,6 +7,7 @@
 #define DCOMMI_EXPRESS_H
 
 #include "comm_life.h"
+#include "comm_shrink.h"
 #include "script.h"
 
 /* Every so many operations go through the engine, which also looks after everything else. */

@@ -77,10 +77,10 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     }
     if (status >= 0) {
         uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
-        status = dcommi_comm_derive(comm, ranks, comm->size, salt, &t->comm);
-    }
-    if (status >= 0) { /* what fails it fails comm, which says so */
-        t->comm->on_error = DCOMM_ON_ERROR_RETURN;
+        status =
+            dcommi_comm_derive(comm, ranks, comm->size, salt,
+                               DCOMM_ON_ERROR_RETURN, /* what fails it fails comm, which says so */
+                               &t->comm);
     }
     if (status < 0) {
         dcommi_free(ranks);
