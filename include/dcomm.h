@@ -1346,7 +1346,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_context_create(const dcomm_context_op
 DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
 
 /* Progress every communicator of the context once, without blocking. Any wait does the same; call
- * it in long computations when there is no progress thread. */
+ * it in long computations when there is no progress thread. Yields the core where nothing has
+ * happened for some calls. */
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
 typedef enum dcomm_boot {
@@ -1894,8 +1895,29 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcom
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait(dcomm_request **request_p);
 /* The same for n requests (NULL ones are skipped); the first error in order is returned. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n);
-/* DCOMM_IN_PROGRESS, or the result, with *request_p set to NULL. Progresses once. */
+/* DCOMM_IN_PROGRESS, or the result, with *request_p set to NULL. Progresses once. After some tests
+ * in a row in which nothing happened, each yields the core as waiting does (so does
+ * dcomm_context_progress): a loop of tests leaves it to ranks that share it. */
 DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p);
+
+/* Of n requests, NULL ones are skipped. What is complete is given its result and set to NULL; who
+ * waits or tests progresses, and yields, as above. Requests that are queued in a group are not
+ * complete; waiting for nothing else is DCOMM_ERR_INVALID. */
+/* DCOMM_IN_PROGRESS, with no request changed, until all are complete; then as dcomm_wait_all. */
+DCOMM_API dcomm_status dcomm_test_all(dcomm_request **requests, size_t n);
+/* Wait for one of them: its result, and its index in *index_p; n where all are NULL. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n,
+                                                    size_t *index_p);
+/* The same without waiting: DCOMM_IN_PROGRESS where none is complete. */
+DCOMM_API dcomm_status dcomm_test_any(dcomm_request **requests, size_t n, size_t *index_p);
+/* Wait until at least one is complete, and take all that are: *count_p of them, 0 where all are
+ * NULL, whose indices go to indices[n] (may be NULL), ascending. The first error is returned. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_some(dcomm_request **requests, size_t n,
+                                                     size_t *indices, size_t *count_p);
+/* Give a request up and set it to NULL: its operation goes on, nobody is told when it is complete,
+ * and its buffers stay in use until then (dcomm_comm_destroy waits for it). If it fails, so does
+ * the communicator. NULL and *request_p NULL are good. */
+DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p);
 
 /* What ran. Ask between the call and the wait. */
 typedef struct dcomm_request_info {
@@ -36703,7 +36725,11 @@ static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
     unsigned limit = context->net != NULL ? DCOMMI_NET_SPIN : context->spin_limit;
     if (dcommi_token_try(context)) {
         for (int i = 0; i < DCOMMI_TURN; i++) {
-            yield = !dcommi_progress(context) && context->idle > limit;
+            bool idle = !dcommi_progress(context);
+            if (idle && run == NULL) {
+                dcommi_housekeeping(context); /* who calls seldom would come to it late */
+            }
+            yield = idle && context->idle > limit;
             if (yield || run == NULL ||
                 atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
                 break;
@@ -40958,12 +40984,7 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
         return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
     }
     DCOMMI_TRY(dcommi_check_fork());
-    if (dcommi_token_try(context)) {
-        if (!dcommi_progress(context)) {
-            dcommi_housekeeping(context); /* who calls seldom would come to it late */
-        }
-        dcommi_token_release(context);
-    }
+    dcommi_progress_or_yield(context);
     return DCOMM_OK;
 }
 
@@ -49892,6 +49913,8 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
     int ready = atomic_load_explicit(&comm->ready, memory_order_acquire);
     if (ready < 0) {
         atomic_store_explicit(&comm->told, true, memory_order_relaxed);
+    } else if (ready == DCOMM_IN_PROGRESS) {
+        sched_yield(); /* who asks in a loop must leave the core to the thread that creates */
     }
     return ready < 0 ? dcommi_fail((dcomm_status)ready, "%s", comm->message) : (dcomm_status)ready;
 }
@@ -55725,6 +55748,152 @@ DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p)
         return DCOMM_IN_PROGRESS;
     }
     return dcomm_wait(request_p);
+}
+
+/* ---- several requests ---- */
+
+static dcomm_status dcommi_check_requests(dcomm_request *const *requests, size_t n)
+{
+    return requests == NULL && n > 0
+               ? dcommi_fail(DCOMM_ERR_INVALID, "requests is NULL and n is %zu", n)
+               : dcommi_check_fork();
+}
+
+static dcomm_status dcommi_check_result(const char *name, const size_t *result)
+{
+    return result == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", name) : DCOMM_OK;
+}
+
+static inline bool dcommi_request_complete(const dcomm_request *request)
+{
+    return !request->run.queued &&
+           atomic_load_explicit(&request->run.status, memory_order_acquire) != DCOMM_IN_PROGRESS;
+}
+
+/* Return the first request that is complete, n where there is none. *pending_p, *queued_p: others
+ * are under way, or wait in a group. */
+static size_t dcommi_requests_find(dcomm_request *const *requests, size_t n, bool *pending_p,
+                                   bool *queued_p)
+{
+    *pending_p = *queued_p = false;
+    for (size_t i = 0; i < n; i++) {
+        if (requests[i] == NULL) {
+            continue;
+        }
+        if (dcommi_request_complete(requests[i])) {
+            return i;
+        }
+        *queued_p = *queued_p || requests[i]->run.queued;
+        *pending_p = *pending_p || !requests[i]->run.queued;
+    }
+    return n;
+}
+
+/* Progress the contexts of the requests that are under way. */
+static void dcommi_requests_progress(dcomm_request *const *requests, size_t n)
+{
+    const dcomm_context *last = NULL;
+    for (size_t i = 0; i < n; i++) {
+        if (requests[i] != NULL && !requests[i]->run.queued &&
+            !dcommi_request_complete(requests[i]) && requests[i]->run.comm->context != last) {
+            dcommi_progress_or_yield(requests[i]->run.comm->context);
+            last = requests[i]->run.comm->context;
+        }
+    }
+}
+
+/* Wait until a request is complete: *index_p; n where all are NULL. */
+static dcomm_status dcommi_requests_await(dcomm_request *const *requests, size_t n, size_t *index_p)
+{
+    bool pending, queued;
+    while ((*index_p = dcommi_requests_find(requests, n, &pending, &queued)) == n && pending) {
+        dcommi_requests_progress(requests, n);
+    }
+    return *index_p == n && queued
+               ? dcommi_fail(DCOMM_ERR_INVALID, "the operations are still queued in a group; call "
+                                                "dcomm_group_end before waiting for one")
+               : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n, size_t *index_p)
+{
+    DCOMMI_TRY(dcommi_check_requests(requests, n));
+    DCOMMI_TRY(dcommi_check_result("index_p", index_p));
+    DCOMMI_TRY(dcommi_requests_await(requests, n, index_p));
+    return *index_p < n ? dcomm_wait(&requests[*index_p]) : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_wait_some(dcomm_request **requests, size_t n, size_t *indices,
+                                       size_t *count_p)
+{
+    dcomm_status first = DCOMM_OK;
+    char message[DCOMMI_MESSAGE_MAX];
+    size_t at;
+    DCOMMI_TRY(dcommi_check_requests(requests, n));
+    DCOMMI_TRY(dcommi_check_result("count_p", count_p));
+    *count_p = 0;
+    DCOMMI_TRY(dcommi_requests_await(requests, n, &at));
+    for (; at < n; at++) {
+        if (requests[at] == NULL || !dcommi_request_complete(requests[at])) {
+            continue;
+        }
+        dcomm_status status = dcomm_wait(&requests[at]);
+        if (status < 0 && first == DCOMM_OK) {
+            first = status;
+            memcpy(message, dcommi_message, sizeof message);
+        }
+        if (indices != NULL) {
+            indices[*count_p] = at;
+        }
+        ++*count_p;
+    }
+    return first < 0 ? dcommi_fail(first, "%s", message) : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_test_any(dcomm_request **requests, size_t n, size_t *index_p)
+{
+    bool pending, queued;
+    DCOMMI_TRY(dcommi_check_requests(requests, n));
+    DCOMMI_TRY(dcommi_check_result("index_p", index_p));
+    *index_p = dcommi_requests_find(requests, n, &pending, &queued);
+    if (*index_p == n && pending) {
+        dcommi_requests_progress(requests, n);
+        *index_p = dcommi_requests_find(requests, n, &pending, &queued);
+    }
+    if (*index_p < n) {
+        return dcomm_wait(&requests[*index_p]);
+    }
+    return pending || queued ? DCOMM_IN_PROGRESS : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_test_all(dcomm_request **requests, size_t n)
+{
+    DCOMMI_TRY(dcommi_check_requests(requests, n));
+    for (int look = 0; look < 2; look++) {
+        size_t i = 0;
+        while (i < n && (requests[i] == NULL || dcommi_request_complete(requests[i]))) {
+            i++;
+        }
+        if (i == n) {
+            return dcomm_wait_all(requests, n);
+        }
+        if (look == 0) {
+            dcommi_requests_progress(requests, n);
+        }
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p)
+{
+    if (request_p == NULL || *request_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    dcommi_run *run = &(*request_p)->run;
+    *request_p = NULL;
+    dcommi_run_unref(run);
+    return DCOMM_OK;
 }
 
 DCOMM_API dcomm_status dcomm_request_query(const dcomm_request *request, dcomm_request_info *info)

@@ -5,6 +5,7 @@
 #include "run_ranks.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 /* ---- groups ---- */
 
@@ -191,6 +192,145 @@ Test(engine, destroying_waits, .timeout = 60)
 {
     run(2, destroyed_early, NULL);
     run(3, destroyed_early, NULL);
+}
+
+/* ---- several requests ---- */
+
+enum { SEVERAL = 6 };
+static int32_t several[SEVERAL];
+
+static void start_several(dcomm_comm *comm, dcomm_request **requests)
+{
+    for (int i = 0; i < SEVERAL; i++) {
+        several[i] = dcomm_comm_rank(comm) + i;
+        requests[i] = NULL;
+        if (i != 2) {
+            RANKS_OK(dcomm_iallreduce(comm, &several[i], &several[i], 1, DCOMM_I32, DCOMM_SUM, NULL,
+                                      &requests[i]));
+        }
+    }
+}
+
+static void settled(int n, dcomm_request *const *requests)
+{
+    for (int i = 0; i < SEVERAL; i++) {
+        PROCS_TRUE(requests[i] == NULL);
+        PROCS_TRUE(i == 2 || several[i] == n * (n - 1) / 2 + n * i);
+    }
+}
+
+static int several_requests(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    dcomm_request *r[SEVERAL];
+    size_t at, count, indices[SEVERAL];
+    dcomm_status status;
+    start_several(comm, r);
+    while ((status = dcomm_test_all(r, SEVERAL)) == DCOMM_IN_PROGRESS) {
+        PROCS_TRUE(r[0] != NULL && r[SEVERAL - 1] != NULL);
+    }
+    RANKS_OK(status);
+    settled(n, r);
+    for (int waits = 0; waits < 2; waits++) {
+        bool seen[SEVERAL] = {false};
+        start_several(comm, r);
+        for (int i = 0; i < SEVERAL - 1; i++) {
+            do {
+                status = waits ? dcomm_wait_any(r, SEVERAL, &at) : dcomm_test_any(r, SEVERAL, &at);
+                PROCS_TRUE(status != DCOMM_IN_PROGRESS || (at == SEVERAL && !waits));
+            } while (status == DCOMM_IN_PROGRESS);
+            RANKS_OK(status);
+            PROCS_TRUE(at < SEVERAL && r[at] == NULL && !seen[at]);
+            seen[at] = true;
+        }
+        settled(n, r);
+        RANKS_OK(waits ? dcomm_wait_any(r, SEVERAL, &at) : dcomm_test_any(r, SEVERAL, &at));
+        PROCS_TRUE(at == SEVERAL);
+    }
+    start_several(comm, r);
+    for (size_t left = SEVERAL - 1; left > 0; left -= count) {
+        RANKS_OK(dcomm_wait_some(r, SEVERAL, indices, &count));
+        PROCS_TRUE(count > 0 && count <= left);
+        for (size_t i = 0; i < count; i++) {
+            PROCS_TRUE(r[indices[i]] == NULL && (i == 0 || indices[i] > indices[i - 1]));
+        }
+    }
+    settled(n, r);
+    RANKS_OK(dcomm_wait_some(r, SEVERAL, NULL, &count));
+    PROCS_TRUE(count == 0);
+
+    /* In a group they are not under way; given up, they go on all the same. */
+    RANKS_OK(dcomm_group_start());
+    start_several(comm, r);
+    PROCS_TRUE(dcomm_test_all(r, SEVERAL) == DCOMM_IN_PROGRESS);
+    PROCS_TRUE(dcomm_test_any(r, SEVERAL, &at) == DCOMM_IN_PROGRESS && at == SEVERAL);
+    ranks_refused(dcomm_wait_any(r, SEVERAL, &at), DCOMM_ERR_INVALID, "dcomm_group_end");
+    for (int i = 0; i < SEVERAL; i += 3) {
+        RANKS_OK(dcomm_request_free(&r[i]));
+    }
+    RANKS_OK(dcomm_group_end());
+    for (int i = 0; i < SEVERAL; i++) {
+        RANKS_OK(dcomm_request_free(&r[i]));
+    }
+    RANKS_OK(dcomm_request_free(NULL));
+    ranks_refused(dcomm_wait_any(NULL, 1, &at), DCOMM_ERR_INVALID, "requests");
+    ranks_refused(dcomm_test_any(r, 1, NULL), DCOMM_ERR_INVALID, "index_p");
+    ranks_refused(dcomm_wait_some(r, 1, indices, NULL), DCOMM_ERR_INVALID, "count_p");
+    RANKS_OK(dcomm_comm_destroy(&comm));
+    settled(n, r);
+    return ranks_are_threads ? 0 : procs_leaks();
+}
+
+Test(engine, several_requests, .timeout = 60)
+{
+    run(2, several_requests, NULL);
+    run(3, several_requests, NULL);
+}
+
+/* Ranks that share a core: one that tests must let the others run, as one that waits does. */
+static int tests_yield(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { CALLS = 100 };
+    (void)arg;
+    cpu_set_t all, one;
+    PROCS_TRUE(sched_getaffinity(0, sizeof all, &all) == 0);
+    int core = 0;
+    while (!CPU_ISSET(core, &all)) {
+        core++;
+    }
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    PROCS_TRUE(sched_setaffinity(0, sizeof one, &one) == 0);
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    double took[3];
+    for (int how = 0; how < 3; how++) {
+        RANKS_OK(dcomm_barrier(comm, NULL));
+        double start = procs_now();
+        for (int i = 0; i < CALLS; i++) {
+            int32_t x = rank, y = 0;
+            size_t at;
+            dcomm_request *request = NULL;
+            RANKS_OK(dcomm_iallreduce(comm, &x, &y, 1, DCOMM_I32, DCOMM_SUM, NULL, &request));
+            dcomm_status status = how == 0 ? dcomm_wait(&request) : DCOMM_IN_PROGRESS;
+            while (status == DCOMM_IN_PROGRESS) {
+                status = how == 1 ? dcomm_test(&request) : dcomm_test_any(&request, 1, &at);
+            }
+            RANKS_OK(status);
+            PROCS_TRUE(y == n * (n - 1) / 2);
+        }
+        took[how] = procs_now() - start;
+    }
+    PROCS_CHECK(took[1] < 0.2 + 5 * took[0] && took[2] < 0.2 + 5 * took[0],
+                "%g s with waits, %g and %g s with tests", took[0], took[1], took[2]);
+    return ranks_leave(&comm);
+}
+
+Test(engine, tests_yield, .timeout = 60)
+{
+    run(4, tests_yield, NULL);
 }
 
 /* ---- creation ---- */

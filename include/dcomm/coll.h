@@ -300,8 +300,29 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcom
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait(dcomm_request **request_p);
 /* The same for n requests (NULL ones are skipped); the first error in order is returned. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n);
-/* DCOMM_IN_PROGRESS, or the result, with *request_p set to NULL. Progresses once. */
+/* DCOMM_IN_PROGRESS, or the result, with *request_p set to NULL. Progresses once. After some tests
+ * in a row in which nothing happened, each yields the core as waiting does (so does
+ * dcomm_context_progress): a loop of tests leaves it to ranks that share it. */
 DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p);
+
+/* Of n requests, NULL ones are skipped. What is complete is given its result and set to NULL; who
+ * waits or tests progresses, and yields, as above. Requests that are queued in a group are not
+ * complete; waiting for nothing else is DCOMM_ERR_INVALID. */
+/* DCOMM_IN_PROGRESS, with no request changed, until all are complete; then as dcomm_wait_all. */
+DCOMM_API dcomm_status dcomm_test_all(dcomm_request **requests, size_t n);
+/* Wait for one of them: its result, and its index in *index_p; n where all are NULL. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n,
+                                                    size_t *index_p);
+/* The same without waiting: DCOMM_IN_PROGRESS where none is complete. */
+DCOMM_API dcomm_status dcomm_test_any(dcomm_request **requests, size_t n, size_t *index_p);
+/* Wait until at least one is complete, and take all that are: *count_p of them, 0 where all are
+ * NULL, whose indices go to indices[n] (may be NULL), ascending. The first error is returned. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_some(dcomm_request **requests, size_t n,
+                                                     size_t *indices, size_t *count_p);
+/* Give a request up and set it to NULL: its operation goes on, nobody is told when it is complete,
+ * and its buffers stay in use until then (dcomm_comm_destroy waits for it). If it fails, so does
+ * the communicator. NULL and *request_p NULL are good. */
+DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p);
 
 /* What ran. Ask between the call and the wait. */
 typedef struct dcomm_request_info {

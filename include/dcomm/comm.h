@@ -48,7 +48,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_context_create(const dcomm_context_op
 DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
 
 /* Progress every communicator of the context once, without blocking. Any wait does the same; call
- * it in long computations when there is no progress thread. */
+ * it in long computations when there is no progress thread. Yields the core where nothing has
+ * happened for some calls. */
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
 typedef enum dcomm_boot {

@@ -744,6 +744,8 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
     int ready = atomic_load_explicit(&comm->ready, memory_order_acquire);
     if (ready < 0) {
         atomic_store_explicit(&comm->told, true, memory_order_relaxed);
+    } else if (ready == DCOMM_IN_PROGRESS) {
+        sched_yield(); /* who asks in a loop must leave the core to the thread that creates */
     }
     return ready < 0 ? dcommi_fail((dcomm_status)ready, "%s", comm->message) : (dcomm_status)ready;
 }

@@ -312,12 +312,7 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
         return dcommi_fail(DCOMM_ERR_INVALID, "context is NULL");
     }
     DCOMMI_TRY(dcommi_check_fork());
-    if (dcommi_token_try(context)) {
-        if (!dcommi_progress(context)) {
-            dcommi_housekeeping(context); /* who calls seldom would come to it late */
-        }
-        dcommi_token_release(context);
-    }
+    dcommi_progress_or_yield(context);
     return DCOMM_OK;
 }
 

@@ -164,7 +164,11 @@ static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
     unsigned limit = context->net != NULL ? DCOMMI_NET_SPIN : context->spin_limit;
     if (dcommi_token_try(context)) {
         for (int i = 0; i < DCOMMI_TURN; i++) {
-            yield = !dcommi_progress(context) && context->idle > limit;
+            bool idle = !dcommi_progress(context);
+            if (idle && run == NULL) {
+                dcommi_housekeeping(context); /* who calls seldom would come to it late */
+            }
+            yield = idle && context->idle > limit;
             if (yield || run == NULL ||
                 atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
                 break;

@@ -70,6 +70,152 @@ DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p)
     return dcomm_wait(request_p);
 }
 
+/* ---- several requests ---- */
+
+static dcomm_status dcommi_check_requests(dcomm_request *const *requests, size_t n)
+{
+    return requests == NULL && n > 0
+               ? dcommi_fail(DCOMM_ERR_INVALID, "requests is NULL and n is %zu", n)
+               : dcommi_check_fork();
+}
+
+static dcomm_status dcommi_check_result(const char *name, const size_t *result)
+{
+    return result == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", name) : DCOMM_OK;
+}
+
+static inline bool dcommi_request_complete(const dcomm_request *request)
+{
+    return !request->run.queued &&
+           atomic_load_explicit(&request->run.status, memory_order_acquire) != DCOMM_IN_PROGRESS;
+}
+
+/* Return the first request that is complete, n where there is none. *pending_p, *queued_p: others
+ * are under way, or wait in a group. */
+static size_t dcommi_requests_find(dcomm_request *const *requests, size_t n, bool *pending_p,
+                                   bool *queued_p)
+{
+    *pending_p = *queued_p = false;
+    for (size_t i = 0; i < n; i++) {
+        if (requests[i] == NULL) {
+            continue;
+        }
+        if (dcommi_request_complete(requests[i])) {
+            return i;
+        }
+        *queued_p = *queued_p || requests[i]->run.queued;
+        *pending_p = *pending_p || !requests[i]->run.queued;
+    }
+    return n;
+}
+
+/* Progress the contexts of the requests that are under way. */
+static void dcommi_requests_progress(dcomm_request *const *requests, size_t n)
+{
+    const dcomm_context *last = NULL;
+    for (size_t i = 0; i < n; i++) {
+        if (requests[i] != NULL && !requests[i]->run.queued &&
+            !dcommi_request_complete(requests[i]) && requests[i]->run.comm->context != last) {
+            dcommi_progress_or_yield(requests[i]->run.comm->context);
+            last = requests[i]->run.comm->context;
+        }
+    }
+}
+
+/* Wait until a request is complete: *index_p; n where all are NULL. */
+static dcomm_status dcommi_requests_await(dcomm_request *const *requests, size_t n, size_t *index_p)
+{
+    bool pending, queued;
+    while ((*index_p = dcommi_requests_find(requests, n, &pending, &queued)) == n && pending) {
+        dcommi_requests_progress(requests, n);
+    }
+    return *index_p == n && queued
+               ? dcommi_fail(DCOMM_ERR_INVALID, "the operations are still queued in a group; call "
+                                                "dcomm_group_end before waiting for one")
+               : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n, size_t *index_p)
+{
+    DCOMMI_TRY(dcommi_check_requests(requests, n));
+    DCOMMI_TRY(dcommi_check_result("index_p", index_p));
+    DCOMMI_TRY(dcommi_requests_await(requests, n, index_p));
+    return *index_p < n ? dcomm_wait(&requests[*index_p]) : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_wait_some(dcomm_request **requests, size_t n, size_t *indices,
+                                       size_t *count_p)
+{
+    dcomm_status first = DCOMM_OK;
+    char message[DCOMMI_MESSAGE_MAX];
+    size_t at;
+    DCOMMI_TRY(dcommi_check_requests(requests, n));
+    DCOMMI_TRY(dcommi_check_result("count_p", count_p));
+    *count_p = 0;
+    DCOMMI_TRY(dcommi_requests_await(requests, n, &at));
+    for (; at < n; at++) {
+        if (requests[at] == NULL || !dcommi_request_complete(requests[at])) {
+            continue;
+        }
+        dcomm_status status = dcomm_wait(&requests[at]);
+        if (status < 0 && first == DCOMM_OK) {
+            first = status;
+            memcpy(message, dcommi_message, sizeof message);
+        }
+        if (indices != NULL) {
+            indices[*count_p] = at;
+        }
+        ++*count_p;
+    }
+    return first < 0 ? dcommi_fail(first, "%s", message) : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_test_any(dcomm_request **requests, size_t n, size_t *index_p)
+{
+    bool pending, queued;
+    DCOMMI_TRY(dcommi_check_requests(requests, n));
+    DCOMMI_TRY(dcommi_check_result("index_p", index_p));
+    *index_p = dcommi_requests_find(requests, n, &pending, &queued);
+    if (*index_p == n && pending) {
+        dcommi_requests_progress(requests, n);
+        *index_p = dcommi_requests_find(requests, n, &pending, &queued);
+    }
+    if (*index_p < n) {
+        return dcomm_wait(&requests[*index_p]);
+    }
+    return pending || queued ? DCOMM_IN_PROGRESS : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_test_all(dcomm_request **requests, size_t n)
+{
+    DCOMMI_TRY(dcommi_check_requests(requests, n));
+    for (int look = 0; look < 2; look++) {
+        size_t i = 0;
+        while (i < n && (requests[i] == NULL || dcommi_request_complete(requests[i]))) {
+            i++;
+        }
+        if (i == n) {
+            return dcomm_wait_all(requests, n);
+        }
+        if (look == 0) {
+            dcommi_requests_progress(requests, n);
+        }
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p)
+{
+    if (request_p == NULL || *request_p == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    dcommi_run *run = &(*request_p)->run;
+    *request_p = NULL;
+    dcommi_run_unref(run);
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_request_query(const dcomm_request *request, dcomm_request_info *info)
 {
     if (request == NULL || info == NULL) {
