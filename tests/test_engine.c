@@ -335,6 +335,34 @@ Test(engine, tests_yield, .timeout = 60)
 
 /* ---- creation ---- */
 
+/* One rank's options are bad: the others hear it at once. */
+static int one_has_a_typo(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm_opts opts = {.boot = DCOMM_BOOT_ID, .rank = rank, .size = n, .timeout_s = 30};
+    dcomm_comm *comm = NULL;
+    size_t len;
+    double start = procs_now();
+    if (rank == 0) {
+        RANKS_OK(dcomm_id_create(&opts.id));
+        procs_give(s, 0, &opts.id, sizeof opts.id);
+    } else {
+        memcpy(&opts.id, procs_take(s, 0, &len), sizeof opts.id);
+    }
+    opts.algo = rank == 1 ? "rnig" : NULL;
+    ranks_refused(dcomm_comm_create(&opts, &comm), DCOMM_ERR_INVALID,
+                  rank == 1 ? "no operation has an algorithm \"rnig\""
+                            : "rank 1 cannot take part: no operation has an algorithm \"rnig\"");
+    PROCS_TRUE(comm == NULL && procs_now() - start < 15);
+    return 0;
+}
+
+Test(engine, a_rank_that_cannot_take_part_says_why, .timeout = 60)
+{
+    run(3, one_has_a_typo, NULL);
+}
+
 static int not_there_yet(int rank, int n, procs_shared *s, void *arg)
 {
     (void)arg;
