@@ -51,6 +51,7 @@
 #include "impl/tune_comm.h"
 #include "impl/api_bucket.h"
 #include "impl/scaler.h"
+#include "impl/bucket_save.h"
 #include "impl/api_moe.h"
 #endif
 #endif

@@ -188,6 +188,27 @@ DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size
  * those of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
+/* ---- between runs ---- */
+
+/* Write all that the next run needs to go on as if there had been no end: the order of the buckets
+ * (of opts.rebuild too), the step, the scaler if there is one, and each bucket's error feedback.
+ * Each rank saves its own, between steps, into dcomm_buckets_save_bytes. Gradients are not in it.
+ * Errors: DCOMM_ERR_INVALID (no room, a step is under way), DCOMM_ERR_SYSTEM (a device). */
+DCOMM_API size_t dcomm_buckets_save_bytes(const dcomm_buckets *b);
+DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t capacity);
+/* Read it back into buckets of the same parameters, codecs, sizes and feedback; the scaler, where
+ * there was one, is created before. Collective, between steps. states[r] of bytes[r] is what rank r
+ * of the old job saved, for all its `nstates` ranks. Where as many ranks load, each reads its own
+ * state alone, and the others may be NULL; the run goes on with the bits of one that never ended
+ * (but a stochastic codec without feedback draws other numbers: by the calls of this communicator).
+ * Another number of ranks needs all states, and does with feedback what dcomm_feedback_reshard does:
+ * what a NULL one held back is lost.
+ * Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save wrote),
+ * DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place; no
+ * scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *states,
+                                          const size_t *bytes, size_t nstates);
+
 /* ---- what there is, and how it went ---- */
 
 typedef struct dcomm_buckets_info {

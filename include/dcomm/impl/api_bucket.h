@@ -94,7 +94,7 @@ static dcomm_status dcommi_bkt_make(dcomm_buckets *b, const dcomm_bucket_param *
         sequence[i] = (uint32_t)(b->nparams - 1 - i);
     }
     status = status == DCOMM_OK ? dcommi_bkt_build(b, sequence, &layout) : status;
-    dcommi_free(sequence);
+    b->sequence = sequence;
     if (status == DCOMM_OK) {
         dcommi_bkt_settle(b, &layout);
     }
@@ -121,6 +121,7 @@ static void dcommi_bkt_free(dcomm_buckets *b)
     dcommi_bkt_close_looks(b);
     dcommi_bkt_close_devices(b);
     dcommi_free(b->kept);
+    dcommi_free(b->sequence);
     dcommi_free(b->kinds);
     dcommi_free(b->params);
     dcommi_free(b->names);

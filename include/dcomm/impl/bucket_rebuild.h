@@ -98,6 +98,9 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
     if (status >= 0) {
         status = dcommi_bkt_all_good(b, dcommi_bkt_build(b, sequence, &layout));
     }
+    if (status >= 0) {
+        memcpy(b->sequence, sequence, b->nparams * sizeof *sequence);
+    }
     dcommi_bkt_give_back(b, sequence);
     for (size_t i = 0; i < b->layout.n && status >= 0; i++) {
         if (b->layout.buckets[i].feedback !=

@@ -126,6 +126,8 @@ struct dcomm_buckets {
     dcommi_bkt_device *devices; /* in the order in which parameters name them */
     size_t ndevices, devices_capacity;
     dcommi_bkt_layout layout;
+    uint32_t *sequence; /* [nparams] the order from which it was dealt */
+    struct dcomm_scaler *scaler; /* NULL: none */
     int built;
     dcommi_bkt_loan *loans;
     pthread_mutex_t lock; /* starts buckets, ends them, fails */

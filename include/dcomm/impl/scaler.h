@@ -116,6 +116,7 @@ DCOMM_API dcomm_status dcomm_scaler_create(dcomm_buckets *b, const dcomm_scaler_
     s->opts = o;
     s->judged = b->sent_steps;
     b->watched = true;
+    b->scaler = s;
     b->scale = o.scale;
     b->good = 0;
     *s_p = s;
@@ -130,6 +131,7 @@ DCOMM_API dcomm_status dcomm_scaler_destroy(dcomm_scaler **s_p)
     dcomm_buckets *b = (*s_p)->b;
     DCOMMI_TRY(dcommi_bkt_check_idle("dcomm_scaler_destroy", b, b));
     b->watched = false;
+    b->scaler = NULL;
     dcommi_free(*s_p);
     *s_p = NULL;
     return DCOMM_OK;
