@@ -48,5 +48,5 @@ done
 check "on a busy machine" quickstart
 kill $(jobs -p)
 expect "it warns" 0 "quickstart.sh: other programs use [0-9.]+ of [0-9]+ cores" cat "$said"
-expect "and so does the report" 0 "^report .*While this was measured, other programs use" cat "$said"
+expect "and so does the report" 0 "^report .*While this was measured, other programs used" cat "$said"
 finish

@@ -108,7 +108,7 @@ python=python3
 python3 -c 'import matplotlib' 2>/dev/null || [ ! -x /usr/bin/python3 ] || python=/usr/bin/python3
 say "results"
 "$python" tools/report.py --perf "$out/allreduce.json" --html build/report.html \
-    --note "${others:+While this was measured, $others: the times are too long.}" "${trained[@]}"
+    --note "${others:+While this was measured, ${others/ use / used }: the times are too long.}" "${trained[@]}"
 
 cat <<END
 
