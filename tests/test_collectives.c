@@ -533,6 +533,9 @@ static int talk(int rank, int n, procs_shared *s, void *arg)
     opts = (dcomm_coll_opts){.algo = "ring", .deterministic = true};
     ranks_refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
                   DCOMM_ERR_UNSUPPORTED, "two_shot");
+    opts.algo = NULL; /* the communicator's is the ring, too */
+    ranks_refused(dcomm_allreduce(comm, data, more, 4, DCOMM_F32, DCOMM_SUM, &opts),
+                  DCOMM_ERR_UNSUPPORTED, "algorithm ring cannot fold in rank order");
     ranks_refused(dcomm_allreduce(comm, NULL, more, 4, DCOMM_F32, DCOMM_SUM, NULL),
                   DCOMM_ERR_INVALID, "sendbuf");
     ranks_refused(dcomm_allreduce(comm, data, NULL, 4, DCOMM_F32, DCOMM_SUM, NULL),

@@ -32,7 +32,8 @@ typedef struct dcomm_coll_opts {
     const char *algo;       /* algorithm by name; it runs or the call fails (default: the
                                communicator's, else chosen by size) */
     bool deterministic;     /* fold in rank order, so that bits do not depend on size, bucketing,
-                               chunking or placement (default: the communicator's) */
+                               chunking or placement (default: the communicator's; ordered
+                               operators always, dcomm_op_opts) */
     dcomm_dtype accumulate; /* DCOMM_F32: f16 and bf16 are sent once, all contributions to an
                                element added in f32 by one rank and rounded once, so that the error
                                does not grow with the number of ranks; by the algorithms that fold

@@ -79,8 +79,11 @@ typedef struct dcomm_comm_opts {
     dcomm_allgather_fn allgather;    /* with DCOMM_BOOT_ALLGATHER */
     void *allgather_user;
     double timeout_s;   /* creation and every operation (default: DCOMM_TIMEOUT, else 300) */
-    const char *algo;   /* algorithm forced for every call where it applies (default:
-                           DCOMM_ALGO, else "auto"); rank 0's is taken by all ranks */
+    const char *algo;   /* algorithm forced for every call of an operation that has it; other
+                           operations choose theirs. Where it cannot fold in rank order and a call
+                           asks for that (deterministic, accumulate, an ordered operator), the call
+                           fails with DCOMM_ERR_UNSUPPORTED (default: DCOMM_ALGO, else "auto"); rank
+                           0's is taken by all ranks */
     bool deterministic; /* fold in rank order always (default: DCOMM_DETERMINISTIC, else no);
                            rank 0's is taken by all ranks */
     size_t chunk_bytes; /* pipelining grain of long messages (default: DCOMM_CHUNK, else
@@ -88,9 +91,9 @@ typedef struct dcomm_comm_opts {
     int tune;           /* 1: measure what things cost, once per process and set of hosts, so that
                            algorithms are chosen by it: 0.2 s on a host, 0.6 s where ranks share
                            its cores or links are slow (or read it, where DCOMM_TUNE_FILE names a
-                           file, or where an earlier run on this host has kept it: DCOMM_TUNE_CACHE); -1:
-                           choose by built-in numbers (default:           DCOMM_TUNE=1|0, else 1); rank 0's is
-                           taken by           all ranks */
+                           file, or where an earlier run on this host has kept it:
+                           DCOMM_TUNE_CACHE); -1: choose by built-in numbers (default:
+                           DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
     int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
                            faster where the network limits each by itself (default:
                            DCOMM_CONNECTIONS, else chosen: as few as nearly fill the link, where
