@@ -3872,6 +3872,17 @@ static inline int64_t dcommi_ceil_div(int64_t a, int64_t b)
     return a / b + (a % b != 0);
 }
 
+/* Copy a text; NULL without memory. */
+static char *dcommi_strdup(const char *text)
+{
+    size_t len = strlen(text) + 1;
+    char *copy = dcommi_alloc_raw(len);
+    if (copy != NULL) {
+        memcpy(copy, text, len);
+    }
+    return copy;
+}
+
 /* Monotonic seconds. */
 /* To a few milliseconds, for next to nothing. */
 static inline double dcommi_coarse_now(void)
@@ -23310,17 +23321,20 @@ typedef struct dcommi_transport_vtable {
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
  *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
- *   QUERY       have you entered `seq`?                   payload = the asker's description of it
+ *   QUERY       have you entered `seq`?                   a = its signature without those before;
+ *               payload = the asker's description of it
  *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives it took part in
- *   SHRINK      begins attempt b at leaving out ranks  a = hash of those that stay, seq = the highest
- *               attempt at that which has succeeded; also of a communicator that has failed
+ *   SHRINK      begins attempt b at leaving out ranks     a = hash of those that stay,
+ *               seq = the highest attempt at that which has succeeded; also of a communicator that
+ *               has failed
  *   REGION_ASK  how is region `tag` mapped?
  *   REGION      so                                        a = 1: it is device memory;
  *               payload = card and key (region.h)
  *   REGION_GONE region `tag` is no more                   a = 1: it is device memory
- *   REGION_SHUT region `tag`, device memory, is not open at its reader any more */
+ *   REGION_SHUT region `tag`, device memory, is not open at its reader any more
+ *   REFUSED     rank `a` has refused operation `seq`      payload = sentence */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
     DCOMMI_MSG_RTS,
@@ -23342,6 +23356,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_READ_SENT,
     DCOMMI_MSG_REGION_SHUT,
     DCOMMI_MSG_SHRINK,
+    DCOMMI_MSG_REFUSED,
     DCOMMI_MSG_TYPE_END
 };
 
@@ -23383,7 +23398,7 @@ _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come 
 
 #define DCOMMI_REGION_CARD 16 /* bytes in front of the key in REGION */
 #define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
-#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
+#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY, ABORT and REFUSED */
 
 /* A number of 32 bits in slot and reserved, where these are free. */
 static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
@@ -23427,6 +23442,7 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     case DCOMMI_MSG_QUERY:
     case DCOMMI_MSG_REPLY:
     case DCOMMI_MSG_ABORT:
+    case DCOMMI_MSG_REFUSED:
         return len <= DCOMMI_TEXT_MAX;
     case DCOMMI_MSG_REGION:
         return header->a == 0
@@ -23813,6 +23829,15 @@ typedef struct dcommi_exposed {
     uint16_t device; /* 1 + number of the device that it lies on; 0: host memory */
 } dcommi_exposed;
 
+/* An operation that a rank has refused, or several in a row (refusal.h). */
+typedef struct dcommi_refusal {
+    struct dcommi_refusal *next;
+    uint64_t from, to;
+    int rank;  /* that refused it */
+    bool over; /* here, too; false: still to come */
+    char text[];
+} dcommi_refusal;
+
 /* ---- runs ---- */
 
 enum dcommi_lane_state {
@@ -23893,7 +23918,10 @@ struct dcommi_move {
 
 /* What all ranks must agree on, kept for the sentence that says they do not. */
 typedef struct dcommi_signature {
-    uint32_t hash, dtype, op;
+    uint32_t hash;  /* of what is below, combined with chain: headers have it */
+    uint32_t chain; /* stands for all collectives before, so that the next one finds what they left
+                       undiscovered; 0: none, or point-to-point */
+    uint32_t dtype, op;
     uint8_t coll;
     int32_t root;
     uint64_t count;
@@ -23967,7 +23995,9 @@ struct dcommi_run {
     uint32_t mark;              /* of that, in the signature of what it sends; 0: none */
     dcommi_factor factor;       /* where the plan begins with it as a word */
     bool factored;
-    _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
+    bool refused;       /* nothing runs: it stands for a call that this rank has refused */
+    char *why;          /* of a run that fails alone, or is refused; NULL: comm->message says it */
+    _Atomic int status; /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
     _Atomic int refs;              /* its user, the engine, moves that the transport holds */
     double timeout_s, submitted_at, idle_since, next_query;
@@ -24057,6 +24087,7 @@ struct dcomm_comm {
     struct dcommi_posts *posts;       /* our own board; NULL: none */
     bool attached;                    /* we look at the boards of all others */
     uint64_t next_seq;
+    uint32_t chain;                  /* of the next collective; with lock */
     uint64_t children;               /* communicators derived so far, for their ids */
     uint64_t shrink_tries;           /* attempts at shrinking it */
     uint64_t shrunk_set, shrunk_try; /* the last that succeeded, and which ranks were left then */
@@ -24073,9 +24104,10 @@ struct dcomm_comm {
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
-    dcommi_filler filler; /* of slots that peers map */
-    dcommi_ways folds;    /* of memory that ranks map from each other: as a filler's `ahead` */
-    size_t in_transport;  /* moves whose buffers the transport may still touch */
+    dcommi_refusal *refusals; /* newest first */
+    dcommi_filler filler;     /* of slots that peers map */
+    dcommi_ways folds;        /* of memory that ranks map from each other: as a filler's `ahead` */
+    size_t in_transport;      /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
@@ -24173,6 +24205,9 @@ static void dcommi_run_unref(dcommi_run *run);
 static void dcommi_run_off_device(dcommi_run *run);
 static inline void dcommi_run_event(dcommi_run *run);
 static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
+static void dcommi_advance_done(dcomm_comm *comm);
+static void dcommi_run_give_up(dcommi_run *run);
+static bool dcommi_refusal_answer(dcomm_comm *comm, const dcommi_header *h);
 static void dcommi_lane_ready(dcommi_lane *lane);
 static void dcommi_coded_end(struct dcommi_coded *coded, dcomm_status status);
 static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);
@@ -29860,6 +29895,26 @@ static void dcommi_early_keep(dcomm_comm *comm, dcommi_early *early, uint8_t cls
     }
 }
 
+/* Forget what came early for a collective. */
+static void dcommi_early_purge(dcomm_comm *comm, uint64_t seq)
+{
+    for (int i = 0; i < DCOMMI_BUCKETS && comm->early_count > 0; i++) {
+        dcommi_match_node **at = &comm->table[i];
+        while (*at != NULL) {
+            dcommi_match_node *node = *at;
+            if (node->seq == seq && node->stream == DCOMMI_STREAM_COLL &&
+                (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN)) {
+                *at = node->next;
+                comm->early_count--;
+                comm->early_bytes -= ((dcommi_early *)node)->len;
+                dcommi_early_free((dcommi_early *)node);
+            } else {
+                at = &node->next;
+            }
+        }
+    }
+}
+
 /* Forget everything that is still waited for or kept. */
 static void dcommi_match_clear(dcomm_comm *comm)
 {
@@ -34835,6 +34890,12 @@ static void dcommi_run_told(dcommi_run *run, const dcommi_header *h)
 
 /* ---- descriptions ---- */
 
+/* The hash of an operation alone. */
+static inline uint32_t dcommi_signature_plain(const dcommi_signature *s)
+{
+    return s->hash ^ s->chain;
+}
+
 /* "f32", "opaque type 0 of 24 bytes" */
 static void dcommi_dtype_text(dcomm_dtype dtype, char *text, size_t len)
 {
@@ -34865,7 +34926,7 @@ static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t 
         snprintf(rank, sizeof rank, ", root %d", s->root);
     }
     snprintf(text, len, "%s(count %" PRIu64 ", %s%s%s, algorithm %s, signature %08x)",
-             dcomm_coll_name(coll), s->count, dtype, op, rank, s->algo, s->hash);
+             dcomm_coll_name(coll), s->count, dtype, op, rank, s->algo, dcommi_signature_plain(s));
 }
 
 /* Text from a peer, fit to be printed. `text` has room for len + 1 bytes. */
@@ -35044,7 +35105,8 @@ static void dcommi_query(dcomm_comm *comm, int rank, uint8_t stream, uint64_t se
                        .stream = stream,
                        .slot = mine->coll,
                        .signature = mine->hash,
-                       .seq = seq};
+                       .seq = seq,
+                       .a = dcommi_signature_plain(mine)};
     dcommi_send_header(comm, rank, &h, text, strlen(text));
 }
 
@@ -35091,6 +35153,29 @@ static bool dcommi_query_gated(const dcomm_comm *comm, const dcommi_header *h)
     return false;
 }
 
+/* A query's operation is alike on both ranks, but one before it was not: ask about that one, or
+ * tell that it was refused here. */
+static void dcommi_query_before(dcomm_comm *comm, const dcommi_header *h)
+{
+    const uint64_t seq = h->seq - 1;
+    const dcommi_history *entry = &comm->history[seq % DCOMMI_HISTORY];
+    dcommi_header before = *h;
+    before.seq = seq;
+    if (h->seq == 0 || dcommi_refusal_answer(comm, &before)) {
+        return;
+    }
+    if (entry->known && entry->seq == seq) {
+        dcommi_query(comm, (int)h->src, h->stream, seq, &entry->signature);
+    } else if (seq < comm->done) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "ranks %d and %d disagree about an operation before #%" PRIu64
+                 ", which is too long ago to be named",
+                 (int)h->src, comm->rank, h->seq);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+    }
+}
+
 static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
 {
     dcommi_header reply = {.type = DCOMMI_MSG_REPLY,
@@ -35101,6 +35186,9 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
     char where[64] = "";
     if (atomic_load(&comm->poisoned) != 0) {
         dcommi_send_abort(comm, (int)h->src);
+        return;
+    }
+    if (dcommi_refusal_answer(comm, h)) {
         return;
     }
     const dcommi_signature *mine = NULL;
@@ -35136,6 +35224,10 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
     }
     if (run == NULL && dcommi_query_gated(comm, h)) {
         reply.a = DCOMMI_BEHIND;
+    }
+    if (mine != NULL && mine->hash != h->signature && dcommi_signature_plain(mine) == h->a) {
+        dcommi_query_before(comm, h);
+        return;
     }
     if (mine != NULL && mine->hash != h->signature) {
         char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX], text[2 * DCOMMI_TEXT_MAX + 128];
@@ -35292,7 +35384,14 @@ static void dcommi_run_timeout(dcommi_run *run)
 /* Look after every run of a communicator; about 20 times a second while there are any. */
 static void dcommi_comm_check(dcomm_comm *comm, double now)
 {
-    for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+    for (dcommi_run *run = comm->runs, *next; run != NULL; run = next) {
+        next = run->next;
+        if (DCOMMI_UNLIKELY(run->why != NULL)) {
+            dcommi_run_give_up(run);
+            if (!run->active) {
+                continue;
+            }
+        }
         if (run->submitted_at == 0) { /* its time begins when it is first looked at */
             run->submitted_at = run->idle_since = now;
             run->next_query = now + DCOMMI_QUERY_AFTER;
@@ -35314,6 +35413,244 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
                 return;
             }
         }
+    }
+}
+
+#endif
+/* ==== include/dcomm/impl/refusal.h ========================================================= */
+/* refusal.h - collectives that a rank refuses because of its arguments. It takes the operation's
+ * number all the same and says so to the others, which then fail with that sentence instead of
+ * waiting. Each rank that learns of it passes it on once, to ranks at powers of two, as errors are;
+ * where all ranks refuse one call, as they mostly do, that is the least that reaches everybody.
+ *
+ * The communicator stays usable: messages of the operation are dropped by its number. It is
+ * poisoned only where a rank cannot take its part back: the operation is over there, or a later one
+ * has been called, or it is on a stream. */
+#ifndef DCOMMI_REFUSAL_H
+#define DCOMMI_REFUSAL_H
+
+
+#define DCOMMI_REFUSALS_OVER 64 /* records of operations that are over; older ones are merged */
+#define DCOMMI_REFUSALS_AHEAD                                          \
+    256 /* of operations that are still to come; the rest is asked for \
+         */
+
+/* ---- records ---- */
+
+static dcommi_refusal *dcommi_refusal_find(const dcomm_comm *comm, uint64_t seq)
+{
+    dcommi_refusal *r = comm->refusals;
+    while (r != NULL && (seq < r->from || seq > r->to)) {
+        r = r->next;
+    }
+    return r;
+}
+
+/* Remember a refusal. Without memory it is forgotten: the others ask for it then. */
+static void dcommi_refusal_add(dcomm_comm *comm, uint64_t seq, int rank, const char *text,
+                               bool over)
+{
+    const size_t len = strlen(text) + 1;
+    dcommi_refusal *r = dcommi_alloc(sizeof *r + len);
+    if (r != NULL) {
+        r->from = r->to = seq;
+        r->rank = rank;
+        r->over = over;
+        memcpy(r->text, text, len);
+        r->next = comm->refusals;
+        comm->refusals = r;
+        comm->early_count += !over; /* the fast path must see it */
+    }
+}
+
+static void dcommi_refusal_drop(dcommi_refusal **at)
+{
+    dcommi_refusal *r = *at;
+    *at = r->next;
+    dcommi_free(r);
+}
+
+/* Forget what was heard of an operation that begins now. */
+static void dcommi_refusal_begin(dcomm_comm *comm, uint64_t seq)
+{
+    for (dcommi_refusal **at = &comm->refusals; *at != NULL; at = &(*at)->next) {
+        if (!(*at)->over && (*at)->from == seq) {
+            comm->early_count -= comm->early_count > 0;
+            dcommi_refusal_drop(at);
+            return;
+        }
+    }
+}
+
+/* Keep the records of what is over few. A late announcement must still find its number, so the
+ * oldest become one where they follow each other. */
+static void dcommi_refusal_trim(dcomm_comm *comm)
+{
+    dcommi_refusal **oldest = NULL, *before = NULL, *last = NULL;
+    unsigned n = 0;
+    for (dcommi_refusal **at = &comm->refusals; *at != NULL; at = &(*at)->next) {
+        if ((*at)->over) {
+            before = last;
+            last = *at;
+            oldest = at;
+            n++;
+        }
+    }
+    if (n > DCOMMI_REFUSALS_OVER) {
+        if (before->from == last->to + 1) {
+            before->from = last->from;
+        }
+        dcommi_refusal_drop(oldest);
+    }
+}
+
+static void dcommi_refusals_free(dcomm_comm *comm)
+{
+    while (comm->refusals != NULL) {
+        dcommi_refusal_drop(&comm->refusals);
+    }
+}
+
+/* ---- telling ---- */
+
+static void dcommi_refusal_tell(dcomm_comm *comm, int to, uint64_t seq, int rank, const char *text)
+{
+    const dcommi_member *m = &comm->members[to];
+    if (m->peer >= 0 && !m->gone && !comm->context->peers[m->peer].lost) {
+        dcommi_header h = {.type = DCOMMI_MSG_REFUSED, .seq = seq, .a = (uint64_t)rank};
+        dcommi_send_header(comm, to, &h, text, strnlen(text, DCOMMI_TEXT_MAX));
+    }
+}
+
+static void dcommi_refusal_pass_on(dcomm_comm *comm, uint64_t seq, int rank, const char *text)
+{
+    for (int64_t step = 1; step < comm->size; step *= 2) {
+        dcommi_refusal_tell(comm, (int)((comm->rank + step) % comm->size), seq, rank, text);
+    }
+}
+
+/* Answer a query about an operation that was refused; false: it was not. */
+static bool dcommi_refusal_answer(dcomm_comm *comm, const dcommi_header *h)
+{
+    const dcommi_refusal *r = comm->refusals != NULL && h->stream == DCOMMI_STREAM_COLL
+                                  ? dcommi_refusal_find(comm, h->seq)
+                                  : NULL;
+    if (r == NULL || !r->over) {
+        return false;
+    }
+    dcommi_refusal_tell(comm, (int)h->src, h->seq, r->rank, r->text);
+    return true;
+}
+
+/* ---- taking part ---- */
+
+/* An operation is over here without having run. */
+static void dcommi_refusal_over(dcomm_comm *comm, uint64_t seq, int rank, const char *text)
+{
+    dcommi_refusal_begin(comm, seq);
+    dcommi_refusal_add(comm, seq, rank, text, true);
+    dcommi_refusal_trim(comm);
+    dcommi_early_purge(comm, seq);
+}
+
+/* The run that stands for a refusal of our own. */
+static void dcommi_refusal_start(dcommi_run *run)
+{
+    dcomm_comm *comm = run->comm;
+    comm->started++;
+    if (run->seq >= comm->entered) {
+        comm->entered = run->seq + 1;
+    }
+    if (atomic_load(&comm->poisoned) == 0 && run->why != NULL) {
+        dcommi_refusal_over(comm, run->seq, comm->rank, run->why);
+        dcommi_refusal_pass_on(comm, run->seq, comm->rank, run->why);
+    }
+    dcommi_advance_done(comm);
+    run->next_finished = comm->context->finished;
+    comm->context->finished = run;
+    atomic_store_explicit(&run->status, DCOMM_ERR_INVALID, memory_order_release);
+}
+
+/* End a run that was refused elsewhere, once the transport does not hold its buffers any more. */
+static void dcommi_run_give_up(dcommi_run *run)
+{
+    const dcommi_move *move = run->moves;
+    while (move != NULL && !move->in_transport) {
+        move = move->next;
+    }
+    if (move == NULL) {
+        dcommi_run_finish(run, DCOMM_ERR_MISMATCH);
+    }
+}
+
+/* A run that is in the engine belongs to an operation that `rank` has refused: fail it alone, or,
+ * where that cannot be, the communicator. */
+static void dcommi_run_refused(dcommi_run *run, int rank, const char *text)
+{
+    dcomm_comm *comm = run->comm;
+    char why[DCOMMI_MESSAGE_MAX];
+    snprintf(why, sizeof why, "rank %d refused %s #%" PRIu64 ": %.400s", rank,
+             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, text);
+    dcommi_comm_lock(comm);
+    bool last = comm->next_seq == run->seq + 1;
+    comm->chain = last ? 0 : comm->chain; /* as where it was refused */
+    dcommi_comm_unlock(comm);
+    run->why = last && run->gate.stream == NULL ? dcommi_strdup(why) : NULL;
+    if (run->why == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, why);
+        return;
+    }
+    dcommi_log(DCOMMI_LOG_INFO, "rank %d: %s", comm->rank, why);
+    dcommi_refusal_over(comm, run->seq, rank, text);
+    dcommi_run_give_up(run);
+}
+
+/* Fail a run that begins and is known to be refused. Returns true if it has ended. */
+static bool dcommi_run_refused_before(dcommi_run *run)
+{
+    dcomm_comm *comm = run->comm;
+    const dcommi_refusal *r = run->stream == DCOMMI_STREAM_COLL && comm->refusals != NULL
+                                  ? dcommi_refusal_find(comm, run->seq)
+                                  : NULL;
+    char text[DCOMMI_TEXT_MAX + 1];
+    if (r == NULL) {
+        return false;
+    }
+    snprintf(text, sizeof text, "%s", r->text);
+    dcommi_run_refused(run, r->rank, text);
+    return true;
+}
+
+/* A peer says that `a` has refused an operation. */
+static void dcommi_on_refused(dcomm_comm *comm, const dcommi_header *h, const void *data,
+                              size_t len)
+{
+    char text[DCOMMI_TEXT_MAX + 1], why[DCOMMI_MESSAGE_MAX];
+    unsigned ahead = 0;
+    if (h->stream != DCOMMI_STREAM_COLL || h->a >= (uint64_t)comm->size ||
+        (int)h->a == comm->rank || dcommi_refusal_find(comm, h->seq) != NULL) {
+        return;
+    }
+    dcommi_peer_text(text, data, len);
+    const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
+    dcommi_run *run = dcommi_run_find(comm, h);
+    if (run != NULL) {
+        dcommi_run_refused(run, (int)h->a, text);
+    } else if (h->seq < comm->done || (entry->known && entry->seq == h->seq)) {
+        snprintf(why, sizeof why,
+                 "rank %d refused operation #%" PRIu64 ", which rank %d has completed: %.400s",
+                 (int)h->a, h->seq, comm->rank, text);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, why);
+    } else {
+        for (const dcommi_refusal *r = comm->refusals; r != NULL; r = r->next) {
+            ahead += !r->over;
+        }
+        if (ahead < DCOMMI_REFUSALS_AHEAD) {
+            dcommi_refusal_add(comm, h->seq, (int)h->a, text, false);
+        }
+    }
+    if (atomic_load(&comm->poisoned) == 0) {
+        dcommi_refusal_pass_on(comm, h->seq, (int)h->a, text);
     }
 }
 
@@ -35343,6 +35680,8 @@ static void dcommi_run_unref(dcommi_run *run)
     }
     dcommi_coded_drop(comm, run->coded);
     run->coded = NULL;
+    dcommi_free(run->why);
+    run->why = NULL;
     dcommi_op_drop(run->op);
     run->next = comm->free_runs;
     comm->free_runs = run;
@@ -35454,7 +35793,6 @@ static void dcommi_run_return_plan(dcommi_run *run)
     run->give_back = NULL;
 }
 
-static void dcommi_advance_done(dcomm_comm *comm);
 static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
 
 /* Take a run out of the engine with its result. */
@@ -35463,6 +35801,9 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     dcomm_comm *comm = run->comm;
     dcomm_context *context = comm->context;
     run->active = false;
+    if (DCOMMI_UNLIKELY(run->why != NULL && status == DCOMM_OK)) {
+        status = DCOMM_ERR_MISMATCH; /* it came to its end while it was to be given up */
+    }
     *(run->prev != NULL ? &run->prev->next : &comm->runs) = run->next;
     *(run->next != NULL ? &run->next->prev : &comm->last_run) = run->prev;
     context->active--;
@@ -35575,6 +35916,10 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_comm *comm = run->comm;
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
+    if (DCOMMI_UNLIKELY(run->refused)) {
+        dcommi_refusal_start(run);
+        return;
+    }
     if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
         while (before != NULL && (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
             before = before->prev;
@@ -35604,6 +35949,9 @@ static void dcommi_run_start(dcommi_run *run)
     int poisoned = atomic_load(&comm->poisoned);
     if (poisoned != 0) {
         dcommi_run_finish(run, (dcomm_status)poisoned);
+        return;
+    }
+    if (dcommi_run_refused_before(run)) {
         return;
     }
     dcomm_status status = dcommi_run_bind(run, run->plan, NULL, 0);
@@ -35734,6 +36082,12 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
         const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
         dcommi_run *run = dcommi_run_find(comm, h);
         bool known = entry->known && entry->seq == h->seq;
+        const dcommi_refusal *refusal =
+            comm->refusals != NULL ? dcommi_refusal_find(comm, h->seq) : NULL;
+        if (DCOMMI_UNLIKELY(refusal != NULL && refusal->over)) {
+            dcommi_refusal_answer(comm, h);
+            return DCOMMI_CONSUMED;
+        }
         if (h->seq < comm->done || (known && run == NULL)) { /* it is over here */
             if (known && entry->signature.hash != h->signature) {
                 dcommi_query(comm, (int)h->src, h->stream, h->seq, &entry->signature);
@@ -35836,6 +36190,10 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                       (int)h->src, text);
         return DCOMMI_CONSUMED;
     }
+    case DCOMMI_MSG_REFUSED:
+        dcommi_board_drain(comm, &comm->members[h->src]); /* likewise */
+        dcommi_on_refused(comm, h, arrival->data, arrival->len);
+        return DCOMMI_CONSUMED;
     case DCOMMI_MSG_GOODBYE:
         comm->members[h->src].gone = true;
         comm->members[h->src].gone_after = h->a;
@@ -49229,6 +49587,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
+    dcommi_refusals_free(comm);
     dcommi_free(comm->scratch);
     dcommi_free(comm->posts);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
@@ -49284,16 +49643,6 @@ static void dcommi_comm_enter(dcomm_comm *comm)
 }
 
 /* ---- creation over a rendezvous ---- */
-
-static char *dcommi_strdup(const char *text)
-{
-    size_t len = strlen(text) + 1;
-    char *copy = dcommi_alloc_raw(len);
-    if (copy != NULL) {
-        memcpy(copy, text, len);
-    }
-    return copy;
-}
 
 /* Why this thread's last creation failed, for the caller that goes on without its communicator. */
 static _Thread_local struct {
@@ -50080,6 +50429,7 @@ typedef struct dcommi_group {
     dcommi_run *first, *last;
     dcomm_status status;
     char message[DCOMMI_MESSAGE_MAX];
+    bool ran; /* the thread's last call that failed had started its run */
 } dcommi_group;
 
 static _Thread_local dcommi_group dcommi_this_group;
@@ -50608,11 +50958,23 @@ typedef struct dcommi_express {
     dcomm_comm *comm;
     dcommi_cached *cached;
     uint64_t seq;
+    dcommi_signature signature;
     uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
     dcommi_header header;
     bool posted; /* what was looked at last is on a board */
     uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
 } dcommi_express;
+
+/* Give a collective its number, and its signature what came before. With comm->lock or the token.
+ */
+static inline uint64_t dcommi_number(dcomm_comm *comm, dcommi_signature *s)
+{
+    const uint32_t chain = comm->chain;
+    comm->chain = (chain ^ s->hash) * 0x9e3779b1u + 1;
+    s->chain = chain;
+    s->hash ^= chain;
+    return comm->next_seq++;
+}
 
 /* Whether the next operation can run by a script now. With the token and comm->lock. */
 static inline bool dcommi_express_able(const dcomm_comm *comm, const dcommi_script *script)
@@ -50963,12 +51325,13 @@ static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dco
     dcommi_board_attach(comm);
     e->comm = comm;
     e->cached = cached;
-    e->seq = comm->next_seq++;
+    e->signature = cached->signature;
+    e->seq = dcommi_number(comm, &e->signature);
     e->base[DCOMM_SPACE_IN] = (uint8_t *)(uintptr_t)in;
     e->base[DCOMM_SPACE_OUT] = out;
     e->base[DCOMM_SPACE_SCRATCH] = comm->scratch;
     e->header = (dcommi_header){.stream = DCOMMI_STREAM_COLL,
-                                .signature = cached->signature.hash,
+                                .signature = e->signature.hash,
                                 .src = (uint32_t)comm->rank,
                                 .comm = comm->id,
                                 .seq = e->seq,
@@ -50990,7 +51353,7 @@ static inline uint32_t dcommi_express_run(dcommi_express *e)
         dcommi_history *entry = &comm->history[e->seq % DCOMMI_HISTORY];
         entry->seq = e->seq;
         entry->known = true;
-        entry->signature = e->cached->signature;
+        entry->signature = e->signature;
         comm->started++;
         comm->entered = e->seq + 1;
         comm->stats.operations++;
@@ -54092,11 +54455,14 @@ static dcommi_run *dcommi_run_new(dcomm_comm *comm)
     return run;
 }
 
-/* The sentence of a run that has failed: its verdict, or why the communicator is poisoned. */
+/* The sentence of a run that has failed: its verdict, who has refused it, or why the communicator
+ * is poisoned. */
 static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
 {
     const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
-    if (DCOMMI_LIKELY(run->verdict != status)) {
+    if (run->why != NULL && status == DCOMM_ERR_MISMATCH) {
+        dcommi_fail(status, "%s", run->why);
+    } else if (DCOMMI_LIKELY(run->verdict != status)) {
         dcommi_fail(status, "%s", run->comm->message);
     } else if (run->verdict_rank == run->comm->rank) {
         dcommi_fail(status, "%s #%" PRIu64 ", rank %d: %s", call, run->seq, run->verdict_rank,
@@ -54124,6 +54490,16 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     }
     dcommi_run_unref(run);
     return (dcomm_status)status;
+}
+
+/* The same within the call that started the run: if it fails, the call was none that is refused. */
+static dcomm_status dcommi_run_wait_here(dcommi_run *run)
+{
+    dcomm_status status = dcommi_run_wait(run);
+    if (DCOMMI_UNLIKELY(status < 0)) {
+        dcommi_this_group.ran = true;
+    }
+    return status;
 }
 
 /* The stream that a run is to be tied to; NULL: none. */
@@ -54184,13 +54560,47 @@ static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_r
         return dcommi_run_put(run);
     }
     dcommi_submit(run->comm->context, run);
-    return request_p == NULL ? dcommi_run_wait(run) : DCOMM_OK;
+    return request_p == NULL ? dcommi_run_wait_here(run) : DCOMM_OK;
 }
 
-/* An error before anything was sent. Within a group it also becomes the group's. */
-static dcomm_status dcommi_call_failed(dcomm_status status)
+/* Take the number of a collective that this rank refuses, and tell the others why: they must not
+ * wait for it. */
+static void dcommi_refuse(dcomm_comm *comm)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run != NULL) {
+        run->refused = true;
+        run->why = dcommi_strdup(why);
+        run->stream = DCOMMI_STREAM_COLL;
+        run->seq = comm->next_seq++;
+        comm->chain = 0; /* the others have no signature of it from here */
+    }
+    dcommi_comm_unlock(comm);
+    if (run == NULL || run->why == NULL) {
+        dcomm_comm_abort(comm, why);
+    }
+    if (run != NULL) {
+        dcommi_submit(comm->context, run);
+        dcommi_run_unref(run);
+    }
+    memcpy(dcommi_message, why, sizeof why);
+}
+
+/* A call has failed. Unless its run had been started, or the communicator has failed, this rank
+ * refuses it. Within a group the error also becomes the group's. comm NULL: not a collective. */
+static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
 {
     dcommi_group *group = &dcommi_this_group;
+    const bool ran = group->ran;
+    group->ran = false;
+    if (comm != NULL && status != DCOMM_ERR_FORKED && !ran &&
+        atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK && comm->size > 1 &&
+        atomic_load(&comm->poisoned) == 0 && atomic_load(&comm->abort_wanted) == 0) {
+        dcommi_refuse(comm);
+    }
     if (group->depth > 0 && group->status == DCOMM_OK) {
         group->status = status;
         memcpy(group->message, dcommi_message, sizeof group->message);
@@ -54289,7 +54699,7 @@ static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, 
                                             .op = plan->op,
                                             .algo = plan->name};
         run->p2p_peer = -1;
-        run->seq = comm->next_seq++;
+        run->seq = dcommi_number(comm, &run->signature);
     }
     dcommi_comm_unlock(comm);
     return run;
@@ -54313,6 +54723,7 @@ static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double t
         return DCOMM_ERR_NO_MEMORY;
     }
     run->seq = e->seq;
+    run->signature = e->signature;
     run->timeout_s = timeout_s;
     run->blocking = true;
     dcommi_run_start(run);
@@ -54321,7 +54732,7 @@ static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double t
     }
     dcommi_progress(context);
     dcommi_token_release(context);
-    return dcommi_run_wait(run);
+    return dcommi_run_wait_here(run);
 }
 
 /* Run the script of a plan that is held by a reference. With the token, which it gives back. */
@@ -54468,20 +54879,20 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     if (run->factored) {
         run->factor = dcommi_factor_of(opts, s->op, s->dtype);
     }
+    if (coded != NULL) {
+        dcommi_coded_numbered(coded, opts, run->plan, comm->next_seq);
+        coded->device = device != NULL ? &device->handle : NULL;
+        run->signature.hash ^= dcommi_coded_agreed(coded);
+        run->coded = coded;
+    }
     if (p2p < 0) {
-        run->seq = comm->next_seq++;
+        run->seq = dcommi_number(comm, &run->signature);
     } else {
         run->stream = DCOMMI_STREAM_P2P;
         run->p2p_peer = p2p;
         dcommi_member *m = &comm->members[p2p];
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
-    }
-    if (coded != NULL) {
-        dcommi_coded_numbered(coded, opts, run->plan, run->seq);
-        coded->device = device != NULL ? &device->handle : NULL;
-        run->signature.hash ^= dcommi_coded_agreed(coded);
-        run->coded = coded;
     }
     dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, timeout_s, request_p);
@@ -55008,6 +55419,148 @@ DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *c
 }
 
 #endif
+/* ==== include/dcomm/impl/overlap.h ========================================================= */
+/* overlap.h - buffers of one call that overlap. A call that reads what it has already written gives
+ * wrong numbers, other ones on each rank, so it is refused. */
+#ifndef DCOMMI_OVERLAP_H
+#define DCOMMI_OVERLAP_H
+
+
+/* Return true if two ranges of memory share a byte. */
+static inline bool dcommi_overlaps(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes)
+{
+    const uintptr_t behind = (uintptr_t)b - (uintptr_t)a;
+    return a_bytes > 0 && b_bytes > 0 &&
+           (behind < (uintptr_t)a_bytes || (uintptr_t)0 - behind < (uintptr_t)b_bytes);
+}
+
+/* The blocks of a buffer, one per rank; counts NULL: one block of all of it. */
+typedef struct dcommi_extent {
+    const char *name; /* of the argument */
+    const void *base;
+    int64_t bytes; /* from base to the end of the last block */
+    const size_t *counts, *displs;
+} dcommi_extent;
+
+static int dcommi_extent_n(const dcommi_shape *s, const dcommi_extent *b)
+{
+    return b->counts != NULL ? s->nranks : 1;
+}
+
+static const void *dcommi_extent_part(const dcommi_shape *s, const dcommi_extent *b, int r,
+                                      int64_t *bytes)
+{
+    *bytes = b->counts != NULL ? dcommi_shape_bytes(s, b->counts[r]) : b->bytes;
+    return (const char *)b->base +
+           (b->counts != NULL && *bytes > 0 ? dcommi_shape_bytes(s, b->displs[r]) : 0);
+}
+
+/* "recvbuf (120 bytes)", "the block of rank 3 in recvbuf (120 bytes)" */
+static void dcommi_extent_text(const dcommi_shape *s, const dcommi_extent *b, int r, char *text,
+                               size_t len)
+{
+    int64_t bytes;
+    char of[40] = "";
+    dcommi_extent_part(s, b, r, &bytes);
+    if (b->counts != NULL) {
+        snprintf(of, sizeof of, "the block of rank %d in ", r);
+    }
+    snprintf(text, len, "%s%s (%" PRId64 " bytes)", of, b->name, bytes);
+}
+
+static dcomm_status dcommi_overlap_fail(const dcommi_shape *s, const dcommi_extent *a, int i,
+                                        const dcommi_extent *b, int j)
+{
+    int64_t bytes;
+    char first[96], second[96];
+    const void *at = dcommi_extent_part(s, a, i, &bytes);
+    const int64_t behind =
+        (int64_t)((uintptr_t)dcommi_extent_part(s, b, j, &bytes) - (uintptr_t)at);
+    dcommi_extent_text(s, a, i, first, sizeof first);
+    dcommi_extent_text(s, b, j, second, sizeof second);
+    return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s begins %" PRId64 " bytes %s %s and overlaps it",
+                       dcomm_coll_name(s->coll), second, behind < 0 ? -behind : behind,
+                       behind < 0 ? "before" : "behind", first);
+}
+
+/* Check what is read against what is written. Blocks are compared where the buffers as a whole
+ * overlap: one may lie in a gap of the other. */
+static dcomm_status dcommi_check_disjoint(const dcommi_shape *s, const dcommi_extent *in,
+                                          const dcommi_extent *out)
+{
+    if (DCOMMI_LIKELY(!dcommi_overlaps(in->base, in->bytes, out->base, out->bytes))) {
+        return DCOMM_OK;
+    }
+    for (int i = 0; i < dcommi_extent_n(s, in); i++) {
+        for (int j = 0; j < dcommi_extent_n(s, out); j++) {
+            int64_t a_bytes, b_bytes;
+            const void *a = dcommi_extent_part(s, in, i, &a_bytes);
+            const void *b = dcommi_extent_part(s, out, j, &b_bytes);
+            if (dcommi_overlaps(a, a_bytes, b, b_bytes)) {
+                return dcommi_overlap_fail(s, in, i, out, j);
+            }
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Check the blocks of one buffer that is written. They mostly come in ascending order. */
+static dcomm_status dcommi_check_extent(const dcommi_shape *s, const dcommi_extent *b)
+{
+    bool ascending = true;
+    size_t end = 0;
+    for (int r = 0; r < dcommi_extent_n(s, b) && b->counts != NULL; r++) {
+        if (b->counts[r] > 0) {
+            ascending = ascending && b->displs[r] >= end;
+            end = b->displs[r] + b->counts[r];
+        }
+    }
+    for (int i = 0; i < dcommi_extent_n(s, b) && !ascending; i++) {
+        for (int j = 0; j < i; j++) {
+            int64_t a_bytes, b_bytes;
+            const void *x = dcommi_extent_part(s, b, j, &a_bytes),
+                       *y = dcommi_extent_part(s, b, i, &b_bytes);
+            if (dcommi_overlaps(x, a_bytes, y, b_bytes)) {
+                return dcommi_overlap_fail(s, b, j, b, i);
+            }
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Check the buffers of a call, of which neither lies in the other as for in place. */
+static dcomm_status dcommi_check_overlap(const dcommi_shape *s, const void *in, int64_t in_bytes,
+                                         const void *out, int64_t out_bytes)
+{
+    const bool sends = s->coll == DCOMM_COLL_SCATTERV || s->coll == DCOMM_COLL_ALLTOALLV;
+    const bool receives = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
+                          s->coll == DCOMM_COLL_ALLTOALLV;
+    const bool own = s->send_counts != NULL;
+    dcommi_extent read = {"sendbuf", in, in_bytes, NULL, NULL};
+    dcommi_extent written = {"recvbuf", out, out_bytes, NULL, NULL};
+    if (sends && in_bytes > 0) {
+        read.counts = own ? s->send_counts : s->counts;
+        read.displs = own ? s->send_displs : s->displs;
+    }
+    if (receives && out_bytes > 0) {
+        written.counts = s->counts;
+        written.displs = s->displs;
+    }
+    DCOMMI_TRY(dcommi_check_extent(s, &written));
+    return dcommi_check_disjoint(s, &read, &written);
+}
+
+#endif
+
+/* Return true if the output of a reduce-scatter or scatter is the rank's own part of the input:
+ * that is in place, too. Algorithms write it only when they read it last, so it needs no plan. */
+static bool dcommi_output_inside(const dcommi_shape *s, const void *in, const void *out)
+{
+    size_t at = s->displs != NULL ? s->displs[s->rank] : s->count * (size_t)s->rank;
+    bool takes = s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
+                 s->coll == DCOMM_COLL_SCATTER || s->coll == DCOMM_COLL_SCATTERV;
+    return takes && (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
+}
 
 /* A call on buffers that are where the algorithm is to find them: their sizes checked. */
 static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const void *in, void *out,
@@ -55019,6 +55572,8 @@ static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const 
     DCOMMI_TRY(dcommi_check_buffer(s, "sendbuf", in, in_bytes));
     DCOMMI_TRY(dcommi_check_buffer(s, "recvbuf", out, out_bytes));
     s->in_place = in_place && out != NULL;
+    const bool one = in_place || dcommi_output_inside(s, in, out);
+    DCOMMI_TRY(dcommi_check_overlap(s, in, one ? 0 : in_bytes, out, out_bytes));
     return dcommi_collective(comm, s, in, out, -1, opts, request_p);
 }
 
@@ -55041,8 +55596,7 @@ static inline bool dcommi_buffers_find(const dcomm_comm *comm, dcomm_coll coll, 
 {
     const uintptr_t own = (uintptr_t)*out + bytes * (size_t)comm->rank;
     if (coll == DCOMM_COLL_REDUCE_SCATTER) {
-        /* In place the output is a part of the input: algorithms write it only as they read it
-         * last, so it needs no plan of its own. */
+        /* In place the output is a part of the input (dcommi_output_inside). */
         if (*in == DCOMM_IN_PLACE) {
             *in = *out;
             *out = *out != NULL ? (void *)own : NULL;
@@ -55068,9 +55622,18 @@ static inline dcomm_status dcommi_call_shortly(dcomm_comm *comm, dcomm_coll coll
         (in == NULL && coll != DCOMM_COLL_BROADCAST)) {
         return DCOMM_IN_PROGRESS;
     }
-    bool in_place =
-        dcommi_buffers_find(comm, coll, root, count * dcomm_dtype_size(dtype), &in, &out);
+    const size_t bytes = count * dcomm_dtype_size(dtype), all = bytes * (size_t)comm->size;
+    bool in_place = dcommi_buffers_find(comm, coll, root, bytes, &in, &out);
     if (coll == DCOMM_COLL_BROADCAST && comm->rank == root && in == NULL) {
+        return DCOMM_IN_PROGRESS;
+    }
+    const bool reads_all = coll == DCOMM_COLL_REDUCE_SCATTER || coll == DCOMM_COLL_ALLTOALL;
+    const bool writes_all = coll == DCOMM_COLL_ALLGATHER || coll == DCOMM_COLL_ALLTOALL;
+    const bool inside = coll == DCOMM_COLL_REDUCE_SCATTER &&
+                        (const char *)in + bytes * (size_t)comm->rank == (const char *)out;
+    if (DCOMMI_UNLIKELY(!in_place && !inside && in != NULL &&
+                        dcommi_overlaps(in, (int64_t)(reads_all ? all : bytes), out,
+                                        (int64_t)(writes_all ? all : bytes)))) {
         return DCOMM_IN_PROGRESS;
     }
     uint64_t code = dcommi_call_code(coll, dtype, op, root, in_place, dcommi_opts_memory(opts));
@@ -55222,36 +55785,45 @@ static dcomm_status dcommi_scatter(dcomm_comm *comm, const void *sendbuf, void *
 
 /* ---- counts that differ by rank ---- */
 
-/* Counts checked, and displacements filled in where there are none; *packed must be freed. */
+/* Check counts, and fill in displacements where there are none, or where they lie beyond all that
+ * is moved: of a count of 0 they may be anything. *packed must be freed. */
 static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
                                         const size_t *counts, const size_t **displs,
                                         size_t **packed)
 {
-    size_t limit = (size_t)INT64_MAX / 2 / dcomm_dtype_size(s->dtype), sum = 0;
+    size_t limit = (size_t)INT64_MAX / 2 / dcomm_dtype_size(s->dtype), sum = 0, end = 0;
+    const size_t *given = *displs;
+    bool beyond = given == NULL;
     *packed = NULL;
     if (counts == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", dcomm_coll_name(s->coll), name);
     }
-    if (*displs == NULL) {
-        *packed = dcommi_calloc((size_t)s->nranks, sizeof **packed);
-        if (*packed == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-    }
     for (int r = 0; r < s->nranks; r++) {
-        size_t at = *displs != NULL ? (*displs)[r] : sum;
-        if (counts[r] > limit || at > limit - counts[r] || sum > limit - counts[r]) {
-            dcommi_free(*packed);
-            *packed = NULL;
+        size_t at = given != NULL ? given[r] : sum;
+        if (counts[r] > 0 &&
+            (counts[r] > limit || at > limit - counts[r] || sum > limit - counts[r])) {
             return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s[%d] is %zu at %zu, beyond 2^62 bytes",
                                dcomm_coll_name(s->coll), name, r, counts[r], at);
         }
-        if (*packed != NULL) {
-            (*packed)[r] = sum;
-        }
+        sum += counts[r];
+        end = counts[r] > 0 && at + counts[r] > end ? at + counts[r] : end;
+    }
+    for (int r = 0; r < s->nranks && !beyond; r++) {
+        beyond = given[r] > end; /* its count is 0 */
+    }
+    if (!beyond) {
+        return DCOMM_OK;
+    }
+    *packed = dcommi_calloc((size_t)s->nranks, sizeof **packed);
+    if (*packed == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    sum = 0;
+    for (int r = 0; r < s->nranks; r++) {
+        (*packed)[r] = given == NULL ? sum : given[r] > end ? 0 : given[r];
         sum += counts[r];
     }
-    *displs = *packed != NULL ? *packed : *displs;
+    *displs = *packed;
     return DCOMM_OK;
 }
 
@@ -55316,7 +55888,7 @@ static dcomm_status dcommi_alltoallv(dcomm_comm *comm, const void *sendbuf,
     size_t *packed_send = NULL, *packed_recv = NULL;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLTOALLV, 0, dtype, DCOMM_SUM, 0, opts, &s));
-    if (sendbuf == DCOMM_IN_PLACE || (sendbuf == recvbuf && sendbuf != NULL)) {
+    if (sendbuf == DCOMM_IN_PLACE) {
         return dcommi_fail(DCOMM_ERR_INVALID, "all-to-all-v cannot work in place");
     }
     dcomm_status status = dcommi_check_counts(&s, "sendcounts", sendcounts, &sdispls, &packed_send);
@@ -55407,44 +55979,46 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
 
 /* ---- the two forms of each ---- */
 
+/* comm NULL: not a collective, whose refusal concerns nobody else. */
+static inline dcomm_status dcommi_called(dcomm_comm *comm, dcomm_status status)
+{
+    return DCOMMI_LIKELY(status >= 0) ? status : dcommi_call_failed(comm, status);
+}
+
 /* A non-blocking call needs somewhere to put its request. */
-static inline dcomm_status dcommi_check_request(dcomm_request **request_p)
+static inline dcomm_status dcommi_check_request(dcomm_comm *comm, dcomm_request **request_p)
 {
     if (request_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "request_p is NULL");
+        return dcommi_called(comm, dcommi_fail(DCOMM_ERR_INVALID, "request_p is NULL"));
     }
     *request_p = NULL;
     return DCOMM_OK;
-}
-
-static inline dcomm_status dcommi_called(dcomm_status status)
-{
-    return DCOMMI_LIKELY(status >= 0) ? status : dcommi_call_failed(status);
 }
 
 DCOMM_API dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                         size_t count, dcomm_dtype dtype, dcomm_op op,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, request_p));
+        comm, dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_allreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                        size_t count, dcomm_dtype dtype, dcomm_op op,
                                        const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, NULL));
+    return dcommi_called(comm,
+                         dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ireduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                              size_t recvcount, dcomm_dtype dtype, dcomm_op op,
                                              const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, request_p));
+        comm, dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -55452,7 +56026,7 @@ DCOMM_API dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, const void *sendbu
                                             const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, NULL));
+        comm, dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -55460,33 +56034,34 @@ DCOMM_API dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *send
                                               dcomm_op op, const dcomm_coll_opts *opts,
                                               dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
-                                       recvcounts, NULL, dtype, op, 0, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
+                                             recvcounts, NULL, dtype, op, 0, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_reduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                              const size_t *recvcounts, dcomm_dtype dtype,
                                              dcomm_op op, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
-                                       recvcounts, NULL, dtype, op, 0, opts, NULL));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
+                                             recvcounts, NULL, dtype, op, 0, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iallgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                         size_t sendcount, dcomm_dtype dtype,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, request_p));
+        comm, dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_allgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                        size_t sendcount, dcomm_dtype dtype,
                                        const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, NULL));
+    return dcommi_called(comm,
+                         dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -55494,8 +56069,9 @@ DCOMM_API dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf, 
                                          dcomm_dtype dtype, const dcomm_coll_opts *opts,
                                          dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts,
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm,
+                         dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts,
                                        displs, dtype, DCOMM_SUM, 0, opts, request_p));
 }
 
@@ -55503,33 +56079,34 @@ DCOMM_API dcomm_status dcomm_allgatherv(dcomm_comm *comm, const void *sendbuf, v
                                         const size_t *recvcounts, const size_t *displs,
                                         dcomm_dtype dtype, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts,
-                                       displs, dtype, DCOMM_SUM, 0, opts, NULL));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf,
+                                             recvcounts, displs, dtype, DCOMM_SUM, 0, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                         size_t count, dcomm_dtype dtype, int root,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, request_p));
+        comm, dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_broadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                        size_t count, dcomm_dtype dtype, int root,
                                        const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, NULL));
+    return dcommi_called(comm,
+                         dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ireduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      size_t count, dcomm_dtype dtype, dcomm_op op, int root,
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, request_p));
+        comm, dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_reduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -55537,23 +56114,24 @@ DCOMM_API dcomm_status dcomm_reduce(dcomm_comm *comm, const void *sendbuf, void 
                                     const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, NULL));
+        comm, dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_igather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      size_t sendcount, dcomm_dtype dtype, int root,
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, request_p));
+        comm, dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_gather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                     size_t sendcount, dcomm_dtype dtype, int root,
                                     const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, NULL));
+    return dcommi_called(comm,
+                         dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -55561,26 +56139,26 @@ DCOMM_API dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf, voi
                                       int root, const dcomm_coll_opts *opts,
                                       dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts, displs,
-                                       dtype, DCOMM_SUM, root, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts,
+                                             displs, dtype, DCOMM_SUM, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
                                      int root, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts, displs,
-                                       dtype, DCOMM_SUM, root, opts, NULL));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts,
+                                             displs, dtype, DCOMM_SUM, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       size_t recvcount, dcomm_dtype dtype, int root,
                                       const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, request_p));
+        comm, dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -55588,7 +56166,7 @@ DCOMM_API dcomm_status dcomm_scatter(dcomm_comm *comm, const void *sendbuf, void
                                      const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, NULL));
+        comm, dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -55596,31 +56174,32 @@ DCOMM_API dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf, vo
                                        dcomm_dtype dtype, int root, const dcomm_coll_opts *opts,
                                        dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts, displs,
-                                       dtype, DCOMM_SUM, root, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts,
+                                             displs, dtype, DCOMM_SUM, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       const size_t *counts, const size_t *displs, dcomm_dtype dtype,
                                       int root, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts, displs,
-                                       dtype, DCOMM_SUM, root, opts, NULL));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts,
+                                             displs, dtype, DCOMM_SUM, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ialltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                        size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
                                        dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm,
+                         dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, NULL));
+    return dcommi_called(comm, dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ialltoallv(dcomm_comm *comm, const void *sendbuf,
@@ -55629,9 +56208,9 @@ DCOMM_API dcomm_status dcomm_ialltoallv(dcomm_comm *comm, const void *sendbuf,
                                         const size_t *rdispls, dcomm_dtype dtype,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf, recvcounts,
-                                          rdispls, dtype, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf,
+                                                recvcounts, rdispls, dtype, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_alltoallv(dcomm_comm *comm, const void *sendbuf,
@@ -55640,66 +56219,67 @@ DCOMM_API dcomm_status dcomm_alltoallv(dcomm_comm *comm, const void *sendbuf,
                                        const size_t *rdispls, dcomm_dtype dtype,
                                        const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf, recvcounts,
-                                          rdispls, dtype, opts, NULL));
+    return dcommi_called(comm, dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf,
+                                                recvcounts, rdispls, dtype, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
                                       dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_barrier(comm, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_barrier(comm, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_barrier(comm, opts, NULL));
+    return dcommi_called(comm, dcommi_barrier(comm, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
                                    dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts,
                                    dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(NULL, request_p));
     return dcommi_called(
-        dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, request_p));
+        NULL, dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_send(dcomm_comm *comm, const void *buf, size_t count,
                                   dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, NULL));
+        NULL, dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_irecv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
                                    int peer, const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(NULL, request_p));
     return dcommi_called(
-        dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, request_p));
+        NULL, dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
                                   int peer, const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, NULL));
+        NULL, dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                        void *out, void *state, uint32_t signature,
                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_run_plan(comm, plan, in, out, state, signature, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm,
+                         dcommi_run_plan(comm, plan, in, out, state, signature, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                       void *out, void *state, uint32_t signature,
                                       const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_run_plan(comm, plan, in, out, state, signature, opts, NULL));
+    return dcommi_called(comm, dcommi_run_plan(comm, plan, in, out, state, signature, opts, NULL));
 }
 
 #endif
@@ -71729,6 +72309,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_REACH_NAP
 #undef DCOMMI_REACH_ROUNDS
 #undef DCOMMI_RECENT
+#undef DCOMMI_REFUSALS_AHEAD
+#undef DCOMMI_REFUSALS_OVER
 #undef DCOMMI_REGION_BUCKETS
 #undef DCOMMI_REGION_CARD
 #undef DCOMMI_REGION_KEY_DEVICE

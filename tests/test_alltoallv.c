@@ -465,6 +465,46 @@ Test(alltoallv, lengths_that_differ_are_named, .timeout = 60)
     }
 }
 
+/* A rank without rows may give anything for buffers, and for displacements where its counts are 0.
+ */
+static int run_empty(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { N = 3 };
+    ranks_settle(rank, n, *(ranks_place *)arg);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    const size_t absurd[N] = {SIZE_MAX, (size_t)1 << 40, 7}, none[N] = {0};
+    size_t counts[N] = {1, 0, 1}, displs[N] = {0, SIZE_MAX - 1, 1};
+    float in[2] = {(float)rank, (float)rank + 10}, out[2] = {-1, -1};
+    float *dummy = (float *)(uintptr_t)16;
+    for (int i = 0; i < 3; i++) {
+        if (rank == 1) {
+            RANKS_OK(
+                dcomm_alltoallv(comm, dummy, none, absurd, dummy, none, absurd, DCOMM_F32, NULL));
+        } else {
+            RANKS_OK(
+                dcomm_alltoallv(comm, in, counts, displs, out, counts, displs, DCOMM_F32, NULL));
+            PROCS_TRUE(out[0] == (rank == 0 ? 0 : 10) && out[1] == (rank == 0 ? 2 : 12));
+        }
+    }
+    RANKS_OK(dcomm_alltoallv(comm, dummy, none, absurd, dummy, none, absurd, DCOMM_F32, NULL));
+    float all[2] = {-1, -1};
+    RANKS_OK(dcomm_allgatherv(comm, rank == 1 ? dummy : in, all, counts, displs, DCOMM_F32, NULL));
+    PROCS_TRUE(all[0] == 0 && all[1] == 2);
+    RANKS_OK(
+        dcomm_scatterv(comm, all, rank == 1 ? dummy : out, counts, displs, DCOMM_F32, 2, NULL));
+    PROCS_TRUE(rank == 1 || out[0] == (float)rank);
+    return ranks_leave(&comm);
+}
+
+Test(alltoallv, ranks_without_rows, .timeout = 60)
+{
+    int ended[PROCS_MAX];
+    for (int i = 0; i < 2; i++) {
+        ranks_place place = i == 0 ? RANKS_LOCAL : RANKS_HOSTS;
+        cr_assert_eq(procs_run(3, 50, run_empty, &place, ended), 0);
+    }
+}
+
 /* A matrix that does not have this rank's counts, and ranks whose matrices differ. */
 static int run_wrong_matrix(int rank, int n, procs_shared *s, void *arg)
 {

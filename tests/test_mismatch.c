@@ -202,8 +202,10 @@ static int disagree(int rank, int n, procs_shared *s, void *arg)
         const field *x = &fields[i];
         double start = procs_now();
         dcomm_status status = x->call(f.comm, rank == ODD);
-        while (status == DCOMM_OK) { /* done with it before it was found: a later call tells */
-            PROCS_CHECK(procs_now() < start + 2, "%s, rank %d: no error", x->name, rank);
+        const bool pair = strncmp(x->name, "send", 4) == 0; /* says nothing of later collectives */
+        for (int later = 0; status == DCOMM_OK; later++) { /* over here: the next call tells */
+            PROCS_CHECK(pair ? procs_now() < start + 2 : later == 0, "%s, rank %d: no error",
+                        x->name, rank);
             status = dcomm_barrier(f.comm, NULL);
         }
         double took = procs_now() - start;
@@ -233,6 +235,34 @@ Test(mismatch, every_field, .timeout = 60)
 Test(mismatch, every_field_net, .timeout = 60)
 {
     run(N, disagree, &(fault_place){NET});
+}
+
+/* Two ranks that both are the root send and are done: the barrier behind it names them. */
+static int both_are_roots(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    fault_join(&f, rank, n, s, *(fault_place *)arg, 20);
+    const size_t counts[] = {1, 500, 3000, N * N * COUNT};
+    for (int i = 0; i < 4; i++) {
+        for (int before = 0; before < 3; before++) { /* calls that end without hearing of it */
+            PROCS_TRUE(dcomm_barrier(f.comm, NULL) == DCOMM_OK);
+        }
+        dcomm_status status =
+            dcomm_broadcast(f.comm, in_buffer, out_buffer, counts[i], DCOMM_F32, rank, NULL);
+        if (status == DCOMM_OK) {
+            status = dcomm_barrier(f.comm, NULL);
+        }
+        fault_expect(&f, status, DCOMM_ERR_MISMATCH,
+                     (const char *[]){"rank 0", "rank 1", "broadcast", "root 0", "root 1", NULL});
+        fault_recover(&f, -1);
+    }
+    return fault_leave(&f);
+}
+
+Test(mismatch, both_are_roots, .timeout = 60)
+{
+    run(2, both_are_roots, &(fault_place){LOCAL});
+    run(2, both_are_roots, &(fault_place){NET});
 }
 
 /* ---- refused before anything is sent ---- */
@@ -304,6 +334,234 @@ static int bad_arguments(int rank, int n, procs_shared *s, void *arg)
 Test(mismatch, bad_arguments, .timeout = 60)
 {
     run(N, bad_arguments, NULL);
+}
+
+/* ---- refused by one rank ---- */
+
+#define REFUSAL(name) static dcomm_status refuse_##name(dcomm_comm *c, bool odd)
+
+enum { ROOM = 300000 };
+static float x[ROOM], y[ROOM];
+static size_t room = ROOM; /* on a network, what UCX does not hold on to */
+
+REFUSAL(overlap)
+{
+    return dcomm_allreduce(c, x, odd ? x + 3 : y, room, DCOMM_F32, DCOMM_SUM, NULL);
+}
+
+REFUSAL(overlap_short)
+{
+    return dcomm_allreduce(c, odd ? y + 1 : x, y, 2, DCOMM_F32, DCOMM_SUM, NULL);
+}
+
+REFUSAL(overlap_gather)
+{
+    return dcomm_allgather(c, odd ? y + 1 : x, y, 100, DCOMM_F32, NULL);
+}
+
+REFUSAL(null)
+{
+    return dcomm_reduce_scatter(c, odd ? NULL : x, y, room / 4, DCOMM_F32, DCOMM_SUM, NULL);
+}
+
+REFUSAL(dtype)
+{
+    return dcomm_alltoall(c, x, y, 10, odd ? (dcomm_dtype)10 : DCOMM_F32, NULL);
+}
+
+REFUSAL(root)
+{
+    return dcomm_broadcast(c, x, y, 10, DCOMM_F32, odd ? 9 : 1, NULL);
+}
+
+REFUSAL(algorithm)
+{
+    return dcomm_allreduce(c, x, y, room, DCOMM_F32, DCOMM_SUM,
+                           &(dcomm_coll_opts){.algo = odd ? "quick" : NULL});
+}
+
+REFUSAL(request)
+{
+    dcomm_request *request = NULL;
+    dcomm_status status = dcomm_ibarrier(c, NULL, odd ? NULL : &request);
+    return status < 0 ? status : dcomm_wait(&request);
+}
+
+REFUSAL(barrier)
+{
+    return dcomm_barrier(c, &(dcomm_coll_opts){.timeout_s = odd ? -1 : 0});
+}
+
+REFUSAL(blocks)
+{
+    const size_t counts[N] = {5, 5, 5}, displs[N] = {0, odd ? 12 : 5, 10};
+    return dcomm_allgatherv(c, x, y, counts, displs, DCOMM_F32, NULL);
+}
+
+static const struct refusal {
+    const char *name;
+    dcomm_status (*call)(dcomm_comm *c, bool odd);
+    const char *word;
+} refusals[] = {
+    {"overlap", refuse_overlap, "bytes) begins 12 bytes behind sendbuf ("},
+    {"overlap, short", refuse_overlap_short, "begins 4 bytes before sendbuf"},
+    {"overlap, gather", refuse_overlap_gather, "overlaps"},
+    {"null", refuse_null, "sendbuf is NULL"},
+    {"dtype", refuse_dtype, "dtype is 10"},
+    {"root", refuse_root, "rank 9"},
+    {"algorithm", refuse_algorithm, "quick"},
+    {"request", refuse_request, "request_p is NULL"},
+    {"barrier", refuse_barrier, "timeout_s is -1"},
+    {"blocks", refuse_blocks, "the block of rank 2 in recvbuf"},
+};
+
+/* One rank refuses a call: the others hear why at once, and all go on. */
+static int refused_by_one(int rank, int n, procs_shared *s, void *arg)
+{
+    fault_rank f;
+    const fault_place place = *(fault_place *)arg;
+    room = place == NET ? 1000 : ROOM / 2;
+    fault_join(&f, rank, n, s, place, 20);
+    for (int late = 0; late < 2; late++) {
+        for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+            const struct refusal *c = &refusals[i];
+            if (late == (rank == ODD)) { /* who refuses comes first, then last */
+                usleep(20000);
+            }
+            double start = procs_now();
+            dcomm_status status = c->call(f.comm, rank == ODD);
+            double took = procs_now() - start;
+            const char *why = dcomm_last_error();
+            PROCS_CHECK(rank == ODD ? status == DCOMM_ERR_INVALID || status == DCOMM_ERR_UNSUPPORTED
+                                    : status == DCOMM_ERR_MISMATCH,
+                        "%s, rank %d: %s: %s", c->name, rank, dcomm_status_name(status), why);
+            PROCS_CHECK(strstr(why, c->word) != NULL &&
+                            (rank == ODD || strstr(why, "rank 1 refused") != NULL),
+                        "%s, rank %d: %s", c->name, rank, why);
+            PROCS_CHECK(took < 5, "%s took %.1f s", c->name, took);
+            PROCS_TRUE(dcomm_comm_status(f.comm) == DCOMM_OK);
+            PROCS_CHECK(fault_allreduce(f.comm, rank, NULL, i % 2 ? 1 : ROOM / 10, NULL) ==
+                            DCOMM_OK,
+                        "after %s: %s", c->name, dcomm_last_error());
+        }
+    }
+    PROCS_TRUE(dcomm_barrier(f.comm, NULL) == DCOMM_OK);
+    return fault_leave(&f);
+}
+
+Test(mismatch, refused_by_one, .timeout = 60)
+{
+    run(N, refused_by_one, &(fault_place){LOCAL});
+}
+
+Test(mismatch, refused_by_one_net, .timeout = 60)
+{
+    run(N, refused_by_one, &(fault_place){NET});
+}
+
+/* Calls that all ranks refuse, many in a row and none together. */
+static int refused_by_all(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f;
+    fault_join(&f, rank, n, s, LOCAL, 20);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 400; i++) {
+            char algo[16];
+            snprintf(algo, sizeof algo, "none-%d", i);
+            REFUSED(dcomm_allreduce(f.comm, in_buffer, out_buffer, 9, DCOMM_F32, DCOMM_SUM,
+                                    &(dcomm_coll_opts){.algo = algo}),
+                    DCOMM_ERR_UNSUPPORTED, "no algorithm");
+            if (rank == round) {
+                usleep(100);
+            }
+        }
+        PROCS_CHECK(fault_allreduce(f.comm, rank, NULL, COUNT, NULL) == DCOMM_OK, "%s",
+                    dcomm_last_error());
+    }
+    return fault_leave(&f);
+}
+
+Test(mismatch, refused_by_all, .timeout = 60)
+{
+    run(N, refused_by_all, NULL);
+}
+
+/* A broadcast is over on its root when a leaf refuses it: all ranks hear of it in the next call. */
+static int refused_when_over(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    fault_rank f;
+    fault_join(&f, rank, n, s, LOCAL, 20);
+    dcomm_status status = dcomm_broadcast(f.comm, in_buffer, rank == ODD ? NULL : out_buffer, COUNT,
+                                          DCOMM_F32, 0, NULL);
+    PROCS_TRUE(rank == ODD ? status == DCOMM_ERR_INVALID
+                           : status == DCOMM_OK || status == DCOMM_ERR_MISMATCH);
+    if (status != DCOMM_ERR_MISMATCH) {
+        status = dcomm_barrier(f.comm, NULL);
+    }
+    PROCS_CHECK(status == DCOMM_ERR_MISMATCH && strstr(dcomm_last_error(), "rank 1") != NULL,
+                "rank %d: %s: %s", rank, dcomm_status_name(status), dcomm_last_error());
+    fault_recover(&f, -1);
+    return fault_leave(&f);
+}
+
+Test(mismatch, refused_when_over, .timeout = 60)
+{
+    run(N, refused_when_over, NULL);
+}
+
+/* ---- buffers that overlap ---- */
+
+/* What may overlap and what may not, of every operation, in whichever order it is called. */
+static int overlaps(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { B = 8 }; /* elements of a block */
+    (void)arg;
+    fault_rank f;
+    float *const own = x + rank * B;
+    const dcomm_status bad = DCOMM_ERR_INVALID;
+    const dcomm_dtype t = DCOMM_F32;
+    const size_t counts[N] = {B, B, B}, gaps[N] = {0, 2 * B, 4 * B}, back[N] = {4 * B, 2 * B, 0};
+    const size_t lapping[N] = {0, 2 * B, 3 * B - 1};
+    fault_join(&f, rank, n, s, LOCAL, 20);
+    dcomm_comm *c = f.comm;
+    for (int again = 0; again < 3; again++) { /* also on the way of calls that come over and over */
+        PROCS_TRUE(dcomm_allreduce(c, x, x, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
+        PROCS_TRUE(dcomm_allreduce(c, x, x + B, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
+        REFUSED(dcomm_allreduce(c, x, x + B - 1, B, t, DCOMM_SUM, NULL), bad,
+                "all-reduce: recvbuf");
+        REFUSED(dcomm_allreduce(c, x + 1, x, B, t, DCOMM_SUM, NULL), bad, "before");
+        PROCS_TRUE(dcomm_reduce_scatter(c, x, own, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
+        REFUSED(dcomm_reduce_scatter(c, x, own + 1, B, t, DCOMM_SUM, NULL), bad, "overlaps");
+        PROCS_TRUE(dcomm_allgather(c, own, x, B, t, NULL) == DCOMM_OK);
+        REFUSED(dcomm_allgather(c, own + 1, x, B - 1, t, NULL), bad, "overlaps");
+        PROCS_TRUE(dcomm_alltoall(c, x, x, B, t, NULL) == DCOMM_OK);
+        REFUSED(dcomm_alltoall(c, x, x + B, B, t, NULL), bad, "overlaps");
+        PROCS_TRUE(dcomm_broadcast(c, x, rank == 0 ? x : x + 1, B, t, 0, NULL) == DCOMM_OK);
+    }
+    PROCS_TRUE(dcomm_reduce(c, x, rank == 2 ? x : x + 1, B, t, DCOMM_SUM, 2, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_gather(c, own, x, B, t, 1, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_scatter(c, x, own, B, t, 1, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_reduce_scatterv(c, x, own, counts, t, DCOMM_SUM, NULL) == DCOMM_OK);
+    REFUSED(dcomm_reduce_scatterv(c, x, own + 1, counts, t, DCOMM_SUM, NULL), bad, "overlaps");
+    PROCS_TRUE(dcomm_allgatherv(c, x + gaps[rank], x, counts, gaps, t, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_allgatherv(c, x + B, x, counts, gaps, t, NULL) == DCOMM_OK); /* in a gap */
+    PROCS_TRUE(dcomm_allgatherv(c, x + B, x, counts, back, t, NULL) == DCOMM_OK);
+    REFUSED(dcomm_allgatherv(c, x + 2 * B - 1, x, counts, gaps, t, NULL), bad, "block of rank 1");
+    REFUSED(dcomm_allgatherv(c, x + 9 * B, x, counts, lapping, t, NULL), bad, "block of rank 2");
+    PROCS_TRUE(dcomm_gatherv(c, x + B, x, counts, gaps, t, 0, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_scatterv(c, x, x + B, counts, gaps, t, 0, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_alltoallv(c, x, counts, gaps, x + B, counts, gaps, t, NULL) == DCOMM_OK);
+    REFUSED(dcomm_alltoallv(c, x, counts, gaps, x, counts, gaps, t, NULL), bad, "overlaps");
+    REFUSED(dcomm_alltoallv(c, x, counts, gaps, x + 5 * B, counts, lapping, t, NULL), bad,
+            "rank 2");
+    return fault_leave(&f);
+}
+
+Test(mismatch, overlaps, .timeout = 60)
+{
+    run(N, overlaps, NULL);
 }
 
 static int forked(int rank, int n, procs_shared *s, void *arg)

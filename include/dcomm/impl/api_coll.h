@@ -5,6 +5,17 @@
 
 #include "api_auto.h"
 #include "check.h"
+#include "overlap.h"
+
+/* Return true if the output of a reduce-scatter or scatter is the rank's own part of the input:
+ * that is in place, too. Algorithms write it only when they read it last, so it needs no plan. */
+static bool dcommi_output_inside(const dcommi_shape *s, const void *in, const void *out)
+{
+    size_t at = s->displs != NULL ? s->displs[s->rank] : s->count * (size_t)s->rank;
+    bool takes = s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
+                 s->coll == DCOMM_COLL_SCATTER || s->coll == DCOMM_COLL_SCATTERV;
+    return takes && (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
+}
 
 /* A call on buffers that are where the algorithm is to find them: their sizes checked. */
 static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const void *in, void *out,
@@ -16,6 +27,8 @@ static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const 
     DCOMMI_TRY(dcommi_check_buffer(s, "sendbuf", in, in_bytes));
     DCOMMI_TRY(dcommi_check_buffer(s, "recvbuf", out, out_bytes));
     s->in_place = in_place && out != NULL;
+    const bool one = in_place || dcommi_output_inside(s, in, out);
+    DCOMMI_TRY(dcommi_check_overlap(s, in, one ? 0 : in_bytes, out, out_bytes));
     return dcommi_collective(comm, s, in, out, -1, opts, request_p);
 }
 
@@ -38,8 +51,7 @@ static inline bool dcommi_buffers_find(const dcomm_comm *comm, dcomm_coll coll, 
 {
     const uintptr_t own = (uintptr_t)*out + bytes * (size_t)comm->rank;
     if (coll == DCOMM_COLL_REDUCE_SCATTER) {
-        /* In place the output is a part of the input: algorithms write it only as they read it
-         * last, so it needs no plan of its own. */
+        /* In place the output is a part of the input (dcommi_output_inside). */
         if (*in == DCOMM_IN_PLACE) {
             *in = *out;
             *out = *out != NULL ? (void *)own : NULL;
@@ -65,9 +77,18 @@ static inline dcomm_status dcommi_call_shortly(dcomm_comm *comm, dcomm_coll coll
         (in == NULL && coll != DCOMM_COLL_BROADCAST)) {
         return DCOMM_IN_PROGRESS;
     }
-    bool in_place =
-        dcommi_buffers_find(comm, coll, root, count * dcomm_dtype_size(dtype), &in, &out);
+    const size_t bytes = count * dcomm_dtype_size(dtype), all = bytes * (size_t)comm->size;
+    bool in_place = dcommi_buffers_find(comm, coll, root, bytes, &in, &out);
     if (coll == DCOMM_COLL_BROADCAST && comm->rank == root && in == NULL) {
+        return DCOMM_IN_PROGRESS;
+    }
+    const bool reads_all = coll == DCOMM_COLL_REDUCE_SCATTER || coll == DCOMM_COLL_ALLTOALL;
+    const bool writes_all = coll == DCOMM_COLL_ALLGATHER || coll == DCOMM_COLL_ALLTOALL;
+    const bool inside = coll == DCOMM_COLL_REDUCE_SCATTER &&
+                        (const char *)in + bytes * (size_t)comm->rank == (const char *)out;
+    if (DCOMMI_UNLIKELY(!in_place && !inside && in != NULL &&
+                        dcommi_overlaps(in, (int64_t)(reads_all ? all : bytes), out,
+                                        (int64_t)(writes_all ? all : bytes)))) {
         return DCOMM_IN_PROGRESS;
     }
     uint64_t code = dcommi_call_code(coll, dtype, op, root, in_place, dcommi_opts_memory(opts));
@@ -219,36 +240,45 @@ static dcomm_status dcommi_scatter(dcomm_comm *comm, const void *sendbuf, void *
 
 /* ---- counts that differ by rank ---- */
 
-/* Counts checked, and displacements filled in where there are none; *packed must be freed. */
+/* Check counts, and fill in displacements where there are none, or where they lie beyond all that
+ * is moved: of a count of 0 they may be anything. *packed must be freed. */
 static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
                                         const size_t *counts, const size_t **displs,
                                         size_t **packed)
 {
-    size_t limit = (size_t)INT64_MAX / 2 / dcomm_dtype_size(s->dtype), sum = 0;
+    size_t limit = (size_t)INT64_MAX / 2 / dcomm_dtype_size(s->dtype), sum = 0, end = 0;
+    const size_t *given = *displs;
+    bool beyond = given == NULL;
     *packed = NULL;
     if (counts == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", dcomm_coll_name(s->coll), name);
     }
-    if (*displs == NULL) {
-        *packed = dcommi_calloc((size_t)s->nranks, sizeof **packed);
-        if (*packed == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-    }
     for (int r = 0; r < s->nranks; r++) {
-        size_t at = *displs != NULL ? (*displs)[r] : sum;
-        if (counts[r] > limit || at > limit - counts[r] || sum > limit - counts[r]) {
-            dcommi_free(*packed);
-            *packed = NULL;
+        size_t at = given != NULL ? given[r] : sum;
+        if (counts[r] > 0 &&
+            (counts[r] > limit || at > limit - counts[r] || sum > limit - counts[r])) {
             return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s[%d] is %zu at %zu, beyond 2^62 bytes",
                                dcomm_coll_name(s->coll), name, r, counts[r], at);
         }
-        if (*packed != NULL) {
-            (*packed)[r] = sum;
-        }
+        sum += counts[r];
+        end = counts[r] > 0 && at + counts[r] > end ? at + counts[r] : end;
+    }
+    for (int r = 0; r < s->nranks && !beyond; r++) {
+        beyond = given[r] > end; /* its count is 0 */
+    }
+    if (!beyond) {
+        return DCOMM_OK;
+    }
+    *packed = dcommi_calloc((size_t)s->nranks, sizeof **packed);
+    if (*packed == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    sum = 0;
+    for (int r = 0; r < s->nranks; r++) {
+        (*packed)[r] = given == NULL ? sum : given[r] > end ? 0 : given[r];
         sum += counts[r];
     }
-    *displs = *packed != NULL ? *packed : *displs;
+    *displs = *packed;
     return DCOMM_OK;
 }
 
@@ -313,7 +343,7 @@ static dcomm_status dcommi_alltoallv(dcomm_comm *comm, const void *sendbuf,
     size_t *packed_send = NULL, *packed_recv = NULL;
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLTOALLV, 0, dtype, DCOMM_SUM, 0, opts, &s));
-    if (sendbuf == DCOMM_IN_PLACE || (sendbuf == recvbuf && sendbuf != NULL)) {
+    if (sendbuf == DCOMM_IN_PLACE) {
         return dcommi_fail(DCOMM_ERR_INVALID, "all-to-all-v cannot work in place");
     }
     dcomm_status status = dcommi_check_counts(&s, "sendcounts", sendcounts, &sdispls, &packed_send);
@@ -404,44 +434,46 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
 
 /* ---- the two forms of each ---- */
 
+/* comm NULL: not a collective, whose refusal concerns nobody else. */
+static inline dcomm_status dcommi_called(dcomm_comm *comm, dcomm_status status)
+{
+    return DCOMMI_LIKELY(status >= 0) ? status : dcommi_call_failed(comm, status);
+}
+
 /* A non-blocking call needs somewhere to put its request. */
-static inline dcomm_status dcommi_check_request(dcomm_request **request_p)
+static inline dcomm_status dcommi_check_request(dcomm_comm *comm, dcomm_request **request_p)
 {
     if (request_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "request_p is NULL");
+        return dcommi_called(comm, dcommi_fail(DCOMM_ERR_INVALID, "request_p is NULL"));
     }
     *request_p = NULL;
     return DCOMM_OK;
-}
-
-static inline dcomm_status dcommi_called(dcomm_status status)
-{
-    return DCOMMI_LIKELY(status >= 0) ? status : dcommi_call_failed(status);
 }
 
 DCOMM_API dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                         size_t count, dcomm_dtype dtype, dcomm_op op,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, request_p));
+        comm, dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_allreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                        size_t count, dcomm_dtype dtype, dcomm_op op,
                                        const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, NULL));
+    return dcommi_called(comm,
+                         dcommi_allreduce(comm, sendbuf, recvbuf, count, dtype, op, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ireduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                              size_t recvcount, dcomm_dtype dtype, dcomm_op op,
                                              const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, request_p));
+        comm, dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -449,7 +481,7 @@ DCOMM_API dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, const void *sendbu
                                             const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, NULL));
+        comm, dcommi_reduce_scatter(comm, sendbuf, recvbuf, recvcount, dtype, op, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -457,33 +489,34 @@ DCOMM_API dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *send
                                               dcomm_op op, const dcomm_coll_opts *opts,
                                               dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
-                                       recvcounts, NULL, dtype, op, 0, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
+                                             recvcounts, NULL, dtype, op, 0, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_reduce_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                              const size_t *recvcounts, dcomm_dtype dtype,
                                              dcomm_op op, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
-                                       recvcounts, NULL, dtype, op, 0, opts, NULL));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_REDUCE_SCATTERV, sendbuf, recvbuf,
+                                             recvcounts, NULL, dtype, op, 0, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iallgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                         size_t sendcount, dcomm_dtype dtype,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, request_p));
+        comm, dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_allgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                        size_t sendcount, dcomm_dtype dtype,
                                        const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, NULL));
+    return dcommi_called(comm,
+                         dcommi_allgather(comm, sendbuf, recvbuf, sendcount, dtype, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -491,8 +524,9 @@ DCOMM_API dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf, 
                                          dcomm_dtype dtype, const dcomm_coll_opts *opts,
                                          dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts,
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm,
+                         dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts,
                                        displs, dtype, DCOMM_SUM, 0, opts, request_p));
 }
 
@@ -500,33 +534,34 @@ DCOMM_API dcomm_status dcomm_allgatherv(dcomm_comm *comm, const void *sendbuf, v
                                         const size_t *recvcounts, const size_t *displs,
                                         dcomm_dtype dtype, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf, recvcounts,
-                                       displs, dtype, DCOMM_SUM, 0, opts, NULL));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_ALLGATHERV, sendbuf, recvbuf,
+                                             recvcounts, displs, dtype, DCOMM_SUM, 0, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                         size_t count, dcomm_dtype dtype, int root,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, request_p));
+        comm, dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_broadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                        size_t count, dcomm_dtype dtype, int root,
                                        const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, NULL));
+    return dcommi_called(comm,
+                         dcommi_broadcast(comm, sendbuf, recvbuf, count, dtype, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ireduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      size_t count, dcomm_dtype dtype, dcomm_op op, int root,
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, request_p));
+        comm, dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_reduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -534,23 +569,24 @@ DCOMM_API dcomm_status dcomm_reduce(dcomm_comm *comm, const void *sendbuf, void 
                                     const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, NULL));
+        comm, dcommi_reduce_to(comm, sendbuf, recvbuf, count, dtype, op, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_igather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      size_t sendcount, dcomm_dtype dtype, int root,
                                      const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, request_p));
+        comm, dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_gather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                     size_t sendcount, dcomm_dtype dtype, int root,
                                     const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, NULL));
+    return dcommi_called(comm,
+                         dcommi_gather(comm, sendbuf, recvbuf, sendcount, dtype, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -558,26 +594,26 @@ DCOMM_API dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf, voi
                                       int root, const dcomm_coll_opts *opts,
                                       dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts, displs,
-                                       dtype, DCOMM_SUM, root, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts,
+                                             displs, dtype, DCOMM_SUM, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_gatherv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                      const size_t *counts, const size_t *displs, dcomm_dtype dtype,
                                      int root, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts, displs,
-                                       dtype, DCOMM_SUM, root, opts, NULL));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_GATHERV, sendbuf, recvbuf, counts,
+                                             displs, dtype, DCOMM_SUM, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       size_t recvcount, dcomm_dtype dtype, int root,
                                       const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
     return dcommi_called(
-        dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, request_p));
+        comm, dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -585,7 +621,7 @@ DCOMM_API dcomm_status dcomm_scatter(dcomm_comm *comm, const void *sendbuf, void
                                      const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, NULL));
+        comm, dcommi_scatter(comm, sendbuf, recvbuf, recvcount, dtype, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
@@ -593,31 +629,32 @@ DCOMM_API dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf, vo
                                        dcomm_dtype dtype, int root, const dcomm_coll_opts *opts,
                                        dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts, displs,
-                                       dtype, DCOMM_SUM, root, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts,
+                                             displs, dtype, DCOMM_SUM, root, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_scatterv(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       const size_t *counts, const size_t *displs, dcomm_dtype dtype,
                                       int root, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts, displs,
-                                       dtype, DCOMM_SUM, root, opts, NULL));
+    return dcommi_called(comm, dcommi_call_v(comm, DCOMM_COLL_SCATTERV, sendbuf, recvbuf, counts,
+                                             displs, dtype, DCOMM_SUM, root, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ialltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                        size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
                                        dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm,
+                         dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
                                       size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, NULL));
+    return dcommi_called(comm, dcommi_alltoall(comm, sendbuf, recvbuf, count, dtype, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ialltoallv(dcomm_comm *comm, const void *sendbuf,
@@ -626,9 +663,9 @@ DCOMM_API dcomm_status dcomm_ialltoallv(dcomm_comm *comm, const void *sendbuf,
                                         const size_t *rdispls, dcomm_dtype dtype,
                                         const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf, recvcounts,
-                                          rdispls, dtype, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf,
+                                                recvcounts, rdispls, dtype, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_alltoallv(dcomm_comm *comm, const void *sendbuf,
@@ -637,66 +674,67 @@ DCOMM_API dcomm_status dcomm_alltoallv(dcomm_comm *comm, const void *sendbuf,
                                        const size_t *rdispls, dcomm_dtype dtype,
                                        const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf, recvcounts,
-                                          rdispls, dtype, opts, NULL));
+    return dcommi_called(comm, dcommi_alltoallv(comm, sendbuf, sendcounts, sdispls, recvbuf,
+                                                recvcounts, rdispls, dtype, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
                                       dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_barrier(comm, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm, dcommi_barrier(comm, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_barrier(comm, opts, NULL));
+    return dcommi_called(comm, dcommi_barrier(comm, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
                                    dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts,
                                    dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(NULL, request_p));
     return dcommi_called(
-        dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, request_p));
+        NULL, dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_send(dcomm_comm *comm, const void *buf, size_t count,
                                   dcomm_dtype dtype, int peer, const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, NULL));
+        NULL, dcommi_p2p(comm, DCOMM_COLL_SEND, buf, NULL, count, dtype, peer, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_irecv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
                                    int peer, const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
+    DCOMMI_TRY(dcommi_check_request(NULL, request_p));
     return dcommi_called(
-        dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, request_p));
+        NULL, dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dcomm_dtype dtype,
                                   int peer, const dcomm_coll_opts *opts)
 {
     return dcommi_called(
-        dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, NULL));
+        NULL, dcommi_p2p(comm, DCOMM_COLL_RECV, NULL, buf, count, dtype, peer, opts, NULL));
 }
 
 DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                        void *out, void *state, uint32_t signature,
                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
-    DCOMMI_TRY(dcommi_check_request(request_p));
-    return dcommi_called(dcommi_run_plan(comm, plan, in, out, state, signature, opts, request_p));
+    DCOMMI_TRY(dcommi_check_request(comm, request_p));
+    return dcommi_called(comm,
+                         dcommi_run_plan(comm, plan, in, out, state, signature, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
                                       void *out, void *state, uint32_t signature,
                                       const dcomm_coll_opts *opts)
 {
-    return dcommi_called(dcommi_run_plan(comm, plan, in, out, state, signature, opts, NULL));
+    return dcommi_called(comm, dcommi_run_plan(comm, plan, in, out, state, signature, opts, NULL));
 }
 
 #endif

@@ -115,6 +115,12 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
         const dcommi_history *entry = &comm->history[h->seq % DCOMMI_HISTORY];
         dcommi_run *run = dcommi_run_find(comm, h);
         bool known = entry->known && entry->seq == h->seq;
+        const dcommi_refusal *refusal =
+            comm->refusals != NULL ? dcommi_refusal_find(comm, h->seq) : NULL;
+        if (DCOMMI_UNLIKELY(refusal != NULL && refusal->over)) {
+            dcommi_refusal_answer(comm, h);
+            return DCOMMI_CONSUMED;
+        }
         if (h->seq < comm->done || (known && run == NULL)) { /* it is over here */
             if (known && entry->signature.hash != h->signature) {
                 dcommi_query(comm, (int)h->src, h->stream, h->seq, &entry->signature);
@@ -217,6 +223,10 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
                       (int)h->src, text);
         return DCOMMI_CONSUMED;
     }
+    case DCOMMI_MSG_REFUSED:
+        dcommi_board_drain(comm, &comm->members[h->src]); /* likewise */
+        dcommi_on_refused(comm, h, arrival->data, arrival->len);
+        return DCOMMI_CONSUMED;
     case DCOMMI_MSG_GOODBYE:
         comm->members[h->src].gone = true;
         comm->members[h->src].gone_after = h->a;

@@ -279,11 +279,14 @@ static dcommi_run *dcommi_run_new(dcomm_comm *comm)
     return run;
 }
 
-/* The sentence of a run that has failed: its verdict, or why the communicator is poisoned. */
+/* The sentence of a run that has failed: its verdict, who has refused it, or why the communicator
+ * is poisoned. */
 static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
 {
     const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
-    if (DCOMMI_LIKELY(run->verdict != status)) {
+    if (run->why != NULL && status == DCOMM_ERR_MISMATCH) {
+        dcommi_fail(status, "%s", run->why);
+    } else if (DCOMMI_LIKELY(run->verdict != status)) {
         dcommi_fail(status, "%s", run->comm->message);
     } else if (run->verdict_rank == run->comm->rank) {
         dcommi_fail(status, "%s #%" PRIu64 ", rank %d: %s", call, run->seq, run->verdict_rank,
@@ -311,6 +314,16 @@ static dcomm_status dcommi_run_wait(dcommi_run *run)
     }
     dcommi_run_unref(run);
     return (dcomm_status)status;
+}
+
+/* The same within the call that started the run: if it fails, the call was none that is refused. */
+static dcomm_status dcommi_run_wait_here(dcommi_run *run)
+{
+    dcomm_status status = dcommi_run_wait(run);
+    if (DCOMMI_UNLIKELY(status < 0)) {
+        dcommi_this_group.ran = true;
+    }
+    return status;
 }
 
 /* The stream that a run is to be tied to; NULL: none. */
@@ -371,13 +384,47 @@ static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_r
         return dcommi_run_put(run);
     }
     dcommi_submit(run->comm->context, run);
-    return request_p == NULL ? dcommi_run_wait(run) : DCOMM_OK;
+    return request_p == NULL ? dcommi_run_wait_here(run) : DCOMM_OK;
 }
 
-/* An error before anything was sent. Within a group it also becomes the group's. */
-static dcomm_status dcommi_call_failed(dcomm_status status)
+/* Take the number of a collective that this rank refuses, and tell the others why: they must not
+ * wait for it. */
+static void dcommi_refuse(dcomm_comm *comm)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run != NULL) {
+        run->refused = true;
+        run->why = dcommi_strdup(why);
+        run->stream = DCOMMI_STREAM_COLL;
+        run->seq = comm->next_seq++;
+        comm->chain = 0; /* the others have no signature of it from here */
+    }
+    dcommi_comm_unlock(comm);
+    if (run == NULL || run->why == NULL) {
+        dcomm_comm_abort(comm, why);
+    }
+    if (run != NULL) {
+        dcommi_submit(comm->context, run);
+        dcommi_run_unref(run);
+    }
+    memcpy(dcommi_message, why, sizeof why);
+}
+
+/* A call has failed. Unless its run had been started, or the communicator has failed, this rank
+ * refuses it. Within a group the error also becomes the group's. comm NULL: not a collective. */
+static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
 {
     dcommi_group *group = &dcommi_this_group;
+    const bool ran = group->ran;
+    group->ran = false;
+    if (comm != NULL && status != DCOMM_ERR_FORKED && !ran &&
+        atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK && comm->size > 1 &&
+        atomic_load(&comm->poisoned) == 0 && atomic_load(&comm->abort_wanted) == 0) {
+        dcommi_refuse(comm);
+    }
     if (group->depth > 0 && group->status == DCOMM_OK) {
         group->status = status;
         memcpy(group->message, dcommi_message, sizeof group->message);
@@ -476,7 +523,7 @@ static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, 
                                             .op = plan->op,
                                             .algo = plan->name};
         run->p2p_peer = -1;
-        run->seq = comm->next_seq++;
+        run->seq = dcommi_number(comm, &run->signature);
     }
     dcommi_comm_unlock(comm);
     return run;
@@ -500,6 +547,7 @@ static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double t
         return DCOMM_ERR_NO_MEMORY;
     }
     run->seq = e->seq;
+    run->signature = e->signature;
     run->timeout_s = timeout_s;
     run->blocking = true;
     dcommi_run_start(run);
@@ -508,7 +556,7 @@ static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double t
     }
     dcommi_progress(context);
     dcommi_token_release(context);
-    return dcommi_run_wait(run);
+    return dcommi_run_wait_here(run);
 }
 
 /* Run the script of a plan that is held by a reference. With the token, which it gives back. */
@@ -655,20 +703,20 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
     if (run->factored) {
         run->factor = dcommi_factor_of(opts, s->op, s->dtype);
     }
+    if (coded != NULL) {
+        dcommi_coded_numbered(coded, opts, run->plan, comm->next_seq);
+        coded->device = device != NULL ? &device->handle : NULL;
+        run->signature.hash ^= dcommi_coded_agreed(coded);
+        run->coded = coded;
+    }
     if (p2p < 0) {
-        run->seq = comm->next_seq++;
+        run->seq = dcommi_number(comm, &run->signature);
     } else {
         run->stream = DCOMMI_STREAM_P2P;
         run->p2p_peer = p2p;
         dcommi_member *m = &comm->members[p2p];
         run->seq =
             atomic_fetch_add(s->coll == DCOMM_COLL_SEND ? &m->p2p_sent : &m->p2p_received, 1);
-    }
-    if (coded != NULL) {
-        dcommi_coded_numbered(coded, opts, run->plan, run->seq);
-        coded->device = device != NULL ? &device->handle : NULL;
-        run->signature.hash ^= dcommi_coded_agreed(coded);
-        run->coded = coded;
     }
     dcommi_comm_unlock(comm);
     return dcommi_run_launch(run, timeout_s, request_p);

@@ -35,6 +35,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     }
     dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
+    dcommi_refusals_free(comm);
     dcommi_free(comm->scratch);
     dcommi_free(comm->posts);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
@@ -90,16 +91,6 @@ static void dcommi_comm_enter(dcomm_comm *comm)
 }
 
 /* ---- creation over a rendezvous ---- */
-
-static char *dcommi_strdup(const char *text)
-{
-    size_t len = strlen(text) + 1;
-    char *copy = dcommi_alloc_raw(len);
-    if (copy != NULL) {
-        memcpy(copy, text, len);
-    }
-    return copy;
-}
 
 /* Why this thread's last creation failed, for the caller that goes on without its communicator. */
 static _Thread_local struct {

@@ -138,6 +138,7 @@ typedef struct dcommi_group {
     dcommi_run *first, *last;
     dcomm_status status;
     char message[DCOMMI_MESSAGE_MAX];
+    bool ran; /* the thread's last call that failed had started its run */
 } dcommi_group;
 
 static _Thread_local dcommi_group dcommi_this_group;

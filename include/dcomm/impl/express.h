@@ -24,11 +24,23 @@ typedef struct dcommi_express {
     dcomm_comm *comm;
     dcommi_cached *cached;
     uint64_t seq;
+    dcommi_signature signature;
     uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
     dcommi_header header;
     bool posted; /* what was looked at last is on a board */
     uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
 } dcommi_express;
+
+/* Give a collective its number, and its signature what came before. With comm->lock or the token.
+ */
+static inline uint64_t dcommi_number(dcomm_comm *comm, dcommi_signature *s)
+{
+    const uint32_t chain = comm->chain;
+    comm->chain = (chain ^ s->hash) * 0x9e3779b1u + 1;
+    s->chain = chain;
+    s->hash ^= chain;
+    return comm->next_seq++;
+}
 
 /* Whether the next operation can run by a script now. With the token and comm->lock. */
 static inline bool dcommi_express_able(const dcomm_comm *comm, const dcommi_script *script)
@@ -379,12 +391,13 @@ static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dco
     dcommi_board_attach(comm);
     e->comm = comm;
     e->cached = cached;
-    e->seq = comm->next_seq++;
+    e->signature = cached->signature;
+    e->seq = dcommi_number(comm, &e->signature);
     e->base[DCOMM_SPACE_IN] = (uint8_t *)(uintptr_t)in;
     e->base[DCOMM_SPACE_OUT] = out;
     e->base[DCOMM_SPACE_SCRATCH] = comm->scratch;
     e->header = (dcommi_header){.stream = DCOMMI_STREAM_COLL,
-                                .signature = cached->signature.hash,
+                                .signature = e->signature.hash,
                                 .src = (uint32_t)comm->rank,
                                 .comm = comm->id,
                                 .seq = e->seq,
@@ -406,7 +419,7 @@ static inline uint32_t dcommi_express_run(dcommi_express *e)
         dcommi_history *entry = &comm->history[e->seq % DCOMMI_HISTORY];
         entry->seq = e->seq;
         entry->known = true;
-        entry->signature = e->cached->signature;
+        entry->signature = e->signature;
         comm->started++;
         comm->entered = e->seq + 1;
         comm->stats.operations++;

@@ -14,6 +14,12 @@
 
 /* ---- descriptions ---- */
 
+/* The hash of an operation alone. */
+static inline uint32_t dcommi_signature_plain(const dcommi_signature *s)
+{
+    return s->hash ^ s->chain;
+}
+
 /* "f32", "opaque type 0 of 24 bytes" */
 static void dcommi_dtype_text(dcomm_dtype dtype, char *text, size_t len)
 {
@@ -44,7 +50,7 @@ static void dcommi_signature_text(const dcommi_signature *s, char *text, size_t 
         snprintf(rank, sizeof rank, ", root %d", s->root);
     }
     snprintf(text, len, "%s(count %" PRIu64 ", %s%s%s, algorithm %s, signature %08x)",
-             dcomm_coll_name(coll), s->count, dtype, op, rank, s->algo, s->hash);
+             dcomm_coll_name(coll), s->count, dtype, op, rank, s->algo, dcommi_signature_plain(s));
 }
 
 /* Text from a peer, fit to be printed. `text` has room for len + 1 bytes. */
@@ -223,7 +229,8 @@ static void dcommi_query(dcomm_comm *comm, int rank, uint8_t stream, uint64_t se
                        .stream = stream,
                        .slot = mine->coll,
                        .signature = mine->hash,
-                       .seq = seq};
+                       .seq = seq,
+                       .a = dcommi_signature_plain(mine)};
     dcommi_send_header(comm, rank, &h, text, strlen(text));
 }
 
@@ -270,6 +277,29 @@ static bool dcommi_query_gated(const dcomm_comm *comm, const dcommi_header *h)
     return false;
 }
 
+/* A query's operation is alike on both ranks, but one before it was not: ask about that one, or
+ * tell that it was refused here. */
+static void dcommi_query_before(dcomm_comm *comm, const dcommi_header *h)
+{
+    const uint64_t seq = h->seq - 1;
+    const dcommi_history *entry = &comm->history[seq % DCOMMI_HISTORY];
+    dcommi_header before = *h;
+    before.seq = seq;
+    if (h->seq == 0 || dcommi_refusal_answer(comm, &before)) {
+        return;
+    }
+    if (entry->known && entry->seq == seq) {
+        dcommi_query(comm, (int)h->src, h->stream, seq, &entry->signature);
+    } else if (seq < comm->done) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "ranks %d and %d disagree about an operation before #%" PRIu64
+                 ", which is too long ago to be named",
+                 (int)h->src, comm->rank, h->seq);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+    }
+}
+
 static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void *data, size_t len)
 {
     dcommi_header reply = {.type = DCOMMI_MSG_REPLY,
@@ -280,6 +310,9 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
     char where[64] = "";
     if (atomic_load(&comm->poisoned) != 0) {
         dcommi_send_abort(comm, (int)h->src);
+        return;
+    }
+    if (dcommi_refusal_answer(comm, h)) {
         return;
     }
     const dcommi_signature *mine = NULL;
@@ -315,6 +348,10 @@ static void dcommi_on_query(dcomm_comm *comm, const dcommi_header *h, const void
     }
     if (run == NULL && dcommi_query_gated(comm, h)) {
         reply.a = DCOMMI_BEHIND;
+    }
+    if (mine != NULL && mine->hash != h->signature && dcommi_signature_plain(mine) == h->a) {
+        dcommi_query_before(comm, h);
+        return;
     }
     if (mine != NULL && mine->hash != h->signature) {
         char theirs[DCOMMI_TEXT_MAX + 1], ours[DCOMMI_TEXT_MAX], text[2 * DCOMMI_TEXT_MAX + 128];
@@ -471,7 +508,14 @@ static void dcommi_run_timeout(dcommi_run *run)
 /* Look after every run of a communicator; about 20 times a second while there are any. */
 static void dcommi_comm_check(dcomm_comm *comm, double now)
 {
-    for (dcommi_run *run = comm->runs; run != NULL; run = run->next) {
+    for (dcommi_run *run = comm->runs, *next; run != NULL; run = next) {
+        next = run->next;
+        if (DCOMMI_UNLIKELY(run->why != NULL)) {
+            dcommi_run_give_up(run);
+            if (!run->active) {
+                continue;
+            }
+        }
         if (run->submitted_at == 0) { /* its time begins when it is first looked at */
             run->submitted_at = run->idle_since = now;
             run->next_query = now + DCOMMI_QUERY_AFTER;

@@ -21,17 +21,20 @@
  *   READ_REPLY  the part                                  a = length, tag = reader's id
  *   SIGNAL      counter `slot` grows                      a = by how much
  *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
- *   QUERY       have you entered `seq`?                   payload = the asker's description of it
+ *   QUERY       have you entered `seq`?                   a = its signature without those before;
+ *               payload = the asker's description of it
  *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives it took part in
- *   SHRINK      begins attempt b at leaving out ranks  a = hash of those that stay, seq = the highest
- *               attempt at that which has succeeded; also of a communicator that has failed
+ *   SHRINK      begins attempt b at leaving out ranks     a = hash of those that stay,
+ *               seq = the highest attempt at that which has succeeded; also of a communicator that
+ *               has failed
  *   REGION_ASK  how is region `tag` mapped?
  *   REGION      so                                        a = 1: it is device memory;
  *               payload = card and key (region.h)
  *   REGION_GONE region `tag` is no more                   a = 1: it is device memory
- *   REGION_SHUT region `tag`, device memory, is not open at its reader any more */
+ *   REGION_SHUT region `tag`, device memory, is not open at its reader any more
+ *   REFUSED     rank `a` has refused operation `seq`      payload = sentence */
 enum dcommi_message_type {
     DCOMMI_MSG_DATA = 1,
     DCOMMI_MSG_RTS,
@@ -53,6 +56,7 @@ enum dcommi_message_type {
     DCOMMI_MSG_READ_SENT,
     DCOMMI_MSG_REGION_SHUT,
     DCOMMI_MSG_SHRINK,
+    DCOMMI_MSG_REFUSED,
     DCOMMI_MSG_TYPE_END
 };
 
@@ -94,7 +98,7 @@ _Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come 
 
 #define DCOMMI_REGION_CARD 16 /* bytes in front of the key in REGION */
 #define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
-#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY and ABORT */
+#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY, ABORT and REFUSED */
 
 /* A number of 32 bits in slot and reserved, where these are free. */
 static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
@@ -138,6 +142,7 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
     case DCOMMI_MSG_QUERY:
     case DCOMMI_MSG_REPLY:
     case DCOMMI_MSG_ABORT:
+    case DCOMMI_MSG_REFUSED:
         return len <= DCOMMI_TEXT_MAX;
     case DCOMMI_MSG_REGION:
         return header->a == 0

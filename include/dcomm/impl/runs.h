@@ -5,6 +5,7 @@
 #include "board.h"
 #include "failure.h"
 #include "gate.h"
+#include "refusal.h"
 
 static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached);
 
@@ -30,6 +31,8 @@ static void dcommi_run_unref(dcommi_run *run)
     }
     dcommi_coded_drop(comm, run->coded);
     run->coded = NULL;
+    dcommi_free(run->why);
+    run->why = NULL;
     dcommi_op_drop(run->op);
     run->next = comm->free_runs;
     comm->free_runs = run;
@@ -141,7 +144,6 @@ static void dcommi_run_return_plan(dcommi_run *run)
     run->give_back = NULL;
 }
 
-static void dcommi_advance_done(dcomm_comm *comm);
 static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
 
 /* Take a run out of the engine with its result. */
@@ -150,6 +152,9 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     dcomm_comm *comm = run->comm;
     dcomm_context *context = comm->context;
     run->active = false;
+    if (DCOMMI_UNLIKELY(run->why != NULL && status == DCOMM_OK)) {
+        status = DCOMM_ERR_MISMATCH; /* it came to its end while it was to be given up */
+    }
     *(run->prev != NULL ? &run->prev->next : &comm->runs) = run->next;
     *(run->next != NULL ? &run->next->prev : &comm->last_run) = run->prev;
     context->active--;
@@ -262,6 +267,10 @@ static void dcommi_run_start(dcommi_run *run)
     dcomm_comm *comm = run->comm;
     dcomm_context *context = comm->context;
     dcommi_run *before = comm->last_run;
+    if (DCOMMI_UNLIKELY(run->refused)) {
+        dcommi_refusal_start(run);
+        return;
+    }
     if (DCOMMI_UNLIKELY(run->stream == DCOMMI_STREAM_COLL && run->seq < comm->entered)) {
         while (before != NULL && (before->stream != DCOMMI_STREAM_COLL || before->seq > run->seq)) {
             before = before->prev;
@@ -291,6 +300,9 @@ static void dcommi_run_start(dcommi_run *run)
     int poisoned = atomic_load(&comm->poisoned);
     if (poisoned != 0) {
         dcommi_run_finish(run, (dcomm_status)poisoned);
+        return;
+    }
+    if (dcommi_run_refused_before(run)) {
         return;
     }
     dcomm_status status = dcommi_run_bind(run, run->plan, NULL, 0);

@@ -79,6 +79,15 @@ typedef struct dcommi_exposed {
     uint16_t device; /* 1 + number of the device that it lies on; 0: host memory */
 } dcommi_exposed;
 
+/* An operation that a rank has refused, or several in a row (refusal.h). */
+typedef struct dcommi_refusal {
+    struct dcommi_refusal *next;
+    uint64_t from, to;
+    int rank;  /* that refused it */
+    bool over; /* here, too; false: still to come */
+    char text[];
+} dcommi_refusal;
+
 /* ---- runs ---- */
 
 enum dcommi_lane_state {
@@ -159,7 +168,10 @@ struct dcommi_move {
 
 /* What all ranks must agree on, kept for the sentence that says they do not. */
 typedef struct dcommi_signature {
-    uint32_t hash, dtype, op;
+    uint32_t hash;  /* of what is below, combined with chain: headers have it */
+    uint32_t chain; /* stands for all collectives before, so that the next one finds what they left
+                       undiscovered; 0: none, or point-to-point */
+    uint32_t dtype, op;
     uint8_t coll;
     int32_t root;
     uint64_t count;
@@ -233,7 +245,9 @@ struct dcommi_run {
     uint32_t mark;              /* of that, in the signature of what it sends; 0: none */
     dcommi_factor factor;       /* where the plan begins with it as a word */
     bool factored;
-    _Atomic int status;            /* DCOMM_IN_PROGRESS until complete */
+    bool refused;       /* nothing runs: it stands for a call that this rank has refused */
+    char *why;          /* of a run that fails alone, or is refused; NULL: comm->message says it */
+    _Atomic int status; /* DCOMM_IN_PROGRESS until complete */
     bool active, blocking, queued; /* queued: in a group that has not ended */
     _Atomic int refs;              /* its user, the engine, moves that the transport holds */
     double timeout_s, submitted_at, idle_since, next_query;
@@ -323,6 +337,7 @@ struct dcomm_comm {
     struct dcommi_posts *posts;       /* our own board; NULL: none */
     bool attached;                    /* we look at the boards of all others */
     uint64_t next_seq;
+    uint32_t chain;                  /* of the next collective; with lock */
     uint64_t children;               /* communicators derived so far, for their ids */
     uint64_t shrink_tries;           /* attempts at shrinking it */
     uint64_t shrunk_set, shrunk_try; /* the last that succeeded, and which ranks were left then */
@@ -339,9 +354,10 @@ struct dcomm_comm {
     dcommi_match_node *table[DCOMMI_BUCKETS];
     dcommi_history history[DCOMMI_HISTORY];
     size_t early_bytes, early_count;
-    dcommi_filler filler; /* of slots that peers map */
-    dcommi_ways folds;    /* of memory that ranks map from each other: as a filler's `ahead` */
-    size_t in_transport;  /* moves whose buffers the transport may still touch */
+    dcommi_refusal *refusals; /* newest first */
+    dcommi_filler filler;     /* of slots that peers map */
+    dcommi_ways folds;        /* of memory that ranks map from each other: as a filler's `ahead` */
+    size_t in_transport;      /* moves whose buffers the transport may still touch */
     dcomm_stats stats;
     _Atomic int abort_wanted;
     char abort_reason[DCOMMI_TEXT_MAX];
@@ -439,6 +455,9 @@ static void dcommi_run_unref(dcommi_run *run);
 static void dcommi_run_off_device(dcommi_run *run);
 static inline void dcommi_run_event(dcommi_run *run);
 static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
+static void dcommi_advance_done(dcomm_comm *comm);
+static void dcommi_run_give_up(dcommi_run *run);
+static bool dcommi_refusal_answer(dcomm_comm *comm, const dcommi_header *h);
 static void dcommi_lane_ready(dcommi_lane *lane);
 static void dcommi_coded_end(struct dcommi_coded *coded, dcomm_status status);
 static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);

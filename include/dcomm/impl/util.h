@@ -190,6 +190,17 @@ static inline int64_t dcommi_ceil_div(int64_t a, int64_t b)
     return a / b + (a % b != 0);
 }
 
+/* Copy a text; NULL without memory. */
+static char *dcommi_strdup(const char *text)
+{
+    size_t len = strlen(text) + 1;
+    char *copy = dcommi_alloc_raw(len);
+    if (copy != NULL) {
+        memcpy(copy, text, len);
+    }
+    return copy;
+}
+
 /* Monotonic seconds. */
 /* To a few milliseconds, for next to nothing. */
 static inline double dcommi_coarse_now(void)
