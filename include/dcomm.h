@@ -1607,8 +1607,10 @@ DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info);
  * Buffers are the caller's, of any alignment, and are in use from the call until the operation is
  * complete. Counts are elements. `opts` may be NULL. In place: pass DCOMM_IN_PLACE as sendbuf, or
  * the pointer that NCCL's rules name (noted at each collective). A NULL buffer is legal only with
- * count 0. Every rank calls the collectives of one communicator in the same order with fitting
- * arguments; where they do not fit, every rank gets DCOMM_ERR_MISMATCH.
+ * count 0. What is read and what is written must not overlap but as in place; a call on buffers that
+ * overlap in part is refused. Every rank calls the collectives of one communicator in the same order
+ * with fitting arguments; where they do not fit, or one rank's call is refused, every other rank gets
+ * DCOMM_ERR_MISMATCH (docs/errors.md).
  *
  * The blocking form of dcomm_ix is dcomm_x: the same arguments without the request. Between
  * dcomm_group_start and dcomm_group_end both only queue the operation.
@@ -1841,8 +1843,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoall(dcomm_comm *comm, const void
                                                     void *recvbuf, size_t count, dcomm_dtype dtype,
                                                     const dcomm_coll_opts *opts);
 /* sendcounts[p] elements at sendbuf + sdispls[p] go to rank p, and recvcounts[p] come from it to
- * recvbuf + rdispls[p]; displacements may be NULL for packed. What p sends me must equal my
- * recvcounts[p]: a message of another length is DCOMM_ERR_MISMATCH on every rank. Not in place. */
+ * recvbuf + rdispls[p]; displacements may be NULL for packed, and are not looked at where the count
+ * is 0. What p sends me must equal my recvcounts[p]: a message of another length is
+ * DCOMM_ERR_MISMATCH on every rank. Not in place: no block that is sent may overlap one that is
+ * received. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoallv(
     dcomm_comm *comm, const void *sendbuf, const size_t *sendcounts, const size_t *sdispls,
     void *recvbuf, const size_t *recvcounts, const size_t *rdispls, dcomm_dtype dtype,
