@@ -203,7 +203,7 @@ static int disagree(int rank, int n, procs_shared *s, void *arg)
         double start = procs_now();
         dcomm_status status = x->call(f.comm, rank == ODD);
         const bool pair = strncmp(x->name, "send", 4) == 0; /* says nothing of later collectives */
-        for (int later = 0; status == DCOMM_OK; later++) { /* over here: the next call tells */
+        for (int later = 0; status == DCOMM_OK; later++) {  /* over here: the next call tells */
             PROCS_CHECK(pair ? procs_now() < start + 2 : later == 0, "%s, rank %d: no error",
                         x->name, rank);
             status = dcomm_barrier(f.comm, NULL);
@@ -341,42 +341,43 @@ Test(mismatch, bad_arguments, .timeout = 60)
 #define REFUSAL(name) static dcomm_status refuse_##name(dcomm_comm *c, bool odd)
 
 enum { ROOM = 300000 };
-static float x[ROOM], y[ROOM];
+static float big_in[ROOM], big_out[ROOM];
 static size_t room = ROOM; /* on a network, what UCX does not hold on to */
 
 REFUSAL(overlap)
 {
-    return dcomm_allreduce(c, x, odd ? x + 3 : y, room, DCOMM_F32, DCOMM_SUM, NULL);
+    return dcomm_allreduce(c, big_in, odd ? big_in + 3 : big_out, room, DCOMM_F32, DCOMM_SUM, NULL);
 }
 
 REFUSAL(overlap_short)
 {
-    return dcomm_allreduce(c, odd ? y + 1 : x, y, 2, DCOMM_F32, DCOMM_SUM, NULL);
+    return dcomm_allreduce(c, odd ? big_out + 1 : big_in, big_out, 2, DCOMM_F32, DCOMM_SUM, NULL);
 }
 
 REFUSAL(overlap_gather)
 {
-    return dcomm_allgather(c, odd ? y + 1 : x, y, 100, DCOMM_F32, NULL);
+    return dcomm_allgather(c, odd ? big_out + 1 : big_in, big_out, 100, DCOMM_F32, NULL);
 }
 
 REFUSAL(null)
 {
-    return dcomm_reduce_scatter(c, odd ? NULL : x, y, room / 4, DCOMM_F32, DCOMM_SUM, NULL);
+    return dcomm_reduce_scatter(c, odd ? NULL : big_in, big_out, room / 4, DCOMM_F32, DCOMM_SUM,
+                                NULL);
 }
 
 REFUSAL(dtype)
 {
-    return dcomm_alltoall(c, x, y, 10, odd ? (dcomm_dtype)10 : DCOMM_F32, NULL);
+    return dcomm_alltoall(c, big_in, big_out, 10, odd ? (dcomm_dtype)10 : DCOMM_F32, NULL);
 }
 
 REFUSAL(root)
 {
-    return dcomm_broadcast(c, x, y, 10, DCOMM_F32, odd ? 9 : 1, NULL);
+    return dcomm_broadcast(c, big_in, big_out, 10, DCOMM_F32, odd ? 9 : 1, NULL);
 }
 
 REFUSAL(algorithm)
 {
-    return dcomm_allreduce(c, x, y, room, DCOMM_F32, DCOMM_SUM,
+    return dcomm_allreduce(c, big_in, big_out, room, DCOMM_F32, DCOMM_SUM,
                            &(dcomm_coll_opts){.algo = odd ? "quick" : NULL});
 }
 
@@ -395,7 +396,7 @@ REFUSAL(barrier)
 REFUSAL(blocks)
 {
     const size_t counts[N] = {5, 5, 5}, displs[N] = {0, odd ? 12 : 5, 10};
-    return dcomm_allgatherv(c, x, y, counts, displs, DCOMM_F32, NULL);
+    return dcomm_allgatherv(c, big_in, big_out, counts, displs, DCOMM_F32, NULL);
 }
 
 static const struct refusal {
@@ -519,7 +520,7 @@ static int overlaps(int rank, int n, procs_shared *s, void *arg)
     enum { B = 8 }; /* elements of a block */
     (void)arg;
     fault_rank f;
-    float *const own = x + rank * B;
+    float *const own = big_in + rank * B;
     const dcomm_status bad = DCOMM_ERR_INVALID;
     const dcomm_dtype t = DCOMM_F32;
     const size_t counts[N] = {B, B, B}, gaps[N] = {0, 2 * B, 4 * B}, back[N] = {4 * B, 2 * B, 0};
@@ -527,34 +528,41 @@ static int overlaps(int rank, int n, procs_shared *s, void *arg)
     fault_join(&f, rank, n, s, LOCAL, 20);
     dcomm_comm *c = f.comm;
     for (int again = 0; again < 3; again++) { /* also on the way of calls that come over and over */
-        PROCS_TRUE(dcomm_allreduce(c, x, x, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
-        PROCS_TRUE(dcomm_allreduce(c, x, x + B, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
-        REFUSED(dcomm_allreduce(c, x, x + B - 1, B, t, DCOMM_SUM, NULL), bad,
+        PROCS_TRUE(dcomm_allreduce(c, big_in, big_in, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
+        PROCS_TRUE(dcomm_allreduce(c, big_in, big_in + B, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
+        REFUSED(dcomm_allreduce(c, big_in, big_in + B - 1, B, t, DCOMM_SUM, NULL), bad,
                 "all-reduce: recvbuf");
-        REFUSED(dcomm_allreduce(c, x + 1, x, B, t, DCOMM_SUM, NULL), bad, "before");
-        PROCS_TRUE(dcomm_reduce_scatter(c, x, own, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
-        REFUSED(dcomm_reduce_scatter(c, x, own + 1, B, t, DCOMM_SUM, NULL), bad, "overlaps");
-        PROCS_TRUE(dcomm_allgather(c, own, x, B, t, NULL) == DCOMM_OK);
-        REFUSED(dcomm_allgather(c, own + 1, x, B - 1, t, NULL), bad, "overlaps");
-        PROCS_TRUE(dcomm_alltoall(c, x, x, B, t, NULL) == DCOMM_OK);
-        REFUSED(dcomm_alltoall(c, x, x + B, B, t, NULL), bad, "overlaps");
-        PROCS_TRUE(dcomm_broadcast(c, x, rank == 0 ? x : x + 1, B, t, 0, NULL) == DCOMM_OK);
+        REFUSED(dcomm_allreduce(c, big_in + 1, big_in, B, t, DCOMM_SUM, NULL), bad, "before");
+        PROCS_TRUE(dcomm_reduce_scatter(c, big_in, own, B, t, DCOMM_SUM, NULL) == DCOMM_OK);
+        REFUSED(dcomm_reduce_scatter(c, big_in, own + 1, B, t, DCOMM_SUM, NULL), bad, "overlaps");
+        PROCS_TRUE(dcomm_allgather(c, own, big_in, B, t, NULL) == DCOMM_OK);
+        REFUSED(dcomm_allgather(c, own + 1, big_in, B - 1, t, NULL), bad, "overlaps");
+        PROCS_TRUE(dcomm_alltoall(c, big_in, big_in, B, t, NULL) == DCOMM_OK);
+        REFUSED(dcomm_alltoall(c, big_in, big_in + B, B, t, NULL), bad, "overlaps");
+        PROCS_TRUE(dcomm_broadcast(c, big_in, rank == 0 ? big_in : big_in + 1, B, t, 0, NULL) ==
+                   DCOMM_OK);
     }
-    PROCS_TRUE(dcomm_reduce(c, x, rank == 2 ? x : x + 1, B, t, DCOMM_SUM, 2, NULL) == DCOMM_OK);
-    PROCS_TRUE(dcomm_gather(c, own, x, B, t, 1, NULL) == DCOMM_OK);
-    PROCS_TRUE(dcomm_scatter(c, x, own, B, t, 1, NULL) == DCOMM_OK);
-    PROCS_TRUE(dcomm_reduce_scatterv(c, x, own, counts, t, DCOMM_SUM, NULL) == DCOMM_OK);
-    REFUSED(dcomm_reduce_scatterv(c, x, own + 1, counts, t, DCOMM_SUM, NULL), bad, "overlaps");
-    PROCS_TRUE(dcomm_allgatherv(c, x + gaps[rank], x, counts, gaps, t, NULL) == DCOMM_OK);
-    PROCS_TRUE(dcomm_allgatherv(c, x + B, x, counts, gaps, t, NULL) == DCOMM_OK); /* in a gap */
-    PROCS_TRUE(dcomm_allgatherv(c, x + B, x, counts, back, t, NULL) == DCOMM_OK);
-    REFUSED(dcomm_allgatherv(c, x + 2 * B - 1, x, counts, gaps, t, NULL), bad, "block of rank 1");
-    REFUSED(dcomm_allgatherv(c, x + 9 * B, x, counts, lapping, t, NULL), bad, "block of rank 2");
-    PROCS_TRUE(dcomm_gatherv(c, x + B, x, counts, gaps, t, 0, NULL) == DCOMM_OK);
-    PROCS_TRUE(dcomm_scatterv(c, x, x + B, counts, gaps, t, 0, NULL) == DCOMM_OK);
-    PROCS_TRUE(dcomm_alltoallv(c, x, counts, gaps, x + B, counts, gaps, t, NULL) == DCOMM_OK);
-    REFUSED(dcomm_alltoallv(c, x, counts, gaps, x, counts, gaps, t, NULL), bad, "overlaps");
-    REFUSED(dcomm_alltoallv(c, x, counts, gaps, x + 5 * B, counts, lapping, t, NULL), bad,
+    PROCS_TRUE(dcomm_reduce(c, big_in, rank == 2 ? big_in : big_in + 1, B, t, DCOMM_SUM, 2, NULL) ==
+               DCOMM_OK);
+    PROCS_TRUE(dcomm_gather(c, own, big_in, B, t, 1, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_scatter(c, big_in, own, B, t, 1, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_reduce_scatterv(c, big_in, own, counts, t, DCOMM_SUM, NULL) == DCOMM_OK);
+    REFUSED(dcomm_reduce_scatterv(c, big_in, own + 1, counts, t, DCOMM_SUM, NULL), bad, "overlaps");
+    PROCS_TRUE(dcomm_allgatherv(c, big_in + gaps[rank], big_in, counts, gaps, t, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_allgatherv(c, big_in + B, big_in, counts, gaps, t, NULL) ==
+               DCOMM_OK); /* in a gap */
+    PROCS_TRUE(dcomm_allgatherv(c, big_in + B, big_in, counts, back, t, NULL) == DCOMM_OK);
+    REFUSED(dcomm_allgatherv(c, big_in + 2 * B - 1, big_in, counts, gaps, t, NULL), bad,
+            "block of rank 1");
+    REFUSED(dcomm_allgatherv(c, big_in + 9 * B, big_in, counts, lapping, t, NULL), bad,
+            "block of rank 2");
+    PROCS_TRUE(dcomm_gatherv(c, big_in + B, big_in, counts, gaps, t, 0, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_scatterv(c, big_in, big_in + B, counts, gaps, t, 0, NULL) == DCOMM_OK);
+    PROCS_TRUE(dcomm_alltoallv(c, big_in, counts, gaps, big_in + B, counts, gaps, t, NULL) ==
+               DCOMM_OK);
+    REFUSED(dcomm_alltoallv(c, big_in, counts, gaps, big_in, counts, gaps, t, NULL), bad,
+            "overlaps");
+    REFUSED(dcomm_alltoallv(c, big_in, counts, gaps, big_in + 5 * B, counts, lapping, t, NULL), bad,
             "rank 2");
     return fault_leave(&f);
 }
