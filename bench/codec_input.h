@@ -4,6 +4,7 @@
 #ifndef CODEC_INPUT_H
 #define CODEC_INPUT_H
 
+#include "../include/dcomm/impl/text.h"
 #include "npy.h"
 
 #include <math.h>
@@ -51,9 +52,8 @@ typedef struct codec_input {
 
 static bool input_number(const char *text, double least, double most, bool suffix, double *value)
 {
-    char *end;
-    *value = strtod(text, &end);
-    if (end == text) {
+    const char *end = dcommi_text_decimal(text, value);
+    if (end == NULL) {
         return false;
     }
     if (suffix && (*end == 'K' || *end == 'M' || *end == 'G')) {

@@ -3,6 +3,7 @@
 #define CROSSOVER_ARGS_H
 
 #include "dcomm/all.h"
+#include "numbers.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -89,35 +90,15 @@ static int cross_usage(const char *what, const char *value)
         rank = getenv(names[i]);
     }
     if (rank == NULL || strcmp(rank, "0") == 0) {
-        fprintf(stderr, "dcomm-crossover: %s%s%s (--help shows the options)\n", what,
-                value != NULL ? ": " : "", value != NULL ? value : "");
+        fprintf(stderr, "dcomm-crossover: %s%s%s%s (--help shows the options)\n", what,
+                value != NULL ? ": " : "", value != NULL ? value : "", numbers_wanted);
     }
     return CROSS_USAGE;
 }
 
 static bool cross_parse_bytes(const char *text, size_t *bytes)
 {
-    char *end = NULL;
-    errno = 0;
-    unsigned long long n = strtoull(text, &end, 10);
-    const char *units = "kmg", *unit = *end != 0 ? strchr(units, *end | 32) : NULL;
-    int shift = unit != NULL ? 10 * (int)(unit - units + 1) : 0;
-    end += unit != NULL;
-    if (text[0] < '0' || text[0] > '9' || errno != 0 || *end != 0 || n == 0 ||
-        n > (SIZE_MAX >> 8 >> shift)) {
-        return false;
-    }
-    *bytes = (size_t)n << shift;
-    return true;
-}
-
-static bool cross_parse_int(const char *text, int *value)
-{
-    char *end = NULL;
-    errno = 0;
-    long n = strtol(text, &end, 10);
-    *value = (int)n;
-    return end != text && *end == 0 && errno == 0 && n >= 1 && n <= INT_MAX;
+    return numbers_size(text, 1, SIZE_MAX >> 8, bytes);
 }
 
 /* "alpha_us=1,beta_ns_per_B=2,gamma_ns_per_B=3" in any order; what is left out is 0. */
@@ -134,10 +115,8 @@ static bool cross_parse_model(const char *text, cross_args *a)
         if (k == 3) {
             return false;
         }
-        char *end = NULL;
-        text += strlen(keys[k]);
-        *values[k] = strtod(text, &end);
-        if (end == text || (*end != 0 && *end != ',')) {
+        const char *end = dcommi_text_decimal(text + strlen(keys[k]), values[k]);
+        if (end == NULL || (*end != 0 && *end != ',')) {
             return false;
         }
         text = *end == ',' ? end + 1 : end;
@@ -178,7 +157,6 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
         {NULL, 0, NULL, 0},
     };
     *a = (cross_args){.op = &cross_ops[0], .begin = 1024, .end = 64 << 20, .factor = 2, .row = 1};
-    char *tail = NULL;
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "b:e:f:i:m:n:h", options, NULL)) != -1;) {
         bool good = true;
@@ -191,17 +169,16 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
             good = cross_parse_bytes(optarg, &a->end);
             break;
         case 'f':
-            a->factor = strtod(optarg, &tail);
-            good = *tail == 0 && a->factor >= 1.1 && a->factor <= 1e6;
+            good = numbers_real(optarg, 1.1, 1e6, &a->factor);
             break;
         case 'i':
-            good = cross_parse_int(optarg, &a->iterations);
+            good = numbers_int(optarg, 1, INT_MAX, &a->iterations);
             break;
         case 'm':
-            good = cross_parse_int(optarg, &a->row);
+            good = numbers_int(optarg, 1, INT_MAX, &a->row);
             break;
         case 'n':
-            good = cross_parse_int(optarg, &a->nranks) && a->nranks <= 65536;
+            good = numbers_int(optarg, 1, 65536, &a->nranks);
             break;
         case ALGO:
             a->names = optarg;
@@ -216,7 +193,7 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
             status = cross_network(optarg, a);
             break;
         case HOSTS:
-            good = cross_parse_int(optarg, &a->hosts);
+            good = numbers_int(optarg, 1, INT_MAX, &a->hosts);
             break;
         case SAVE:
             a->save = optarg;

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
+#include "numbers.h"
 #include "plan-svg.h"
 
 #include <ctype.h>
@@ -114,23 +115,10 @@ static bool parse_dtype(const char *text, dcomm_dtype *dtype)
 /* A whole number in [low, high], with K, M, G for powers of 1024. */
 static bool parse_number(const char *text, int64_t low, int64_t high, int64_t *value)
 {
-    char *end = NULL;
-    errno = 0;
-    long long number = strtoll(text, &end, 10);
-    if (end == text || errno != 0 || number < low || number > high) {
-        return false;
-    }
-    int shift = 0;
-    if (*end != '\0') {
-        int unit = toupper((unsigned char)*end);
-        shift = unit == 'K' ? 10 : unit == 'M' ? 20 : unit == 'G' ? 30 : -1;
-        end++;
-    }
-    if (shift < 0 || *end != '\0' || number > high >> shift) {
-        return false;
-    }
-    *value = (int64_t)number << shift;
-    return true;
+    size_t number = 0;
+    bool good = numbers_size(text, (uint64_t)low, (uint64_t)high, &number);
+    *value = good ? (int64_t)number : *value;
+    return good;
 }
 
 /* H,H,... into a->hosts. */
@@ -138,9 +126,9 @@ static bool parse_hosts(const char *text, arguments *a)
 {
     a->nhosts = 0;
     while (a->nhosts < DCOMMI_CHECK_RANKS) {
-        char *end = NULL;
-        long host = strtol(text, &end, 10);
-        if (end == text || host < 0 || host > INT32_MAX) {
+        uint64_t host = 0;
+        const char *end = dcommi_text_digits(text, &host);
+        if (end == NULL || host > INT32_MAX) {
             return false;
         }
         a->hosts[a->nhosts++] = (int)host;
@@ -175,7 +163,7 @@ static bool place_ranks(arguments *a)
 
 static int refuse(const char *what, const char *text)
 {
-    fprintf(stderr, "dcomm-plan: %s '%s'; see --help\n", what, text);
+    fprintf(stderr, "dcomm-plan: %s '%s'%s; see --help\n", what, text, numbers_wanted);
     return EXIT_USAGE;
 }
 

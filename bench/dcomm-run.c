@@ -21,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "numbers.h"
 #include "run_busy.h"
 #include "run_tag.h"
 
@@ -105,10 +106,8 @@ static _Noreturn void usage_error(const char *what, const char *value)
 
 static int number(const char *option, const char *text, int least, int most)
 {
-    char *end = NULL;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || value < least || value > most) {
+    int64_t value = 0;
+    if (!dcommi_text_integer(text, least, most, &value)) {
         fprintf(stderr, "dcomm-run: %s %s: not a number from %d to %d; see dcomm-run --help\n",
                 option, text, least, most);
         exit(EXIT_USAGE);
@@ -191,14 +190,12 @@ static void parse(options *o, int argc, char **argv)
                 usage_error("--rank-order takes block or cyclic, not", optarg);
             }
             break;
-        case TIMEOUT: {
-            char *end = NULL;
-            o->timeout = strtod(optarg, &end);
-            if (end == optarg || *end != '\0' || !(o->timeout > 0) || o->timeout > 1e9) {
-                usage_error("--timeout wants a number of seconds, not", optarg);
+        case TIMEOUT:
+            if (!dcommi_text_seconds(optarg, 1e-3, 1e9, &o->timeout)) {
+                usage_error("--timeout wants seconds from 0.001 to 1e9, such as 30 or 5m, not",
+                            optarg);
             }
             break;
-        }
         case KEEP_GOING:
             o->keep_going = true;
             break;

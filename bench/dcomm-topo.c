@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
+#include "numbers.h"
 #include "run_bind.h"
 #include "topo_ranks.h"
 #include "topo_tree.h"
@@ -69,7 +70,7 @@ static const char usage[] =
 
 static int refuse(const char *what, const char *text)
 {
-    fprintf(stderr, "dcomm-topo: %s '%s'; see --help\n", what, text);
+    fprintf(stderr, "dcomm-topo: %s '%s'%s; see --help\n", what, text, numbers_wanted);
     return EXIT_USAGE;
 }
 
@@ -97,25 +98,6 @@ static bool parse_coll(const char *text, dcomm_coll *coll)
     return false;
 }
 
-static bool parse_bytes(const char *text, size_t *bytes)
-{
-    char *end = NULL;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    int shift = 0;
-    if (*end != 0) {
-        int unit = toupper((unsigned char)*end);
-        shift = unit == 'K' ? 10 : unit == 'M' ? 20 : unit == 'G' ? 30 : -1;
-        shift = end[1] == 0 ? shift : -1;
-    }
-    if (end == text || errno != 0 || *text == '-' || shift < 0 ||
-        number > SIZE_MAX >> 16 >> shift) {
-        return false;
-    }
-    *bytes = (size_t)number << shift;
-    return true;
-}
-
 static bool parse_mem(const char *text, arguments *a)
 {
     const bool open = strcmp(text, "cuda-shared") == 0;
@@ -137,11 +119,9 @@ static int parse(int argc, char **argv, arguments *a)
     int option;
     while ((option = getopt_long(argc, argv, "n:h", options, NULL)) != -1) {
         bool good = true;
-        char *end = NULL;
         switch (option) {
         case 'n':
-            a->nranks = (int)strtol(optarg, &end, 10);
-            good = *end == 0 && a->nranks >= 1 && a->nranks <= RANKS_MAX;
+            good = numbers_int(optarg, 1, RANKS_MAX, &a->nranks);
             break;
         case XML:
             a->xml = optarg;
@@ -153,7 +133,7 @@ static int parse(int argc, char **argv, arguments *a)
             if (!parse_coll(optarg, &a->coll)) {
                 return refuse("unknown operation", optarg);
             }
-            if (optind >= argc || !parse_bytes(argv[optind++], &a->bytes)) {
+            if (optind >= argc || !numbers_size(argv[optind++], 0, SIZE_MAX >> 16, &a->bytes)) {
                 return refuse("no number of bytes behind --explain", optarg);
             }
             a->explain = true;

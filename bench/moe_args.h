@@ -3,6 +3,7 @@
 #define MOE_ARGS_H
 
 #include "dcomm/all.h"
+#include "numbers.h"
 #include "moe_routes.h"
 #include "perf_json.h"
 #include "perf_mem.h"
@@ -70,25 +71,10 @@ static int moe_usage(const char *what, const char *value)
 {
     const char *rank = getenv("RANK");
     if (rank == NULL || strcmp(rank, "0") == 0) {
-        fprintf(stderr, "dcomm-moe: %s: %s (--help shows the options)\n", what, value);
+        fprintf(stderr, "dcomm-moe: %s: %s%s (--help shows the options)\n", what, value,
+                numbers_wanted);
     }
     return MOE_USAGE;
-}
-
-static bool moe_parse_size(const char *text, size_t most, size_t *value)
-{
-    char *end = NULL;
-    unsigned long long n = strtoull(text, &end, 10);
-    *value = (size_t)n;
-    return text[0] >= '0' && text[0] <= '9' && *end == 0 && n <= most;
-}
-
-static bool moe_parse_int(const char *text, int most, int *value)
-{
-    size_t n = 0;
-    bool good = moe_parse_size(text, (size_t)most, &n) && n > 0;
-    *value = (int)n;
-    return good;
 }
 
 static bool moe_parse_word(const char *text, const char *const *words, int n, int *which)
@@ -132,7 +118,6 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
         {"rotate", required_argument, NULL, 'w'},  {"json", required_argument, NULL, 'j'},
         {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0}};
     static const char *const forms[] = {"auto", "flat", "hier"};
-    char *end = NULL;
     int which = 0;
     *a = (moe_args){.tokens = 1024, .hidden = 1024, .k = 2, .steps = 20, .chunks = 1};
     a->rotate = (size_t)128 << 20;
@@ -142,16 +127,16 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
         bool good = true;
         switch (c) {
         case 't':
-            good = moe_parse_size(optarg, 1 << 24, &a->tokens);
+            good = numbers_size(optarg, 0, 1 << 24, &a->tokens);
             break;
         case 'd':
-            good = moe_parse_size(optarg, 1 << 20, &a->hidden) && a->hidden > 0;
+            good = numbers_size(optarg, 1, 1 << 20, &a->hidden);
             break;
         case 'e':
-            good = moe_parse_int(optarg, MOE_EXPERTS_MAX, &a->experts);
+            good = numbers_int(optarg, 1, MOE_EXPERTS_MAX, &a->experts);
             break;
         case 'k':
-            good = moe_parse_int(optarg, MOE_K_MAX, &a->k);
+            good = numbers_int(optarg, 1, MOE_K_MAX, &a->k);
             break;
         case 's':
             good = moe_parse_skews(a, optarg);
@@ -164,15 +149,13 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
             a->algo = optarg;
             break;
         case 'c':
-            good = moe_parse_int(optarg, 1024, &a->chunks);
+            good = numbers_int(optarg, 1, 1024, &a->chunks);
             break;
         case 'p':
-            a->capacity = strtod(optarg, &end);
-            good = *end == 0 && a->capacity > 0;
+            good = numbers_real(optarg, 0, 1e9, &a->capacity) && a->capacity > 0;
             break;
         case 'v':
-            a->work_ms = strtod(optarg, &end);
-            good = *end == 0 && a->work_ms >= 0 && a->work_ms <= 1e6;
+            good = numbers_real(optarg, 0, 1e6, &a->work_ms);
             break;
         case 'r':
             a->reroute = true;
@@ -184,7 +167,7 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
             a->registered = true;
             break;
         case 'n':
-            good = moe_parse_int(optarg, 100000, &a->steps);
+            good = numbers_int(optarg, 1, 100000, &a->steps);
             break;
         case 'x':
             a->exchange_only = true;
@@ -194,7 +177,7 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
             a->mem = (perf_mem)which;
             break;
         case 'w':
-            good = moe_parse_size(optarg, (size_t)1 << 36, &a->rotate);
+            good = numbers_size(optarg, 0, (size_t)1 << 36, &a->rotate);
             break;
         case 'j':
             a->json = optarg;

@@ -3,6 +3,7 @@
 #define OVERLAP_ARGS_H
 
 #include "dcomm/all.h"
+#include "numbers.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -58,30 +59,33 @@ static int overlap_usage(const char *what, const char *value)
 {
     const char *rank = getenv("RANK");
     if (rank == NULL || strcmp(rank, "0") == 0) {
-        fprintf(stderr, "dcomm-overlap: %s: %s (--help shows the options)\n", what, value);
+        fprintf(stderr, "dcomm-overlap: %s: %s%s (--help shows the options)\n", what, value,
+                numbers_wanted);
     }
     return OVERLAP_USAGE;
 }
 
-/* "64K"; the end of it in *end_p. */
-static bool overlap_parse_bytes(const char *text, size_t *bytes, char **end_p)
+static bool overlap_parse_bytes(const char *text, size_t least, size_t *bytes)
 {
-    unsigned long long n = strtoull(text, end_p, 10);
-    const char *units = "kmg", *unit = **end_p != 0 ? strchr(units, **end_p | 32) : NULL;
-    *end_p += unit != NULL;
-    *bytes = (size_t)n << (unit != NULL ? 10 * (unit - units + 1) : 0);
-    return text[0] >= '0' && text[0] <= '9' && n < (1ull << 33);
+    return numbers_size(text, least, (uint64_t)1 << 40, bytes);
 }
 
+/* "64K,1M,0" */
 static bool overlap_parse_sizes(const char *text, overlap_args *a)
 {
-    char *end;
-    for (a->nbuckets = 0; a->nbuckets < OVERLAP_SIZES; text = end + 1) {
-        if (!overlap_parse_bytes(text, &a->buckets[a->nbuckets++], &end) ||
-            (*end != 0 && *end != ',')) {
+    for (a->nbuckets = 0; a->nbuckets < OVERLAP_SIZES; text++) {
+        char one[32];
+        size_t length = strcspn(text, ",");
+        if (length >= sizeof one) {
             return false;
         }
-        if (*end == 0) {
+        memcpy(one, text, length);
+        one[length] = 0;
+        if (!overlap_parse_bytes(one, 0, &a->buckets[a->nbuckets++])) {
+            return false;
+        }
+        text += length;
+        if (*text == 0) {
             return true;
         }
     }
@@ -104,7 +108,6 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
                                             {"trace", required_argument, NULL, 't'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
-    char *end = NULL;
     *a = (overlap_args){.bytes = (size_t)64 << 20, .params = 64, .steps = 10, .calls = 4};
     overlap_parse_sizes("64K,256K,1M,4M,16M,0", a);
     opterr = 0;
@@ -112,15 +115,13 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
         bool good = true;
         switch (c) {
         case 'b':
-            good = overlap_parse_bytes(optarg, &a->bytes, &end) && *end == 0 && a->bytes > 0;
+            good = overlap_parse_bytes(optarg, 1, &a->bytes);
             break;
         case 'p':
-            a->params = atoi(optarg);
-            good = a->params >= 1 && a->params <= OVERLAP_PARAMS;
+            good = numbers_int(optarg, 1, OVERLAP_PARAMS, &a->params);
             break;
         case 'm':
-            a->backward_ms = strtod(optarg, &end);
-            good = *end == 0 && a->backward_ms > 0 && a->backward_ms < 1e5;
+            good = numbers_real(optarg, 0, 1e5, &a->backward_ms) && a->backward_ms > 0;
             break;
         case 'k':
             good = overlap_parse_sizes(optarg, a);
@@ -131,12 +132,10 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
             good = a->thread || a->none || strcmp(optarg, "calls") == 0;
             break;
         case 'n':
-            a->calls = atoi(optarg);
-            good = a->calls >= 1 && a->calls <= 10000;
+            good = numbers_int(optarg, 1, 10000, &a->calls);
             break;
         case 's':
-            a->steps = atoi(optarg);
-            good = a->steps >= 1 && a->steps <= 10000;
+            good = numbers_int(optarg, 1, 10000, &a->steps);
             break;
         case 'a':
             a->algo = optarg;

@@ -3,6 +3,7 @@
 #define PERF_ARGS_H
 
 #include "dcomm.h"
+#include "numbers.h"
 #include "perf_mem.h"
 #include "perf_rule.h"
 
@@ -152,52 +153,10 @@ static bool perf_is_first_rank(void)
 static int perf_usage(const char *what, const char *value)
 {
     if (perf_is_first_rank()) {
-        fprintf(stderr, "dcomm-perf: %s%s%s (--help shows the options)\n", what,
-                value != NULL ? ": " : "", value != NULL ? value : "");
+        fprintf(stderr, "dcomm-perf: %s%s%s%s (--help shows the options)\n", what,
+                value != NULL ? ": " : "", value != NULL ? value : "", numbers_wanted);
     }
     return PERF_USAGE;
-}
-
-static bool perf_parse_bytes(const char *text, size_t *bytes)
-{
-    char *end = NULL;
-    errno = 0;
-    unsigned long long n = strtoull(text, &end, 10);
-    int shift = 0;
-    switch (*end) {
-    case 'k':
-    case 'K':
-        shift = 10;
-        break;
-    case 'm':
-    case 'M':
-        shift = 20;
-        break;
-    case 'g':
-    case 'G':
-        shift = 30;
-        break;
-    default:
-        break;
-    }
-    end += shift != 0;
-    if (text[0] < '0' || text[0] > '9' || errno != 0 || *end != '\0' || n > (SIZE_MAX >> shift)) {
-        return false;
-    }
-    *bytes = (size_t)n << shift;
-    return true;
-}
-
-static bool perf_parse_int(const char *text, int low, int *value)
-{
-    char *end = NULL;
-    errno = 0;
-    long n = strtol(text, &end, 10);
-    if (end == text || *end != '\0' || errno != 0 || n < low || n > INT_MAX) {
-        return false;
-    }
-    *value = (int)n;
-    return true;
 }
 
 /* Marks each name of a comma list in `wanted`; "all" marks all. */
@@ -294,7 +253,6 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
     args->redops[DCOMM_SUM] = true;
     size_t end = 0;
     int check = 1;
-    char *tail = NULL;
     if (!perf_parse_algos("auto", args)) {
         return perf_usage("no memory", NULL);
     }
@@ -303,14 +261,13 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
         bool good = true;
         switch (c) {
         case 'b':
-            good = perf_parse_bytes(optarg, &args->begin);
+            good = numbers_size(optarg, 0, (uint64_t)1 << 40, &args->begin);
             break;
         case 'e':
-            good = perf_parse_bytes(optarg, &end) && end > 0;
+            good = numbers_size(optarg, 0, (uint64_t)1 << 40, &end) && end > 0;
             break;
         case 'f':
-            args->factor = strtod(optarg, &tail);
-            good = *tail == '\0' && args->factor > 1 && args->factor <= 1e6;
+            good = numbers_real(optarg, 1, 1e6, &args->factor) && args->factor > 1;
             break;
         case 'd':
             good = perf_parse_names(optarg, perf_dtypes, DCOMM_DTYPE_COUNT, args->dtypes);
@@ -319,19 +276,19 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             good = perf_parse_names(optarg, perf_redops, PERF_REDOP_COUNT, args->redops);
             break;
         case 'r':
-            good = perf_parse_int(optarg, 0, &args->root);
+            good = numbers_int(optarg, 0, INT_MAX, &args->root);
             break;
         case 'n':
-            good = perf_parse_int(optarg, 1, &args->iterations);
+            good = numbers_int(optarg, 1, INT_MAX, &args->iterations);
             break;
         case 'm':
-            good = perf_parse_int(optarg, 1, &args->row);
+            good = numbers_int(optarg, 1, INT_MAX, &args->row);
             break;
         case 'w':
-            good = perf_parse_int(optarg, 0, &args->warmup);
+            good = numbers_int(optarg, 0, INT_MAX, &args->warmup);
             break;
         case 'c':
-            good = perf_parse_int(optarg, 0, &check) && check <= 1;
+            good = numbers_int(optarg, 0, 1, &check);
             args->check = check == 1;
             break;
         case ALGO:
@@ -341,7 +298,7 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             good = perf_parse_mem(optarg, &args->mem);
             break;
         case ROTATE:
-            good = perf_parse_bytes(optarg, &args->rotate);
+            good = numbers_size(optarg, 0, (uint64_t)1 << 40, &args->rotate);
             break;
         case IN_PLACE:
             args->in_place = true;
@@ -350,10 +307,10 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             args->deterministic = true;
             break;
         case LANES:
-            good = perf_parse_int(optarg, 1, &args->lanes);
+            good = numbers_int(optarg, 1, INT_MAX, &args->lanes);
             break;
         case CHUNK:
-            good = perf_parse_bytes(optarg, &args->chunk);
+            good = numbers_size(optarg, 0, (uint64_t)1 << 40, &args->chunk);
             break;
         case CODEC:
             args->codec = strcmp(optarg, "none") == 0 ? NULL : optarg;

@@ -2,6 +2,8 @@
 #ifndef SPEED_H
 #define SPEED_H
 
+#include "numbers.h"
+
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -23,19 +25,11 @@ static double speed_median(double *t, size_t n)
 /* A number from least to most, with a suffix K, M or G. */
 static bool speed_size(const char *text, size_t least, size_t most, size_t *value)
 {
-    char *end;
-    errno = 0;
-    unsigned long long x = strtoull(text, &end, 10);
-    unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
-    end += shift != 0;
-    if (end == text || *end != '\0' || errno != 0 || text[0] == '-' || x > most >> shift ||
-        x << shift < least) {
-        fprintf(stderr, "%s: %s is not a number from %zu to %zu\n", program_invocation_short_name,
-                text, least, most);
-        return false;
+    bool good = numbers_size(text, least, most, value);
+    if (!good) {
+        fprintf(stderr, "%s: %s%s\n", program_invocation_short_name, text, numbers_wanted);
     }
-    *value = (size_t)x << shift;
-    return true;
+    return good;
 }
 
 static bool speed_json(const char *path, FILE **file)

@@ -174,7 +174,7 @@ expect "JSON and nothing else" 0 '^\{' "$topo" --json -
 expect "help" 0 "^usage: dcomm-topo" "$topo" --help
 expect "unknown option" 2 "" "$topo" --nosuch
 expect "something that is no option" 2 "not an option 'x'" "$topo" x
-expect "no ranks" 2 "bad value '0'" "$topo" -n 0
+expect "no ranks" 2 "bad value '0'; it must be a whole number from 1 to " "$topo" -n 0
 expect "no such binding" 2 "bad value 'all'" "$topo" -n 2 --bind all
 expect "no such file" 2 "/nosuch.xml is no topology" "$topo" --xml /nosuch.xml
 expect "no such operation" 2 "unknown operation 'allreduced'" "$topo" -n 2 --explain allreduced 4
