@@ -158,10 +158,11 @@ static int codec_check(const codec_args *a, bool input)
 static int codec_parse(codec_args *a, int argc, char **argv, bool *done)
 {
     enum { SPEC, INPUT, RANKS, STEPS, FEEDBACK, RESIDUALS, SCALE, MOMENTUM, WARMUP, AGGREGATE };
-    enum { SWEEP = AGGREGATE + 1, TIME, JSON, SVG, LIST, HELP };
+    enum { SWEEP = AGGREGATE + 1, TIME, JSON, SVG, LIST, HELP, DTYPE };
     static const struct option options[] = {
         {"codec", required_argument, NULL, SPEC},
         {"input", required_argument, NULL, INPUT},
+        {"dtype", required_argument, NULL, DTYPE},
         {"ranks", required_argument, NULL, RANKS},
         {"steps", required_argument, NULL, STEPS},
         {"feedback", required_argument, NULL, FEEDBACK},
@@ -180,6 +181,7 @@ static int codec_parse(codec_args *a, int argc, char **argv, bool *done)
     };
     *a = (codec_args){.ranks = 1, .steps = 1, .timed = true};
     bool input = false;
+    int type = 0;
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         char why[INPUT_TEXT];
@@ -198,6 +200,10 @@ static int codec_parse(codec_args *a, int argc, char **argv, bool *done)
                 return codec_usage("--input", why);
             }
             input = true;
+            break;
+        case DTYPE:
+            good = codec_word(optarg, input_types, sizeof input_types / sizeof *input_types, &type) &&
+                   type > 0;
             break;
         case RANKS:
             good = codec_count(optarg, 1, CODEC_RANKS, &number);
@@ -262,6 +268,10 @@ static int codec_parse(codec_args *a, int argc, char **argv, bool *done)
         if (a->nspecs < CODEC_SPECS) {
             a->spec[a->nspecs++] = codec_sweep[i];
         }
+    }
+    a->input.type = (npy_type)type; /* which may stand before --input */
+    if (type != 0 && input && a->input.kind != INPUT_FILE) {
+        return codec_usage("--dtype is for files", NULL);
     }
     return codec_check(a, input);
 }

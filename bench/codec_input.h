@@ -27,13 +27,18 @@ static const char *const input_names[INPUT_KINDS] = {"gaussian", "laplace", "log
 
 static const char input_help[] =
     "  --input WHAT   a .npy file (float16, float32, float64; %r in its name is the rank, %s the\n"
-    "                 step), or DISTRIBUTION:n=COUNT[,seed=S][,scale=X] (1M, 1, 1), one of\n"
+    "                 step; from torch: numpy.save(\"g.npy\", g.float().cpu().numpy())), or a file\n"
+    "                 of nothing but numbers with --dtype, or DISTRIBUTION:n=COUNT[,seed=S][,scale=X] (1M, 1, 1), one of\n"
     "                   gaussian   normal\n"
     "                   laplace    exponential tails, variance 2 scale^2\n"
     "                   lognormal  normal times exp(sigma normal): sigma=X (1), one exponent to\n"
     "                              block=N elements (1)\n"
     "                   sparse     normal where not zero: density=X (0.1)\n"
-    "                   constant   scale times a random sign\n";
+    "                   constant   scale times a random sign\n"
+    "  --dtype T      of a file without a header: f32, f16, bf16 or f64, little-endian; bf16 also\n"
+    "                 says what the 16-bit words of a .npy file are\n";
+
+static const char *const input_types[] = {"", "f32", "f16", "bf16", "f64"};
 
 typedef struct codec_input {
     input_kind kind;
@@ -45,6 +50,8 @@ typedef struct codec_input {
     float **file;             /* of each rank, for the step that was opened; or one for all */
     char (*path)[INPUT_PATH]; /* which file that is */
     size_t nfiles;
+    npy_type type;         /* of a file's elements, where the user says so */
+    size_t rows;           /* of the file's array, where it has two dimensions or more; else 0 */
     char text[INPUT_TEXT]; /* all options, as it is reported */
 } codec_input;
 
@@ -178,7 +185,7 @@ static bool input_open(codec_input *in, uint32_t nranks, uint64_t step, char why
         }
         npy_info info = {0};
         free(in->file[r]);
-        const char *bad = npy_read(path, &in->file[r], &info);
+        const char *bad = npy_read(path, in->type, &in->file[r], &info);
         if (bad != NULL) {
             snprintf(why, INPUT_TEXT, "%.300s: %s", path, bad);
             return false;
@@ -190,6 +197,7 @@ static bool input_open(codec_input *in, uint32_t nranks, uint64_t step, char why
             return false;
         }
         in->n = info.count;
+        in->rows = info.ndim > 1 ? info.shape[0] : 0;
         memcpy(in->path[r], path, sizeof path);
     }
     return true;

@@ -45,7 +45,11 @@ static dcomm_status run_codec(codec_args *a, const char *spec, codec_row *row)
     codec_run run;
     *row = (codec_row){.speed = codec_no_speed};
     snprintf(row->spec, sizeof row->spec, "%s", spec);
-    DCOMMI_TRY(dcomm_codec_create(spec, &codec));
+    if (strncmp(spec, "powersgd", 8) == 0 && strstr(spec, "rows=") == NULL && a->input.rows > 0) {
+        const char *more = strchr(spec, ':') != NULL ? "," : ":"; /* the file knows its matrix */
+        snprintf(row->spec, sizeof row->spec, "%s%srows=%zu", spec, more, a->input.rows);
+    }
+    DCOMMI_TRY(dcomm_codec_create(row->spec, &codec));
     dcomm_status status = codec_run_make(&run, a, codec);
     row->info = run.info;
     if (status == DCOMM_OK) {

@@ -1,5 +1,5 @@
 /* npy.h - NumPy's .npy files: arrays of float16, float32 or float64 in C order, read as f32, and
- * f32 arrays written. A file from elsewhere is not trusted: the parser reads no byte outside it. */
+ * f32 arrays written; files of nothing but numbers, bf16 among them. A file from elsewhere is not trusted: the parser reads no byte outside it. */
 #ifndef NPY_H
 #define NPY_H
 
@@ -21,8 +21,13 @@ typedef struct npy_info {
     size_t count;
     size_t shape[NPY_DIMS];
     int ndim;
-    int width; /* bytes of one element: 2, 4 or 8, always a float */
+    int width; /* bytes of one element: 2, 4 or 8 */
+    bool bits; /* 16 bits that NumPy has no float for: bf16, if the caller says so */
+    bool bf16;
 } npy_info;
+
+/* What the caller says of the elements; NPY_ANY: nothing. */
+typedef enum npy_type { NPY_ANY, NPY_F32, NPY_F16, NPY_BF16, NPY_F64 } npy_type;
 
 /* What is left of the header's text. */
 typedef struct npy_text {
@@ -86,7 +91,10 @@ static const char *npy_descr(npy_text *t, npy_info *info)
     if (word[0] == '>') {
         return "it is big-endian; save x.astype('<f4')";
     }
+    info->bits = strlen(word) == 3 && strchr("<=|", word[0]) != NULL &&
+                 (strcmp(word + 1, "V2") == 0 || strcmp(word + 1, "u2") == 0);
     bool is_float = (word[0] == '<' || word[0] == '=') && word[1] == 'f' && word[3] == '\0';
+    is_float = is_float || info->bits;
     info->width = is_float ? word[2] - '0' : 0;
     if (info->width != 2 && info->width != 4 && info->width != 8) {
         return "its type is not float16, float32 or float64";
@@ -182,7 +190,8 @@ static const char *npy_parse(const unsigned char *data, size_t size, npy_info *i
 {
     *info = (npy_info){0};
     if (size < NPY_PREFIX || memcmp(data, "\x93NUMPY", 6) != 0) {
-        return "it is no .npy file";
+        return "it is no .npy file; raw numbers need --dtype f32, f16, bf16 or f64; from torch: "
+               "numpy.save(\"g.npy\", g.float().cpu().numpy())";
     }
     size_t start = NPY_PREFIX, length = (size_t)data[8] | (size_t)data[9] << 8;
     if (data[7] != 0) {
@@ -231,13 +240,34 @@ static void npy_convert(const unsigned char *data, const npy_info *info, size_t 
         } else {
             uint16_t half;
             memcpy(&half, at + 2 * i, sizeof half);
-            x[i] = dcommi_f16_to_f32(half);
+            x[i] = info->bf16 ? dcommi_bf16_to_f32(half) : dcommi_f16_to_f32(half);
         }
     }
 }
 
+/* A file's bytes: a .npy file, or, where a type was given, nothing but numbers. NULL, or why not. */
+static const char *npy_parse_as(const unsigned char *data, size_t size, npy_type type,
+                                npy_info *info)
+{
+    static const int width[] = {0, 4, 2, 2, 8};
+    if (type != NPY_ANY && (size < 6 || memcmp(data, "\x93NUMPY", 6) != 0)) {
+        *info = (npy_info){.ndim = 1, .width = width[type], .bf16 = type == NPY_BF16};
+        info->count = info->shape[0] = size / (size_t)info->width;
+        return size % (size_t)info->width == 0 ? NULL
+                                               : "its size is not a multiple of its --dtype's";
+    }
+    const char *why = npy_parse(data, size, info);
+    info->bf16 = info->bits && type == NPY_BF16;
+    return why != NULL              ? why
+           : info->bits != info->bf16 ? "its type is not float16, float32 or float64; for 16-bit "
+                                        "words that are bfloat16 say --dtype bf16"
+           : type != NPY_ANY && (info->width != width[type] || info->bf16 != (type == NPY_BF16))
+               ? "its type is another than --dtype says"
+               : NULL;
+}
+
 /* A whole file; the caller frees *x_p. NULL, or why not. */
-static inline const char *npy_read(const char *path, float **x_p, npy_info *info)
+static inline const char *npy_read(const char *path, npy_type type, float **x_p, npy_info *info)
 {
     *x_p = NULL;
     FILE *file = fopen(path, "rb");
@@ -252,7 +282,7 @@ static inline const char *npy_read(const char *path, float **x_p, npy_info *info
         why = data == NULL ? "there is no memory for it" : why;
     }
     if (data != NULL && fread(data, 1, (size_t)size, file) == (size_t)size) {
-        why = npy_parse(data, (size_t)size, info);
+        why = npy_parse_as(data, (size_t)size, type, info);
         if (why == NULL) {
             *x_p = malloc(info->count * sizeof **x_p + 1);
             why = *x_p == NULL ? "there is no memory for it" : NULL;

@@ -169,6 +169,26 @@ np.save(sys.argv[1] + "/nan.npy", x)' "$scratch"
         holds "$t" 'd["count"] == 407 and 0 < r[0]["encode"]["nmse"] < 1e-3' \
             --codec qsgd:bits=8 --input "$scratch/$t.npy"
     done
+    check "files of numbers alone" "$python" -c 'import sys, numpy as np
+x = np.load(sys.argv[1] + "/f4.npy")
+b = (x.view("u4") >> 16).astype("u2")
+for name, y in ("f32", x), ("f64", x.astype("f8")), ("f16", x.astype("f2")), ("bf16", b):
+    y.tofile(f"{sys.argv[1]}/{name}.raw")
+np.save(sys.argv[1] + "/bf16.npy", b)' "$scratch"
+    head -c 1004 "$scratch/f64.raw" >"$scratch/cut.raw"
+    for t in f32 f64 f16 bf16; do
+        holds "$t without a header" 'd["count"] == 407 and 1e-5 < r[0]["encode"]["nmse"] < 1e-3' \
+            --codec qsgd:bits=8 --input "$scratch/$t.raw" --dtype "$t"
+    done
+    holds "bf16 in a .npy file" 'd["count"] == 407 and r[0]["encode"]["nmse"] == 0' \
+        --codec bf16 --input "$scratch/bf16.npy" --dtype bf16
+    holds "the file's own matrix" '"rows=37" in str(r[0])' \
+        --codec powersgd:rank=2 --input "$scratch/f4.npy"
+    expect "numbers of no type" 2 "numpy.save" run --codec sign --input "$scratch/f32.raw"
+    expect "another type" 2 "another than --dtype" run --codec sign --input "$scratch/f4.npy" \
+        --dtype f64
+    expect "half an element" 2 "not a multiple" run --codec sign --input "$scratch/cut.raw" \
+        --dtype f64
     expect "big-endian" 2 "it is big-endian" run --codec sign --input "$scratch/>f4.npy"
     expect "integers" 2 "not float16, float32 or float64" run --codec sign --input "$scratch/i4.npy"
     expect "Fortran's order" 2 "Fortran order" run --codec sign --input "$scratch/fortran.npy"
