@@ -85,7 +85,8 @@ typedef struct dcomm_coll_opts {
     void *stream;
     /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
      * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
-     * rank. In use until the operation is complete. See docs/codecs.md (default: NULL, exact) */
+     * rank. In use until the operation is complete. Without feedback nothing is remembered from call
+     * to call: powersgd begins each one cold. See docs/codecs.md (default: NULL, exact) */
     const dcomm_codec *codec;
     dcomm_feedback *feedback; /* what the codec rounds away is kept here and sent the next time; one
                                  per tensor and rank, in use until the operation is complete, of

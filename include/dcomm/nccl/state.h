@@ -86,6 +86,7 @@ static ncclResult_t dcommi_nccl_result(dcomm_status status)
     case DCOMM_IN_PROGRESS:
         return ncclInProgress;
     case DCOMM_ERR_INVALID:
+    case DCOMM_ERR_RANGE:
         return ncclInvalidArgument;
     case DCOMM_ERR_UNSUPPORTED:
     case DCOMM_ERR_MISMATCH:
