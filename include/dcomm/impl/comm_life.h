@@ -192,24 +192,20 @@ static bool dcommi_comm_gated(const dcomm_comm *comm)
 }
 
 /* Wait for the operations that are outstanding. No run takes longer than its time; streams have as
- * long to come to theirs. Return true if there was one whose request will tell how it ended. */
-static bool dcommi_comm_await_runs(dcomm_comm *comm)
+ * long to come to theirs. */
+static void dcommi_comm_await_runs(dcomm_comm *comm)
 {
     double until = dcommi_now() + comm->timeout_s;
-    bool outstanding = true, held = false;
+    bool outstanding = true;
     while (outstanding) {
         dcommi_token_take(comm->context);
         dcommi_start_submitted(comm->context);
         outstanding = comm->runs != NULL || (dcommi_comm_gated(comm) && dcommi_now() < until);
-        for (const dcommi_run *run = comm->runs; run != NULL; run = run->next) {
-            held = held || run->gate.stream == NULL;
-        }
         dcommi_token_release(comm->context);
         if (outstanding) {
             dcommi_progress_or_yield(comm->context);
         }
     }
-    return held;
 }
 
 /* Whether a peer that we have spoken with has not said goodbye yet, or the transport still holds
@@ -280,7 +276,11 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         }
     }
     dcomm_context *context = comm->context;
-    bool before = atomic_load(&comm->poisoned) != 0, held = dcommi_comm_await_runs(comm);
+    bool before = atomic_load(&comm->poisoned) != 0;
+    dcommi_comm_await_runs(comm);
+    dcommi_comm_lock(comm);
+    bool held = comm->refs > 1; /* requests are left, which tell how they ended */
+    dcommi_comm_unlock(comm);
     dcommi_token_take(context);
     dcommi_start_submitted(context);
     bool failed = atomic_load(&comm->poisoned) != 0;
@@ -342,7 +342,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     /* A peer that is lost while we part has done what we did with it. */
     int error = atomic_load(&comm->poisoned);
     dcomm_status untold =
-        before || (!held && error != DCOMM_ERR_PEER) ? dcommi_comm_untold(comm, error) : DCOMM_OK;
+        !held && (before || error != DCOMM_ERR_PEER) ? dcommi_comm_untold(comm, error) : DCOMM_OK;
     dcommi_comm_drop(comm);
     dcommi_shared_reclaim();
     return untold;
