@@ -1433,7 +1433,9 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);
  * collective. A negative colour takes part and gets *new_p = NULL. Like dup and shrink it waits,
- * and so cannot stand between dcomm_group_start and dcomm_group_end. */
+ * and so cannot stand between dcomm_group_start and dcomm_group_end. Where one rank has no memory
+ * for its part, all get an error, and may try again; where it cannot even take part,
+ * `comm` is poisoned. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key,
                                                       dcomm_comm **new_p);
 /* A communicator with the same ranks and a message space of its own; collective. */
@@ -49072,15 +49074,15 @@ static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, 
 }
 
 /* What follows from trials on so many ranks, of such memory, for prices on `t`. */
-static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
-                                    const dcommi_groups *groups, int64_t tried,
-                                    const dcomm_trial *trials, enum dcommi_memory memory)
+static dcomm_status dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
+                                            const dcommi_groups *groups, int64_t tried,
+                                            const dcomm_trial *trials, enum dcommi_memory memory)
 {
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
     k->n = 0;
     if (tried != t->nranks || !dcommi_within_host(groups)) {
-        return;
+        return DCOMM_OK;
     }
     for (int i = 0; i < DCOMM_TRIALS; i++) {
         const dcomm_curve *took = &trials[i].took;
@@ -49090,14 +49092,19 @@ static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain 
         for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
             dcommi_shape s = dcommi_trial_shape(groups, t->nranks, took->bytes[p], memory);
             dcommi_price price = {0};
-            if (dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET,
-                                    &price) >= 0) {
+            dcomm_status priced =
+                dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET, &price);
+            if (priced == DCOMM_ERR_NO_MEMORY) {
+                return priced; /* all ranks correct alike, or none */
+            }
+            if (priced >= 0) {
                 dcommi_correction_add(to, took->bytes[p], took->ps[p], price.ps);
             }
         }
         k->n += to->n > 0;
     }
     memcpy(dcommi_message, kept, sizeof kept);
+    return DCOMM_OK;
 }
 
 /* The groups must outlive the chooser. */
@@ -49117,9 +49124,9 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
                                                           [DCOMMI_MEMORY_HUGE] = tuning->huge,
                                                           [DCOMMI_MEMORY_REGISTERED] =
                                                               tuning->registered};
-        for (int m = 0; m < DCOMMI_TRIALS_KINDS; m++) {
-            dcommi_corrections_find(&c->corrections[m], &c->terrain[m], groups, tuning->tried,
-                                    trials[m], (enum dcommi_memory)m);
+        for (int m = 0; m < DCOMMI_TRIALS_KINDS && status >= 0; m++) {
+            status = dcommi_corrections_find(&c->corrections[m], &c->terrain[m], groups,
+                                             tuning->tried, trials[m], (enum dcommi_memory)m);
         }
     }
     return status;
@@ -49203,18 +49210,21 @@ static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *al
     return hosts ? algo->favour_between : algo->favour;
 }
 
-/* The cheapest algorithm; NULL without memory, or where there is none. */
-static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
+/* The cheapest algorithm; NULL where there is none. */
+static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
+                                  const dcommi_algo **algo_p)
 {
     int n;
     const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
     if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
-        return dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+        *algo_p = dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+        return DCOMM_OK;
     }
     uint64_t key = dcommi_choice_key(s);
     struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
     if (known->key == key) {
-        return known->algo;
+        *algo_p = known->algo;
+        return DCOMM_OK;
     }
     const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
     const bool rough = hosts && dcommi_choice_up_to(s, DCOMMI_CHOICE_ROUGH);
@@ -49227,9 +49237,14 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         dcommi_price price = {0};
         const dcommi_algo *algo = &table[i];
         prices[i] = INT64_MAX;
-        if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
-            dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
-            !price.over) {
+        if (algo->coll != s->coll || !dcommi_choice_fits(s, algo)) {
+            continue;
+        }
+        dcomm_status priced = dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price);
+        if (priced == DCOMM_ERR_NO_MEMORY) {
+            return priced; /* other ranks may price it, and choose it */
+        }
+        if (priced >= 0 && !price.over) {
             prices[i] = price.ps;
             ranked[i] = price.ps +
                         price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
@@ -49259,11 +49274,12 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     }
     known->key = key;
     known->algo = best;
-    return best;
+    *algo_p = best;
+    return DCOMM_OK;
 }
 
 /* The choice of a plan that is for no communicator: by the built-in numbers. */
-static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
+static dcomm_status dcommi_choose_alone(const dcommi_shape *s, const dcommi_algo **algo_p)
 {
     static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
     uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
@@ -49273,18 +49289,20 @@ static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
     }
     key |= 1;
     if (last.key == key) {
-        return last.algo;
+        *algo_p = last.algo;
+        return DCOMM_OK;
     }
     dcommi_chooser *c = dcommi_alloc(sizeof *c);
     dcomm_tuning_default(&tuning);
-    if (c == NULL || dcommi_chooser_set(c, s->groups, s->nranks, &tuning) < 0) {
-        dcommi_free(c);
-        return NULL;
+    dcomm_status status =
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, s->groups, s->nranks, &tuning);
+    status = status >= 0 ? dcommi_choose(c, s, algo_p) : status;
+    if (status >= 0) {
+        last.algo = *algo_p;
+        last.key = key;
     }
-    last.algo = dcommi_choose(c, s);
-    last.key = key;
     dcommi_free(c);
-    return last.algo;
+    return status;
 }
 
 #endif
@@ -49343,7 +49361,8 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
                            coded ? " without a codec" : "", names);
     }
     if (algo == NULL) {
-        algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
+        DCOMMI_TRY(chooser != NULL ? dcommi_choose(chooser, s, &algo)
+                                   : dcommi_choose_alone(s, &algo));
     }
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
@@ -50305,10 +50324,10 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
 
 /* ---- derived communicators ---- */
 
-/* A communicator of some ranks of another, in the order given; every one of them derives the same
- * id from the parent's and `salt`. */
-static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int size,
-                                       uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+/* Make a communicator of some ranks of another, in the order given; every one of them derives the
+ * same id from the parent's and `salt`. The engine does not see it yet. */
+static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks, int size,
+                                     uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
 {
     dcomm_comm *comm = dcommi_comm_new(parent->context);
     if (comm == NULL) {
@@ -50345,15 +50364,29 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
         dcommi_comm_drop(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_token_take(parent->context);
-    for (int i = 0; i < size; i++) {
+    *new_p = comm;
+    return DCOMM_OK;
+}
+
+/* Begin to use what was made. */
+static void dcommi_comm_begin(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    for (int i = 0; i < comm->size; i++) {
         if (comm->members[i].peer >= 0) {
-            parent->context->peers[comm->members[i].peer].users++;
+            context->peers[comm->members[i].peer].users++;
         }
     }
-    dcommi_token_release(parent->context);
+    dcommi_token_release(context);
     dcommi_comm_enter(comm);
-    *new_p = comm;
+}
+
+static dcomm_status dcommi_comm_derive(const dcomm_comm *parent, const int *ranks, int size,
+                                       uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcommi_comm_make(parent, ranks, size, salt, on_error, new_p));
+    dcommi_comm_begin(*new_p);
     return DCOMM_OK;
 }
 
@@ -50382,6 +50415,44 @@ static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
     return n;
 }
 
+/* What a rank wants of a split, then how it fared. */
+typedef struct dcommi_split {
+    dcommi_color *all; /* every rank's */
+    int *ranks, size;  /* of our colour */
+    int32_t *fared;    /* every rank's status */
+} dcommi_split;
+
+/* Exchange colours and make our part. */
+static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_color mine,
+                                      uint64_t child, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->all, sizeof mine, DCOMM_U8, NULL));
+    for (int r = 0; r < comm->size && mine.color >= 0; r++) {
+        if (s->all[r].color == mine.color) {
+            s->all[s->size++] = s->all[r];
+        }
+    }
+    qsort(s->all, (size_t)s->size, sizeof *s->all, dcommi_color_compare);
+    for (int i = 0; i < s->size; i++) {
+        s->ranks[i] = s->all[i].rank;
+    }
+    int32_t status = DCOMM_OK;
+    if (mine.color >= 0) {
+        status =
+            dcommi_comm_make(comm, s->ranks, s->size, dcommi_mix(child, (uint64_t)mine.color + 1),
+                             comm->on_error, new_p);
+    }
+    DCOMMI_TRY(dcomm_allgather(comm, &status, s->fared, sizeof status, DCOMM_U8, NULL));
+    for (int r = 0; r < comm->size; r++) {
+        if (s->fared[r] < 0) {
+            return dcommi_fail((dcomm_status)s->fared[r],
+                               "rank %d could not make its part of the split: %s", r,
+                               dcomm_strerror((dcomm_status)s->fared[r]));
+        }
+    }
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p)
 {
     if (new_p == NULL) {
@@ -50391,29 +50462,27 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("split"));
     uint64_t child = dcommi_comm_next_child(comm);
-    dcommi_color mine = {color, key, comm->rank};
-    dcommi_color *all = dcommi_calloc((size_t)comm->size, sizeof *all);
-    int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
-    dcomm_status status = all == NULL || ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-    if (status >= 0) {
-        status = dcomm_allgather(comm, &mine, all, sizeof mine, DCOMM_U8, NULL);
+    dcommi_split s = {.all = dcommi_calloc((size_t)comm->size, sizeof *s.all),
+                      .ranks = dcommi_calloc((size_t)comm->size, sizeof *s.ranks),
+                      .fared = dcommi_calloc((size_t)comm->size, sizeof *s.fared)};
+    dcomm_status status = DCOMM_ERR_NO_MEMORY;
+    if (s.all != NULL && s.ranks != NULL && s.fared != NULL) {
+        status = dcommi_split_make(comm, &s, (dcommi_color){color, key, comm->rank}, child, new_p);
+    } else { /* the others wait for this rank */
+        char why[DCOMMI_MESSAGE_MAX];
+        memcpy(why, dcommi_message, sizeof why);
+        dcomm_comm_abort(comm, why);
+        memcpy(dcommi_message, why, sizeof why);
     }
-    if (status >= 0 && color >= 0) {
-        int size = 0;
-        for (int r = 0; r < comm->size; r++) {
-            if (all[r].color == color) {
-                all[size++] = all[r];
-            }
-        }
-        qsort(all, (size_t)size, sizeof *all, dcommi_color_compare);
-        for (int i = 0; i < size; i++) {
-            ranks[i] = all[i].rank;
-        }
-        status = dcommi_comm_derive(comm, ranks, size, dcommi_mix(child, (uint64_t)color + 1),
-                                    comm->on_error, new_p);
+    if (status >= 0 && *new_p != NULL) {
+        dcommi_comm_begin(*new_p);
+    } else if (*new_p != NULL) {
+        dcommi_comm_drop(*new_p);
+        *new_p = NULL;
     }
-    dcommi_free(all);
-    dcommi_free(ranks);
+    dcommi_free(s.all);
+    dcommi_free(s.ranks);
+    dcommi_free(s.fared);
     return status;
 }
 

@@ -135,7 +135,9 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
 /* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);
  * collective. A negative colour takes part and gets *new_p = NULL. Like dup and shrink it waits,
- * and so cannot stand between dcomm_group_start and dcomm_group_end. */
+ * and so cannot stand between dcomm_group_start and dcomm_group_end. Where one rank has no memory
+ * for its part, all get an error, and may try again; where it cannot even take part,
+ * `comm` is poisoned. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key,
                                                       dcomm_comm **new_p);
 /* A communicator with the same ranks and a message space of its own; collective. */

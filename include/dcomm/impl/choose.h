@@ -217,15 +217,15 @@ static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, 
 }
 
 /* What follows from trials on so many ranks, of such memory, for prices on `t`. */
-static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
-                                    const dcommi_groups *groups, int64_t tried,
-                                    const dcomm_trial *trials, enum dcommi_memory memory)
+static dcomm_status dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
+                                            const dcommi_groups *groups, int64_t tried,
+                                            const dcomm_trial *trials, enum dcommi_memory memory)
 {
     char kept[DCOMMI_MESSAGE_MAX];
     memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
     k->n = 0;
     if (tried != t->nranks || !dcommi_within_host(groups)) {
-        return;
+        return DCOMM_OK;
     }
     for (int i = 0; i < DCOMM_TRIALS; i++) {
         const dcomm_curve *took = &trials[i].took;
@@ -235,14 +235,19 @@ static void dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain 
         for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
             dcommi_shape s = dcommi_trial_shape(groups, t->nranks, took->bytes[p], memory);
             dcommi_price price = {0};
-            if (dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET,
-                                    &price) >= 0) {
+            dcomm_status priced =
+                dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET, &price);
+            if (priced == DCOMM_ERR_NO_MEMORY) {
+                return priced; /* all ranks correct alike, or none */
+            }
+            if (priced >= 0) {
                 dcommi_correction_add(to, took->bytes[p], took->ps[p], price.ps);
             }
         }
         k->n += to->n > 0;
     }
     memcpy(dcommi_message, kept, sizeof kept);
+    return DCOMM_OK;
 }
 
 /* The groups must outlive the chooser. */
@@ -262,9 +267,9 @@ static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *g
                                                           [DCOMMI_MEMORY_HUGE] = tuning->huge,
                                                           [DCOMMI_MEMORY_REGISTERED] =
                                                               tuning->registered};
-        for (int m = 0; m < DCOMMI_TRIALS_KINDS; m++) {
-            dcommi_corrections_find(&c->corrections[m], &c->terrain[m], groups, tuning->tried,
-                                    trials[m], (enum dcommi_memory)m);
+        for (int m = 0; m < DCOMMI_TRIALS_KINDS && status >= 0; m++) {
+            status = dcommi_corrections_find(&c->corrections[m], &c->terrain[m], groups,
+                                             tuning->tried, trials[m], (enum dcommi_memory)m);
         }
     }
     return status;
@@ -348,18 +353,21 @@ static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *al
     return hosts ? algo->favour_between : algo->favour;
 }
 
-/* The cheapest algorithm; NULL without memory, or where there is none. */
-static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s)
+/* The cheapest algorithm; NULL where there is none. */
+static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
+                                  const dcommi_algo **algo_p)
 {
     int n;
     const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
     if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
-        return dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+        *algo_p = dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+        return DCOMM_OK;
     }
     uint64_t key = dcommi_choice_key(s);
     struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
     if (known->key == key) {
-        return known->algo;
+        *algo_p = known->algo;
+        return DCOMM_OK;
     }
     const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
     const bool rough = hosts && dcommi_choice_up_to(s, DCOMMI_CHOICE_ROUGH);
@@ -372,9 +380,14 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
         dcommi_price price = {0};
         const dcommi_algo *algo = &table[i];
         prices[i] = INT64_MAX;
-        if (algo->coll == s->coll && dcommi_choice_fits(s, algo) &&
-            dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price) >= 0 &&
-            !price.over) {
+        if (algo->coll != s->coll || !dcommi_choice_fits(s, algo)) {
+            continue;
+        }
+        dcomm_status priced = dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price);
+        if (priced == DCOMM_ERR_NO_MEMORY) {
+            return priced; /* other ranks may price it, and choose it */
+        }
+        if (priced >= 0 && !price.over) {
             prices[i] = price.ps;
             ranked[i] = price.ps +
                         price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
@@ -404,11 +417,12 @@ static const dcommi_algo *dcommi_choose(dcommi_chooser *c, const dcommi_shape *s
     }
     known->key = key;
     known->algo = best;
-    return best;
+    *algo_p = best;
+    return DCOMM_OK;
 }
 
 /* The choice of a plan that is for no communicator: by the built-in numbers. */
-static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
+static dcomm_status dcommi_choose_alone(const dcommi_shape *s, const dcommi_algo **algo_p)
 {
     static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
     uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
@@ -418,18 +432,20 @@ static const dcommi_algo *dcommi_choose_alone(const dcommi_shape *s)
     }
     key |= 1;
     if (last.key == key) {
-        return last.algo;
+        *algo_p = last.algo;
+        return DCOMM_OK;
     }
     dcommi_chooser *c = dcommi_alloc(sizeof *c);
     dcomm_tuning_default(&tuning);
-    if (c == NULL || dcommi_chooser_set(c, s->groups, s->nranks, &tuning) < 0) {
-        dcommi_free(c);
-        return NULL;
+    dcomm_status status =
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, s->groups, s->nranks, &tuning);
+    status = status >= 0 ? dcommi_choose(c, s, algo_p) : status;
+    if (status >= 0) {
+        last.algo = *algo_p;
+        last.key = key;
     }
-    last.algo = dcommi_choose(c, s);
-    last.key = key;
     dcommi_free(c);
-    return last.algo;
+    return status;
 }
 
 #endif

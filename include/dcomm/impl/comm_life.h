@@ -9,10 +9,10 @@
 
 /* ---- derived communicators ---- */
 
-/* A communicator of some ranks of another, in the order given; every one of them derives the same
- * id from the parent's and `salt`. */
-static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int size,
-                                       uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+/* Make a communicator of some ranks of another, in the order given; every one of them derives the
+ * same id from the parent's and `salt`. The engine does not see it yet. */
+static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks, int size,
+                                     uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
 {
     dcomm_comm *comm = dcommi_comm_new(parent->context);
     if (comm == NULL) {
@@ -49,15 +49,29 @@ static dcomm_status dcommi_comm_derive(dcomm_comm *parent, const int *ranks, int
         dcommi_comm_drop(comm);
         return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_token_take(parent->context);
-    for (int i = 0; i < size; i++) {
+    *new_p = comm;
+    return DCOMM_OK;
+}
+
+/* Begin to use what was made. */
+static void dcommi_comm_begin(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    for (int i = 0; i < comm->size; i++) {
         if (comm->members[i].peer >= 0) {
-            parent->context->peers[comm->members[i].peer].users++;
+            context->peers[comm->members[i].peer].users++;
         }
     }
-    dcommi_token_release(parent->context);
+    dcommi_token_release(context);
     dcommi_comm_enter(comm);
-    *new_p = comm;
+}
+
+static dcomm_status dcommi_comm_derive(const dcomm_comm *parent, const int *ranks, int size,
+                                       uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcommi_comm_make(parent, ranks, size, salt, on_error, new_p));
+    dcommi_comm_begin(*new_p);
     return DCOMM_OK;
 }
 
@@ -86,6 +100,44 @@ static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
     return n;
 }
 
+/* What a rank wants of a split, then how it fared. */
+typedef struct dcommi_split {
+    dcommi_color *all; /* every rank's */
+    int *ranks, size;  /* of our colour */
+    int32_t *fared;    /* every rank's status */
+} dcommi_split;
+
+/* Exchange colours and make our part. */
+static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_color mine,
+                                      uint64_t child, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->all, sizeof mine, DCOMM_U8, NULL));
+    for (int r = 0; r < comm->size && mine.color >= 0; r++) {
+        if (s->all[r].color == mine.color) {
+            s->all[s->size++] = s->all[r];
+        }
+    }
+    qsort(s->all, (size_t)s->size, sizeof *s->all, dcommi_color_compare);
+    for (int i = 0; i < s->size; i++) {
+        s->ranks[i] = s->all[i].rank;
+    }
+    int32_t status = DCOMM_OK;
+    if (mine.color >= 0) {
+        status =
+            dcommi_comm_make(comm, s->ranks, s->size, dcommi_mix(child, (uint64_t)mine.color + 1),
+                             comm->on_error, new_p);
+    }
+    DCOMMI_TRY(dcomm_allgather(comm, &status, s->fared, sizeof status, DCOMM_U8, NULL));
+    for (int r = 0; r < comm->size; r++) {
+        if (s->fared[r] < 0) {
+            return dcommi_fail((dcomm_status)s->fared[r],
+                               "rank %d could not make its part of the split: %s", r,
+                               dcomm_strerror((dcomm_status)s->fared[r]));
+        }
+    }
+    return DCOMM_OK;
+}
+
 DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p)
 {
     if (new_p == NULL) {
@@ -95,29 +147,27 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("split"));
     uint64_t child = dcommi_comm_next_child(comm);
-    dcommi_color mine = {color, key, comm->rank};
-    dcommi_color *all = dcommi_calloc((size_t)comm->size, sizeof *all);
-    int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
-    dcomm_status status = all == NULL || ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-    if (status >= 0) {
-        status = dcomm_allgather(comm, &mine, all, sizeof mine, DCOMM_U8, NULL);
+    dcommi_split s = {.all = dcommi_calloc((size_t)comm->size, sizeof *s.all),
+                      .ranks = dcommi_calloc((size_t)comm->size, sizeof *s.ranks),
+                      .fared = dcommi_calloc((size_t)comm->size, sizeof *s.fared)};
+    dcomm_status status = DCOMM_ERR_NO_MEMORY;
+    if (s.all != NULL && s.ranks != NULL && s.fared != NULL) {
+        status = dcommi_split_make(comm, &s, (dcommi_color){color, key, comm->rank}, child, new_p);
+    } else { /* the others wait for this rank */
+        char why[DCOMMI_MESSAGE_MAX];
+        memcpy(why, dcommi_message, sizeof why);
+        dcomm_comm_abort(comm, why);
+        memcpy(dcommi_message, why, sizeof why);
     }
-    if (status >= 0 && color >= 0) {
-        int size = 0;
-        for (int r = 0; r < comm->size; r++) {
-            if (all[r].color == color) {
-                all[size++] = all[r];
-            }
-        }
-        qsort(all, (size_t)size, sizeof *all, dcommi_color_compare);
-        for (int i = 0; i < size; i++) {
-            ranks[i] = all[i].rank;
-        }
-        status = dcommi_comm_derive(comm, ranks, size, dcommi_mix(child, (uint64_t)color + 1),
-                                    comm->on_error, new_p);
+    if (status >= 0 && *new_p != NULL) {
+        dcommi_comm_begin(*new_p);
+    } else if (*new_p != NULL) {
+        dcommi_comm_drop(*new_p);
+        *new_p = NULL;
     }
-    dcommi_free(all);
-    dcommi_free(ranks);
+    dcommi_free(s.all);
+    dcommi_free(s.ranks);
+    dcommi_free(s.fared);
     return status;
 }
 

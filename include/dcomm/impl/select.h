@@ -59,7 +59,8 @@ static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bo
                            coded ? " without a codec" : "", names);
     }
     if (algo == NULL) {
-        algo = chooser != NULL ? dcommi_choose(chooser, s) : dcommi_choose_alone(s);
+        DCOMMI_TRY(chooser != NULL ? dcommi_choose(chooser, s, &algo)
+                                   : dcommi_choose_alone(s, &algo));
     }
     if (algo == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
