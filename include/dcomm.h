@@ -25312,7 +25312,8 @@ static bool dcommi_nodelist_first(const char *list, char *host, size_t max)
 /* ==== include/dcomm/impl/socket.h ========================================================== */
 /* socket.h - addresses, listening, connecting and bounded reading for the rendezvous. Every
  * descriptor is non-blocking and closed on exec; no call raises SIGPIPE or waits past its
- * deadline. */
+ * deadline. Bytes go by sendto and recvfrom, because C programs do define functions named send and
+ * recv, which the linker would put in the place of the C library's. */
 #ifndef DCOMMI_SOCKET_H
 #define DCOMMI_SOCKET_H
 
@@ -25599,7 +25600,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
 {
     size_t have = 0;
     while (have < len) {
-        ssize_t n = recv(fd, (uint8_t *)buf + have, len - have, 0);
+        ssize_t n = recvfrom(fd, (uint8_t *)buf + have, len - have, 0, NULL, NULL);
         if (n > 0) {
             have += (size_t)n;
         } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
@@ -25618,7 +25619,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
     size_t done = 0;
     *stopped = false;
     while (done < len) {
-        ssize_t n = send(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL);
+        ssize_t n = sendto(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL, NULL, 0);
         if (n > 0) {
             done += (size_t)n;
             continue;
@@ -26008,7 +26009,7 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
 {
     dcommi_pmi *p = &dcommi_pmi_state;
     size_t len = strlen(question), have = 0;
-    ssize_t n = send(p->fd, question, len, MSG_NOSIGNAL);
+    ssize_t n = sendto(p->fd, question, len, MSG_NOSIGNAL, NULL, 0);
     p->broken = true; /* until the answer is whole */
     if (n != (ssize_t)len) {
         return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
@@ -26025,7 +26026,8 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
                                    ? "some ranks do not take part, or it does not answer"
                                    : "cancelled");
         }
-        n = have < DCOMMI_PMI_LINE - 1 ? recv(p->fd, answer + have, 1, MSG_DONTWAIT) : 0;
+        n = have < DCOMMI_PMI_LINE - 1 ? recvfrom(p->fd, answer + have, 1, MSG_DONTWAIT, NULL, NULL)
+                                       : 0;
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
             return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager (PMI_FD) hung up");
         }
@@ -26787,7 +26789,7 @@ static void dcommi_rdv_leave(dcommi_rdv_client *c)
     }
     uint8_t bye[DCOMMI_RDV_HEADER + DCOMMI_RDV_TAG] = {0};
     dcommi_rdv_put_tagged(bye, DCOMMI_RDV_BYE, c->out_seq++, NULL, 0, c->keys.client);
-    (void)!send(c->fd, bye, sizeof bye, MSG_NOSIGNAL);
+    (void)!sendto(c->fd, bye, sizeof bye, MSG_NOSIGNAL, NULL, 0);
     dcommi_rdv_drop(c);
 }
 
@@ -27639,8 +27641,9 @@ static void dcommi_rdv_sweep(dcommi_rdv_core *c, void (*closing)(dcommi_rdv_conn
 #include <sys/syscall.h>
 
 #define DCOMMI_RDV_CHUNK (1u << 16)
-#define DCOMMI_RDV_TELL_S 5.0 /* for ranks to come that are to hear why another cannot take part \
-                               */
+#define DCOMMI_RDV_TELL_S                                                  \
+    5.0 /* for ranks to come that are to hear why another cannot take part \
+         */
 
 /* Shared by its thread, the list of servers and the boots of this process that use it. */
 typedef struct dcommi_rdv_server {
@@ -27784,10 +27787,10 @@ static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint
                                size_t max, double now)
 {
     /* What is left of a chunk when a rank must wait stays in the socket. */
-    ssize_t n = recv(conn->fd, buf, max, MSG_PEEK);
+    ssize_t n = recvfrom(conn->fd, buf, max, MSG_PEEK, NULL, NULL);
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
-        n = recv(conn->fd, buf, used, MSG_TRUNC);
+        n = recvfrom(conn->fd, buf, used, MSG_TRUNC, NULL, NULL);
     } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
         dcommi_rdv_lost(&s->core, conn, now);
     }
@@ -27799,7 +27802,7 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
     size_t len;
     while (conn->state != DCOMMI_RDV_GONE &&
            (len = dcommi_rdv_output(&s->core, conn, &bytes)) > 0) {
-        ssize_t n = send(conn->fd, bytes, len, MSG_NOSIGNAL);
+        ssize_t n = sendto(conn->fd, bytes, len, MSG_NOSIGNAL, NULL, 0);
         if (n > 0) {
             dcommi_rdv_sent(conn, (size_t)n);
         } else {
@@ -36544,7 +36547,7 @@ static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
 static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
 {
     while (l->have < need) {
-        ssize_t n = recv(l->fd, l->in + l->have, need - l->have, 0);
+        ssize_t n = recvfrom(l->fd, l->in + l->have, need - l->have, 0, NULL, NULL);
         if (n > 0) {
             l->have += (size_t)n;
             continue;
@@ -36560,7 +36563,7 @@ static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
 /* A socket that has sent next to nothing takes all of it. */
 static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
 {
-    return send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
+    return sendto(l->fd, bytes, len, MSG_NOSIGNAL, NULL, 0) == (ssize_t)len;
 }
 
 static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,

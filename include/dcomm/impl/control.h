@@ -147,7 +147,7 @@ static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
 static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
 {
     while (l->have < need) {
-        ssize_t n = recv(l->fd, l->in + l->have, need - l->have, 0);
+        ssize_t n = recvfrom(l->fd, l->in + l->have, need - l->have, 0, NULL, NULL);
         if (n > 0) {
             l->have += (size_t)n;
             continue;
@@ -163,7 +163,7 @@ static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
 /* A socket that has sent next to nothing takes all of it. */
 static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
 {
-    return send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
+    return sendto(l->fd, bytes, len, MSG_NOSIGNAL, NULL, 0) == (ssize_t)len;
 }
 
 static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,

@@ -443,7 +443,7 @@ static void dcommi_rdv_leave(dcommi_rdv_client *c)
     }
     uint8_t bye[DCOMMI_RDV_HEADER + DCOMMI_RDV_TAG] = {0};
     dcommi_rdv_put_tagged(bye, DCOMMI_RDV_BYE, c->out_seq++, NULL, 0, c->keys.client);
-    (void)!send(c->fd, bye, sizeof bye, MSG_NOSIGNAL);
+    (void)!sendto(c->fd, bye, sizeof bye, MSG_NOSIGNAL, NULL, 0);
     dcommi_rdv_drop(c);
 }
 

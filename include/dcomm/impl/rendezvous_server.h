@@ -12,8 +12,9 @@
 #include <sys/syscall.h>
 
 #define DCOMMI_RDV_CHUNK (1u << 16)
-#define DCOMMI_RDV_TELL_S 5.0 /* for ranks to come that are to hear why another cannot take part \
-                               */
+#define DCOMMI_RDV_TELL_S                                                  \
+    5.0 /* for ranks to come that are to hear why another cannot take part \
+         */
 
 /* Shared by its thread, the list of servers and the boots of this process that use it. */
 typedef struct dcommi_rdv_server {
@@ -157,10 +158,10 @@ static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint
                                size_t max, double now)
 {
     /* What is left of a chunk when a rank must wait stays in the socket. */
-    ssize_t n = recv(conn->fd, buf, max, MSG_PEEK);
+    ssize_t n = recvfrom(conn->fd, buf, max, MSG_PEEK, NULL, NULL);
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
-        n = recv(conn->fd, buf, used, MSG_TRUNC);
+        n = recvfrom(conn->fd, buf, used, MSG_TRUNC, NULL, NULL);
     } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
         dcommi_rdv_lost(&s->core, conn, now);
     }
@@ -172,7 +173,7 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
     size_t len;
     while (conn->state != DCOMMI_RDV_GONE &&
            (len = dcommi_rdv_output(&s->core, conn, &bytes)) > 0) {
-        ssize_t n = send(conn->fd, bytes, len, MSG_NOSIGNAL);
+        ssize_t n = sendto(conn->fd, bytes, len, MSG_NOSIGNAL, NULL, 0);
         if (n > 0) {
             dcommi_rdv_sent(conn, (size_t)n);
         } else {

@@ -1,6 +1,7 @@
 /* socket.h - addresses, listening, connecting and bounded reading for the rendezvous. Every
  * descriptor is non-blocking and closed on exec; no call raises SIGPIPE or waits past its
- * deadline. */
+ * deadline. Bytes go by sendto and recvfrom, because C programs do define functions named send and
+ * recv, which the linker would put in the place of the C library's. */
 #ifndef DCOMMI_SOCKET_H
 #define DCOMMI_SOCKET_H
 
@@ -288,7 +289,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
 {
     size_t have = 0;
     while (have < len) {
-        ssize_t n = recv(fd, (uint8_t *)buf + have, len - have, 0);
+        ssize_t n = recvfrom(fd, (uint8_t *)buf + have, len - have, 0, NULL, NULL);
         if (n > 0) {
             have += (size_t)n;
         } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
@@ -307,7 +308,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
     size_t done = 0;
     *stopped = false;
     while (done < len) {
-        ssize_t n = send(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL);
+        ssize_t n = sendto(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL, NULL, 0);
         if (n > 0) {
             done += (size_t)n;
             continue;
