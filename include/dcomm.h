@@ -27554,6 +27554,22 @@ static double dcommi_rdv_tell_waits(dcommi_rdv_core *c, double now, double next)
     return next;
 }
 
+/* A rank's time is up: say how many have met and who is missing. */
+static void dcommi_rdv_time_is_up(dcommi_rdv_core *c, uint32_t rank, double now)
+{
+    char who[200];
+    uint32_t met = 0;
+    for (uint32_t r = 0; r < c->size; r++) {
+        met += c->ranks[r] != NULL;
+    }
+    dcommi_rdv_list_ranks(c, c->ready, who, sizeof who);
+    dcommi_rdv_poison(c, now, DCOMM_ERR_TIMEOUT,
+                      "%" PRIu32 " of %" PRIu32
+                      " ranks have met; rank(s) %s did not %s in the time "
+                      "that rank %" PRIu32 " waits",
+                      met, c->size, who, c->ready ? "take part" : "come", rank);
+}
+
 /* Let deadlines pass; returns the time of the next one. */
 static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
 {
@@ -27572,12 +27588,7 @@ static double dcommi_rdv_tick(dcommi_rdv_core *c, double now)
         bool timed = conn->state == DCOMMI_RDV_STRANGER || conn->state == DCOMMI_RDV_FAREWELL ||
                      (conn->state == DCOMMI_RDV_JOINED && conn->waiting);
         if (timed && conn->deadline <= now && conn->state == DCOMMI_RDV_JOINED) {
-            char who[200];
-            dcommi_rdv_list_ranks(c, c->ready, who, sizeof who);
-            dcommi_rdv_poison(c, now, DCOMM_ERR_TIMEOUT,
-                              "rank(s) %s of %" PRIu32 " did not %s in the time that rank %" PRIu32
-                              " waits",
-                              who, c->size, c->ready ? "take part" : "come", conn->rank);
+            dcommi_rdv_time_is_up(c, conn->rank, now);
         } else if (timed && conn->deadline <= now) {
             dcommi_rdv_lost(c, conn, now);
         } else if (timed && conn->deadline < next) {
