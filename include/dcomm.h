@@ -3880,7 +3880,7 @@ static inline int64_t dcommi_ceil_div(int64_t a, int64_t b)
 }
 
 /* Copy a text; NULL without memory. */
-static char *dcommi_strdup(const char *text)
+static inline char *dcommi_strdup(const char *text)
 {
     size_t len = strlen(text) + 1;
     char *copy = dcommi_alloc_raw(len);
@@ -4119,7 +4119,7 @@ static void dcommi_op_drop(dcomm_op op)
 }
 
 /* Hold an operator, so that folds find it until dcommi_op_drop. False: there is none. */
-static bool dcommi_op_hold(dcomm_op op)
+static inline bool dcommi_op_hold(dcomm_op op)
 {
     if (DCOMMI_LIKELY(!dcommi_op_is_user(op))) {
         return true;
@@ -35451,10 +35451,8 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 #define DCOMMI_REFUSAL_H
 
 
-#define DCOMMI_REFUSALS_OVER 64 /* records of operations that are over; older ones are merged */
-#define DCOMMI_REFUSALS_AHEAD                                          \
-    256 /* of operations that are still to come; the rest is asked for \
-         */
+#define DCOMMI_REFUSALS_OVER 64   /* records of operations that are over; older ones are merged */
+#define DCOMMI_REFUSALS_AHEAD 256 /* of operations to come; the rest is asked for */
 
 /* ---- records ---- */
 

@@ -189,7 +189,7 @@ static void dcommi_op_drop(dcomm_op op)
 }
 
 /* Hold an operator, so that folds find it until dcommi_op_drop. False: there is none. */
-static bool dcommi_op_hold(dcomm_op op)
+static inline bool dcommi_op_hold(dcomm_op op)
 {
     if (DCOMMI_LIKELY(!dcommi_op_is_user(op))) {
         return true;

@@ -11,10 +11,8 @@
 
 #include "failure.h"
 
-#define DCOMMI_REFUSALS_OVER 64 /* records of operations that are over; older ones are merged */
-#define DCOMMI_REFUSALS_AHEAD                                          \
-    256 /* of operations that are still to come; the rest is asked for \
-         */
+#define DCOMMI_REFUSALS_OVER 64   /* records of operations that are over; older ones are merged */
+#define DCOMMI_REFUSALS_AHEAD 256 /* of operations to come; the rest is asked for */
 
 /* ---- records ---- */
 

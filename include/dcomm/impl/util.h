@@ -191,7 +191,7 @@ static inline int64_t dcommi_ceil_div(int64_t a, int64_t b)
 }
 
 /* Copy a text; NULL without memory. */
-static char *dcommi_strdup(const char *text)
+static inline char *dcommi_strdup(const char *text)
 {
     size_t len = strlen(text) + 1;
     char *copy = dcommi_alloc_raw(len);
