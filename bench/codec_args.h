@@ -2,7 +2,7 @@
 #ifndef CODEC_ARGS_H
 #define CODEC_ARGS_H
 
-#include "codec_input.h"
+#include "codec_files.h"
 #include "dcomm/all.h"
 
 #include <getopt.h>
@@ -17,7 +17,8 @@ static const char *const codec_variants[DCOMM_FEEDBACK_VARIANT_COUNT] = {"classi
 typedef struct codec_args {
     const char *spec[CODEC_SPECS]; /* sweep: codec_sweep */
     size_t nspecs;
-    codec_input input;
+    codec_tensors tensors;
+    codec_input input; /* the tensor that is encoded now; of totals, all of them */
     uint32_t ranks;
     uint64_t steps;
     bool feedback;
@@ -60,8 +61,8 @@ static void codec_help(FILE *out)
 {
     fprintf(
         out,
-        "usage: dcomm-codec --codec SPEC [--codec SPEC]... --input WHAT [options]\n"
-        "       dcomm-codec --sweep --input WHAT [options]\n"
+        "usage: dcomm-codec --codec SPEC [--codec SPEC]... --input WHAT... [options]\n"
+        "       dcomm-codec --sweep --input WHAT... [options]\n"
         "       dcomm-codec --list\n"
         "What a codec does to gradients: errors, bits, speed, for one encoding and for the sum\n"
         "of several ranks' gradients, computed as the collectives do, in one process.\n"
@@ -155,7 +156,41 @@ static int codec_check(const codec_args *a, bool input)
     return CODEC_GOOD;
 }
 
-static int codec_parse(codec_args *a, int argc, char **argv, bool *done)
+/* Add what --input, or a name alone, says to the inputs that were given. */
+static int codec_give(codec_tensors *given, const char *what)
+{
+    char why[INPUT_TEXT];
+    codec_input in;
+    return input_parse(&in, what, why) && tensors_add(given, &in, why)
+               ? CODEC_GOOD
+               : codec_usage("--input", why);
+}
+
+/* Find the tensors of all inputs that were given, and say in input.text what they are. */
+static int codec_find(codec_args *a, const codec_tensors *given, npy_type type)
+{
+    char why[INPUT_TEXT];
+    for (size_t i = 0; i < given->n; i++) {
+        codec_input *in = &given->tensor[i];
+        if (type != NPY_ANY && in->kind != INPUT_FILE) {
+            return codec_usage("--dtype is for files", NULL);
+        }
+        in->type = type; /* --dtype may stand behind --input */
+        if (!tensors_add_input(&a->tensors, in, why)) {
+            fprintf(stderr, "dcomm-codec: %s\n", why);
+            return CODEC_USAGE;
+        }
+    }
+    if (given->n > 1) {
+        snprintf(a->input.text, sizeof a->input.text, "%.400s and %zu more", given->tensor[0].text,
+                 given->n - 1);
+    } else {
+        snprintf(a->input.text, sizeof a->input.text, "%s", given->tensor[0].text);
+    }
+    return CODEC_GOOD;
+}
+
+static int codec_parse(codec_args *a, codec_tensors *given, int argc, char **argv, bool *done)
 {
     enum { SPEC, INPUT, RANKS, STEPS, FEEDBACK, RESIDUALS, SCALE, MOMENTUM, WARMUP, AGGREGATE };
     enum { SWEEP = AGGREGATE + 1, TIME, JSON, SVG, LIST, HELP, DTYPE };
@@ -180,11 +215,9 @@ static int codec_parse(codec_args *a, int argc, char **argv, bool *done)
         {NULL, 0, NULL, 0},
     };
     *a = (codec_args){.ranks = 1, .steps = 1, .timed = true};
-    bool input = false;
     int type = 0;
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        char why[INPUT_TEXT];
         uint64_t number = 0;
         int word = 0;
         bool good = true;
@@ -196,10 +229,9 @@ static int codec_parse(codec_args *a, int argc, char **argv, bool *done)
             a->spec[a->nspecs++] = optarg;
             break;
         case INPUT:
-            if (!input_parse(&a->input, optarg, why)) {
-                return codec_usage("--input", why);
+            if (codec_give(given, optarg) != CODEC_GOOD) {
+                return CODEC_USAGE;
             }
-            input = true;
             break;
         case DTYPE:
             good = codec_word(optarg, input_types, sizeof input_types / sizeof *input_types, &type) &&
@@ -261,19 +293,18 @@ static int codec_parse(codec_args *a, int argc, char **argv, bool *done)
             return codec_usage("not a value of this option", optarg);
         }
     }
-    if (optind < argc) {
-        return codec_usage("what is this", argv[optind]);
+    for (; optind < argc; optind++) {
+        if (codec_give(given, argv[optind]) != CODEC_GOOD) {
+            return CODEC_USAGE;
+        }
     }
     for (size_t i = 0; a->sweep && i < sizeof codec_sweep / sizeof *codec_sweep; i++) {
         if (a->nspecs < CODEC_SPECS) {
             a->spec[a->nspecs++] = codec_sweep[i];
         }
     }
-    a->input.type = (npy_type)type; /* which may stand before --input */
-    if (type != 0 && input && a->input.kind != INPUT_FILE) {
-        return codec_usage("--dtype is for files", NULL);
-    }
-    return codec_check(a, input);
+    int result = codec_check(a, given->n > 0);
+    return result == CODEC_GOOD ? codec_find(a, given, (npy_type)type) : result;
 }
 
 #endif

@@ -1,11 +1,11 @@
-/* codec_input.h - the gradients that dcomm-codec encodes: .npy files, or random ones of a known
+/* codec_input.h - the gradients that dcomm-codec encodes: of .npy and .npz files, or random ones of a known
  * distribution, the same for the same (seed, rank, step, index) whatever part of them is asked for.
  */
 #ifndef CODEC_INPUT_H
 #define CODEC_INPUT_H
 
 #include "../include/dcomm/impl/text.h"
-#include "npy.h"
+#include "npz.h"
 
 #include <math.h>
 
@@ -26,9 +26,15 @@ static const char *const input_names[INPUT_KINDS] = {"gaussian", "laplace", "log
                                                      "constant"};
 
 static const char input_help[] =
-    "  --input WHAT   a .npy file (float16, float32, float64; %r in its name is the rank, %s the\n"
-    "                 step; from torch: numpy.save(\"g.npy\", g.float().cpu().numpy())), or a file\n"
-    "                 of nothing but numbers with --dtype, or DISTRIBUTION:n=COUNT[,seed=S][,scale=X] (1M, 1, 1), one of\n"
+    "  --input WHAT   what to encode; several --input, or names alone (grads/*.npy), are several\n"
+    "                 tensors, shown one by one and in total. WHAT is a .npy file (float16,\n"
+    "                 float32, float64), a .npz file with all its arrays, a folder with all its\n"
+    "                 .npy and .npz files, a file of nothing but numbers with --dtype, or a\n"
+    "                 DISTRIBUTION. %r in a name is the rank, %s the step. From torch:\n"
+    "                   numpy.save(\"g.npy\", g.float().cpu().numpy())\n"
+    "                   numpy.savez(\"g.npz\", **{n: p.grad.float().cpu().numpy()\n"
+    "                                          for n, p in model.named_parameters()})\n"
+    "                 DISTRIBUTION:n=COUNT[,seed=S][,scale=X] (1M, 1, 1) is one of\n"
     "                   gaussian   normal\n"
     "                   laplace    exponential tails, variance 2 scale^2\n"
     "                   lognormal  normal times exp(sigma normal): sigma=X (1), one exponent to\n"
@@ -47,6 +53,7 @@ typedef struct codec_input {
     double scale, sigma, density;
     size_t block;
     char pattern[INPUT_PATH]; /* of file names */
+    char member[NPZ_NAME];    /* which array of a .npz file, else "" */
     float **file;             /* of each rank, for the step that was opened; or one for all */
     char (*path)[INPUT_PATH]; /* which file that is */
     size_t nfiles;
@@ -185,9 +192,10 @@ static bool input_open(codec_input *in, uint32_t nranks, uint64_t step, char why
         }
         npy_info info = {0};
         free(in->file[r]);
-        const char *bad = npy_read(path, in->type, &in->file[r], &info);
+        const char *bad = npz_read(path, in->member, in->type, &in->file[r], &info);
         if (bad != NULL) {
-            snprintf(why, INPUT_TEXT, "%.300s: %s", path, bad);
+            snprintf(why, INPUT_TEXT, "%.200s%s%.100s: %s", path, in->member[0] != '\0' ? ": " : "",
+                     in->member, bad);
             return false;
         }
         bool first = r == 0 && in->path[0][0] == '\0';

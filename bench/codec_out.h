@@ -1,4 +1,4 @@
-/* codec_out.h - what dcomm-codec says: the table and the JSON. */
+/* codec_out.h - what dcomm-codec says: the tables and the JSON, by tensor and in total. */
 #ifndef CODEC_OUT_H
 #define CODEC_OUT_H
 
@@ -22,6 +22,56 @@ static const codec_step *codec_last(const codec_row *row)
     return row->nsteps > 0 ? &row->step[row->nsteps - 1] : NULL;
 }
 
+/* Return the rate of `done` elements at rate `sum` and `more` elements at `rate`. */
+static double codec_rate_add(double sum, double done, double rate, double more)
+{
+    return (done + more) / ((done > 0 ? done / sum : 0) + more / rate);
+}
+
+static void codec_speed_merge(codec_speed *s, double done, const codec_speed *other, double more)
+{
+    s->memcpy_GBps = codec_rate_add(s->memcpy_GBps, done, other->memcpy_GBps, more);
+    s->encode_GBps = codec_rate_add(s->encode_GBps, done, other->encode_GBps, more);
+    s->decode_GBps = codec_rate_add(s->decode_GBps, done, other->decode_GBps, more);
+    s->decode_add_GBps = codec_rate_add(s->decode_add_GBps, done, other->decode_add_GBps, more);
+    s->encode_per_memcpy = s->encode_GBps / s->memcpy_GBps;
+    s->decode_per_memcpy = s->decode_GBps / s->memcpy_GBps;
+    s->decode_add_per_memcpy = s->decode_add_GBps / s->memcpy_GBps;
+}
+
+/* Both hold below this; NaN where one of them is not known. */
+static double codec_bound(double a, double b)
+{
+    return isnan(a) || isnan(b) ? NAN : fmax(a, b);
+}
+
+/* Add one tensor's row to that of all. `done`: elements so far, `more`: of this tensor. False: no
+ * memory. */
+static bool codec_row_merge(const codec_args *a, codec_row *all, double done, const codec_row *row,
+                            double more, const char *name)
+{
+    if (row->why[0] != '\0' && all->why[0] == '\0') {
+        snprintf(all->why, sizeof all->why, "%.80s: %.160s", name, row->why);
+    }
+    if (all->why[0] != '\0') {
+        return true;
+    }
+    if (done == 0) {
+        all->info = row->info;
+        all->step = calloc(row->nsteps + 1, sizeof *all->step);
+        all->nsteps = all->step != NULL ? row->nsteps : 0;
+    }
+    all->info.omega = codec_bound(all->info.omega, row->info.omega);
+    all->info.contraction = codec_bound(all->info.contraction, row->info.contraction);
+    dcomm_ledger_merge(&all->encode, &row->encode);
+    codec_speed_merge(&all->speed, done, &row->speed, more);
+    for (size_t k = 0; k < all->nsteps; k++) {
+        codec_step_merge(&all->step[k], &row->step[k]);
+        codec_step_rate(&all->step[k], a->ranks, all->info.sparse, a->feedback);
+    }
+    return all->step != NULL;
+}
+
 static double codec_step_bits(const codec_step *s)
 {
     return s->encoded > 0 ? 8 * (double)s->wire_bytes / (double)s->encoded : NAN;
@@ -36,11 +86,16 @@ static void codec_print_number(const char *format, double value)
     printf(" %9s", text);
 }
 
-static void codec_print_head(const codec_args *a, uint32_t ranks)
+static void codec_print_head(const codec_args *a, const char *text)
 {
+    char what[64];
+    const uint32_t ranks = a->ranks;
+    const bool one = a->tensors.n == 1;
+    snprintf(what, sizeof what, one ? "%zu elements" : "%zu tensors",
+             one ? a->input.n : a->tensors.n);
     printf("# dcomm-codec %s, %s kernels: %s\n", dcomm_version(),
-           dcommi_isa_names[dcommi_isa_get()], a->input.text);
-    printf("# %zu elements, %u rank%s, %s, %" PRIu64 " step%s, feedback %s\n", a->input.n, ranks,
+           dcommi_isa_names[dcommi_isa_get()], text);
+    printf("# %s, %u rank%s, %s, %" PRIu64 " step%s, feedback %s\n", what, ranks,
            ranks == 1 ? "" : "s", ranks == 1 ? "one encoding" : codec_ways[a->way], a->steps,
            a->steps == 1 ? "" : "s", a->feedback ? codec_variants[a->opts.variant] : "none");
     printf("#%-32s %9s %9s %9s %9s %9s %9s", "codec", "bits", "ratio", "nmse", "omega", "cosine",
@@ -204,7 +259,18 @@ static void codec_json_row(perf_json *j, const codec_args *a, const codec_row *r
     perf_json_close(j, '}');
 }
 
-static void codec_json(perf_json *j, const codec_args *a, const codec_row *rows, size_t nrows)
+static void codec_json_rows(perf_json *j, const codec_args *a, const codec_row *rows)
+{
+    perf_json_open(j, "results", '[');
+    for (size_t i = 0; i < a->nspecs; i++) {
+        codec_json_row(j, a, &rows[i]);
+    }
+    perf_json_close(j, ']');
+}
+
+/* `all`: a row for each codec; of several tensors their sum, and `rows` are those of each. */
+static void codec_json(perf_json *j, const codec_args *a, const codec_row *all,
+                       const codec_row *rows)
 {
     perf_json_open(j, NULL, '{');
     perf_json_int(j, "schema", 1);
@@ -217,11 +283,18 @@ static void codec_json(perf_json *j, const codec_args *a, const codec_row *rows,
     perf_json_text(j, "aggregate", codec_ways[a->way]);
     perf_json_text(j, "feedback", a->feedback ? codec_variants[a->opts.variant] : "none");
     perf_json_text(j, "residuals", a->opts.bf16 ? "bf16" : "f32");
-    perf_json_open(j, "results", '[');
-    for (size_t i = 0; i < nrows; i++) {
-        codec_json_row(j, a, &rows[i]);
+    codec_json_rows(j, a, all);
+    if (a->tensors.n > 1) {
+        perf_json_open(j, "tensors", '[');
+        for (size_t t = 0; t < a->tensors.n; t++) {
+            perf_json_open(j, NULL, '{');
+            perf_json_text(j, "input", a->tensors.tensor[t].text);
+            perf_json_int(j, "count", (int64_t)a->tensors.tensor[t].n);
+            codec_json_rows(j, a, rows + t * a->nspecs);
+            perf_json_close(j, '}');
+        }
+        perf_json_close(j, ']');
     }
-    perf_json_close(j, ']');
     perf_json_close(j, '}');
     fputc('\n', j->file);
 }

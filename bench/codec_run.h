@@ -14,8 +14,12 @@ typedef struct codec_step {
     dcomm_ledger ledger; /* of the sum against the exact one */
     double nmse_all;     /* of the sum over all steps so far */
     double residual_norm, contraction;
-    double fill_in;      /* share of the result's elements that are not 0 */
-    double fill_k;       /* sparse codecs: elements of the sum over what a rank sent of it */
+    double fill_in;        /* share of the result's elements that are not 0 */
+    double fill_k;         /* sparse codecs: elements of the sum over what a rank sent of it */
+    dcomm_ledger feedback; /* of the step's encodings, with feedback */
+    double error_all, exact_all; /* squares of nmse_all */
+    uint64_t count, filled,
+        summed;          /* elements; those of the result and of the sum that are not 0 */
     uint64_t chosen;     /* that all ranks sent of their own */
     uint64_t wire_bytes; /* of all ranks */
     uint64_t nonfinite, clipped, kept, encoded;
@@ -36,7 +40,6 @@ typedef struct codec_run {
     unsigned char *wire;
     size_t capacity;
     void *workspace;
-    dcomm_ledger feedback; /* of the encodings of this step */
     codec_step now;
 } codec_run;
 
@@ -101,7 +104,7 @@ static dcomm_status codec_run_feedback(codec_run *run)
         if (status != DCOMM_OK) {
             return status;
         }
-        dcomm_feedback_set_ledger(run->fb[r], &run->feedback);
+        dcomm_feedback_set_ledger(run->fb[r], &run->now.feedback);
     }
     return run->fb != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
@@ -295,21 +298,47 @@ static dcomm_status codec_lowrank(codec_run *run);
 
 static void codec_accumulate(codec_run *run)
 {
-    double error = 0, size = 0;
     for (size_t i = 0; i < run->n; i++) {
         run->all[i] += isfinite(run->result[i]) ? (double)run->result[i] : 0;
         run->exact_all[i] += run->exact[i];
         double e = run->all[i] - run->exact_all[i];
-        error += e * e;
-        size += run->exact_all[i] * run->exact_all[i];
+        run->now.error_all += e * e;
+        run->now.exact_all += run->exact_all[i] * run->exact_all[i];
     }
-    run->now.nmse_all = error > 0 ? error / size : 0;
+}
+
+/* Compute what is a ratio of what was counted. */
+static void codec_step_rate(codec_step *s, uint32_t ranks, bool sparse, bool feedback)
+{
+    s->nmse_all = s->error_all > 0 ? s->error_all / s->exact_all : 0;
+    s->fill_in = (double)s->filled / (double)s->count;
+    s->fill_k = sparse && s->chosen > 0 ? (double)s->summed * ranks / (double)s->chosen : NAN;
+    s->contraction = feedback ? s->feedback.contraction : NAN;
+    s->residual_norm = feedback ? sqrt(s->feedback.sums[DCOMMI_LEDGER_RESIDUAL]) : NAN;
+}
+
+/* Add another tensor's same step. */
+static void codec_step_merge(codec_step *s, const codec_step *other)
+{
+    s->step = other->step;
+    dcomm_ledger_merge(&s->ledger, &other->ledger);
+    dcomm_ledger_merge(&s->feedback, &other->feedback);
+    s->error_all += other->error_all;
+    s->exact_all += other->exact_all;
+    s->count += other->count;
+    s->filled += other->filled;
+    s->summed += other->summed;
+    s->chosen += other->chosen;
+    s->wire_bytes += other->wire_bytes;
+    s->nonfinite += other->nonfinite;
+    s->clipped += other->clipped;
+    s->kept += other->kept;
+    s->encoded += other->encoded;
 }
 
 static dcomm_status codec_run_step(codec_run *run, uint64_t step)
 {
-    run->now = (codec_step){.step = step};
-    run->feedback = (dcomm_ledger){0};
+    run->now = (codec_step){.step = step, .count = run->n};
     memset(run->sum, 0, run->n * sizeof *run->sum);
     memset(run->exact, 0, run->n * sizeof *run->exact);
     bool whole = run->linear || run->ranks == 1;
@@ -328,20 +357,13 @@ static dcomm_status codec_run_step(codec_run *run, uint64_t step)
     if (run->fb != NULL) {
         memcpy(run->result, run->x, run->n * sizeof *run->x);
     }
-    size_t filled = 0, summed = 0;
     for (size_t i = 0; i < run->n; i++) {
-        filled += run->result[i] != 0;
-        summed += run->sum[i] != 0;
+        run->now.filled += run->result[i] != 0;
+        run->now.summed += run->sum[i] != 0;
     }
-    run->now.fill_in = (double)filled / (double)run->n;
-    run->now.fill_k = run->info.sparse && run->now.chosen > 0
-                          ? (double)summed * run->ranks / (double)run->now.chosen
-                          : NAN;
     dcomm_ledger_compare_f64(&run->now.ledger, run->exact, run->result, run->n);
-    run->now.contraction = run->fb != NULL ? run->feedback.contraction : NAN;
-    run->now.residual_norm =
-        run->fb != NULL ? sqrt(run->feedback.sums[DCOMMI_LEDGER_RESIDUAL]) : NAN;
     codec_accumulate(run);
+    codec_step_rate(&run->now, run->ranks, run->info.sparse, run->fb != NULL);
     return DCOMM_OK;
 }
 

@@ -74,7 +74,7 @@ static bool looks_wrong(const codec_row *row)
                              last->ledger.count < (uint64_t)row->encode.count));
 }
 
-static bool write_files(const codec_args *a, const codec_row *rows, size_t nrows)
+static bool write_files(const codec_args *a, const codec_row *all, const codec_row *rows)
 {
     const char *names[] = {a->json, a->svg};
     for (int k = 0; k < 2; k++) {
@@ -84,9 +84,9 @@ static bool write_files(const codec_args *a, const codec_row *rows, size_t nrows
         FILE *file = fopen(names[k], "w");
         if (file != NULL && k == 0) {
             perf_json j = {.file = file, .first = true};
-            codec_json(&j, a, rows, nrows);
+            codec_json(&j, a, all, rows);
         } else if (file != NULL) {
-            codec_svg(file, a, rows, nrows);
+            codec_svg(file, a, all, a->nspecs);
         }
         if (file == NULL || fclose(file) != 0) {
             fprintf(stderr, "dcomm-codec: cannot write %s: %s\n", names[k], strerror(errno));
@@ -96,48 +96,131 @@ static bool write_files(const codec_args *a, const codec_row *rows, size_t nrows
     return true;
 }
 
-int main(int argc, char **argv)
+/* Open the tensor args->input for the first step; false, with a sentence, where that cannot be. */
+static bool open_tensor(codec_args *args)
 {
-    static codec_row rows[CODEC_SPECS];
-    static codec_args args;
     char why[INPUT_TEXT];
-    bool done = false;
-    int result = codec_parse(&args, argc, argv, &done);
-    if (done || result != CODEC_GOOD) {
-        return result;
-    }
-    if (!input_open(&args.input, args.ranks, 0, why)) {
+    if (!input_open(&args->input, args->ranks, 0, why)) {
         fprintf(stderr, "dcomm-codec: %s\n", why);
-        return CODEC_USAGE;
+        return false;
     }
-    if (args.input.n == 0) {
-        fprintf(stderr, "dcomm-codec: %s has no elements\n", args.input.text);
-        return CODEC_USAGE;
+    if (args->input.n == 0) {
+        fprintf(stderr, "dcomm-codec: %s has no elements\n", args->input.text);
+        return false;
     }
-    codec_print_head(&args, args.ranks);
-    for (size_t i = 0; i < args.nspecs && result != CODEC_USAGE; i++) {
+    return true;
+}
+
+/* Run every codec on the tensor that is open; rows: one to a codec. Below 0: minus the exit code, after a
+ * failure that ends everything. */
+static int run_tensor(codec_args *args, codec_row *rows)
+{
+    int result = CODEC_GOOD;
+    for (size_t i = 0; i < args->nspecs; i++) {
         codec_row *row = &rows[i];
-        dcomm_status status = run_codec(&args, args.spec[i], row);
-        if (status != DCOMM_OK && (!args.sweep || status == DCOMM_ERR_SYSTEM)) {
+        dcomm_status status = run_codec(args, args->spec[i], row);
+        if (status != DCOMM_OK && (!args->sweep || status == DCOMM_ERR_SYSTEM)) {
             fprintf(stderr, "dcomm-codec: %s\n", dcomm_last_error());
-            result = status == DCOMM_ERR_CORRUPT || status == DCOMM_ERR_INTERNAL ? CODEC_WRONG
-                                                                                 : CODEC_USAGE;
-            break;
+            return status == DCOMM_ERR_CORRUPT || status == DCOMM_ERR_INTERNAL ? -CODEC_WRONG
+                                                                               : -CODEC_USAGE;
         }
         if (status != DCOMM_OK) {
             snprintf(row->why, sizeof row->why, "%.250s", dcomm_last_error());
         }
-        codec_print_row(&args, row);
-        codec_print_steps(&args, row);
+        codec_print_row(args, row);
+        codec_print_steps(args, row);
         fflush(stdout);
         result = row->why[0] == '\0' && looks_wrong(row) ? CODEC_WRONG : result;
     }
-    if (result != CODEC_USAGE && !write_files(&args, rows, args.nspecs)) {
-        result = CODEC_USAGE;
+    return result;
+}
+
+/* Sum the rows of several tensors up into `all`, and print them; false without memory. */
+static bool total(codec_args *args, const codec_row *rows, codec_row *all)
+{
+    double done = 0;
+    for (size_t t = 0; t < args->tensors.n; t++) {
+        const codec_input *in = &args->tensors.tensor[t];
+        for (size_t i = 0; i < args->nspecs; i++) {
+            snprintf(all[i].spec, sizeof all[i].spec, "%s", args->spec[i]);
+            if (!codec_row_merge(args, &all[i], done, &rows[t * args->nspecs + i], (double)in->n,
+                                 in->text)) {
+                fprintf(stderr, "dcomm-codec: no memory for the totals\n");
+                return false;
+            }
+        }
+        done += (double)in->n;
     }
-    for (size_t i = 0; i < args.nspecs; i++) {
+    args->input.n = (size_t)done;
+    printf("# all %zu tensors: %zu elements\n", args->tensors.n, args->input.n);
+    for (size_t i = 0; i < args->nspecs; i++) {
+        codec_print_row(args, &all[i]);
+        codec_print_steps(args, &all[i]);
+    }
+    return true;
+}
+
+/* Run every tensor in turn, only one of them in memory. `rows`: one to a tensor and codec. */
+static int run_all(codec_args *args, codec_row *rows, codec_row *all)
+{
+    const codec_input whole = args->input;
+    const size_t ntensors = args->tensors.n;
+    int result = CODEC_GOOD;
+    for (size_t t = 0; t < ntensors; t++) {
+        args->input = args->tensors.tensor[t];
+        if (!open_tensor(args)) {
+            input_close(&args->input);
+            return CODEC_USAGE;
+        }
+        args->tensors.tensor[t].n = args->input.n;
+        if (t == 0) {
+            codec_print_head(args, ntensors > 1 ? whole.text : args->input.text);
+        }
+        if (ntensors > 1) {
+            printf("# %s: %zu elements\n", args->input.text, args->input.n);
+        }
+        int found = run_tensor(args, rows + t * args->nspecs);
+        result = found > result ? found : result;
+        input_close(&args->input);
+        if (found < 0) {
+            return -found;
+        }
+    }
+    args->input = ntensors > 1 ? whole : args->tensors.tensor[0];
+    bool good = (ntensors == 1 || total(args, rows, all)) &&
+                write_files(args, ntensors == 1 ? rows : all, rows);
+    return good ? result : CODEC_USAGE;
+}
+
+static void free_rows(codec_row *rows, size_t n)
+{
+    for (size_t i = 0; rows != NULL && i < n; i++) {
         free(rows[i].step);
     }
-    input_close(&args.input);
+    free(rows);
+}
+
+int main(int argc, char **argv)
+{
+    static codec_args args;
+    codec_tensors given = {0};
+    bool done = false;
+    int result = codec_parse(&args, &given, argc, argv, &done);
+    free(given.tensor);
+    if (done || result != CODEC_GOOD) {
+        free(args.tensors.tensor);
+        return result;
+    }
+    const size_t nrows = args.tensors.n * args.nspecs;
+    codec_row *rows = calloc(nrows, sizeof *rows), *all = calloc(args.nspecs, sizeof *all);
+    if (rows != NULL && all != NULL) {
+        result = run_all(&args, rows, all);
+    } else {
+        fprintf(stderr, "dcomm-codec: no memory for %zu tensors\n", args.tensors.n);
+        result = CODEC_USAGE;
+    }
+    free_rows(rows, nrows);
+    free_rows(all, args.nspecs);
+    free(args.tensors.tensor);
     return result;
 }

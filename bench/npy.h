@@ -1,17 +1,22 @@
 /* npy.h - NumPy's .npy files: arrays of float16, float32 or float64 in C order, read as f32, and
- * f32 arrays written; files of nothing but numbers, bf16 among them. A file from elsewhere is not trusted: the parser reads no byte outside it. */
+ * f32 arrays written; files of nothing but numbers, bf16 among them. A file from elsewhere is not
+ * trusted: the parser reads no byte outside it. */
 #ifndef NPY_H
 #define NPY_H
 
 #include "../kernels/math.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { NPY_DIMS = 8, NPY_PREFIX = 10, NPY_ALIGN = 64 };
 
@@ -266,33 +271,56 @@ static const char *npy_parse_as(const unsigned char *data, size_t size, npy_type
                : NULL;
 }
 
-/* A whole file; the caller frees *x_p. NULL, or why not. */
-static inline const char *npy_read(const char *path, npy_type type, float **x_p, npy_info *info)
+/* A file's bytes as f32; the caller frees *x_p. NULL, or why not. */
+static inline const char *npy_array(const unsigned char *data, size_t size, npy_type type, float **x_p,
+                                    npy_info *info)
 {
-    *x_p = NULL;
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) {
-        return strerror(errno);
+    const char *why = npy_parse_as(data, size, type, info);
+    if (why != NULL) {
+        return why;
     }
-    const char *why = "it cannot be read";
-    unsigned char *data = NULL;
-    long size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
-    if (size >= 0 && fseek(file, 0, SEEK_SET) == 0) {
-        data = malloc((size_t)size + 1);
-        why = data == NULL ? "there is no memory for it" : why;
+    *x_p = malloc(info->count * sizeof **x_p + 1);
+    if (*x_p == NULL) {
+        return "there is no memory for it";
     }
-    if (data != NULL && fread(data, 1, (size_t)size, file) == (size_t)size) {
-        why = npy_parse_as(data, (size_t)size, type, info);
-        if (why == NULL) {
-            *x_p = malloc(info->count * sizeof **x_p + 1);
-            why = *x_p == NULL ? "there is no memory for it" : NULL;
-        }
-        if (why == NULL) {
-            npy_convert(data, info, 0, info->count, *x_p);
-        }
+    npy_convert(data, info, 0, info->count, *x_p);
+    return NULL;
+}
+
+/* A file's bytes, mapped: of a large archive only those that are looked at are read. */
+typedef struct npy_file {
+    unsigned char *data; /* NULL: nothing to give back */
+    size_t size;
+} npy_file;
+
+static inline void npy_unmap(npy_file *file)
+{
+    if (file->data != NULL) {
+        munmap(file->data, file->size);
     }
-    free(data);
-    fclose(file);
+    file->data = NULL;
+}
+
+/* Map a file; the caller unmaps it. NULL, or why not. */
+static inline const char *npy_map(const char *path, npy_file *file)
+{
+    struct stat about;
+    const char *why = NULL;
+    *file = (npy_file){0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &about) != 0) {
+        why = strerror(errno);
+    } else if (!S_ISREG(about.st_mode)) {
+        why = "it is no regular file";
+    } else if (about.st_size > 0) {
+        void *data = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        why = data == MAP_FAILED ? strerror(errno) : NULL;
+        file->data = data == MAP_FAILED ? NULL : data;
+        file->size = (size_t)about.st_size;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
     return why;
 }
 

@@ -194,6 +194,80 @@ np.save(sys.argv[1] + "/bf16.npy", b)' "$scratch"
     expect "Fortran's order" 2 "Fortran order" run --codec sign --input "$scratch/fortran.npy"
     expect "nothing in it" 2 "has no elements" run --codec sign --input "$scratch/empty.npy"
     expect "NaN" 1 "1 were not finite" run --codec sign --input "$scratch/nan.npy"
+    check "archives and a folder of NumPy's" "$python" -c 'import sys, os, struct, zipfile, numpy as np
+d = sys.argv[1] + "/"
+x = np.load(d + "f4.npy")
+arrays = {"w": x, "b": x[0], "s": x[0, 0]}
+np.savez(d + "stored.npz", **arrays)
+np.savez_compressed(d + "deflated.npz", **arrays)
+np.savez(d + "one.npz", w=x)
+for r in 0, 1:
+    np.savez(f"{d}rank{r}.npz", w=x * (1 + r), b=x[r])
+os.mkdir(d + "folder")
+np.save(d + "folder/a.npy", x)
+np.savez(d + "folder/b.npz", b=x[0], s=x[0, 0])
+os.mkdir(d + "nothing")
+data = open(d + "stored.npz", "rb").read()
+def put(name, data):
+    open(d + name, "wb").write(data)
+put("npz-cut.npz", data[:-30])
+put("npz-flipped.npz", data[:400] + bytes([data[400] ^ 1]) + data[401:])
+with zipfile.ZipFile(d + "npz-twice.npz", "w") as z:
+    body = open(d + "f4.npy", "rb").read()
+    z.writestr("w.npy", body)
+    z.writestr("v.npy", body)
+twice = open(d + "npz-twice.npz", "rb").read()
+put("npz-twice.npz", twice.replace(b"v.npy", b"w.npy"))
+second = twice.rindex(b"PK\1\2")
+put("npz-over.npz", twice[:second + 42] + bytes(4) + twice[second + 46:])
+def head(name, n):
+    return struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 0, 0, n, n, len(name), 0) + name
+def entry(name, n, at):
+    return struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 0, 0, n, n, len(name), *[0] * 5, at) + name
+inner = head(b"v.npy", len(body)) + body
+outer = head(b"w.npy", len(inner)) + inner
+listed = entry(b"w.npy", len(inner), 0) + entry(b"v.npy", len(body), len(outer) - len(inner))
+put("npz-inside.npz", outer + listed +
+    struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 2, 2, len(listed), len(outer), 0))
+put("npz-huge.npz", twice[:second + 10] + b"\x08\0" + twice[second + 12:second + 24] +
+    b"\xf0\xff\xff\xff" + twice[second + 28:])' "$scratch"
+    total='d["count"] == 419 and [t["count"] for t in d["tensors"]] == %s and
+        r[0]["encode"]["wire_bytes"] == sum(t["results"][0]["encode"]["wire_bytes"] for t in d["tensors"])
+        and abs(r[0]["encode"]["nmse"] / d["tensors"][0]["results"][0]["encode"]["nmse"] - 1) < 0.1'
+    total=$(tr '\n' ' ' <<<"$total")
+    holds "an archive's arrays, and all of them" "$(printf "$total" '[407, 11, 1]')" \
+        --codec qsgd:bits=8 --input "$scratch/stored.npz"
+    if grep -q -e -DNPZ_ZLIB "$build/build.ninja"; then
+        holds "a compressed one" "$(printf "$total" '[407, 11, 1]')" \
+            --codec qsgd:bits=8 --input "$scratch/deflated.npz"
+    else
+        expect "a compressed one without zlib" 2 "numpy.savez makes a file without" \
+            run --codec sign --input "$scratch/deflated.npz"
+    fi
+    holds "a folder's" "$(printf "$total" '[407, 11, 1]')" --codec qsgd:bits=8 --input "$scratch/folder"
+    holds "files by name" '[t["count"] for t in d["tensors"]] == [407, 407] and d["count"] == 814' \
+        --codec sign "$scratch/f4.npy" "$scratch/f2.npy"
+    holds "one array is one tensor" '"tensors" not in d and "rows=37" in str(r[0])' \
+        --codec powersgd:rank=2 --input "$scratch/one.npz"
+    holds "of several ranks and steps" 'len(d["tensors"]) == 2 and r[0]["steps"][2]["fill_in"] == 1' \
+        --codec sign --input "$scratch/rank%r.npz" --ranks 2 --steps 3 \
+        --feedback classic
+    expect "each and all in the table" 0 "^# all 3 tensors: 419 elements" \
+        run --codec sign --input "$scratch/stored.npz"
+    expect "an array that another rank has not" 2 "rank2.npz: w: No such file" \
+        run --codec sign --input "$scratch/rank%r.npz" --ranks 3
+    expect "a folder of nothing" 2 "no .npy or .npz file" run --codec sign --input "$scratch/nothing"
+    expect "an archive that was cut" 2 "ends early.*numpy.savez" \
+        run --codec sign --input "$scratch/npz-cut.npz"
+    expect "a bit of an array flipped" 2 "another checksum" \
+        run --codec sign --input "$scratch/npz-flipped.npz"
+    expect "two arrays of a name" 2 "one name" run --codec sign --input "$scratch/npz-twice.npz"
+    expect "two arrays at one place" 2 "names another array than lies there" \
+        run --codec sign --input "$scratch/npz-over.npz"
+    expect "an array inside another" 2 "one over the other" \
+        run --codec sign --input "$scratch/npz-inside.npz"
+    expect "an array larger than its bytes hold" 2 "cannot be that of its bytes" \
+        run --codec sign --input "$scratch/npz-huge.npz"
     head -c 1000 "$scratch/f4.npy" >"$scratch/cut.npy"
     expect "a file that was cut" 2 "shorter than its shape says" run --codec sign \
         --input "$scratch/cut.npy"

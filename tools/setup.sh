@@ -9,6 +9,7 @@ set -u
 packages=(
     gcc libc6-dev meson ninja-build pkg-config python3 # to build
     libucx-dev libhwloc-dev                            # the libraries under dcomm
+    zlib1g-dev                                         # dcomm-codec's compressed .npz files
     python3-matplotlib                                 # the plots of tools/report.py
 )
 test_packages=(

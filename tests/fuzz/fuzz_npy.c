@@ -1,29 +1,55 @@
-/* fuzz_npy.c - any bytes as a .npy file. */
+/* fuzz_npy.c - any bytes as a .npy file, as raw numbers and as a .npz file. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "../../bench/npy.h"
+#include "../../bench/npz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+/* Read one array; `bytes` is an allocation of its own, so that reading on is seen. */
+static void read_array(const uint8_t *bytes, size_t size, npy_type type)
 {
     npy_info info;
-    uint8_t *file = malloc(size + 1); /* its own allocation: reading on is seen */
+    float *x = NULL;
+    if (npy_array(bytes, size, type, &x, &info) == NULL &&
+        (info.offset + info.count * (size_t)info.width != size || info.ndim > NPY_DIMS)) {
+        abort();
+    }
+    free(x);
+}
+
+/* Read all arrays of an archive, whatever their checksums. */
+static void read_archive(const uint8_t *file, size_t size, npy_type type)
+{
+    npz_entry *entry;
+    size_t n, end = 0;
+    if (npz_list(file, size, &entry, &n) != NULL) {
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (entry[i].data < end || entry[i].packed > size - entry[i].data ||
+            entry[i].size > 1032 * entry[i].packed + 1032) {
+            abort();
+        }
+        end = entry[i].data + entry[i].packed;
+        uint8_t *bytes = malloc(entry[i].size + 1);
+        if (bytes != NULL && npz_unpack(file, &entry[i], bytes) == NULL) {
+            read_array(bytes, entry[i].size, type);
+        }
+        free(bytes);
+    }
+    free(entry);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    uint8_t *file = malloc(size + 1);
     if (file == NULL) {
         return 0;
     }
     memcpy(file, data, size);
     const npy_type type = size > 0 ? (npy_type)(data[size - 1] % 5) : NPY_ANY;
-    if (npy_parse_as(file, size, type, &info) == NULL) {
-        if (info.offset + info.count * (size_t)info.width != size || info.ndim > NPY_DIMS) {
-            abort();
-        }
-        float *x = malloc(info.count * sizeof *x + 1);
-        if (x != NULL) {
-            npy_convert(file, &info, 0, info.count, x);
-        }
-        free(x);
-    }
+    read_array(file, size, type);
+    read_archive(file, size, type);
     free(file);
     return 0;
 }
