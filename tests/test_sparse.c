@@ -393,7 +393,8 @@ static const char *chosen(const char *spec, int n, size_t count, bool feedback)
                       .lanes = 1,
                       .groups = groups,
                       .coding = &coding};
-    const dcommi_algo *algo = dcommi_choose_alone(&s);
+    const dcommi_algo *algo = NULL;
+    cr_assert_eq(dcommi_choose_alone(&s, &algo), DCOMM_OK);
     cr_assert_not_null(algo);
     dcommi_groups_free(&groups);
     dcomm_codec_destroy(&codec);

@@ -58,7 +58,9 @@ static void fold(const void *in, void *inout, size_t count, dcomm_dtype dtype, w
     w->cut += dcomm_dtype_size(dtype) != w->bytes;
     for (size_t i = 0; i < count; i++, from += w->bytes, to += w->bytes) {
         element x, y;
-        w->cut += !get(to, w->bytes, &x) || !get(from, w->bytes, &y) || x.index != y.index;
+        bool whole = get(to, w->bytes, &x);
+        whole = get(from, w->bytes, &y) && whole;
+        w->cut += !whole || x.index != y.index;
         put(to, w->bytes, op(x, y));
     }
 }
