@@ -4,7 +4,15 @@
 
 #include "codec_out.h"
 
-enum { SVG_W = 900, SVG_H = 560, SVG_LEFT = 80, SVG_TOP = 50, SVG_PLOT_W = 560, SVG_PLOT_H = 440 };
+enum {
+    SVG_W = 900,
+    SVG_H = 560,
+    SVG_LINE = 17,
+    SVG_LEFT = 80,
+    SVG_TOP = 50,
+    SVG_PLOT_W = 560,
+    SVG_PLOT_H = 440
+};
 
 static const char *const svg_colours[] = {"#2563eb", "#ea580c", "#059669", "#a855f7",
                                           "#dc2626", "#0891b2", "#ca8a04", "#64748b",
@@ -53,14 +61,20 @@ static const char *svg_colour(const codec_row *rows, size_t i)
     return svg_colours[family % SVG_COLOURS];
 }
 
-static void svg_frame(FILE *f, const svg_axes *a, const char *title, const char *under)
+/* A white ground, so that the picture can be read on a dark page; no wider than a phone's screen.
+ */
+static void svg_frame(FILE *f, const svg_axes *a, const char *title, const char *under,
+                      size_t lines)
 {
+    const int bottom = SVG_TOP + 20 + SVG_LINE * (int)lines;
+    const int height = bottom > SVG_H ? bottom : SVG_H;
     fprintf(f,
             "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' width='%d' height='%d' "
-            "font-family='Helvetica, Arial, sans-serif' font-size='12' fill='#111827'>\n"
+            "style='max-width:100%%;height:auto' font-family='Helvetica, Arial, sans-serif' "
+            "font-size='12' fill='#111827'>\n"
             "<rect width='100%%' height='100%%' fill='white'/>\n"
             "<text x='%d' y='26' font-size='15' font-weight='bold'>",
-            SVG_W, SVG_H, SVG_W, SVG_H, SVG_LEFT);
+            SVG_W, height, SVG_W, height, SVG_LEFT);
     for (const char *c = title; *c != '\0'; c++) {
         fprintf(f, *c == '<' ? "&lt;" : *c == '&' ? "&amp;" : "%c", *c);
     }
@@ -100,7 +114,7 @@ static double svg_error(const codec_row *row)
 
 static void svg_legend(FILE *f, const codec_row *row, const char *colour, size_t line)
 {
-    double y = SVG_TOP + 10 + 17.0 * (double)line;
+    double y = SVG_TOP + 10 + SVG_LINE * (double)line;
     char label[40];
     snprintf(label, sizeof label, "%.39s", row->spec);
     fprintf(f,
@@ -110,8 +124,70 @@ static void svg_legend(FILE *f, const codec_row *row, const char *colour, size_t
             label, strlen(row->spec) >= sizeof label ? "..." : "");
 }
 
+typedef struct svg_box {
+    double x, y, w, h; /* its middle, and its size */
+} svg_box;
+
+static bool svg_free(const svg_box *taken, size_t n, svg_box b)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (fabs(taken[i].x - b.x) < (taken[i].w + b.w) / 2 &&
+            fabs(taken[i].y - b.y) < (taken[i].h + b.h) / 2) {
+            return false;
+        }
+    }
+    return b.y > SVG_TOP - 12 && b.y < SVG_TOP + SVG_PLOT_H && b.x > SVG_LEFT &&
+           b.x < SVG_LEFT + SVG_PLOT_W + 10;
+}
+
+/* Find a place for a label of w by h near (x, y) where nothing is yet: in widening circles. */
+static svg_box svg_place(const svg_box *taken, size_t n, double x, double y, double w, double h)
+{
+    enum { DIRECTIONS = 16, CIRCLES = 10 };
+    svg_box b = {x + 12, y - 9, w, h};
+    for (int k = 0; k < DIRECTIONS * CIRCLES; k++) {
+        double angle = -0.7 + 2 * M_PI * (k % DIRECTIONS) / DIRECTIONS;
+        double far = 13 + 8 * (k / DIRECTIONS); /* whole circles */
+        svg_box tried = {x + far * cos(angle), y + far * sin(angle), w, h};
+        if (svg_free(taken, n, tried)) {
+            return tried;
+        }
+    }
+    return b;
+}
+
+/* Label each point with its number in the legend, beside the other points and labels. */
+static void svg_numbers(FILE *f, svg_box *taken, size_t points, const size_t *number)
+{
+    for (size_t i = 0; i < points; i++) {
+        const double x = taken[i].x, y = taken[i].y;
+        const svg_box b = svg_place(taken, points + i, x, y, number[i] < 10 ? 8 : 15, 11);
+        taken[points + i] = b;
+        double away = hypot(b.x - x, b.y - y);
+        if (away > 14) {
+            fprintf(f, "<line x1='%.1f' y1='%.1f' x2='%.1f' y2='%.1f' stroke='#9ca3af'/>\n", x, y,
+                    b.x - (b.x - x) * 7 / away, b.y - (b.y - y) * 7 / away);
+        }
+        fprintf(f,
+                "<text class='number' x='%.1f' y='%.1f' font-size='10' text-anchor='middle' "
+                "fill='#4b5563'>%zu</text>\n",
+                b.x, b.y + 3.5, number[i]);
+    }
+}
+
+static size_t svg_lines(const codec_row *rows, size_t nrows)
+{
+    size_t lines = 0;
+    for (size_t i = 0; i < nrows; i++) {
+        lines += rows[i].why[0] == '\0';
+    }
+    return lines;
+}
+
 static void svg_bits(FILE *f, const codec_row *rows, size_t nrows, const char *title)
 {
+    svg_box taken[2 * CODEC_SPECS];
+    size_t number[CODEC_SPECS], points = 0;
     svg_axes a = {99, -99, 99, -99};
     for (size_t i = 0; i < nrows; i++) {
         if (rows[i].why[0] == '\0') {
@@ -125,7 +201,7 @@ static void svg_bits(FILE *f, const codec_row *rows, size_t nrows, const char *t
     a.x1 += 0.1;
     a.y0 = floor(a.y0);
     a.y1 = ceil(a.y1 + 1e-9);
-    svg_frame(f, &a, title, "bits on the wire per element");
+    svg_frame(f, &a, title, "bits on the wire per element", svg_lines(rows, nrows));
     size_t line = 0;
     for (size_t i = 0; i < nrows; i++) {
         if (rows[i].why[0] != '\0') {
@@ -135,13 +211,13 @@ static void svg_bits(FILE *f, const codec_row *rows, size_t nrows, const char *t
         double error = svg_error(&rows[i]);
         if (error > 0 && isfinite(error)) {
             double x = svg_x(&a, rows[i].encode.bits), y = svg_y(&a, error);
-            fprintf(f,
-                    "<circle cx='%.1f' cy='%.1f' r='4.5' fill='%s'/><text x='%.1f' y='%.1f' "
-                    "font-size='10' fill='#4b5563'>%zu</text>\n",
-                    x, y, colour, x + 6, y - 4, line + 1);
+            fprintf(f, "<circle cx='%.1f' cy='%.1f' r='4.5' fill='%s'/>\n", x, y, colour);
+            taken[points] = (svg_box){x, y, 9, 9};
+            number[points++] = line + 1;
         }
         svg_legend(f, &rows[i], colour, line++);
     }
+    svg_numbers(f, taken, points, number);
     fprintf(f, "</svg>\n");
 }
 
@@ -160,7 +236,8 @@ static void svg_steps(FILE *f, const codec_row *rows, size_t nrows, const char *
     }
     a.y0 = floor(a.y0);
     a.y1 = ceil(a.y1 + 1e-9);
-    svg_frame(f, &a, title, "step (full line: of the sum over all steps; thin: of each step)");
+    svg_frame(f, &a, title, "step (full line: of the sum over all steps; thin: of each step)",
+              svg_lines(rows, nrows));
     size_t line = 0;
     for (size_t i = 0; i < nrows; i++) {
         if (rows[i].why[0] != '\0') {
@@ -190,8 +267,9 @@ static void svg_steps(FILE *f, const codec_row *rows, size_t nrows, const char *
 static void codec_svg(FILE *f, const codec_args *a, const codec_row *rows, size_t nrows)
 {
     char title[INPUT_TEXT + 128];
-    snprintf(title, sizeof title, "%s; %u rank%s%s%s, feedback %s", a->input.text, a->ranks,
-             a->ranks == 1 ? "" : "s", a->ranks == 1 ? "" : ", ",
+    const bool whole = strlen(a->input.text) <= 60;
+    snprintf(title, sizeof title, "%.60s%s; %u rank%s%s%s, feedback %s", a->input.text,
+             whole ? "" : "...", a->ranks, a->ranks == 1 ? "" : "s", a->ranks == 1 ? "" : ", ",
              a->ranks == 1 ? "" : codec_ways[a->way],
              a->feedback ? codec_variants[a->opts.variant] : "none");
     if (a->steps > 1 && !a->sweep) {

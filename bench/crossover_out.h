@@ -192,10 +192,11 @@ static void cross_json(perf_json *j, const cross_sweep *s)
 
 /* ---- the picture ---- */
 
-enum { CROSS_W = 860, CROSS_H = 520, CROSS_LEFT = 70, CROSS_TOP = 40, CROSS_PLOT = 560 };
+enum { CROSS_W = 860, CROSS_H = 520, CROSS_LEFT = 84, CROSS_TOP = 40, CROSS_PLOT = 560 };
 
 static const char *const cross_colours[] = {"#2563eb", "#ea580c", "#059669", "#a855f7",
-                                            "#dc2626", "#0891b2", "#ca8a04", "#64748b"};
+                                            "#dc2626", "#0891b2", "#ca8a04", "#64748b",
+                                            "#be185d", "#4d7c0f", "#1e3a8a", "#78350f"};
 enum { CROSS_COLOURS = sizeof cross_colours / sizeof cross_colours[0] };
 
 typedef struct cross_axes {
@@ -252,10 +253,10 @@ static void cross_svg(FILE *f, const cross_sweep *s)
     x.y0 = floor(x.y0);
     x.y1 = ceil(x.y1);
     fprintf(f,
-            "<svg xmlns='http://www.w3.org/2000/svg' width='%d' height='%d' "
-            "font-family='sans-serif' font-size='12'>\n<rect width='100%%' height='100%%' "
+            "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 %d %d' width='%d' height='%d' "
+            "style='max-width:100%%;height:auto' font-family='sans-serif' font-size='12'>\n<rect width='100%%' height='100%%' "
             "fill='white'/>\n<text x='%d' y='22' font-size='15'>%s of %d ranks: %s</text>\n",
-            CROSS_W, CROSS_H, CROSS_LEFT, s->args->op->name, s->nranks,
+            CROSS_W, CROSS_H, CROSS_W, CROSS_H, CROSS_LEFT, s->args->op->name, s->nranks,
             s->args->model ? "the model" : "measured (dots), by the model (dashed)");
     for (double y = x.y0; y <= x.y1; y++) {
         double at = cross_y(&x, pow(10, y));

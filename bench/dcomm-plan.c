@@ -14,7 +14,7 @@ typedef struct arguments {
     dcomm_check_spec spec;
     dcomm_coll_opts opts;
     int nranks, rank; /* rank -1: not asked for */
-    bool check;
+    bool check, all_chunks;
     int per_host; /* 0: as in hosts */
     bool shuffle;
     int hosts[DCOMMI_CHECK_RANKS], nhosts; /* nhosts: how many numbers were given */
@@ -41,7 +41,8 @@ static const char usage[] =
     "  --rank R         print this rank's plan (default: 0, when nothing else is asked for)\n"
     "  --check          prove all ranks' plans right; print what they cost, and with hosts what\n"
     "                   goes between them\n"
-    "  --svg FILE       draw all ranks' messages\n"
+    "  --svg FILE       draw all ranks' messages, of one chunk where there is no --chunk\n"
+    "  --all-chunks     draw every chunk\n"
     "  --json FILE      write what --check finds as JSON (\"-\": standard output)\n"
     "  --help\n"
     "\n"
@@ -182,6 +183,7 @@ static int parse(int argc, char **argv, arguments *a)
         PER_HOST,
         SHUFFLE,
         RANK,
+        ALL_CHUNKS,
         CHECK,
         SVG,
         JSON
@@ -197,6 +199,7 @@ static int parse(int argc, char **argv, arguments *a)
                                             {"ranks-per-host", 1, NULL, PER_HOST},
                                             {"shuffle", 0, NULL, SHUFFLE},
                                             {"rank", 1, NULL, RANK},
+                                            {"all-chunks", 0, NULL, ALL_CHUNKS},
                                             {"check", 0, NULL, CHECK},
                                             {"svg", 1, NULL, SVG},
                                             {"json", 1, NULL, JSON},
@@ -247,6 +250,9 @@ static int parse(int argc, char **argv, arguments *a)
             break;
         case RANK:
             good = parse_number(optarg, 0, DCOMMI_CHECK_RANKS, &rank);
+            break;
+        case ALL_CHUNKS:
+            a->all_chunks = true;
             break;
         case CHECK:
             a->check = true;
@@ -364,7 +370,8 @@ static void count_crossings(const arguments *a, const dcommi_check_trace *trace,
     }
 }
 
-static int examine(const arguments *a, dcomm_plan *const *plans)
+/* The check, and with a picture to draw what it saw happen. */
+static int examine(const arguments *a, dcomm_plan *const *plans, bool picture)
 {
     dcomm_check_report report;
     dcommi_check_trace trace = {0};
@@ -373,7 +380,7 @@ static int examine(const arguments *a, dcomm_plan *const *plans)
     bool good = status == DCOMM_OK;
     if (!good) {
         fprintf(stderr, "dcomm-plan: %s\n", dcomm_last_error());
-    } else if (a->check) {
+    } else if (a->check && !picture) {
         printf("right: %" PRId64 " messages, %" PRId64 " signals, longest chain %" PRId64
                ", at most %" PRId64 " bytes from a rank, %" PRId64 " bytes in all\n",
                report.messages, report.signals, report.steps, report.max_rank_bytes,
@@ -385,14 +392,51 @@ static int examine(const arguments *a, dcomm_plan *const *plans)
                    bytes);
         }
     }
-    if (a->svg != NULL && trace.n > 0) {
+    if (picture && trace.n > 0) {
         good = draw(a, &trace) && good;
     }
-    if (a->json != NULL) {
+    if (a->json != NULL && !picture) {
         good = write_json(a, &report) && good;
     }
     dcommi_free(trace.event);
     return good ? EXIT_GOOD : EXIT_WRONG;
+}
+
+static void destroy_plans(dcomm_plan **plans, int nranks)
+{
+    for (int r = 0; r < nranks; r++) {
+        if (plans[r] != NULL) {
+            dcomm_plan_destroy(&plans[r]);
+        }
+    }
+}
+
+static int create_plans(const arguments *a, const dcomm_coll_opts *opts, dcomm_plan **plans)
+{
+    for (int r = 0; r < a->nranks; r++) {
+        if (dcomm_plan_create(&a->spec, DCOMM_SUM, r, a->nranks, opts, &plans[r]) < 0) {
+            fprintf(stderr, "dcomm-plan: %s\n", dcomm_last_error());
+            return EXIT_USAGE;
+        }
+    }
+    return EXIT_GOOD;
+}
+
+/* Draw plans of a single chunk, in which the algorithm can be seen, unless chunks were asked for. */
+static int picture(const arguments *a)
+{
+    dcomm_plan *plans[DCOMMI_CHECK_RANKS] = {NULL};
+    dcomm_coll_opts opts = a->opts;
+    if (opts.chunk_bytes == 0 && !a->all_chunks) {
+        size_t most = (size_t)INT64_MAX / 1024, one = sizeof(double) * (size_t)a->nranks;
+        opts.chunk_bytes = a->spec.count > most / one ? most : one * a->spec.count + 1;
+    }
+    int result = create_plans(a, &opts, plans);
+    if (result == EXIT_GOOD) {
+        result = examine(a, plans, true);
+    }
+    destroy_plans(plans, a->nranks);
+    return result;
 }
 
 int main(int argc, char **argv)
@@ -405,29 +449,23 @@ int main(int argc, char **argv)
     size_t cells = (size_t)a.nranks * (size_t)a.nranks;
     size_t *counts = calloc(cells, sizeof *counts);
     dcomm_plan *plans[DCOMMI_CHECK_RANKS] = {NULL};
-    result = counts != NULL ? EXIT_GOOD : EXIT_WRONG;
     for (size_t i = 0; counts != NULL && i < cells; i++) {
         counts[i] = a.spec.count;
     }
     a.spec.counts = counts;
-    for (int r = 0; r < a.nranks && result == EXIT_GOOD; r++) {
-        if (dcomm_plan_create(&a.spec, DCOMM_SUM, r, a.nranks, &a.opts, &plans[r]) < 0) {
-            fprintf(stderr, "dcomm-plan: %s\n", dcomm_last_error());
-            result = EXIT_USAGE;
-        }
-    }
-    bool examined = a.check || a.svg != NULL || a.json != NULL;
-    if (result == EXIT_GOOD && (a.rank >= 0 || !examined)) {
+    result = counts != NULL ? create_plans(&a, &a.opts, plans) : EXIT_WRONG;
+    bool examined = a.check || a.json != NULL;
+    if (result == EXIT_GOOD && (a.rank >= 0 || (!examined && a.svg == NULL))) {
         result = print_plan(plans[a.rank < 0 ? 0 : a.rank]);
     }
     if (result == EXIT_GOOD && examined) {
-        result = examine(&a, plans);
+        result = examine(&a, plans, false);
     }
-    for (int r = 0; r < a.nranks; r++) {
-        if (plans[r] != NULL) {
-            dcomm_plan_destroy(&plans[r]);
-        }
+    if (a.svg != NULL && result != EXIT_USAGE) {
+        int drawn = picture(&a);
+        result = result == EXIT_GOOD ? drawn : result;
     }
+    destroy_plans(plans, a.nranks);
     free(counts);
     return result;
 }

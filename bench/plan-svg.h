@@ -253,7 +253,7 @@ static bool svg_write(FILE *f, const dcommi_check_trace *trace, int nranks, cons
     double height = bottom + 48;
     fprintf(f,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" "
-            "height=\"%.0f\" font-family=\"Helvetica, Arial, sans-serif\">\n"
+            "height=\"%.0f\" style=\"max-width:100%%;height:auto\" font-family=\"Helvetica, Arial, sans-serif\">\n"
             "<style>.t{font-size:16px;font-weight:bold;fill:#111827}.r{font-size:13px;"
             "fill:#111827}.l{font-size:11px;fill:#4b5563}.b{font-size:9.5px;paint-order:stroke;"
             "stroke:#fff;"

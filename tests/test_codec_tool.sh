@@ -150,6 +150,18 @@ holds "its JSON, every codec" 'len(r) > 20 and all("refused" not in x for x in r
 check "its picture" python3 -c 'import sys, xml.dom.minidom as m
 n = len(m.parse(sys.argv[1]).getElementsByTagName("circle")); print(n); assert n > 40' \
     "$scratch/sweep.svg"
+check "no label lies on another, nor on a point" python3 -c 'import sys, xml.dom.minidom as m
+def at(e, *names):
+    return [float(e.getAttribute(n)) for n in names]
+d = m.parse(sys.argv[1])
+labels = [t for t in d.getElementsByTagName("text") if t.getAttribute("class") == "number"]
+boxes = [(x, y - 3.5, 6 * len(t.firstChild.data), 10) for t in labels for x, y in [at(t, "x", "y")]]
+points = [(x, y, 8, 8) for c in d.getElementsByTagName("circle") for x, y in [at(c, "cx", "cy")]]
+assert len(boxes) > 20, len(boxes)
+for i, (x, y, w, h) in enumerate(boxes):
+    for u, v, p, q in boxes[:i] + points:
+        assert abs(x - u) >= (w + p) / 2 or abs(y - v) >= (h + q) / 2, (x, y, u, v)
+assert "max-width" in d.documentElement.getAttribute("style")' "$scratch/sweep.svg"
 check "a picture of steps" run --codec sign --codec topk --input gaussian:n=5000 --steps 9 \
     --feedback classic --svg "$scratch/steps.svg"
 check "is XML" python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' \

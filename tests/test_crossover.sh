@@ -29,7 +29,13 @@ check "all of alltoall, JSON and SVG" "$tool" alltoall --model $textbook -n 12 -
     --json "$scratch/m.json" --svg "$scratch/m.svg"
 check "JSON" json "$scratch/m.json" \
     'd["model_alone"] and all(r["time_us_predicted"] > 0 for r in d["results"])'
-check "SVG" python3 -c 'import sys, xml.dom.minidom as m; m.parse(sys.argv[1])' "$scratch/m.svg"
+check "SVG: no two labels at one place, as wide as the screen at most" python3 -c '
+import sys, xml.dom.minidom as m
+d = m.parse(sys.argv[1])
+at = sorted((t.getAttribute("x"), float(t.getAttribute("y"))) for t in d.getElementsByTagName("text"))
+assert len(at) > 8 and all(a[0] != b[0] or b[1] - a[1] > 12 for a, b in zip(at, at[1:])), at
+assert d.documentElement.getAttribute("viewBox") and "max-width" in d.documentElement.getAttribute("style")
+' "$scratch/m.svg"
 
 check "measured" timeout 120 "$build/dcomm-run" -n 2 -- "$tool" -b 4K -e 256K -f 4 -i 5 \
     --algo ring,one_shot,halving_doubling --json "$scratch/p.json" --save "$scratch/tuning"

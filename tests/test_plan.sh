@@ -26,6 +26,16 @@ expect "its JSON" 0 '"right":true.*"chain_messages":6' \
     "$plan" allreduce ring -n 4 --count 4096 --json -
 check "a picture" "$plan" allreduce ring -n 4 --count 4096 --svg "$scratch/ring.svg"
 check "with an arrow for each message" drawn '^<path d="M' 24
+check "a long buffer's picture" "$plan" allreduce ring -n 4 --svg "$scratch/ring.svg"
+check "shows one chunk" drawn '^<path d="M' 24
+check "or each, if that is wanted" "$plan" allreduce ring -n 4 --all-chunks --svg "$scratch/ring.svg"
+check "with all their messages" drawn '^<path d="M' 768
+check "or those of this size" "$plan" allreduce ring -n 4 --chunk 512K --svg "$scratch/ring.svg"
+check "which are two to a block" drawn '^<path d="M' 48
+expect "the check is that of the real plans" 0 "^right: 768 messages" \
+    "$plan" allreduce ring -n 4 --check --svg "$scratch/ring.svg"
+check "it fits a narrow screen, and has a ground of its own" \
+    drawn 'viewBox.*max-width:100%|<rect .*fill="#fff"/>$' 2
 check "which is well-formed" python3 -c \
     'import sys, xml.dom.minidom; xml.dom.minidom.parse(sys.argv[1])' "$scratch/ring.svg"
 expect "ranks on several hosts" 0 "^right: 24 messages" \
