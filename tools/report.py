@@ -6,19 +6,15 @@ import argparse
 import html
 import io
 import json
+import os
 import re
 import sys
+import textwrap
 
-try:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-except ImportError:
-    plt = None
-
+plt = None  # of matplotlib, where a page is made and Python has it
 NO_PLOTS = "No plots: Python has no matplotlib (Debian: python3-matplotlib)."
 SHOWN = ["ring", "tree", "auto"]  # in the short table; the plot shows all
+TRAINING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "codecs.md")
 COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#8c8c8c",
           "#a6761d", "#66a61e"]
 
@@ -55,9 +51,53 @@ def training_table(runs):
 
 
 def unsuited(runs):
-    """Names of the runs that ended visibly worse than the first."""
+    """The runs that ended visibly worse than the first."""
     limit = 1.03 * runs[0][1]["final_loss"]
-    return [name for name, run in runs[1:] if run["final_loss"] > limit]
+    return [(name, run) for name, run in runs[1:] if run["final_loss"] > limit]
+
+
+ADAM = ("Adam divides by the root of what arrives, and what {} arrives late and in lumps, which it makes "
+        "smaller. Any implementation of the pair ends there; with an optimizer whose update is linear in the "
+        "gradients it is not so.")
+FEW = "{} steps are few for a codec that sends so little: what it holds back at the end never arrives."
+LOST = "without error feedback, what the codec leaves out is lost for good."
+NOISE = "so few bits are more noise than signal; more bits cost little."
+LEFT = {"powersgd": "a low rank leaves out", "sign": "one bit leaves out", "randk": "was not drawn"}
+LEFT.update(dict.fromkeys(["topk", "topk+qsgd", "threshold"], "is not among the largest"))
+
+
+def reason(run):
+    """Why a run with this codec, feedback and optimizer ends above exact; '' without a codec."""
+    name = run.get("codec", "none").removeprefix("auto:").split(":")[0]
+    if name == "none":
+        return ""
+    if name not in LEFT:
+        return NOISE
+    if run.get("feedback", "none") == "none":
+        return LOST
+    return FEW.format(run["steps"]) if run.get("optimizer") == "frozen" else ADAM.format(LEFT[name])
+
+
+def reasons(runs):
+    """Sentences on the runs that ended visibly worse than the first, one for each reason."""
+    found = {}
+    for name, run in unsuited(runs):
+        worse = 100 * (run["final_loss"] / runs[0][1]["final_loss"] - 1)
+        found.setdefault(reason(run), []).append(f"{name} ({worse:+.0f} %)")
+    return [f"{'; '.join(names)}: {why}" for why, names in found.items() if why]
+
+
+def unsteady(perf):
+    """A sentence where the times of one size vary too much to be those of a free machine, else ''."""
+    rows = [row for row in perf["results"] if row.get("time_us_min") and row.get("time_us_med")]
+    wide = sum(row["time_us_med"] > 2 * row["time_us_min"] for row in rows)
+    if 4 * wide <= len(rows):
+        return ""
+    ranks, cores = rows[0]["nranks"], perf["hardware"]["cores"]
+    why = (f"{ranks} ranks shared {cores} cores" if ranks > cores else
+           "This machine was busy while it was measured")
+    return (f"{why}: in {wide} of {len(rows)} rows the median is more than twice the minimum. A free core "
+            "for each rank gives shorter times.")
 
 
 def by_size(results):
@@ -113,7 +153,17 @@ def print_table(heading, rows):
 
 # ---- plots: SVG text ----
 
-def style():
+def load_plots():
+    global plt
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot
+    except ImportError:
+        print(NO_PLOTS, file=sys.stderr)
+        return
+    plt = matplotlib.pyplot
     plt.rcParams.update({
         "font.family": "sans-serif", "font.size": 11, "svg.fonttype": "none",
         "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888",
@@ -126,7 +176,7 @@ def svg(figure, salt):
     plt.rcParams["svg.hashsalt"] = salt  # ids must differ between the figures of a page
     out = io.StringIO()
     figure.tight_layout()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    figure.savefig(out, format="svg", facecolor="white", metadata={"Date": None})
     plt.close(figure)
     text = out.getvalue()
     text = text[text.index("<svg"):]
@@ -185,49 +235,61 @@ def perf_plot(sizes):
 # ---- the page ----
 
 CSS = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #222;
-       background: #f5f6f8; margin: 0; }
+:root { color-scheme: light dark; --text: #222; --muted: #667; --page: #f5f6f8; --card: #fff;
+        --line: #e2e4e8; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e4e6ea; --muted: #a3abb8; --page: #14161a; --card: #1d2026; --line: #363b45; }
+}
+body { font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: var(--text);
+       background: var(--page); margin: 0; }
+a { color: inherit; }
 main { max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.7rem; margin: 0; }
 h2 { font-size: 1.2rem; margin: 0 0 .3rem; }
-section { background: #fff; border: 1px solid #e2e4e8; border-radius: 10px;
-          padding: 1.3rem 1.5rem; margin: 1.3rem 0; overflow-x: auto; }
-.muted { color: #667; font-size: .92rem; margin: .2rem 0 .8rem; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+          padding: 1.3rem 1.5rem; margin: 1.3rem 0; }
+.scroll { overflow-x: auto; }
+.scroll svg { min-width: 30rem; border-radius: 6px; }
+.muted { color: var(--muted); font-size: .92rem; margin: .2rem 0 .8rem; }
 .tiles { display: flex; gap: 1rem; flex-wrap: wrap; margin: 1.2rem 0 0; }
-.tile { flex: 1; min-width: 9rem; background: #fff; border: 1px solid #e2e4e8;
+.tile { flex: 1; min-width: 9rem; background: var(--card); border: 1px solid var(--line);
         border-radius: 10px; padding: .8rem 1.1rem; }
 .tile b { display: block; font-size: 1.45rem; font-weight: 600; white-space: nowrap; }
-.tile span { color: #667; font-size: .88rem; }
+.tile span { color: var(--muted); font-size: .88rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
         font-size: .92rem; margin-top: .8rem; }
-th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid #eceef1;
+th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line);
          white-space: nowrap; }
-th { color: #667; font-weight: 500; }
+th { color: var(--muted); font-weight: 500; }
 th:first-child, td:first-child { text-align: left; }
 ul { margin: .6rem 0 0; padding-left: 1.2rem; }
 svg { width: 100%; height: auto; display: block; }
+@media (max-width: 40rem) { section { padding: 1rem .8rem; } main { padding: 0 .5rem; } }
 """
 
 
 def html_table(heading, rows):
     def line(cells, tag):
         return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-    return ("<table><thead>" + line(heading, "th") + "</thead><tbody>" +
-            "".join(line(row, "td") for row in rows) + "</tbody></table>")
+    return ("<div class=scroll><table><thead>" + line(heading, "th") + "</thead><tbody>" +
+            "".join(line(row, "td") for row in rows) + "</tbody></table></div>")
+
+
+def html_plot(draw, *data):
+    return f"<div class=scroll>{draw(*data)}</div>" if plt else f"<p>{NO_PLOTS}</p>"
 
 
 def tile(value, what):
     return f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(what)}</span></div>'
 
 
-def training_section(runs):
+def training_section(runs, training):
     _, first = runs[0]
     text = (f"A character-level transformer of {first['parameters']:,} parameters, "
             f"{first['steps']} steps of {first['batch']} sequences of {first['seq']} characters, "
             f"by {first['nranks']} ranks that sum their gradients with dcomm's all-reduce. The dot "
             "is the loss on text that was held out.")
-    bad = unsuited(runs)
+    bad = [name for name, _ in unsuited(runs)]
     if len(runs) > 1:
         frozen = [run["exact_steps"] for _, run in runs if run.get("optimizer") == "frozen"]
         text += (" All configurations train alike but for what is sent" +
@@ -236,9 +298,12 @@ def training_section(runs):
                  ". " +
                  ("More than 3 % above the first: " + "; ".join(bad) + "." if bad else
                   "None ends more than 3 % above the first."))
-    plot = loss_plot(runs) if plt else f"<p>{NO_PLOTS}</p>"
-    return (f"<section><h2>Training</h2><p class=muted>{html.escape(text)}</p>{plot}"
-            f"{html_table(*training_table(runs))}</section>")
+    why = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in reasons(runs))
+    if why:
+        why = (f"<p>Why some end above {html.escape(runs[0][0])} (more, and the remedies: "
+               f'<a href="{html.escape(training)}#training">docs/codecs.md</a>):</p><ul>{why}</ul>')
+    return (f"<section><h2>Training</h2><p class=muted>{html.escape(text)}</p>{html_plot(loss_plot, runs)}"
+            f"{html_table(*training_table(runs))}{why}</section>")
 
 
 def perf_section(perf, sizes, note):
@@ -247,14 +312,14 @@ def perf_section(perf, sizes, note):
             "rank's time. “auto” is what the library selects by itself; “fastest” is the best of "
             "all algorithms in this measurement.")
     warning = f"<p><strong>{html.escape(note)}</strong></p>" if note else ""
-    plot = perf_plot(sizes) if plt else f"<p>{NO_PLOTS}</p>"
+    plot = html_plot(perf_plot, sizes)
     items = "".join(f"<li>{html.escape(text)}</li>" for text in winners(sizes))
     return (f"<section><h2>All-reduce algorithms</h2><p class=muted>{html.escape(text)}</p>{plot}"
             f"{warning}{html_table(*perf_table(sizes))}</section>"
             f"<section><h2>Fastest on this machine</h2><ul>{items}</ul></section>")
 
 
-def page(runs, perf, sizes, note):
+def page(runs, perf, sizes, note, training):
     hardware = ""
     tiles = []
     if runs:
@@ -272,7 +337,7 @@ def page(runs, perf, sizes, note):
     body = (f"<h1>dcomm on this machine</h1><p class=muted>{html.escape(hardware)}</p>"
             f'<div class="tiles">{"".join(tiles)}</div>')
     if runs:
-        body += training_section(runs)
+        body += training_section(runs, training)
     if sizes:
         body += perf_section(perf, sizes, note)
     return ('<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -295,29 +360,31 @@ def main():
             parser.error(f"{argument}: not NAME=JSON")
         with open(path, encoding="utf-8") as file:
             runs.append((name, json.load(file)))
-    perf, sizes = None, {}
+    perf, sizes, note = None, {}, args.note
     if args.perf:
         with open(args.perf, encoding="utf-8") as file:
             perf = json.load(file)
         sizes = by_size(perf["results"])
+        note = note or unsteady(perf)
 
     if runs:
         print_table(*training_table(runs))
+        why = reasons(runs)
+        for sentence in why + ["docs/codecs.md#training has more."] * (len(why) > 0):
+            print(textwrap.fill(sentence, 98, initial_indent="  ", subsequent_indent="    "))
         print()
     if sizes:
         print_table(*perf_table(sizes))
         print("\nfastest here:")
         for sentence in winners(sizes):
             print(f"  {sentence}")
-        if args.note:
-            print(f"\n{args.note}")
+        if note:
+            print("\n" + textwrap.fill(note, 98))
     if args.html:
-        if plt:
-            style()
-        else:
-            print(NO_PLOTS, file=sys.stderr)
+        load_plots()
         with open(args.html, "w", encoding="utf-8") as file:
-            file.write(page(runs, perf, sizes, args.note))
+            training = os.path.relpath(TRAINING, os.path.dirname(os.path.abspath(args.html)))
+            file.write(page(runs, perf, sizes, note, training))
         print(f"\nwrote {args.html}")
 
 
