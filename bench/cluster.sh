@@ -292,7 +292,8 @@ annotate() {
                 times["allgather"] = times["reduce_scatter"] = 1 }
         function need(op, bytes) { return times[op] * (m - 1) / m * bytes / rate * 1e6 }
         /^# dcomm .*: / { op = $0; sub(/^# dcomm [^:]*: /, "", op); sub(/,.*/, "", op) }
-        $1 ~ /^[0-9]+$/ && NF >= 14 { us = need(op, $1); median = $7 }
+        $1 ~ /^[0-9]+$/ && NF >= 14 { us = need(op, $1); median = $7 } # dcomm-perf --wide
+        $1 ~ /^[0-9]+$/ && NF == 9 { us = need(op, $1); median = $6 }
         $2 ~ /^[0-9]+$/ && NF == 5 { us = need($1, $2); median = $5 }
         { printf "%s", $0
           if (us > 0) printf "   limit %.2f us, time/limit %.3f", us, median / us

@@ -19,18 +19,17 @@ static const char usage[] =
     "  -s WIRES    wires that sum and recode take (default 4, at most 16)\n"
     "  -n ROUNDS   repetitions (default 7)\n"
     "  -d KIND     gaussian, denormal (half of it is), zero (default gaussian)\n"
-    "  --json FILE write the results as JSON\n"
-    "  --help      this text\n"
+    "  --json FILE write the results as JSON (\"-\": standard output; the table then goes to\n"
+    "              standard error)\n"
+    "  --help, --version\n"
     "DCOMM_ISA=portable|avx2|avx512 chooses the kernels.\n"
     "\n"
-    "Each figure is the f32 bytes of the input (for sums: of one wire's) per second over the "
-    "bytes\n"
-    "that memcpy copies per second: the median over the repetitions of the ratio in one "
-    "repetition.\n"
-    "encode, feedback (encode with residual, not in place), inplace (in place), decode, add\n"
-    "(decode-and-add), sum (of WIRES wires), recode (the same, encoded again), ledger (encode, "
-    "and\n"
-    "count errors in the same pass).\n";
+    "Each figure is the f32 bytes of the input (for sums: of one wire's) per second over the\n"
+    "bytes that memcpy copies per second: the median over the repetitions of the ratio in one\n"
+    "repetition. encode, feedback (encode with residual, not in place), inplace (in place),\n"
+    "decode, add (decode-and-add), sum (of WIRES wires), recode (the same, encoded again), ledger\n"
+    "(encode, and count errors in the same pass).\n"
+    "exit: 0 good, 1 a codec failed, " TOOL_USAGE_HELP "\n";
 
 enum { MOST_WIRES = 16, MOST_CODECS = 64, MOST_ROUNDS = 101 };
 
@@ -41,8 +40,9 @@ static const char *const kind_names[KINDS] = {"encode", "feedback", "inplace", "
 typedef struct settings {
     const char *codecs[MOST_CODECS];
     size_t ncodecs, count, wires, rounds;
-    const char *data;
-    FILE *json;
+    const char *data, *json_path;
+    tool_out out;
+    FILE *json; /* NULL: none */
 } settings;
 
 typedef struct arrays {
@@ -196,13 +196,18 @@ static bool measure(const settings *set, const char *spec, arrays *a, bool first
     return status == DCOMM_OK;
 }
 
-/* 0: go on, 1: done (help), 2: usage error. */
+/* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, settings *set)
 {
-    static const struct option longs[] = {
-        {"help", no_argument, NULL, 'h'}, {"json", required_argument, NULL, 'j'}, {0}};
-    bool good = true;
-    for (int c; good && (c = getopt_long(argc, argv, "c:e:s:n:d:", longs, NULL)) != -1;) {
+    static const struct option longs[] = {{"help", no_argument, NULL, 'h'},
+                                          {"version", no_argument, NULL, 'v'},
+                                          {"json", required_argument, NULL, 'j'},
+                                          {NULL, 0, NULL, 0}};
+    static const char *const datas[] = {"gaussian", "denormal", "zero"};
+    int data = 0;
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, "c:e:s:n:d:", longs, NULL)) != -1;) {
+        bool good = true;
         switch (c) {
         case 'c':
             good = set->ncodecs < MOST_CODECS;
@@ -211,33 +216,35 @@ static int parse(int argc, char **argv, settings *set)
             }
             break;
         case 'e':
-            good = speed_size(optarg, 1, (size_t)1 << 30, &set->count);
+            good = numbers_size(optarg, 1, (size_t)1 << 30, &set->count);
             break;
         case 's':
-            good = speed_size(optarg, 1, MOST_WIRES, &set->wires);
+            good = numbers_size(optarg, 1, MOST_WIRES, &set->wires);
             break;
         case 'n':
-            good = speed_size(optarg, 1, MOST_ROUNDS, &set->rounds);
+            good = numbers_size(optarg, 1, MOST_ROUNDS, &set->rounds);
             break;
         case 'd':
             set->data = optarg;
-            good = strcmp(optarg, "gaussian") == 0 || strcmp(optarg, "denormal") == 0 ||
-                   strcmp(optarg, "zero") == 0;
-            if (!good) {
-                fprintf(stderr, "codec-speed: there is no data '%s'\n", optarg);
-            }
+            good = numbers_word(optarg, datas, 3, &data);
             break;
         case 'j':
-            good = speed_json(optarg, &set->json);
+            set->json_path = optarg;
             break;
         case 'h':
             fputs(usage, stdout);
-            return 1;
+            return TOOL_GOOD;
+        case 'v':
+            tool_print_version();
+            return TOOL_GOOD;
         default:
-            good = false;
+            return tool_refuse_option(argv);
+        }
+        if (!good) {
+            return tool_refuse_value(c, longs, optarg);
         }
     }
-    return speed_parsed(good, optind, argc, argv);
+    return optind < argc ? tool_refuse("not an option", argv[optind]) : -1;
 }
 
 int main(int argc, char **argv)
@@ -249,10 +256,15 @@ int main(int argc, char **argv)
         "sign",
     };
     settings set = {.count = (size_t)64 << 20, .wires = 4, .rounds = 7, .data = "gaussian"};
+    tool_begin(false);
     int ended = parse(argc, argv, &set);
-    if (ended != 0) {
-        return ended == 1 ? 0 : 2;
+    if (ended >= 0) {
+        return tool_end(ended);
     }
+    if (!tool_open(&set.out, set.json_path)) {
+        return TOOL_USAGE;
+    }
+    set.json = set.out.file;
     if (set.ncodecs == 0) {
         set.ncodecs = sizeof usual / sizeof *usual;
         memcpy(set.codecs, usual, sizeof usual);
@@ -285,7 +297,7 @@ int main(int argc, char **argv)
     }
     if (set.json != NULL) {
         fprintf(set.json, "\n]}\n");
-        fclose(set.json);
     }
-    return good ? 0 : 1;
+    bool written = tool_close(&set.out);
+    return tool_end(!good ? TOOL_WRONG : written ? TOOL_GOOD : TOOL_USAGE);
 }

@@ -4,10 +4,9 @@
 
 #include "codec_files.h"
 #include "dcomm/all.h"
+#include "tool.h"
 
-#include <getopt.h>
-
-enum { CODEC_GOOD = 0, CODEC_WRONG = 1, CODEC_USAGE = 2, CODEC_SPECS = 64, CODEC_RANKS = 1024 };
+enum { CODEC_SPECS = 64, CODEC_RANKS = 1024 };
 
 typedef enum codec_way { WAY_TWO_SHOT, WAY_RING, WAY_ALLGATHER, WAY_SPARSE, WAY_COUNT } codec_way;
 
@@ -26,6 +25,7 @@ typedef struct codec_args {
     codec_way way;
     bool sweep, timed;
     const char *json, *svg;
+    tool_out json_out, svg_out;
 } codec_args;
 
 /* What --sweep compares, from many bits to few. */
@@ -84,6 +84,8 @@ static void codec_help(FILE *out)
         "  --json FILE    the results (docs/dcomm-codec.schema.json)\n"
         "  --svg FILE     error against bits; with several steps, error against steps\n"
         "  --list         the codecs and their options\n"
+        "  --help, --version\n"
+        "A FILE is \"-\" for standard output; the table then goes to standard error.\n"
         "\n"
         "nmse: sum (y-x)^2 / sum x^2, y being what arrives for x. signed: sum sign(x)(y-x) /\n"
         "sum |x|; below 0, what arrives is too small. all: nmse of the sum over all steps, which\n"
@@ -91,18 +93,12 @@ static void codec_help(FILE *out)
         "included. omega: the codec's bound of nmse, where it is unbiased. x: the aggregate's\n"
         "nmse over that of one encoding; of independent gradients, 2 for two_shot and (P+1)/2\n"
         "for ring. fill: share of the result that is not 0; fill/k: of sparse codecs, elements\n"
-        "of the ranks' sum over what one rank sends of it, at most P. Speeds: bytes of f32 per "
-        "second; /memcpy: over the bytes that memcpy copies\n"
-        "per second in the same run, median of the repetitions' ratios.\n"
-        "exit: 0 good, 1 wrong result (numbers that are not finite), 2 usage\n",
+        "of the ranks' sum over what one rank sends of it, at most P. Speeds: bytes of f32 per\n"
+        "second; /memcpy: over the bytes that memcpy copies per second in the same run, median\n"
+        "of the repetitions' ratios.\n"
+        "exit: 0 good, 1 wrong result (numbers that are not finite),\n"
+        "      " TOOL_USAGE_HELP "\n",
         input_help, CODEC_RANKS);
-}
-
-static int codec_usage(const char *what, const char *value)
-{
-    fprintf(stderr, "dcomm-codec: %s%s%s (--help shows the options)\n", what,
-            value != NULL ? ": " : "", value != NULL ? value : "");
-    return CODEC_USAGE;
 }
 
 static void codec_list(void)
@@ -110,14 +106,6 @@ static void codec_list(void)
     for (size_t i = 0; dcomm_codec_name(i) != NULL; i++) {
         printf("%s\n", dcomm_codec_help(dcomm_codec_name(i)));
     }
-}
-
-static bool codec_word(const char *text, const char *const *words, int n, int *value)
-{
-    for (*value = 0; *value < n && strcmp(text, words[*value]) != 0;) {
-        ++*value;
-    }
-    return *value < n;
 }
 
 static bool codec_count(const char *text, double least, double most, uint64_t *value)
@@ -133,7 +121,7 @@ static bool codec_feedback_arg(codec_args *a, const char *text)
     int variant = 0;
     a->feedback = strcmp(text, "none") != 0;
     bool good =
-        !a->feedback || codec_word(text, codec_variants, DCOMM_FEEDBACK_VARIANT_COUNT, &variant);
+        !a->feedback || numbers_word(text, codec_variants, DCOMM_FEEDBACK_VARIANT_COUNT, &variant);
     a->opts.variant = (dcomm_feedback_variant)variant;
     return good;
 }
@@ -142,18 +130,18 @@ static bool codec_feedback_arg(codec_args *a, const char *text)
 static int codec_check(const codec_args *a, bool input)
 {
     if (!input) {
-        return codec_usage("--input is missing", NULL);
+        return tool_refuse("--input is missing", NULL);
     }
     if (a->nspecs == 0) {
-        return codec_usage("--codec or --sweep is missing", NULL);
+        return tool_refuse("--codec or --sweep is missing", NULL);
     }
     if (a->feedback && a->way == WAY_RING && a->opts.variant != DCOMM_FEEDBACK_CLASSIC) {
-        return codec_usage("--aggregate ring has no --feedback but classic", NULL);
+        return tool_refuse("--aggregate ring has no --feedback but classic", NULL);
     }
     if (a->opts.warmup_steps > 0 && (!a->feedback || a->opts.variant != DCOMM_FEEDBACK_DGC)) {
-        return codec_usage("--warmup is for --feedback dgc", NULL);
+        return tool_refuse("--warmup is for --feedback dgc", NULL);
     }
-    return CODEC_GOOD;
+    return TOOL_GOOD;
 }
 
 /* Add what --input, or a name alone, says to the inputs that were given. */
@@ -162,8 +150,8 @@ static int codec_give(codec_tensors *given, const char *what)
     char why[INPUT_TEXT];
     codec_input in;
     return input_parse(&in, what, why) && tensors_add(given, &in, why)
-               ? CODEC_GOOD
-               : codec_usage("--input", why);
+               ? TOOL_GOOD
+               : tool_refuse("--input", why);
 }
 
 /* Find the tensors of all inputs that were given, and say in input.text what they are. */
@@ -173,12 +161,12 @@ static int codec_find(codec_args *a, const codec_tensors *given, npy_type type)
     for (size_t i = 0; i < given->n; i++) {
         codec_input *in = &given->tensor[i];
         if (type != NPY_ANY && in->kind != INPUT_FILE) {
-            return codec_usage("--dtype is for files", NULL);
+            return tool_refuse("--dtype is for files", NULL);
         }
         in->type = type; /* --dtype may stand behind --input */
         if (!tensors_add_input(&a->tensors, in, why)) {
-            fprintf(stderr, "dcomm-codec: %s\n", why);
-            return CODEC_USAGE;
+            tool_say("%s", why);
+            return TOOL_USAGE;
         }
     }
     if (given->n > 1) {
@@ -187,13 +175,13 @@ static int codec_find(codec_args *a, const codec_tensors *given, npy_type type)
     } else {
         snprintf(a->input.text, sizeof a->input.text, "%s", given->tensor[0].text);
     }
-    return CODEC_GOOD;
+    return TOOL_GOOD;
 }
 
 static int codec_parse(codec_args *a, codec_tensors *given, int argc, char **argv, bool *done)
 {
     enum { SPEC, INPUT, RANKS, STEPS, FEEDBACK, RESIDUALS, SCALE, MOMENTUM, WARMUP, AGGREGATE };
-    enum { SWEEP = AGGREGATE + 1, TIME, JSON, SVG, LIST, HELP, DTYPE };
+    enum { SWEEP = AGGREGATE + 1, TIME, JSON, SVG, LIST, HELP, DTYPE, VERSION };
     static const struct option options[] = {
         {"codec", required_argument, NULL, SPEC},
         {"input", required_argument, NULL, INPUT},
@@ -212,6 +200,7 @@ static int codec_parse(codec_args *a, codec_tensors *given, int argc, char **arg
         {"svg", required_argument, NULL, SVG},
         {"list", no_argument, NULL, LIST},
         {"help", no_argument, NULL, HELP},
+        {"version", no_argument, NULL, VERSION},
         {NULL, 0, NULL, 0},
     };
     *a = (codec_args){.ranks = 1, .steps = 1, .timed = true};
@@ -224,17 +213,17 @@ static int codec_parse(codec_args *a, codec_tensors *given, int argc, char **arg
         switch (c) {
         case SPEC:
             if (a->nspecs == CODEC_SPECS) {
-                return codec_usage("too many codecs", NULL);
+                return tool_refuse("too many codecs", NULL);
             }
             a->spec[a->nspecs++] = optarg;
             break;
         case INPUT:
-            if (codec_give(given, optarg) != CODEC_GOOD) {
-                return CODEC_USAGE;
+            if (codec_give(given, optarg) != TOOL_GOOD) {
+                return TOOL_USAGE;
             }
             break;
         case DTYPE:
-            good = codec_word(optarg, input_types, sizeof input_types / sizeof *input_types, &type) &&
+            good = numbers_word(optarg, input_types, sizeof input_types / sizeof *input_types, &type) &&
                    type > 0;
             break;
         case RANKS:
@@ -262,7 +251,7 @@ static int codec_parse(codec_args *a, codec_tensors *given, int argc, char **arg
             good = codec_count(optarg, 0, 1e9, &a->opts.warmup_steps);
             break;
         case AGGREGATE:
-            good = codec_word(optarg, codec_ways, WAY_COUNT, &word);
+            good = numbers_word(optarg, codec_ways, WAY_COUNT, &word);
             a->way = (codec_way)word;
             break;
         case SWEEP:
@@ -281,21 +270,25 @@ static int codec_parse(codec_args *a, codec_tensors *given, int argc, char **arg
         case LIST:
             codec_list();
             *done = true;
-            return CODEC_GOOD;
+            return TOOL_GOOD;
         case HELP:
             codec_help(stdout);
             *done = true;
-            return CODEC_GOOD;
+            return TOOL_GOOD;
+        case VERSION:
+            tool_print_version();
+            *done = true;
+            return TOOL_GOOD;
         default:
-            return codec_usage("unknown option, or its value is missing", argv[optind - 1]);
+            return tool_refuse("unknown option, or its value is missing", argv[optind - 1]);
         }
         if (!good) {
-            return codec_usage("not a value of this option", optarg);
+            return tool_refuse_value(c, options, optarg);
         }
     }
     for (; optind < argc; optind++) {
-        if (codec_give(given, argv[optind]) != CODEC_GOOD) {
-            return CODEC_USAGE;
+        if (codec_give(given, argv[optind]) != TOOL_GOOD) {
+            return TOOL_USAGE;
         }
     }
     for (size_t i = 0; a->sweep && i < sizeof codec_sweep / sizeof *codec_sweep; i++) {
@@ -304,7 +297,7 @@ static int codec_parse(codec_args *a, codec_tensors *given, int argc, char **arg
         }
     }
     int result = codec_check(a, given->n > 0);
-    return result == CODEC_GOOD ? codec_find(a, given, (npy_type)type) : result;
+    return result == TOOL_GOOD ? codec_find(a, given, (npy_type)type) : result;
 }
 
 #endif

@@ -3,18 +3,15 @@
 #define CROSSOVER_ARGS_H
 
 #include "dcomm/all.h"
-#include "numbers.h"
+#include "tool_ranks.h"
 
-#include <errno.h>
-#include <getopt.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { CROSS_GOOD = 0, CROSS_USAGE = 2, CROSS_COMM = 3, CROSS_ALGOS = 16, CROSS_ROTATE = 64 << 20 };
+enum { CROSS_ALGOS = 16, CROSS_ROTATE = 64 << 20 };
 
 typedef struct cross_op {
     const char *name;
@@ -53,13 +50,11 @@ static void cross_help(void)
         "  -b, -e SIZE  from SIZE to SIZE bytes; K, M, G are powers of 1024 (1K, 64M)\n"
         "  -f FACTOR    each size is the one before times FACTOR (2)\n"
         "  -i ITERS     timed iterations (as many as take about 0.3 s)\n"
-        "  -m CALLS     calls of an iteration, in a row without a barrier; the time is of one "
-        "(1).\n"
+        "  -m CALLS     calls of an iteration, in a row without a barrier; the time is of one (1).\n"
         "               Between hosts, take some: a barrier lets ranks go a message's way apart,\n"
         "               and the links rest meanwhile\n"
         "  --algo A,B   only these (all of OP)\n"
-        "  --chunk BYTES    pipelining grain (measured: the algorithms' own; --model: messages "
-        "are\n"
+        "  --chunk BYTES    pipelining grain (measured: the algorithms' own; --model: messages are\n"
         "               whole, as the closed forms have them)\n"
         "  --registered buffers from dcomm_mem_alloc, which the choice is told\n"
         "  --model alpha_us=A,beta_ns_per_B=B,gamma_ns_per_B=G   a uniform network: every rank\n"
@@ -71,29 +66,16 @@ static void cross_help(void)
         "  --save FILE  write what the communicator measured as a tuning file (DCOMM_TUNE_FILE)\n"
         "  --json FILE  write all of it as JSON\n"
         "  --svg FILE   draw it\n"
+        "  --help, --version\n"
+        "A FILE is \"-\" for standard output; the table then goes to standard error.\n"
         "\n"
         "Sizes: the buffer of allreduce, broadcast and reduce; all blocks together of the others.\n"
         "Measured: median over iterations of the slowest rank's time, ranks aligned by a barrier;\n"
         "iterations take turns with buffers of 64 MB together, so that the caches hold none.\n"
-        "Predicted: by the numbers that the communicator chooses by. Fitted: by one alpha, beta "
-        "and\n"
-        "gamma for all ranks, fitted to all measured times.\n"
-        "exit: 0 good, 2 usage, 3 communication error\n");
-}
-
-/* Only one rank complains about the command line; the communicator does not exist yet. */
-static int cross_usage(const char *what, const char *value)
-{
-    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
-    const char *rank = NULL;
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && rank == NULL; i++) {
-        rank = getenv(names[i]);
-    }
-    if (rank == NULL || strcmp(rank, "0") == 0) {
-        fprintf(stderr, "dcomm-crossover: %s%s%s%s (--help shows the options)\n", what,
-                value != NULL ? ": " : "", value != NULL ? value : "", numbers_wanted);
-    }
-    return CROSS_USAGE;
+        "Predicted: by the numbers that the communicator chooses by. Fitted: by one alpha, beta\n"
+        "and gamma for all ranks, fitted to all measured times. A last line says so if the machine\n"
+        "was busy while it was measured.\n"
+        "exit: 0 good, " TOOL_USAGE_HELP ", 3 communication error\n");
 }
 
 static bool cross_parse_bytes(const char *text, size_t *bytes)
@@ -131,19 +113,19 @@ static int cross_network(const char *text, cross_args *a)
     dcomm_status status;
     if (strchr(text, '=') != NULL && access(text, R_OK) != 0) {
         if (!cross_parse_model(text, a)) {
-            return cross_usage("not alpha_us=..,beta_ns_per_B=..,gamma_ns_per_B=..", text);
+            return tool_refuse("not alpha_us=..,beta_ns_per_B=..,gamma_ns_per_B=..", text);
         }
         status = dcomm_tuning_uniform(a->alpha_us, a->beta_ns, a->gamma_ns, &a->tuning);
     } else {
         status = dcomm_tuning_load(text, &a->tuning);
     }
-    return status < 0 ? cross_usage("--model", dcomm_last_error()) : CROSS_GOOD;
+    return status < 0 ? tool_refuse("--model", dcomm_last_error()) : TOOL_GOOD;
 }
 
-/* CROSS_GOOD, or CROSS_USAGE after a sentence on stderr; *done after --help. */
+/* TOOL_GOOD, or TOOL_USAGE after a sentence on stderr; *done after --help. */
 static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
 {
-    enum { ALGO = 256, CHUNK, REGISTERED, MODEL, HOSTS, SAVE, JSON, SVG, HELP };
+    enum { ALGO = 256, CHUNK, REGISTERED, MODEL, HOSTS, SAVE, JSON, SVG, HELP, VERSION };
     static const struct option options[] = {
         {"algo", required_argument, NULL, ALGO},
         {"chunk", required_argument, NULL, CHUNK},
@@ -154,13 +136,15 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
         {"json", required_argument, NULL, JSON},
         {"svg", required_argument, NULL, SVG},
         {"help", no_argument, NULL, HELP},
+        {"version", no_argument, NULL, VERSION},
         {NULL, 0, NULL, 0},
     };
+    static const char *const all[] = {"all"};
     *a = (cross_args){.op = &cross_ops[0], .begin = 1024, .end = 64 << 20, .factor = 2, .row = 1};
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "b:e:f:i:m:n:h", options, NULL)) != -1;) {
         bool good = true;
-        int status = CROSS_GOOD;
+        int status = TOOL_GOOD;
         switch (c) {
         case 'b':
             good = cross_parse_bytes(optarg, &a->begin);
@@ -206,44 +190,56 @@ static int cross_parse(int argc, char **argv, cross_args *a, bool *done)
             break;
         case 'h':
         case HELP:
-            cross_help();
+            if (tool_is_first()) {
+                cross_help();
+            }
             *done = true;
-            return CROSS_GOOD;
+            return TOOL_GOOD;
+        case VERSION:
+            tool_print_version();
+            *done = true;
+            return TOOL_GOOD;
         default:
-            return cross_usage("unknown option or missing value", argv[optind - 1]);
+            return tool_refuse_option(argv);
         }
-        if (status != CROSS_GOOD || !good) {
-            return good ? status : cross_usage("not a value of this option", argv[optind - 1]);
-        }
-    }
-    if (optind < argc) {
-        a->op = NULL;
-        for (int i = 0; i < CROSS_OPS; i++) {
-            a->op = strcmp(argv[optind], cross_ops[i].name) == 0 ? &cross_ops[i] : a->op;
+        if (status != TOOL_GOOD || !good) {
+            return good ? status : tool_refuse_value(c, options, optarg);
         }
     }
-    if (a->op == NULL || optind + 1 < argc) {
-        return cross_usage("not an OP", argv[optind + (a->op != NULL)]);
+    const char *ops[CROSS_OPS];
+    int op = 0;
+    for (int i = 0; i < CROSS_OPS; i++) {
+        ops[i] = cross_ops[i].name;
+    }
+    if (optind < argc && !numbers_word(argv[optind], ops, CROSS_OPS, &op)) {
+        return tool_refuse("not an OP", numbers_wanted);
+    }
+    if (optind + 1 < argc) {
+        return tool_refuse("one OP is enough", argv[optind + 1]);
+    }
+    a->op = &cross_ops[op];
+    if (a->names != NULL && !tool_algos(a->names, a->op->coll, false, all, 1)) {
+        return tool_refuse("--algo", numbers_wanted);
     }
     if (a->end < a->begin || a->begin < 4) {
-        return cross_usage("sizes begin at 4 bytes, and -e is not below -b", NULL);
+        return tool_refuse("sizes begin at 4 bytes, and -e is not below -b", NULL);
     }
     if (a->model != (a->nranks > 0) || (a->model && a->nranks < 2)) {
-        return cross_usage("--model wants -n of at least 2, and -n wants --model", NULL);
+        return tool_refuse("--model wants -n of at least 2, and -n wants --model", NULL);
     }
     if (a->hosts > 0 && (!a->model || a->hosts > a->nranks || a->nranks % a->hosts != 0)) {
-        return cross_usage("--hosts goes with --model, and divides -n", NULL);
+        return tool_refuse("--hosts goes with --model, and divides -n", NULL);
     }
     if (a->model && a->registered) {
-        return cross_usage("--registered is of what is measured, not of --model", NULL);
+        return tool_refuse("--registered is of what is measured, not of --model", NULL);
     }
     if (a->model && a->save != NULL) {
-        return cross_usage("--save wants something measured, not --model", NULL);
+        return tool_refuse("--save wants something measured, not --model", NULL);
     }
     if (a->model && a->chunk == 0) {
         a->chunk = (size_t)1 << 40; /* nothing is cut */
     }
-    return CROSS_GOOD;
+    return TOOL_GOOD;
 }
 
 #endif

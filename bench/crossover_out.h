@@ -82,15 +82,19 @@ static void cross_print(const cross_sweep *s)
             cross_print_number(same ? predicted.bytes / measured.bytes : NAN, "%.2f");
             printf("%s\n", same || isnan(measured.bytes) || isnan(predicted.bytes)
                                ? ""
-                               : "  predicted the other way round");
+                               : "  other way round");
         }
     }
     if (!isnan(s->fit[0])) {
-        printf(
-            "# fit: alpha %.4g us, beta %.4g ns/B (%.4g GB/s), gamma %.4g ns/B; typically %.0f%% "
-            "off\n",
-            s->fit[0], s->fit[1], 1 / s->fit[1], s->fit[2], 100 * cross_residual(s, CROSS_FITTED));
+        printf("# fit: alpha %.4g us, beta %.4g ns/B (%.4g GB/s), gamma %.4g ns/B; typically "
+               "%.0f%% off\n",
+               s->fit[0], s->fit[1], 1 / s->fit[1], s->fit[2],
+               100 * cross_residual(s, CROSS_FITTED));
         printf("# predicted: typically %.0f%% off\n", 100 * cross_residual(s, CROSS_PREDICTED));
+    }
+    char text[BUSY_TEXT];
+    if (busy_was(&s->busy, text)) {
+        printf("# %s\n", text);
     }
 }
 
@@ -120,8 +124,8 @@ static void cross_print_closed_forms(const cross_sweep *s)
     }
     char text[32];
     if (!isnan(cross_closed_form(s, names[1], 1)) && low > 2 && high < 1e14) {
-        printf("# closed forms: ring 2(N-1)(alpha + d beta/N) below tree 2 log2 N (alpha + d beta) "
-               "from %s\n",
+        printf("# closed forms: ring 2(N-1)(alpha + d beta/N) below tree 2 log2 N (alpha + d beta)\n"
+               "# from %s\n",
                cross_bytes_text(low, text));
     }
 }
@@ -150,6 +154,10 @@ static void cross_json(perf_json *j, const cross_sweep *s)
     perf_json_int(j, "nranks", s->nranks);
     perf_json_bool(j, "model_alone", s->args->model);
     perf_json_text(j, "numbers", s->args->tuning.source);
+    if (!s->args->model) {
+        char text[BUSY_TEXT];
+        perf_json_bool(j, "busy", busy_was(&s->busy, text));
+    }
     perf_json_open(j, "fit", '{');
     perf_json_number(j, "alpha_us", s->fit[0]);
     perf_json_number(j, "beta_ns_per_B", s->fit[1]);

@@ -17,6 +17,8 @@ typedef struct cross_sweep {
     size_t *bytes;
     double *time[CROSS_KINDS]; /* [nsizes][nalgos], seconds; NaN: none */
     double fit[3];             /* us, ns/B, ns/B; NaN: there is none */
+    busy_seen busy;            /* rank 0's */
+    tool_out json, svg, save;
 } cross_sweep;
 
 static inline double *cross_time(const cross_sweep *s, int kind, int size, int algo)

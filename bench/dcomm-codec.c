@@ -74,26 +74,16 @@ static bool looks_wrong(const codec_row *row)
                              last->ledger.count < (uint64_t)row->encode.count));
 }
 
-static bool write_files(const codec_args *a, const codec_row *all, const codec_row *rows)
+static bool write_files(codec_args *a, const codec_row *all, const codec_row *rows)
 {
-    const char *names[] = {a->json, a->svg};
-    for (int k = 0; k < 2; k++) {
-        if (names[k] == NULL) {
-            continue;
-        }
-        FILE *file = fopen(names[k], "w");
-        if (file != NULL && k == 0) {
-            perf_json j = {.file = file, .first = true};
-            codec_json(&j, a, all, rows);
-        } else if (file != NULL) {
-            codec_svg(file, a, all, a->nspecs);
-        }
-        if (file == NULL || fclose(file) != 0) {
-            fprintf(stderr, "dcomm-codec: cannot write %s: %s\n", names[k], strerror(errno));
-            return false;
-        }
+    if (a->json_out.file != NULL) {
+        codec_json(&(perf_json){.file = a->json_out.file, .first = true}, a, all, rows);
     }
-    return true;
+    if (a->svg_out.file != NULL) {
+        codec_svg(a->svg_out.file, a, all, a->nspecs);
+    }
+    bool written = tool_close(&a->json_out), drawn = tool_close(&a->svg_out);
+    return written && drawn;
 }
 
 /* Open the tensor args->input for the first step; false, with a sentence, where that cannot be. */
@@ -101,11 +91,11 @@ static bool open_tensor(codec_args *args)
 {
     char why[INPUT_TEXT];
     if (!input_open(&args->input, args->ranks, 0, why)) {
-        fprintf(stderr, "dcomm-codec: %s\n", why);
+        tool_say("%s", why);
         return false;
     }
     if (args->input.n == 0) {
-        fprintf(stderr, "dcomm-codec: %s has no elements\n", args->input.text);
+        tool_say("%s has no elements", args->input.text);
         return false;
     }
     return true;
@@ -115,22 +105,21 @@ static bool open_tensor(codec_args *args)
  * failure that ends everything. */
 static int run_tensor(codec_args *args, codec_row *rows)
 {
-    int result = CODEC_GOOD;
+    int result = TOOL_GOOD;
     for (size_t i = 0; i < args->nspecs; i++) {
         codec_row *row = &rows[i];
         dcomm_status status = run_codec(args, args->spec[i], row);
         if (status != DCOMM_OK && (!args->sweep || status == DCOMM_ERR_SYSTEM)) {
-            fprintf(stderr, "dcomm-codec: %s\n", dcomm_last_error());
-            return status == DCOMM_ERR_CORRUPT || status == DCOMM_ERR_INTERNAL ? -CODEC_WRONG
-                                                                               : -CODEC_USAGE;
+            tool_say("%s", dcomm_last_error());
+            return status == DCOMM_ERR_CORRUPT || status == DCOMM_ERR_INTERNAL ? -TOOL_WRONG
+                                                                               : -TOOL_USAGE;
         }
         if (status != DCOMM_OK) {
             snprintf(row->why, sizeof row->why, "%.250s", dcomm_last_error());
         }
         codec_print_row(args, row);
         codec_print_steps(args, row);
-        fflush(stdout);
-        result = row->why[0] == '\0' && looks_wrong(row) ? CODEC_WRONG : result;
+        result = row->why[0] == '\0' && looks_wrong(row) ? TOOL_WRONG : result;
     }
     return result;
 }
@@ -145,7 +134,7 @@ static bool total(codec_args *args, const codec_row *rows, codec_row *all)
             snprintf(all[i].spec, sizeof all[i].spec, "%s", args->spec[i]);
             if (!codec_row_merge(args, &all[i], done, &rows[t * args->nspecs + i], (double)in->n,
                                  in->text)) {
-                fprintf(stderr, "dcomm-codec: no memory for the totals\n");
+                tool_say("no memory for the totals");
                 return false;
             }
         }
@@ -165,12 +154,12 @@ static int run_all(codec_args *args, codec_row *rows, codec_row *all)
 {
     const codec_input whole = args->input;
     const size_t ntensors = args->tensors.n;
-    int result = CODEC_GOOD;
+    int result = TOOL_GOOD;
     for (size_t t = 0; t < ntensors; t++) {
         args->input = args->tensors.tensor[t];
         if (!open_tensor(args)) {
             input_close(&args->input);
-            return CODEC_USAGE;
+            return TOOL_USAGE;
         }
         args->tensors.tensor[t].n = args->input.n;
         if (t == 0) {
@@ -189,7 +178,7 @@ static int run_all(codec_args *args, codec_row *rows, codec_row *all)
     args->input = ntensors > 1 ? whole : args->tensors.tensor[0];
     bool good = (ntensors == 1 || total(args, rows, all)) &&
                 write_files(args, ntensors == 1 ? rows : all, rows);
-    return good ? result : CODEC_USAGE;
+    return good ? result : TOOL_USAGE;
 }
 
 static void free_rows(codec_row *rows, size_t n)
@@ -205,22 +194,24 @@ int main(int argc, char **argv)
     static codec_args args;
     codec_tensors given = {0};
     bool done = false;
+    tool_begin(false);
     int result = codec_parse(&args, &given, argc, argv, &done);
     free(given.tensor);
-    if (done || result != CODEC_GOOD) {
+    if (done || result != TOOL_GOOD) {
         free(args.tensors.tensor);
-        return result;
+        return tool_end(result);
     }
     const size_t nrows = args.tensors.n * args.nspecs;
     codec_row *rows = calloc(nrows, sizeof *rows), *all = calloc(args.nspecs, sizeof *all);
     if (rows != NULL && all != NULL) {
-        result = run_all(&args, rows, all);
+        bool opened = tool_open(&args.json_out, args.json) && tool_open(&args.svg_out, args.svg);
+        result = opened ? run_all(&args, rows, all) : TOOL_USAGE;
     } else {
-        fprintf(stderr, "dcomm-codec: no memory for %zu tensors\n", args.tensors.n);
-        result = CODEC_USAGE;
+        tool_say("no memory for %zu tensors", args.tensors.n);
+        result = TOOL_USAGE;
     }
     free_rows(rows, nrows);
     free_rows(all, args.nspecs);
     free(args.tensors.tensor);
-    return result;
+    return tool_end(result);
 }

@@ -41,7 +41,7 @@ static dcomm_status cross_timed(const cross_sweep *s, dcomm_comm *comm, perf_poo
 }
 
 /* The median of the slowest rank's times; DCOMM_ERR_UNSUPPORTED where the algorithm refuses. */
-static dcomm_status cross_measure(const cross_sweep *s, dcomm_comm *comm, const char *algo,
+static dcomm_status cross_measure(cross_sweep *s, dcomm_comm *comm, const char *algo,
                                   size_t bytes, perf_pool *pool, double *median)
 {
     dcomm_coll_opts opts = {
@@ -54,6 +54,7 @@ static dcomm_status cross_measure(const cross_sweep *s, dcomm_comm *comm, const 
             return status;
         }
         fastest = fmin(fastest, seconds * s->args->row);
+        busy_look(&s->busy);
     }
     int32_t n = s->args->iterations > 0 ? s->args->iterations : perf_iterations(fastest);
     dcomm_status status = dcomm_broadcast(comm, &n, &n, 1, DCOMM_I32, 0, NULL);
@@ -64,10 +65,14 @@ static dcomm_status cross_measure(const cross_sweep *s, dcomm_comm *comm, const 
     for (int i = 0; i < n && status >= 0; i++) {
         status = cross_timed(s, comm, pool, count, &opts, &times[i]);
     }
+    busy_look(&s->busy);
     if (status >= 0) {
         status = dcomm_allreduce(comm, times, times, (size_t)n, DCOMM_F64, DCOMM_MAX, NULL);
     }
     *median = perf_median(times, n);
+    if (n >= PERF_MIN_ITERATIONS) {
+        busy_row(&s->busy, times[0], *median);
+    }
     free(times);
     return status;
 }
@@ -140,9 +145,6 @@ static int cross_open(cross_sweep *s)
             s->algo[s->nalgos++] = info.name;
         }
     }
-    if (s->nalgos == 0) {
-        return cross_usage("no such algorithm", s->args->names);
-    }
     s->bytes = calloc(1024, sizeof *s->bytes);
     for (double b = (double)s->args->begin;
          s->bytes != NULL && b <= (double)s->args->end * 1.000001 && s->nsizes < 1024;
@@ -159,9 +161,9 @@ static int cross_open(cross_sweep *s)
     s->hosts = calloc((size_t)s->nranks, sizeof *s->hosts);
     if (s->bytes == NULL || s->time[CROSS_FITTED] == NULL || s->hosts == NULL) {
         fprintf(stderr, "dcomm-crossover: no memory\n");
-        return CROSS_COMM;
+        return TOOL_COMM;
     }
-    return CROSS_GOOD;
+    return TOOL_GOOD;
 }
 
 static void cross_close(cross_sweep *s)
@@ -173,23 +175,10 @@ static void cross_close(cross_sweep *s)
     }
 }
 
-static int cross_write(const cross_sweep *s, const char *path, bool svg)
+static bool cross_open_outputs(cross_sweep *s)
 {
-    FILE *file = path != NULL ? fopen(path, "w") : NULL;
-    if (path == NULL) {
-        return CROSS_GOOD;
-    }
-    if (file != NULL && svg) {
-        cross_svg(file, s);
-    } else if (file != NULL) {
-        perf_json json = {.file = file, .first = true};
-        cross_json(&json, s);
-    }
-    if (file == NULL || fclose(file) != 0) {
-        fprintf(stderr, "dcomm-crossover: cannot write %s: %s\n", path, strerror(errno));
-        return CROSS_USAGE;
-    }
-    return CROSS_GOOD;
+    return tool_open(&s->json, s->args->json) && tool_open(&s->svg, s->args->svg) &&
+           tool_open(&s->save, s->args->save);
 }
 
 /* The table and the files that are wanted, by rank 0. */
@@ -202,15 +191,26 @@ static int cross_report(cross_sweep *s)
     if (s->args->model && !isnan(s->args->alpha_us)) {
         cross_print_closed_forms(s);
     }
-    if (s->args->save != NULL && dcomm_tuning_save(&s->args->tuning, s->args->save) < 0) {
-        return cross_usage("--save", dcomm_last_error());
+    char name[40];
+    if (s->save.file != NULL &&
+        dcomm_tuning_save(&s->args->tuning, tool_path(&s->save, name)) < 0) {
+        return tool_refuse("--save", dcomm_last_error());
     }
-    int json = cross_write(s, s->args->json, false), svg = cross_write(s, s->args->svg, true);
-    return json != CROSS_GOOD ? json : svg;
+    if (s->json.file != NULL) {
+        cross_json(&(perf_json){.file = s->json.file, .first = true}, s);
+    }
+    if (s->svg.file != NULL) {
+        cross_svg(s->svg.file, s);
+    }
+    bool json = tool_close(&s->json), svg = tool_close(&s->svg), save = tool_close(&s->save);
+    return json && svg && save ? TOOL_GOOD : TOOL_USAGE;
 }
 
 static int cross_alone(cross_sweep *s)
 {
+    if (!cross_open_outputs(s)) {
+        return TOOL_USAGE;
+    }
     for (int r = 0; r < s->nranks && s->args->hosts > 0; r++) {
         s->hosts[r] = r / (s->nranks / s->args->hosts);
     }
@@ -229,42 +229,48 @@ static int cross_together(cross_args *args, cross_sweep *s)
     dcomm_status status = dcomm_comm_create(NULL, &comm);
     if (status < 0) {
         fprintf(stderr, "dcomm-crossover: no communicator: %s\n", dcomm_last_error());
-        return CROSS_COMM;
+        return TOOL_COMM;
     }
     s->rank = dcomm_comm_rank(comm);
     s->nranks = dcomm_comm_size(comm);
     dcomm_comm_tuning(comm, &args->tuning);
     int result =
-        s->nranks > 1 ? cross_open(s) : cross_usage("one rank has nothing to choose", NULL);
-    for (int r = 0; r < s->nranks && result == CROSS_GOOD; r++) {
+        s->nranks > 1 ? cross_open(s) : tool_refuse("one rank has nothing to choose", NULL);
+    for (int r = 0; r < s->nranks && result == TOOL_GOOD; r++) {
         s->hosts[r] = dcomm_comm_host(comm, r);
     }
-    if (result == CROSS_GOOD) {
+    if (s->rank == 0 && result == TOOL_GOOD) {
+        s->busy.ours = tool_ranks_here(comm);
+        result = cross_open_outputs(s) ? TOOL_GOOD : TOOL_USAGE;
+    }
+    result = s->nranks > 1 ? tool_agree(comm, result) : result;
+    if (result == TOOL_GOOD) {
         status = cross_measure_all(s, comm);
         if (status < 0) {
             fprintf(stderr, "dcomm-crossover: rank %d: %s\n", s->rank, dcomm_last_error());
-            result = CROSS_COMM;
+            result = TOOL_COMM;
         }
     }
     dcomm_comm_destroy(&comm);
-    return result == CROSS_GOOD && s->rank == 0 ? cross_report(s) : result;
+    return result == TOOL_GOOD && s->rank == 0 ? cross_report(s) : result;
 }
 
 int main(int argc, char **argv)
 {
     cross_args args;
     bool done = false;
+    tool_begin(true);
     int result = cross_parse(argc, argv, &args, &done);
-    if (result != CROSS_GOOD || done) {
-        return result;
+    if (result != TOOL_GOOD || done) {
+        return tool_end(result);
     }
     cross_sweep sweep = {.args = &args, .nranks = args.nranks, .fit = {NAN, NAN, NAN}};
     if (!args.model) {
         result = cross_together(&args, &sweep);
     } else {
         result = cross_open(&sweep);
-        result = result == CROSS_GOOD ? cross_alone(&sweep) : result;
+        result = result == TOOL_GOOD ? cross_alone(&sweep) : result;
     }
     cross_close(&sweep);
-    return result;
+    return tool_end(result);
 }

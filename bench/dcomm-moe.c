@@ -21,6 +21,8 @@ typedef struct moe_bench {
     double units;  /* of work of a step's experts */
     double *times; /* [5 * steps] */
     moe_row rows[MOE_SKEWS_MAX];
+    busy_seen busy; /* rank 0's */
+    tool_out out;
 } moe_bench;
 
 enum { MOE_ROUTE, MOE_DISPATCH, MOE_COMBINE, MOE_STEP, MOE_PERMUTE, MOE_TIMES };
@@ -171,6 +173,7 @@ static dcomm_status measure_steps(moe_bench *b, moe_row *row)
             rate = isnan(rate) ? memcpy_rate((size_t)s.permute_bytes / 2) : rate;
             times[MOE_PERMUTE] = s.permute_s / (double)s.permute_bytes * rate;
         }
+        busy_look(&b->busy);
         status = status >= 0 ? slowest(b, times, MOE_TIMES) : status;
         for (int k = 0; k < MOE_TIMES && i >= 0; k++) {
             b->times[k * steps + i] = times[k];
@@ -183,6 +186,7 @@ static dcomm_status measure_steps(moe_bench *b, moe_row *row)
         row->permute = 1 / perf_median(b->times + MOE_PERMUTE * steps, steps);
         double *step = b->times + MOE_STEP * steps;
         row->step[0] = perf_median(step, steps);
+        busy_row(&b->busy, step[0], row->step[0]);
         row->step[1] = step[(steps - 1) * 95 / 100];
         row->step[2] = step[(steps - 1) * 99 / 100];
         row->wrong = wrong_result(b);
@@ -219,6 +223,7 @@ static dcomm_status measure_exchange(moe_bench *b, moe_row *row)
                                      &(dcomm_coll_opts){.algo = b->a.algo});
         }
         double seconds = perf_now() - start;
+        busy_look(&b->busy);
         status = status >= 0 ? slowest(b, &seconds, 1) : status;
         if (i >= 0) {
             b->times[i] = seconds;
@@ -237,13 +242,25 @@ static void print_head(const moe_bench *b)
 {
     printf("%d ranks, %zu tokens each, rows of %zu bytes, %d experts, k %d, %d chunks\n", b->size,
            b->a.tokens, b->a.hidden * sizeof(float), b->a.experts, b->a.k, b->a.chunks);
+    if (!b->a.wide) {
+        printf("%-14s %-5s %9s %8s %8s %8s %8s %8s %8s %6s %6s\n", "skew", "form", "alltoallv",
+               "route", "dispatch", "combine", "p50", "p99", "MB", "imbal", "drop%");
+        return;
+    }
     printf("%-14s %-5s %9s %9s %9s %9s %9s %9s %9s %8s %8s %6s %6s %6s %8s\n", "skew", "form",
            "alltoallv", "route", "dispatch", "combine", "p50", "p95", "p99", "MB", "net MB", "cv",
            "imbal", "drop%", "permute");
 }
 
-static void print_row(const moe_row *r)
+static void print_row(const moe_row *r, bool wide)
 {
+    if (!wide) {
+        printf("%-14s %-5s %9.1f %8.1f %8.1f %8.1f %8.1f %8.1f %8.2f %6.2f %6.2f\n", r->skew,
+               r->hier ? "hier" : "flat", r->exchange * 1e6, r->route * 1e6, r->dispatch * 1e6,
+               r->combine * 1e6, r->step[0] * 1e6, r->step[2] * 1e6, r->rank_bytes * 1e-6,
+               r->imbalance, r->drop_rate * 100);
+        return;
+    }
     printf("%-14s %-5s %9.1f %9.1f %9.1f %9.1f %9.1f %9.1f %9.1f %8.2f %8.2f %6.2f %6.2f %6.2f "
            "%8.2f\n",
            r->skew, r->hier ? "hier" : "flat", r->exchange * 1e6, r->route * 1e6, r->dispatch * 1e6,
@@ -252,13 +269,10 @@ static void print_row(const moe_row *r)
            r->permute);
 }
 
-static int write_json(const moe_bench *b)
+static void write_json(const moe_bench *b)
 {
-    perf_json j = {.file = fopen(b->a.json, "w"), .first = true};
-    if (j.file == NULL) {
-        fprintf(stderr, "dcomm-moe: cannot write %s\n", b->a.json);
-        return MOE_USAGE;
-    }
+    char text[BUSY_TEXT];
+    perf_json j = {.file = b->out.file, .first = true};
     perf_json_open(&j, NULL, '{');
     perf_json_int(&j, "schema", 1);
     perf_json_text(&j, "tool", "dcomm-moe");
@@ -270,6 +284,7 @@ static int write_json(const moe_bench *b)
     perf_json_int(&j, "k", b->a.k);
     perf_json_int(&j, "chunks", b->a.chunks);
     perf_json_number(&j, "work_ms", b->a.work_ms);
+    perf_json_bool(&j, "busy", busy_was(&b->busy, text));
     perf_json_open(&j, "results", '[');
     for (int i = 0; i < b->a.nskews; i++) {
         const moe_row *r = &b->rows[i];
@@ -301,7 +316,6 @@ static int write_json(const moe_bench *b)
     perf_json_close(&j, ']');
     perf_json_close(&j, '}');
     fputc('\n', j.file);
-    return fclose(j.file) == 0 ? MOE_GOOD : MOE_USAGE;
 }
 
 static int run_all(moe_bench *b)
@@ -320,7 +334,15 @@ static int run_all(moe_bench *b)
     if (b->x == NULL || b->y == NULL || b->experts == NULL || b->weights == NULL ||
         b->times == NULL) {
         fprintf(stderr, "dcomm-moe: no memory\n");
-        return MOE_COMM;
+        return TOOL_COMM;
+    }
+    if (status >= 0) {
+        bool opened = b->rank != 0 || tool_open(&b->out, b->a.json);
+        int result = tool_agree(b->comm, opened ? TOOL_GOOD : TOOL_USAGE);
+        if (result != TOOL_GOOD) {
+            return result;
+        }
+        b->busy.ours = b->rank == 0 ? tool_ranks_here(b->comm) : 0;
     }
     if (status >= 0 && b->rank == 0 && !b->a.exchange_only) {
         print_head(b);
@@ -330,34 +352,40 @@ static int run_all(moe_bench *b)
         moe_row *row = &b->rows[i];
         row->skew = b->a.skews[i];
         if (!moe_routes_make(&b->routes, b->a.tokens, b->a.experts, b->a.k, b->size, row->skew)) {
-            return moe_usage("no such skew, or too few experts for it", row->skew);
+            return tool_refuse("too few experts for --skew", row->skew);
         }
         fill(b);
         status = measure_exchange(b, row);
         status = status >= 0 && !b->a.exchange_only ? measure_steps(b, row) : status;
         wrong = wrong || row->wrong;
         if (status >= 0 && b->rank == 0 && !b->a.exchange_only) {
-            print_row(row);
-            fflush(stdout);
+            print_row(row, b->a.wide);
         } else if (status >= 0 && b->rank == 0) {
             printf("%-14s alltoallv %.1f us\n", row->skew, row->exchange * 1e6);
         }
     }
     if (status < 0) {
         fprintf(stderr, "dcomm-moe: rank %d: %s\n", b->rank, dcomm_last_error());
-        return MOE_COMM;
+        return TOOL_COMM;
     }
-    int result = wrong ? MOE_WRONG : MOE_GOOD;
-    int written = b->rank == 0 && b->a.json != NULL ? write_json(b) : MOE_GOOD;
-    return result == MOE_GOOD ? written : result;
+    char text[BUSY_TEXT];
+    if (busy_was(&b->busy, text)) {
+        printf("# %s\n", text);
+    }
+    if (b->out.file != NULL) {
+        write_json(b);
+    }
+    bool written = tool_close(&b->out);
+    return wrong ? TOOL_WRONG : written ? TOOL_GOOD : TOOL_USAGE;
 }
 
 int main(int argc, char **argv)
 {
     static moe_bench b;
     bool done = false;
+    tool_begin(true);
     int result = moe_parse(&b.a, argc, argv, &done);
-    if (result == MOE_GOOD && !done) {
+    if (result == TOOL_GOOD && !done) {
         result = run_all(&b);
         dcomm_comm_destroy(&b.comm);
     }
@@ -367,5 +395,5 @@ int main(int argc, char **argv)
     free(b.experts);
     free(b.weights);
     free(b.times);
-    return result;
+    return tool_end(result);
 }

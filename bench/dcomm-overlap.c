@@ -24,6 +24,8 @@ typedef struct overlap {
     double backward_s; /* alone, the slowest rank's */
     overlap_row rows[OVERLAP_SIZES];
     dcomm_scaler *scaler;
+    busy_seen busy; /* rank 0's */
+    tool_out json, trace;
 } overlap;
 
 static dcomm_status slowest(overlap *o, double *seconds)
@@ -138,6 +140,7 @@ static dcomm_status measure(overlap *o, overlap_row *row)
         status = status >= 0 ? run_step(o, b) : status;
         double seconds = perf_now() - start, exposed = 0, backward = 0;
         if (status >= 0 && (status = dcomm_buckets_get_report(b, &report)) >= 0) {
+            busy_look(&o->busy);
             exposed = report.exposed.last;
             backward = report.backward.last;
             status = slowest(o, &seconds);
@@ -153,6 +156,7 @@ static dcomm_status measure(overlap *o, overlap_row *row)
             qsort(steps + k * o->a.steps, (size_t)o->a.steps, sizeof *steps, by_value);
         }
         row->step = steps[o->a.steps / 2];
+        busy_row(&o->busy, steps[0], row->step);
         row->exposed = steps[o->a.steps + o->a.steps / 2];
         row->backward = steps[2 * o->a.steps + o->a.steps / 2];
         row->alone = report.alone_s;
@@ -167,8 +171,9 @@ static dcomm_status measure(overlap *o, overlap_row *row)
     if (status >= 0) {
         status = predict(o, b, all.nbuckets, &row->model);
     }
-    if (status >= 0 && o->rank == 0 && o->a.trace != NULL) {
-        status = dcomm_buckets_trace(b, o->a.trace);
+    char name[40];
+    if (status >= 0 && o->trace.file != NULL) {
+        status = dcomm_buckets_trace(b, tool_path(&o->trace, name));
     }
     dcomm_scaler_destroy(&o->scaler);
     dcomm_buckets_destroy(&b);
@@ -230,6 +235,7 @@ static const char *progress_name(const overlap *o)
 
 static void print_rows(const overlap *o)
 {
+    char text[BUSY_TEXT];
     printf("%d ranks, %.1f MiB in %d gradients, backward %.3f ms alone, progress by %s\n", o->size,
            (double)(o->count * sizeof(float)) * o->a.params / 1048576, o->a.params,
            o->backward_s * 1e3, progress_name(o));
@@ -241,20 +247,20 @@ static void print_rows(const overlap *o)
                r->nbuckets, r->step * 1e3, r->backward * 1e3, r->exposed * 1e3, r->alone * 1e3,
                r->hidden, r->over, r->model * 1e3);
     }
+    if (busy_was(&o->busy, text)) {
+        printf("# %s\n", text);
+    }
 }
 
-static int write_json(const overlap *o)
+static void write_json(const overlap *o, FILE *file)
 {
-    FILE *file = fopen(o->a.json, "w");
-    if (file == NULL) {
-        fprintf(stderr, "dcomm-overlap: cannot write %s\n", o->a.json);
-        return OVERLAP_USAGE;
-    }
+    char text[BUSY_TEXT];
     fprintf(file,
             "{\"schema\":1,\"tool\":\"dcomm-overlap\",\"nranks\":%d,\"bytes\":%zu,\"params\":%d,"
-            "\"progress\":\"%s\",\"codec\":\"%s\",\"backward_ms\":%.6g,\"results\":[",
+            "\"progress\":\"%s\",\"codec\":\"%s\",\"backward_ms\":%.6g,\"busy\":%s,\"results\":[",
             o->size, o->count * sizeof(float) * (size_t)o->a.params, o->a.params, progress_name(o),
-            o->a.codec != NULL ? o->a.codec : "none", o->backward_s * 1e3);
+            o->a.codec != NULL ? o->a.codec : "none", o->backward_s * 1e3,
+            busy_was(&o->busy, text) ? "true" : "false");
     for (size_t i = 0; i < o->a.nbuckets; i++) {
         const overlap_row *r = &o->rows[i];
         fprintf(file,
@@ -268,7 +274,6 @@ static int write_json(const overlap *o)
         fprintf(file, isfinite(r->model) ? "%.6g}" : "null}", r->model * 1e3);
     }
     fprintf(file, "]}\n");
-    return fclose(file) == 0 ? OVERLAP_GOOD : OVERLAP_USAGE;
 }
 
 /* Percentages, once the shortest communication is known. */
@@ -297,6 +302,15 @@ static int run_all(overlap *o)
     o->grads = calloc(o->count * (size_t)o->a.params, sizeof *o->grads);
     status = status >= 0 && o->grads == NULL ? DCOMM_ERR_NO_MEMORY : status;
     if (status >= 0) {
+        bool opened = o->rank != 0 ||
+                      (tool_open(&o->json, o->a.json) && tool_open(&o->trace, o->a.trace));
+        int result = tool_agree(o->comm, opened ? TOOL_GOOD : TOOL_USAGE);
+        if (result != TOOL_GOOD) {
+            return result;
+        }
+        o->busy.ours = o->rank == 0 ? tool_ranks_here(o->comm) : 0;
+    }
+    if (status >= 0) {
         status = settle_backward(o);
     }
     bool wrong = false;
@@ -307,14 +321,17 @@ static int run_all(overlap *o)
     }
     if (status < 0) {
         fprintf(stderr, "dcomm-overlap: rank %d: %s\n", o->rank, dcomm_last_error());
-        return OVERLAP_COMM;
+        return TOOL_COMM;
     }
     compare(o);
-    int result = wrong ? OVERLAP_WRONG : OVERLAP_GOOD;
+    int result = wrong ? TOOL_WRONG : TOOL_GOOD;
     if (o->rank == 0) {
         print_rows(o);
-        int written = o->a.json != NULL ? write_json(o) : OVERLAP_GOOD;
-        result = result == OVERLAP_GOOD ? written : result;
+        if (o->json.file != NULL) {
+            write_json(o, o->json.file);
+        }
+        bool json = tool_close(&o->json), trace = tool_close(&o->trace);
+        result = result == TOOL_GOOD && !(json && trace) ? TOOL_USAGE : result;
     }
     return result;
 }
@@ -323,12 +340,13 @@ int main(int argc, char **argv)
 {
     static overlap o;
     bool done = false;
+    tool_begin(true);
     int result = overlap_parse(&o.a, argc, argv, &done);
-    if (result != OVERLAP_GOOD || done) {
-        return result;
+    if (result != TOOL_GOOD || done) {
+        return tool_end(result);
     }
     result = run_all(&o);
     dcomm_comm_destroy(&o.comm);
     free(o.grads);
-    return result;
+    return tool_end(result);
 }

@@ -2,13 +2,10 @@
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
-#include "numbers.h"
 #include "plan-svg.h"
+#include "tool.h"
 
 #include <ctype.h>
-#include <getopt.h>
-
-enum { EXIT_GOOD = 0, EXIT_WRONG = 1, EXIT_USAGE = 2 };
 
 typedef struct arguments {
     dcomm_check_spec spec;
@@ -19,6 +16,7 @@ typedef struct arguments {
     bool shuffle;
     int hosts[DCOMMI_CHECK_RANKS], nhosts; /* nhosts: how many numbers were given */
     const char *svg, *json;
+    tool_out svg_out, json_out;
 } arguments;
 
 static const char usage[] =
@@ -43,10 +41,11 @@ static const char usage[] =
     "                   goes between them\n"
     "  --svg FILE       draw all ranks' messages, of one chunk where there is no --chunk\n"
     "  --all-chunks     draw every chunk\n"
-    "  --json FILE      write what --check finds as JSON (\"-\": standard output)\n"
-    "  --help\n"
+    "  --json FILE      write what --check finds as JSON\n"
+    "  --help, --version\n"
     "\n"
-    "Exit status: 0 good, 1 the check refused the plans, 2 usage.\n"
+    "A FILE is \"-\" for standard output; what else is printed then goes to standard error.\n"
+    "Exit status: 0 good, 1 the check refused the plans, " TOOL_USAGE_HELP ".\n"
     "\n"
     "Operations and their algorithms:\n";
 
@@ -55,16 +54,16 @@ static void print_usage(FILE *f)
     fputs(usage, f);
     for (int coll = 0; coll < DCOMM_COLL_COUNT; coll++) {
         dcomm_algo_info info = {0};
+        int column = 0;
         for (int i = 0; dcomm_algo_get((dcomm_coll)coll, i, &info) == DCOMM_OK; i++) {
             if (i == 0) {
-                fprintf(f, "  %-16s", dcomm_coll_name((dcomm_coll)coll));
+                column = fprintf(f, "  %-16s", dcomm_coll_name((dcomm_coll)coll));
+            } else if (column + 1 + (int)strlen(info.name) > TOOL_COLUMNS) {
+                column = fprintf(f, "\n%18s", "") - 1;
             }
-            fprintf(f, " %s", info.name);
-            dcomm_algo_info next;
-            if (dcomm_algo_get((dcomm_coll)coll, i + 1, &next) != DCOMM_OK) {
-                fputc('\n', f);
-            }
+            column += fprintf(f, " %s", info.name);
         }
+        fputs(column > 0 ? "\n" : "", f);
     }
 }
 
@@ -110,7 +109,7 @@ static bool parse_dtype(const char *text, dcomm_dtype *dtype)
             return true;
         }
     }
-    return false;
+    return numbers_word_at(text, strlen(text), names, DCOMM_DTYPE_COUNT) >= 0;
 }
 
 /* A whole number in [low, high], with K, M, G for powers of 1024. */
@@ -129,24 +128,24 @@ static bool parse_hosts(const char *text, arguments *a)
     while (a->nhosts < DCOMMI_CHECK_RANKS) {
         uint64_t host = 0;
         const char *end = dcommi_text_digits(text, &host);
-        if (end == NULL || host > INT32_MAX) {
-            return false;
+        if (end == NULL || host > INT32_MAX || (*end != ',' && *end != '\0')) {
+            break;
         }
         a->hosts[a->nhosts++] = (int)host;
-        if (*end != ',') {
-            return *end == '\0';
+        if (*end == '\0') {
+            return true;
         }
         text = end + 1;
     }
-    return false;
+    return numbers_want("it must be a whole number for each rank, such as 0,0,1,1");
 }
 
 /* The host of each rank, as asked for. */
 static bool place_ranks(arguments *a)
 {
     if (a->nhosts > 0 && a->nhosts != a->nranks) {
-        fprintf(stderr, "dcomm-plan: --hosts names %d hosts for %d ranks; see --help\n", a->nhosts,
-                a->nranks);
+        tool_say("--hosts names %d hosts for %d ranks (--help shows the options)", a->nhosts,
+                 a->nranks);
         return false;
     }
     for (int r = 0; r < a->nranks && a->nhosts == 0; r++) {
@@ -160,12 +159,6 @@ static bool place_ranks(arguments *a)
     }
     a->spec.hosts = a->hosts;
     return true;
-}
-
-static int refuse(const char *what, const char *text)
-{
-    fprintf(stderr, "dcomm-plan: %s '%s'%s; see --help\n", what, text, numbers_wanted);
-    return EXIT_USAGE;
 }
 
 /* -1: go on; else the exit status. */
@@ -186,7 +179,8 @@ static int parse(int argc, char **argv, arguments *a)
         ALL_CHUNKS,
         CHECK,
         SVG,
-        JSON
+        JSON,
+        VERSION
     };
     static const struct option options[] = {{"count", 1, NULL, COUNT},
                                             {"dtype", 1, NULL, DTYPE},
@@ -204,9 +198,11 @@ static int parse(int argc, char **argv, arguments *a)
                                             {"svg", 1, NULL, SVG},
                                             {"json", 1, NULL, JSON},
                                             {"help", 0, NULL, 'h'},
+                                            {"version", 0, NULL, VERSION},
                                             {NULL, 0, NULL, 0}};
     int option;
     int64_t root = 0, rank = -1, lanes = 0, nranks = 0, number = 0;
+    opterr = 0;
     a->spec.count = 1 << 20;
     a->spec.dtype = DCOMM_F32;
     while ((option = getopt_long(argc, argv, "n:h", options, NULL)) != -1) {
@@ -265,28 +261,34 @@ static int parse(int argc, char **argv, arguments *a)
             break;
         case 'h':
             print_usage(stdout);
-            return EXIT_GOOD;
+            return TOOL_GOOD;
+        case VERSION:
+            tool_print_version();
+            return TOOL_GOOD;
         default:
-            return EXIT_USAGE;
+            return tool_refuse_option(argv);
         }
         if (!good) {
-            return refuse("bad value", optarg);
+            return tool_refuse_value(option, options, optarg);
         }
     }
     if (argc - optind != 2 || nranks == 0 || rank >= nranks || root >= nranks) {
-        fprintf(stderr, "dcomm-plan: OP, ALGO and -n RANKS are needed, and ranks below RANKS; see "
-                        "--help\n");
-        return EXIT_USAGE;
+        return tool_refuse("OP, ALGO and -n RANKS are needed, and ranks below RANKS", NULL);
     }
     if (!parse_coll(argv[optind], &a->spec.coll)) {
-        return refuse("unknown operation", argv[optind]);
+        const char *names[DCOMM_COLL_COUNT];
+        for (int i = 0; i < DCOMM_COLL_COUNT; i++) {
+            names[i] = dcomm_coll_name((dcomm_coll)i);
+        }
+        numbers_word_at(argv[optind], strlen(argv[optind]), names, DCOMM_COLL_COUNT);
+        return tool_refuse("unknown operation", numbers_wanted);
     }
     a->opts.algo = argv[optind + 1];
     a->opts.lanes = (int)lanes;
     a->spec.root = (int)root;
     a->nranks = (int)nranks;
     a->rank = (int)rank;
-    return place_ranks(a) ? -1 : EXIT_USAGE;
+    return place_ranks(a) ? -1 : TOOL_USAGE;
 }
 
 static int print_plan(const dcomm_plan *plan)
@@ -295,12 +297,12 @@ static int print_plan(const dcomm_plan *plan)
     dcomm_plan_print(plan, NULL, 0, &needed);
     char *text = malloc(needed + 1);
     if (text == NULL) {
-        return EXIT_WRONG;
+        return TOOL_WRONG;
     }
     dcomm_plan_print(plan, text, needed + 1, NULL);
     fputs(text, stdout);
     free(text);
-    return EXIT_GOOD;
+    return TOOL_GOOD;
 }
 
 static void json_string(FILE *f, const char *text)
@@ -315,13 +317,8 @@ static void json_string(FILE *f, const char *text)
     fputc('"', f);
 }
 
-static bool write_json(const arguments *a, const dcomm_check_report *r)
+static void write_json(FILE *f, const arguments *a, const dcomm_check_report *r)
 {
-    FILE *f = strcmp(a->json, "-") == 0 ? stdout : fopen(a->json, "w");
-    if (f == NULL) {
-        fprintf(stderr, "dcomm-plan: cannot write %s: %s\n", a->json, strerror(errno));
-        return false;
-    }
     fprintf(f, "{\"schema\":1,\"op\":");
     json_string(f, dcomm_coll_name(a->spec.coll));
     fprintf(f, ",\"algo\":");
@@ -334,25 +331,14 @@ static bool write_json(const arguments *a, const dcomm_check_report *r)
             ",\"messages\":%" PRId64 ",\"signals\":%" PRId64 ",\"chain_messages\":%" PRId64
             ",\"max_rank_bytes\":%" PRId64 ",\"total_bytes\":%" PRId64 "}\n",
             r->messages, r->signals, r->steps, r->max_rank_bytes, r->total_bytes);
-    bool good = ferror(f) == 0;
-    if (f != stdout) {
-        good = fclose(f) == 0 && good;
-    }
-    return good;
 }
 
-static bool draw(const arguments *a, const dcommi_check_trace *trace)
+static bool draw(FILE *f, const arguments *a, const dcommi_check_trace *trace)
 {
     char title[160];
-    FILE *f = fopen(a->svg, "w");
-    if (f == NULL) {
-        fprintf(stderr, "dcomm-plan: cannot write %s: %s\n", a->svg, strerror(errno));
-        return false;
-    }
     snprintf(title, sizeof title, "%s, %.64s, %d ranks", dcomm_coll_name(a->spec.coll),
              a->opts.algo, a->nranks);
-    bool good = svg_write(f, trace, a->nranks, title);
-    return fclose(f) == 0 && good;
+    return svg_write(f, trace, a->nranks, title);
 }
 
 /* Messages and payload bytes between ranks on different hosts. */
@@ -371,7 +357,7 @@ static void count_crossings(const arguments *a, const dcommi_check_trace *trace,
 }
 
 /* The check, and with a picture to draw what it saw happen. */
-static int examine(const arguments *a, dcomm_plan *const *plans, bool picture)
+static int examine(arguments *a, dcomm_plan *const *plans, bool picture)
 {
     dcomm_check_report report;
     dcommi_check_trace trace = {0};
@@ -379,10 +365,10 @@ static int examine(const arguments *a, dcomm_plan *const *plans, bool picture)
         dcommi_check_plans((const dcomm_plan *const *)plans, a->nranks, &a->spec, &report, &trace);
     bool good = status == DCOMM_OK;
     if (!good) {
-        fprintf(stderr, "dcomm-plan: %s\n", dcomm_last_error());
+        tool_say("%s", dcomm_last_error());
     } else if (a->check && !picture) {
         printf("right: %" PRId64 " messages, %" PRId64 " signals, longest chain %" PRId64
-               ", at most %" PRId64 " bytes from a rank, %" PRId64 " bytes in all\n",
+               ", at most %" PRId64 " bytes from a rank,\n       %" PRId64 " bytes in all\n",
                report.messages, report.signals, report.steps, report.max_rank_bytes,
                report.total_bytes);
         if (a->nhosts > 0 || a->per_host > 0) {
@@ -393,13 +379,14 @@ static int examine(const arguments *a, dcomm_plan *const *plans, bool picture)
         }
     }
     if (picture && trace.n > 0) {
-        good = draw(a, &trace) && good;
+        FILE *svg = a->svg_out.file; /* whose errors its end tells */
+        good = (draw(svg, a, &trace) || ferror(svg) != 0) && good;
     }
     if (a->json != NULL && !picture) {
-        good = write_json(a, &report) && good;
+        write_json(a->json_out.file, a, &report);
     }
     dcommi_free(trace.event);
-    return good ? EXIT_GOOD : EXIT_WRONG;
+    return good ? TOOL_GOOD : TOOL_WRONG;
 }
 
 static void destroy_plans(dcomm_plan **plans, int nranks)
@@ -415,15 +402,15 @@ static int create_plans(const arguments *a, const dcomm_coll_opts *opts, dcomm_p
 {
     for (int r = 0; r < a->nranks; r++) {
         if (dcomm_plan_create(&a->spec, DCOMM_SUM, r, a->nranks, opts, &plans[r]) < 0) {
-            fprintf(stderr, "dcomm-plan: %s\n", dcomm_last_error());
-            return EXIT_USAGE;
+            tool_say("%s", dcomm_last_error());
+            return TOOL_USAGE;
         }
     }
-    return EXIT_GOOD;
+    return TOOL_GOOD;
 }
 
 /* Draw plans of a single chunk, in which the algorithm can be seen, unless chunks were asked for. */
-static int picture(const arguments *a)
+static int picture(arguments *a)
 {
     dcomm_plan *plans[DCOMMI_CHECK_RANKS] = {NULL};
     dcomm_coll_opts opts = a->opts;
@@ -432,7 +419,7 @@ static int picture(const arguments *a)
         opts.chunk_bytes = a->spec.count > most / one ? most : one * a->spec.count + 1;
     }
     int result = create_plans(a, &opts, plans);
-    if (result == EXIT_GOOD) {
+    if (result == TOOL_GOOD) {
         result = examine(a, plans, true);
     }
     destroy_plans(plans, a->nranks);
@@ -442,9 +429,10 @@ static int picture(const arguments *a)
 int main(int argc, char **argv)
 {
     arguments a = {0};
+    tool_begin(false);
     int result = parse(argc, argv, &a);
     if (result >= 0) {
-        return result;
+        return tool_end(result);
     }
     size_t cells = (size_t)a.nranks * (size_t)a.nranks;
     size_t *counts = calloc(cells, sizeof *counts);
@@ -453,19 +441,23 @@ int main(int argc, char **argv)
         counts[i] = a.spec.count;
     }
     a.spec.counts = counts;
-    result = counts != NULL ? create_plans(&a, &a.opts, plans) : EXIT_WRONG;
+    result = counts != NULL ? create_plans(&a, &a.opts, plans) : TOOL_WRONG;
+    if (result == TOOL_GOOD && !(tool_open(&a.svg_out, a.svg) && tool_open(&a.json_out, a.json))) {
+        result = TOOL_USAGE;
+    }
     bool examined = a.check || a.json != NULL;
-    if (result == EXIT_GOOD && (a.rank >= 0 || (!examined && a.svg == NULL))) {
+    if (result == TOOL_GOOD && (a.rank >= 0 || (!examined && a.svg == NULL))) {
         result = print_plan(plans[a.rank < 0 ? 0 : a.rank]);
     }
-    if (result == EXIT_GOOD && examined) {
+    if (result == TOOL_GOOD && examined) {
         result = examine(&a, plans, false);
     }
-    if (a.svg != NULL && result != EXIT_USAGE) {
+    if (a.svg != NULL && result != TOOL_USAGE) {
         int drawn = picture(&a);
-        result = result == EXIT_GOOD ? drawn : result;
+        result = result == TOOL_GOOD ? drawn : result;
     }
     destroy_plans(plans, a.nranks);
     free(counts);
-    return result;
+    bool drawn = tool_close(&a.svg_out), written = tool_close(&a.json_out);
+    return tool_end(result == TOOL_GOOD && !(drawn && written) ? TOOL_USAGE : result);
 }

@@ -5,7 +5,6 @@
 
 #include "speed.h"
 
-#include <getopt.h>
 #include <sys/mman.h>
 
 static const char usage[] =
@@ -20,14 +19,15 @@ static const char usage[] =
     "  -s SOURCES  operands, from 1 to 16, or 0 for each of 2, 4, 8 (default 0)\n"
     "  -n COUNT    rounds; the median is shown (default 21)\n"
     "  -i          the output is the first operand\n"
-    "  --json FILE write the results as JSON\n"
-    "  --help      this text\n"
+    "  --json FILE write the results as JSON (\"-\": standard output; the table then goes to\n"
+    "              standard error)\n"
+    "  --help, --version\n"
     "DCOMM_ISA=portable|avx2|avx512 chooses the kernels.\n"
     "\n"
     "reduce: bytes of output per second. traffic: bytes read and written per second, over twice\n"
     "the bytes that memcpy copies per second: 1 is as busy with memory as memcpy. operands: bytes\n"
-    "of all operands per second, over the bytes that memcpy copies; median of the rounds' "
-    "ratios.\n";
+    "of all operands per second, over the bytes that memcpy copies; median of the rounds' ratios.\n"
+    "exit: 0 good, 1 a reduction failed, " TOOL_USAGE_HELP "\n";
 
 enum { MOST_SOURCES = 16, MOST_ROUNDS = 1000 };
 
@@ -35,7 +35,9 @@ typedef struct settings {
     size_t least, most, factor, sources, rounds;
     int dtype, op; /* -1: all */
     bool in_place;
-    FILE *json;
+    const char *json_path;
+    tool_out out;
+    FILE *json; /* NULL: none */
     bool comma;
 } settings;
 
@@ -88,13 +90,14 @@ static bool measure(settings *set, unsigned char *memory, size_t len, dcomm_dtyp
 
 static bool parse_name(const char *text, const char *(*name)(int), int count, int *value)
 {
-    for (*value = strcmp(text, "all") == 0 ? -1 : 0; *value < count; ++*value) {
-        if (*value < 0 || strcmp(text, name(*value)) == 0) {
-            return true;
-        }
+    const char *words[DCOMM_DTYPE_COUNT + 1] = {"all"};
+    for (int i = 0; i < count; i++) {
+        words[1 + i] = name(i);
     }
-    fprintf(stderr, "dcomm-reduce: there is no %s\n", text);
-    return false;
+    int which = 0;
+    bool good = numbers_word(text, words, 1 + count, &which);
+    *value = which - 1;
+    return good;
 }
 
 static const char *name_of_dtype(int dtype)
@@ -107,22 +110,25 @@ static const char *name_of_op(int op)
     return dcomm_op_name((dcomm_op)op);
 }
 
-/* 0: go on, 1: done (help), 2: usage error. */
+/* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, settings *set)
 {
-    static const struct option longs[] = {
-        {"help", no_argument, NULL, 'h'}, {"json", required_argument, NULL, 'j'}, {0}};
-    bool good = true;
-    for (int c; good && (c = getopt_long(argc, argv, "b:e:f:d:o:s:n:i", longs, NULL)) != -1;) {
+    static const struct option longs[] = {{"help", no_argument, NULL, 'h'},
+                                          {"version", no_argument, NULL, 'v'},
+                                          {"json", required_argument, NULL, 'j'},
+                                          {NULL, 0, NULL, 0}};
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, "b:e:f:d:o:s:n:i", longs, NULL)) != -1;) {
+        bool good = true;
         switch (c) {
         case 'b':
-            good = speed_size(optarg, 8, (size_t)1 << 32, &set->least);
+            good = numbers_size(optarg, 8, (size_t)1 << 32, &set->least);
             break;
         case 'e':
-            good = speed_size(optarg, 8, (size_t)1 << 32, &set->most);
+            good = numbers_size(optarg, 8, (size_t)1 << 32, &set->most);
             break;
         case 'f':
-            good = speed_size(optarg, 2, 1 << 20, &set->factor);
+            good = numbers_size(optarg, 2, 1 << 20, &set->factor);
             break;
         case 'd':
             good = parse_name(optarg, name_of_dtype, DCOMM_DTYPE_COUNT, &set->dtype);
@@ -131,25 +137,31 @@ static int parse(int argc, char **argv, settings *set)
             good = parse_name(optarg, name_of_op, DCOMM_PREMUL_SUM, &set->op);
             break;
         case 's':
-            good = speed_size(optarg, 0, MOST_SOURCES, &set->sources);
+            good = numbers_size(optarg, 0, MOST_SOURCES, &set->sources);
             break;
         case 'n':
-            good = speed_size(optarg, 1, MOST_ROUNDS, &set->rounds);
+            good = numbers_size(optarg, 1, MOST_ROUNDS, &set->rounds);
             break;
         case 'i':
             set->in_place = true;
             break;
         case 'j':
-            good = speed_json(optarg, &set->json);
+            set->json_path = optarg;
             break;
         case 'h':
             fputs(usage, stdout);
-            return 1;
+            return TOOL_GOOD;
+        case 'v':
+            tool_print_version();
+            return TOOL_GOOD;
         default:
-            good = false;
+            return tool_refuse_option(argv);
+        }
+        if (!good) {
+            return tool_refuse_value(c, longs, optarg);
         }
     }
-    return speed_parsed(good, optind, argc, argv);
+    return optind < argc ? tool_refuse("not an option", argv[optind]) : -1;
 }
 
 int main(int argc, char **argv)
@@ -160,17 +172,22 @@ int main(int argc, char **argv)
                     .rounds = 21,
                     .dtype = DCOMM_F32,
                     .op = DCOMM_SUM};
+    tool_begin(false);
     int ended = parse(argc, argv, &set);
-    if (ended != 0) {
-        return ended == 1 ? 0 : 2;
+    if (ended >= 0) {
+        return tool_end(ended);
     }
+    if (!tool_open(&set.out, set.json_path)) {
+        return TOOL_USAGE;
+    }
+    set.json = set.out.file;
     size_t most_sources = set.sources != 0 ? set.sources : 8;
     size_t bytes = (most_sources + 1) * (set.most + 16384);
     unsigned char *memory =
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
-        fprintf(stderr, "dcomm-reduce: no memory for %zu bytes\n", bytes);
-        return 2;
+        tool_say("no memory for %zu bytes", bytes);
+        return TOOL_WRONG;
     }
     madvise(memory, bytes, MADV_HUGEPAGE);
     memset(memory, 0, bytes);
@@ -198,7 +215,7 @@ int main(int argc, char **argv)
     munmap(memory, bytes);
     if (set.json != NULL) {
         fputs("\n]}\n", set.json);
-        good = fclose(set.json) == 0 && good;
     }
-    return good ? 0 : 1;
+    bool written = tool_close(&set.out);
+    return tool_end(!good ? TOOL_WRONG : written ? TOOL_GOOD : TOOL_USAGE);
 }

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
@@ -21,11 +20,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "numbers.h"
 #include "run_busy.h"
 #include "run_tag.h"
+#include "tool.h"
 
-enum { EXIT_USAGE = 2, EXIT_TIMED_OUT = 124, EXIT_CANNOT_RUN = 126, EXIT_NOT_FOUND = 127 };
+enum { EXIT_TIMED_OUT = 124, EXIT_CANNOT_RUN = 126, EXIT_NOT_FOUND = 127 };
 #define RANKS_MAX 4096
 #define GRACE_S 2.0
 
@@ -37,11 +36,9 @@ static const char usage[] =
     "which and how, ends the others, and exits as that rank did (128+n for signal n).\n"
     "\n"
     "  -n N                   ranks on this machine\n"
-    "  --bind slice|core|none|auto  cores of a rank: an equal share, one, or any; auto: slice, "
-    "but\n"
-    "                         none where ranks outnumber the cores or where other programs use "
-    "half\n"
-    "                         of a core (default: auto)\n"
+    "  --bind slice|core|none|auto  cores of a rank: an equal share, one, or any; auto: slice,\n"
+    "                         but none where ranks outnumber the cores or where other programs\n"
+    "                         use half of a core (default: auto)\n"
     "  --host-id-every K      ranks 0..K-1, K..2K-1, ... pass for hosts that share no memory\n"
     "  --nnodes M             machines in all; needs --node-rank and --master (default: 1)\n"
     "  --node-rank R          which of them this is, from 0\n"
@@ -52,11 +49,16 @@ static const char usage[] =
     "  --timeout S            end all ranks after S seconds, and exit with 124\n"
     "  --keep-going           leave the other ranks alone when one fails\n"
     "  --tag-output           begin each line of output with its rank\n"
-    "  --json FILE            write how each rank ended: status, signal, seconds\n"
+    "  --json FILE            write how each rank ended: status, signal, seconds (\"-\": standard\n"
+    "                         output; that of the ranks then goes to standard error)\n"
     "  --help                 this text\n"
+    "  --version              " TOOL_VERSION_HELP "\n"
     "\n"
     "SIGINT, SIGTERM and SIGHUP are passed on to the ranks; a second one ends them within 2 s.\n"
-    "Only rank 0 reads standard input, and only where that is no terminal.\n";
+    "Only rank 0 reads standard input, and only where that is no terminal.\n"
+    "Exit status, but for that of a rank: 1 no ranks can be started,\n"
+    TOOL_USAGE_HELP ", 124 --timeout is over,\n"
+    "126 PROGRAM cannot be run, 127 it is not there.\n";
 
 typedef struct options {
     int ranks, nodes, node, host_id_every;
@@ -64,7 +66,7 @@ typedef struct options {
     double timeout;
     bool keep_going, tag, cyclic;
     char *master_addr, *master_port;
-    FILE *json;
+    tool_out json;
     char **command;
 } options;
 
@@ -99,30 +101,17 @@ static double now(void)
 
 static _Noreturn void usage_error(const char *what, const char *value)
 {
-    fprintf(stderr, "dcomm-run: %s%s%s; see dcomm-run --help\n", what, value != NULL ? " " : "",
-            value != NULL ? value : "");
-    exit(EXIT_USAGE);
-}
-
-static int number(const char *option, const char *text, int least, int most)
-{
-    int64_t value = 0;
-    if (!dcommi_text_integer(text, least, most, &value)) {
-        fprintf(stderr, "dcomm-run: %s %s: not a number from %d to %d; see dcomm-run --help\n",
-                option, text, least, most);
-        exit(EXIT_USAGE);
-    }
-    return (int)value;
+    exit(tool_refuse(what, value));
 }
 
 /* HOST:PORT, [IPV6]:PORT. */
-static void parse_master(options *o, char *text)
+static bool parse_master(options *o, char *text)
 {
     char *colon = strrchr(text, ':');
-    if (colon == NULL || colon == text) {
-        usage_error("--master wants HOST:PORT, not", text);
+    int port = 0;
+    if (colon == NULL || colon == text || !numbers_int(colon + 1, 1, 65534, &port)) {
+        return numbers_want("it must be HOST:PORT, with a port from 1 to 65534");
     }
-    number("--master: port", colon + 1, 1, 65534);
     *colon = '\0';
     o->master_port = colon + 1;
     o->master_addr = text;
@@ -131,6 +120,7 @@ static void parse_master(options *o, char *text)
         text[length - 1] = '\0';
         o->master_addr = text + 1;
     }
+    return true;
 }
 
 static void parse(options *o, int argc, char **argv)
@@ -146,7 +136,8 @@ static void parse(options *o, int argc, char **argv)
         KEEP_GOING,
         TAG,
         JSON,
-        HELP
+        HELP,
+        VERSION
     };
     static const struct option longs[] = {{"bind", required_argument, NULL, BIND},
                                           {"host-id-every", required_argument, NULL, HOST_ID},
@@ -159,42 +150,41 @@ static void parse(options *o, int argc, char **argv)
                                           {"tag-output", no_argument, NULL, TAG},
                                           {"json", required_argument, NULL, JSON},
                                           {"help", no_argument, NULL, HELP},
+                                          {"version", no_argument, NULL, VERSION},
                                           {NULL, 0, NULL, 0}};
     *o = (options){.nodes = 1, .node = -1, .bind = RUN_BIND_AUTO};
-    int c;
+    static const char *const orders[] = {"block", "cyclic"};
+    const char *json = NULL;
+    int c, order = 0;
+    opterr = 0;
     while ((c = getopt_long(argc, argv, "+n:h", longs, NULL)) != -1) {
+        bool good = true;
         switch (c) {
         case 'n':
-            o->ranks = number("-n", optarg, 1, RANKS_MAX);
+            good = numbers_int(optarg, 1, RANKS_MAX, &o->ranks);
             break;
         case BIND:
-            if (!run_bind_parse(optarg, &o->bind)) {
-                usage_error("--bind takes slice, core, none or auto, not", optarg);
-            }
+            good = run_bind_parse(optarg, &o->bind);
             break;
         case HOST_ID:
-            o->host_id_every = number("--host-id-every", optarg, 1, INT32_MAX);
+            good = numbers_int(optarg, 1, INT32_MAX, &o->host_id_every);
             break;
         case NNODES:
-            o->nodes = number("--nnodes", optarg, 1, 65536);
+            good = numbers_int(optarg, 1, 65536, &o->nodes);
             break;
         case NODE_RANK:
-            o->node = number("--node-rank", optarg, 0, 65535);
+            good = numbers_int(optarg, 0, 65535, &o->node);
             break;
         case MASTER:
-            parse_master(o, optarg);
+            good = parse_master(o, optarg);
             break;
         case ORDER:
-            o->cyclic = strcmp(optarg, "cyclic") == 0;
-            if (!o->cyclic && strcmp(optarg, "block") != 0) {
-                usage_error("--rank-order takes block or cyclic, not", optarg);
-            }
+            good = numbers_word(optarg, orders, 2, &order);
+            o->cyclic = order == 1;
             break;
         case TIMEOUT:
-            if (!dcommi_text_seconds(optarg, 1e-3, 1e9, &o->timeout)) {
-                usage_error("--timeout wants seconds from 0.001 to 1e9, such as 30 or 5m, not",
-                            optarg);
-            }
+            good = dcommi_text_seconds(optarg, 1e-3, 1e9, &o->timeout) ||
+                   numbers_want("it must be seconds from 0.001 to 1e9, such as 30 or 5m");
             break;
         case KEEP_GOING:
             o->keep_going = true;
@@ -203,18 +193,20 @@ static void parse(options *o, int argc, char **argv)
             o->tag = true;
             break;
         case JSON:
-            o->json = fopen(optarg, "we");
-            if (o->json == NULL) {
-                usage_error("--json cannot write", optarg);
-            }
+            json = optarg;
             break;
         case HELP:
         case 'h':
             fputs(usage, stdout);
-            exit(0);
+            exit(tool_end(TOOL_GOOD));
+        case VERSION:
+            tool_print_version();
+            exit(tool_end(TOOL_GOOD));
         default:
-            fputs("see dcomm-run --help\n", stderr);
-            exit(EXIT_USAGE);
+            exit(tool_refuse_option(argv));
+        }
+        if (!good) {
+            exit(tool_refuse_value(c, longs, optarg));
         }
     }
     o->command = argv + optind;
@@ -232,9 +224,11 @@ static void parse(options *o, int argc, char **argv)
     }
     o->node = o->node < 0 ? 0 : o->node;
     if (o->nodes > 1 && getenv("DCOMM_SECRET") == NULL && getenv("DCOMM_SECRET_FILE") == NULL) {
-        fputs("dcomm-run: neither DCOMM_SECRET nor DCOMM_SECRET_FILE is set: machines will not "
-              "authenticate each other\n",
-              stderr);
+        tool_say("neither DCOMM_SECRET nor DCOMM_SECRET_FILE is set: machines will not authenticate "
+                 "each other");
+    }
+    if (!tool_open(&o->json, json)) {
+        exit(TOOL_USAGE);
     }
 }
 
@@ -356,15 +350,12 @@ static enum run_bind decide_binding(const options *o, const run_cpus *cpus)
         return bind;
     }
     if (bind == RUN_BIND_NONE) {
-        fprintf(
-            stderr,
-            "dcomm-run: ranks are not bound to cores: %d ranks share %d (--bind says otherwise)\n",
-            o->ranks, cpus->cores);
+        tool_say("ranks are not bound to cores: %d ranks share %d (--bind says otherwise)",
+                 o->ranks, cpus->cores);
     } else if ((busy = run_busy_cores(cpus)) >= 0.5) {
-        fprintf(stderr,
-                "dcomm-run: ranks are not bound to cores: other programs use %.1f of the %d "
-                "(--bind says otherwise)\n",
-                busy, cpus->cores);
+        tool_say("ranks are not bound to cores: other programs use %.1f of the %d (--bind says "
+                 "otherwise)",
+                 busy, cpus->cores);
         bind = RUN_BIND_NONE;
     }
     if (bind == RUN_BIND_NONE) {
@@ -580,20 +571,20 @@ static void supervise(launcher *l, int signals, run_tags *tags)
 static void write_json(const launcher *l)
 {
     const options *o = l->opts;
-    if (o->json == NULL) {
+    FILE *f = o->json.file;
+    if (f == NULL) {
         return;
     }
-    fprintf(o->json, "{\"schema\":1,\n \"status\":%d,\n \"ranks\":[", l->status);
+    fprintf(f, "{\"schema\":1,\n \"status\":%d,\n \"ranks\":[", l->status);
     for (int i = 0; i < o->ranks; i++) {
         bool exited = l->ends[i].si_code == CLD_EXITED;
         char number[16];
         snprintf(number, sizeof number, "%d", l->ends[i].si_status);
-        fprintf(o->json, "%s\n  {\"rank\":%d,\"exit_status\":%s,\"signal\":%s,\"time_s\":%.6f}",
+        fprintf(f, "%s\n  {\"rank\":%d,\"exit_status\":%s,\"signal\":%s,\"time_s\":%.6f}",
                 i > 0 ? "," : "", rank_of(o, i), exited ? number : "null", exited ? "null" : number,
                 l->ended_at[i] - l->started_at);
     }
-    fprintf(o->json, "]}\n");
-    fclose(o->json);
+    fprintf(f, "]}\n");
 }
 
 int main(int argc, char **argv)
@@ -603,6 +594,7 @@ int main(int argc, char **argv)
     options opts;
     char run[17];
     sigset_t ours, before;
+    tool_begin(false);
     parse(&opts, argc, argv);
     l.opts = &opts;
     sigemptyset(&ours);
@@ -611,7 +603,6 @@ int main(int argc, char **argv)
         sigaddset(&ours, watched[i]);
     }
     sigprocmask(SIG_BLOCK, &ours, &before);
-    signal(SIGPIPE, SIG_IGN);
     int signals = signalfd(-1, &ours, SFD_NONBLOCK | SFD_CLOEXEC);
     if (signals < 0) {
         fprintf(stderr, "dcomm-run: signalfd: %s\n", strerror(errno));
@@ -624,5 +615,6 @@ int main(int argc, char **argv)
     start(&l, run, &before, &tags);
     supervise(&l, signals, &tags);
     write_json(&l);
-    return l.status;
+    bool written = tool_close(&opts.json);
+    return tool_end(l.status == TOOL_GOOD && !written ? TOOL_USAGE : l.status);
 }

@@ -3,15 +3,13 @@
 #define _GNU_SOURCE
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
-#include "numbers.h"
 #include "run_bind.h"
+#include "tool.h"
 #include "topo_ranks.h"
 #include "topo_tree.h"
 
 #include <ctype.h>
-#include <getopt.h>
 
-enum { EXIT_GOOD = 0, EXIT_WRONG = 1, EXIT_USAGE = 2, EXIT_COMM = 3 };
 #define RANKS_MAX 4096
 
 typedef struct arguments {
@@ -44,35 +42,27 @@ typedef struct report {
 static const char usage[] =
     "usage: dcomm-topo [options]\n"
     "\n"
-    "Shows this machine as dcomm sees it. Under dcomm-run, mpirun or srun: where the ranks are, "
-    "the\n"
-    "groups that they form and the order of rings through them.\n"
+    "Shows this machine as dcomm sees it. Under dcomm-run, mpirun or srun: where the ranks are,\n"
+    "the groups that they form and the order of rings through them.\n"
     "\n"
-    "  --xml FILE             a machine as lstopo writes it (lstopo FILE.xml), in place of this "
-    "one\n"
+    "  --xml FILE             a machine as lstopo writes it (lstopo FILE.xml), in place of this\n"
+    "                         one\n"
     "  -n N                   where dcomm-run would bind N ranks\n"
     "  --bind slice|core|none|auto  and how, on an idle machine (default: auto)\n"
-    "  --explain OP BYTES     the algorithm that OP would run, and the others that it has; BYTES "
-    "of\n"
-    "                         float elements as dcomm-perf counts them, with K, M or G\n"
-    "  --codec SPEC           with --explain allreduce, in a job: whether this codec is worth it, "
-    "and\n"
-    "                         the compressed algorithms\n"
-    "  --mem KIND             with --explain, for buffers that are host (default), huge, "
-    "registered,\n"
-    "                         cuda, or cuda-shared, which peers on the host read where it lies; "
-    "by\n"
-    "                         what path the bytes go, and what other paths would take\n"
+    "  --explain OP BYTES     the algorithm that OP would run, and the others that it has; BYTES\n"
+    "                         of float elements as dcomm-perf counts them, with K, M or G\n"
+    "  --codec SPEC           with --explain allreduce, in a job: whether this codec is worth it,\n"
+    "                         and the compressed algorithms\n"
+    "  --mem KIND             with --explain, for buffers that are host (default), huge,\n"
+    "                         registered, cuda, or cuda-shared, which peers on the host read\n"
+    "                         where it lies; by what path the bytes go, and what other paths\n"
+    "                         would take\n"
     "  --json FILE            write the same as JSON (\"-\": standard output, and nothing else)\n"
     "  --help                 this text\n"
+    "  --version              " TOOL_VERSION_HELP "\n"
     "\n"
-    "Exit status: 0 good, 1 cannot write, 2 usage, 3 the ranks cannot communicate.\n";
-
-static int refuse(const char *what, const char *text)
-{
-    fprintf(stderr, "dcomm-topo: %s '%s'%s; see --help\n", what, text, numbers_wanted);
-    return EXIT_USAGE;
-}
+    "Exit status: 0 good, 1 no memory, " TOOL_USAGE_HELP ",\n"
+    "3 the ranks cannot communicate.\n";
 
 /* Equal but for '-', '_' and case. */
 static bool same_name(const char *a, const char *b)
@@ -89,34 +79,39 @@ static bool same_name(const char *a, const char *b)
 /* The operations that have no root and no lists, and those with a root. */
 static bool parse_coll(const char *text, dcomm_coll *coll)
 {
+    const char *names[DCOMM_COLL_COUNT];
+    int n = 0;
     for (int i = DCOMM_COLL_ALLREDUCE; i <= DCOMM_COLL_ALLTOALL; i++) {
+        names[n++] = dcomm_coll_name((dcomm_coll)i);
         if (same_name(text, dcomm_coll_name((dcomm_coll)i))) {
             *coll = (dcomm_coll)i;
             return true;
         }
     }
-    return false;
+    return numbers_word_at(text, strlen(text), names, n) >= 0;
 }
 
 static bool parse_mem(const char *text, arguments *a)
 {
+    static const char *const kinds[] = {"host", "huge", "registered", "cuda", "cuda-shared"};
     const bool open = strcmp(text, "cuda-shared") == 0;
     a->mem = (dcomm_coll_opts){.huge_pages = strcmp(text, "huge") == 0,
                                .registered = open || strcmp(text, "registered") == 0,
                                .device = open || strcmp(text, "cuda") == 0};
     a->mem_name = text;
-    return a->mem.huge_pages || a->mem.registered || a->mem.device || strcmp(text, "host") == 0;
+    return numbers_word_at(text, strlen(text), kinds, sizeof kinds / sizeof *kinds) >= 0;
 }
 
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, arguments *a)
 {
-    enum { XML = 256, BIND, EXPLAIN, CODEC, MEM, JSON };
+    enum { XML = 256, BIND, EXPLAIN, CODEC, MEM, JSON, VERSION };
     static const struct option options[] = {
         {"xml", 1, NULL, XML},     {"bind", 1, NULL, BIND}, {"explain", 1, NULL, EXPLAIN},
         {"codec", 1, NULL, CODEC}, {"json", 1, NULL, JSON}, {"mem", 1, NULL, MEM},
-        {"help", 0, NULL, 'h'},    {NULL, 0, NULL, 0}};
+        {"help", 0, NULL, 'h'},    {"version", 0, NULL, VERSION}, {NULL, 0, NULL, 0}};
     int option;
+    opterr = 0;
     while ((option = getopt_long(argc, argv, "n:h", options, NULL)) != -1) {
         bool good = true;
         switch (option) {
@@ -131,10 +126,10 @@ static int parse(int argc, char **argv, arguments *a)
             break;
         case EXPLAIN:
             if (!parse_coll(optarg, &a->coll)) {
-                return refuse("unknown operation", optarg);
+                return tool_refuse("--explain: unknown operation", numbers_wanted);
             }
             if (optind >= argc || !numbers_size(argv[optind++], 0, SIZE_MAX >> 16, &a->bytes)) {
-                return refuse("no number of bytes behind --explain", optarg);
+                return tool_refuse("no number of bytes behind --explain", optarg);
             }
             a->explain = true;
             break;
@@ -148,16 +143,21 @@ static int parse(int argc, char **argv, arguments *a)
             a->json = optarg;
             break;
         case 'h':
-            fputs(usage, stdout);
-            return EXIT_GOOD;
+            if (tool_is_first()) {
+                fputs(usage, stdout);
+            }
+            return TOOL_GOOD;
+        case VERSION:
+            tool_print_version();
+            return TOOL_GOOD;
         default:
-            return EXIT_USAGE;
+            return tool_refuse_option(argv);
         }
         if (!good) {
-            return refuse("bad value", optarg);
+            return tool_refuse_value(option, options, optarg);
         }
     }
-    return optind < argc ? refuse("not an option", argv[optind]) : -1;
+    return optind < argc ? tool_refuse("not an option", argv[optind]) : -1;
 }
 
 /* ---- ranks that might be ---- */
@@ -438,14 +438,9 @@ static void print(const report *r)
     }
 }
 
-static bool write_json(const report *r)
+static void write_json(const report *r, FILE *file)
 {
-    bool standard = strcmp(r->a->json, "-") == 0;
-    perf_json j = {.file = standard ? stdout : fopen(r->a->json, "w"), .first = true};
-    if (j.file == NULL) {
-        fprintf(stderr, "dcomm-topo: cannot write %s: %s\n", r->a->json, strerror(errno));
-        return false;
-    }
+    perf_json j = {.file = file, .first = true};
     perf_json_open(&j, NULL, '{');
     perf_json_int(&j, "schema", 1);
     perf_json_text(&j, "tool", "dcomm-topo");
@@ -463,21 +458,26 @@ static bool write_json(const report *r)
     }
     perf_json_close(&j, '}');
     fputc('\n', j.file);
-    bool good = ferror(j.file) == 0;
-    return (standard ? fflush(stdout) == 0 : fclose(j.file) == 0) && good;
 }
 
 static int show(const report *r)
 {
-    if (r->a->json == NULL || strcmp(r->a->json, "-") != 0) {
+    tool_out out;
+    if (!tool_open(&out, r->a->json)) {
+        return TOOL_USAGE;
+    }
+    if (!tool_stdout_taken) {
         print(r);
     }
-    return r->a->json == NULL || write_json(r) ? EXIT_GOOD : EXIT_WRONG;
+    if (out.file != NULL) {
+        write_json(r, out.file);
+    }
+    return tool_close(&out) ? TOOL_GOOD : TOOL_USAGE;
 }
 
 static int failed(dcomm_status status, int result)
 {
-    fprintf(stderr, "dcomm-topo: %s: %s\n", dcomm_strerror(status), dcomm_last_error());
+    tool_say("%s: %s", dcomm_strerror(status), dcomm_last_error());
     return result;
 }
 
@@ -485,19 +485,19 @@ static int failed(dcomm_status status, int result)
 static int show_machine(const arguments *a)
 {
     report r = {.a = a};
-    int result = EXIT_GOOD;
+    int result = TOOL_GOOD;
     dcomm_status status = dcommi_topo_load(a->xml, &r.topology);
     if (status < 0) {
-        return failed(status, EXIT_USAGE);
+        return failed(status, TOOL_USAGE);
     }
     if (a->nranks > 0 && !place_ranks(&r)) {
-        fprintf(stderr, "dcomm-topo: no memory for %d ranks\n", a->nranks);
-        result = EXIT_WRONG;
+        tool_say("no memory for %d ranks", a->nranks);
+        result = TOOL_WRONG;
     }
-    if (result == EXIT_GOOD && a->explain && (status = explain(&r, NULL)) < 0) {
-        result = failed(status, EXIT_USAGE);
+    if (result == TOOL_GOOD && a->explain && (status = explain(&r, NULL)) < 0) {
+        result = failed(status, TOOL_USAGE);
     }
-    result = result == EXIT_GOOD ? show(&r) : result;
+    result = result == TOOL_GOOD ? show(&r) : result;
     for (int i = 0; i < r.bound.n; i++) {
         hwloc_bitmap_free(r.bound.set[i]);
     }
@@ -513,19 +513,19 @@ static int show_job(const arguments *a)
 {
     report r = {.a = a};
     dcomm_comm *comm = NULL;
-    int result = EXIT_GOOD;
+    int result = TOOL_GOOD;
     if (a->xml != NULL) {
         setenv("DCOMM_TOPO_XML", a->xml, 1);
     }
     dcomm_status status = dcomm_comm_create(NULL, &comm);
     if (status < 0) {
-        return failed(status, EXIT_COMM);
+        return failed(status, TOOL_COMM);
     }
     r.view =
         (ranks_view){.n = comm->size, .groups = comm->groups, .sites = comm->places, .comm = comm};
     if (comm->rank == 0) {
         status = a->explain ? explain(&r, comm) : DCOMM_OK;
-        result = status < 0 ? failed(status, EXIT_USAGE) : show(&r);
+        result = status < 0 ? failed(status, TOOL_USAGE) : show(&r);
     }
     dcomm_comm_destroy(&comm);
     return result;
@@ -535,22 +535,22 @@ int main(int argc, char **argv)
 {
     arguments a = {0};
     dcommi_launcher launcher;
+    tool_begin(true);
     int result = parse(argc, argv, &a);
     if (result >= 0) {
-        return result;
+        return tool_end(result);
     }
     if (a.nranks == 0) { /* with -n this is about ranks that are not there */
         dcomm_status status = dcommi_launcher_detect(&launcher);
         if (status < 0) {
-            return failed(status, EXIT_COMM);
+            return failed(status, TOOL_COMM);
         }
         if (launcher.size != 1) {
-            return show_job(&a);
+            return tool_end(show_job(&a));
         }
     }
     if (a.explain && a.nranks == 0) {
-        fprintf(stderr, "dcomm-topo: --explain needs ranks: -n N, or a launcher; see --help\n");
-        return EXIT_USAGE;
+        return tool_refuse("--explain needs ranks: -n N, or a launcher", NULL);
     }
-    return show_machine(&a);
+    return tool_end(show_machine(&a));
 }

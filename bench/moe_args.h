@@ -3,14 +3,11 @@
 #define MOE_ARGS_H
 
 #include "dcomm/all.h"
-#include "numbers.h"
 #include "moe_routes.h"
 #include "perf_json.h"
 #include "perf_mem.h"
+#include "tool_ranks.h"
 
-#include <getopt.h>
-
-enum { MOE_GOOD = 0, MOE_WRONG = 1, MOE_USAGE = 2, MOE_COMM = 3 };
 enum { MOE_SKEWS_MAX = 16 };
 
 typedef struct moe_args {
@@ -18,7 +15,7 @@ typedef struct moe_args {
     int experts, k, chunks, steps;
     dcomm_moe_form form;
     double capacity, work_ms;
-    bool reroute, registered, exchange_only;
+    bool reroute, registered, exchange_only, wide;
     perf_mem mem;
     const char *algo, *codec, *json;
     char *skew_text;
@@ -36,15 +33,13 @@ static void moe_help(void)
         "  --experts N       of all ranks, in order and evenly (4 for each rank)\n"
         "  --k N             experts of a token (2)\n"
         "  --skew A,B,...    uniform; zipf:S; hot: a token's first is always expert 0;\n"
-        "                    adversarial: all go to the last k; hosts:M: a token's are on one of "
-        "M\n"
-        "                    hosts (uniform,zipf:1,hot,adversarial)\n"
+        "                    adversarial: all go to the last k; hosts:M: a token's are on one of\n"
+        "                    M hosts (uniform,zipf:1,hot,adversarial)\n"
         "  --form F          auto, flat, hier (auto)\n"
         "  --algo NAME       of all-to-all-v, between all ranks (auto)\n"
         "  --chunks N        (1)\n"
-        "  --work MS         what the experts of a rank take for all rows of a step, by "
-        "arithmetic\n"
-        "                    between calls of dcomm_moe_progress (0)\n"
+        "  --work MS         what the experts of a rank take for all rows of a step, by\n"
+        "                    arithmetic between calls of dcomm_moe_progress (0)\n"
         "  --capacity X      times the even share (no limit)\n"
         "  --reroute         what an expert has no room for goes to another (it is dropped)\n"
         "  --codec SPEC      of dispatched rows (exact)\n"
@@ -53,38 +48,20 @@ static void moe_help(void)
         "  --exchange        the all-to-all-v alone, for bench/peers/moe.py\n"
         "  --mem KIND        its buffers: host, huge, registered (host)\n"
         "  --rotate BYTES    its iterations take turns with buffers of so many bytes (128 MiB)\n"
-        "  --json FILE       write all of it as JSON\n"
+        "  --wide            all columns: p95, net MB, cv and permute as well\n"
+        "  --json FILE       write all of it as JSON (\"-\": standard output; the table then goes\n"
+        "                    to standard error)\n"
+        "  --help, --version\n"
         "\n"
         "Times are of the slowest rank, in us: medians, and of the whole step (route, dispatch,\n"
         "identity experts, combine) 50, 95 and 99 of 100 steps take no more. MB: of one dispatch,\n"
-        "the busiest rank's, and the busiest host's over the network. cv: coefficient of "
-        "variation\n"
-        "of the experts' load. imbal: rows of the busiest rank over the mean. permute: the rate "
-        "at\n"
-        "which rows are brought into order, over that of one memcpy of as many bytes, slowest "
-        "rank.\n"
-        "alltoallv: a plain dcomm_alltoallv of the same counts.\n"
-        "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
-}
-
-static int moe_usage(const char *what, const char *value)
-{
-    const char *rank = getenv("RANK");
-    if (rank == NULL || strcmp(rank, "0") == 0) {
-        fprintf(stderr, "dcomm-moe: %s: %s%s (--help shows the options)\n", what, value,
-                numbers_wanted);
-    }
-    return MOE_USAGE;
-}
-
-static bool moe_parse_word(const char *text, const char *const *words, int n, int *which)
-{
-    for (*which = 0; *which < n; ++*which) {
-        if (strcmp(text, words[*which]) == 0) {
-            return true;
-        }
-    }
-    return false;
+        "the busiest rank's, and the busiest host's over the network. cv: coefficient of\n"
+        "variation of the experts' load. imbal: rows of the busiest rank over the mean. permute:\n"
+        "the rate at which rows are brought into order, over that of one memcpy of as many bytes,\n"
+        "slowest rank. alltoallv: a plain dcomm_alltoallv of the same counts. A last line says so\n"
+        "if the machine was busy while it was measured.\n"
+        "exit: 0 good, 1 wrong result, " TOOL_USAGE_HELP ",\n"
+        "      3 communication error");
 }
 
 static bool moe_parse_skews(moe_args *a, const char *text)
@@ -95,11 +72,21 @@ static bool moe_parse_skews(moe_args *a, const char *text)
     for (char *at = a->skew_text; at != NULL && a->nskews < MOE_SKEWS_MAX;) {
         char *comma = strchr(at, ',');
         a->skews[a->nskews++] = at;
+        at = comma != NULL ? comma + 1 : NULL;
+        if (comma != NULL) {
+            *comma = 0;
+        }
+        moe_routes known; /* of any size: with as many experts as there can be */
+        const char *skew = a->skews[a->nskews - 1];
+        if (!moe_routes_make(&known, 1, MOE_EXPERTS_MAX, 1, 1, skew)) {
+            snprintf(numbers_wanted, sizeof numbers_wanted,
+                     "no such skew: '%.50s'; there are uniform, zipf:S, hot, adversarial, hosts:M",
+                     skew);
+            return false;
+        }
         if (comma == NULL) {
             return true;
         }
-        *comma = 0;
-        at = comma + 1;
     }
     return false;
 }
@@ -116,7 +103,8 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
         {"exchange", no_argument, NULL, 'x'},      {"mem", required_argument, NULL, 'm'},
         {"work", required_argument, NULL, 'v'},    {"algo", required_argument, NULL, 'a'},
         {"rotate", required_argument, NULL, 'w'},  {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0}};
+        {"help", no_argument, NULL, 'h'},          {"version", no_argument, NULL, 'V'},
+        {"wide", no_argument, NULL, 'W'},          {NULL, 0, NULL, 0}};
     static const char *const forms[] = {"auto", "flat", "hier"};
     int which = 0;
     *a = (moe_args){.tokens = 1024, .hidden = 1024, .k = 2, .steps = 20, .chunks = 1};
@@ -142,7 +130,7 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
             good = moe_parse_skews(a, optarg);
             break;
         case 'f':
-            good = moe_parse_word(optarg, forms, 3, &which);
+            good = numbers_word(optarg, forms, 3, &which);
             a->form = (dcomm_moe_form)which;
             break;
         case 'a':
@@ -152,7 +140,7 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
             good = numbers_int(optarg, 1, 1024, &a->chunks);
             break;
         case 'p':
-            good = numbers_real(optarg, 0, 1e9, &a->capacity) && a->capacity > 0;
+            good = numbers_real(optarg, 1e-6, 1e9, &a->capacity);
             break;
         case 'v':
             good = numbers_real(optarg, 0, 1e6, &a->work_ms);
@@ -173,7 +161,7 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
             a->exchange_only = true;
             break;
         case 'm':
-            good = moe_parse_word(optarg, perf_mem_names, PERF_MEM_COUNT, &which);
+            good = numbers_word(optarg, perf_mem_names, PERF_MEM_CUDA, &which);
             a->mem = (perf_mem)which;
             break;
         case 'w':
@@ -183,17 +171,32 @@ static int moe_parse(moe_args *a, int argc, char **argv, bool *done)
             a->json = optarg;
             break;
         case 'h':
-            moe_help();
+            if (tool_is_first()) {
+                moe_help();
+            }
             *done = true;
-            return MOE_GOOD;
+            return TOOL_GOOD;
+        case 'V':
+            tool_print_version();
+            *done = true;
+            return TOOL_GOOD;
+        case 'W':
+            a->wide = true;
+            break;
         default:
-            return moe_usage("unknown option, or one that lacks its value", argv[optind - 1]);
+            return tool_refuse_option(argv);
         }
         if (!good) {
-            return moe_usage("not a value of this option", optarg);
+            return tool_refuse_value(c, options, optarg);
         }
     }
-    return optind == argc ? MOE_GOOD : moe_usage("not an option", argv[optind]);
+    if (a->algo != NULL && !tool_algos(a->algo, DCOMM_COLL_ALLTOALLV, false, NULL, 0)) {
+        return tool_refuse("--algo", numbers_wanted);
+    }
+    if (!tool_codec(a->codec)) {
+        return tool_refuse("--codec", dcomm_last_error());
+    }
+    return optind == argc ? TOOL_GOOD : tool_refuse("not an option", argv[optind]);
 }
 
 #endif

@@ -1,12 +1,19 @@
-/* numbers.h - numbers on a command line: read as the library reads them, and refused with their
- * range. */
+/* numbers.h - numbers and words on a command line: read as the library reads them, and refused with
+ * their range. */
 #ifndef BENCH_NUMBERS_H
 #define BENCH_NUMBERS_H
 
 #include "../include/dcomm/impl/text.h"
 
-/* What the last number that was refused had to be, for the sentence about it; "": none was. */
-static char numbers_wanted[120];
+/* What the last value that was refused had to be, for the sentence about it; "": nothing said. */
+static char numbers_wanted[1000];
+
+/* Refuse a value with what it had to be. */
+static inline bool numbers_want(const char *wanted)
+{
+    snprintf(numbers_wanted, sizeof numbers_wanted, "%s", wanted);
+    return false;
+}
 
 /* "64K" is 65536. */
 static inline bool numbers_size(const char *text, uint64_t least, uint64_t most, size_t *value)
@@ -17,7 +24,7 @@ static inline bool numbers_size(const char *text, uint64_t least, uint64_t most,
         *value = (size_t)n;
     } else {
         snprintf(numbers_wanted, sizeof numbers_wanted,
-                 "; it must be a whole number from %llu to %llu%s", (unsigned long long)least,
+                 "it must be a whole number from %llu to %llu%s", (unsigned long long)least,
                  (unsigned long long)most, most >= 65536 ? ", such as 65536 or 64K" : "");
     }
     return good;
@@ -30,7 +37,7 @@ static inline bool numbers_int(const char *text, int least, int most, int *value
     if (good) {
         *value = (int)n;
     } else {
-        snprintf(numbers_wanted, sizeof numbers_wanted, "; it must be a whole number from %d to %d",
+        snprintf(numbers_wanted, sizeof numbers_wanted, "it must be a whole number from %d to %d",
                  least, most);
     }
     return good;
@@ -40,10 +47,53 @@ static inline bool numbers_real(const char *text, double least, double most, dou
 {
     bool good = dcommi_text_number(text, least, most, value);
     if (!good) {
-        snprintf(numbers_wanted, sizeof numbers_wanted, "; it must be a number from %g to %g",
-                 least, most);
+        snprintf(numbers_wanted, sizeof numbers_wanted, "it must be a number from %g to %g", least,
+                 most);
     }
     return good;
+}
+
+/* Return which of n words the first `length` bytes of text are, -1 if none. */
+static inline int numbers_word_at(const char *text, size_t length, const char *const *words, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (strlen(words[i]) == length && strncmp(words[i], text, length) == 0) {
+            return i;
+        }
+    }
+    int used = snprintf(numbers_wanted, sizeof numbers_wanted, "'%.*s' is none of",
+                        length < 200 ? (int)length : 200, text);
+    for (int i = 0; i < n && used < (int)sizeof numbers_wanted; i++) {
+        used += snprintf(numbers_wanted + used, sizeof numbers_wanted - (size_t)used, "%s %s",
+                         i > 0 ? "," : "", words[i]);
+    }
+    return -1;
+}
+
+static inline bool numbers_word(const char *text, const char *const *words, int n, int *which)
+{
+    int found = numbers_word_at(text, strlen(text), words, n);
+    *which = found >= 0 ? found : *which;
+    return found >= 0;
+}
+
+/* Mark each name of a comma list in `wanted`, if that is not NULL. */
+static inline bool numbers_words(const char *list, const char *const *words, int n, bool *wanted)
+{
+    for (const char *at = list;; at++) {
+        size_t length = strcspn(at, ",");
+        int found = numbers_word_at(at, length, words, n);
+        if (found < 0) {
+            return false;
+        }
+        if (wanted != NULL) {
+            wanted[found] = true;
+        }
+        at += length;
+        if (*at == '\0') {
+            return true;
+        }
+    }
 }
 
 #endif

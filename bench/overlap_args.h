@@ -3,14 +3,12 @@
 #define OVERLAP_ARGS_H
 
 #include "dcomm/all.h"
-#include "numbers.h"
+#include "tool_ranks.h"
 
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OVERLAP_GOOD = 0, OVERLAP_WRONG = 1, OVERLAP_USAGE = 2, OVERLAP_COMM = 3 };
 enum { OVERLAP_SIZES = 32, OVERLAP_PARAMS = 1024 };
 
 typedef struct overlap_args {
@@ -27,17 +25,15 @@ static void overlap_help(void)
 {
     puts(
         "usage: dcomm-overlap [options]      under a launcher\n"
-        "Steps of a made-up backward pass whose gradients are averaged in buckets, for bucket "
-        "after\n"
-        "bucket size. Backward is a fixed amount of arithmetic: what communication takes from the\n"
-        "core makes it longer.\n"
+        "Steps of a made-up backward pass whose gradients are averaged in buckets, for bucket\n"
+        "after bucket size. Backward is a fixed amount of arithmetic: what communication takes\n"
+        "from the core makes it longer.\n"
         "  --bytes SIZE       of all gradients, f32; K, M, G are powers of 1024 (64M)\n"
         "  --params N         parameters, of equal size (64)\n"
         "  --backward-ms T    what backward takes alone (as long as communication does)\n"
         "  --buckets A,B,...  bucket sizes; 0: one for all (64K,256K,1M,4M,16M,0)\n"
-        "  --progress WHO     calls: dcomm_buckets_progress after each piece of backward; thread: "
-        "the\n"
-        "                     context's; none (calls)\n"
+        "  --progress WHO     calls: dcomm_buckets_progress after each piece of backward; thread:\n"
+        "                     the context's; none (calls)\n"
         "  --calls N          pieces of backward per parameter (4)\n"
         "  --steps N          timed steps of each size (10)\n"
         "  --algo NAME        of the all-reduces (chosen by the library)\n"
@@ -45,24 +41,17 @@ static void overlap_help(void)
         "  --scaler           each step has a verdict, and its gradients are unscaled (scaler.h)\n"
         "  --json FILE        write all of it as JSON\n"
         "  --trace FILE       rank 0's last three steps of the last size, for Perfetto\n"
+        "  --help, --version\n"
+        "A FILE is \"-\" for standard output; the table then goes to standard error.\n"
         "\n"
         "Times are medians over steps of the slowest rank's, in ms. alone: all buckets, one after\n"
-        "another, with nothing else to do. hidden: (backward + alone - step) of the shorter of "
-        "the\n"
-        "two, in percent, with backward alone. over: step over the longer of backward and the\n"
+        "another, with nothing else to do. hidden: (backward + alone - step) of the shorter of\n"
+        "the two, in percent, with backward alone. over: step over the longer of backward and the\n"
         "shortest `alone` of all sizes, less 1, in percent. model: what the library's model and\n"
-        "the order of buckets predict for the step.\n"
-        "exit: 0 good, 1 wrong result, 2 usage, 3 communication error");
-}
-
-static int overlap_usage(const char *what, const char *value)
-{
-    const char *rank = getenv("RANK");
-    if (rank == NULL || strcmp(rank, "0") == 0) {
-        fprintf(stderr, "dcomm-overlap: %s: %s%s (--help shows the options)\n", what, value,
-                numbers_wanted);
-    }
-    return OVERLAP_USAGE;
+        "the order of buckets predict for the step. A last line says so if the machine was busy\n"
+        "while it was measured.\n"
+        "exit: 0 good, 1 wrong result, " TOOL_USAGE_HELP ",\n"
+        "      3 communication error");
 }
 
 static bool overlap_parse_bytes(const char *text, size_t least, size_t *bytes)
@@ -107,7 +96,10 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
                                             {"json", required_argument, NULL, 'j'},
                                             {"trace", required_argument, NULL, 't'},
                                             {"help", no_argument, NULL, 'h'},
+                                            {"version", no_argument, NULL, 'v'},
                                             {NULL, 0, NULL, 0}};
+    static const char *const ways[] = {"calls", "thread", "none"};
+    int way = 0;
     *a = (overlap_args){.bytes = (size_t)64 << 20, .params = 64, .steps = 10, .calls = 4};
     overlap_parse_sizes("64K,256K,1M,4M,16M,0", a);
     opterr = 0;
@@ -121,15 +113,15 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
             good = numbers_int(optarg, 1, OVERLAP_PARAMS, &a->params);
             break;
         case 'm':
-            good = numbers_real(optarg, 0, 1e5, &a->backward_ms) && a->backward_ms > 0;
+            good = numbers_real(optarg, 1e-6, 1e5, &a->backward_ms);
             break;
         case 'k':
             good = overlap_parse_sizes(optarg, a);
             break;
         case 'w':
-            a->thread = strcmp(optarg, "thread") == 0;
-            a->none = strcmp(optarg, "none") == 0;
-            good = a->thread || a->none || strcmp(optarg, "calls") == 0;
+            good = numbers_word(optarg, ways, 3, &way);
+            a->thread = way == 1;
+            a->none = way == 2;
             break;
         case 'n':
             good = numbers_int(optarg, 1, 10000, &a->calls);
@@ -153,17 +145,30 @@ static int overlap_parse(overlap_args *a, int argc, char **argv, bool *done)
             a->trace = optarg;
             break;
         case 'h':
-            overlap_help();
+            if (tool_is_first()) {
+                overlap_help();
+            }
             *done = true;
-            return OVERLAP_GOOD;
+            return TOOL_GOOD;
+        case 'v':
+            tool_print_version();
+            *done = true;
+            return TOOL_GOOD;
         default:
-            return overlap_usage("unknown option, or its value is missing", argv[optind - 1]);
+            return tool_refuse_option(argv);
         }
         if (!good) {
-            return overlap_usage("not a value of this option", optarg);
+            return tool_refuse_value(c, options, optarg);
         }
     }
-    return optind == argc ? OVERLAP_GOOD : overlap_usage("takes no arguments", argv[optind]);
+    if (a->algo != NULL &&
+        !tool_algos(a->algo, DCOMM_COLL_ALLREDUCE, a->codec != NULL, NULL, 0)) {
+        return tool_refuse("--algo", numbers_wanted);
+    }
+    if (!tool_codec(a->codec)) {
+        return tool_refuse("--codec", dcomm_last_error());
+    }
+    return optind == argc ? TOOL_GOOD : tool_refuse("not an option", argv[optind]);
 }
 
 #endif

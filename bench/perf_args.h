@@ -3,19 +3,15 @@
 #define PERF_ARGS_H
 
 #include "dcomm.h"
-#include "numbers.h"
 #include "perf_mem.h"
 #include "perf_rule.h"
+#include "tool_ranks.h"
 
-#include <errno.h>
-#include <getopt.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { PERF_GOOD = 0, PERF_WRONG = 1, PERF_USAGE = 2, PERF_COMM = 3 };
 
 typedef enum perf_op {
     PERF_ALLREDUCE,
@@ -72,7 +68,7 @@ typedef struct perf_args {
     int root;
     int iterations;  /* 0: adapt */
     int warmup, row; /* untimed iterations; calls of an iteration */
-    bool check, in_place, deterministic, all_algos;
+    bool check, in_place, deterministic, all_algos, wide;
     char *algo_text;
     const char *algos[PERF_ALGO_MAX]; /* point into algo_text */
     int nalgos;
@@ -116,87 +112,39 @@ static void perf_help(FILE *out)
         "  --chunk BYTES    pipelining grain (the algorithm's own)\n"
         "  --codec SPEC     compress, for example with bf16 or qsgd:bits=4 (docs/codecs.md):\n"
         "               floats in allreduce only. relerr, bias and ulp are then of what the codec\n"
-        "               makes of numbers from 0.5 to 2; what differs by rank, or is not finite, "
-        "is\n"
-        "               wrong. auto, or auto:SPEC: where the model's verdict is that it is worth "
-        "it\n"
+        "               makes of numbers from 0.5 to 2; what differs by rank, or is not finite, is\n"
+        "               wrong. auto, or auto:SPEC: where the model's verdict is that it is worth it\n"
         "  --feedback   with error feedback\n"
-        "  --json FILE  rank 0 writes the results there (docs/dcomm-perf.schema.json)\n"
+        "  --wide       all columns: count, relerr, bias, ulp, wire and hash as well\n"
+        "  --json FILE  rank 0 writes the results there (docs/dcomm-perf.schema.json; \"-\":\n"
+        "               standard output; the table then goes to standard error)\n"
+        "  --help, --version\n"
         "\n"
         "Time is the median over iterations of the slowest rank's time, ranks aligned by a\n"
         "barrier before each. That barrier lets ranks go one after the other, which the time of\n"
-        "a short call holds too, and that of many in a row (-m) does not. Bytes and busbw are "
-        "those of nccl-tests: bytes is the larger of a\n"
-        "rank's send and receive buffers; busbw is algbw times 2(n-1)/n for allreduce, (n-1)/n\n"
-        "for reduce_scatter, allgather, gather, scatter, alltoall(v), and 1 for the others.\n"
+        "a short call holds too, and that of many in a row (-m) does not. Bytes and busbw are\n"
+        "those of nccl-tests: bytes is the larger of a rank's send and receive buffers; busbw is\n"
+        "algbw times 2(n-1)/n for allreduce, (n-1)/n for reduce_scatter, allgather, gather,\n"
+        "scatter, alltoall(v), and 1 for the others.\n"
         "sendrecv sends to the next rank of a ring and receives from the one before. alltoallv\n"
         "sends ((7i+3j) mod 5)/2 of an even share from rank i to rank j; its bytes are the\n"
         "average of what the ranks send. wire is the most payload that one rank sends or reads\n"
         "from its peers. hash is of the result, over all ranks where their results differ.\n"
-        "exit: 0 good, 1 wrong result, 2 usage, 3 communication error\n",
+        "A last line says so if the machine was busy while it was measured.\n"
+        "exit: 0 good, 1 wrong result, " TOOL_USAGE_HELP ",\n"
+        "      3 communication error\n",
         out);
-}
-
-/* Only one rank complains about the command line; the communicator does not exist yet. */
-static bool perf_is_first_rank(void)
-{
-    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        const char *value = getenv(names[i]);
-        if (value != NULL) {
-            return strcmp(value, "0") == 0;
-        }
-    }
-    return true;
-}
-
-static int perf_usage(const char *what, const char *value)
-{
-    if (perf_is_first_rank()) {
-        fprintf(stderr, "dcomm-perf: %s%s%s%s (--help shows the options)\n", what,
-                value != NULL ? ": " : "", value != NULL ? value : "", numbers_wanted);
-    }
-    return PERF_USAGE;
 }
 
 /* Marks each name of a comma list in `wanted`; "all" marks all. */
 static bool perf_parse_names(const char *text, const char *const *names, int n, bool *wanted)
 {
-    memset(wanted, 0, (size_t)n * sizeof *wanted);
-    if (strcmp(text, "all") == 0) {
-        memset(wanted, 1, (size_t)n * sizeof *wanted);
-        return true;
-    }
-    for (const char *at = text;; at++) {
-        size_t length = strcspn(at, ",");
-        int found = -1;
-        for (int i = 0; i < n; i++) {
-            if (strlen(names[i]) == length && strncmp(names[i], at, length) == 0) {
-                found = i;
-            }
-        }
-        if (found < 0) {
-            return false;
-        }
-        wanted[found] = true;
-        at += length;
-        if (*at == '\0') {
-            return true;
-        }
-    }
+    bool all = strcmp(text, "all") == 0;
+    memset(wanted, all, (size_t)n * sizeof *wanted);
+    return all || numbers_words(text, names, n, wanted);
 }
 
-static bool perf_parse_mem(const char *text, perf_mem *mem)
-{
-    for (int i = 0; i < PERF_MEM_COUNT; i++) {
-        if (strcmp(text, perf_mem_names[i]) == 0) {
-            *mem = (perf_mem)i;
-            return true;
-        }
-    }
-    return false;
-}
-
+/* Names are looked at when the operation is known. */
 static bool perf_parse_algos(const char *text, perf_args *args)
 {
     args->all_algos = false;
@@ -218,7 +166,20 @@ static bool perf_parse_algos(const char *text, perf_args *args)
     return args->nalgos > 0;
 }
 
-/* PERF_GOOD, or PERF_USAGE after a sentence on stderr; *done after --help. */
+/* Look at --algo and --codec, now that the operation is known. */
+static int perf_check_names(const perf_args *args)
+{
+    static const char *const more[] = {"auto", "all"};
+    dcomm_coll coll = perf_ops[args->op].coll;
+    for (int i = 0; i < args->nalgos; i++) {
+        if (!tool_algos(args->algos[i], coll, args->codec != NULL, more, 2)) {
+            return tool_refuse("--algo", numbers_wanted);
+        }
+    }
+    return tool_codec(args->codec) ? TOOL_GOOD : tool_refuse("--codec", dcomm_last_error());
+}
+
+/* TOOL_GOOD, or TOOL_USAGE after a sentence on stderr; *done after --help. */
 static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
 {
     enum {
@@ -231,8 +192,10 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
         CHUNK,
         CODEC,
         FEEDBACK,
+        WIDE,
         JSON,
-        HELP
+        HELP,
+        VERSION
     };
     static const struct option long_options[] = {
         {"algo", required_argument, NULL, ALGO},
@@ -244,17 +207,19 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
         {"chunk", required_argument, NULL, CHUNK},
         {"codec", required_argument, NULL, CODEC},
         {"feedback", no_argument, NULL, FEEDBACK},
+        {"wide", no_argument, NULL, WIDE},
         {"json", required_argument, NULL, JSON},
         {"help", no_argument, NULL, HELP},
+        {"version", no_argument, NULL, VERSION},
         {NULL, 0, NULL, 0},
     };
     *args = (perf_args){.begin = 4, .factor = 4, .warmup = PERF_WARMUP, .row = 1, .check = true};
     args->dtypes[DCOMM_F32] = true;
     args->redops[DCOMM_SUM] = true;
     size_t end = 0;
-    int check = 1;
+    int check = 1, mem = 0;
     if (!perf_parse_algos("auto", args)) {
-        return perf_usage("no memory", NULL);
+        return tool_refuse("no memory", NULL);
     }
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, "b:e:f:d:o:r:n:m:w:c:h", long_options, NULL)) != -1;) {
@@ -264,10 +229,10 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             good = numbers_size(optarg, 0, (uint64_t)1 << 40, &args->begin);
             break;
         case 'e':
-            good = numbers_size(optarg, 0, (uint64_t)1 << 40, &end) && end > 0;
+            good = numbers_size(optarg, 1, (uint64_t)1 << 40, &end);
             break;
         case 'f':
-            good = numbers_real(optarg, 1, 1e6, &args->factor) && args->factor > 1;
+            good = numbers_real(optarg, 1.001, 1e6, &args->factor);
             break;
         case 'd':
             good = perf_parse_names(optarg, perf_dtypes, DCOMM_DTYPE_COUNT, args->dtypes);
@@ -295,7 +260,8 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
             good = perf_parse_algos(optarg, args);
             break;
         case MEM:
-            good = perf_parse_mem(optarg, &args->mem);
+            good = numbers_word(optarg, perf_mem_names, PERF_MEM_COUNT, &mem);
+            args->mem = (perf_mem)mem;
             break;
         case ROTATE:
             good = numbers_size(optarg, 0, (uint64_t)1 << 40, &args->rotate);
@@ -318,47 +284,54 @@ static int perf_parse(int argc, char **argv, perf_args *args, bool *done)
         case FEEDBACK:
             args->feedback = true;
             break;
+        case WIDE:
+            args->wide = true;
+            break;
         case JSON:
             args->json = optarg;
             break;
         case 'h':
         case HELP:
-            if (perf_is_first_rank()) {
+            if (tool_is_first()) {
                 perf_help(stdout);
             }
             *done = true;
-            return PERF_GOOD;
+            return TOOL_GOOD;
+        case VERSION:
+            tool_print_version();
+            *done = true;
+            return TOOL_GOOD;
         default:
-            return perf_usage("unknown option or missing value", argv[optind - 1]);
+            return tool_refuse_option(argv);
         }
         if (!good) {
-            return perf_usage("not a value of this option", argv[optind - 1]);
+            return tool_refuse_value(c, long_options, optarg);
         }
     }
     if (optind + 1 != argc) {
-        return perf_usage("give one OP, such as allreduce", NULL);
+        return tool_refuse("give one OP, such as allreduce", NULL);
     }
-    args->op = PERF_OP_COUNT;
+    const char *ops[PERF_OP_COUNT];
     for (int i = 0; i < PERF_OP_COUNT; i++) {
-        if (strcmp(argv[optind], perf_ops[i].name) == 0) {
-            args->op = (perf_op)i;
-        }
+        ops[i] = perf_ops[i].name;
     }
-    if (args->op == PERF_OP_COUNT) {
-        return perf_usage("unknown OP", argv[optind]);
+    int op = 0;
+    if (!numbers_word(argv[optind], ops, PERF_OP_COUNT, &op)) {
+        return tool_refuse("unknown OP", numbers_wanted);
     }
+    args->op = (perf_op)op;
     if (end != 0 && end < args->begin) {
-        return perf_usage("-e is smaller than -b", NULL);
+        return tool_refuse("-e is smaller than -b", NULL);
     }
     size_t usual = (size_t)64 << 20;
     args->end = end != 0 ? end : args->begin > usual ? args->begin : usual;
     if (args->in_place && args->row > 1) {
-        return perf_usage("in place, calls in a row (-m) would sum sums", NULL);
+        return tool_refuse("in place, calls in a row (-m) would sum sums", NULL);
     }
     if (args->in_place && !perf_ops[args->op].in_place) {
-        return perf_usage("--inplace does not go with this OP", argv[optind]);
+        return tool_refuse("--inplace does not go with this OP", argv[optind]);
     }
-    return PERF_GOOD;
+    return perf_check_names(args);
 }
 
 #endif

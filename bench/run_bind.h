@@ -2,6 +2,8 @@
 #ifndef RUN_BIND_H
 #define RUN_BIND_H
 
+#include "numbers.h"
+
 #include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -28,13 +30,10 @@ typedef struct run_cpus {
 static bool run_bind_parse(const char *text, enum run_bind *bind)
 {
     static const char *const names[] = {"auto", "slice", "core", "none"};
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *bind = (enum run_bind)i;
-            return true;
-        }
-    }
-    return false;
+    int which = 0;
+    bool good = numbers_word(text, names, 4, &which);
+    *bind = (enum run_bind)which;
+    return good;
 }
 
 static int run_bind_topology(int cpu, const char *name, int otherwise)

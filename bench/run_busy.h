@@ -2,6 +2,7 @@
 #ifndef RUN_BUSY_H
 #define RUN_BUSY_H
 
+#include "busy.h"
 #include "run_bind.h"
 
 #include <time.h>
@@ -15,20 +16,6 @@ static void run_busy_sleep(int ms)
 {
     struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
     nanosleep(&t, NULL);
-}
-
-/* Return true if another thread than this one runs on this machine now, or waits for a CPU. */
-static bool run_busy_now(void)
-{
-    int running = 0;
-    FILE *f = fopen("/proc/loadavg", "r");
-    if (f != NULL) {
-        if (fscanf(f, "%*s %*s %*s %d/", &running) != 1) {
-            running = 0;
-        }
-        fclose(f);
-    }
-    return running > 1;
 }
 
 /* Return the clock ticks that `cpus` have spent working since the machine started. */
@@ -60,7 +47,7 @@ static double run_busy_cores(const run_cpus *cpus)
     bool somebody = false;
     for (int i = 0; i < RUN_BUSY_LOOKS && !somebody; i++) {
         run_busy_sleep(i > 0 ? RUN_BUSY_APART_MS : 0);
-        somebody = run_busy_now();
+        somebody = busy_running() > 1;
     }
     if (!somebody) {
         return 0;

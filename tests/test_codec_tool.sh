@@ -269,9 +269,9 @@ put("npz-huge.npz", twice[:second + 10] + b"\x08\0" + twice[second + 12:second +
     expect "an array that another rank has not" 2 "rank2.npz: w: No such file" \
         run --codec sign --input "$scratch/rank%r.npz" --ranks 3
     expect "a folder of nothing" 2 "no .npy or .npz file" run --codec sign --input "$scratch/nothing"
-    expect "an archive that was cut" 2 "ends early.*numpy.savez" \
+    expect "an archive that was cut" 2 "ends early" \
         run --codec sign --input "$scratch/npz-cut.npz"
-    expect "a bit of an array flipped" 2 "another checksum" \
+    expect "a bit of an array flipped" 2 "its bytes are damaged" \
         run --codec sign --input "$scratch/npz-flipped.npz"
     expect "two arrays of a name" 2 "one name" run --codec sign --input "$scratch/npz-twice.npz"
     expect "two arrays at one place" 2 "names another array than lies there" \

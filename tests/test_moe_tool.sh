@@ -29,10 +29,10 @@ check "rerouted, in chunks, registered" run --capacity 1 --reroute --chunks 3 --
 check "through a codec" run --codec fp8 --skew uniform
 check "the exchange alone" run --exchange --mem registered --skew zipf:1
 check "by an algorithm of choice" run --algo bruck --skew zipf:1
-expect "no such algorithm" 3 "no algorithm \"ring\"" run --algo ring --skew zipf:1
+expect "no such algorithm" 2 "--algo: .ring. is none of pairwise, " run --algo ring --skew zipf:1
 expect "no hierarchy on one host" 3 "no hierarchy" run --form hier
 expect "no such skew" 2 "no such skew" run --skew steep
-expect "no such value" 2 "not a value of this option: 9" "$tool" --k 9
+expect "no such value" 2 "--k 9: it must be a whole number from 1 to 8" "$tool" --k 9
 expect "unknown option" 2 "unknown option" "$tool" --speed 11
 check "help" "$tool" --help
 finish

@@ -24,7 +24,7 @@ assert all(r["step_ms"] > 0 and r["alone_ms"] > 0 for r in d["results"]), d' "$s
 check "through a codec" run --codec qsgd:bits=8 --backward-ms 2 --trace "$scratch/trace.json"
 check "the trace is JSON" python3 -m json.tool "$scratch/trace.json" /dev/null
 check "help" "$tool" --help
-expect "no such size" 2 "not a value of this option: 3Q" "$tool" --buckets 3Q
-expect "no such algorithm" 3 "has no algorithm" run --algo wheel
+expect "no such size" 2 "--buckets 3Q: it must be a whole number from " "$tool" --buckets 3Q
+expect "no such algorithm" 2 "--algo: .wheel. is none of ring, " run --algo wheel
 expect "unknown option" 2 "unknown option" "$tool" --speed 11
 finish

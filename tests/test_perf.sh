@@ -65,12 +65,32 @@ expect "auto says what it chose, by what was measured" 0 " auto:[a-z]" env DCOMM
 
 expect "--help" 0 "^usage: dcomm-perf OP" "$build/dcomm-perf" --help
 expect "no operation" 2 "give one OP" "$build/dcomm-perf"
-expect "unknown operation" 2 "unknown OP: allreduced" "$build/dcomm-perf" allreduced
-expect "bad size" 2 "not a value of this option: 4x" "$build/dcomm-perf" allreduce -b 4x
+expect "unknown operation" 2 "unknown OP: .allreduced. is none of allreduce, " "$build/dcomm-perf" allreduced
+expect "bad size" 2 "-b 4x: it must be a whole number from 0 to " "$build/dcomm-perf" allreduce -b 4x
 expect "bad type" 2 "float,flat" "$build/dcomm-perf" allreduce -d float,flat
 expect "bad memory" 2 "floppy" "$build/dcomm-perf" allreduce --mem floppy
 expect "unknown option" 2 "unknown option" "$build/dcomm-perf" allreduce --nosuch
-expect "bad algorithm" 2 "no_such" perf 2 allreduce -b 4 -e 4 --algo no_such
+expect "bad algorithm" 2 "--algo: .no_such. is none of ring," perf 2 allreduce -b 4 -e 4 --algo ring,no_such
+expect "a codec that is none" 2 "--codec: " perf 2 allreduce -b 4 -e 4 --codec qsgd:bits=99
+wide() { # the usual table has fewer columns than all, and no line is wider than 100
+    perf 2 allreduce -b 4 -e 4 -n 2 --algo halving_doubling >"$scratch/table" 2>/dev/null || return 1
+    cat "$scratch/table"
+    ! grep -E '.{101}' "$scratch/table" && grep -q '^#  *bytes .* wrong$' "$scratch/table" &&
+        perf 2 allreduce -b 4 -e 4 -n 2 --wide 2>/dev/null | grep -q ' wire(B)  *hash$'
+}
+check "all columns only with --wide" wide
+busy() { # as many loops as there are processors
+    local loops=() i status=0
+    for ((i = 0; i < $(nproc); i++)); do
+        (while :; do :; done) &
+        loops+=($!)
+    done
+    perf 2 allreduce -b 4 -e 4 -n 5 --json "$scratch/busy.json" || status=1
+    kill "${loops[@]}"
+    return $status
+}
+expect "a busy machine is said" 0 "^# this machine was busy while it was measured: " busy
+check "and in the JSON" grep -q '"busy":true' "$scratch/busy.json"
 expect "in place alltoallv" 2 "inplace" "$build/dcomm-perf" alltoallv --inplace
 expect "root out of range" 2 "not a rank" perf 2 broadcast -r 2
 finish

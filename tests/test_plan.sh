@@ -45,9 +45,9 @@ expect "what they say to each other" 0 "^between hosts: 12 messages or reads, 49
 expect "ranks dealt to hosts out of order" 0 "^right: " \
     "$plan" allreduce tree -n 8 --ranks-per-host 3 --shuffle --check
 expect "a host too few" 2 "names 2 hosts for 4 ranks" "$plan" allreduce ring -n 4 --hosts 0,1
-expect "no list of hosts" 2 "bad value '0,x'" "$plan" allreduce ring -n 2 --hosts 0,x
-expect "no such operation" 2 "unknown operation 'allreduced'" "$plan" allreduced ring -n 4
+expect "no list of hosts" 2 "--hosts 0,x: it must be a whole number for each rank" "$plan" allreduce ring -n 2 --hosts 0,x
+expect "no such operation" 2 "unknown operation: 'allreduced' is none of all-reduce, " "$plan" allreduced ring -n 4
 expect "no such algorithm" 2 "rung" "$plan" allreduce rung -n 4
-expect "too many ranks" 2 "bad value '65'; it must be a whole number from 1 to 64;" "$plan" allreduce ring -n 65
+expect "too many ranks" 2 "-n 65: it must be a whole number from 1 to 64 " "$plan" allreduce ring -n 65
 expect "a rank that is not there" 2 "below RANKS" "$plan" allreduce ring -n 4 --rank 4
 finish

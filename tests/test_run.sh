@@ -7,10 +7,10 @@ run=${1:-build}/dcomm-run
 # ---- command line ----
 expect "--help" 0 "^usage: dcomm-run -n N" "$run" --help
 expect "no -n" 2 "-n is missing" "$run" true
-expect "-n 0" 2 "-n 0: not a number" "$run" -n 0 true
+expect "-n 0" 2 "-n 0: it must be a whole number from 1 to " "$run" -n 0 true
 expect "no program" 2 "program is missing" "$run" -n 1
-expect "unknown --bind" 2 "slice, core, none or auto" "$run" -n 1 --bind all true
-expect "unknown option" 2 "see dcomm-run --help" "$run" -n 1 --nosuch true
+expect "unknown --bind" 2 "--bind all: .all. is none of auto, slice, core, none" "$run" -n 1 --bind all true
+expect "unknown option" 2 "unknown option.*: --nosuch" "$run" -n 1 --nosuch true
 expect "--nnodes alone" 2 "needs --node-rank" "$run" -n 1 --nnodes 2 true
 expect "--master without port" 2 "HOST:PORT" "$run" -n 1 --nnodes 2 --node-rank 0 --master a true
 expect "--node-rank too large" 2 "less than --nnodes" \
@@ -95,7 +95,7 @@ expect "several machines" 0 "^5 of 6, 1 of 2 here, at ::1 29500 s$" \
 expect "ranks that alternate between machines" 0 "^\[5\] 5 of 6$" \
     env DCOMM_SECRET=s "$run" -n 2 --tag-output --rank-order cyclic --nnodes 3 --node-rank 2 \
     --master h:1 -- sh -c 'echo $RANK of $WORLD_SIZE'
-expect "unknown --rank-order" 2 "block or cyclic, not any" "$run" -n 1 --rank-order any true
+expect "unknown --rank-order" 2 "--rank-order any: .any. is none of block, cyclic" "$run" -n 1 --rank-order any true
 expect "several machines without a secret" 0 "will not authenticate" \
     env -u DCOMM_SECRET -u DCOMM_SECRET_FILE "$run" -n 1 --nnodes 2 --node-rank 0 --master h:1 true
 
@@ -195,4 +195,10 @@ assert all(0 <= r["time_s"] < 5 for r in j["ranks"])
 END
 }
 check "--json says how each rank ended" how_it_ended
+json_alone() { # of --json -: what ranks print is on standard error
+    [ "$("$run" -n 2 --bind none --json - echo word 2>"$scratch/said" |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["status"])')" = 0 ] &&
+        [ "$(grep -c '^word$' "$scratch/said")" = 2 ]
+}
+check "--json - is standard output, which has nothing else" json_alone
 finish

@@ -151,7 +151,7 @@ device_tuning() {
 }
 check "a tuning file brings a device's numbers" device_tuning
 check "the choice knows the memory" differs
-expect "no such memory" 2 "bad value 'tape'" "$topo" -n 4 --explain allreduce 1M --mem tape
+expect "no such memory" 2 "--mem tape: 'tape' is none of host, " "$topo" -n 4 --explain allreduce 1M --mem tape
 
 # ---- JSON ----
 check "JSON of a machine" "$topo" --xml tests/topo/server.xml --json "$scratch/machine.json"
@@ -173,14 +173,14 @@ expect "JSON and nothing else" 0 '^\{' "$topo" --json -
 # ---- exit statuses ----
 expect "help" 0 "^usage: dcomm-topo" "$topo" --help
 expect "unknown option" 2 "" "$topo" --nosuch
-expect "something that is no option" 2 "not an option 'x'" "$topo" x
-expect "no ranks" 2 "bad value '0'; it must be a whole number from 1 to " "$topo" -n 0
-expect "no such binding" 2 "bad value 'all'" "$topo" -n 2 --bind all
+expect "something that is no option" 2 "not an option: x" "$topo" x
+expect "no ranks" 2 "-n 0: it must be a whole number from 1 to " "$topo" -n 0
+expect "no such binding" 2 "--bind all: 'all' is none of auto, slice, core, none" "$topo" -n 2 --bind all
 expect "no such file" 2 "/nosuch.xml is no topology" "$topo" --xml /nosuch.xml
-expect "no such operation" 2 "unknown operation 'allreduced'" "$topo" -n 2 --explain allreduced 4
+expect "no such operation" 2 "unknown operation: 'allreduced' is none of all-reduce, " "$topo" -n 2 --explain allreduced 4
 expect "no bytes" 2 "no number of bytes" "$topo" -n 2 --explain allreduce
 expect "bytes that are none" 2 "no number of bytes" "$topo" -n 2 --explain allreduce 4x
 expect "nothing to choose for" 2 "needs ranks" "$topo" --explain allreduce 4
-expect "no place to write" 1 "cannot write" "$topo" --json /nosuch/file.json
+expect "no place to write" 2 "cannot write" "$topo" --json /nosuch/file.json
 expect "ranks that do not meet" 3 "" env RANK=0 WORLD_SIZE=x MASTER_ADDR=h MASTER_PORT=1 "$topo"
 finish

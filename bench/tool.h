@@ -1,0 +1,199 @@
+/* tool.h - what the tools share: exit statuses, --version, errors of usage, outputs.
+ *
+ * An output is a file, or "-": standard output, and then what a tool prints for people goes to
+ * standard error. It is opened before anything is measured. An output that cannot be written, and
+ * standard output is one, ends the tool with TOOL_USAGE and a sentence. */
+#ifndef TOOL_H
+#define TOOL_H
+
+#ifndef DCOMM_VERSION_STRING
+#include "../include/dcomm/base.h"
+#endif
+#include "numbers.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <unistd.h>
+
+enum { TOOL_GOOD = 0, TOOL_WRONG = 1, TOOL_USAGE = 2, TOOL_COMM = 3 };
+enum { TOOL_COLUMNS = 98 };
+
+/* Lines of each tool's --help. */
+#define TOOL_VERSION_HELP "print the version"
+#define TOOL_USAGE_HELP "2 usage, or an output cannot be written"
+
+static bool tool_is_rank;      /* the tool runs as one of several ranks, of which one complains */
+static bool tool_stdout_taken; /* "-" was opened */
+
+/* Begin main. Rows go out one by one, into a pipe as well; a pipe that nobody reads is an error, not
+ * a signal. */
+static inline void tool_begin(bool is_rank)
+{
+    tool_is_rank = is_rank;
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* Return true if this rank is the one that complains: there is no communicator yet. */
+static inline bool tool_is_first(void)
+{
+    static const char *const names[] = {"RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && tool_is_rank; i++) {
+        const char *value = getenv(names[i]);
+        if (value != NULL) {
+            return strcmp(value, "0") == 0;
+        }
+    }
+    return true;
+}
+
+/* ---- sentences ---- */
+
+/* Print "TOOL: SENTENCE" on standard error, broken between words into lines. */
+__attribute__((format(printf, 1, 2))) static inline void tool_say(const char *format, ...)
+{
+    char text[3000], lines[4000];
+    va_list args;
+    int used = snprintf(text, 100, "%.60s: ", program_invocation_short_name);
+    va_start(args, format);
+    vsnprintf(text + used, sizeof text - (size_t)used, format, args);
+    va_end(args);
+    size_t at = 0, column = 0;
+    for (const char *word = text; *word != '\0' && at < sizeof lines - 4;) {
+        size_t length = strcspn(word, " \n"), before = column > 0;
+        if (column > 0 && column + 1 + length > TOOL_COLUMNS) {
+            lines[at++] = '\n';
+            lines[at++] = ' ';
+            column = 1;
+        }
+        if (before) {
+            lines[at++] = ' ';
+        }
+        length = length < sizeof lines - 4 - at ? length : sizeof lines - 4 - at;
+        memcpy(lines + at, word, length);
+        at += length;
+        column += before + length;
+        word += length + strspn(word + length, " \n");
+    }
+    lines[at++] = '\n';
+    fwrite(lines, 1, at, stderr);
+}
+
+/* Say what is wrong with the command line. Other ranks than the first give it time to say so: a
+ * launcher ends all when one ends. */
+static inline int tool_refuse(const char *what, const char *value)
+{
+    if (tool_is_first()) {
+        tool_say("%s%s%s (--help shows the options)", what, value != NULL ? ": " : "",
+                 value != NULL ? value : "");
+    } else {
+        sleep(1);
+    }
+    return TOOL_USAGE;
+}
+
+/* Say what option `c` of getopt_long had to be. */
+static inline int tool_refuse_value(int c, const struct option *longs, const char *value)
+{
+    char option[400];
+    snprintf(option, sizeof option, "-%c", c);
+    for (; longs->name != NULL; longs++) {
+        if (longs->val == c) {
+            snprintf(option, sizeof option, "--%.90s", longs->name);
+        }
+    }
+    snprintf(option + strlen(option), sizeof option - strlen(option), " %.200s", value);
+    return tool_refuse(option, numbers_wanted[0] != '\0' ? numbers_wanted
+                                                         : "not a value of this option");
+}
+
+/* Say which option getopt_long did not know, or found without its value. */
+static inline int tool_refuse_option(char **argv)
+{
+    return tool_refuse("unknown option, or its value is missing", argv[optind - 1]);
+}
+
+static inline void tool_print_version(void)
+{
+    if (tool_is_first()) {
+        printf("%s %s\n", program_invocation_short_name, DCOMM_VERSION_STRING);
+    }
+}
+
+/* ---- outputs ---- */
+
+typedef struct tool_out {
+    FILE *file; /* NULL: there is none */
+    const char *path;
+} tool_out;
+
+/* error 0: what went wrong was not seen, for rows are written one by one. */
+static inline void tool_cannot_write(const char *path, int error)
+{
+    tool_say("cannot write %s: %s", strcmp(path, "-") == 0 ? "standard output" : path,
+             error != 0 ? strerror(error) : "its disk is full, or nobody reads it");
+}
+
+/* Open an output; path NULL: there is none. */
+static inline bool tool_open(tool_out *o, const char *path)
+{
+    *o = (tool_out){.path = path};
+    if (path == NULL) {
+        return true;
+    }
+    if (strcmp(path, "-") != 0) {
+        o->file = fopen(path, "we");
+    } else if (tool_stdout_taken) {
+        tool_say("only one output can be \"-\", standard output");
+        return false;
+    } else {
+        tool_stdout_taken = true;
+        fflush(stdout);
+        int fd = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
+        o->file = fd >= 0 && dup2(STDERR_FILENO, STDOUT_FILENO) >= 0 ? fdopen(fd, "w") : NULL;
+    }
+    if (o->file == NULL) {
+        tool_cannot_write(path, errno);
+    }
+    return o->file != NULL;
+}
+
+/* Return a name by which others open this output as a file. */
+static inline const char *tool_path(const tool_out *o, char text[40])
+{
+    snprintf(text, 40, "/proc/self/fd/%d", fileno(o->file));
+    return text;
+}
+
+/* Write what is left of an output; false after a sentence. */
+static inline bool tool_close(tool_out *o)
+{
+    if (o->file == NULL) {
+        return true;
+    }
+    errno = 0;
+    bool bad = fflush(o->file) != 0 || ferror(o->file) != 0;
+    int error = errno;
+    bad = fclose(o->file) != 0 || bad;
+    o->file = NULL;
+    if (bad) {
+        tool_cannot_write(o->path, error != 0 ? error : errno);
+    }
+    return !bad;
+}
+
+/* Return what main returns: `result`, or TOOL_USAGE if it is good and standard output is not. */
+static inline int tool_end(int result)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && ferror(stdout) == 0) {
+        return result;
+    }
+    tool_cannot_write("-", errno);
+    return result == TOOL_GOOD ? TOOL_USAGE : result;
+}
+
+#endif

@@ -1,0 +1,69 @@
+/* tool_ranks.h - what the tools that are ranks share: names of algorithms, decisions of rank 0. */
+#ifndef TOOL_RANKS_H
+#define TOOL_RANKS_H
+
+#include "busy.h"
+#include "tool.h"
+
+enum { TOOL_ALGOS = 64 };
+
+/* Return true if each name of a comma list is an algorithm of the operation, or one of the `nmore`
+ * words in `more`; of those that compress too, where `coded`. */
+static inline bool tool_algos(const char *list, dcomm_coll coll, bool coded,
+                              const char *const *more, int nmore)
+{
+    const char *words[TOOL_ALGOS];
+    int n = 0;
+    dcomm_algo_info info;
+    for (int i = 0; dcomm_algo_get(coll, i, &info) == DCOMM_OK && n < TOOL_ALGOS; i++) {
+        words[n++] = info.name;
+    }
+    for (int i = 0; coded && dcomm_coded_algo_get(coll, i, &info) == DCOMM_OK && n < TOOL_ALGOS;
+         i++) {
+        words[n] = info.name;
+        int known = 0;
+        while (strcmp(words[known], info.name) != 0) {
+            known++;
+        }
+        n += known == n;
+    }
+    for (int i = 0; i < nmore && n < TOOL_ALGOS; i++) {
+        words[n++] = more[i];
+    }
+    return numbers_words(list, words, n, NULL);
+}
+
+/* Return true if the spec is a codec's, or NULL. */
+static inline bool tool_codec(const char *spec)
+{
+    dcomm_codec *codec = NULL;
+    bool good = spec == NULL || dcomm_codec_create(spec, &codec) == DCOMM_OK;
+    dcomm_codec_destroy(&codec);
+    return good;
+}
+
+/* Return how many ranks share this one's host. */
+static inline int tool_ranks_here(dcomm_comm *comm)
+{
+    int ours = 0, mine = dcomm_comm_host(comm, dcomm_comm_rank(comm));
+    for (int r = 0; r < dcomm_comm_size(comm); r++) {
+        ours += dcomm_comm_host(comm, r) == mine;
+    }
+    return ours;
+}
+
+/* Return rank 0's result on all ranks. If it is bad, the others give rank 0 time to say why: a
+ * launcher ends all when one ends. */
+static inline int tool_agree(dcomm_comm *comm, int result)
+{
+    int32_t said = result;
+    if (dcomm_broadcast(comm, &said, &said, 1, DCOMM_I32, 0, NULL) < 0) {
+        return TOOL_COMM;
+    }
+    if (said != TOOL_GOOD && dcomm_comm_rank(comm) != 0) {
+        sleep(1);
+    }
+    return said;
+}
+
+#endif
