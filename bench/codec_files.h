@@ -105,7 +105,11 @@ static bool tensors_add_input(codec_tensors *t, const codec_input *in, char why[
         return tensors_add(t, in, why);
     }
     input_path(in, 0, 0, path);
-    if (stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
+    if (stat(path, &about) != 0) { /* sooner than when its turn comes */
+        snprintf(why, INPUT_TEXT, "%.300s: %s", path, strerror(errno));
+        return false;
+    }
+    if (S_ISDIR(about.st_mode)) {
         return tensors_add_folder(t, in, path, why);
     }
     return tensors_ends(path, ".npz") ? tensors_add_archive(t, in, path, why)

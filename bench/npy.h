@@ -283,7 +283,9 @@ static inline const char *npy_array(const unsigned char *data, size_t size, npy_
     if (*x_p == NULL) {
         return "there is no memory for it";
     }
-    npy_convert(data, info, 0, info->count, *x_p);
+    if (info->count > 0) { /* an empty file has no bytes to point to */
+        npy_convert(data, info, 0, info->count, *x_p);
+    }
     return NULL;
 }
 

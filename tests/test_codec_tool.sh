@@ -219,6 +219,7 @@ os.mkdir(d + "folder")
 np.save(d + "folder/a.npy", x)
 np.savez(d + "folder/b.npz", b=x[0], s=x[0, 0])
 os.mkdir(d + "nothing")
+open(d + "nothing.npz", "w").close()
 data = open(d + "stored.npz", "rb").read()
 def put(name, data):
     open(d + name, "wb").write(data)
@@ -266,6 +267,12 @@ put("npz-huge.npz", twice[:second + 10] + b"\x08\0" + twice[second + 12:second +
         --feedback classic
     expect "each and all in the table" 0 "^# all 3 tensors: 419 elements" \
         run --codec sign --input "$scratch/stored.npz"
+    expect "a file that is not there is missed before any is encoded" 2 "^1$" bash -c \
+        '"$@" >"$0" 2>&1; code=$?; wc -l <"$0"; exit $code' "$scratch/said" \
+        "$codec" --codec sign "$scratch/f4.npy" /nonexistent.npy
+    : >"$scratch/empty.raw"
+    expect "an empty file" 2 "has no elements" run --codec sign --input "$scratch/empty.raw" --dtype f32
+    expect "an empty archive" 2 "is no .npz file" run --codec sign --input "$scratch/nothing.npz"
     expect "an array that another rank has not" 2 "rank2.npz: w: No such file" \
         run --codec sign --input "$scratch/rank%r.npz" --ranks 3
     expect "a folder of nothing" 2 "no .npy or .npz file" run --codec sign --input "$scratch/nothing"
