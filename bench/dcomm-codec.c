@@ -166,7 +166,8 @@ static int run_all(codec_args *args, codec_row *rows, codec_row *all)
             codec_print_head(args, ntensors > 1 ? whole.text : args->input.text);
         }
         if (ntensors > 1) {
-            printf("# %s: %zu elements\n", args->input.text, args->input.n);
+            printf("# %s: %zu element%s\n", args->input.text, args->input.n,
+                   args->input.n == 1 ? "" : "s");
         }
         int found = run_tensor(args, rows + t * args->nspecs);
         result = found > result ? found : result;
