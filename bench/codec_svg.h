@@ -5,7 +5,7 @@
 #include "codec_out.h"
 
 enum {
-    SVG_W = 900,
+    SVG_W = 950,
     SVG_H = 560,
     SVG_LINE = 17,
     SVG_LEFT = 80,
