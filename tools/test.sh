@@ -169,7 +169,7 @@ suite_run() {
     ASAN_OPTIONS=log_path=$found:detect_stack_use_after_return=1 \
         UBSAN_OPTIONS=log_path=$found:print_stacktrace=1 \
         LSAN_OPTIONS=log_path=$found:print_suppressions=0$(suppressions lsan) \
-        timeout -k 10 600 "$2" -j1 --timeout 120 --tap="$logs/$1.tap" >"$logs/$1.log" 2>&1 </dev/null
+        timeout -k 10 600 "$2" -j1 --timeout 240 --tap="$logs/$1.tap" >"$logs/$1.log" 2>&1 </dev/null
     echo $? >"$logs/$1.status"
 }
 

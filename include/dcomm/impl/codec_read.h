@@ -72,7 +72,7 @@ static dcomm_status dcommi_read_range(const dcomm_codec *codec)
 }
 
 /* n numbers of a wire, aligned or not: without nonfinite=pass they are finite, unless wires were
- * summed. */
+ * summed, which only linear codecs' are. */
 static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *values, size_t n)
 {
     uint32_t odd = 0; /* its highest bit: whether one is not */
@@ -81,9 +81,14 @@ static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *valu
         memcpy(&bits, (const char *)values + 4 * i, 4);
         odd |= (bits & 0x7fffffffu) + 0x00800000u;
     }
-    return odd >> 31 == 0 || codec->nonfinite == DCOMMI_NONFINITE_PASS
-               ? DCOMM_OK
-               : dcommi_read_range(codec);
+    if (odd >> 31 == 0 || codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+        return DCOMM_OK;
+    }
+    return dcommi_codec_has(codec, DCOMMI_CODEC_LINEAR)
+               ? dcommi_read_range(codec)
+               : dcommi_fail(DCOMM_ERR_CORRUPT,
+                             "%s: a number that is not finite, without nonfinite=pass",
+                             codec->ops->name);
 }
 
 #endif
