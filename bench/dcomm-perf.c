@@ -229,7 +229,7 @@ static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll
                        perf_row *row)
 {
     const perf_args *args = run->args;
-    int result = tool_agree(run->comm, ferror(stdout) ? TOOL_USAGE : TOOL_GOOD);
+    int result = tool_agree(run->comm, tool_printed() ? TOOL_GOOD : TOOL_USAGE);
     if (result != TOOL_GOOD) {
         return result; /* nobody reads the rows any more */
     }

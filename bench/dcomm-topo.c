@@ -314,16 +314,18 @@ static void explain_print_paths(const report *r)
     bool assumed = false;
     for (int i = 0; i < r->npaths; i++) {
         const dcomm_path *path = &r->paths[i];
-        char price[40], by_ucx[40] = "";
+        char price[40], by_ucx[40] = "", text[400];
         explain_us(path->seconds, path->assumed, price);
         if (path->ucx_pairs > 0) {
             snprintf(by_ucx, sizeof by_ucx, ", %" PRId64 " by UCX", path->ucx_pairs);
         }
         assumed = assumed || path->assumed;
-        printf("%c %-8s %-18s %24s  pairs: %" PRId64 " direct, %" PRId64 " staged%s%s%s\n",
-               path->taken ? '*' : ' ', path->name, path->algo != NULL ? path->algo : "-", price,
-               path->direct_pairs, path->staged_pairs, by_ucx, path->why[0] != 0 ? "; " : "",
-               path->why);
+        int column = printf("%c %-8s %-18s %24s  ", path->taken ? '*' : ' ', path->name,
+                            path->algo != NULL ? path->algo : "-", price);
+        snprintf(text, sizeof text, "pairs: %" PRId64 " direct, %" PRId64 " staged%s%s%s",
+                 path->direct_pairs, path->staged_pairs, by_ucx, path->why[0] != 0 ? "; " : "",
+                 path->why);
+        tool_fold(stdout, (size_t)column, 11, text);
     }
     if (assumed) {
         printf("assumed: by numbers of devices that nobody has measured; a tuning file can bring "
@@ -338,17 +340,20 @@ static void explain_print(const report *r)
            r->a->bytes, r->count, r->view.n, r->view.n == 1 ? "" : "s", r->algo);
     for (int i = 0; i < r->nrows; i++) {
         const dcomm_alternative *row = &r->rows[i];
-        char price[40];
+        char price[40], text[400];
         explain_us(row->seconds, row->assumed, price);
-        printf("%c %-18s %*s  %s%s%s\n", row->chosen ? '*' : ' ', row->algo, row->assumed ? 24 : 14,
-               price, row->why, row->why[0] != 0 && row->note[0] != 0 ? "; " : "", row->note);
+        int column = printf("%c %-18s %*s  ", row->chosen ? '*' : ' ', row->algo,
+                            row->assumed ? 24 : 14, price);
+        snprintf(text, sizeof text, "%s%s%s", row->why,
+                 row->why[0] != 0 && row->note[0] != 0 ? "; " : "", row->note);
+        tool_fold(stdout, (size_t)column, (size_t)column, text);
     }
     if (path != NULL) {
-        printf("%s memory: %s\n", r->a->mem_name, path);
+        tool_fold(stdout, (size_t)printf("%s memory: ", r->a->mem_name), 2, path);
         explain_print_paths(r);
     }
     if (r->verdict.text[0] != 0) {
-        printf("%s\n", r->verdict.text);
+        tool_fold(stdout, 0, 2, r->verdict.text);
     }
 }
 

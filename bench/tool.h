@@ -52,34 +52,41 @@ static inline bool tool_is_first(void)
 
 /* ---- sentences ---- */
 
-/* Print "TOOL: SENTENCE" on standard error, broken between words into lines. */
+/* Print a text from `column` on, and end its line. Between words, break it into lines, which `indent`
+ * spaces begin. */
+static inline void tool_fold(FILE *to, size_t column, size_t indent, const char *text)
+{
+    char lines[6000];
+    size_t at = 0;
+    for (const char *word = text; *word != '\0' && at < sizeof lines / 2;) {
+        size_t length = strcspn(word, " ");
+        if (word > text && column + 1 + length > TOOL_COLUMNS) {
+            at += (size_t)sprintf(lines + at, "\n%*s", (int)indent, "");
+            column = indent;
+        } else if (word > text) {
+            lines[at++] = ' ';
+            column++;
+        }
+        length = length < sizeof lines / 3 ? length : sizeof lines / 3;
+        memcpy(lines + at, word, length);
+        at += length;
+        column += length;
+        word += length + strspn(word + length, " ");
+    }
+    lines[at++] = '\n';
+    fwrite(lines, 1, at, to);
+}
+
+/* Print "TOOL: SENTENCE" on standard error. */
 __attribute__((format(printf, 1, 2))) static inline void tool_say(const char *format, ...)
 {
-    char text[3000], lines[4000];
+    char text[3000];
     va_list args;
     int used = snprintf(text, 100, "%.60s: ", program_invocation_short_name);
     va_start(args, format);
     vsnprintf(text + used, sizeof text - (size_t)used, format, args);
     va_end(args);
-    size_t at = 0, column = 0;
-    for (const char *word = text; *word != '\0' && at < sizeof lines - 4;) {
-        size_t length = strcspn(word, " \n"), before = column > 0;
-        if (column > 0 && column + 1 + length > TOOL_COLUMNS) {
-            lines[at++] = '\n';
-            lines[at++] = ' ';
-            column = 1;
-        }
-        if (before) {
-            lines[at++] = ' ';
-        }
-        length = length < sizeof lines - 4 - at ? length : sizeof lines - 4 - at;
-        memcpy(lines + at, word, length);
-        at += length;
-        column += before + length;
-        word += length + strspn(word + length, " \n");
-    }
-    lines[at++] = '\n';
-    fwrite(lines, 1, at, stderr);
+    tool_fold(stderr, 0, 2, text);
 }
 
 /* Say what is wrong with the command line. Other ranks than the first give it time to say so: a
@@ -185,15 +192,25 @@ static inline bool tool_close(tool_out *o)
     return !bad;
 }
 
+/* Return true if all that was printed was written; the first time that it was not, say so. */
+static inline bool tool_printed(void)
+{
+    static bool said;
+    errno = 0;
+    if (fflush(stdout) == 0 && ferror(stdout) == 0) {
+        return true;
+    }
+    if (!said) {
+        tool_cannot_write("-", errno);
+        said = true;
+    }
+    return false;
+}
+
 /* Return what main returns: `result`, or TOOL_USAGE if it is good and standard output is not. */
 static inline int tool_end(int result)
 {
-    errno = 0;
-    if (fflush(stdout) == 0 && ferror(stdout) == 0) {
-        return result;
-    }
-    tool_cannot_write("-", errno);
-    return result == TOOL_GOOD ? TOOL_USAGE : result;
+    return tool_printed() || result != TOOL_GOOD ? result : TOOL_USAGE;
 }
 
 #endif

@@ -7,28 +7,35 @@
 
 enum { TOOL_ALGOS = 64 };
 
+static inline int tool_add_word(const char **words, int n, const char *word)
+{
+    int known = 0;
+    while (known < n && strcmp(words[known], word) != 0) {
+        known++;
+    }
+    if (known == n && n < TOOL_ALGOS) {
+        words[n++] = word;
+    }
+    return n;
+}
+
 /* Return true if each name of a comma list is an algorithm of the operation, or one of the `nmore`
- * words in `more`; of those that compress too, where `coded`. */
+ * words in `more`; of those that compress too, where `coded`: their "coded_" may be left out. */
 static inline bool tool_algos(const char *list, dcomm_coll coll, bool coded,
                               const char *const *more, int nmore)
 {
     const char *words[TOOL_ALGOS];
     int n = 0;
     dcomm_algo_info info;
-    for (int i = 0; dcomm_algo_get(coll, i, &info) == DCOMM_OK && n < TOOL_ALGOS; i++) {
-        words[n++] = info.name;
+    for (int i = 0; dcomm_algo_get(coll, i, &info) == DCOMM_OK; i++) {
+        n = tool_add_word(words, n, info.name);
     }
-    for (int i = 0; coded && dcomm_coded_algo_get(coll, i, &info) == DCOMM_OK && n < TOOL_ALGOS;
-         i++) {
-        words[n] = info.name;
-        int known = 0;
-        while (strcmp(words[known], info.name) != 0) {
-            known++;
-        }
-        n += known == n;
+    for (int i = 0; coded && dcomm_coded_algo_get(coll, i, &info) == DCOMM_OK; i++) {
+        n = tool_add_word(words, n, info.name + strlen("coded_"));
+        n = tool_add_word(words, n, info.name);
     }
-    for (int i = 0; i < nmore && n < TOOL_ALGOS; i++) {
-        words[n++] = more[i];
+    for (int i = 0; i < nmore; i++) {
+        n = tool_add_word(words, n, more[i]);
     }
     return numbers_words(list, words, n, NULL);
 }

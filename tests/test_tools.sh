@@ -14,16 +14,17 @@ for tool in "${tools[@]}"; do
     fi
 done
 
+two=("$build/dcomm-run" -n 2 --bind none --)
 # small TOOL ARGUMENTS...: the tool, with little to do.
 small() {
     local tool=$1 run=() words=()
     shift
     case $tool in
     run) words=(-n 1 --bind none) && set -- "$@" true ;;
-    perf) run=("$build/dcomm-run" -n 2 --bind none --) && words=(allreduce -b 4 -e 16 -n 2) ;;
-    crossover) run=("$build/dcomm-run" -n 2 --bind none --) && words=(-b 4 -e 16 -f 4 -i 2 --algo ring,one_shot) ;;
-    overlap) run=("$build/dcomm-run" -n 2 --bind none --) && words=(--bytes 4K --params 2 --steps 2 --buckets 0 --backward-ms 1) ;;
-    moe) run=("$build/dcomm-run" -n 2 --bind none --) && words=(--tokens 4 --hidden 4 --steps 2 --rotate 0 --skew uniform) ;;
+    perf) run=("${two[@]}") && words=(allreduce -b 4 -e 16 -n 2) ;;
+    crossover) run=("${two[@]}") && words=(-b 4 -e 16 -f 4 -i 2 --algo ring,one_shot) ;;
+    overlap) run=("${two[@]}") && words=(--bytes 4K --params 2 --steps 2 --buckets 0 --backward-ms 1) ;;
+    moe) run=("${two[@]}") && words=(--tokens 4 --hidden 4 --steps 2 --rotate 0 --skew uniform) ;;
     topo) words=(--xml tests/topo/server.xml -n 4) ;;
     plan) words=(allreduce ring -n 4 --count 64) ;;
     reduce) words=(-b 8 -e 8 -n 2 -s 2) ;;
@@ -50,6 +51,9 @@ closed() { # TOOL: the same with a pipe that nobody reads
     cat "$scratch/said"
     [ "$(cat "$scratch/status")" = 2 ] && grep -q "dcomm-$1: cannot write standard output: " "$scratch/said"
 }
+fits() { # TOOL ARGUMENTS...: nothing that it prints is wider than 100 columns
+    small "$@" >"$scratch/printed" 2>&1 && ! grep -vE '^dcomm' "$scratch/printed" | grep -E '.{101}'
+}
 alone() { # TOOL: standard output has the JSON and nothing else
     small "$1" --json - 2>"$scratch/said" >"$scratch/json"
     local status=$?
@@ -70,8 +74,13 @@ for tool in "${tools[@]}"; do
         check "dcomm-$tool: standard output on a full disk" full "$tool"
         check "dcomm-$tool: a pipe that nobody reads" closed "$tool"
     fi
+    case $tool in
+    plan) check "dcomm-plan: no line but those of a plan is wider than 100 columns" fits plan --check ;;
+    *) check "dcomm-$tool: no line is wider than 100 columns" fits "$tool" ;;
+    esac
     check "dcomm-$tool: JSON to standard output" alone "$tool"
 done
+check "dcomm-topo: nor is an explanation" fits topo --explain allreduce 1M --mem cuda
 for option in "crossover --svg" "plan --svg" "codec --svg"; do
     read -r tool name <<<"$option"
     expect "dcomm-$tool: a picture to standard output" 0 "<svg " small "$tool" "$name" -
@@ -80,11 +89,11 @@ expect "dcomm-crossover: a tuning file to standard output" 0 "^source = " small 
 expect "dcomm-overlap: a trace to standard output" 0 "process_name" small overlap --trace -
 expect "one output alone is standard output" 2 "only one output" small plan --json - --svg -
 expect "a file is refused before anything is measured" 2 "cannot write" \
-    timeout 20 "$build/dcomm-run" -n 2 --bind none -- "$build/dcomm-perf" allreduce -b 4 -e 4 -n 1000000000 --json /nosuch/file
+    timeout 20 "${two[@]}" "$build/dcomm-perf" allreduce -b 4 -e 4 -n 1000000000 --json /nosuch/file
 expect "dcomm-reduce: an unknown type" 2 "-d f33: 'f33' is none of all, " "$build/dcomm-reduce" -d f33
 expect "dcomm-moe: an unknown skew" 2 "no such skew: 'steep'" "$build/dcomm-moe" --skew uniform,steep
 streams() { # the first row comes long before the last, and the tool ends when nobody reads on
-    timeout 20 "$build/dcomm-run" -n 2 --bind none -- "$build/dcomm-perf" allreduce -b 4 -e 1M -f 1.01 --algo ring \
+    timeout 20 "${two[@]}" "$build/dcomm-perf" allreduce -b 4 -e 1M -f 1.01 --algo ring \
         2>"$scratch/said" | grep -m 1 -E '^ +4 '
     local status=("${PIPESTATUS[@]}")
     cat "$scratch/said"
