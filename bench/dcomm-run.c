@@ -331,6 +331,7 @@ static void become_rank(const options *o, int local, const char *run, pid_t pare
         _exit(1);
     }
     sigprocmask(SIG_SETMASK, mask, NULL);
+    signal(SIGPIPE, SIG_DFL); /* that it is ignored is this tool's alone */
     if (local > 0 || isatty(STDIN_FILENO)) {
         int null = open("/dev/null", O_RDONLY);
         dup2(null, STDIN_FILENO);

@@ -172,6 +172,10 @@ alone() {
 check "one rank gets all cores" alone
 
 # ---- output ----
+pipes() { # a rank that writes to nobody dies of it, as it does without dcomm-run
+    "$run" -n 1 --bind none -- sh -c 'grep SigIgn: /proc/self/status' | grep -qE '[02468ace][0-9a-f]{3}$'
+}
+check "ranks do not inherit an ignored SIGPIPE" pipes
 expect "--tag-output" 0 "^\[1\] a line without end$" \
     "$run" -n 2 --tag-output -- printf 'a line without end'
 long_output() {
