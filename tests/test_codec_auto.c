@@ -175,14 +175,14 @@ Test(codec_auto, exact_within_a_host, .timeout = 60)
 
 Test(codec_auto, compressed_over_a_slow_network, .timeout = 60)
 {
-    run(2, decides, &(setting){.spec = "auto", .beta = 10, .taken = "auto:qsgd:bits=8"});
-    run(3, decides, &(setting){.spec = "auto:qsgd:bits=4", .beta = 10, .taken = "auto:qsgd"});
+    run(2, decides, &(setting){.spec = "auto", .beta = 100, .taken = "auto:qsgd:bits=8"});
+    run(3, decides, &(setting){.spec = "auto:qsgd:bits=4", .beta = 100, .taken = "auto:qsgd"});
 }
 
 Test(codec_auto, feedback, .timeout = 60)
 {
     run(2, decides,
-        &(setting){.spec = "auto:sign", .beta = 10, .taken = "auto:sign", .feedback = true});
+        &(setting){.spec = "auto:sign", .beta = 100, .taken = "auto:sign", .feedback = true});
     run(2, decides, &(setting){.spec = "auto:sign", .taken = "", .feedback = true});
 }
 
