@@ -294,9 +294,9 @@ static float feedback_wants(int op, float a, float factor, float b, size_t i,
     case DCOMM_CUDA_FEEDBACK_MISSING:
         return std::isfinite(a) ? a - b : 0;
     case DCOMM_CUDA_FEEDBACK_LEFT:
-        return a - gone;
+        return std::isfinite(a - gone) ? a - gone : std::copysign(FLT_MAX, a - gone);
     case DCOMM_CUDA_FEEDBACK_LEARN:
-        return a + gone;
+        return std::isfinite(a + gone) ? a + gone : std::copysign(FLT_MAX, a + gone);
     case DCOMM_CUDA_FEEDBACK_MOMENTUM:
         return (float)((double)a + (double)factor * (double)b);
     case DCOMM_CUDA_FEEDBACK_FORGET:
