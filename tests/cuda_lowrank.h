@@ -386,6 +386,7 @@ static void far_lowrank(void)
     for (size_t i = 0; i < elements; i++) {
         twice[i] += y[i];
         left[i] -= y[i];
+        left[i] = std::isinf(left[i]) ? std::copysign(FLT_MAX, left[i]) : left[i]; /* it stays finite */
     }
     far_product(shape, there_p, there_q, to, 0, y);
     far_product(shape, there_p, there_q, to, 1, twice);
