@@ -16,12 +16,16 @@ builds=0
 one() {
     local program=$work/$1 out hash isa
     shift
-    command -v "$1" >/dev/null || { echo "skip: $* (not installed)"; return; }
-    "$@" -o "$program" "$here/$source" -lm -lpthread || { echo "FAIL: $*"; return; }
-    out=$("$program" "${arguments[@]}") || { echo "FAIL: $*: $out"; return; }
-    echo "ran: $source, $*"
+    command -v "$1" >/dev/null || { echo "# skipped: $source, $* (not installed)"; return; }
+    "$@" -o "$program" "$here/$source" -lm -lpthread ||
+        { echo "not ok - $source, $* (does not compile)"; return; }
+    out=$("$program" "${arguments[@]}") || { echo "not ok - $source, $*: $out"; return; }
     while read -r hash isa; do
-        [ "$hash" = "$expected" ] || echo "FAIL: $source, $*, $isa: $hash, expected $expected"
+        if [ "$hash" = "$expected" ]; then
+            echo "ok - $source, $*, $isa"
+        else
+            echo "not ok - $source, $*, $isa: $hash, expected $expected"
+        fi
     done <<<"$out"
 }
 
@@ -51,4 +55,4 @@ if [ "${DCOMM_TEST_FULL:-0}" = 1 ]; then
 fi
 wait
 cat "$work"/said.*
-! grep -q '^FAIL' "$work"/said.* && grep -q '^ran' "$work"/said.*
+! grep -q '^not ok' "$work"/said.*
