@@ -670,12 +670,15 @@ typedef struct dcomm_cuda_report {
     uint64_t nonfinite;
     uint64_t first;   /* UINT64_MAX - index of the first non-finite input; 0: none */
     uint64_t corrupt; /* not 0: a wire cannot come from this codec */
+    uint64_t beyond;  /* not 0: a sum of wires is beyond f32, where the codec refuses that */
     uint64_t kept;    /* elements that the last encoding by a sparse codec sent; not added up */
 } dcomm_cuda_report;
 
-/* What a copy in host memory of a report of one encoding says, as the call in compress.h would:
- * *out (NULL: not wanted) is the report, and the status is DCOMM_ERR_CORRUPT, or DCOMM_ERR_INVALID
- * after non-finite inputs with nonfinite=fail. */
+/* Return the status of one call whose report was copied to host memory, as the function of the same
+ * name in compress.h would: DCOMM_ERR_CORRUPT; DCOMM_ERR_RANGE where a recoding with nonfinite=fail
+ * has a sum beyond f32, or where a linear codec's wire (randk, powersgd) has a number that is not
+ * finite, without nonfinite=pass; DCOMM_ERR_INVALID after non-finite inputs with nonfinite=fail.
+ * *out (NULL: not wanted) becomes the report of an encoding. */
 DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t count,
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out);
@@ -14469,24 +14472,29 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_cuda_report_check: %s is NULL",
                            codec == NULL ? "codec" : "report");
     }
-    size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
-    if (out != NULL) {
-        const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
-        const size_t kept = sparse ? (size_t)report->kept
-                            : dcommi_codec_is(codec, DCOMMI_IS_DRAWN)
-                                ? dcommi_randk_wanted(codec, count)
+    const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
+    const bool drawn = dcommi_codec_is(codec, DCOMMI_IS_DRAWN);
+    const size_t kept = sparse  ? (size_t)report->kept
+                        : drawn ? dcommi_randk_wanted(codec, count)
                                 : count;
-        *out = (dcomm_codec_report){.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)
-                                                    : codec->ops->max_bytes(codec, count),
-                                    .kept = kept,
-                                    .clipped = (size_t)report->clipped,
-                                    .nonfinite = (size_t)report->nonfinite,
-                                    .first_nonfinite = first};
+    const size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
+    const dcomm_codec_report told = {.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)
+                                                     : codec->ops->max_bytes(codec, count),
+                                     .kept = kept,
+                                     .clipped = (size_t)report->clipped,
+                                     .nonfinite = (size_t)report->nonfinite,
+                                     .first_nonfinite = first};
+    if (out != NULL) {
+        *out = told;
     }
     if (report->corrupt != 0) {
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "%s: a wire holds a code, a step or a number that does not exist",
                            codec->ops->name);
+    }
+    if (report->beyond != 0) {
+        return report->nonfinite == 0 ? dcommi_read_range(codec)
+                                      : dcommi_codec_beyond(codec->ops->name, &told, count);
     }
     if (report->nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
@@ -54040,7 +54048,7 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
         bool encodes = job->code.kind == DCOMM_STEP_ENCODE || job->code.kind == DCOMM_STEP_RECODE;
         if (!encodes && dcommi_linear_powersgd(run->coded) &&
             run->coded->codec->nonfinite != DCOMMI_NONFINITE_PASS) {
-            found.report.corrupt += found.factors.index != UINT64_MAX;
+            found.report.beyond += found.factors.index != UINT64_MAX;
         }
         status =
             dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
@@ -54049,11 +54057,6 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
         }
         if (status >= 0 && (job->feedback.raises || (job->spreads && !encodes))) {
             dcommi_code_raised(job, &found);
-        }
-        if (status == DCOMM_ERR_CORRUPT && !encodes && run->coded->linear) {
-            status = dcommi_read_range(run->coded->codec); /* its length is fixed */
-        } else if (status == DCOMM_ERR_INVALID && job->code.kind == DCOMM_STEP_RECODE) {
-            status = dcommi_codec_beyond("a recoding", &report, job->code.count);
         }
         status = dcommi_coded_judge(run->coded, status, &report);
         if (status < 0) {
@@ -66819,6 +66822,7 @@ struct dcommi_cuda_bucket {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;             /* see dcommi_cuda_job */
     dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count, codes;
     uint32_t bucket, team;    /* elements; the logarithm of the lanes of small ones */
@@ -66934,6 +66938,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_report_corrupt(dcomm_cuda_report *report)
 {
     if (report != NULL) {
         atomicAdd(reinterpret_cast<unsigned long long *>(&report->corrupt), 1ull);
+    }
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_report_beyond(dcomm_cuda_report *report)
+{
+    if (report != NULL) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&report->beyond), 1ull);
     }
 }
 
@@ -67160,8 +67171,9 @@ struct dcommi_cuda_found {
     bool poisoned;
 };
 
+/* refuses: the inputs are sums of wires, and one that is not finite is refused. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
-                                               const dcommi_cuda_found &found)
+                                               const dcommi_cuda_found &found, bool refuses)
 {
     if (report == NULL) {
         return;
@@ -67175,6 +67187,9 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
                   (unsigned long long)found.nonfinite);
         atomicMax(reinterpret_cast<unsigned long long *>(&report->first),
                   (unsigned long long)found.first);
+        if (refuses) {
+            dcommi_cuda_report_beyond(report);
+        }
     }
 }
 
@@ -67488,7 +67503,7 @@ static __global__ void __launch_bounds__(
                                  poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step);
     }
     if (clean) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, SUMS && p.refuses);
     }
     if (LEDGER) {
         dcommi_cuda_tally_block(&tally);
@@ -67659,6 +67674,7 @@ struct dcommi_cuda_cast {
     float *next; /* what decoding writes, too */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;             /* see dcommi_cuda_job */
     dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count;
     float factor;
@@ -67883,7 +67899,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
             dcommi_cuda_store<uint16_t>(to + off, (uint16_t)row[k]);
         }
     }
-    dcommi_cuda_report_add(p.report, found);
+    dcommi_cuda_report_add(p.report, found, SUMS && p.refuses);
     if (SUMS && odd && !p.pass) {
         dcommi_cuda_report_corrupt(p.report);
     }
@@ -67959,6 +67975,7 @@ struct dcommi_cuda_job {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;             /* sums of wires are encoded, and have to be finite */
     dcommi_cuda_tally *tally; /* where a ledger is wanted */
 };
 
@@ -68028,6 +68045,7 @@ template <class P> static void dcommi_cuda_job_tell(const dcommi_cuda_job &job, 
     p->next = job.next;
     p->wire = job.wire;
     p->report = job.report;
+    p->refuses = job.refuses;
 }
 
 /* Whether all its arrays are aligned to so many bytes. */
@@ -68356,6 +68374,7 @@ struct dcommi_cuda_topk {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;                 /* see dcommi_cuda_job */
     uint32_t count, wanted, most; /* elements; what is aimed at; what is sent at most */
     uint32_t room;                /* for candidates */
     uint32_t lines, rank;         /* of the sample; rank 0: there is none */
@@ -68557,6 +68576,7 @@ struct dcommi_cuda_feedback {
     float factor;
     uint64_t count;
     dcomm_cuda_report *report;
+    bool refuses; /* see dcommi_cuda_job */
 };
 
 DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
@@ -68628,7 +68648,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_FEEDBACK_THREADS)
         }
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, p.refuses);
     }
 }
 
@@ -68641,9 +68661,9 @@ static dcomm_status dcommi_cuda_feedback_launch(const char *call, const dcommi_c
                               DCOMMI_CUDA_FEEDBACK_THREADS, p, stream);
 }
 
-extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
-                                            float factor, const float *b, size_t count,
-                                            dcomm_cuda_report *report, void *stream)
+static dcomm_status dcommi_cuda_feedback_run(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                             float factor, const float *b, size_t count,
+                                             dcomm_cuda_report *report, bool refuses, void *stream)
 {
     const char *call = "dcomm_cuda_feedback";
     static dcomm_status (*const launch[])(const char *, const dcommi_cuda_feedback &, void *) = {
@@ -68668,8 +68688,15 @@ extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst
         dcommi_cuda_array(call, "a", a, count, op == DCOMM_CUDA_FEEDBACK_WIDEN ? half : whole));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "b", b, casts ? 0 : count, whole));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
-    const dcommi_cuda_feedback p = {dst, a, b, factor, count, report};
+    const dcommi_cuda_feedback p = {dst, a, b, factor, count, report, refuses};
     return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                            float factor, const float *b, size_t count,
+                                            dcomm_cuda_report *report, void *stream)
+{
+    return dcommi_cuda_feedback_run(op, dst, a, factor, b, count, report, false, stream);
 }
 
 #endif
@@ -68700,6 +68727,7 @@ struct dcommi_cuda_matrix {
     int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
     dcommi_rng rng;
     dcomm_cuda_report *report;
+    bool refuses;             /* see dcommi_cuda_job */
     dcommi_cuda_tally *tally; /* of each block */
 };
 
@@ -68762,7 +68790,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
         }
     }
     if (COUNT && found.nonfinite > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, p.refuses);
     }
 }
 
@@ -68799,7 +68827,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
             }
         }
     }
-    dcommi_cuda_report_add(p.report, found);
+    dcommi_cuda_report_add(p.report, found, false);
 }
 
 /* The dot of two columns, in all threads of the block, which all call it. */
@@ -68984,15 +69012,16 @@ extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shap
                                              DCOMMI_CUDA_MATRIX_THREADS, p, stream);
 }
 
-extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
-                                              const float *q, float *p, dcomm_cuda_report *report,
-                                              void *stream)
+static dcomm_status dcommi_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                           const float *q, float *p, dcomm_cuda_report *report,
+                                           bool refuses, void *stream)
 {
     const char *call = "dcomm_cuda_powersgd_p";
     dcommi_cuda_matrix m;
     DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "q", q, p));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     m.report = report;
+    m.refuses = refuses;
     const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
     return m.count == 0 ? DCOMM_OK
                         : dcommi_cuda_launch(call,
@@ -69000,6 +69029,13 @@ extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, c
                                                             : dcommi_cuda_matrix_p_kernel<false>,
                                              dcommi_cuda_matrix_blocks(m.rows, rows),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *q, float *p, dcomm_cuda_report *report,
+                                              void *stream)
+{
+    return dcommi_cuda_powersgd_p(shape, x, q, p, report, false, stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
@@ -69110,7 +69146,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
         found.clipped = poisoned ? 0 : (unsigned)p.found->clipped;
         found.nonfinite = (unsigned)p.found->nonfinite;
         found.first = p.found->first;
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, false);
     }
 }
 
@@ -69137,8 +69173,8 @@ static dcomm_status dcommi_cuda_lowrank_turns(const dcommi_cuda_job &job,
     DCOMMI_CUDA_TRY(dcommi_cuda_zero(job.call, q, m.rank * m.cols * sizeof *q, stream));
     for (int turn = 0; turn < m.turns; turn++) {
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_start(&m, key, q, stream));
-        DCOMMI_CUDA_TRY(
-            dcomm_cuda_powersgd_p(&m, e, q, p, counts && turn == 0 ? report : NULL, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_powersgd_p(&m, e, q, p, counts && turn == 0 ? report : NULL,
+                                               job.refuses, stream));
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_orthonormal(&m, p, stream));
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_q(&m, e, p, q, report, stream));
     }
@@ -69164,8 +69200,9 @@ static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dc
     dcomm_cuda_report *report = passes ? found : job.report;
     float *sum = passes ? room : job.next;
     if (adds) {
-        DCOMMI_CUDA_TRY(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_ADD, sum, job.x, 0, job.residual,
-                                            m.count, report, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_feedback_run(DCOMM_CUDA_FEEDBACK_ADD, sum, job.x, 0,
+                                                 job.residual, m.count, report, job.refuses,
+                                                 stream));
     }
     DCOMMI_CUDA_TRY(
         dcommi_cuda_lowrank_turns(job, m, adds ? sum : job.x, !adds, report, key, stream));
@@ -69198,13 +69235,13 @@ struct dcommi_cuda_lowrank_check {
     dcomm_cuda_report *report;
 };
 
-/* Without nonfinite=pass a wire has no number that is not finite. */
+/* Without nonfinite=pass a wire has no number that is not finite, unless it is a sum of wires. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
     dcommi_cuda_lowrank_check_kernel(const __grid_constant__ dcommi_cuda_lowrank_check p)
 {
     const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOWRANK_THREADS + threadIdx.x;
     if (i < p.numbers && dcommi_cuda_odd(p.wire[i])) {
-        dcommi_cuda_report_corrupt(p.report);
+        dcommi_cuda_report_beyond(p.report);
     }
 }
 
@@ -69488,7 +69525,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ?
         counts |= (uint32_t)__popc(row) << 8 * k;
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, p.refuses);
     }
     if (LEDGER) {
         dcommi_cuda_tally_block(&tally);
@@ -69551,6 +69588,7 @@ struct dcommi_cuda_randk {
     float *next; /* of a decoding: what is written */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;             /* see dcommi_cuda_job */
     dcommi_cuda_tally *tally; /* of each tile, where there is a ledger; then of blocks that take */
     uint64_t tiles;
     uint32_t count, kept;
@@ -69684,7 +69722,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
         found.nonfinite = 0;
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, p.refuses);
     }
     if (LEDGER) {
         dcommi_cuda_tally_block(&tally);
@@ -69743,7 +69781,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
         to[2 + part] = dcommi_f32_bits(value);
     }
     if (found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, false);
     }
     if (LEDGER) {
         dcommi_cuda_tally_block(&tally);
@@ -69833,7 +69871,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
             float *to = p.next + dcommi_cuda_randk_index(rng, part, begin, end);
             *to = p.add ? dcommi_cuda_add(*to, value) : value;
         } else if (!p.pass) {
-            dcommi_cuda_report_corrupt(p.report);
+            dcommi_cuda_report_beyond(p.report);
         }
     }
     for (uint32_t lanes = __ballot_sync(DCOMMI_CUDA_ALL, odd && p.pass); lanes != 0;
@@ -70803,7 +70841,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
         }
     }
     if (found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, false);
     }
 }
 
@@ -70929,6 +70967,15 @@ static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *cod
         return dcomm_codec_get_matrix(codec, count, &form->matrix);
     }
     return dcommi_cuda_layout(call, codec, &form->dense);
+}
+
+/* The codec's nonfinite=: 0 fail, 1 zero, 2 pass. */
+static int dcommi_cuda_form_nonfinite(const dcommi_cuda_form &form)
+{
+    return form.kind == dcommi_cuda_form::PRODUCTS ? form.matrix.nonfinite
+           : form.kind == dcommi_cuda_form::RANDK  ? form.randk.nonfinite
+           : form.kind == dcommi_cuda_form::SPARSE ? form.sparse.values.nonfinite
+                                                   : form.dense.nonfinite;
 }
 
 /* ---- workspaces ---- */
@@ -71217,6 +71264,7 @@ extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *
     if ((dcommi_f32_bits(factor) & 0x7f800000u) == 0x7f800000u) {
         return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: factor is not finite", job.call);
     }
+    job.refuses = dcommi_cuda_form_nonfinite(form) == 0;
     if (form.kind != dcommi_cuda_form::DENSE) {
         return dcommi_cuda_recode_apart(&job, codec, form, in, bytes, factor, key, workspace,
                                         stream);

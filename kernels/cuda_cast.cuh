@@ -14,6 +14,7 @@ struct dcommi_cuda_cast {
     float *next; /* what decoding writes, too */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;             /* see dcommi_cuda_job */
     dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count;
     float factor;
@@ -238,7 +239,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_CAST_THREADS, 3)
             dcommi_cuda_store<uint16_t>(to + off, (uint16_t)row[k]);
         }
     }
-    dcommi_cuda_report_add(p.report, found);
+    dcommi_cuda_report_add(p.report, found, SUMS && p.refuses);
     if (SUMS && odd && !p.pass) {
         dcommi_cuda_report_corrupt(p.report);
     }

@@ -36,6 +36,15 @@ static dcomm_status dcommi_cuda_form_of(const char *call, const dcomm_codec *cod
     return dcommi_cuda_layout(call, codec, &form->dense);
 }
 
+/* The codec's nonfinite=: 0 fail, 1 zero, 2 pass. */
+static int dcommi_cuda_form_nonfinite(const dcommi_cuda_form &form)
+{
+    return form.kind == dcommi_cuda_form::PRODUCTS ? form.matrix.nonfinite
+           : form.kind == dcommi_cuda_form::RANDK  ? form.randk.nonfinite
+           : form.kind == dcommi_cuda_form::SPARSE ? form.sparse.values.nonfinite
+                                                   : form.dense.nonfinite;
+}
+
 /* ---- workspaces ---- */
 
 static size_t dcommi_cuda_encode_room(const dcommi_cuda_form &form, size_t count)
@@ -322,6 +331,7 @@ extern "C" dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *
     if ((dcommi_f32_bits(factor) & 0x7f800000u) == 0x7f800000u) {
         return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: factor is not finite", job.call);
     }
+    job.refuses = dcommi_cuda_form_nonfinite(form) == 0;
     if (form.kind != dcommi_cuda_form::DENSE) {
         return dcommi_cuda_recode_apart(&job, codec, form, in, bytes, factor, key, workspace,
                                         stream);

@@ -18,8 +18,9 @@ struct dcommi_cuda_found {
     bool poisoned;
 };
 
+/* refuses: the inputs are sums of wires, and one that is not finite is refused. */
 DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
-                                               const dcommi_cuda_found &found)
+                                               const dcommi_cuda_found &found, bool refuses)
 {
     if (report == NULL) {
         return;
@@ -33,6 +34,9 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_report_add(dcomm_cuda_report *report,
                   (unsigned long long)found.nonfinite);
         atomicMax(reinterpret_cast<unsigned long long *>(&report->first),
                   (unsigned long long)found.first);
+        if (refuses) {
+            dcommi_cuda_report_beyond(report);
+        }
     }
 }
 
@@ -346,7 +350,7 @@ static __global__ void __launch_bounds__(
                                  poisoned ? dcommi_f32_from_bits(DCOMMI_STEP_NAN) : step);
     }
     if (clean) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, SUMS && p.refuses);
     }
     if (LEDGER) {
         dcommi_cuda_tally_block(&tally);

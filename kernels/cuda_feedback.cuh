@@ -16,6 +16,7 @@ struct dcommi_cuda_feedback {
     float factor;
     uint64_t count;
     dcomm_cuda_report *report;
+    bool refuses; /* see dcommi_cuda_job */
 };
 
 DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
@@ -87,7 +88,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_FEEDBACK_THREADS)
         }
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, p.refuses);
     }
 }
 
@@ -100,9 +101,9 @@ static dcomm_status dcommi_cuda_feedback_launch(const char *call, const dcommi_c
                               DCOMMI_CUDA_FEEDBACK_THREADS, p, stream);
 }
 
-extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
-                                            float factor, const float *b, size_t count,
-                                            dcomm_cuda_report *report, void *stream)
+static dcomm_status dcommi_cuda_feedback_run(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                             float factor, const float *b, size_t count,
+                                             dcomm_cuda_report *report, bool refuses, void *stream)
 {
     const char *call = "dcomm_cuda_feedback";
     static dcomm_status (*const launch[])(const char *, const dcommi_cuda_feedback &, void *) = {
@@ -127,8 +128,15 @@ extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst
         dcommi_cuda_array(call, "a", a, count, op == DCOMM_CUDA_FEEDBACK_WIDEN ? half : whole));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "b", b, casts ? 0 : count, whole));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
-    const dcommi_cuda_feedback p = {dst, a, b, factor, count, report};
+    const dcommi_cuda_feedback p = {dst, a, b, factor, count, report, refuses};
     return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                            float factor, const float *b, size_t count,
+                                            dcomm_cuda_report *report, void *stream)
+{
+    return dcommi_cuda_feedback_run(op, dst, a, factor, b, count, report, false, stream);
 }
 
 #endif

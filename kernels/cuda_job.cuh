@@ -22,6 +22,7 @@ struct dcommi_cuda_job {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;             /* sums of wires are encoded, and have to be finite */
     dcommi_cuda_tally *tally; /* where a ledger is wanted */
 };
 
@@ -91,6 +92,7 @@ template <class P> static void dcommi_cuda_job_tell(const dcommi_cuda_job &job, 
     p->next = job.next;
     p->wire = job.wire;
     p->report = job.report;
+    p->refuses = job.refuses;
 }
 
 /* Whether all its arrays are aligned to so many bytes. */

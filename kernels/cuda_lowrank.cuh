@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
         found.clipped = poisoned ? 0 : (unsigned)p.found->clipped;
         found.nonfinite = (unsigned)p.found->nonfinite;
         found.first = p.found->first;
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, false);
     }
 }
 
@@ -69,8 +69,8 @@ static dcomm_status dcommi_cuda_lowrank_turns(const dcommi_cuda_job &job,
     DCOMMI_CUDA_TRY(dcommi_cuda_zero(job.call, q, m.rank * m.cols * sizeof *q, stream));
     for (int turn = 0; turn < m.turns; turn++) {
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_start(&m, key, q, stream));
-        DCOMMI_CUDA_TRY(
-            dcomm_cuda_powersgd_p(&m, e, q, p, counts && turn == 0 ? report : NULL, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_powersgd_p(&m, e, q, p, counts && turn == 0 ? report : NULL,
+                                               job.refuses, stream));
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_orthonormal(&m, p, stream));
         DCOMMI_CUDA_TRY(dcomm_cuda_powersgd_q(&m, e, p, q, report, stream));
     }
@@ -96,8 +96,9 @@ static dcomm_status dcommi_cuda_lowrank_run(const dcommi_cuda_job &job, const dc
     dcomm_cuda_report *report = passes ? found : job.report;
     float *sum = passes ? room : job.next;
     if (adds) {
-        DCOMMI_CUDA_TRY(dcomm_cuda_feedback(DCOMM_CUDA_FEEDBACK_ADD, sum, job.x, 0, job.residual,
-                                            m.count, report, stream));
+        DCOMMI_CUDA_TRY(dcommi_cuda_feedback_run(DCOMM_CUDA_FEEDBACK_ADD, sum, job.x, 0,
+                                                 job.residual, m.count, report, job.refuses,
+                                                 stream));
     }
     DCOMMI_CUDA_TRY(
         dcommi_cuda_lowrank_turns(job, m, adds ? sum : job.x, !adds, report, key, stream));
@@ -130,13 +131,13 @@ struct dcommi_cuda_lowrank_check {
     dcomm_cuda_report *report;
 };
 
-/* Without nonfinite=pass a wire has no number that is not finite. */
+/* Without nonfinite=pass a wire has no number that is not finite, unless it is a sum of wires. */
 static __global__ void __launch_bounds__(DCOMMI_CUDA_LOWRANK_THREADS)
     dcommi_cuda_lowrank_check_kernel(const __grid_constant__ dcommi_cuda_lowrank_check p)
 {
     const uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOWRANK_THREADS + threadIdx.x;
     if (i < p.numbers && dcommi_cuda_odd(p.wire[i])) {
-        dcommi_cuda_report_corrupt(p.report);
+        dcommi_cuda_report_beyond(p.report);
     }
 }
 

@@ -25,6 +25,7 @@ struct dcommi_cuda_matrix {
     int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
     dcommi_rng rng;
     dcomm_cuda_report *report;
+    bool refuses;             /* see dcommi_cuda_job */
     dcommi_cuda_tally *tally; /* of each block */
 };
 
@@ -87,7 +88,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
         }
     }
     if (COUNT && found.nonfinite > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, p.refuses);
     }
 }
 
@@ -124,7 +125,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
             }
         }
     }
-    dcommi_cuda_report_add(p.report, found);
+    dcommi_cuda_report_add(p.report, found, false);
 }
 
 /* The dot of two columns, in all threads of the block, which all call it. */
@@ -309,15 +310,16 @@ extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shap
                                              DCOMMI_CUDA_MATRIX_THREADS, p, stream);
 }
 
-extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
-                                              const float *q, float *p, dcomm_cuda_report *report,
-                                              void *stream)
+static dcomm_status dcommi_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                           const float *q, float *p, dcomm_cuda_report *report,
+                                           bool refuses, void *stream)
 {
     const char *call = "dcomm_cuda_powersgd_p";
     dcommi_cuda_matrix m;
     DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "q", q, p));
     DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
     m.report = report;
+    m.refuses = refuses;
     const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
     return m.count == 0 ? DCOMM_OK
                         : dcommi_cuda_launch(call,
@@ -325,6 +327,13 @@ extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, c
                                                             : dcommi_cuda_matrix_p_kernel<false>,
                                              dcommi_cuda_matrix_blocks(m.rows, rows),
                                              DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *q, float *p, dcomm_cuda_report *report,
+                                              void *stream)
+{
+    return dcommi_cuda_powersgd_p(shape, x, q, p, report, false, stream);
 }
 
 extern "C" dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,

@@ -18,6 +18,7 @@ struct dcommi_cuda_randk {
     float *next; /* of a decoding: what is written */
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;             /* see dcommi_cuda_job */
     dcommi_cuda_tally *tally; /* of each tile, where there is a ledger; then of blocks that take */
     uint64_t tiles;
     uint32_t count, kept;
@@ -151,7 +152,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
         found.nonfinite = 0;
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, p.refuses);
     }
     if (LEDGER) {
         dcommi_cuda_tally_block(&tally);
@@ -210,7 +211,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
         to[2 + part] = dcommi_f32_bits(value);
     }
     if (found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, false);
     }
     if (LEDGER) {
         dcommi_cuda_tally_block(&tally);
@@ -300,7 +301,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_RANDK_THREADS)
             float *to = p.next + dcommi_cuda_randk_index(rng, part, begin, end);
             *to = p.add ? dcommi_cuda_add(*to, value) : value;
         } else if (!p.pass) {
-            dcommi_cuda_report_corrupt(p.report);
+            dcommi_cuda_report_beyond(p.report);
         }
     }
     for (uint32_t lanes = __ballot_sync(DCOMMI_CUDA_ALL, odd && p.pass); lanes != 0;

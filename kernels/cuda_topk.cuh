@@ -55,6 +55,7 @@ struct dcommi_cuda_topk {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;                 /* see dcommi_cuda_job */
     uint32_t count, wanted, most; /* elements; what is aimed at; what is sent at most */
     uint32_t room;                /* for candidates */
     uint32_t lines, rank;         /* of the sample; rank 0: there is none */

@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS)
         }
     }
     if (found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, false);
     }
 }
 

@@ -248,7 +248,7 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_SCAN_THREADS, LEDGER ?
         counts |= (uint32_t)__popc(row) << 8 * k;
     }
     if (found.nonfinite > 0 || found.clipped > 0) {
-        dcommi_cuda_report_add(p.report, found);
+        dcommi_cuda_report_add(p.report, found, p.refuses);
     }
     if (LEDGER) {
         dcommi_cuda_tally_block(&tally);

@@ -27,6 +27,7 @@ struct dcommi_cuda_bucket {
     float *next;
     unsigned char *wire;
     dcomm_cuda_report *report;
+    bool refuses;             /* see dcommi_cuda_job */
     dcommi_cuda_tally *tally; /* of each block, where there is a ledger */
     uint64_t count, codes;
     uint32_t bucket, team;    /* elements; the logarithm of the lanes of small ones */
@@ -142,6 +143,13 @@ DCOMMI_CUDA_INLINE void dcommi_cuda_report_corrupt(dcomm_cuda_report *report)
 {
     if (report != NULL) {
         atomicAdd(reinterpret_cast<unsigned long long *>(&report->corrupt), 1ull);
+    }
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_report_beyond(dcomm_cuda_report *report)
+{
+    if (report != NULL) {
+        atomicAdd(reinterpret_cast<unsigned long long *>(&report->beyond), 1ull);
     }
 }
 

@@ -140,6 +140,7 @@ static void test_kernels(void)
         test_codec(spec, turn++);
     }
     test_recode();
+    test_beyond();
     test_add_scaled();
     test_scatter();
     test_feedback();

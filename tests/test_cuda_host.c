@@ -7,6 +7,7 @@
 #include "dcomm.h"
 #include "procs.h"
 #include <criterion/criterion.h>
+#include <math.h>
 #include <pthread.h>
 
 #define GOOD(call)                                                                      \
@@ -672,4 +673,46 @@ Test(cuda_host, kernels_are_the_cpus_own)
     cr_assert_eq(dcomm_cuda_scale(x, device, N, DCOMM_F32, 2, s), DCOMM_OK);
     IS(cudaStreamSynchronize(s), cudaErrorIllegalAddress);
     dcomm_codec_destroy(&codec);
+}
+
+/* The kernels' reports know sums beyond f32 from other trouble. */
+Test(cuda_host, sums_of_wires_beyond_f32)
+{
+    enum { N = 600 };
+    static float x[N];
+    static unsigned char wire[8 * N];
+    const float infinite = HUGE_VALF;
+    dcomm_cuda_report *report, got;
+    unsigned char *d_wire, *d_out;
+    float *d_x;
+    size_t bytes = 0;
+    for (int i = 0; i < N; i++) {
+        x[i] = 3e38f;
+    }
+    GOOD(cudaMalloc((void **)&d_wire, sizeof wire));
+    GOOD(cudaMalloc((void **)&d_out, sizeof wire));
+    GOOD(cudaMalloc((void **)&d_x, sizeof x));
+    GOOD(cudaMalloc((void **)&report, sizeof *report));
+    for (int linear = 0; linear < 2; linear++) {
+        dcomm_codec *codec;
+        cr_assert_eq(dcomm_codec_create(linear ? "randk:k=0.1" : "bf16", &codec), DCOMM_OK);
+        cr_assert_eq(dcomm_encode(codec, x, N, NULL, wire, sizeof wire, &bytes, NULL, NULL),
+                     DCOMM_OK);
+        if (linear) {
+            memcpy(wire + bytes - sizeof infinite, &infinite, sizeof infinite);
+        }
+        const void *const wires[2] = {d_wire, d_wire};
+        const size_t lens[2] = {bytes, bytes};
+        GOOD(cudaMemset(report, 0, sizeof *report));
+        GOOD(cudaMemcpy(d_wire, wire, bytes, cudaMemcpyHostToDevice));
+        cr_assert_eq(linear ? dcomm_cuda_decode_sum(codec, wires, lens, 1, d_x, N, NULL, report, NULL)
+                            : dcomm_cuda_recode(codec, wires, lens, 2, 1, NULL, NULL, N, NULL,
+                                                d_out, bytes, NULL, report, NULL),
+                     DCOMM_OK);
+        GOOD(cudaDeviceSynchronize());
+        GOOD(cudaMemcpy(&got, report, sizeof got, cudaMemcpyDeviceToHost));
+        cr_assert_eq(dcomm_cuda_report_check(codec, N, &got, NULL), DCOMM_ERR_RANGE, "%s",
+                     dcomm_last_error());
+        dcomm_codec_destroy(&codec);
+    }
 }

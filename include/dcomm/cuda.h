@@ -37,12 +37,15 @@ typedef struct dcomm_cuda_report {
     uint64_t nonfinite;
     uint64_t first;   /* UINT64_MAX - index of the first non-finite input; 0: none */
     uint64_t corrupt; /* not 0: a wire cannot come from this codec */
+    uint64_t beyond;  /* not 0: a sum of wires is beyond f32, where the codec refuses that */
     uint64_t kept;    /* elements that the last encoding by a sparse codec sent; not added up */
 } dcomm_cuda_report;
 
-/* What a copy in host memory of a report of one encoding says, as the call in compress.h would:
- * *out (NULL: not wanted) is the report, and the status is DCOMM_ERR_CORRUPT, or DCOMM_ERR_INVALID
- * after non-finite inputs with nonfinite=fail. */
+/* Return the status of one call whose report was copied to host memory, as the function of the same
+ * name in compress.h would: DCOMM_ERR_CORRUPT; DCOMM_ERR_RANGE where a recoding with nonfinite=fail
+ * has a sum beyond f32, or where a linear codec's wire (randk, powersgd) has a number that is not
+ * finite, without nonfinite=pass; DCOMM_ERR_INVALID after non-finite inputs with nonfinite=fail.
+ * *out (NULL: not wanted) becomes the report of an encoding. */
 DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t count,
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out);

@@ -377,7 +377,20 @@ static void add_report(dcomm_cuda_report *to, const dcomm_codec_report *r)
     to->kept = r->kept;
 }
 
-/* An encoding's inputs that are not finite are for the report to tell. */
+/* What is wrong with wires is for the report to tell. */
+static cudaError_t decoded(const job *j, dcomm_status status)
+{
+    if (status != DCOMM_OK && status != DCOMM_ERR_CORRUPT && status != DCOMM_ERR_RANGE) {
+        return cudaErrorLaunchFailure;
+    }
+    if (j->report != NULL) {
+        j->report->corrupt += status == DCOMM_ERR_CORRUPT;
+        j->report->beyond += status == DCOMM_ERR_RANGE;
+    }
+    return cudaSuccess;
+}
+
+/* So is an encoding's input that is not finite. */
 static cudaError_t encoded(const job *j, dcomm_status status, const dcomm_codec_report *r)
 {
     if (status != DCOMM_OK && r->nonfinite == 0) {
@@ -632,11 +645,9 @@ static cudaError_t run_recode(void *arg)
     dcomm_status status =
         dcomm_recode(j->codec, j->at, j->bytes, j->n, (float)j->factor, j->residual, j->next,
                      j->count, &j->key, j->wire, j->capacity, &bytes, NULL, &r);
-    if (status == DCOMM_ERR_CORRUPT && j->report != NULL) {
-        j->report->corrupt = 1;
-        return cudaSuccess;
-    }
-    return encoded(j, status, &r);
+    const bool wires = status == DCOMM_ERR_CORRUPT || status == DCOMM_ERR_RANGE;
+    const cudaError_t error = wires ? decoded(j, status) : cudaSuccess;
+    return wires && r.nonfinite == 0 ? error : encoded(j, status, &r);
 }
 
 dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
@@ -695,10 +706,7 @@ static cudaError_t run_decode(void *arg)
     for (size_t i = 0; j->op != 0 && i < j->n && status == DCOMM_OK; i++) {
         status = dcomm_decode_add(j->codec, j->at[i], j->bytes[i], j->out, j->count);
     }
-    if (status == DCOMM_ERR_CORRUPT && j->report != NULL) {
-        j->report->corrupt = 1;
-    }
-    return status == DCOMM_OK || status == DCOMM_ERR_CORRUPT ? cudaSuccess : cudaErrorLaunchFailure;
+    return decoded(j, status);
 }
 
 static dcomm_status decoder(const char *call, const dcomm_codec *codec, const void *const *wires,

@@ -123,24 +123,29 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
         return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_cuda_report_check: %s is NULL",
                            codec == NULL ? "codec" : "report");
     }
-    size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
-    if (out != NULL) {
-        const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
-        const size_t kept = sparse ? (size_t)report->kept
-                            : dcommi_codec_is(codec, DCOMMI_IS_DRAWN)
-                                ? dcommi_randk_wanted(codec, count)
+    const bool sparse = dcommi_codec_is(codec, DCOMMI_IS_SELECTION) && count <= UINT32_MAX;
+    const bool drawn = dcommi_codec_is(codec, DCOMMI_IS_DRAWN);
+    const size_t kept = sparse  ? (size_t)report->kept
+                        : drawn ? dcommi_randk_wanted(codec, count)
                                 : count;
-        *out = (dcomm_codec_report){.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)
-                                                    : codec->ops->max_bytes(codec, count),
-                                    .kept = kept,
-                                    .clipped = (size_t)report->clipped,
-                                    .nonfinite = (size_t)report->nonfinite,
-                                    .first_nonfinite = first};
+    const size_t first = report->nonfinite > 0 ? (size_t)(UINT64_MAX - report->first) : SIZE_MAX;
+    const dcomm_codec_report told = {.bytes = sparse ? dcommi_topk_bytes(codec, count, kept)
+                                                     : codec->ops->max_bytes(codec, count),
+                                     .kept = kept,
+                                     .clipped = (size_t)report->clipped,
+                                     .nonfinite = (size_t)report->nonfinite,
+                                     .first_nonfinite = first};
+    if (out != NULL) {
+        *out = told;
     }
     if (report->corrupt != 0) {
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "%s: a wire holds a code, a step or a number that does not exist",
                            codec->ops->name);
+    }
+    if (report->beyond != 0) {
+        return report->nonfinite == 0 ? dcommi_read_range(codec)
+                                      : dcommi_codec_beyond(codec->ops->name, &told, count);
     }
     if (report->nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         return dcommi_fail(DCOMM_ERR_INVALID,

@@ -160,7 +160,7 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
         bool encodes = job->code.kind == DCOMM_STEP_ENCODE || job->code.kind == DCOMM_STEP_RECODE;
         if (!encodes && dcommi_linear_powersgd(run->coded) &&
             run->coded->codec->nonfinite != DCOMMI_NONFINITE_PASS) {
-            found.report.corrupt += found.factors.index != UINT64_MAX;
+            found.report.beyond += found.factors.index != UINT64_MAX;
         }
         status =
             dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
@@ -169,11 +169,6 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
         }
         if (status >= 0 && (job->feedback.raises || (job->spreads && !encodes))) {
             dcommi_code_raised(job, &found);
-        }
-        if (status == DCOMM_ERR_CORRUPT && !encodes && run->coded->linear) {
-            status = dcommi_read_range(run->coded->codec); /* its length is fixed */
-        } else if (status == DCOMM_ERR_INVALID && job->code.kind == DCOMM_STEP_RECODE) {
-            status = dcommi_codec_beyond("a recoding", &report, job->code.count);
         }
         status = dcommi_coded_judge(run->coded, status, &report);
         if (status < 0) {
