@@ -1337,8 +1337,8 @@ typedef struct dcomm_context_opts {
                              else the one towards MASTER_ADDR, else the default route's, else
                              the first that is up; the loopback only when there is no other) */
     const char *host_id;  /* ranks share memory only where this is equal (default: DCOMM_HOSTID,
-                             else boot id, namespaces, user and host name) and where they can
-                             hand each other descriptors, which takes one network namespace */
+                             else the machine's boot id) and where they can hand each other
+                             descriptors: one user, and one network namespace or one /dev/shm */
 } dcomm_context_opts;
 
 /* Open a context. It is closed when its creator has destroyed it and neither a communicator nor
@@ -23103,7 +23103,6 @@ static void dcommi_env_check(void)
 #endif
 
 #include <fcntl.h>
-#include <sys/stat.h>
 
 #define DCOMMI_HOST_ID_MAX 256
 
@@ -23130,14 +23129,6 @@ static int dcommi_host_running(void)
     return sscanf(line, "%*s %*s %*s %d/", &running) == 1 ? running : 0;
 }
 
-static uint64_t dcommi_host_namespace(const char *name)
-{
-    char path[64];
-    struct stat st;
-    snprintf(path, sizeof path, "/proc/self/ns/%s", name);
-    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
-}
-
 /* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
 static uint64_t dcommi_host_machine(void)
 {
@@ -23150,15 +23141,10 @@ static uint64_t dcommi_host_machine(void)
     return machine;
 }
 
-/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
- * whether a process can read another's memory:
- *   boot id         one running kernel;
- *   pid namespace   process_vm_readv names the peer by its pid;
- *   user namespace  process_vm_readv asks for rights in the target's;
- *   effective user  memory is handed to its owner's processes alone;
- *   host name       keeps apart what a faked or missing boot id does not.
- * Ranks of one identity that cannot hand each other memory are on different hosts all the same
- * (comm_reach.h). */
+/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else the kernel's
+ * boot id, which containers of a machine share, or without one the host name. It says which ranks
+ * try to share memory, and no more: ranks that cannot hand each other memory are on different hosts
+ * (comm_reach.h), so that equal names or copied boot ids do no harm. */
 static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
 {
     if (wanted == NULL || wanted[0] == '\0') {
@@ -23168,14 +23154,10 @@ static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX]
         snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
         return;
     }
-    char boot[64], name[65] = "";
-    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    if (gethostname(name, sizeof name - 1) != 0) {
-        name[0] = '\0';
+    dcommi_host_line("/proc/sys/kernel/random/boot_id", id, DCOMMI_HOST_ID_MAX);
+    if (id[0] == '\0' && gethostname(id, DCOMMI_HOST_ID_MAX - 1) != 0) {
+        id[0] = '\0';
     }
-    snprintf(id, DCOMMI_HOST_ID_MAX, "%s pid:%" PRIu64 " user:%" PRIu64 " uid:%lu %s", boot,
-             dcommi_host_namespace("pid"), dcommi_host_namespace("user"), (unsigned long)geteuid(),
-             name);
 }
 
 #endif
@@ -23310,8 +23292,11 @@ typedef struct dcommi_transport_vtable {
     void *(*common)(dcommi_transport *t, int peer);
     /* NULL but where processes of a host share memory. Hand our own to the process with this
      * address, which may be no peer yet and can become one then. DCOMM_IN_PROGRESS: it has too much
-     * to take in; DCOMM_ERR_UNSUPPORTED: it cannot be reached. */
-    dcomm_status (*greet)(dcommi_transport *t, const void *address, size_t len);
+     * to take in, or must be asked again when it has greeted us for the `first` time, which comes
+     * once in each creation; DCOMM_ERR_UNSUPPORTED: it cannot be reached. `greeted`: nobody is to
+     * be greeted any more. */
+    dcomm_status (*greet)(dcommi_transport *t, const void *address, size_t len, bool first);
+    void (*greeted)(dcommi_transport *t);
     /* Take in what others have handed to us, and drop what nobody has used of a process. */
     dcomm_status (*listen)(dcommi_transport *t);
     void (*forget)(dcommi_transport *t, const void *address, size_t len);
@@ -37593,26 +37578,161 @@ static inline void dcommi_fifo_leave(dcommi_fifo_end *writer)
 #endif
 /* ==== include/dcomm/impl/hand.h ============================================================ */
 /* hand.h - descriptors handed from one process of a host to another. Each context listens on a Unix
- * socket whose name is random and stands in no file system (the abstract namespace). To hand over
- * a descriptor, the owner connects, sends one message with it, and closes. The kernel keeps all
- * that until the receiver looks: neither side waits for the other, and no thread serves anybody.
+ * socket whose name is random and stands in no file system (the abstract namespace). Processes of
+ * another network namespace do not see that name: for them it opens a door (door.h) as well. To
+ * hand over a descriptor, the owner connects, sends one message with it, and closes. The kernel
+ * keeps all that until the receiver looks: neither side waits for the other, and no thread serves
+ * anybody.
  *
  * Both sides check that the other is a process of the same user. The message also proves that its
  * sender knows the receiver's address, which travels over the rendezvous. */
 #ifndef DCOMMI_HAND_H
 #define DCOMMI_HAND_H
 
+/* ==== include/dcomm/impl/door.h ============================================================ */
+/* door.h - Unix sockets that stand in /dev/shm, for processes that share it but not the network
+ * namespace, to which abstract names belong.
+ *
+ * The name is there only while a communicator is created. Whoever finds it keeps a descriptor of
+ * the socket's file and connects by that, also when the name is gone. A process that is killed
+ * meanwhile leaves an empty file behind; the next that opens a door removes it. */
+#ifndef DCOMMI_DOOR_H
+#define DCOMMI_DOOR_H
+
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+
+#define DCOMMI_DOOR_FOLDER "/dev/shm"
+#define DCOMMI_DOOR_NAME "dcomm-door-"
+#define DCOMMI_DOOR_OLD 10 /* seconds; a door that nobody answers for so long is left over */
+#define DCOMMI_DOOR_BACKLOG 4096
+
+/* Fill in the address of a path; 0: it is too long. */
+static socklen_t dcommi_door_address(const char *path, struct sockaddr_un *address)
+{
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    if (strlen(path) >= sizeof address->sun_path) {
+        return 0;
+    }
+    memcpy(address->sun_path, path, strlen(path));
+    return (socklen_t)sizeof *address;
+}
+
+static void dcommi_door_path(uint64_t id, char *path, size_t max)
+{
+    snprintf(path, max, DCOMMI_DOOR_FOLDER "/" DCOMMI_DOOR_NAME "%016" PRIx64, id);
+}
+
+/* Return true if a door of our user is old and its process is gone. */
+static bool dcommi_door_is_left(const char *path)
+{
+    struct stat st;
+    struct sockaddr_un address;
+    socklen_t len = dcommi_door_address(path, &address);
+    if (len == 0 || lstat(path, &st) != 0 || !S_ISSOCK(st.st_mode) || st.st_uid != geteuid() ||
+        time(NULL) - st.st_mtime < DCOMMI_DOOR_OLD) {
+        return false;
+    }
+    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool left =
+        s >= 0 && connect(s, (struct sockaddr *)&address, len) != 0 && errno == ECONNREFUSED;
+    if (s >= 0) {
+        close(s);
+    }
+    return left;
+}
+
+/* Remove what processes have left that were killed while their door was open. */
+static void dcommi_door_sweep(void)
+{
+    DIR *folder = opendir(DCOMMI_DOOR_FOLDER);
+    for (struct dirent *e; folder != NULL && (e = readdir(folder)) != NULL;) {
+        char path[sizeof DCOMMI_DOOR_FOLDER + sizeof e->d_name + 1];
+        if (strncmp(e->d_name, DCOMMI_DOOR_NAME, sizeof DCOMMI_DOOR_NAME - 1) == 0) {
+            snprintf(path, sizeof path, DCOMMI_DOOR_FOLDER "/%s", e->d_name);
+            if (dcommi_door_is_left(path)) {
+                unlink(path);
+            }
+        }
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+}
+
+static void dcommi_door_hide(uint64_t id)
+{
+    char path[64];
+    dcommi_door_path(id, path, sizeof path);
+    unlink(path);
+}
+
+/* Listen where others find us by `id`, until the door is hidden. Return the socket; -1 and errno:
+ * there is no such place. */
+static int dcommi_door_open(uint64_t id)
+{
+    char path[64];
+    struct sockaddr_un address;
+    dcommi_door_path(id, path, sizeof path);
+    socklen_t len = dcommi_door_address(path, &address);
+    dcommi_door_sweep();
+    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (s < 0 || bind(s, (struct sockaddr *)&address, len) != 0) {
+        int saved = errno;
+        if (s >= 0) {
+            close(s);
+        }
+        errno = saved;
+        return -1;
+    }
+    if (listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
+        int saved = errno;
+        dcommi_door_hide(id);
+        close(s);
+        errno = saved;
+        return -1;
+    }
+    return s;
+}
+
+/* The file of another's door, which the caller closes; -1 and errno: it is not to be found. `pid`
+ * is that process here, or 0: its /dev/shm is looked into as well, which the kernel allows to
+ * processes with the same user and rights. */
+static int dcommi_door_find(uint64_t id, int64_t pid)
+{
+    char path[64], there[96];
+    dcommi_door_path(id, path, sizeof path);
+    int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && pid > 0) {
+        snprintf(there, sizeof there, "/proc/%" PRId64 "/root%s", pid, path);
+        fd = open(there, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    }
+    return fd;
+}
+
+/* The address by which a door is reached whose file is open. */
+static socklen_t dcommi_door_behind(int fd, struct sockaddr_un *address)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return dcommi_door_address(path, address);
+}
+
+#endif
 
 #include <stddef.h>
 #include <sys/random.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-
-#define DCOMMI_HAND_BACKLOG 4096 /* connections that nobody has looked at yet */
 
 /* How a context is found. */
 typedef struct dcommi_hand_address {
-    uint64_t id; /* 0: descriptors cannot be handed to it */
+    uint64_t id;  /* 0: descriptors cannot be handed to it */
+    uint64_t net; /* its network namespace; 0: unknown */
     uint8_t secret[16];
 } dcommi_hand_address;
 
@@ -37629,9 +37749,19 @@ typedef struct dcommi_handed {
     uint64_t from, number;
 } dcommi_handed;
 
+/* The file of another's door. */
+typedef struct dcommi_hand_way {
+    struct dcommi_hand_way *next;
+    uint64_t id;
+    int file;
+} dcommi_hand_way;
+
 typedef struct dcommi_hands {
     dcommi_hand_address me;
-    int socket; /* -1: none */
+    int *sockets; /* the abstract one, then one for each time that a door was open */
+    size_t nsockets, sockets_capacity;
+    bool door; /* our door is open */
+    dcommi_hand_way *ways;
     dcommi_handed *handed;
 } dcommi_hands;
 
@@ -37651,21 +37781,129 @@ static bool dcommi_hand_trusts(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid();
 }
 
+static bool dcommi_hands_grow(dcommi_hands *h)
+{
+    return dcommi_grow((void **)&h->sockets, &h->sockets_capacity, h->nsockets + 1,
+                       sizeof *h->sockets) >= 0;
+}
+
 /* Listen. On an error (errno) nothing can be handed to this context, and `me.id` stays 0. */
 static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
 {
     struct sockaddr_un name;
+    struct stat net;
     socklen_t len = dcommi_hand_name(id, &name);
     if (getrandom(h->me.secret, sizeof h->me.secret, 0) != (ssize_t)sizeof h->me.secret) {
         return false;
     }
-    h->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (h->socket < 0 || bind(h->socket, (struct sockaddr *)&name, len) != 0 ||
-        listen(h->socket, DCOMMI_HAND_BACKLOG) != 0) {
+    errno = ENOMEM;
+    int s = dcommi_hands_grow(h) ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
+                                 : -1;
+    if (s < 0) {
         return false;
     }
+    h->sockets[h->nsockets++] = s;
+    if (bind(s, (struct sockaddr *)&name, len) != 0 || listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
+        return false;
+    }
+    h->me.net = stat("/proc/self/ns/net", &net) == 0 ? (uint64_t)net.st_ino : 0;
     h->me.id = id;
     return true;
+}
+
+/* ---- processes of another network namespace ---- */
+
+/* Return true if descriptors go to that process through its door. */
+static bool dcommi_hand_is_outside(const dcommi_hands *h, const dcommi_hand_address *to)
+{
+    return h->me.id != 0 && to->id != 0 && (to->net != h->me.net || to->net == 0);
+}
+
+/* Open our door, so that those outside can find it, if that is possible. */
+static void dcommi_hands_show(dcommi_hands *h)
+{
+    if (h->door || !dcommi_hands_grow(h)) {
+        return;
+    }
+    int s = dcommi_door_open(h->me.id);
+    if (s < 0) {
+        dcommi_log(DCOMMI_LOG_INFO, "no Unix socket in " DCOMMI_DOOR_FOLDER ": %s",
+                   strerror(errno));
+        return;
+    }
+    h->door = true;
+    h->sockets[h->nsockets++] = s;
+}
+
+/* Who has found us goes on reaching us. */
+static void dcommi_hands_hide(dcommi_hands *h)
+{
+    if (h->door) {
+        dcommi_door_hide(h->me.id);
+    }
+    h->door = false;
+}
+
+/* The way to a process outside; NULL: it is not known. */
+static dcommi_hand_way *dcommi_hand_way_to(const dcommi_hands *h, uint64_t id)
+{
+    dcommi_hand_way *way = h->ways;
+    while (way != NULL && way->id != id) {
+        way = way->next;
+    }
+    return way;
+}
+
+/* Find a process outside, whose door is open. `pid`: its number here, 0: it has none. */
+static dcomm_status dcommi_hands_find(dcommi_hands *h, uint64_t id, int64_t pid)
+{
+    if (dcommi_hand_way_to(h, id) != NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_hand_way *way = dcommi_alloc(sizeof *way);
+    if (way == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    way->id = id;
+    way->file = dcommi_door_find(id, pid);
+    if (way->file < 0) {
+        int error = errno;
+        dcommi_free(way);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "its network namespace is another, and its Unix socket is not in "
+                           "our " DCOMMI_DOOR_FOLDER ": %s",
+                           strerror(error));
+    }
+    way->next = h->ways;
+    h->ways = way;
+    return DCOMM_OK;
+}
+
+/* Nothing more will go to a process, which may be one outside. */
+static void dcommi_hands_part(dcommi_hands *h, uint64_t id)
+{
+    for (dcommi_hand_way **at = &h->ways; *at != NULL; at = &(*at)->next) {
+        dcommi_hand_way *way = *at;
+        if (way->id == id) {
+            *at = way->next;
+            close(way->file);
+            dcommi_free(way);
+            return;
+        }
+    }
+}
+
+/* ---- handing over ---- */
+
+/* The address of a process's socket; 0: it is outside, and was not found. */
+static socklen_t dcommi_hand_where(const dcommi_hands *h, const dcommi_hand_address *to,
+                                   struct sockaddr_un *name)
+{
+    if (!dcommi_hand_is_outside(h, to)) {
+        return dcommi_hand_name(to->id, name);
+    }
+    const dcommi_hand_way *way = dcommi_hand_way_to(h, to->id);
+    return way != NULL ? dcommi_door_behind(way->file, name) : 0;
 }
 
 /* Hand over a descriptor. DCOMM_IN_PROGRESS: too many are on their way already, try again when
@@ -37694,7 +37932,10 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
     memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
 
     struct sockaddr_un name;
-    socklen_t len = dcommi_hand_name(to->id, &name);
+    socklen_t len = dcommi_hand_where(h, to, &name);
+    if (len == 0) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "its Unix socket was not found");
+    }
     int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     bool done = s >= 0 && connect(s, (struct sockaddr *)&name, len) == 0;
     if (done && !dcommi_hand_trusts(s)) {
@@ -37772,19 +38013,16 @@ static dcommi_handed **dcommi_handed_look(const dcommi_hands *h, dcommi_handed *
     return &d->next;
 }
 
-/* Take in all that has been handed to us. Never blocks. */
-static dcomm_status dcommi_hands_look(dcommi_hands *h)
+/* Take in what has come to one of our sockets. */
+static dcomm_status dcommi_hands_accept(dcommi_hands *h, int listener)
 {
-    for (dcommi_handed **at = &h->handed; *at != NULL;) {
-        at = dcommi_handed_look(h, at);
-    }
-    while (h->socket >= 0) {
+    while (true) {
         dcommi_handed *d = dcommi_alloc(sizeof *d);
         if (d == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
         d->fd = -1;
-        d->socket = accept4(h->socket, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        d->socket = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (d->socket < 0) {
             int error = errno;
             dcommi_free(d);
@@ -37803,6 +38041,17 @@ static dcomm_status dcommi_hands_look(dcommi_hands *h)
         } else {
             dcommi_handed_drop(&h->handed);
         }
+    }
+}
+
+/* Take in all that has been handed to us. Never blocks. */
+static dcomm_status dcommi_hands_look(dcommi_hands *h)
+{
+    for (dcommi_handed **at = &h->handed; *at != NULL;) {
+        at = dcommi_handed_look(h, at);
+    }
+    for (size_t i = 0; h->me.id != 0 && i < h->nsockets; i++) {
+        DCOMMI_TRY(dcommi_hands_accept(h, h->sockets[i]));
     }
     return DCOMM_OK;
 }
@@ -37838,22 +38087,27 @@ static void dcommi_hands_close(dcommi_hands *h)
     while (h->handed != NULL) {
         dcommi_handed_drop(&h->handed);
     }
-    if (h->socket >= 0) {
-        close(h->socket);
+    while (h->ways != NULL) {
+        dcommi_hands_part(h, h->ways->id);
     }
-    h->socket = -1;
+    dcommi_hands_hide(h);
+    while (h->nsockets > 0) {
+        close(h->sockets[--h->nsockets]);
+    }
+    dcommi_free(h->sockets);
+    h->sockets = NULL;
+    h->sockets_capacity = 0;
 }
 
 #endif
 /* ==== include/dcomm/impl/watch.h =========================================================== */
-/* watch.h - sees the processes of this host end, zombies among them. */
+/* watch.h - sees the processes of this host end, zombies among them: by a pidfd where they have a
+ * number here, else by a lock. */
 #ifndef DCOMMI_WATCH_H
 #define DCOMMI_WATCH_H
 
 
 #include <sys/epoll.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 
 /* A process, as others find it. */
 typedef struct dcommi_watch_card {
@@ -37871,13 +38125,19 @@ static dcommi_watch_card dcommi_watch_me(void)
     return card;
 }
 
+/* Return true if the pid of the one means no process, or another, to the other. */
+static bool dcommi_watch_foreign(uint64_t mine, uint64_t theirs)
+{
+    return mine != theirs || mine == 0;
+}
+
 /* A descriptor that becomes readable when the process ends, registered in the epoll set with
  * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
 static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
                             const dcommi_watch_card *theirs, void *user)
 {
 #ifdef SYS_pidfd_open
-    if (theirs->pid == mine->pid || theirs->pid_space != mine->pid_space || mine->pid_space == 0 ||
+    if (theirs->pid == mine->pid || dcommi_watch_foreign(mine->pid_space, theirs->pid_space) ||
         theirs->pid <= 0) {
         return -1;
     }
@@ -37900,6 +38160,36 @@ static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
 #endif
 }
 
+/* ---- processes of another pid namespace ---- */
+
+/* Return true if a process has to be watched by its lock. One whose namespace is not known may be
+ * this one, and is not watched. */
+static bool dcommi_watch_by_lock(const dcommi_watch_card *mine, const dcommi_watch_card *theirs)
+{
+    return mine->pid_space != theirs->pid_space && mine->pid_space != 0 && theirs->pid_space != 0;
+}
+
+/* A file that is locked as long as this process lives. Forked children do not inherit a lock of
+ * this kind, whatever they inherit else. It ends also when this process closes any descriptor of
+ * the file, so that only others may be given one. -1: none is to be had. */
+static int dcommi_watch_lock(void)
+{
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int fd = dcommi_share_file(1);
+    if (fd >= 0 && fcntl(fd, F_SETLK, &whole) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Return true if the process that locked this file has ended. */
+static bool dcommi_watch_unlocked(int fd)
+{
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    return fcntl(fd, F_GETLK, &whole) == 0 && whole.l_type == F_UNLCK;
+}
+
 /* The users of some processes that have ended, each once. */
 static int dcommi_watch_poll(int epoll, void **users, int max)
 {
@@ -37915,7 +38205,8 @@ static int dcommi_watch_poll(int epoll, void **users, int max)
 
 #define DCOMMI_LOCAL_EAGER 32768 /* longest payload of one record */
 #define DCOMMI_LOCAL_FIFO 262144
-#define DCOMMI_LOCAL_PEERS 1024 /* of one transport, over its life */
+#define DCOMMI_LOCAL_PEERS 1024      /* of one transport, over its life */
+#define DCOMMI_LOCAL_LOCK UINT64_MAX /* the number of a process's locked file (watch.h) */
 
 /* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
  * says go when it has a place (or no), then it comes in fragments between other records. */
@@ -37976,6 +38267,7 @@ typedef struct dcommi_local_peer {
     dcommi_local *local;
     struct dcommi_local_peer *next; /* among the removed */
     int index, pidfd;
+    int lock;      /* its locked file, where it has no pid here; -1: none */
     uint32_t fifo; /* number of the one that it writes to */
     dcommi_local_card card;
     int file;                          /* until our fifo in it is mapped; -1: not open */
@@ -38002,6 +38294,7 @@ struct dcommi_local {
     dcommi_hands hands;
     dcommi_local_card card;
     int file;                          /* -1: none */
+    int lock;                          /* likewise: for those to whom our pid says nothing */
     dcommi_local_directory *directory; /* its beginning */
     dcommi_local_peer **polled;        /* all that are not removed or lost */
     size_t npolled, polled_capacity;
@@ -38132,6 +38425,9 @@ static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
             return status;
         }
     }
+    if (p->lock < 0) {
+        p->lock = dcommi_hands_take(&p->local->hands, p->card.hand.id, DCOMMI_LOCAL_LOCK);
+    }
     p->directory = dcommi_share_map(p->file, 0, dcommi_local_fifo_at(0));
     return p->directory != NULL
                ? DCOMM_OK
@@ -38179,6 +38475,7 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
         p->file = -1;
     }
     dcommi_hands_forget(&p->local->hands, p->card.hand.id);
+    dcommi_hands_part(&p->local->hands, p->card.hand.id);
 }
 
 /* ---- the end of a peer ---- */
@@ -38256,6 +38553,9 @@ static void dcommi_local_peer_free(dcommi_local_peer *p)
         epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
         close(p->pidfd);
     }
+    if (p->lock >= 0) {
+        close(p->lock);
+    }
     dcommi_free(p);
 }
 
@@ -38303,7 +38603,7 @@ static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const v
     p->local = u;
     p->index = peer;
     p->card = card;
-    p->file = -1;
+    p->file = p->lock = -1;
     p->fifo = fifo;
     p->in = u->fifos[fifo];
     p->pidfd = dcommi_watch_add(&u->epoll, &u->card.process, &card.process, p);
@@ -38766,9 +39066,12 @@ static void dcommi_local_watch(dcommi_local *u)
     }
     for (size_t i = 0; i < u->npolled; i++) {
         dcommi_local_peer *p = u->polled[i];
+        bool dead = p->lock >= 0 && !p->ended && dcommi_watch_unlocked(p->lock);
         if (p->directory != NULL &&
             atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
             dcommi_local_end(p, "it has closed its connections");
+        } else if (dead) {
+            dcommi_local_end(p, "its process has ended");
         }
     }
 }
@@ -38886,7 +39189,23 @@ static dcomm_status dcommi_local_listen(dcommi_transport *t)
     return dcommi_hands_look(&((dcommi_local *)t)->hands);
 }
 
-static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address, size_t len)
+/* Those outside find us only once we have opened our door, and we them. */
+static dcomm_status dcommi_local_find(dcommi_local *u, const dcommi_local_card *card, bool first)
+{
+    if (!dcommi_hand_is_outside(&u->hands, &card->hand)) {
+        return DCOMM_OK;
+    }
+    if (first) {
+        dcommi_hands_show(&u->hands);
+        return DCOMM_IN_PROGRESS;
+    }
+    const dcommi_watch_card *mine = &u->card.process;
+    bool foreign = dcommi_watch_foreign(mine->pid_space, card->process.pid_space);
+    return dcommi_hands_find(&u->hands, card->hand.id, foreign ? 0 : card->process.pid);
+}
+
+static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address, size_t len,
+                                       bool first)
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_card card;
@@ -38894,15 +39213,42 @@ static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address,
         return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: an address of %zu bytes", t->name, len);
     }
     memcpy(&card, address, sizeof card);
-    return dcommi_hand_over(&u->hands, &card.hand, 0, u->file);
+    dcomm_status status = dcommi_local_find(u, &card, first);
+    if (status == DCOMM_OK && dcommi_watch_by_lock(&u->card.process, &card.process)) {
+        u->lock = u->lock >= 0 ? u->lock : dcommi_watch_lock();
+        status = u->lock < 0 ? DCOMM_OK
+                             : dcommi_hand_over(&u->hands, &card.hand, DCOMMI_LOCAL_LOCK, u->lock);
+    }
+    return status == DCOMM_OK ? dcommi_hand_over(&u->hands, &card.hand, 0, u->file) : status;
+}
+
+static void dcommi_local_greeted(dcommi_transport *t)
+{
+    dcommi_hands_hide(&((dcommi_local *)t)->hands);
+}
+
+static bool dcommi_local_knows(const dcommi_local *u, uint64_t id)
+{
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (u->polled[i]->card.hand.id == id) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void dcommi_local_forget(dcommi_transport *t, const void *address, size_t len)
 {
+    dcommi_hands *hands = &((dcommi_local *)t)->hands;
     dcommi_local_card card;
-    if (len == sizeof card) {
-        memcpy(&card, address, sizeof card);
-        dcommi_hands_forget(&((dcommi_local *)t)->hands, card.hand.id);
+    if (len != sizeof card) {
+        return;
+    }
+    memcpy(&card, address, sizeof card);
+    dcommi_hands_forget(hands, card.hand.id);
+    if (dcommi_hand_way_to(hands, card.hand.id) != NULL &&
+        !dcommi_local_knows((dcommi_local *)t, card.hand.id)) {
+        dcommi_hands_part(hands, card.hand.id);
     }
 }
 
@@ -38962,6 +39308,9 @@ static void dcommi_local_free(dcommi_local *u)
     if (u->file >= 0) {
         close(u->file);
     }
+    if (u->lock >= 0) {
+        close(u->lock);
+    }
     if (u->epoll >= 0) {
         close(u->epoll);
     }
@@ -39003,6 +39352,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .common = dcommi_local_common,
     .listen = dcommi_local_listen,
     .greet = dcommi_local_greet,
+    .greeted = dcommi_local_greeted,
     .forget = dcommi_local_forget,
     .region_give = dcommi_local_region_give,
     .region_take = dcommi_local_region_take,
@@ -39037,7 +39387,7 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
                                  .handlers = *handlers,
                                  .eager_max = DCOMMI_LOCAL_EAGER,
                                  .ordered_max = DCOMMI_LOCAL_EAGER};
-    u->epoll = u->file = u->hands.socket = -1;
+    u->epoll = u->file = u->lock = -1;
     dcommi_local_start(u);
     *t_p = &u->base;
     return DCOMM_OK;
@@ -41141,7 +41491,7 @@ typedef struct dcommi_card {
     uint8_t control_nonce[16];             /* rank 0's makes the key of its control connections */
     uint8_t control_address[16];           /* where this rank listens for them */
     uint32_t control_family, control_port; /* 4 or 6, 0: it does not */
-    uint64_t started;
+    uint64_t started, pid_space;
     int32_t pid, size;
     double timeout_s;
     uint64_t chunk_bytes;
@@ -41156,7 +41506,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 8u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 9u)
 
 /* The context's number for a peer, new or known; `address` is what the transport to it wants. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card, bool same_host,
@@ -41181,9 +41531,10 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     peer->takes_device = peer->transport->takes_device && card->takes_device != 0;
     peer->users = 1;
     peer->unreadable = !dcommi_env_flag("DCOMM_CMA", true);
-    /* A host identity of the user's may span pid namespaces: that pid is another process here, to
-     * be neither read nor taken for the peer's life. */
-    if (peer->same_host && dcommi_process_started(peer->pid) != peer->started) {
+    /* In another pid namespace that pid is another process here, to be neither read nor taken for
+     * the peer's life. */
+    if (peer->same_host && (dcommi_watch_foreign(dcommi_watch_me().pid_space, card->pid_space) ||
+                            dcommi_process_started(peer->pid) != peer->started)) {
         peer->unreadable = true;
         peer->started = 0;
     }
@@ -41481,7 +41832,7 @@ static void dcommi_reach_put(dcommi_reach *reach, size_t i, int32_t word)
 }
 
 /* Greet those that are left; returns how many still are. */
-static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, bool last)
+static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, int round)
 {
     dcommi_transport *t = comm->context->local;
     int32_t left = 0;
@@ -41490,8 +41841,9 @@ static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, b
             strcmp(reach->card[r].host_id, comm->context->host_id) != 0) {
             continue;
         }
-        dcomm_status status = t->call->greet(t, reach->address[r], reach->card[r].local_address);
-        if (status == DCOMM_IN_PROGRESS && !last) {
+        dcomm_status status =
+            t->call->greet(t, reach->address[r], reach->card[r].local_address, round == 1);
+        if (status == DCOMM_IN_PROGRESS && round < DCOMMI_REACH_ROUNDS) {
             left++;
             continue;
         }
@@ -41509,7 +41861,7 @@ static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, b
 
 /* One round: greet, say and hear. *more: another is needed. */
 static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot,
-                                       dcommi_reach *reach, dcomm_status status, bool last,
+                                       dcommi_reach *reach, dcomm_status status, int round,
                                        bool *more)
 {
     dcommi_boot_word alone;
@@ -41518,7 +41870,7 @@ static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot
     if (status >= 0) {
         dcommi_token_take(comm->context);
         status = comm->context->local->call->listen(comm->context->local);
-        dcommi_reach_put(reach, 0, dcommi_reach_greet(comm, reach, last));
+        dcommi_reach_put(reach, 0, dcommi_reach_greet(comm, reach, round));
         dcommi_token_release(comm->context);
         len += (1 + reach->nlost) * sizeof(int32_t);
     }
@@ -41585,7 +41937,7 @@ static void dcommi_reach_warn(const dcomm_comm *comm, const dcommi_reach *reach)
             DCOMMI_LOG_WARN,
             "rank %d cannot share memory with rank %d, though both run on this machine (%s); "
             "such ranks talk over the network, which is slower. Containers share memory if "
-            "they share a network namespace",
+            "they share a network namespace or " DCOMMI_DOOR_FOLDER,
             comm->rank, dcommi_reach_word(reach->mine + sizeof(dcommi_boot_word), 1), reach->why);
     }
 }
@@ -41604,13 +41956,15 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
     dcomm_status status = room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     bool more = true;
     for (int round = 1; more; round++) {
-        status =
-            dcommi_reach_round(comm, boot, &reach, status, round == DCOMMI_REACH_ROUNDS, &more);
+        status = dcommi_reach_round(comm, boot, &reach, status, round, &more);
         more = more && status >= 0;
         if (more) { /* connections or descriptors of this user are used up: let them be taken in */
             nanosleep(&(struct timespec){.tv_nsec = DCOMMI_REACH_NAP}, NULL);
         }
     }
+    dcommi_token_take(comm->context);
+    comm->context->local->call->greeted(comm->context->local);
+    dcommi_token_release(comm->context);
     if (status >= 0) {
         dcommi_reach_hosts(comm, &reach, host);
         dcommi_reach_warn(comm, &reach);
@@ -49795,6 +50149,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     memcpy(card->uuid, comm->context->uuid, sizeof card->uuid);
     card->pid = (int32_t)getpid();
     card->started = dcommi_process_started(getpid());
+    card->pid_space = dcommi_watch_me().pid_space;
     card->size = comm->size;
     card->timeout_s = comm->timeout_s;
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
@@ -49888,7 +50243,7 @@ static bool dcommi_cards_threads(const dcommi_cards *cards, int size)
     bool threads = true;
     for (const dcommi_card *c = first; c < first + size; c++) {
         threads = threads && c->pid == first->pid && c->started == first->started &&
-                  strcmp(c->host_id, first->host_id) == 0;
+                  c->pid_space == first->pid_space && strcmp(c->host_id, first->host_id) == 0;
     }
     return threads;
 }
@@ -72246,6 +72601,10 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_DEVICE_STEP_PS
 #undef DCOMMI_DEVICE_UCX_PS
 #undef DCOMMI_DIVIDE
+#undef DCOMMI_DOOR_BACKLOG
+#undef DCOMMI_DOOR_FOLDER
+#undef DCOMMI_DOOR_NAME
+#undef DCOMMI_DOOR_OLD
 #undef DCOMMI_EVENTS_KEPT
 #undef DCOMMI_EXCHANGE_SAMPLES
 #undef DCOMMI_EXPRESS_FIFO
@@ -72286,7 +72645,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_GATE_WORDS
 #undef DCOMMI_GOODBYE_S
 #undef DCOMMI_HALVING_TWO_CHUNKS
-#undef DCOMMI_HAND_BACKLOG
 #undef DCOMMI_HD
 #undef DCOMMI_HEADER_MAX
 #undef DCOMMI_HEADER_SHORT
@@ -72325,6 +72683,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_LOCAL_EAGER
 #undef DCOMMI_LOCAL_FIFO
 #undef DCOMMI_LOCAL_LATELY
+#undef DCOMMI_LOCAL_LOCK
 #undef DCOMMI_LOCAL_PEERS
 #undef DCOMMI_LOCAL_SPARE
 #undef DCOMMI_LOCAL_SPARE_IN_PLACE

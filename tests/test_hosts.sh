@@ -37,6 +37,22 @@ expect "three hosts with a rank each" 0 "rank 2 of 3 on host-2" \
     "${cluster[@]}" --hosts 3 --ranks-per-host 1 --rate 200mbit -- "$build/examples/01_hello"
 expect "a host has memory of its own" 0 "^0$" bench/cluster.sh --outside -- sh -c \
     'bench/cluster.sh --on 0 -- touch /dev/shm/there && bench/cluster.sh --on 1 -- ls /dev/shm | wc -l'
+# containers FOLDERS: hosts that are one machine by their boot id; each gives up what is mounted at
+# FOLDERS for what all have.
+containers() {
+    local folders="/proc/sys/kernel/random/boot_id $1"
+    shift
+    "${cluster[@]}" -- unshare -m sh -c "umount $folders && exec \"\$@\"" - "$@"
+}
+expect "containers that share /dev/shm share memory" 0 "4 ranks on 1 host" \
+    containers /dev/shm "$build/dcomm-perf" allreduce -b 1M -e 1M -n 3 -w 1 -c 1
+expect "containers that share nothing talk over the network" 0 "4 ranks on 2 hosts" \
+    containers '' "$build/dcomm-perf" allreduce -b 1M -e 1M -n 3 -w 1 -c 1
+warned_once() {
+    containers '' "$build/examples/01_hello" 2>&1 | tee /dev/stderr |
+        grep -c 'cannot share memory with rank .*network namespace or /dev/shm' | grep -qx 1
+}
+check "one of them says so" warned_once
 expect "hosts have different boot_ids" 0 "^2$" bench/cluster.sh --outside -- sh -c \
     'for h in 0 1; do bench/cluster.sh --on $h -- cat /proc/sys/kernel/random/boot_id; done | sort -u | wc -l'
 if command -v ucx_perftest >/dev/null; then

@@ -271,19 +271,19 @@ static int impostors(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(me->t->call->region_take(me->t, 0, 2, 8192, &fd) == DCOMM_ERR_CORRUPT && fd < 0);
     dcommi_local_card card = p->card;
     card.hand.secret[3] ^= 1;
-    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card) == DCOMM_OK);
+    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card, true) == DCOMM_OK);
     PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK);
     PROCS_TRUE(u->hands.handed == NULL && sockets() == before);
     /* More than it can take in at once has to wait until it looks. */
     dcomm_status status = DCOMM_OK;
     for (int i = 0; i < 100000 && status == DCOMM_OK; i++) {
-        status = me->t->call->greet(me->t, &card, sizeof card);
+        status = me->t->call->greet(me->t, &card, sizeof card, true);
     }
     PROCS_TRUE(status == DCOMM_IN_PROGRESS && me->t->call->listen(me->t) == DCOMM_OK);
-    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card) == DCOMM_OK);
+    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card, true) == DCOMM_OK);
     PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK && u->hands.handed == NULL);
     card.hand.id ^= 1; /* nobody listens there */
-    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card) == DCOMM_ERR_UNSUPPORTED);
+    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card, true) == DCOMM_ERR_UNSUPPORTED);
     /* Who connects and says nothing yet is waited for without blocking. */
     struct sockaddr_un name;
     socklen_t len = dcommi_hand_name(u->card.hand.id, &name);
@@ -299,6 +299,60 @@ static int impostors(int rank, int n, procs_shared *s, void *arg)
     return 0;
 }
 ONE(impostors, , LOCAL, 1, 20, -1)
+
+/* ---- doors ---- */
+
+static void age(const char *path)
+{
+    struct timespec old[2] = {{.tv_sec = time(NULL) - DCOMMI_DOOR_OLD - 1}};
+    old[1] = old[0];
+    PROCS_TRUE(utimensat(AT_FDCWD, path, old, AT_SYMLINK_NOFOLLOW) == 0);
+}
+
+/* A door that a killed process has left goes with the next that is opened; others stay. */
+static int swept(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)rank, (void)n, (void)s, (void)arg;
+    enum { DEAD = 0, YOUNG, ALIVE, KINDS };
+    char path[KINDS][64];
+    uint64_t id[KINDS];
+    int alive = -1;
+    for (int kind = 0; kind < KINDS; kind++) {
+        id[kind] = dcommi_transport_id();
+        dcommi_door_path(id[kind], path[kind], sizeof path[kind]);
+        int door = dcommi_door_open(id[kind]);
+        PROCS_CHECK(door >= 0, "%s: %s", path[kind], strerror(errno));
+        if (kind == ALIVE) {
+            alive = door;
+        } else { /* as if by the end of the process */
+            close(door);
+        }
+    }
+    age(path[DEAD]);
+    age(path[ALIVE]);
+    uint64_t mine = dcommi_transport_id();
+    int door = dcommi_door_open(mine), file = dcommi_door_find(mine, 0);
+    PROCS_TRUE(door >= 0 && file >= 0);
+    PROCS_TRUE(access(path[DEAD], F_OK) != 0 && access(path[YOUNG], F_OK) == 0 &&
+               access(path[ALIVE], F_OK) == 0);
+    dcommi_door_hide(id[YOUNG]);
+    dcommi_door_hide(id[ALIVE]);
+    dcommi_door_hide(mine);
+    PROCS_TRUE(dcommi_door_find(mine, 0) < 0 && dcommi_door_find(mine, getpid()) < 0);
+    /* Who has found it gets in although it is hidden. */
+    struct sockaddr_un address;
+    socklen_t len = dcommi_door_behind(file, &address);
+    int out = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    PROCS_TRUE(connect(out, (struct sockaddr *)&address, len) == 0);
+    int in = accept(door, NULL, NULL);
+    PROCS_TRUE(in >= 0);
+    const int open[] = {alive, door, file, out, in};
+    for (size_t i = 0; i < sizeof open / sizeof *open; i++) {
+        close(open[i]);
+    }
+    return procs_leaks();
+}
+ONE(swept, , LOCAL, 1, 20, -1)
 
 /* ---- the process around it ---- */
 

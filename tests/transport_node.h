@@ -170,8 +170,10 @@ static inline void on_lost(void *user, dcommi_transport *t, int peer, const char
 
 static inline void know(node *me, int peer, const void *address, size_t len)
 {
-    while (me->kind == LOCAL && me->t->call->greet(me->t, address, len) != DCOMM_OK) {
+    bool first = true;
+    while (me->kind == LOCAL && me->t->call->greet(me->t, address, len, first) != DCOMM_OK) {
         PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK);
+        first = false;
     }
     PROCS_TRUE(me->t->call->add_peer(me->t, peer, address, len) == DCOMM_OK);
     if (me->kind == SPREAD) {

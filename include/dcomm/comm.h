@@ -36,8 +36,8 @@ typedef struct dcomm_context_opts {
                              else the one towards MASTER_ADDR, else the default route's, else
                              the first that is up; the loopback only when there is no other) */
     const char *host_id;  /* ranks share memory only where this is equal (default: DCOMM_HOSTID,
-                             else boot id, namespaces, user and host name) and where they can
-                             hand each other descriptors, which takes one network namespace */
+                             else the machine's boot id) and where they can hand each other
+                             descriptors: one user, and one network namespace or one /dev/shm */
 } dcomm_context_opts;
 
 /* Open a context. It is closed when its creator has destroyed it and neither a communicator nor

@@ -194,6 +194,7 @@ static void dcommi_card_fill(dcomm_comm *comm, dcommi_card *card)
     memcpy(card->uuid, comm->context->uuid, sizeof card->uuid);
     card->pid = (int32_t)getpid();
     card->started = dcommi_process_started(getpid());
+    card->pid_space = dcommi_watch_me().pid_space;
     card->size = comm->size;
     card->timeout_s = comm->timeout_s;
     card->chunk_bytes = (uint64_t)comm->chunk_bytes;
@@ -287,7 +288,7 @@ static bool dcommi_cards_threads(const dcommi_cards *cards, int size)
     bool threads = true;
     for (const dcommi_card *c = first; c < first + size; c++) {
         threads = threads && c->pid == first->pid && c->started == first->started &&
-                  strcmp(c->host_id, first->host_id) == 0;
+                  c->pid_space == first->pid_space && strcmp(c->host_id, first->host_id) == 0;
     }
     return threads;
 }

@@ -82,7 +82,7 @@ static void dcommi_reach_put(dcommi_reach *reach, size_t i, int32_t word)
 }
 
 /* Greet those that are left; returns how many still are. */
-static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, bool last)
+static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, int round)
 {
     dcommi_transport *t = comm->context->local;
     int32_t left = 0;
@@ -91,8 +91,9 @@ static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, b
             strcmp(reach->card[r].host_id, comm->context->host_id) != 0) {
             continue;
         }
-        dcomm_status status = t->call->greet(t, reach->address[r], reach->card[r].local_address);
-        if (status == DCOMM_IN_PROGRESS && !last) {
+        dcomm_status status =
+            t->call->greet(t, reach->address[r], reach->card[r].local_address, round == 1);
+        if (status == DCOMM_IN_PROGRESS && round < DCOMMI_REACH_ROUNDS) {
             left++;
             continue;
         }
@@ -110,7 +111,7 @@ static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, b
 
 /* One round: greet, say and hear. *more: another is needed. */
 static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot,
-                                       dcommi_reach *reach, dcomm_status status, bool last,
+                                       dcommi_reach *reach, dcomm_status status, int round,
                                        bool *more)
 {
     dcommi_boot_word alone;
@@ -119,7 +120,7 @@ static dcomm_status dcommi_reach_round(const dcomm_comm *comm, dcommi_boot *boot
     if (status >= 0) {
         dcommi_token_take(comm->context);
         status = comm->context->local->call->listen(comm->context->local);
-        dcommi_reach_put(reach, 0, dcommi_reach_greet(comm, reach, last));
+        dcommi_reach_put(reach, 0, dcommi_reach_greet(comm, reach, round));
         dcommi_token_release(comm->context);
         len += (1 + reach->nlost) * sizeof(int32_t);
     }
@@ -186,7 +187,7 @@ static void dcommi_reach_warn(const dcomm_comm *comm, const dcommi_reach *reach)
             DCOMMI_LOG_WARN,
             "rank %d cannot share memory with rank %d, though both run on this machine (%s); "
             "such ranks talk over the network, which is slower. Containers share memory if "
-            "they share a network namespace",
+            "they share a network namespace or " DCOMMI_DOOR_FOLDER,
             comm->rank, dcommi_reach_word(reach->mine + sizeof(dcommi_boot_word), 1), reach->why);
     }
 }
@@ -205,13 +206,15 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
     dcomm_status status = room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     bool more = true;
     for (int round = 1; more; round++) {
-        status =
-            dcommi_reach_round(comm, boot, &reach, status, round == DCOMMI_REACH_ROUNDS, &more);
+        status = dcommi_reach_round(comm, boot, &reach, status, round, &more);
         more = more && status >= 0;
         if (more) { /* connections or descriptors of this user are used up: let them be taken in */
             nanosleep(&(struct timespec){.tv_nsec = DCOMMI_REACH_NAP}, NULL);
         }
     }
+    dcommi_token_take(comm->context);
+    comm->context->local->call->greeted(comm->context->local);
+    dcommi_token_release(comm->context);
     if (status >= 0) {
         dcommi_reach_hosts(comm, &reach, host);
         dcommi_reach_warn(comm, &reach);

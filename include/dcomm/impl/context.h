@@ -54,7 +54,7 @@ typedef struct dcommi_card {
     uint8_t control_nonce[16];             /* rank 0's makes the key of its control connections */
     uint8_t control_address[16];           /* where this rank listens for them */
     uint32_t control_family, control_port; /* 4 or 6, 0: it does not */
-    uint64_t started;
+    uint64_t started, pid_space;
     int32_t pid, size;
     double timeout_s;
     uint64_t chunk_bytes;
@@ -69,7 +69,7 @@ typedef struct dcommi_card {
 } dcommi_card;
 
 #define DCOMMI_CARD_MAGIC 0x44434f4du
-#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 8u)
+#define DCOMMI_CARD_VERSION (DCOMM_VERSION_MAJOR * 10000u + DCOMM_VERSION_MINOR * 100u + 9u)
 
 /* The context's number for a peer, new or known; `address` is what the transport to it wants. */
 static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *card, bool same_host,
@@ -94,9 +94,10 @@ static dcomm_status dcommi_peer_add(dcomm_context *context, const dcommi_card *c
     peer->takes_device = peer->transport->takes_device && card->takes_device != 0;
     peer->users = 1;
     peer->unreadable = !dcommi_env_flag("DCOMM_CMA", true);
-    /* A host identity of the user's may span pid namespaces: that pid is another process here, to
-     * be neither read nor taken for the peer's life. */
-    if (peer->same_host && dcommi_process_started(peer->pid) != peer->started) {
+    /* In another pid namespace that pid is another process here, to be neither read nor taken for
+     * the peer's life. */
+    if (peer->same_host && (dcommi_watch_foreign(dcommi_watch_me().pid_space, card->pid_space) ||
+                            dcommi_process_started(peer->pid) != peer->started)) {
         peer->unreadable = true;
         peer->started = 0;
     }

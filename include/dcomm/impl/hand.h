@@ -1,25 +1,25 @@
 /* hand.h - descriptors handed from one process of a host to another. Each context listens on a Unix
- * socket whose name is random and stands in no file system (the abstract namespace). To hand over
- * a descriptor, the owner connects, sends one message with it, and closes. The kernel keeps all
- * that until the receiver looks: neither side waits for the other, and no thread serves anybody.
+ * socket whose name is random and stands in no file system (the abstract namespace). Processes of
+ * another network namespace do not see that name: for them it opens a door (door.h) as well. To
+ * hand over a descriptor, the owner connects, sends one message with it, and closes. The kernel
+ * keeps all that until the receiver looks: neither side waits for the other, and no thread serves
+ * anybody.
  *
  * Both sides check that the other is a process of the same user. The message also proves that its
  * sender knows the receiver's address, which travels over the rendezvous. */
 #ifndef DCOMMI_HAND_H
 #define DCOMMI_HAND_H
 
+#include "door.h"
 #include "share.h"
 
 #include <stddef.h>
 #include <sys/random.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-
-#define DCOMMI_HAND_BACKLOG 4096 /* connections that nobody has looked at yet */
 
 /* How a context is found. */
 typedef struct dcommi_hand_address {
-    uint64_t id; /* 0: descriptors cannot be handed to it */
+    uint64_t id;  /* 0: descriptors cannot be handed to it */
+    uint64_t net; /* its network namespace; 0: unknown */
     uint8_t secret[16];
 } dcommi_hand_address;
 
@@ -36,9 +36,19 @@ typedef struct dcommi_handed {
     uint64_t from, number;
 } dcommi_handed;
 
+/* The file of another's door. */
+typedef struct dcommi_hand_way {
+    struct dcommi_hand_way *next;
+    uint64_t id;
+    int file;
+} dcommi_hand_way;
+
 typedef struct dcommi_hands {
     dcommi_hand_address me;
-    int socket; /* -1: none */
+    int *sockets; /* the abstract one, then one for each time that a door was open */
+    size_t nsockets, sockets_capacity;
+    bool door; /* our door is open */
+    dcommi_hand_way *ways;
     dcommi_handed *handed;
 } dcommi_hands;
 
@@ -58,21 +68,129 @@ static bool dcommi_hand_trusts(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid();
 }
 
+static bool dcommi_hands_grow(dcommi_hands *h)
+{
+    return dcommi_grow((void **)&h->sockets, &h->sockets_capacity, h->nsockets + 1,
+                       sizeof *h->sockets) >= 0;
+}
+
 /* Listen. On an error (errno) nothing can be handed to this context, and `me.id` stays 0. */
 static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
 {
     struct sockaddr_un name;
+    struct stat net;
     socklen_t len = dcommi_hand_name(id, &name);
     if (getrandom(h->me.secret, sizeof h->me.secret, 0) != (ssize_t)sizeof h->me.secret) {
         return false;
     }
-    h->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (h->socket < 0 || bind(h->socket, (struct sockaddr *)&name, len) != 0 ||
-        listen(h->socket, DCOMMI_HAND_BACKLOG) != 0) {
+    errno = ENOMEM;
+    int s = dcommi_hands_grow(h) ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
+                                 : -1;
+    if (s < 0) {
         return false;
     }
+    h->sockets[h->nsockets++] = s;
+    if (bind(s, (struct sockaddr *)&name, len) != 0 || listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
+        return false;
+    }
+    h->me.net = stat("/proc/self/ns/net", &net) == 0 ? (uint64_t)net.st_ino : 0;
     h->me.id = id;
     return true;
+}
+
+/* ---- processes of another network namespace ---- */
+
+/* Return true if descriptors go to that process through its door. */
+static bool dcommi_hand_is_outside(const dcommi_hands *h, const dcommi_hand_address *to)
+{
+    return h->me.id != 0 && to->id != 0 && (to->net != h->me.net || to->net == 0);
+}
+
+/* Open our door, so that those outside can find it, if that is possible. */
+static void dcommi_hands_show(dcommi_hands *h)
+{
+    if (h->door || !dcommi_hands_grow(h)) {
+        return;
+    }
+    int s = dcommi_door_open(h->me.id);
+    if (s < 0) {
+        dcommi_log(DCOMMI_LOG_INFO, "no Unix socket in " DCOMMI_DOOR_FOLDER ": %s",
+                   strerror(errno));
+        return;
+    }
+    h->door = true;
+    h->sockets[h->nsockets++] = s;
+}
+
+/* Who has found us goes on reaching us. */
+static void dcommi_hands_hide(dcommi_hands *h)
+{
+    if (h->door) {
+        dcommi_door_hide(h->me.id);
+    }
+    h->door = false;
+}
+
+/* The way to a process outside; NULL: it is not known. */
+static dcommi_hand_way *dcommi_hand_way_to(const dcommi_hands *h, uint64_t id)
+{
+    dcommi_hand_way *way = h->ways;
+    while (way != NULL && way->id != id) {
+        way = way->next;
+    }
+    return way;
+}
+
+/* Find a process outside, whose door is open. `pid`: its number here, 0: it has none. */
+static dcomm_status dcommi_hands_find(dcommi_hands *h, uint64_t id, int64_t pid)
+{
+    if (dcommi_hand_way_to(h, id) != NULL) {
+        return DCOMM_OK;
+    }
+    dcommi_hand_way *way = dcommi_alloc(sizeof *way);
+    if (way == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    way->id = id;
+    way->file = dcommi_door_find(id, pid);
+    if (way->file < 0) {
+        int error = errno;
+        dcommi_free(way);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "its network namespace is another, and its Unix socket is not in "
+                           "our " DCOMMI_DOOR_FOLDER ": %s",
+                           strerror(error));
+    }
+    way->next = h->ways;
+    h->ways = way;
+    return DCOMM_OK;
+}
+
+/* Nothing more will go to a process, which may be one outside. */
+static void dcommi_hands_part(dcommi_hands *h, uint64_t id)
+{
+    for (dcommi_hand_way **at = &h->ways; *at != NULL; at = &(*at)->next) {
+        dcommi_hand_way *way = *at;
+        if (way->id == id) {
+            *at = way->next;
+            close(way->file);
+            dcommi_free(way);
+            return;
+        }
+    }
+}
+
+/* ---- handing over ---- */
+
+/* The address of a process's socket; 0: it is outside, and was not found. */
+static socklen_t dcommi_hand_where(const dcommi_hands *h, const dcommi_hand_address *to,
+                                   struct sockaddr_un *name)
+{
+    if (!dcommi_hand_is_outside(h, to)) {
+        return dcommi_hand_name(to->id, name);
+    }
+    const dcommi_hand_way *way = dcommi_hand_way_to(h, to->id);
+    return way != NULL ? dcommi_door_behind(way->file, name) : 0;
 }
 
 /* Hand over a descriptor. DCOMM_IN_PROGRESS: too many are on their way already, try again when
@@ -101,7 +219,10 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
     memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
 
     struct sockaddr_un name;
-    socklen_t len = dcommi_hand_name(to->id, &name);
+    socklen_t len = dcommi_hand_where(h, to, &name);
+    if (len == 0) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "its Unix socket was not found");
+    }
     int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     bool done = s >= 0 && connect(s, (struct sockaddr *)&name, len) == 0;
     if (done && !dcommi_hand_trusts(s)) {
@@ -179,19 +300,16 @@ static dcommi_handed **dcommi_handed_look(const dcommi_hands *h, dcommi_handed *
     return &d->next;
 }
 
-/* Take in all that has been handed to us. Never blocks. */
-static dcomm_status dcommi_hands_look(dcommi_hands *h)
+/* Take in what has come to one of our sockets. */
+static dcomm_status dcommi_hands_accept(dcommi_hands *h, int listener)
 {
-    for (dcommi_handed **at = &h->handed; *at != NULL;) {
-        at = dcommi_handed_look(h, at);
-    }
-    while (h->socket >= 0) {
+    while (true) {
         dcommi_handed *d = dcommi_alloc(sizeof *d);
         if (d == NULL) {
             return DCOMM_ERR_NO_MEMORY;
         }
         d->fd = -1;
-        d->socket = accept4(h->socket, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        d->socket = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (d->socket < 0) {
             int error = errno;
             dcommi_free(d);
@@ -210,6 +328,17 @@ static dcomm_status dcommi_hands_look(dcommi_hands *h)
         } else {
             dcommi_handed_drop(&h->handed);
         }
+    }
+}
+
+/* Take in all that has been handed to us. Never blocks. */
+static dcomm_status dcommi_hands_look(dcommi_hands *h)
+{
+    for (dcommi_handed **at = &h->handed; *at != NULL;) {
+        at = dcommi_handed_look(h, at);
+    }
+    for (size_t i = 0; h->me.id != 0 && i < h->nsockets; i++) {
+        DCOMMI_TRY(dcommi_hands_accept(h, h->sockets[i]));
     }
     return DCOMM_OK;
 }
@@ -245,10 +374,16 @@ static void dcommi_hands_close(dcommi_hands *h)
     while (h->handed != NULL) {
         dcommi_handed_drop(&h->handed);
     }
-    if (h->socket >= 0) {
-        close(h->socket);
+    while (h->ways != NULL) {
+        dcommi_hands_part(h, h->ways->id);
     }
-    h->socket = -1;
+    dcommi_hands_hide(h);
+    while (h->nsockets > 0) {
+        close(h->sockets[--h->nsockets]);
+    }
+    dcommi_free(h->sockets);
+    h->sockets = NULL;
+    h->sockets_capacity = 0;
 }
 
 #endif

@@ -5,7 +5,6 @@
 #include "environment.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 
 #define DCOMMI_HOST_ID_MAX 256
 
@@ -32,14 +31,6 @@ static int dcommi_host_running(void)
     return sscanf(line, "%*s %*s %*s %d/", &running) == 1 ? running : 0;
 }
 
-static uint64_t dcommi_host_namespace(const char *name)
-{
-    char path[64];
-    struct stat st;
-    snprintf(path, sizeof path, "/proc/self/ns/%s", name);
-    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
-}
-
 /* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
 static uint64_t dcommi_host_machine(void)
 {
@@ -52,15 +43,10 @@ static uint64_t dcommi_host_machine(void)
     return machine;
 }
 
-/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else what decides
- * whether a process can read another's memory:
- *   boot id         one running kernel;
- *   pid namespace   process_vm_readv names the peer by its pid;
- *   user namespace  process_vm_readv asks for rights in the target's;
- *   effective user  memory is handed to its owner's processes alone;
- *   host name       keeps apart what a faked or missing boot id does not.
- * Ranks of one identity that cannot hand each other memory are on different hosts all the same
- * (comm_reach.h). */
+/* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else the kernel's
+ * boot id, which containers of a machine share, or without one the host name. It says which ranks
+ * try to share memory, and no more: ranks that cannot hand each other memory are on different hosts
+ * (comm_reach.h), so that equal names or copied boot ids do no harm. */
 static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
 {
     if (wanted == NULL || wanted[0] == '\0') {
@@ -70,14 +56,10 @@ static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX]
         snprintf(id, DCOMMI_HOST_ID_MAX, "%s", wanted);
         return;
     }
-    char boot[64], name[65] = "";
-    dcommi_host_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
-    if (gethostname(name, sizeof name - 1) != 0) {
-        name[0] = '\0';
+    dcommi_host_line("/proc/sys/kernel/random/boot_id", id, DCOMMI_HOST_ID_MAX);
+    if (id[0] == '\0' && gethostname(id, DCOMMI_HOST_ID_MAX - 1) != 0) {
+        id[0] = '\0';
     }
-    snprintf(id, DCOMMI_HOST_ID_MAX, "%s pid:%" PRIu64 " user:%" PRIu64 " uid:%lu %s", boot,
-             dcommi_host_namespace("pid"), dcommi_host_namespace("user"), (unsigned long)geteuid(),
-             name);
 }
 
 #endif

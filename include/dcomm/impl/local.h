@@ -37,7 +37,7 @@ static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const v
     p->local = u;
     p->index = peer;
     p->card = card;
-    p->file = -1;
+    p->file = p->lock = -1;
     p->fifo = fifo;
     p->in = u->fifos[fifo];
     p->pidfd = dcommi_watch_add(&u->epoll, &u->card.process, &card.process, p);
@@ -500,9 +500,12 @@ static void dcommi_local_watch(dcommi_local *u)
     }
     for (size_t i = 0; i < u->npolled; i++) {
         dcommi_local_peer *p = u->polled[i];
+        bool dead = p->lock >= 0 && !p->ended && dcommi_watch_unlocked(p->lock);
         if (p->directory != NULL &&
             atomic_load_explicit(&p->directory->closed, memory_order_acquire) != 0) {
             dcommi_local_end(p, "it has closed its connections");
+        } else if (dead) {
+            dcommi_local_end(p, "its process has ended");
         }
     }
 }
@@ -620,7 +623,23 @@ static dcomm_status dcommi_local_listen(dcommi_transport *t)
     return dcommi_hands_look(&((dcommi_local *)t)->hands);
 }
 
-static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address, size_t len)
+/* Those outside find us only once we have opened our door, and we them. */
+static dcomm_status dcommi_local_find(dcommi_local *u, const dcommi_local_card *card, bool first)
+{
+    if (!dcommi_hand_is_outside(&u->hands, &card->hand)) {
+        return DCOMM_OK;
+    }
+    if (first) {
+        dcommi_hands_show(&u->hands);
+        return DCOMM_IN_PROGRESS;
+    }
+    const dcommi_watch_card *mine = &u->card.process;
+    bool foreign = dcommi_watch_foreign(mine->pid_space, card->process.pid_space);
+    return dcommi_hands_find(&u->hands, card->hand.id, foreign ? 0 : card->process.pid);
+}
+
+static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address, size_t len,
+                                       bool first)
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_card card;
@@ -628,15 +647,42 @@ static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address,
         return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: an address of %zu bytes", t->name, len);
     }
     memcpy(&card, address, sizeof card);
-    return dcommi_hand_over(&u->hands, &card.hand, 0, u->file);
+    dcomm_status status = dcommi_local_find(u, &card, first);
+    if (status == DCOMM_OK && dcommi_watch_by_lock(&u->card.process, &card.process)) {
+        u->lock = u->lock >= 0 ? u->lock : dcommi_watch_lock();
+        status = u->lock < 0 ? DCOMM_OK
+                             : dcommi_hand_over(&u->hands, &card.hand, DCOMMI_LOCAL_LOCK, u->lock);
+    }
+    return status == DCOMM_OK ? dcommi_hand_over(&u->hands, &card.hand, 0, u->file) : status;
+}
+
+static void dcommi_local_greeted(dcommi_transport *t)
+{
+    dcommi_hands_hide(&((dcommi_local *)t)->hands);
+}
+
+static bool dcommi_local_knows(const dcommi_local *u, uint64_t id)
+{
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (u->polled[i]->card.hand.id == id) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void dcommi_local_forget(dcommi_transport *t, const void *address, size_t len)
 {
+    dcommi_hands *hands = &((dcommi_local *)t)->hands;
     dcommi_local_card card;
-    if (len == sizeof card) {
-        memcpy(&card, address, sizeof card);
-        dcommi_hands_forget(&((dcommi_local *)t)->hands, card.hand.id);
+    if (len != sizeof card) {
+        return;
+    }
+    memcpy(&card, address, sizeof card);
+    dcommi_hands_forget(hands, card.hand.id);
+    if (dcommi_hand_way_to(hands, card.hand.id) != NULL &&
+        !dcommi_local_knows((dcommi_local *)t, card.hand.id)) {
+        dcommi_hands_part(hands, card.hand.id);
     }
 }
 
@@ -696,6 +742,9 @@ static void dcommi_local_free(dcommi_local *u)
     if (u->file >= 0) {
         close(u->file);
     }
+    if (u->lock >= 0) {
+        close(u->lock);
+    }
     if (u->epoll >= 0) {
         close(u->epoll);
     }
@@ -737,6 +786,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .common = dcommi_local_common,
     .listen = dcommi_local_listen,
     .greet = dcommi_local_greet,
+    .greeted = dcommi_local_greeted,
     .forget = dcommi_local_forget,
     .region_give = dcommi_local_region_give,
     .region_take = dcommi_local_region_take,
@@ -771,7 +821,7 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
                                  .handlers = *handlers,
                                  .eager_max = DCOMMI_LOCAL_EAGER,
                                  .ordered_max = DCOMMI_LOCAL_EAGER};
-    u->epoll = u->file = u->hands.socket = -1;
+    u->epoll = u->file = u->lock = -1;
     dcommi_local_start(u);
     *t_p = &u->base;
     return DCOMM_OK;

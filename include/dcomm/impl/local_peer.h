@@ -12,7 +12,8 @@
 
 #define DCOMMI_LOCAL_EAGER 32768 /* longest payload of one record */
 #define DCOMMI_LOCAL_FIFO 262144
-#define DCOMMI_LOCAL_PEERS 1024 /* of one transport, over its life */
+#define DCOMMI_LOCAL_PEERS 1024      /* of one transport, over its life */
+#define DCOMMI_LOCAL_LOCK UINT64_MAX /* the number of a process's locked file (watch.h) */
 
 /* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
  * says go when it has a place (or no), then it comes in fragments between other records. */
@@ -73,6 +74,7 @@ typedef struct dcommi_local_peer {
     dcommi_local *local;
     struct dcommi_local_peer *next; /* among the removed */
     int index, pidfd;
+    int lock;      /* its locked file, where it has no pid here; -1: none */
     uint32_t fifo; /* number of the one that it writes to */
     dcommi_local_card card;
     int file;                          /* until our fifo in it is mapped; -1: not open */
@@ -99,6 +101,7 @@ struct dcommi_local {
     dcommi_hands hands;
     dcommi_local_card card;
     int file;                          /* -1: none */
+    int lock;                          /* likewise: for those to whom our pid says nothing */
     dcommi_local_directory *directory; /* its beginning */
     dcommi_local_peer **polled;        /* all that are not removed or lost */
     size_t npolled, polled_capacity;
@@ -229,6 +232,9 @@ static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
             return status;
         }
     }
+    if (p->lock < 0) {
+        p->lock = dcommi_hands_take(&p->local->hands, p->card.hand.id, DCOMMI_LOCAL_LOCK);
+    }
     p->directory = dcommi_share_map(p->file, 0, dcommi_local_fifo_at(0));
     return p->directory != NULL
                ? DCOMM_OK
@@ -276,6 +282,7 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
         p->file = -1;
     }
     dcommi_hands_forget(&p->local->hands, p->card.hand.id);
+    dcommi_hands_part(&p->local->hands, p->card.hand.id);
 }
 
 /* ---- the end of a peer ---- */
@@ -352,6 +359,9 @@ static void dcommi_local_peer_free(dcommi_local_peer *p)
     if (p->pidfd >= 0) {
         epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
         close(p->pidfd);
+    }
+    if (p->lock >= 0) {
+        close(p->lock);
     }
     dcommi_free(p);
 }

@@ -1,12 +1,11 @@
-/* watch.h - sees the processes of this host end, zombies among them. */
+/* watch.h - sees the processes of this host end, zombies among them: by a pidfd where they have a
+ * number here, else by a lock. */
 #ifndef DCOMMI_WATCH_H
 #define DCOMMI_WATCH_H
 
-#include "util.h"
+#include "share.h"
 
 #include <sys/epoll.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 
 /* A process, as others find it. */
 typedef struct dcommi_watch_card {
@@ -24,13 +23,19 @@ static dcommi_watch_card dcommi_watch_me(void)
     return card;
 }
 
+/* Return true if the pid of the one means no process, or another, to the other. */
+static bool dcommi_watch_foreign(uint64_t mine, uint64_t theirs)
+{
+    return mine != theirs || mine == 0;
+}
+
 /* A descriptor that becomes readable when the process ends, registered in the epoll set with
  * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
 static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
                             const dcommi_watch_card *theirs, void *user)
 {
 #ifdef SYS_pidfd_open
-    if (theirs->pid == mine->pid || theirs->pid_space != mine->pid_space || mine->pid_space == 0 ||
+    if (theirs->pid == mine->pid || dcommi_watch_foreign(mine->pid_space, theirs->pid_space) ||
         theirs->pid <= 0) {
         return -1;
     }
@@ -51,6 +56,36 @@ static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
     (void)epoll, (void)mine, (void)theirs, (void)user;
     return -1;
 #endif
+}
+
+/* ---- processes of another pid namespace ---- */
+
+/* Return true if a process has to be watched by its lock. One whose namespace is not known may be
+ * this one, and is not watched. */
+static bool dcommi_watch_by_lock(const dcommi_watch_card *mine, const dcommi_watch_card *theirs)
+{
+    return mine->pid_space != theirs->pid_space && mine->pid_space != 0 && theirs->pid_space != 0;
+}
+
+/* A file that is locked as long as this process lives. Forked children do not inherit a lock of
+ * this kind, whatever they inherit else. It ends also when this process closes any descriptor of
+ * the file, so that only others may be given one. -1: none is to be had. */
+static int dcommi_watch_lock(void)
+{
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int fd = dcommi_share_file(1);
+    if (fd >= 0 && fcntl(fd, F_SETLK, &whole) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+/* Return true if the process that locked this file has ended. */
+static bool dcommi_watch_unlocked(int fd)
+{
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    return fcntl(fd, F_GETLK, &whole) == 0 && whole.l_type == F_UNLCK;
 }
 
 /* The users of some processes that have ended, each once. */
