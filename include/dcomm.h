@@ -37816,7 +37816,7 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
 /* Return true if descriptors go to that process through its door. */
 static bool dcommi_hand_is_outside(const dcommi_hands *h, const dcommi_hand_address *to)
 {
-    return h->me.id != 0 && to->id != 0 && (to->net != h->me.net || to->net == 0);
+    return h->me.id != 0 && to->id != 0 && to->net != h->me.net && to->net != 0 && h->me.net != 0;
 }
 
 /* Open our door, so that those outside can find it, if that is possible. */
@@ -41935,7 +41935,7 @@ static void dcommi_reach_warn(const dcomm_comm *comm, const dcommi_reach *reach)
     if (first == comm->rank) {
         dcommi_log(
             DCOMMI_LOG_WARN,
-            "rank %d cannot share memory with rank %d, though both run on this machine (%s); "
+            "rank %d cannot share memory with rank %d, though both name the same machine (%s); "
             "such ranks talk over the network, which is slower. Containers share memory if "
             "they share a network namespace or " DCOMMI_DOOR_FOLDER,
             comm->rank, dcommi_reach_word(reach->mine + sizeof(dcommi_boot_word), 1), reach->why);

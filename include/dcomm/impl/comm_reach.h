@@ -185,7 +185,7 @@ static void dcommi_reach_warn(const dcomm_comm *comm, const dcommi_reach *reach)
     if (first == comm->rank) {
         dcommi_log(
             DCOMMI_LOG_WARN,
-            "rank %d cannot share memory with rank %d, though both run on this machine (%s); "
+            "rank %d cannot share memory with rank %d, though both name the same machine (%s); "
             "such ranks talk over the network, which is slower. Containers share memory if "
             "they share a network namespace or " DCOMMI_DOOR_FOLDER,
             comm->rank, dcommi_reach_word(reach->mine + sizeof(dcommi_boot_word), 1), reach->why);

@@ -103,7 +103,7 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
 /* Return true if descriptors go to that process through its door. */
 static bool dcommi_hand_is_outside(const dcommi_hands *h, const dcommi_hand_address *to)
 {
-    return h->me.id != 0 && to->id != 0 && (to->net != h->me.net || to->net == 0);
+    return h->me.id != 0 && to->id != 0 && to->net != h->me.net && to->net != 0 && h->me.net != 0;
 }
 
 /* Open our door, so that those outside can find it, if that is possible. */
