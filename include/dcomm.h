@@ -20488,20 +20488,23 @@ static bool dcommi_groups_shift(const dcommi_groups *g, int shift, int32_t *to)
     return true;
 }
 
-static int dcommi_groups_period(const dcommi_groups *g, int nranks)
+static dcomm_status dcommi_groups_period(const dcommi_groups *g, int nranks, int *period)
 {
+    *period = g == NULL ? 1 : nranks;
     if (g == NULL) {
-        return 1;
+        return DCOMM_OK;
     }
     int32_t *to = dcommi_calloc((size_t)nranks, sizeof *to);
-    int period = nranks;
-    for (int p = 1; to != NULL && p < period; p++) {
+    if (to == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int p = 1; p < *period; p++) {
         if (nranks % p == 0 && dcommi_groups_shift(g, p, to)) {
-            period = p;
+            *period = p;
         }
     }
     dcommi_free(to);
-    return period;
+    return DCOMM_OK;
 }
 
 /* Whether a rank and others that it stands for share a port. */
@@ -20536,7 +20539,7 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
     terrain->slots = !device;
     terrain->posts = !device && dcommi_groups_post(groups, nranks);
     terrain->nranks = nranks;
-    terrain->period = dcommi_groups_period(groups, nranks);
+    DCOMMI_TRY(dcommi_groups_period(groups, nranks, &terrain->period));
     for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
         const dcomm_link *from = &t->link[k];
         dcommi_link *to = &terrain->link[k];
@@ -21971,30 +21974,32 @@ static uint64_t dcommi_plan_look(const dcomm_plan *p, uint64_t h)
 #define DCOMMI_ALIKE_ALL 64    /* so many are looked at one by one, */
 #define DCOMMI_ALIKE_SAMPLE 48 /* and of more so many */
 
-/* Whether, as far as we look, every rank's plan looks like that of the rank that stands for it. */
-static bool dcommi_plans_alike(const dcommi_plans *plans, int nranks, int period)
+/* *alike: as far as we look, every rank's plan looks like that of the rank that stands for it. */
+static dcomm_status dcommi_plans_alike(const dcommi_plans *plans, int nranks, int period,
+                                       bool *alike)
 {
     uint64_t *look = dcommi_calloc((size_t)period, sizeof *look);
-    bool alike = look != NULL;
+    dcomm_status status = look != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     int tries = nranks <= DCOMMI_ALIKE_ALL ? nranks : DCOMMI_ALIKE_SAMPLE + period;
-    for (int i = 0; i < tries && alike; i++) {
+    *alike = true;
+    for (int i = 0; i < tries && status >= 0 && *alike; i++) {
         int r = i;
         if (i >= period && nranks > DCOMMI_ALIKE_ALL) { /* spread over all, the last one included */
             r = nranks - 1 - (int)((int64_t)(i - period) * (nranks - period) / DCOMMI_ALIKE_SAMPLE);
         }
         const dcomm_plan *plan = NULL;
-        alike = plans->get(plans->user, r, &plan) >= 0;
-        if (alike) {
+        status = plans->get(plans->user, r, &plan);
+        if (status >= 0) {
             uint64_t own = dcommi_plan_look(plan, 1);
             if (i < period) {
                 look[r] = own;
             }
-            alike = look[r % period] == own;
+            *alike = look[r % period] == own;
             plans->put(plans->user, plan);
         }
     }
     dcommi_free(look);
-    return alike;
+    return status;
 }
 
 /* The price of a set of plans, which is given up beyond `limit` picoseconds. */
@@ -22003,7 +22008,11 @@ static dcomm_status dcommi_price_plans(const dcommi_terrain *t, const dcommi_pla
 {
     memset(price, 0, sizeof *price);
     bool few = t->nranks >= (t->rough ? DCOMMI_ALIKE_ALL + 1 : DCOMMI_ALIKE_MIN);
-    if (few && t->period < t->nranks && dcommi_plans_alike(plans, t->nranks, t->period)) {
+    bool alike = few && t->period < t->nranks;
+    if (alike) {
+        DCOMMI_TRY(dcommi_plans_alike(plans, t->nranks, t->period, &alike));
+    }
+    if (alike) {
         dcomm_status status = dcommi_sim_run(t, plans, t->period, limit, budget, price);
         if (status != DCOMM_ERR_PLAN) { /* else they only look alike */
             return status;
@@ -49189,40 +49198,47 @@ static bool dcommi_scribe_note_alike(dcommi_scribe *s)
     return posts;
 }
 
-/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. NULL: it cannot be.
- */
-static dcommi_scribe *dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan)
+/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. *scribe_p NULL: it
+ * cannot be, or memory is out. */
+static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan,
+                                       dcommi_scribe **scribe_p)
 {
+    *scribe_p = NULL;
     if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
         plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
         plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
-        return NULL;
+        return DCOMM_OK;
     }
     dcommi_scribe *s = dcommi_alloc(sizeof *s);
-    if (s != NULL) {
-        s->plan = plan;
-        if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
-            return s;
-        }
+    if (s == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_free(s);
-    return NULL;
+    s->plan = plan;
+    if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
+        *scribe_p = s;
+    } else {
+        dcommi_free(s);
+    }
+    return DCOMM_OK;
 }
 
-/* Whether blocking calls of a plan run by a script where all ranks share a host. */
-static bool dcommi_script_possible(const dcomm_plan *plan)
+/* *possible: blocking calls of a plan run by a script where all ranks share a host. */
+static dcomm_status dcommi_script_possible(const dcomm_plan *plan, bool *possible)
 {
-    dcommi_scribe *s = dcommi_scribe_plan(NULL, plan);
+    dcommi_scribe *s = NULL;
+    dcomm_status status = dcommi_scribe_plan(NULL, plan, &s);
     dcommi_free(s);
-    return s != NULL;
+    *possible = s != NULL;
+    return status;
 }
 
-/* The script of a plan for the ranks of `comm`; NULL: it has none. */
+/* The script of a plan for the ranks of `comm`; NULL: it has none, or there is no memory for one,
+ * and the engine runs the plan. */
 static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
 {
-    dcommi_scribe *s = dcommi_scribe_plan(comm, plan);
+    dcommi_scribe *s = NULL;
     dcommi_script *script = NULL;
-    if (s != NULL) {
+    if (dcommi_scribe_plan(comm, plan, &s) >= 0 && s != NULL) {
         const size_t pieces = sizeof *script + s->nops * sizeof *s->ops;
         script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
         if (script != NULL) {
@@ -49357,18 +49373,19 @@ static void dcommi_choice_put(void *user, const dcomm_plan *plan)
     dcommi_free((void *)(uintptr_t)plan);
 }
 
-/* Whether calls by these plans run by scripts, if they are blocking, as most short ones are. */
-static bool dcommi_choice_scripted(dcommi_priced_plans *p)
+/* *scripted: calls by these plans run by scripts, if they are blocking, as most short ones are. */
+static dcomm_status dcommi_choice_scripted(dcommi_priced_plans *p, bool *scripted)
 {
     const dcommi_shape *s = &p->shape;
     const dcomm_plan *plan = NULL;
-    bool scripted = false;
-    if (dcommi_within_host(s->groups) && s->coding == NULL && !dcommi_memory_of_device(s->memory) &&
-        dcommi_choice_get(p, 0, &plan) >= 0) {
-        scripted = dcommi_script_possible(plan);
+    *scripted = false;
+    if (dcommi_within_host(s->groups) && s->coding == NULL && !dcommi_memory_of_device(s->memory)) {
+        DCOMMI_TRY(dcommi_choice_get(p, 0, &plan));
+        dcomm_status status = dcommi_script_possible(plan, scripted);
         dcommi_choice_put(p, plan);
+        return status;
     }
-    return scripted;
+    return DCOMM_OK;
 }
 
 /* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
@@ -49391,7 +49408,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
                            dcomm_coll_name(p.shape.coll), algo->name);
     }
-    plans.scripted = dcommi_choice_scripted(&p);
+    DCOMMI_TRY(dcommi_choice_scripted(&p, &plans.scripted));
     DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
     const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
                       : algo->make == dcommi_bruck_v      ? "recursive_doubling"
@@ -59018,7 +59035,7 @@ static int64_t dcommi_trial_of(const dcomm_trial *trials, const char *algo, int6
  * the model alone no more than half above, for where all its prices are too high none but those
  * that were tried would be cheap. Of long calls those that took at most half more than the fastest
  * did at the size before (bytes `by`, else 0), as many as there is time for. */
-static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
+static void dcommi_trials_choose(dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
     dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes, k->memory);
@@ -59034,8 +59051,13 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
             models[i] = INT64_MAX;
         } else {
             prices[i] = models[i] = INT64_MAX;
-            if (dcommi_choice_model(&c->terrain[k->memory], &s, algo, INT64_MAX >> 4,
-                                    DCOMMI_CHOICE_BUDGET, &price) >= 0) {
+            dcomm_status priced = dcommi_choice_model(&c->terrain[k->memory], &s, algo,
+                                                      INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
+            if (priced == DCOMM_ERR_NO_MEMORY) { /* else this rank would try others than the rest */
+                t->status = priced;
+                return;
+            }
+            if (priced >= 0) {
                 models[i] = price.ps;
                 dcommi_choice_correct(&price,
                                       dcommi_correction_of(c->corrections, &s, algo, k->bytes));

@@ -42,8 +42,9 @@ static double price(const source *s, const dcomm_tuning *tuning, const dcommi_gr
     dcommi_price p;
     dcommi_plans plans = {.get = make, .put = drop, .user = (void *)(uintptr_t)s};
     cr_assert_eq(dcommi_terrain_make(groups, s->nranks, tuning, DCOMMI_MEMORY_ANY, &t), DCOMM_OK);
-    int period =
-        how == ALL || !dcommi_plans_alike(&plans, s->nranks, t.period) ? s->nranks : t.period;
+    bool alike = false;
+    cr_assert_eq(dcommi_plans_alike(&plans, s->nranks, t.period, &alike), DCOMM_OK);
+    int period = how == ALL || !alike ? s->nranks : t.period;
     dcomm_status status = how == CHOSEN
                               ? dcommi_price_plans(&t, &plans, DCOMMI_PRICE_LIMIT, 1 << 28, &p)
                               : dcommi_sim_run(&t, &plans, period, DCOMMI_PRICE_LIMIT, 1 << 28, &p);
@@ -143,7 +144,9 @@ Test(model, alike, .timeout = 120)
                 of[r] = strided ? r % hosts : r / (n / hosts);
             }
             cr_assert_eq(dcommi_groups_of_hosts(of, n, &groups), DCOMM_OK);
-            cr_assert_eq(dcommi_groups_period(groups, n), strided || hosts == 1 ? 1 : n / hosts);
+            int period = 0;
+            cr_assert_eq(dcommi_groups_period(groups, n, &period), DCOMM_OK);
+            cr_assert_eq(period, strided || hosts == 1 ? 1 : n / hosts);
             for (size_t c = 0; c < sizeof colls / sizeof colls[0]; c++) {
                 dcomm_algo_info info;
                 for (int i = 0; dcomm_algo_get(colls[c], i, &info) == DCOMM_OK; i++) {
@@ -246,12 +249,11 @@ Test(model, exposed_reads, .timeout = 30)
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         for (int n = 3; n <= 24; n = n * 2 - n % 2) {
             double block = cases[c].block ? bytes : bytes / n;
-            source s = {.spec = {.coll = cases[c].coll,
-                                 .count = (size_t)(bytes / 4),
-                                 .dtype = DCOMM_F32},
-                        .algo = cases[c].algo,
-                        .chunk = WHOLE,
-                        .nranks = n};
+            source s = {
+                .spec = {.coll = cases[c].coll, .count = (size_t)(bytes / 4), .dtype = DCOMM_F32},
+                .algo = cases[c].algo,
+                .chunk = WHOLE,
+                .nranks = n};
             double least = cases[c].passes * (n - 1) * block * beta;
             double took = price(&s, &tuning, NULL, ALL);
             cr_expect(took >= 0.99 * least && took <= 1.03 * least, "%s %s of %d: %g of %g s",

@@ -121,18 +121,19 @@ static void dcommi_choice_put(void *user, const dcomm_plan *plan)
     dcommi_free((void *)(uintptr_t)plan);
 }
 
-/* Whether calls by these plans run by scripts, if they are blocking, as most short ones are. */
-static bool dcommi_choice_scripted(dcommi_priced_plans *p)
+/* *scripted: calls by these plans run by scripts, if they are blocking, as most short ones are. */
+static dcomm_status dcommi_choice_scripted(dcommi_priced_plans *p, bool *scripted)
 {
     const dcommi_shape *s = &p->shape;
     const dcomm_plan *plan = NULL;
-    bool scripted = false;
-    if (dcommi_within_host(s->groups) && s->coding == NULL && !dcommi_memory_of_device(s->memory) &&
-        dcommi_choice_get(p, 0, &plan) >= 0) {
-        scripted = dcommi_script_possible(plan);
+    *scripted = false;
+    if (dcommi_within_host(s->groups) && s->coding == NULL && !dcommi_memory_of_device(s->memory)) {
+        DCOMMI_TRY(dcommi_choice_get(p, 0, &plan));
+        dcomm_status status = dcommi_script_possible(plan, scripted);
         dcommi_choice_put(p, plan);
+        return status;
     }
-    return scripted;
+    return DCOMM_OK;
 }
 
 /* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
@@ -155,7 +156,7 @@ static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_sh
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
                            dcomm_coll_name(p.shape.coll), algo->name);
     }
-    plans.scripted = dcommi_choice_scripted(&p);
+    DCOMMI_TRY(dcommi_choice_scripted(&p, &plans.scripted));
     DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
     const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
                       : algo->make == dcommi_bruck_v      ? "recursive_doubling"

@@ -170,20 +170,23 @@ static bool dcommi_groups_shift(const dcommi_groups *g, int shift, int32_t *to)
     return true;
 }
 
-static int dcommi_groups_period(const dcommi_groups *g, int nranks)
+static dcomm_status dcommi_groups_period(const dcommi_groups *g, int nranks, int *period)
 {
+    *period = g == NULL ? 1 : nranks;
     if (g == NULL) {
-        return 1;
+        return DCOMM_OK;
     }
     int32_t *to = dcommi_calloc((size_t)nranks, sizeof *to);
-    int period = nranks;
-    for (int p = 1; to != NULL && p < period; p++) {
+    if (to == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int p = 1; p < *period; p++) {
         if (nranks % p == 0 && dcommi_groups_shift(g, p, to)) {
-            period = p;
+            *period = p;
         }
     }
     dcommi_free(to);
-    return period;
+    return DCOMM_OK;
 }
 
 /* Whether a rank and others that it stands for share a port. */
@@ -218,7 +221,7 @@ static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
     terrain->slots = !device;
     terrain->posts = !device && dcommi_groups_post(groups, nranks);
     terrain->nranks = nranks;
-    terrain->period = dcommi_groups_period(groups, nranks);
+    DCOMMI_TRY(dcommi_groups_period(groups, nranks, &terrain->period));
     for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
         const dcomm_link *from = &t->link[k];
         dcommi_link *to = &terrain->link[k];

@@ -464,30 +464,32 @@ static uint64_t dcommi_plan_look(const dcomm_plan *p, uint64_t h)
 #define DCOMMI_ALIKE_ALL 64    /* so many are looked at one by one, */
 #define DCOMMI_ALIKE_SAMPLE 48 /* and of more so many */
 
-/* Whether, as far as we look, every rank's plan looks like that of the rank that stands for it. */
-static bool dcommi_plans_alike(const dcommi_plans *plans, int nranks, int period)
+/* *alike: as far as we look, every rank's plan looks like that of the rank that stands for it. */
+static dcomm_status dcommi_plans_alike(const dcommi_plans *plans, int nranks, int period,
+                                       bool *alike)
 {
     uint64_t *look = dcommi_calloc((size_t)period, sizeof *look);
-    bool alike = look != NULL;
+    dcomm_status status = look != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     int tries = nranks <= DCOMMI_ALIKE_ALL ? nranks : DCOMMI_ALIKE_SAMPLE + period;
-    for (int i = 0; i < tries && alike; i++) {
+    *alike = true;
+    for (int i = 0; i < tries && status >= 0 && *alike; i++) {
         int r = i;
         if (i >= period && nranks > DCOMMI_ALIKE_ALL) { /* spread over all, the last one included */
             r = nranks - 1 - (int)((int64_t)(i - period) * (nranks - period) / DCOMMI_ALIKE_SAMPLE);
         }
         const dcomm_plan *plan = NULL;
-        alike = plans->get(plans->user, r, &plan) >= 0;
-        if (alike) {
+        status = plans->get(plans->user, r, &plan);
+        if (status >= 0) {
             uint64_t own = dcommi_plan_look(plan, 1);
             if (i < period) {
                 look[r] = own;
             }
-            alike = look[r % period] == own;
+            *alike = look[r % period] == own;
             plans->put(plans->user, plan);
         }
     }
     dcommi_free(look);
-    return alike;
+    return status;
 }
 
 /* The price of a set of plans, which is given up beyond `limit` picoseconds. */
@@ -496,7 +498,11 @@ static dcomm_status dcommi_price_plans(const dcommi_terrain *t, const dcommi_pla
 {
     memset(price, 0, sizeof *price);
     bool few = t->nranks >= (t->rough ? DCOMMI_ALIKE_ALL + 1 : DCOMMI_ALIKE_MIN);
-    if (few && t->period < t->nranks && dcommi_plans_alike(plans, t->nranks, t->period)) {
+    bool alike = few && t->period < t->nranks;
+    if (alike) {
+        DCOMMI_TRY(dcommi_plans_alike(plans, t->nranks, t->period, &alike));
+    }
+    if (alike) {
         dcomm_status status = dcommi_sim_run(t, plans, t->period, limit, budget, price);
         if (status != DCOMM_ERR_PLAN) { /* else they only look alike */
             return status;

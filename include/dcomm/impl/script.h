@@ -355,40 +355,47 @@ static bool dcommi_scribe_note_alike(dcommi_scribe *s)
     return posts;
 }
 
-/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. NULL: it cannot be.
- */
-static dcommi_scribe *dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan)
+/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. *scribe_p NULL: it
+ * cannot be, or memory is out. */
+static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan,
+                                       dcommi_scribe **scribe_p)
 {
+    *scribe_p = NULL;
     if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
         plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
         plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
-        return NULL;
+        return DCOMM_OK;
     }
     dcommi_scribe *s = dcommi_alloc(sizeof *s);
-    if (s != NULL) {
-        s->plan = plan;
-        if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
-            return s;
-        }
+    if (s == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_free(s);
-    return NULL;
+    s->plan = plan;
+    if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
+        *scribe_p = s;
+    } else {
+        dcommi_free(s);
+    }
+    return DCOMM_OK;
 }
 
-/* Whether blocking calls of a plan run by a script where all ranks share a host. */
-static bool dcommi_script_possible(const dcomm_plan *plan)
+/* *possible: blocking calls of a plan run by a script where all ranks share a host. */
+static dcomm_status dcommi_script_possible(const dcomm_plan *plan, bool *possible)
 {
-    dcommi_scribe *s = dcommi_scribe_plan(NULL, plan);
+    dcommi_scribe *s = NULL;
+    dcomm_status status = dcommi_scribe_plan(NULL, plan, &s);
     dcommi_free(s);
-    return s != NULL;
+    *possible = s != NULL;
+    return status;
 }
 
-/* The script of a plan for the ranks of `comm`; NULL: it has none. */
+/* The script of a plan for the ranks of `comm`; NULL: it has none, or there is no memory for one,
+ * and the engine runs the plan. */
 static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
 {
-    dcommi_scribe *s = dcommi_scribe_plan(comm, plan);
+    dcommi_scribe *s = NULL;
     dcommi_script *script = NULL;
-    if (s != NULL) {
+    if (dcommi_scribe_plan(comm, plan, &s) >= 0 && s != NULL) {
         const size_t pieces = sizeof *script + s->nops * sizeof *s->ops;
         script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
         if (script != NULL) {

@@ -63,7 +63,7 @@ static int64_t dcommi_trial_of(const dcomm_trial *trials, const char *algo, int6
  * the model alone no more than half above, for where all its prices are too high none but those
  * that were tried would be cheap. Of long calls those that took at most half more than the fastest
  * did at the size before (bytes `by`, else 0), as many as there is time for. */
-static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
+static void dcommi_trials_choose(dcommi_tuner *t, const dcommi_chooser *c, int64_t by,
                                  dcommi_trials *k)
 {
     dcommi_shape s = dcommi_trial_shape(t->comm->groups, t->comm->size, k->bytes, k->memory);
@@ -79,8 +79,13 @@ static void dcommi_trials_choose(const dcommi_tuner *t, const dcommi_chooser *c,
             models[i] = INT64_MAX;
         } else {
             prices[i] = models[i] = INT64_MAX;
-            if (dcommi_choice_model(&c->terrain[k->memory], &s, algo, INT64_MAX >> 4,
-                                    DCOMMI_CHOICE_BUDGET, &price) >= 0) {
+            dcomm_status priced = dcommi_choice_model(&c->terrain[k->memory], &s, algo,
+                                                      INT64_MAX >> 4, DCOMMI_CHOICE_BUDGET, &price);
+            if (priced == DCOMM_ERR_NO_MEMORY) { /* else this rank would try others than the rest */
+                t->status = priced;
+                return;
+            }
+            if (priced >= 0) {
                 models[i] = price.ps;
                 dcommi_choice_correct(&price,
                                       dcommi_correction_of(c->corrections, &s, algo, k->bytes));
