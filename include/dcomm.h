@@ -23341,8 +23341,9 @@ typedef struct dcommi_transport_vtable {
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives it took part in
  *   SHRINK      begins attempt b at leaving out ranks     a = hash of those that stay,
- *               seq = the highest attempt at that which has succeeded; also of a communicator that
- *               has failed
+ *               seq = the highest attempt at that which has succeeded, tag = with which error
+ *               (negated) b has failed here before the others could know; also of a communicator
+ *               that has failed
  *   REGION_ASK  how is region `tag` mapped?
  *   REGION      so                                        a = 1: it is device memory;
  *               payload = card and key (region.h)
@@ -24061,6 +24062,8 @@ typedef struct dcommi_member {
     uint64_t board_read;        /* messages that we have had from there */
     uint64_t gone_after;
     uint64_t shrink_set, shrink_try, shrink_done; /* its last SHRINK: a, b and seq */
+    int shrink_failed; /* and with which status it gave that up; 0: not */
+    bool shrink_out;   /* our call of shrink leaves it out */
     char *hostname;
 } dcommi_member;
 
@@ -24153,6 +24156,8 @@ typedef struct dcommi_remote {
     char why[160];
 } dcommi_remote;
 
+#define DCOMMI_MISSED 16
+
 /* A message for a communicator that does not exist here yet. */
 typedef struct dcommi_stray {
     struct dcommi_stray *next;
@@ -24184,6 +24189,8 @@ struct dcomm_context {
     size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
+    uint64_t missed[DCOMMI_MISSED]; /* ids of communicators whose early messages were lost */
+    unsigned nmissed;
     struct dcommi_regions *regions; /* NULL: never needed (region.h) */
     struct dcommi_scratch *scratch; /* NULL: never needed (scratch.h) */
     _Atomic int memory_due;         /* peers' device memory is to be opened or shut */
@@ -36146,6 +36153,7 @@ static void dcommi_on_shrink(dcomm_comm *comm, const dcommi_header *h)
     m->shrink_set = h->a;
     m->shrink_try = h->b;
     m->shrink_done = h->seq;
+    m->shrink_failed = h->tag <= (uint32_t)-DCOMM_ERR_RANGE ? -(int)h->tag : DCOMM_ERR_CORRUPT;
 }
 
 /* A valid header for a communicator that exists. */
@@ -36212,7 +36220,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         int64_t status = (int64_t)h->a;
         dcommi_poison(comm,
                       status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
-                                                                 : DCOMM_ERR_ABORTED,
+                                                              : DCOMM_ERR_ABORTED,
                       (int)h->src, text);
         return DCOMMI_CONSUMED;
     }
@@ -36238,6 +36246,22 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     }
 }
 
+/* A message for a communicator that does not exist here yet is lost: what waits for it there must
+ * not wait for ever. */
+static void dcommi_stray_lose(dcomm_context *context, uint64_t comm)
+{
+    context->missed[context->nmissed++ % DCOMMI_MISSED] = comm;
+}
+
+static bool dcommi_strays_lost(const dcomm_context *context, const dcomm_comm *comm)
+{
+    bool lost = false;
+    for (unsigned i = 0; i < DCOMMI_MISSED; i++) {
+        lost = lost || context->missed[i] == comm->id;
+    }
+    return lost;
+}
+
 /* A message for a communicator that does not exist here yet. */
 static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_header *h,
                                         dcommi_transport *transport, const dcommi_arrival *arrival)
@@ -36249,6 +36273,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
                    "a message of rank %u for a communicator that is not created here is dropped: "
                    "%zu messages, %zu bytes are kept",
                    h->src, context->nstrays, context->stray_bytes);
+        dcommi_stray_lose(context, h->comm);
         return DCOMMI_CONSUMED;
     }
     dcommi_verdict verdict = DCOMMI_CONSUMED;
@@ -36256,6 +36281,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
     if (early == NULL) {
         dcommi_free(stray);
+        dcommi_stray_lose(context, h->comm);
         return DCOMMI_CONSUMED;
     }
     *stray = (dcommi_stray){.early = early};
@@ -36377,6 +36403,11 @@ static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
         }
         dcommi_early_free(early);
         dcommi_free(stray);
+    }
+    if (dcommi_strays_lost(context, comm)) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1,
+                      "there was no memory for messages that came before the communicator was "
+                      "created here");
     }
 }
 
@@ -51257,15 +51288,14 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
  * know alike: who they are, and the number of the attempt. Ranks may have tried a different number
  * of times. So all go by the highest number that a survivor says (SHRINK): one that hears a higher
  * number while it waits follows, unless the sender has got through the attempt that this rank still
- * waits in. */
+ * waits in. A survivor that has no memory for an attempt says that as well: nobody waits for it. */
 #ifndef DCOMMI_COMM_SHRINK_H
 #define DCOMMI_COMM_SHRINK_H
 
 
 typedef struct dcommi_shrink {
     dcomm_comm *comm;
-    bool *out;
-    int *ranks, size; /* that stay */
+    int *ranks, size; /* that stay: members without shrink_out */
     uint64_t set;     /* their hash */
     uint64_t number;  /* of the attempt */
     double until;
@@ -51276,9 +51306,9 @@ static uint64_t dcommi_shrink_highest(const dcommi_shrink *s, bool waiting)
 {
     uint64_t highest = s->number;
     dcommi_token_take(s->comm->context);
-    for (int i = 0; i < s->size; i++) {
-        const dcommi_member *m = &s->comm->members[s->ranks[i]];
-        if (m->shrink_set == s->set && m->shrink_try > highest &&
+    for (int r = 0; r < s->comm->size; r++) {
+        const dcommi_member *m = &s->comm->members[r];
+        if (!m->shrink_out && m->shrink_set == s->set && m->shrink_try > highest &&
             (!waiting || m->shrink_done < s->number)) {
             highest = m->shrink_try;
         }
@@ -51287,58 +51317,116 @@ static uint64_t dcommi_shrink_highest(const dcommi_shrink *s, bool waiting)
     return highest;
 }
 
-/* Go by this number, and say so: the first is what everybody begins with. */
-static void dcommi_shrink_begin(dcommi_shrink *s, uint64_t number)
+/* Say where this rank is: in which attempt, and with which status it has given that up (DCOMM_OK:
+ * it has not). */
+static dcomm_status dcommi_shrink_say(const dcommi_shrink *s, dcomm_status failed)
 {
     dcomm_comm *comm = s->comm;
-    s->number = number;
+    dcomm_status status = DCOMM_OK;
     dcommi_token_take(comm->context);
-    comm->shrink_tries = number > comm->shrink_tries ? number : comm->shrink_tries;
-    for (int i = 0; i < s->size && number > 1; i++) {
-        const dcommi_member *m = &comm->members[s->ranks[i]];
-        if (m->peer >= 0 && !m->gone && !comm->context->peers[m->peer].lost) {
+    for (int r = 0; r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (!m->shrink_out && m->peer >= 0 && !m->gone && !comm->context->peers[m->peer].lost) {
             dcommi_header h = {.type = DCOMMI_MSG_SHRINK,
                                .a = s->set,
-                               .b = number,
+                               .b = s->number,
+                               .tag = (uint32_t)-failed,
                                .seq = comm->shrunk_set == s->set ? comm->shrunk_try : 0};
-            dcommi_send_header(comm, s->ranks[i], &h, NULL, 0);
+            dcomm_status sent = dcommi_send_header(comm, r, &h, NULL, 0);
+            status =
+                sent == DCOMM_ERR_NO_MEMORY ? sent : status; /* a lost peer is seen otherwise */
         }
     }
     dcommi_token_release(comm->context);
+    return status;
 }
+
+/* Go by this number, and say so: the first is what everybody begins with. */
+static dcomm_status dcommi_shrink_begin(dcommi_shrink *s, uint64_t number)
+{
+    dcomm_comm *comm = s->comm;
+    s->number = number;
+    comm->shrink_tries = number > comm->shrink_tries ? number : comm->shrink_tries;
+    return number > 1 ? dcommi_shrink_say(s, DCOMM_OK) : DCOMM_OK;
+}
+
+/* This rank gives up an attempt on its own, for the reason in dcommi_message: the others wait. */
+static dcomm_status dcommi_shrink_give_up(const dcommi_shrink *s, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    if (dcommi_shrink_say(s, status) < 0) { /* a moment ago the same memory was there */
+        dcommi_shrink_say(s, status);
+    }
+    memcpy(dcommi_message, why, sizeof why);
+    return status;
+}
+
+/* With which error another survivor has given up this attempt, whose communicator `made` is. */
+static dcomm_status dcommi_shrink_others(const dcommi_shrink *s, dcomm_comm *made)
+{
+    dcomm_status status = DCOMM_IN_PROGRESS;
+    dcommi_token_take(s->comm->context);
+    for (int i = 0; i < s->size; i++) {
+        const int r = s->ranks[i];
+        const dcommi_member *m = &s->comm->members[r];
+        if (m->shrink_set == s->set && m->shrink_try == s->number && m->shrink_failed < 0) {
+            made->members[i].gone = true; /* it may have none, and says no goodbye */
+            status = dcommi_fail((dcomm_status)m->shrink_failed,
+                                 "rank %d could not make its part of the shrunk communicator: %s",
+                                 r, dcomm_strerror((dcomm_status)m->shrink_failed));
+        }
+    }
+    dcommi_token_release(s->comm->context);
+    return status;
+}
+
+static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                   dcomm_request **request_p);
 
 /* One attempt: every survivor enters a barrier of the new communicator. DCOMM_IN_PROGRESS: another
  * attempt has begun, which is s->number now. */
 static dcomm_status dcommi_shrink_try(dcommi_shrink *s, dcomm_comm **new_p)
 {
     dcomm_request *request = NULL;
-    dcomm_coll_opts opts = {.timeout_s = s->until - dcommi_now()};
+    /* By name, since a choice takes memory. */
+    dcomm_coll_opts opts = {.timeout_s = s->until - dcommi_now(),
+                            .algo = dcommi_algo_at(DCOMM_COLL_BARRIER, 0)->name};
     if (opts.timeout_s <= 0) {
         return DCOMM_ERR_TIMEOUT;
     }
-    DCOMMI_TRY(dcommi_comm_derive(s->comm, s->ranks, s->size, dcommi_mix(s->set, s->number),
-                                  DCOMM_ON_ERROR_RETURN, new_p)); /* its failure is an attempt's */
-    dcomm_status status = dcomm_ibarrier(*new_p, &opts, &request);
+    dcomm_status status =
+        dcommi_comm_derive(s->comm, s->ranks, s->size, dcommi_mix(s->set, s->number),
+                           DCOMM_ON_ERROR_RETURN, new_p); /* its failure is an attempt's */
+    if (status < 0) {
+        return dcommi_shrink_give_up(s, status);
+    }
+    status = dcommi_barrier(*new_p, &opts, &request);
+    if (status < 0) {
+        dcommi_shrink_give_up(s, status);
+    }
     uint64_t highest = s->number;
     while (status >= 0 && highest == s->number &&
            (status = dcomm_test(&request)) == DCOMM_IN_PROGRESS) {
         highest = dcommi_shrink_highest(s, true);
+        status = highest == s->number ? dcommi_shrink_others(s, *new_p) : status;
         dcommi_progress_or_yield(s->comm->context);
     }
     if (status == DCOMM_OK) {
         return DCOMM_OK;
     }
-    char why[DCOMMI_MESSAGE_MAX];
-    memcpy(why, dcommi_message, sizeof why);
     /* A survivor has given up, for its time is over: the others try again while they have time. */
     if (status == DCOMM_ERR_TIMEOUT || status == DCOMM_ERR_ABORTED) {
         highest = dcommi_shrink_highest(s, false);
         highest = highest > s->number ? highest : s->number + 1;
     }
     if (highest > s->number && dcommi_now() < s->until) {
-        dcommi_shrink_begin(s, highest); /* before the others hear that the old one is over */
-        status = DCOMM_IN_PROGRESS;
+        /* before the others hear that the old one is over */
+        status = dcommi_shrink_begin(s, highest);
+        status = status < 0 ? dcommi_shrink_give_up(s, status) : DCOMM_IN_PROGRESS;
     }
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
     if (request != NULL) {
         dcomm_comm_abort(*new_p, "another attempt at shrinking has begun");
         dcomm_status ended = dcomm_wait(&request);
@@ -51354,17 +51442,21 @@ static dcomm_status dcommi_shrink_agree(dcommi_shrink *s, dcomm_comm **new_p)
     dcomm_comm *comm = s->comm;
     s->until = dcommi_now() + comm->timeout_s;
     s->set = dcommi_mix(comm->id, 0x736872696e6bu);
+    s->ranks = dcommi_calloc((size_t)comm->size, sizeof *s->ranks);
+    dcomm_status status = s->ranks != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     for (int r = 0; r < comm->size; r++) {
-        if (!s->out[r]) {
-            s->ranks[s->size++] = r;
+        if (!comm->members[r].shrink_out) {
             s->set = dcommi_mix(s->set, (uint64_t)r + 1);
+            if (s->ranks != NULL) {
+                s->ranks[s->size++] = r;
+            }
         }
     }
     s->number = comm->shrink_tries + 1;
-    dcommi_shrink_begin(s, dcommi_shrink_highest(s, false));
-    dcomm_status status;
+    dcomm_status begun = dcommi_shrink_begin(s, dcommi_shrink_highest(s, false));
+    status = status < 0 ? status : begun;
     do {
-        status = dcommi_shrink_try(s, new_p);
+        status = status < 0 ? dcommi_shrink_give_up(s, status) : dcommi_shrink_try(s, new_p);
     } while (status == DCOMM_IN_PROGRESS);
     if (status < 0) {
         dcommi_say_failed(comm->on_error, comm->rank, status, dcommi_message);
@@ -51393,22 +51485,18 @@ DCOMM_API dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, 
                            excluded == NULL ? "NULL" : "given", n);
     }
     dcommi_shrink s = {.comm = comm};
-    s.out = dcommi_calloc((size_t)comm->size, sizeof *s.out);
-    s.ranks = dcommi_calloc((size_t)comm->size, sizeof *s.ranks);
-    dcomm_status status = s.out == NULL || s.ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
-    for (int i = 0; i < n && status >= 0; i++) {
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].shrink_out = false;
+    }
+    for (int i = 0; i < n; i++) {
         if (excluded[i] < 0 || excluded[i] >= comm->size || excluded[i] == comm->rank) {
-            status = dcommi_fail(
-                DCOMM_ERR_INVALID, "excluded[%d] is rank %d%s; there are %d", i, excluded[i],
-                excluded[i] == comm->rank ? ", the caller itself" : "", comm->size);
-        } else {
-            s.out[excluded[i]] = true;
+            return dcommi_fail(DCOMM_ERR_INVALID, "excluded[%d] is rank %d%s; there are %d", i,
+                               excluded[i], excluded[i] == comm->rank ? ", the caller itself" : "",
+                               comm->size);
         }
+        comm->members[excluded[i]].shrink_out = true;
     }
-    if (status >= 0) {
-        status = dcommi_shrink_agree(&s, new_p);
-    }
-    dcommi_free(s.out);
+    dcomm_status status = dcommi_shrink_agree(&s, new_p);
     dcommi_free(s.ranks);
     return status;
 }
@@ -72733,6 +72821,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_MFD_ALLOW_SEALING
 #undef DCOMMI_MFD_CLOEXEC
 #undef DCOMMI_MFD_NOEXEC_SEAL
+#undef DCOMMI_MISSED
 #undef DCOMMI_MODEL_MOST
 #undef DCOMMI_MOE_BLOCK
 #undef DCOMMI_MOE_BURST

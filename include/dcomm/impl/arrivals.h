@@ -153,6 +153,7 @@ static void dcommi_on_shrink(dcomm_comm *comm, const dcommi_header *h)
     m->shrink_set = h->a;
     m->shrink_try = h->b;
     m->shrink_done = h->seq;
+    m->shrink_failed = h->tag <= (uint32_t)-DCOMM_ERR_RANGE ? -(int)h->tag : DCOMM_ERR_CORRUPT;
 }
 
 /* A valid header for a communicator that exists. */
@@ -219,7 +220,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         int64_t status = (int64_t)h->a;
         dcommi_poison(comm,
                       status < 0 && status >= DCOMM_ERR_RANGE ? (dcomm_status)status
-                                                                 : DCOMM_ERR_ABORTED,
+                                                              : DCOMM_ERR_ABORTED,
                       (int)h->src, text);
         return DCOMMI_CONSUMED;
     }
@@ -245,6 +246,22 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
     }
 }
 
+/* A message for a communicator that does not exist here yet is lost: what waits for it there must
+ * not wait for ever. */
+static void dcommi_stray_lose(dcomm_context *context, uint64_t comm)
+{
+    context->missed[context->nmissed++ % DCOMMI_MISSED] = comm;
+}
+
+static bool dcommi_strays_lost(const dcomm_context *context, const dcomm_comm *comm)
+{
+    bool lost = false;
+    for (unsigned i = 0; i < DCOMMI_MISSED; i++) {
+        lost = lost || context->missed[i] == comm->id;
+    }
+    return lost;
+}
+
 /* A message for a communicator that does not exist here yet. */
 static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_header *h,
                                         dcommi_transport *transport, const dcommi_arrival *arrival)
@@ -256,6 +273,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
                    "a message of rank %u for a communicator that is not created here is dropped: "
                    "%zu messages, %zu bytes are kept",
                    h->src, context->nstrays, context->stray_bytes);
+        dcommi_stray_lose(context, h->comm);
         return DCOMMI_CONSUMED;
     }
     dcommi_verdict verdict = DCOMMI_CONSUMED;
@@ -263,6 +281,7 @@ static dcommi_verdict dcommi_stray_keep(dcomm_context *context, const dcommi_hea
     dcommi_early *early = stray != NULL ? dcommi_early_make(transport, h, arrival, &verdict) : NULL;
     if (early == NULL) {
         dcommi_free(stray);
+        dcommi_stray_lose(context, h->comm);
         return DCOMMI_CONSUMED;
     }
     *stray = (dcommi_stray){.early = early};
@@ -384,6 +403,11 @@ static void dcommi_deliver_strays(dcomm_context *context, dcomm_comm *comm)
         }
         dcommi_early_free(early);
         dcommi_free(stray);
+    }
+    if (dcommi_strays_lost(context, comm)) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1,
+                      "there was no memory for messages that came before the communicator was "
+                      "created here");
     }
 }
 

@@ -27,8 +27,9 @@
  *   ABORT       a = status (two's complement)             payload = sentence
  *   GOODBYE     a = number of collectives it took part in
  *   SHRINK      begins attempt b at leaving out ranks     a = hash of those that stay,
- *               seq = the highest attempt at that which has succeeded; also of a communicator that
- *               has failed
+ *               seq = the highest attempt at that which has succeeded, tag = with which error
+ *               (negated) b has failed here before the others could know; also of a communicator
+ *               that has failed
  *   REGION_ASK  how is region `tag` mapped?
  *   REGION      so                                        a = 1: it is device memory;
  *               payload = card and key (region.h)

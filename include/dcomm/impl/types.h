@@ -297,6 +297,8 @@ typedef struct dcommi_member {
     uint64_t board_read;        /* messages that we have had from there */
     uint64_t gone_after;
     uint64_t shrink_set, shrink_try, shrink_done; /* its last SHRINK: a, b and seq */
+    int shrink_failed; /* and with which status it gave that up; 0: not */
+    bool shrink_out;   /* our call of shrink leaves it out */
     char *hostname;
 } dcommi_member;
 
@@ -389,6 +391,8 @@ typedef struct dcommi_remote {
     char why[160];
 } dcommi_remote;
 
+#define DCOMMI_MISSED 16
+
 /* A message for a communicator that does not exist here yet. */
 typedef struct dcommi_stray {
     struct dcommi_stray *next;
@@ -420,6 +424,8 @@ struct dcomm_context {
     size_t nstrays, stray_bytes, strays_dropped;
     uint64_t buried[64]; /* ids of communicators that are no more */
     unsigned nburied;
+    uint64_t missed[DCOMMI_MISSED]; /* ids of communicators whose early messages were lost */
+    unsigned nmissed;
     struct dcommi_regions *regions; /* NULL: never needed (region.h) */
     struct dcommi_scratch *scratch; /* NULL: never needed (scratch.h) */
     _Atomic int memory_due;         /* peers' device memory is to be opened or shut */
