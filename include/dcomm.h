@@ -1412,9 +1412,11 @@ typedef struct dcomm_comm_opts {
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
 
 /* Create a communicator; collective over all its ranks. opts may be NULL. It may be tried again
- * after an error. A rank that fails alone (bad options, no shared memory) takes up to 5 s to tell
- * the others. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH
- * (wrong secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT. */
+ * after an error. Measuring (opts.tune) included, it fails on all ranks or on none. A rank that
+ * fails alone (bad options, no shared memory, no memory) takes up to 5 s to tell the others, whose
+ * sentence names it. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing),
+ * DCOMM_ERR_AUTH (wrong secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID,
+ * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_TRANSPORT. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
                                                        dcomm_comm **comm_p);
 /* The same without blocking: *comm_p exists at once; dcomm_comm_ready tells when it can be used.
@@ -1447,7 +1449,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm
  * name the same ranks. Works after an error, which is what it is for. Survivors keep their order.
  * Waits for the others at most as long as the communicator's operations; after an error it can be
  * called again, also by ranks that have called it a different number of times.
- * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
+ * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_NO_MEMORY (here, or on a rank
+ * that the sentence names), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                                        dcomm_comm **new_p);
 /* Fail every outstanding and future operation on every rank with DCOMM_ERR_ABORTED and `reason`
@@ -23296,9 +23299,9 @@ typedef struct dcommi_transport_vtable {
      * waited for. */
     bool (*peek)(dcommi_transport *t, int peer, size_t expected, dcommi_arrival *arrival);
     void (*pass)(dcommi_transport *t, int peer);
-    /* May be NULL. DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1), which all
-     * its peers can map, or of a peer's; NULL: not to be had, or not yet. */
-    void *(*common)(dcommi_transport *t, int peer);
+    /* May be NULL. *common_p: DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1),
+     * which all its peers can map, or of a peer's; NULL: not to be had, or not yet. */
+    dcomm_status (*common)(dcommi_transport *t, int peer, void **common_p);
     /* NULL but where processes of a host share memory. Hand our own to the process with this
      * address, which may be no peer yet and can become one then. DCOMM_IN_PROGRESS: it has too much
      * to take in, or must be asked again when it has greeted us for the `first` time, which comes
@@ -24287,7 +24290,10 @@ struct dcommi_posts {
 static dcommi_board *dcommi_boards_of(const dcomm_context *context, int peer)
 {
     dcommi_transport *local = context->local;
-    return local->call->common != NULL ? local->call->common(local, peer) : NULL;
+    void *boards = NULL;
+    return local->call->common != NULL && local->call->common(local, peer, &boards) == DCOMM_OK
+               ? boards
+               : NULL;
 }
 
 #define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
@@ -25197,8 +25203,8 @@ static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, s
 static void dcommi_job_command(char *text, size_t max)
 {
     enum { LONGEST = 1 << 16, HASH = 24 };
-    uint8_t *line = dcommi_alloc_raw(LONGEST);
-    int fd = line != NULL ? open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC) : -1;
+    uint8_t line[LONGEST]; /* on the stack: a job has its name also where memory is out */
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     size_t n = 0;
     for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
         got = read(fd, line + n, LONGEST - n);
@@ -25223,7 +25229,6 @@ static void dcommi_job_command(char *text, size_t max)
         snprintf(text + half, HASH, "...%016" PRIx64 "...", dcommi_get64(digest));
         dcommi_rdv_printable(line + n - half, half, text + strlen(text));
     }
-    dcommi_free(line);
 }
 
 /* Return true if a rank's number stands at position `at`, as in "--rank=3", "--local-rank 3",
@@ -26563,26 +26568,31 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
                          : DCOMMI_RDV_AGAIN;
 }
 
-/* Read a whole genuine frame into *frame_p (dcommi_free it). A FAIL becomes its status. */
+/* Memory that frames are read into. */
+typedef struct dcommi_rdv_frame {
+    uint8_t *bytes; /* dcommi_free them */
+    size_t capacity;
+} dcommi_rdv_frame;
+
+/* Read a whole genuine frame. A FAIL becomes its status. */
 static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, double deadline,
-                                    dcommi_rdv_header *h, uint8_t **frame_p)
+                                    dcommi_rdv_header *h, dcommi_rdv_frame *frame)
 {
     enum { STEP = 1 << 20 };
-    uint8_t *frame = NULL;
-    size_t capacity = 0, have = 0, need = DCOMMI_RDV_HEADER;
+    size_t have = 0, need = DCOMMI_RDV_HEADER;
     dcomm_status status = DCOMM_OK;
     bool known = false;
     while (status == DCOMM_OK && have < need) {
         /* Memory grows with what has arrived, not with what the header promises. */
         size_t step = need - have < STEP ? need - have : STEP;
-        status = dcommi_grow((void **)&frame, &capacity, have + step, 1);
+        status = dcommi_grow((void **)&frame->bytes, &frame->capacity, have + step, 1);
         if (status == DCOMM_OK) {
-            status = dcommi_sock_read(c->fd, frame + have, step, deadline, c->cancel);
+            status = dcommi_sock_read(c->fd, frame->bytes + have, step, deadline, c->cancel);
             have += step;
         }
         if (status == DCOMM_OK && !known) {
             known = true;
-            if (!dcommi_rdv_get_header(frame, h) ||
+            if (!dcommi_rdv_get_header(frame->bytes, h) ||
                 (h->type != wanted && h->type != DCOMMI_RDV_FAIL)) {
                 status =
                     dcommi_fail(DCOMM_ERR_CORRUPT,
@@ -26591,10 +26601,10 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
             need += (size_t)h->length + DCOMMI_RDV_TAG;
         }
     }
-    if (status == DCOMM_OK && !dcommi_rdv_genuine(frame, h, c->in_seq++, c->keys.server)) {
+    if (status == DCOMM_OK && !dcommi_rdv_genuine(frame->bytes, h, c->in_seq++, c->keys.server)) {
         status = dcommi_fail(DCOMM_ERR_AUTH, "rank %" PRIu32 " received a forged frame", c->rank);
     } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
-        status = dcommi_rdv_reason(c, frame + DCOMMI_RDV_HEADER, h->length);
+        status = dcommi_rdv_reason(c, frame->bytes + DCOMMI_RDV_HEADER, h->length);
     } else if (status == DCOMM_ERR_PEER) {
         dcommi_fail(status, "rank %" PRIu32 " lost the process that serves the rendezvous",
                     c->rank);
@@ -26604,11 +26614,6 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     } else if (status == DCOMM_ERR_ABORTED) {
         dcommi_rdv_cancelled();
     }
-    if (status < 0) {
-        dcommi_free(frame);
-        frame = NULL;
-    }
-    *frame_p = frame;
     return status;
 }
 
@@ -26632,12 +26637,12 @@ static dcomm_status dcommi_rdv_announce(dcommi_rdv_client *c, double deadline)
         dcommi_rdv_put_tagged(frame, DCOMMI_RDV_FAIL, c->out_seq++, reason, len, c->keys.client);
     bool stopped;
     dcomm_status status = dcommi_sock_write(c->fd, frame, bytes, deadline, c->cancel, &stopped);
+    dcommi_rdv_frame got = {0};
     while (status >= 0) {
         dcommi_rdv_header h;
-        uint8_t *got = NULL;
         status = dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &got);
-        dcommi_free(got);
     }
+    dcommi_free(got.bytes);
     return status;
 }
 
@@ -26735,63 +26740,68 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         connect_s = connect_s * 2 < 8 ? connect_s * 2 : 8;
     }
     dcommi_rdv_header h;
-    uint8_t *frame = NULL;
+    dcommi_rdv_frame frame = {0};
     dcomm_status status = c->failed < 0
                               ? dcommi_rdv_announce(c, deadline)
                               : dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &frame);
-    dcommi_free(frame);
+    dcommi_free(frame.bytes);
     if (status < 0) {
         dcommi_rdv_drop(c);
     }
     return status;
 }
 
-/* Every rank's bytes to every rank, as dcommi_boot_allgather. */
+/* Every rank's bytes to every rank, as dcommi_boot_allgather. After an error the connection is
+ * closed, unless memory was out before anything was said: then dcommi_boot_tell can say so. */
 static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, size_t len,
                                       void **all_p, size_t **lens_p)
 {
     double deadline = dcommi_now() + c->timeout_s;
-    size_t frame_len = DCOMMI_RDV_HEADER + 4 + len + DCOMMI_RDV_TAG, blobs = 0;
-    uint8_t *frame = dcommi_alloc(frame_len);
-    size_t *lens = dcommi_calloc(c->size, sizeof *lens);
-    dcomm_status status = frame == NULL || lens == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    const size_t around = DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_TAG; /* the blobs */
+    size_t blobs = 0;
+    dcommi_rdv_frame frame = {0};
     dcommi_rdv_header h = {0};
     bool stopped;
-    if (status == DCOMM_OK) {
-        uint8_t digest[DCOMMI_SHA256_BYTES];
-        uint8_t *payload = frame + DCOMMI_RDV_HEADER;
-        dcommi_rdv_put_header(frame, DCOMMI_RDV_GATHER, c->out_seq++, (uint32_t)len + 4);
-        dcommi_put32(payload, dcommi_rdv_ms(c->timeout_s));
-        if (len > 0) {
-            memcpy(payload + 4, mine, len);
-        }
-        dcommi_sha256_digest(payload, len + 4, digest);
-        dcommi_rdv_tag(c->keys.client, frame, digest, payload + 4 + len);
-        status = dcommi_sock_write(c->fd, frame, frame_len, deadline, c->cancel, &stopped);
-        if (status == DCOMM_ERR_ABORTED) {
-            dcommi_rdv_cancelled();
-        } else if (status < 0) {
-            dcommi_fail(status, "rank %" PRIu32 " could not send to the rendezvous within %.3g s",
-                        c->rank, c->timeout_s);
-        }
+    DCOMMI_TRY(dcommi_grow((void **)&frame.bytes, &frame.capacity,
+                           around + c->size * (sizeof(uint32_t) + len), 1));
+    size_t *lens = dcommi_calloc(c->size, sizeof *lens);
+    if (lens == NULL) {
+        dcommi_free(frame.bytes);
+        return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_free(frame);
-    frame = NULL;
+    uint8_t digest[DCOMMI_SHA256_BYTES];
+    uint8_t *payload = frame.bytes + DCOMMI_RDV_HEADER;
+    dcommi_rdv_put_header(frame.bytes, DCOMMI_RDV_GATHER, c->out_seq++, (uint32_t)len + 4);
+    dcommi_put32(payload, dcommi_rdv_ms(c->timeout_s));
+    if (len > 0) {
+        memcpy(payload + 4, mine, len);
+    }
+    dcommi_sha256_digest(payload, len + 4, digest);
+    dcommi_rdv_tag(c->keys.client, frame.bytes, digest, payload + 4 + len);
+    dcomm_status status =
+        dcommi_sock_write(c->fd, frame.bytes, around + len, deadline, c->cancel, &stopped);
+    if (status == DCOMM_ERR_ABORTED) {
+        dcommi_rdv_cancelled();
+    } else if (status < 0) {
+        dcommi_fail(status, "rank %" PRIu32 " could not send to the rendezvous within %.3g s",
+                    c->rank, c->timeout_s);
+    }
     if (status == DCOMM_OK) {
         status = dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame);
     }
     if (status == DCOMM_OK &&
-        !dcommi_rdv_get_result(frame + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
+        !dcommi_rdv_get_result(frame.bytes + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
         status =
             dcommi_fail(DCOMM_ERR_CORRUPT, "rank %" PRIu32 " received a malformed result", c->rank);
     }
     if (status < 0) {
-        dcommi_free(frame);
+        dcommi_rdv_drop(c);
+        dcommi_free(frame.bytes);
         dcommi_free(lens);
         return status;
     }
-    memmove(frame, frame + DCOMMI_RDV_HEADER + blobs, h.length - blobs);
-    *all_p = frame;
+    memmove(frame.bytes, frame.bytes + DCOMMI_RDV_HEADER + blobs, h.length - blobs);
+    *all_p = frame.bytes;
     *lens_p = lens;
     return DCOMM_OK;
 }
@@ -28061,14 +28071,19 @@ static dcomm_status dcommi_rdv_server_start(const dcommi_addr *on, uint16_t port
 #define DCOMMI_BOOT_LINGER_S 1.0 /* for the others to have left, when this process serves them */
 #define DCOMMI_BOOT_PORT_S 2.0   /* for a port of an earlier communicator or job to become free */
 #define DCOMMI_BOOT_TELL_S 5.0   /* for the others to hear why this rank cannot take part */
+#define DCOMMI_BOOT_FEW \
+    256 /* so many ranks can say in the caller's all-gather that memory is out */
 
 typedef struct dcommi_boot {
     int rank, size;
     int local_rank; /* rank within the host as the launcher counts, -1 if it does not say */
     /* private: */
+    bool open;
     dcomm_allgather_fn allgather; /* NULL: client, or alone */
     void *allgather_user;
-    bool agreed; /* no rank waits for another any more */
+    uint64_t few[DCOMMI_BOOT_FEW]; /* of the caller's all-gather: one word of each rank */
+    uint64_t *words;               /* `few`, or memory of its own */
+    bool agreed;                   /* no rank waits for another any more */
     bool counted;
     uint32_t generation;
     dcommi_rdv_client client;
@@ -28112,7 +28127,7 @@ static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank
     return theirs.status >= 0
                ? DCOMM_OK
                : dcommi_fail(theirs.status >= DCOMM_ERR_RANGE ? (dcomm_status)theirs.status
-                                                                 : DCOMM_ERR_CORRUPT,
+                                                              : DCOMM_ERR_CORRUPT,
                              "rank %d: %s", rank, theirs.text);
 }
 
@@ -28266,7 +28281,8 @@ static dcomm_status dcommi_boot_taken(const dcommi_boot *boot, const dcommi_laun
     }
 }
 
-/* Rank 0 serves where the launcher says. */
+/* Rank 0 serves where the launcher says. It tries again for a while if it cannot, since without it
+ * nobody can be told anything. */
 static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *l,
                                       dcommi_rdv_target *target)
 {
@@ -28279,7 +28295,8 @@ static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *
         dcomm_status status =
             dcommi_rdv_server_start(at, l->port, l->key, boot->generation, l->job, &boot->server);
         bool taken = errno == EADDRINUSE;
-        if (status != DCOMM_ERR_SYSTEM || (!taken && turn + 1 >= n)) {
+        const bool memory = status == DCOMM_ERR_NO_MEMORY;
+        if (!memory && (status != DCOMM_ERR_SYSTEM || (!taken && turn + 1 >= n))) {
             return status;
         }
         if (dcommi_now() > patience) {
@@ -28385,9 +28402,10 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
  * this process serves them, or for them to come and hear why a rank cannot. */
 static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
 {
-    if (boot == NULL) {
+    if (!boot->open) {
         return;
     }
+    boot->open = false;
     dcommi_rdv_leave(&boot->client);
     if (boot->server != NULL) {
         dcommi_rdv_server_retire(boot->server,
@@ -28397,7 +28415,9 @@ static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
         uint32_t mine = boot->generation + 1; /* unless another creation has begun meanwhile */
         atomic_compare_exchange_strong(&dcommi_boot_generation, &mine, boot->generation);
     }
-    dcommi_free(boot);
+    if (boot->words != boot->few) {
+        dcommi_free(boot->words);
+    }
 }
 
 static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *opts)
@@ -28420,7 +28440,10 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
     }
     boot->allgather = opts->allgather;
     boot->allgather_user = opts->allgather_user;
-    return DCOMM_OK;
+    boot->words = boot->size <= DCOMMI_BOOT_FEW
+                      ? boot->few
+                      : dcommi_calloc((size_t)boot->size, sizeof *boot->words);
+    return boot->words != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
 static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
@@ -28430,7 +28453,7 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
  * in, or come to. */
 static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
 {
-    if (boot == NULL || boot->agreed) {
+    if (!boot->open || boot->agreed) {
         return;
     }
     boot->agreed = true;
@@ -28452,24 +28475,11 @@ static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
     memcpy(dcommi_message, why, sizeof why);
 }
 
-static dcommi_boot *dcommi_boot_new(double timeout_s, const _Atomic int *cancel)
+/* Meet as opts and the environment say; where that fails, the boot is closed. */
+static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *opts)
 {
-    dcommi_boot *boot = dcommi_alloc(sizeof *boot);
-    if (boot != NULL) {
-        boot->local_rank = -1;
-        boot->client.fd = -1;
-        boot->client.timeout_s = timeout_s;
-        boot->client.cancel = cancel;
-    }
-    return boot;
-}
-
-/* Meet as opts and the environment say; where that fails, *boot_p is closed and NULL. */
-static dcomm_status dcommi_boot_begin(dcommi_boot **boot_p, const dcomm_comm_opts *opts,
-                                      double timeout_s)
-{
-    dcommi_boot *boot = *boot_p;
     dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
+    double timeout_s = boot->client.timeout_s;
     dcomm_status status;
     if (kind == DCOMM_BOOT_AUTO) {
         status = dcommi_boot_auto(boot);
@@ -28484,20 +28494,26 @@ static dcomm_status dcommi_boot_begin(dcommi_boot **boot_p, const dcomm_comm_opt
         memcpy(why, dcommi_message, sizeof why);
         dcommi_boot_close(boot, status);
         memcpy(dcommi_message, why, sizeof why);
-        *boot_p = NULL;
     }
     return status;
+}
+
+static dcommi_boot dcommi_boot_new(double timeout_s, const _Atomic int *cancel)
+{
+    return (dcommi_boot){.open = true,
+                         .local_rank = -1,
+                         .client = {.fd = -1, .timeout_s = timeout_s, .cancel = cancel}};
 }
 
 /* Resolve how to meet from opts (boot kind, environment), connect, and wait for all ranks. opts
  * may be NULL. Blocks at most timeout_s, besides name look-ups and the caller's all-gather. cancel
  * may be NULL; when *cancel becomes non-zero, returns DCOMM_ERR_ABORTED soon. It must stay until
- * close. */
+ * close, which a failed boot needs no more. */
 static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout_s,
-                                     const _Atomic int *cancel, dcommi_boot **boot_p)
+                                     const _Atomic int *cancel, dcommi_boot *boot)
 {
-    *boot_p = dcommi_boot_new(timeout_s, cancel);
-    return *boot_p != NULL ? dcommi_boot_begin(boot_p, opts, timeout_s) : DCOMM_ERR_NO_MEMORY;
+    *boot = dcommi_boot_new(timeout_s, cancel);
+    return dcommi_boot_begin(boot, opts);
 }
 
 /* This rank fails with `status`, for the reason in dcommi_message, before it has met the others:
@@ -28508,15 +28524,13 @@ static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     timeout_s = timeout_s > 0 && timeout_s < DCOMMI_BOOT_TELL_S ? timeout_s : DCOMMI_BOOT_TELL_S;
-    dcommi_boot *boot = dcommi_boot_new(timeout_s, cancel);
-    if (boot != NULL) {
-        boot->client.failed = status;
-        memcpy(boot->client.why, why, sizeof why);
-        if (dcommi_boot_begin(&boot, opts, timeout_s) == DCOMM_OK) {
-            memcpy(dcommi_message, why, sizeof why);
-            dcommi_boot_tell(boot, status); /* by the caller's all-gather */
-            dcommi_boot_close(boot, status);
-        }
+    dcommi_boot boot = dcommi_boot_new(timeout_s, cancel);
+    boot.client.failed = status;
+    memcpy(boot.client.why, why, sizeof why);
+    if (dcommi_boot_begin(&boot, opts) == DCOMM_OK) {
+        memcpy(dcommi_message, why, sizeof why);
+        dcommi_boot_tell(&boot, status); /* by the caller's all-gather */
+        dcommi_boot_close(&boot, status);
     }
     memcpy(dcommi_message, why, sizeof why);
 }
@@ -28531,32 +28545,40 @@ static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, 
                              rc, boot->rank, boot->size);
 }
 
-/* By the caller's function: the lengths first, then blobs padded to the longest. */
+/* By the caller's function: the lengths first, then blobs padded to the longest. In between ranks
+ * say whether they have memory for the blobs, since who has none must not be waited for. */
 static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
     size_t n = (size_t)boot->size, longest = 0, total = 0;
-    uint64_t my_len = len;
-    uint64_t *wide = dcommi_calloc(n, sizeof *wide);
+    uint64_t word = len;
     size_t *lens = dcommi_calloc(n, sizeof *lens);
     uint8_t *padded = NULL, *all = NULL;
-    dcomm_status status = wide == NULL || lens == NULL
-                              ? DCOMM_ERR_NO_MEMORY
-                              : dcommi_boot_call(boot, &my_len, sizeof my_len, wide);
+    dcomm_status status = dcommi_boot_call(boot, &word, sizeof word, boot->words);
     for (size_t r = 0; r < n && status == DCOMM_OK; r++) {
-        if (wide[r] > DCOMMI_RDV_BLOB_MAX) {
+        if (boot->words[r] > DCOMMI_RDV_BLOB_MAX) {
             status = dcommi_fail(DCOMM_ERR_CORRUPT,
                                  "opts.allgather returned %" PRIu64 " as the length of rank %zu",
-                                 wide[r], r);
+                                 boot->words[r], r);
             break;
         }
-        lens[r] = (size_t)wide[r];
-        longest = lens[r] > longest ? lens[r] : longest;
+        longest = boot->words[r] > longest ? (size_t)boot->words[r] : longest;
     }
     if (status == DCOMM_OK) {
+        for (size_t r = 0; r < n && lens != NULL; r++) {
+            lens[r] = (size_t)boot->words[r];
+        }
         padded = dcommi_alloc(longest);
         all = dcommi_calloc(n, longest);
-        status = padded == NULL || all == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+        word = lens == NULL || padded == NULL || all == NULL;
+        status = dcommi_boot_call(boot, &word, sizeof word, boot->words);
+    }
+    for (size_t r = 0; r < n && status == DCOMM_OK; r++) {
+        if (word != 0) {
+            status = DCOMM_ERR_NO_MEMORY;
+        } else if (boot->words[r] != 0) {
+            status = dcommi_fail(DCOMM_ERR_NO_MEMORY, "rank %zu: no memory to take part", r);
+        }
     }
     if (status == DCOMM_OK && longest > 0) {
         if (len > 0) {
@@ -28569,7 +28591,6 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
         total += lens[r];
     }
     dcommi_free(padded);
-    dcommi_free(wide);
     if (status < 0) {
         boot->agreed = true; /* the others have failed as well, or are in another round */
         dcommi_free(all);
@@ -28583,7 +28604,8 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
 
 /* Every rank's blob to every rank: *all_p (dcommi_free it) is the concatenation, (*lens_p)[size]
  * (dcommi_free it) the lengths. A blob has at most 1 MiB. Blocks at most timeout_s of open. After
- * an error only close is allowed. */
+ * an error only tell and close are allowed. A rank that has said its part has the memory for what
+ * comes back if no blob is longer than its own: in the last round nobody fails alone. */
 static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
@@ -28598,11 +28620,7 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
         return dcommi_boot_by_caller(boot, mine, len, all_p, lens_p);
     }
     if (boot->size > 1) {
-        dcomm_status status = dcommi_rdv_gather(&boot->client, mine, len, all_p, lens_p);
-        if (status < 0) {
-            dcommi_rdv_drop(&boot->client);
-        }
-        return status;
+        return dcommi_rdv_gather(&boot->client, mine, len, all_p, lens_p);
     }
     void *all = dcommi_alloc(len);
     size_t *lens = dcommi_alloc(sizeof *lens);
@@ -35063,7 +35081,11 @@ static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
         return;
     }
-    snprintf(comm->message, sizeof comm->message, "%s", text);
+    if (from < 0 && status == DCOMM_ERR_NO_MEMORY && strncmp(text, "rank ", 5) != 0) {
+        snprintf(comm->message, sizeof comm->message, "rank %d: %.480s", comm->rank, text);
+    } else { /* who allocates knows no rank; other sentences name it */
+        snprintf(comm->message, sizeof comm->message, "%s", text);
+    }
     atomic_store_explicit(&comm->poisoned, status, memory_order_release);
     if (from < 0) {
         for (int r = 0; r < comm->size; r++) {
@@ -39213,15 +39235,18 @@ static void dcommi_local_pass(dcommi_transport *t, int peer)
 
 /* ---- mapped memory ---- */
 
-static void *dcommi_local_common(dcommi_transport *t, int peer)
+static dcomm_status dcommi_local_common(dcommi_transport *t, int peer, void **common_p)
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
-    if (peer >= 0 && (p == NULL || p->lost || p->ended || dcommi_local_look_up(p) != DCOMM_OK)) {
-        return NULL;
+    dcomm_status status = DCOMM_OK;
+    if (peer >= 0) {
+        status = p == NULL || p->lost || p->ended ? DCOMM_ERR_PEER : dcommi_local_look_up(p);
     }
-    dcommi_local_directory *d = peer >= 0 ? p->directory : u->directory;
-    return d != NULL ? d->common : NULL;
+    const bool found = status == DCOMM_OK;
+    dcommi_local_directory *d = !found ? NULL : peer >= 0 ? p->directory : u->directory;
+    *common_p = d != NULL ? d->common : NULL;
+    return status;
 }
 
 static dcomm_status dcommi_local_listen(dcommi_transport *t)
@@ -50567,12 +50592,14 @@ static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m
     DCOMMI_TRY(dcommi_peer_add(context, card, near, cards->extra[r],
                                near ? card->local_address : card->net_address, &peer));
     comm->members[r].peer = peer;
-    if (near && context->npeers > known &&
-        context->local->call->common(context->local, peer) == NULL) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "the memory of rank %d cannot be mapped (see ulimit -n and -v)", r);
-    }
-    return DCOMM_OK;
+    void *common = NULL;
+    dcomm_status status = near && context->npeers > known
+                              ? context->local->call->common(context->local, peer, &common)
+                              : DCOMM_OK;
+    return status == DCOMM_OK || status == DCOMM_ERR_NO_MEMORY
+               ? status
+               : dcommi_fail(DCOMM_ERR_SYSTEM,
+                             "the memory of rank %d cannot be mapped (see ulimit -n and -v)", r);
 }
 
 static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *m)
@@ -50594,7 +50621,17 @@ static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *
     return status;
 }
 
-static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot)
+/* What measures on a communicator that is being created (tune_comm.h). */
+struct dcommi_tuner;
+static dcomm_status dcommi_tuner_new(dcomm_comm *comm, struct dcommi_tuner **t_p);
+static dcomm_status dcommi_tuner_run(struct dcommi_tuner *t, dcomm_comm *comm,
+                                     const dcomm_tuning *given, bool again);
+static void dcommi_tuner_free(struct dcommi_tuner *t);
+
+/* Whatever may fail on one rank alone comes before the ranks agree. *tuner_p: what is to be
+ * measured with afterwards; NULL: nothing is. */
+static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot,
+                                     struct dcommi_tuner **tuner_p)
 {
     dcommi_gathering m = {0};
     comm->rank = boot->rank;
@@ -50614,6 +50651,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot)
         if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
             status = dcommi_comm_control(comm, m.net.card, boot->client.secret);
         }
+        if (status >= 0 && comm->tunes && comm->size > 1) {
+            status = dcommi_tuner_new(comm, tuner_p);
+        }
         status = dcommi_comm_agree(comm, boot, status);
     }
     if (status >= 0) {
@@ -50627,12 +50667,22 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot)
     return status;
 }
 
-static void dcommi_comm_tune_new(dcomm_comm *comm);
+/* Meet the others, measure, and agree with them that all have a communicator now. */
+static dcomm_status dcommi_comm_found(dcomm_comm *comm, dcommi_boot *boot)
+{
+    struct dcommi_tuner *tuner = NULL;
+    dcomm_status status = dcommi_comm_meet(comm, boot, &tuner);
+    if (status >= 0 && tuner != NULL) {
+        status = dcommi_comm_agree(comm, boot, dcommi_tuner_run(tuner, comm, NULL, false));
+    }
+    dcommi_tuner_free(tuner);
+    return status;
+}
 
 /* Everything that creation does, in the caller's thread or one of its own. */
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
-    dcommi_boot *boot = NULL;
+    dcommi_boot boot = {.open = false};
     dcomm_status status = DCOMM_OK;
     if (comm->context == NULL) {
         if (comm->opts.context != NULL) {
@@ -50651,15 +50701,14 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
         status = dcommi_boot_open(&comm->opts, comm->timeout_s, &comm->cancel, &boot);
     }
     if (status >= 0) {
-        status = dcommi_comm_meet(comm, boot);
+        status = dcommi_comm_found(comm, &boot);
     }
     if (status < 0) {
-        dcommi_boot_tell(boot, status);
+        dcommi_boot_tell(&boot, status);
     }
-    dcommi_boot_close(boot, status);
+    dcommi_boot_close(&boot, status);
     if (status >= 0) {
         dcommi_comm_enter(comm);
-        dcommi_comm_tune_new(comm);
     }
     return status;
 }
@@ -50688,7 +50737,8 @@ static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm 
     DCOMMI_TRY(dcommi_check_fork());
     dcomm_comm *comm = dcommi_comm_new(NULL);
     if (comm == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+        dcommi_boot_announce(opts, opts != NULL ? opts->timeout_s : 0, NULL, DCOMM_ERR_NO_MEMORY);
+        return dcommi_creation_failed(dcommi_on_error(opts), DCOMM_ERR_NO_MEMORY);
     }
     if (opts != NULL) {
         comm->opts = *opts;
@@ -50722,10 +50772,12 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
     atomic_store(&comm->ready, DCOMM_IN_PROGRESS);
     int error = pthread_create(&comm->creator, NULL, dcommi_comm_create_main, comm);
     if (error != 0) {
+        dcomm_status status = dcommi_fail(
+            DCOMM_ERR_SYSTEM, "no thread to create the communicator in: %s", strerror(error));
+        dcommi_boot_announce(&comm->opts, comm->timeout_s, NULL, status);
         dcommi_comm_drop(comm);
         *comm_p = NULL;
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "no thread to create the communicator in: %s",
-                           strerror(error));
+        return status;
     }
     comm->has_creator = true;
     return DCOMM_OK;
@@ -58428,7 +58480,7 @@ typedef struct dcommi_tuner {
     /* Rank 0's: how many probes have run, and how many were disturbed to the end; how often it
      * looked who else runs, and found more threads than ours and than processors. */
     int probes, disturbed, looks, crowds;
-    bool busy; /* too many */
+    bool busy;                  /* too many */
     dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
 } dcommi_tuner;
@@ -58571,7 +58623,9 @@ static void dcommi_tune_round(dcommi_tuner *t, int at)
             }
         }
         double start = dcommi_now();
-        t->status = dcommi_probe_run(t->comm, timed->plan, t->in, t->out);
+        if (t->status >= 0) {
+            t->status = dcommi_probe_run(t->comm, timed->plan, t->in, t->out);
+        }
         timed->took[at] = dcommi_now() - start;
     }
 }
@@ -59375,13 +59429,11 @@ static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
     }
 }
 
-/* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
- * else what is measured now. Runs on a communicator of its own, so that nothing of it shows. */
-static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+/* What measuring takes, with a communicator of its own, so that nothing of it shows: all that can
+ * fail on one rank alone while the others do not listen. */
+static dcomm_status dcommi_tuner_new(dcomm_comm *comm, dcommi_tuner **t_p)
 {
-    if (comm->size == 1) {
-        return DCOMM_OK;
-    }
+    *t_p = NULL;
     dcommi_tuner *t = dcommi_alloc(sizeof *t);
     int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
     dcomm_status status = t == NULL || ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
@@ -59391,32 +59443,79 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     if (status >= 0) {
         uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
         status =
-            dcommi_comm_derive(comm, ranks, comm->size, salt,
-                               DCOMM_ON_ERROR_RETURN, /* what fails it fails comm, which says so */
-                               &t->comm);
+            dcommi_comm_make(comm, ranks, comm->size, salt,
+                             DCOMM_ON_ERROR_RETURN, /* what fails it fails comm, which says so */
+                             &t->comm);
     }
+    dcommi_free(ranks);
     if (status < 0) {
-        dcommi_free(ranks);
         dcommi_free(t);
         return status;
     }
-    struct {
-        uint64_t measure;
-        dcomm_tuning tuning;
-    } word = {1, {.step_ps = 0}};
-    uint64_t key = dcommi_tuned_key(comm);
+    *t_p = t;
+    return DCOMM_OK;
+}
+
+static void dcommi_tuner_free(dcommi_tuner *t)
+{
+    if (t == NULL) {
+        return;
+    }
+    if (t->comm != NULL) { /* it was not run */
+        dcommi_comm_drop(t->comm);
+    }
+    dcomm_mem_free(&t->registered);
+    dcommi_huge_release(t->huge, DCOMMI_TUNE_SPECIAL);
+    dcommi_free(t->in);
+    dcommi_free(t->out);
+    dcommi_free(t);
+}
+
+/* Where all take their numbers from: rank 0 looks. */
+typedef struct dcommi_tune_word {
+    uint64_t measure; /* else they are */
+    dcomm_tuning tuning;
+} dcommi_tune_word;
+
+static void dcommi_tune_source(const dcomm_comm *comm, const dcomm_tuning *given, bool again,
+                               uint64_t key, dcommi_tune_word *word)
+{
     const char *path = dcommi_env("DCOMM_TUNE_FILE");
-    if (comm->rank == 0 && given != NULL) {
-        word.tuning = *given;
-        word.measure = 0;
-    } else if (comm->rank == 0 && !again && path != NULL) {
-        word.measure = dcomm_tuning_load(path, &word.tuning) < 0;
-        if (word.measure != 0) {
+    word->measure = 1;
+    if (given != NULL) {
+        word->tuning = *given;
+        word->measure = 0;
+    } else if (!again && path != NULL) {
+        word->measure = dcomm_tuning_load(path, &word->tuning) < 0;
+        if (word->measure != 0) {
             dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);
         }
-    } else if (comm->rank == 0 && !again) {
-        word.measure = !dcommi_tuned_find(comm, key, &word.tuning);
+    } else if (!again) {
+        word->measure = !dcommi_tuned_find(comm, key, &word->tuning);
     }
+}
+
+/* Tell the ranks that wait for this one that it cannot go on. */
+static void dcommi_tune_fail(dcommi_tuner *t, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_token_take(t->comm->context);
+    dcommi_poison(t->comm, status, -1, why);
+    dcommi_token_release(t->comm->context);
+}
+
+/* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
+ * else what is measured now. */
+static dcomm_status dcommi_tuner_run(dcommi_tuner *t, dcomm_comm *comm, const dcomm_tuning *given,
+                                     bool again)
+{
+    dcommi_tune_word word = {.measure = 1};
+    const uint64_t key = dcommi_tuned_key(comm);
+    if (comm->rank == 0) {
+        dcommi_tune_source(comm, given, again, key, &word);
+    }
+    dcommi_comm_begin(t->comm);
     dcommi_tune_share(t, &word, sizeof word);
     if (t->status >= 0 && word.measure != 0) {
         dcomm_tuning_default(&t->tuning);
@@ -59433,7 +59532,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
             }
         }
     }
-    status = t->status;
+    dcomm_status status = t->status;
     if (status >= 0 && comm->connections > 0) {
         word.tuning.connections = comm->connections;
     } else if (status >= 0 && word.tuning.connections == 0) {
@@ -59451,22 +59550,34 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     dcommi_comm_unlock(comm);
     if (status >= 0) {
         dcommi_tune_connect(t, (int)word.tuning.connections);
+    } else {
+        dcommi_tune_fail(t, status);
     }
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
     dcomm_comm_destroy(&t->comm);
-    dcomm_mem_free(&t->registered);
-    dcommi_huge_release(t->huge, DCOMMI_TUNE_SPECIAL);
-    dcommi_free(t->in);
-    dcommi_free(t->out);
-    dcommi_free(t);
-    dcommi_free(ranks);
+    memcpy(dcommi_message, why, sizeof why);
+    return status;
+}
+
+/* Nobody measures before all can. */
+static dcomm_status dcommi_comm_tune_again(dcomm_comm *comm, const dcomm_tuning *given)
+{
+    dcommi_tuner *t = NULL;
+    DCOMMI_TRY(dcommi_tuner_new(comm, &t));
+    dcomm_status status = dcommi_barrier(comm, NULL, NULL);
+    if (status >= 0) {
+        status = dcommi_tuner_run(t, comm, given, true);
+    }
+    dcommi_tuner_free(t);
     return status;
 }
 
 /* What fails here has failed the communicator, since ranks that choose by different numbers must
  * not meet; numbers that make no sense are refused on all of them. */
-static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given)
 {
-    dcomm_status status = dcommi_comm_tune_try(comm, given, again);
+    dcomm_status status = comm->size > 1 ? dcommi_comm_tune_again(comm, given) : DCOMM_OK;
     if (status < 0 && status != DCOMM_ERR_INVALID) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "%s", dcommi_message);
@@ -59477,19 +59588,11 @@ static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given
     return status;
 }
 
-/* At the end of creation. */
-static void dcommi_comm_tune_new(dcomm_comm *comm)
-{
-    if (comm->tunes) {
-        dcommi_comm_tune(comm, NULL, false);
-    }
-}
-
 DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("dcomm_comm_tune"));
-    return dcommi_comm_tune(comm, tuning, true);
+    return dcommi_comm_tune(comm, tuning);
 }
 
 #endif
@@ -72566,6 +72669,7 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BOARD_LOOKED_AT
 #undef DCOMMI_BOARD_PAYLOAD
 #undef DCOMMI_BOARD_RANKS
+#undef DCOMMI_BOOT_FEW
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S
 #undef DCOMMI_BOOT_TELL_S

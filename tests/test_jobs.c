@@ -67,7 +67,7 @@ static void environment(const job_rank *r)
 
 static dcomm_status create(const job_rank *r)
 {
-    dcommi_boot *boot = NULL;
+    dcommi_boot boot;
     void *all = NULL;
     size_t *lens = NULL;
     if (r->cannot) {
@@ -77,14 +77,14 @@ static dcomm_status create(const job_rank *r)
     }
     dcomm_status status = dcommi_boot_open(NULL, r->timeout_s, NULL, &boot);
     if (status == DCOMM_OK) {
-        status = dcommi_boot_allgather(boot, &r->letter, 1, &all, &lens);
+        status = dcommi_boot_allgather(&boot, &r->letter, 1, &all, &lens);
     }
     if (status == DCOMM_OK) {
         memcpy(r->end->met, all, (size_t)r->size);
         dcommi_free(all);
         dcommi_free(lens);
     }
-    dcommi_boot_close(boot, status);
+    dcommi_boot_close(&boot, status);
     return status;
 }
 
@@ -323,7 +323,8 @@ static int gather_beside_a_rank(const void *mine, size_t bytes, void *all, void 
 {
     uint64_t theirs = *(const size_t *)user;
     memcpy(all, mine, bytes);
-    if (bytes == sizeof theirs) {
+    if (bytes == sizeof theirs) { /* the length, then that there is memory */
+        theirs = *(const uint64_t *)mine != 0 ? theirs : 0;
         memcpy((char *)all + bytes, &theirs, bytes);
     } else {
         dcommi_boot_word word = {.status = DCOMM_ERR_SYSTEM, .text = "no shared memory"};
@@ -339,16 +340,16 @@ Test(announced, by_the_callers_allgather, .timeout = LIMIT)
                             .size = 2,
                             .allgather = gather_beside_a_rank,
                             .allgather_user = &theirs};
-    dcommi_boot *boot = NULL;
+    dcommi_boot boot;
     char mine[1000] = "a card", *all = NULL;
     cr_assert_eq(dcommi_boot_open(&opts, 5, NULL, &boot), DCOMM_OK);
-    cr_assert_eq(dcommi_boot_allgather(boot, mine, sizeof mine, (void **)&all, &lens), DCOMM_OK);
+    cr_assert_eq(dcommi_boot_allgather(&boot, mine, sizeof mine, (void **)&all, &lens), DCOMM_OK);
     cr_assert_eq(lens[1], theirs);
     cr_assert_eq(dcommi_boot_word_read(all + lens[0], lens[1], 1), DCOMM_ERR_SYSTEM);
     cr_assert_str_eq(dcommi_message, "rank 1: no shared memory");
     dcommi_free(all);
     dcommi_free(lens);
-    dcommi_boot_close(boot, DCOMM_ERR_SYSTEM);
+    dcommi_boot_close(&boot, DCOMM_ERR_SYSTEM);
 }
 
 /* ---- waiting ---- */

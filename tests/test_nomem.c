@@ -1,12 +1,20 @@
-/* test_nomem.c - every allocation of split and of destruction fails once: that is an error on all
- * ranks or of no consequence, and never a crash, a hang or lost memory. */
+/* test_nomem.c - every allocation of creation, split, shrink and destruction fails once, on one
+ * rank or on all: that is an error on all ranks or of no consequence, and never a crash, a hang, a
+ * time-out or lost memory. */
 #define _GNU_SOURCE
 #include "ranks.h"
 
 #include <criterion/criterion.h>
 
-enum { WAIT_S = 8, MOST = 400 };
-enum { SPLIT, DESTROY };
+enum { WAIT_S = 8 };
+enum part { CREATE, TUNED, MEASURED, SPLIT, SHRINK, DESTROY };
+
+typedef struct walk {
+    enum part part;
+    int first, last; /* ranks whose allocation fails */
+    long step;       /* each so many allocations, */
+    long most;       /* up to this one; 0: until none fails */
+} walk;
 
 static _Atomic long left; /* allocations until one fails; 0: none does */
 static _Atomic int hit;
@@ -32,9 +40,10 @@ static void release(void *p, void *user)
 enum { HIT, FAILED }; /* words: an allocation failed; how many ranks got an error */
 
 typedef struct walker {
+    const walk *w;
     int rank, n, step;
     procs_shared *s;
-    long k; /* which allocation fails, on the last rank */
+    long k; /* which allocation fails */
 } walker;
 
 static void meet(walker *w)
@@ -48,28 +57,48 @@ static void meet(walker *w)
 static void arm(const walker *w)
 {
     atomic_store(&hit, 0);
-    atomic_store(&left, w->rank == w->n - 1 ? w->k : 0);
+    atomic_store(&left, w->rank >= w->w->first && w->rank <= w->w->last ? w->k : 0);
 }
 
-static void disarm(const walker *w)
+static bool disarm(const walker *w)
 {
     atomic_store(&left, 0);
     if (atomic_load(&hit) != 0) {
         atomic_store(&w->s->words[HIT], 1);
     }
+    return atomic_load(&hit) != 0;
+}
+
+/* A failure has its own status where memory ran out, and a sentence that names a rank elsewhere. */
+static void judge(const walker *w, dcomm_status status, bool mine)
+{
+    const char *text = dcomm_last_error();
+    if (status >= 0) {
+        return;
+    }
+    atomic_fetch_add(&w->s->words[FAILED], 1);
+    PROCS_CHECK(status != DCOMM_ERR_TIMEOUT, "part %d, k=%ld: %s", w->w->part, w->k, text);
+    PROCS_CHECK(mine ? w->rank == 0 || status == DCOMM_ERR_NO_MEMORY
+                     : strstr(text, "rank ") != NULL,
+                "part %d, k=%ld, rank %d: %s: %s", w->w->part, w->k, w->rank,
+                dcomm_status_name(status), text);
 }
 
 /* ---- a life ---- */
 
-static void works(dcomm_comm *comm)
+static void works(const walker *w, dcomm_comm *comm)
 {
     float x = 1;
-    RANKS_OK(dcomm_allreduce(comm, DCOMM_IN_PLACE, &x, 1, DCOMM_F32, DCOMM_SUM, NULL));
+    dcomm_status status = dcomm_allreduce(comm, DCOMM_IN_PLACE, &x, 1, DCOMM_F32, DCOMM_SUM, NULL);
+    PROCS_CHECK(status == DCOMM_OK, "part %d, k=%ld: %s", w->w->part, w->k, dcomm_last_error());
     PROCS_TRUE(x == (float)dcomm_comm_size(comm));
 }
 
-static void join(walker *w, dcomm_comm **comm_p)
+/* All ranks have a communicator, or none. */
+static dcomm_comm *join(walker *w)
 {
+    const enum part part = w->w->part;
+    dcomm_comm *comm = NULL;
     dcomm_comm_opts o = {
         .boot = DCOMM_BOOT_ID, .rank = w->rank, .size = w->n, .timeout_s = 2 * WAIT_S};
     unsigned char *place = w->s->blobs[0].bytes;
@@ -80,9 +109,21 @@ static void join(walker *w, dcomm_comm **comm_p)
             atomic_store(&w->s->words[i], 0);
         }
     }
+    o.tune = part == TUNED || part == MEASURED;
+    /* What was measured with as many connections is not measured again. */
+    o.connections = part == MEASURED ? 1 + (int)(w->k / w->w->step) % DCOMM_CONNECTIONS_MAX : 0;
     meet(w);
     memcpy(&o.id, place, sizeof o.id);
-    RANKS_OK(dcomm_comm_create(&o, comm_p));
+    if (part > MEASURED) {
+        RANKS_OK(dcomm_comm_create(&o, &comm));
+        return comm;
+    }
+    arm(w);
+    dcomm_status status = dcomm_comm_create(&o, &comm);
+    judge(w, status, disarm(w));
+    PROCS_TRUE((comm == NULL) == (status < 0));
+    meet(w);
+    return comm;
 }
 
 /* A split that fails can be made again, unless the parent is poisoned. */
@@ -100,12 +141,33 @@ static void split(walker *w, dcomm_comm *world)
         status = DCOMM_OK;
     }
     if (status >= 0) {
-        works(half);
+        works(w, half);
         RANKS_OK(dcomm_comm_destroy(&half));
     } else {
         atomic_fetch_add(&w->s->words[FAILED], 1);
     }
     PROCS_TRUE(half == NULL);
+}
+
+/* A shrink that fails can be made again. */
+static void shrink(walker *w, dcomm_comm *world)
+{
+    dcomm_comm *rest = NULL;
+    meet(w);
+    if (w->k % 2 == 0) { /* whether it has failed or not */
+        dcomm_comm_abort(world, "to be shrunk");
+    }
+    meet(w);
+    arm(w);
+    dcomm_status status = dcomm_comm_shrink(world, NULL, 0, &rest);
+    judge(w, status, disarm(w));
+    PROCS_TRUE((rest == NULL) == (status < 0));
+    meet(w);
+    if (status < 0) {
+        RANKS_OK(dcomm_comm_shrink(world, NULL, 0, &rest));
+    }
+    works(w, rest);
+    RANKS_OK(dcomm_comm_destroy(&rest));
 }
 
 static void destroy(walker *w, bool armed, dcomm_comm **comm_p)
@@ -120,38 +182,60 @@ static void destroy(walker *w, bool armed, dcomm_comm **comm_p)
 
 static int live(int rank, int n, procs_shared *s, void *arg)
 {
-    int part = *(int *)arg;
-    walker w = {.rank = rank, .n = n, .s = s};
+    walker w = {.w = arg, .rank = rank, .n = n, .s = s};
+    const enum part part = w.w->part;
     dcomm_set_allocator(allocate, release, NULL);
     ranks_settle(rank, n, RANKS_LOCAL);
     bool more = true;
-    while (more) {
-        dcomm_comm *world = NULL;
+    long fails = 0;
+    for (w.k = 1; more; w.k += w.w->step) {
         double start = procs_now();
-        w.k++;
-        join(&w, &world);
-        works(world);
+        dcomm_comm *world = join(&w);
+        if (world != NULL) {
+            works(&w, world);
+        }
         if (part == SPLIT) {
             split(&w, world);
+        } else if (part == SHRINK) {
+            shrink(&w, world);
         }
         destroy(&w, part == DESTROY, &world);
         meet(&w);
         long failed = atomic_load(&s->words[FAILED]);
         more = atomic_load(&s->words[HIT]) != 0;
-        PROCS_CHECK(failed == 0 || (more && failed == n), "k=%ld: %ld ranks failed", w.k, failed);
-        PROCS_CHECK(procs_now() - start < WAIT_S, "k=%ld: %.1f s", w.k, procs_now() - start);
-        PROCS_TRUE(w.k < MOST);
+        fails += failed;
+        PROCS_CHECK(failed == 0 || (more && failed == n), "part %d, k=%ld: %ld ranks failed", part,
+                    w.k, failed);
+        PROCS_CHECK(procs_now() - start < WAIT_S, "part %d, k=%ld: %.1f s", part, w.k,
+                    procs_now() - start);
+        more = more && (w.w->most == 0 || w.k < w.w->most);
         meet(&w);
     }
-    PROCS_CHECK(w.k > (part == DESTROY ? 0 : 3), "no allocation failed in part %d", part);
+    PROCS_CHECK(fails > 0 || part == DESTROY, "no allocation failed in part %d", part);
     return procs_leaks();
 }
 
-#define WALK(name, part, n)                                          \
-    Test(nomem, name, .timeout = 70)                                 \
-    {                                                                \
-        int ended[PROCS_MAX], arg = part;                            \
-        cr_assert_eq(procs_run(n, 60, live, &arg, ended), 0, #name); \
+/* The everyday run takes one allocation of `step`, up to `most`; DCOMM_TEST_FULL takes all, and of
+ * those of measuring, where each costs a second, one of 62. */
+#define WALK(name, part, first, last, step, most)                                            \
+    Test(nomem, name, .timeout = 3600)                                                       \
+    {                                                                                        \
+        const bool full = getenv("DCOMM_TEST_FULL") != NULL;                                 \
+        const long by = full ? (step) / 16 + 1 : (step);                                     \
+        walk w = {part, first, last, by, full ? 0 : (most)};                                 \
+        int ended[PROCS_MAX];                                                                \
+        cr_assert_eq(procs_run(2, full ? 3500 : 60, live, &w, ended), 0, "%d, %d", ended[0], \
+                     ended[1]);                                                              \
     }
-WALK(split, SPLIT, 2)
-WALK(destroy, DESTROY, 2)
+WALK(create, CREATE, 1, 1, 1, 0)
+WALK(create_where_the_rendezvous_is, CREATE, 0, 0, 1, 0)
+WALK(create_on_all, CREATE, 0, 1, 1, 0)
+/* The numbers are there: rank 0 has measured them in its first creation. */
+WALK(create_tuned, TUNED, 1, 1, 127, 1500)
+/* Most of what measuring allocates are plans of probes, alike for all. */
+WALK(create_measured, MEASURED, 1, 1, 997, 1900)
+WALK(create_measured_on_all, MEASURED, 0, 1, 1499, 1000)
+WALK(split, SPLIT, 1, 1, 1, 0)
+WALK(shrink, SHRINK, 1, 1, 1, 0)
+WALK(shrink_on_all, SHRINK, 0, 1, 1, 0)
+WALK(destroy, DESTROY, 1, 1, 1, 0)

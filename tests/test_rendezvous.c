@@ -157,17 +157,17 @@ static dcomm_status run_rounds(rank_run *r, dcommi_boot *boot)
 static void *rank_main(void *argument)
 {
     rank_run *r = argument;
-    dcommi_boot *boot = NULL;
+    dcommi_boot boot;
     double start = dcommi_now();
     r->status = dcommi_boot_open(&r->opts, r->timeout_s, r->cancel, &boot);
     if (r->status == DCOMM_OK && r->vanish) {
-        dcommi_rdv_drop(&boot->client);
+        dcommi_rdv_drop(&boot.client);
     } else if (r->status == DCOMM_OK) {
-        r->status = run_rounds(r, boot);
+        r->status = run_rounds(r, &boot);
     }
     memcpy(r->why, dcommi_message, sizeof r->why);
     r->seconds = dcommi_now() - start;
-    dcommi_boot_close(boot, DCOMM_OK);
+    dcommi_boot_close(&boot, DCOMM_OK);
     return NULL;
 }
 
@@ -255,12 +255,12 @@ Test(rendezvous, by_the_launcher_over_ipv6, .timeout = LIMIT)
             setenv("DCOMM_SECRET", "for the test", 1);
             usleep(i == 0 ? 200000 : 0); /* the others knock before rank 0 opens */
             for (int k = 0; k < 2; k++) {
-                dcommi_boot *boot = NULL;
+                dcommi_boot boot;
                 rank_run r = {.blob = 10, .rounds = 2};
-                if (dcommi_boot_open(NULL, 10, NULL, &boot) < 0 || run_rounds(&r, boot) < 0) {
+                if (dcommi_boot_open(NULL, 10, NULL, &boot) < 0 || run_rounds(&r, &boot) < 0) {
                     _exit(1);
                 }
-                dcommi_boot_close(boot, DCOMM_OK);
+                dcommi_boot_close(&boot, DCOMM_OK);
             }
             _exit(0);
         }

@@ -258,7 +258,8 @@ ONE(mapped, , LOCAL, 2, 30, -1)
 static int impostors(int rank, int n, procs_shared *s, void *arg)
 {
     node *me = join(rank, n, s, *(int *)arg);
-    PROCS_TRUE(me->t->call->common(me->t, 0) != NULL);
+    void *common = NULL;
+    PROCS_TRUE(me->t->call->common(me->t, 0, &common) == DCOMM_OK && common != NULL);
     int before = sockets(), fd = -1;
     dcommi_local *u = (dcommi_local *)me->t;
     dcommi_local_peer *p = dcommi_local_peer_at(u, 0);

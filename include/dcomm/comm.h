@@ -111,9 +111,11 @@ typedef struct dcomm_comm_opts {
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
 
 /* Create a communicator; collective over all its ranks. opts may be NULL. It may be tried again
- * after an error. A rank that fails alone (bad options, no shared memory) takes up to 5 s to tell
- * the others. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH
- * (wrong secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT. */
+ * after an error. Measuring (opts.tune) included, it fails on all ranks or on none. A rank that
+ * fails alone (bad options, no shared memory, no memory) takes up to 5 s to tell the others, whose
+ * sentence names it. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing),
+ * DCOMM_ERR_AUTH (wrong secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID,
+ * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_TRANSPORT. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
                                                        dcomm_comm **comm_p);
 /* The same without blocking: *comm_p exists at once; dcomm_comm_ready tells when it can be used.
@@ -146,7 +148,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm
  * name the same ranks. Works after an error, which is what it is for. Survivors keep their order.
  * Waits for the others at most as long as the communicator's operations; after an error it can be
  * called again, also by ranks that have called it a different number of times.
- * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
+ * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_NO_MEMORY (here, or on a rank
+ * that the sentence names), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                                        dcomm_comm **new_p);
 /* Fail every outstanding and future operation on every rank with DCOMM_ERR_ABORTED and `reason`

@@ -47,7 +47,10 @@ struct dcommi_posts {
 static dcommi_board *dcommi_boards_of(const dcomm_context *context, int peer)
 {
     dcommi_transport *local = context->local;
-    return local->call->common != NULL ? local->call->common(local, peer) : NULL;
+    void *boards = NULL;
+    return local->call->common != NULL && local->call->common(local, peer, &boards) == DCOMM_OK
+               ? boards
+               : NULL;
 }
 
 #define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */

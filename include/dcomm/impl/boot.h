@@ -14,14 +14,19 @@
 #define DCOMMI_BOOT_LINGER_S 1.0 /* for the others to have left, when this process serves them */
 #define DCOMMI_BOOT_PORT_S 2.0   /* for a port of an earlier communicator or job to become free */
 #define DCOMMI_BOOT_TELL_S 5.0   /* for the others to hear why this rank cannot take part */
+#define DCOMMI_BOOT_FEW \
+    256 /* so many ranks can say in the caller's all-gather that memory is out */
 
 typedef struct dcommi_boot {
     int rank, size;
     int local_rank; /* rank within the host as the launcher counts, -1 if it does not say */
     /* private: */
+    bool open;
     dcomm_allgather_fn allgather; /* NULL: client, or alone */
     void *allgather_user;
-    bool agreed; /* no rank waits for another any more */
+    uint64_t few[DCOMMI_BOOT_FEW]; /* of the caller's all-gather: one word of each rank */
+    uint64_t *words;               /* `few`, or memory of its own */
+    bool agreed;                   /* no rank waits for another any more */
     bool counted;
     uint32_t generation;
     dcommi_rdv_client client;
@@ -65,7 +70,7 @@ static dcomm_status dcommi_boot_word_read(const void *blob, size_t len, int rank
     return theirs.status >= 0
                ? DCOMM_OK
                : dcommi_fail(theirs.status >= DCOMM_ERR_RANGE ? (dcomm_status)theirs.status
-                                                                 : DCOMM_ERR_CORRUPT,
+                                                              : DCOMM_ERR_CORRUPT,
                              "rank %d: %s", rank, theirs.text);
 }
 
@@ -219,7 +224,8 @@ static dcomm_status dcommi_boot_taken(const dcommi_boot *boot, const dcommi_laun
     }
 }
 
-/* Rank 0 serves where the launcher says. */
+/* Rank 0 serves where the launcher says. It tries again for a while if it cannot, since without it
+ * nobody can be told anything. */
 static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *l,
                                       dcommi_rdv_target *target)
 {
@@ -232,7 +238,8 @@ static dcomm_status dcommi_boot_serve(dcommi_boot *boot, const dcommi_launcher *
         dcomm_status status =
             dcommi_rdv_server_start(at, l->port, l->key, boot->generation, l->job, &boot->server);
         bool taken = errno == EADDRINUSE;
-        if (status != DCOMM_ERR_SYSTEM || (!taken && turn + 1 >= n)) {
+        const bool memory = status == DCOMM_ERR_NO_MEMORY;
+        if (!memory && (status != DCOMM_ERR_SYSTEM || (!taken && turn + 1 >= n))) {
             return status;
         }
         if (dcommi_now() > patience) {
@@ -338,9 +345,10 @@ static dcomm_status dcommi_boot_auto(dcommi_boot *boot)
  * this process serves them, or for them to come and hear why a rank cannot. */
 static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
 {
-    if (boot == NULL) {
+    if (!boot->open) {
         return;
     }
+    boot->open = false;
     dcommi_rdv_leave(&boot->client);
     if (boot->server != NULL) {
         dcommi_rdv_server_retire(boot->server,
@@ -350,7 +358,9 @@ static void dcommi_boot_close(dcommi_boot *boot, dcomm_status status)
         uint32_t mine = boot->generation + 1; /* unless another creation has begun meanwhile */
         atomic_compare_exchange_strong(&dcommi_boot_generation, &mine, boot->generation);
     }
-    dcommi_free(boot);
+    if (boot->words != boot->few) {
+        dcommi_free(boot->words);
+    }
 }
 
 static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *opts)
@@ -373,7 +383,10 @@ static dcomm_status dcommi_boot_given(dcommi_boot *boot, const dcomm_comm_opts *
     }
     boot->allgather = opts->allgather;
     boot->allgather_user = opts->allgather_user;
-    return DCOMM_OK;
+    boot->words = boot->size <= DCOMMI_BOOT_FEW
+                      ? boot->few
+                      : dcommi_calloc((size_t)boot->size, sizeof *boot->words);
+    return boot->words != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
 static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
@@ -383,7 +396,7 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
  * in, or come to. */
 static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
 {
-    if (boot == NULL || boot->agreed) {
+    if (!boot->open || boot->agreed) {
         return;
     }
     boot->agreed = true;
@@ -405,24 +418,11 @@ static void dcommi_boot_tell(dcommi_boot *boot, dcomm_status status)
     memcpy(dcommi_message, why, sizeof why);
 }
 
-static dcommi_boot *dcommi_boot_new(double timeout_s, const _Atomic int *cancel)
+/* Meet as opts and the environment say; where that fails, the boot is closed. */
+static dcomm_status dcommi_boot_begin(dcommi_boot *boot, const dcomm_comm_opts *opts)
 {
-    dcommi_boot *boot = dcommi_alloc(sizeof *boot);
-    if (boot != NULL) {
-        boot->local_rank = -1;
-        boot->client.fd = -1;
-        boot->client.timeout_s = timeout_s;
-        boot->client.cancel = cancel;
-    }
-    return boot;
-}
-
-/* Meet as opts and the environment say; where that fails, *boot_p is closed and NULL. */
-static dcomm_status dcommi_boot_begin(dcommi_boot **boot_p, const dcomm_comm_opts *opts,
-                                      double timeout_s)
-{
-    dcommi_boot *boot = *boot_p;
     dcomm_boot kind = opts != NULL ? opts->boot : DCOMM_BOOT_AUTO;
+    double timeout_s = boot->client.timeout_s;
     dcomm_status status;
     if (kind == DCOMM_BOOT_AUTO) {
         status = dcommi_boot_auto(boot);
@@ -437,20 +437,26 @@ static dcomm_status dcommi_boot_begin(dcommi_boot **boot_p, const dcomm_comm_opt
         memcpy(why, dcommi_message, sizeof why);
         dcommi_boot_close(boot, status);
         memcpy(dcommi_message, why, sizeof why);
-        *boot_p = NULL;
     }
     return status;
+}
+
+static dcommi_boot dcommi_boot_new(double timeout_s, const _Atomic int *cancel)
+{
+    return (dcommi_boot){.open = true,
+                         .local_rank = -1,
+                         .client = {.fd = -1, .timeout_s = timeout_s, .cancel = cancel}};
 }
 
 /* Resolve how to meet from opts (boot kind, environment), connect, and wait for all ranks. opts
  * may be NULL. Blocks at most timeout_s, besides name look-ups and the caller's all-gather. cancel
  * may be NULL; when *cancel becomes non-zero, returns DCOMM_ERR_ABORTED soon. It must stay until
- * close. */
+ * close, which a failed boot needs no more. */
 static dcomm_status dcommi_boot_open(const dcomm_comm_opts *opts, double timeout_s,
-                                     const _Atomic int *cancel, dcommi_boot **boot_p)
+                                     const _Atomic int *cancel, dcommi_boot *boot)
 {
-    *boot_p = dcommi_boot_new(timeout_s, cancel);
-    return *boot_p != NULL ? dcommi_boot_begin(boot_p, opts, timeout_s) : DCOMM_ERR_NO_MEMORY;
+    *boot = dcommi_boot_new(timeout_s, cancel);
+    return dcommi_boot_begin(boot, opts);
 }
 
 /* This rank fails with `status`, for the reason in dcommi_message, before it has met the others:
@@ -461,15 +467,13 @@ static void dcommi_boot_announce(const dcomm_comm_opts *opts, double timeout_s,
     char why[DCOMMI_MESSAGE_MAX];
     memcpy(why, dcommi_message, sizeof why);
     timeout_s = timeout_s > 0 && timeout_s < DCOMMI_BOOT_TELL_S ? timeout_s : DCOMMI_BOOT_TELL_S;
-    dcommi_boot *boot = dcommi_boot_new(timeout_s, cancel);
-    if (boot != NULL) {
-        boot->client.failed = status;
-        memcpy(boot->client.why, why, sizeof why);
-        if (dcommi_boot_begin(&boot, opts, timeout_s) == DCOMM_OK) {
-            memcpy(dcommi_message, why, sizeof why);
-            dcommi_boot_tell(boot, status); /* by the caller's all-gather */
-            dcommi_boot_close(boot, status);
-        }
+    dcommi_boot boot = dcommi_boot_new(timeout_s, cancel);
+    boot.client.failed = status;
+    memcpy(boot.client.why, why, sizeof why);
+    if (dcommi_boot_begin(&boot, opts) == DCOMM_OK) {
+        memcpy(dcommi_message, why, sizeof why);
+        dcommi_boot_tell(&boot, status); /* by the caller's all-gather */
+        dcommi_boot_close(&boot, status);
     }
     memcpy(dcommi_message, why, sizeof why);
 }
@@ -484,32 +488,40 @@ static dcomm_status dcommi_boot_call(const dcommi_boot *boot, const void *mine, 
                              rc, boot->rank, boot->size);
 }
 
-/* By the caller's function: the lengths first, then blobs padded to the longest. */
+/* By the caller's function: the lengths first, then blobs padded to the longest. In between ranks
+ * say whether they have memory for the blobs, since who has none must not be waited for. */
 static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
     size_t n = (size_t)boot->size, longest = 0, total = 0;
-    uint64_t my_len = len;
-    uint64_t *wide = dcommi_calloc(n, sizeof *wide);
+    uint64_t word = len;
     size_t *lens = dcommi_calloc(n, sizeof *lens);
     uint8_t *padded = NULL, *all = NULL;
-    dcomm_status status = wide == NULL || lens == NULL
-                              ? DCOMM_ERR_NO_MEMORY
-                              : dcommi_boot_call(boot, &my_len, sizeof my_len, wide);
+    dcomm_status status = dcommi_boot_call(boot, &word, sizeof word, boot->words);
     for (size_t r = 0; r < n && status == DCOMM_OK; r++) {
-        if (wide[r] > DCOMMI_RDV_BLOB_MAX) {
+        if (boot->words[r] > DCOMMI_RDV_BLOB_MAX) {
             status = dcommi_fail(DCOMM_ERR_CORRUPT,
                                  "opts.allgather returned %" PRIu64 " as the length of rank %zu",
-                                 wide[r], r);
+                                 boot->words[r], r);
             break;
         }
-        lens[r] = (size_t)wide[r];
-        longest = lens[r] > longest ? lens[r] : longest;
+        longest = boot->words[r] > longest ? (size_t)boot->words[r] : longest;
     }
     if (status == DCOMM_OK) {
+        for (size_t r = 0; r < n && lens != NULL; r++) {
+            lens[r] = (size_t)boot->words[r];
+        }
         padded = dcommi_alloc(longest);
         all = dcommi_calloc(n, longest);
-        status = padded == NULL || all == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+        word = lens == NULL || padded == NULL || all == NULL;
+        status = dcommi_boot_call(boot, &word, sizeof word, boot->words);
+    }
+    for (size_t r = 0; r < n && status == DCOMM_OK; r++) {
+        if (word != 0) {
+            status = DCOMM_ERR_NO_MEMORY;
+        } else if (boot->words[r] != 0) {
+            status = dcommi_fail(DCOMM_ERR_NO_MEMORY, "rank %zu: no memory to take part", r);
+        }
     }
     if (status == DCOMM_OK && longest > 0) {
         if (len > 0) {
@@ -522,7 +534,6 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
         total += lens[r];
     }
     dcommi_free(padded);
-    dcommi_free(wide);
     if (status < 0) {
         boot->agreed = true; /* the others have failed as well, or are in another round */
         dcommi_free(all);
@@ -536,7 +547,8 @@ static dcomm_status dcommi_boot_by_caller(dcommi_boot *boot, const void *mine, s
 
 /* Every rank's blob to every rank: *all_p (dcommi_free it) is the concatenation, (*lens_p)[size]
  * (dcommi_free it) the lengths. A blob has at most 1 MiB. Blocks at most timeout_s of open. After
- * an error only close is allowed. */
+ * an error only tell and close are allowed. A rank that has said its part has the memory for what
+ * comes back if no blob is longer than its own: in the last round nobody fails alone. */
 static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, size_t len,
                                           void **all_p, size_t **lens_p)
 {
@@ -551,11 +563,7 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
         return dcommi_boot_by_caller(boot, mine, len, all_p, lens_p);
     }
     if (boot->size > 1) {
-        dcomm_status status = dcommi_rdv_gather(&boot->client, mine, len, all_p, lens_p);
-        if (status < 0) {
-            dcommi_rdv_drop(&boot->client);
-        }
-        return status;
+        return dcommi_rdv_gather(&boot->client, mine, len, all_p, lens_p);
     }
     void *all = dcommi_alloc(len);
     size_t *lens = dcommi_alloc(sizeof *lens);

@@ -564,12 +564,14 @@ static dcomm_status dcommi_comm_peer(dcomm_comm *comm, const dcommi_gathering *m
     DCOMMI_TRY(dcommi_peer_add(context, card, near, cards->extra[r],
                                near ? card->local_address : card->net_address, &peer));
     comm->members[r].peer = peer;
-    if (near && context->npeers > known &&
-        context->local->call->common(context->local, peer) == NULL) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "the memory of rank %d cannot be mapped (see ulimit -n and -v)", r);
-    }
-    return DCOMM_OK;
+    void *common = NULL;
+    dcomm_status status = near && context->npeers > known
+                              ? context->local->call->common(context->local, peer, &common)
+                              : DCOMM_OK;
+    return status == DCOMM_OK || status == DCOMM_ERR_NO_MEMORY
+               ? status
+               : dcommi_fail(DCOMM_ERR_SYSTEM,
+                             "the memory of rank %d cannot be mapped (see ulimit -n and -v)", r);
 }
 
 static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *m)
@@ -591,7 +593,17 @@ static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *
     return status;
 }
 
-static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot)
+/* What measures on a communicator that is being created (tune_comm.h). */
+struct dcommi_tuner;
+static dcomm_status dcommi_tuner_new(dcomm_comm *comm, struct dcommi_tuner **t_p);
+static dcomm_status dcommi_tuner_run(struct dcommi_tuner *t, dcomm_comm *comm,
+                                     const dcomm_tuning *given, bool again);
+static void dcommi_tuner_free(struct dcommi_tuner *t);
+
+/* Whatever may fail on one rank alone comes before the ranks agree. *tuner_p: what is to be
+ * measured with afterwards; NULL: nothing is. */
+static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot,
+                                     struct dcommi_tuner **tuner_p)
 {
     dcommi_gathering m = {0};
     comm->rank = boot->rank;
@@ -611,6 +623,9 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot)
         if (status >= 0 && comm->nhosts > 1 && comm->context->control != NULL) {
             status = dcommi_comm_control(comm, m.net.card, boot->client.secret);
         }
+        if (status >= 0 && comm->tunes && comm->size > 1) {
+            status = dcommi_tuner_new(comm, tuner_p);
+        }
         status = dcommi_comm_agree(comm, boot, status);
     }
     if (status >= 0) {
@@ -624,12 +639,22 @@ static dcomm_status dcommi_comm_meet(dcomm_comm *comm, dcommi_boot *boot)
     return status;
 }
 
-static void dcommi_comm_tune_new(dcomm_comm *comm);
+/* Meet the others, measure, and agree with them that all have a communicator now. */
+static dcomm_status dcommi_comm_found(dcomm_comm *comm, dcommi_boot *boot)
+{
+    struct dcommi_tuner *tuner = NULL;
+    dcomm_status status = dcommi_comm_meet(comm, boot, &tuner);
+    if (status >= 0 && tuner != NULL) {
+        status = dcommi_comm_agree(comm, boot, dcommi_tuner_run(tuner, comm, NULL, false));
+    }
+    dcommi_tuner_free(tuner);
+    return status;
+}
 
 /* Everything that creation does, in the caller's thread or one of its own. */
 static dcomm_status dcommi_comm_build(dcomm_comm *comm)
 {
-    dcommi_boot *boot = NULL;
+    dcommi_boot boot = {.open = false};
     dcomm_status status = DCOMM_OK;
     if (comm->context == NULL) {
         if (comm->opts.context != NULL) {
@@ -648,15 +673,14 @@ static dcomm_status dcommi_comm_build(dcomm_comm *comm)
         status = dcommi_boot_open(&comm->opts, comm->timeout_s, &comm->cancel, &boot);
     }
     if (status >= 0) {
-        status = dcommi_comm_meet(comm, boot);
+        status = dcommi_comm_found(comm, &boot);
     }
     if (status < 0) {
-        dcommi_boot_tell(boot, status);
+        dcommi_boot_tell(&boot, status);
     }
-    dcommi_boot_close(boot, status);
+    dcommi_boot_close(&boot, status);
     if (status >= 0) {
         dcommi_comm_enter(comm);
-        dcommi_comm_tune_new(comm);
     }
     return status;
 }
@@ -685,7 +709,8 @@ static dcomm_status dcommi_comm_prepare(const dcomm_comm_opts *opts, dcomm_comm 
     DCOMMI_TRY(dcommi_check_fork());
     dcomm_comm *comm = dcommi_comm_new(NULL);
     if (comm == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
+        dcommi_boot_announce(opts, opts != NULL ? opts->timeout_s : 0, NULL, DCOMM_ERR_NO_MEMORY);
+        return dcommi_creation_failed(dcommi_on_error(opts), DCOMM_ERR_NO_MEMORY);
     }
     if (opts != NULL) {
         comm->opts = *opts;
@@ -719,10 +744,12 @@ DCOMM_API dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts, dcom
     atomic_store(&comm->ready, DCOMM_IN_PROGRESS);
     int error = pthread_create(&comm->creator, NULL, dcommi_comm_create_main, comm);
     if (error != 0) {
+        dcomm_status status = dcommi_fail(
+            DCOMM_ERR_SYSTEM, "no thread to create the communicator in: %s", strerror(error));
+        dcommi_boot_announce(&comm->opts, comm->timeout_s, NULL, status);
         dcommi_comm_drop(comm);
         *comm_p = NULL;
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "no thread to create the communicator in: %s",
-                           strerror(error));
+        return status;
     }
     comm->has_creator = true;
     return DCOMM_OK;

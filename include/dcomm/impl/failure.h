@@ -152,7 +152,11 @@ static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const
     if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
         return;
     }
-    snprintf(comm->message, sizeof comm->message, "%s", text);
+    if (from < 0 && status == DCOMM_ERR_NO_MEMORY && strncmp(text, "rank ", 5) != 0) {
+        snprintf(comm->message, sizeof comm->message, "rank %d: %.480s", comm->rank, text);
+    } else { /* who allocates knows no rank; other sentences name it */
+        snprintf(comm->message, sizeof comm->message, "%s", text);
+    }
     atomic_store_explicit(&comm->poisoned, status, memory_order_release);
     if (from < 0) {
         for (int r = 0; r < comm->size; r++) {

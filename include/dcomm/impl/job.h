@@ -16,8 +16,8 @@
 static void dcommi_job_command(char *text, size_t max)
 {
     enum { LONGEST = 1 << 16, HASH = 24 };
-    uint8_t *line = dcommi_alloc_raw(LONGEST);
-    int fd = line != NULL ? open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC) : -1;
+    uint8_t line[LONGEST]; /* on the stack: a job has its name also where memory is out */
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     size_t n = 0;
     for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
         got = read(fd, line + n, LONGEST - n);
@@ -42,7 +42,6 @@ static void dcommi_job_command(char *text, size_t max)
         snprintf(text + half, HASH, "...%016" PRIx64 "...", dcommi_get64(digest));
         dcommi_rdv_printable(line + n - half, half, text + strlen(text));
     }
-    dcommi_free(line);
 }
 
 /* Return true if a rank's number stands at position `at`, as in "--rank=3", "--local-rank 3",

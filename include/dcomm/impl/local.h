@@ -607,15 +607,18 @@ static void dcommi_local_pass(dcommi_transport *t, int peer)
 
 /* ---- mapped memory ---- */
 
-static void *dcommi_local_common(dcommi_transport *t, int peer)
+static dcomm_status dcommi_local_common(dcommi_transport *t, int peer, void **common_p)
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
-    if (peer >= 0 && (p == NULL || p->lost || p->ended || dcommi_local_look_up(p) != DCOMM_OK)) {
-        return NULL;
+    dcomm_status status = DCOMM_OK;
+    if (peer >= 0) {
+        status = p == NULL || p->lost || p->ended ? DCOMM_ERR_PEER : dcommi_local_look_up(p);
     }
-    dcommi_local_directory *d = peer >= 0 ? p->directory : u->directory;
-    return d != NULL ? d->common : NULL;
+    const bool found = status == DCOMM_OK;
+    dcommi_local_directory *d = !found ? NULL : peer >= 0 ? p->directory : u->directory;
+    *common_p = d != NULL ? d->common : NULL;
+    return status;
 }
 
 static dcomm_status dcommi_local_listen(dcommi_transport *t)

@@ -203,26 +203,31 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
                          : DCOMMI_RDV_AGAIN;
 }
 
-/* Read a whole genuine frame into *frame_p (dcommi_free it). A FAIL becomes its status. */
+/* Memory that frames are read into. */
+typedef struct dcommi_rdv_frame {
+    uint8_t *bytes; /* dcommi_free them */
+    size_t capacity;
+} dcommi_rdv_frame;
+
+/* Read a whole genuine frame. A FAIL becomes its status. */
 static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, double deadline,
-                                    dcommi_rdv_header *h, uint8_t **frame_p)
+                                    dcommi_rdv_header *h, dcommi_rdv_frame *frame)
 {
     enum { STEP = 1 << 20 };
-    uint8_t *frame = NULL;
-    size_t capacity = 0, have = 0, need = DCOMMI_RDV_HEADER;
+    size_t have = 0, need = DCOMMI_RDV_HEADER;
     dcomm_status status = DCOMM_OK;
     bool known = false;
     while (status == DCOMM_OK && have < need) {
         /* Memory grows with what has arrived, not with what the header promises. */
         size_t step = need - have < STEP ? need - have : STEP;
-        status = dcommi_grow((void **)&frame, &capacity, have + step, 1);
+        status = dcommi_grow((void **)&frame->bytes, &frame->capacity, have + step, 1);
         if (status == DCOMM_OK) {
-            status = dcommi_sock_read(c->fd, frame + have, step, deadline, c->cancel);
+            status = dcommi_sock_read(c->fd, frame->bytes + have, step, deadline, c->cancel);
             have += step;
         }
         if (status == DCOMM_OK && !known) {
             known = true;
-            if (!dcommi_rdv_get_header(frame, h) ||
+            if (!dcommi_rdv_get_header(frame->bytes, h) ||
                 (h->type != wanted && h->type != DCOMMI_RDV_FAIL)) {
                 status =
                     dcommi_fail(DCOMM_ERR_CORRUPT,
@@ -231,10 +236,10 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
             need += (size_t)h->length + DCOMMI_RDV_TAG;
         }
     }
-    if (status == DCOMM_OK && !dcommi_rdv_genuine(frame, h, c->in_seq++, c->keys.server)) {
+    if (status == DCOMM_OK && !dcommi_rdv_genuine(frame->bytes, h, c->in_seq++, c->keys.server)) {
         status = dcommi_fail(DCOMM_ERR_AUTH, "rank %" PRIu32 " received a forged frame", c->rank);
     } else if (status == DCOMM_OK && h->type == DCOMMI_RDV_FAIL) {
-        status = dcommi_rdv_reason(c, frame + DCOMMI_RDV_HEADER, h->length);
+        status = dcommi_rdv_reason(c, frame->bytes + DCOMMI_RDV_HEADER, h->length);
     } else if (status == DCOMM_ERR_PEER) {
         dcommi_fail(status, "rank %" PRIu32 " lost the process that serves the rendezvous",
                     c->rank);
@@ -244,11 +249,6 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
     } else if (status == DCOMM_ERR_ABORTED) {
         dcommi_rdv_cancelled();
     }
-    if (status < 0) {
-        dcommi_free(frame);
-        frame = NULL;
-    }
-    *frame_p = frame;
     return status;
 }
 
@@ -272,12 +272,12 @@ static dcomm_status dcommi_rdv_announce(dcommi_rdv_client *c, double deadline)
         dcommi_rdv_put_tagged(frame, DCOMMI_RDV_FAIL, c->out_seq++, reason, len, c->keys.client);
     bool stopped;
     dcomm_status status = dcommi_sock_write(c->fd, frame, bytes, deadline, c->cancel, &stopped);
+    dcommi_rdv_frame got = {0};
     while (status >= 0) {
         dcommi_rdv_header h;
-        uint8_t *got = NULL;
         status = dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &got);
-        dcommi_free(got);
     }
+    dcommi_free(got.bytes);
     return status;
 }
 
@@ -375,63 +375,68 @@ static dcomm_status dcommi_rdv_join(dcommi_rdv_client *c, const dcommi_rdv_targe
         connect_s = connect_s * 2 < 8 ? connect_s * 2 : 8;
     }
     dcommi_rdv_header h;
-    uint8_t *frame = NULL;
+    dcommi_rdv_frame frame = {0};
     dcomm_status status = c->failed < 0
                               ? dcommi_rdv_announce(c, deadline)
                               : dcommi_rdv_next(c, DCOMMI_RDV_READY, deadline, &h, &frame);
-    dcommi_free(frame);
+    dcommi_free(frame.bytes);
     if (status < 0) {
         dcommi_rdv_drop(c);
     }
     return status;
 }
 
-/* Every rank's bytes to every rank, as dcommi_boot_allgather. */
+/* Every rank's bytes to every rank, as dcommi_boot_allgather. After an error the connection is
+ * closed, unless memory was out before anything was said: then dcommi_boot_tell can say so. */
 static dcomm_status dcommi_rdv_gather(dcommi_rdv_client *c, const void *mine, size_t len,
                                       void **all_p, size_t **lens_p)
 {
     double deadline = dcommi_now() + c->timeout_s;
-    size_t frame_len = DCOMMI_RDV_HEADER + 4 + len + DCOMMI_RDV_TAG, blobs = 0;
-    uint8_t *frame = dcommi_alloc(frame_len);
-    size_t *lens = dcommi_calloc(c->size, sizeof *lens);
-    dcomm_status status = frame == NULL || lens == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    const size_t around = DCOMMI_RDV_HEADER + 4 + DCOMMI_RDV_TAG; /* the blobs */
+    size_t blobs = 0;
+    dcommi_rdv_frame frame = {0};
     dcommi_rdv_header h = {0};
     bool stopped;
-    if (status == DCOMM_OK) {
-        uint8_t digest[DCOMMI_SHA256_BYTES];
-        uint8_t *payload = frame + DCOMMI_RDV_HEADER;
-        dcommi_rdv_put_header(frame, DCOMMI_RDV_GATHER, c->out_seq++, (uint32_t)len + 4);
-        dcommi_put32(payload, dcommi_rdv_ms(c->timeout_s));
-        if (len > 0) {
-            memcpy(payload + 4, mine, len);
-        }
-        dcommi_sha256_digest(payload, len + 4, digest);
-        dcommi_rdv_tag(c->keys.client, frame, digest, payload + 4 + len);
-        status = dcommi_sock_write(c->fd, frame, frame_len, deadline, c->cancel, &stopped);
-        if (status == DCOMM_ERR_ABORTED) {
-            dcommi_rdv_cancelled();
-        } else if (status < 0) {
-            dcommi_fail(status, "rank %" PRIu32 " could not send to the rendezvous within %.3g s",
-                        c->rank, c->timeout_s);
-        }
+    DCOMMI_TRY(dcommi_grow((void **)&frame.bytes, &frame.capacity,
+                           around + c->size * (sizeof(uint32_t) + len), 1));
+    size_t *lens = dcommi_calloc(c->size, sizeof *lens);
+    if (lens == NULL) {
+        dcommi_free(frame.bytes);
+        return DCOMM_ERR_NO_MEMORY;
     }
-    dcommi_free(frame);
-    frame = NULL;
+    uint8_t digest[DCOMMI_SHA256_BYTES];
+    uint8_t *payload = frame.bytes + DCOMMI_RDV_HEADER;
+    dcommi_rdv_put_header(frame.bytes, DCOMMI_RDV_GATHER, c->out_seq++, (uint32_t)len + 4);
+    dcommi_put32(payload, dcommi_rdv_ms(c->timeout_s));
+    if (len > 0) {
+        memcpy(payload + 4, mine, len);
+    }
+    dcommi_sha256_digest(payload, len + 4, digest);
+    dcommi_rdv_tag(c->keys.client, frame.bytes, digest, payload + 4 + len);
+    dcomm_status status =
+        dcommi_sock_write(c->fd, frame.bytes, around + len, deadline, c->cancel, &stopped);
+    if (status == DCOMM_ERR_ABORTED) {
+        dcommi_rdv_cancelled();
+    } else if (status < 0) {
+        dcommi_fail(status, "rank %" PRIu32 " could not send to the rendezvous within %.3g s",
+                    c->rank, c->timeout_s);
+    }
     if (status == DCOMM_OK) {
         status = dcommi_rdv_next(c, DCOMMI_RDV_RESULT, deadline, &h, &frame);
     }
     if (status == DCOMM_OK &&
-        !dcommi_rdv_get_result(frame + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
+        !dcommi_rdv_get_result(frame.bytes + DCOMMI_RDV_HEADER, h.length, c->size, lens, &blobs)) {
         status =
             dcommi_fail(DCOMM_ERR_CORRUPT, "rank %" PRIu32 " received a malformed result", c->rank);
     }
     if (status < 0) {
-        dcommi_free(frame);
+        dcommi_rdv_drop(c);
+        dcommi_free(frame.bytes);
         dcommi_free(lens);
         return status;
     }
-    memmove(frame, frame + DCOMMI_RDV_HEADER + blobs, h.length - blobs);
-    *all_p = frame;
+    memmove(frame.bytes, frame.bytes + DCOMMI_RDV_HEADER + blobs, h.length - blobs);
+    *all_p = frame.bytes;
     *lens_p = lens;
     return DCOMM_OK;
 }

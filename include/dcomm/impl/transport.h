@@ -119,9 +119,9 @@ typedef struct dcommi_transport_vtable {
      * waited for. */
     bool (*peek)(dcommi_transport *t, int peer, size_t expected, dcommi_arrival *arrival);
     void (*pass)(dcommi_transport *t, int peer);
-    /* May be NULL. DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1), which all
-     * its peers can map, or of a peer's; NULL: not to be had, or not yet. */
-    void *(*common)(dcommi_transport *t, int peer);
+    /* May be NULL. *common_p: DCOMMI_COMMON_BYTES of zeroed memory of this process's own (peer -1),
+     * which all its peers can map, or of a peer's; NULL: not to be had, or not yet. */
+    dcomm_status (*common)(dcommi_transport *t, int peer, void **common_p);
     /* NULL but where processes of a host share memory. Hand our own to the process with this
      * address, which may be no peer yet and can become one then. DCOMM_IN_PROGRESS: it has too much
      * to take in, or must be asked again when it has greeted us for the `first` time, which comes

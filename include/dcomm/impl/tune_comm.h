@@ -62,13 +62,11 @@ static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
     }
 }
 
-/* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
- * else what is measured now. Runs on a communicator of its own, so that nothing of it shows. */
-static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+/* What measuring takes, with a communicator of its own, so that nothing of it shows: all that can
+ * fail on one rank alone while the others do not listen. */
+static dcomm_status dcommi_tuner_new(dcomm_comm *comm, dcommi_tuner **t_p)
 {
-    if (comm->size == 1) {
-        return DCOMM_OK;
-    }
+    *t_p = NULL;
     dcommi_tuner *t = dcommi_alloc(sizeof *t);
     int *ranks = dcommi_calloc((size_t)comm->size, sizeof *ranks);
     dcomm_status status = t == NULL || ranks == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
@@ -78,32 +76,79 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     if (status >= 0) {
         uint64_t salt = dcommi_mix(dcommi_comm_next_child(comm), 0x74756e696e67u);
         status =
-            dcommi_comm_derive(comm, ranks, comm->size, salt,
-                               DCOMM_ON_ERROR_RETURN, /* what fails it fails comm, which says so */
-                               &t->comm);
+            dcommi_comm_make(comm, ranks, comm->size, salt,
+                             DCOMM_ON_ERROR_RETURN, /* what fails it fails comm, which says so */
+                             &t->comm);
     }
+    dcommi_free(ranks);
     if (status < 0) {
-        dcommi_free(ranks);
         dcommi_free(t);
         return status;
     }
-    struct {
-        uint64_t measure;
-        dcomm_tuning tuning;
-    } word = {1, {.step_ps = 0}};
-    uint64_t key = dcommi_tuned_key(comm);
+    *t_p = t;
+    return DCOMM_OK;
+}
+
+static void dcommi_tuner_free(dcommi_tuner *t)
+{
+    if (t == NULL) {
+        return;
+    }
+    if (t->comm != NULL) { /* it was not run */
+        dcommi_comm_drop(t->comm);
+    }
+    dcomm_mem_free(&t->registered);
+    dcommi_huge_release(t->huge, DCOMMI_TUNE_SPECIAL);
+    dcommi_free(t->in);
+    dcommi_free(t->out);
+    dcommi_free(t);
+}
+
+/* Where all take their numbers from: rank 0 looks. */
+typedef struct dcommi_tune_word {
+    uint64_t measure; /* else they are */
+    dcomm_tuning tuning;
+} dcommi_tune_word;
+
+static void dcommi_tune_source(const dcomm_comm *comm, const dcomm_tuning *given, bool again,
+                               uint64_t key, dcommi_tune_word *word)
+{
     const char *path = dcommi_env("DCOMM_TUNE_FILE");
-    if (comm->rank == 0 && given != NULL) {
-        word.tuning = *given;
-        word.measure = 0;
-    } else if (comm->rank == 0 && !again && path != NULL) {
-        word.measure = dcomm_tuning_load(path, &word.tuning) < 0;
-        if (word.measure != 0) {
+    word->measure = 1;
+    if (given != NULL) {
+        word->tuning = *given;
+        word->measure = 0;
+    } else if (!again && path != NULL) {
+        word->measure = dcomm_tuning_load(path, &word->tuning) < 0;
+        if (word->measure != 0) {
             dcommi_log(DCOMMI_LOG_WARN, "DCOMM_TUNE_FILE: %s; measuring instead", dcommi_message);
         }
-    } else if (comm->rank == 0 && !again) {
-        word.measure = !dcommi_tuned_find(comm, key, &word.tuning);
+    } else if (!again) {
+        word->measure = !dcommi_tuned_find(comm, key, &word->tuning);
     }
+}
+
+/* Tell the ranks that wait for this one that it cannot go on. */
+static void dcommi_tune_fail(dcommi_tuner *t, dcomm_status status)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_token_take(t->comm->context);
+    dcommi_poison(t->comm, status, -1, why);
+    dcommi_token_release(t->comm->context);
+}
+
+/* All ranks of comm take rank 0's numbers: `given` there, else those of its process or its file,
+ * else what is measured now. */
+static dcomm_status dcommi_tuner_run(dcommi_tuner *t, dcomm_comm *comm, const dcomm_tuning *given,
+                                     bool again)
+{
+    dcommi_tune_word word = {.measure = 1};
+    const uint64_t key = dcommi_tuned_key(comm);
+    if (comm->rank == 0) {
+        dcommi_tune_source(comm, given, again, key, &word);
+    }
+    dcommi_comm_begin(t->comm);
     dcommi_tune_share(t, &word, sizeof word);
     if (t->status >= 0 && word.measure != 0) {
         dcomm_tuning_default(&t->tuning);
@@ -120,7 +165,7 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
             }
         }
     }
-    status = t->status;
+    dcomm_status status = t->status;
     if (status >= 0 && comm->connections > 0) {
         word.tuning.connections = comm->connections;
     } else if (status >= 0 && word.tuning.connections == 0) {
@@ -138,22 +183,34 @@ static dcomm_status dcommi_comm_tune_try(dcomm_comm *comm, const dcomm_tuning *g
     dcommi_comm_unlock(comm);
     if (status >= 0) {
         dcommi_tune_connect(t, (int)word.tuning.connections);
+    } else {
+        dcommi_tune_fail(t, status);
     }
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
     dcomm_comm_destroy(&t->comm);
-    dcomm_mem_free(&t->registered);
-    dcommi_huge_release(t->huge, DCOMMI_TUNE_SPECIAL);
-    dcommi_free(t->in);
-    dcommi_free(t->out);
-    dcommi_free(t);
-    dcommi_free(ranks);
+    memcpy(dcommi_message, why, sizeof why);
+    return status;
+}
+
+/* Nobody measures before all can. */
+static dcomm_status dcommi_comm_tune_again(dcomm_comm *comm, const dcomm_tuning *given)
+{
+    dcommi_tuner *t = NULL;
+    DCOMMI_TRY(dcommi_tuner_new(comm, &t));
+    dcomm_status status = dcommi_barrier(comm, NULL, NULL);
+    if (status >= 0) {
+        status = dcommi_tuner_run(t, comm, given, true);
+    }
+    dcommi_tuner_free(t);
     return status;
 }
 
 /* What fails here has failed the communicator, since ranks that choose by different numbers must
  * not meet; numbers that make no sense are refused on all of them. */
-static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given, bool again)
+static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given)
 {
-    dcomm_status status = dcommi_comm_tune_try(comm, given, again);
+    dcomm_status status = comm->size > 1 ? dcommi_comm_tune_again(comm, given) : DCOMM_OK;
     if (status < 0 && status != DCOMM_ERR_INVALID) {
         char text[DCOMMI_MESSAGE_MAX];
         snprintf(text, sizeof text, "%s", dcommi_message);
@@ -164,19 +221,11 @@ static dcomm_status dcommi_comm_tune(dcomm_comm *comm, const dcomm_tuning *given
     return status;
 }
 
-/* At the end of creation. */
-static void dcommi_comm_tune_new(dcomm_comm *comm)
-{
-    if (comm->tunes) {
-        dcommi_comm_tune(comm, NULL, false);
-    }
-}
-
 DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     DCOMMI_TRY(dcommi_check_no_group("dcomm_comm_tune"));
-    return dcommi_comm_tune(comm, tuning, true);
+    return dcommi_comm_tune(comm, tuning);
 }
 
 #endif

@@ -36,7 +36,7 @@ typedef struct dcommi_tuner {
     /* Rank 0's: how many probes have run, and how many were disturbed to the end; how often it
      * looked who else runs, and found more threads than ours and than processors. */
     int probes, disturbed, looks, crowds;
-    bool busy; /* too many */
+    bool busy;                  /* too many */
     dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
 } dcommi_tuner;
@@ -179,7 +179,9 @@ static void dcommi_tune_round(dcommi_tuner *t, int at)
             }
         }
         double start = dcommi_now();
-        t->status = dcommi_probe_run(t->comm, timed->plan, t->in, t->out);
+        if (t->status >= 0) {
+            t->status = dcommi_probe_run(t->comm, timed->plan, t->in, t->out);
+        }
         timed->took[at] = dcommi_now() - start;
     }
 }
