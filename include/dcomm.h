@@ -23305,10 +23305,10 @@ typedef struct dcommi_transport_vtable {
     /* NULL but where processes of a host share memory. Hand our own to the process with this
      * address, which may be no peer yet and can become one then. DCOMM_IN_PROGRESS: it has too much
      * to take in, or must be asked again when it has greeted us for the `first` time, which comes
-     * once in each creation; DCOMM_ERR_UNSUPPORTED: it cannot be reached. `greeted`: nobody is to
-     * be greeted any more. */
+     * once in each creation; DCOMM_ERR_UNSUPPORTED: it cannot be reached. `greeting`: a
+     * creation begins to greet, or is done with it. */
     dcomm_status (*greet)(dcommi_transport *t, const void *address, size_t len, bool first);
-    void (*greeted)(dcommi_transport *t);
+    void (*greeting)(dcommi_transport *t, bool begins);
     /* Take in what others have handed to us, and drop what nobody has used of a process. */
     dcomm_status (*listen)(dcommi_transport *t);
     void (*forget)(dcommi_transport *t, const void *address, size_t len);
@@ -37822,7 +37822,8 @@ typedef struct dcommi_hands {
     dcommi_hand_address me;
     int *sockets; /* the abstract one, then one for each time that a door was open */
     size_t nsockets, sockets_capacity;
-    bool door; /* our door is open */
+    bool door;        /* ours is open */
+    unsigned seekers; /* creations that may need it */
     dcommi_hand_way *ways;
     dcommi_handed *handed;
 } dcommi_hands;
@@ -39287,9 +39288,13 @@ static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address,
     return status == DCOMM_OK ? dcommi_hand_over(&u->hands, &card.hand, 0, u->file) : status;
 }
 
-static void dcommi_local_greeted(dcommi_transport *t)
+static void dcommi_local_greeting(dcommi_transport *t, bool begins)
 {
-    dcommi_hands_hide(&((dcommi_local *)t)->hands);
+    dcommi_hands *hands = &((dcommi_local *)t)->hands;
+    hands->seekers += begins ? 1 : (unsigned)-1;
+    if (hands->seekers == 0) {
+        dcommi_hands_hide(hands);
+    }
 }
 
 static bool dcommi_local_knows(const dcommi_local *u, uint64_t id)
@@ -39417,7 +39422,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .common = dcommi_local_common,
     .listen = dcommi_local_listen,
     .greet = dcommi_local_greet,
-    .greeted = dcommi_local_greeted,
+    .greeting = dcommi_local_greeting,
     .forget = dcommi_local_forget,
     .region_give = dcommi_local_region_give,
     .region_take = dcommi_local_region_take,
@@ -41896,6 +41901,13 @@ static void dcommi_reach_put(dcommi_reach *reach, size_t i, int32_t word)
     memcpy(reach->mine + sizeof(dcommi_boot_word) + i * sizeof word, &word, sizeof word);
 }
 
+static void dcommi_reach_greeting(const dcomm_comm *comm, bool begins)
+{
+    dcommi_token_take(comm->context);
+    comm->context->local->call->greeting(comm->context->local, begins);
+    dcommi_token_release(comm->context);
+}
+
 /* Greet those that are left; returns how many still are. */
 static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, int round)
 {
@@ -42020,6 +42032,7 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
     bool room = reach.done != NULL && reach.mine != NULL && reach.at != NULL && host != NULL;
     dcomm_status status = room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     bool more = true;
+    dcommi_reach_greeting(comm, true);
     for (int round = 1; more; round++) {
         status = dcommi_reach_round(comm, boot, &reach, status, round, &more);
         more = more && status >= 0;
@@ -42027,9 +42040,7 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
             nanosleep(&(struct timespec){.tv_nsec = DCOMMI_REACH_NAP}, NULL);
         }
     }
-    dcommi_token_take(comm->context);
-    comm->context->local->call->greeted(comm->context->local);
-    dcommi_token_release(comm->context);
+    dcommi_reach_greeting(comm, false);
     if (status >= 0) {
         dcommi_reach_hosts(comm, &reach, host);
         dcommi_reach_warn(comm, &reach);

@@ -355,6 +355,36 @@ static int swept(int rank, int n, procs_shared *s, void *arg)
 }
 ONE(swept, , LOCAL, 1, 20, -1)
 
+/* Two creations at once: the door is open as long as one of them greets; who has found it goes on
+ * handing over. */
+static int open_for_all(int rank, int n, procs_shared *s, void *arg)
+{
+    node *me = join(rank, n, s, *(int *)arg);
+    dcommi_local *u = (dcommi_local *)me->t;
+    dcommi_local_card card = u->card;
+    char path[64];
+    card.hand.net ^= 1; /* as if it were outside */
+    dcommi_door_path(card.hand.id, path, sizeof path);
+    me->t->call->greeting(me->t, true);
+    PROCS_TRUE(access(path, F_OK) != 0);
+    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card, true) == DCOMM_IN_PROGRESS);
+    me->t->call->greeting(me->t, true);
+    me->t->call->greeting(me->t, false);
+    PROCS_TRUE(access(path, F_OK) == 0);
+    dcomm_status status = me->t->call->greet(me->t, &card, sizeof card, false);
+    PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
+    me->t->call->greeting(me->t, false);
+    PROCS_TRUE(access(path, F_OK) != 0);
+    PROCS_TRUE(me->t->call->greet(me->t, &card, sizeof card, false) == DCOMM_OK);
+    PROCS_TRUE(me->t->call->listen(me->t) == DCOMM_OK && u->hands.handed != NULL);
+    card.hand.id ^= 1; /* nobody has such a door */
+    status = me->t->call->greet(me->t, &card, sizeof card, false);
+    PROCS_TRUE(status == DCOMM_ERR_UNSUPPORTED && strstr(dcommi_message, "/dev/shm") != NULL);
+    leave(me, false);
+    return procs_leaks();
+}
+ONE(open_for_all, , LOCAL, 1, 20, -1)
+
 /* ---- the process around it ---- */
 
 static int several_in_one(int rank, int n, procs_shared *s, void *arg)

@@ -81,6 +81,13 @@ static void dcommi_reach_put(dcommi_reach *reach, size_t i, int32_t word)
     memcpy(reach->mine + sizeof(dcommi_boot_word) + i * sizeof word, &word, sizeof word);
 }
 
+static void dcommi_reach_greeting(const dcomm_comm *comm, bool begins)
+{
+    dcommi_token_take(comm->context);
+    comm->context->local->call->greeting(comm->context->local, begins);
+    dcommi_token_release(comm->context);
+}
+
 /* Greet those that are left; returns how many still are. */
 static int32_t dcommi_reach_greet(const dcomm_comm *comm, dcommi_reach *reach, int round)
 {
@@ -205,6 +212,7 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
     bool room = reach.done != NULL && reach.mine != NULL && reach.at != NULL && host != NULL;
     dcomm_status status = room ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
     bool more = true;
+    dcommi_reach_greeting(comm, true);
     for (int round = 1; more; round++) {
         status = dcommi_reach_round(comm, boot, &reach, status, round, &more);
         more = more && status >= 0;
@@ -212,9 +220,7 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
             nanosleep(&(struct timespec){.tv_nsec = DCOMMI_REACH_NAP}, NULL);
         }
     }
-    dcommi_token_take(comm->context);
-    comm->context->local->call->greeted(comm->context->local);
-    dcommi_token_release(comm->context);
+    dcommi_reach_greeting(comm, false);
     if (status >= 0) {
         dcommi_reach_hosts(comm, &reach, host);
         dcommi_reach_warn(comm, &reach);

@@ -47,7 +47,8 @@ typedef struct dcommi_hands {
     dcommi_hand_address me;
     int *sockets; /* the abstract one, then one for each time that a door was open */
     size_t nsockets, sockets_capacity;
-    bool door; /* our door is open */
+    bool door;        /* ours is open */
+    unsigned seekers; /* creations that may need it */
     dcommi_hand_way *ways;
     dcommi_handed *handed;
 } dcommi_hands;

@@ -659,9 +659,13 @@ static dcomm_status dcommi_local_greet(dcommi_transport *t, const void *address,
     return status == DCOMM_OK ? dcommi_hand_over(&u->hands, &card.hand, 0, u->file) : status;
 }
 
-static void dcommi_local_greeted(dcommi_transport *t)
+static void dcommi_local_greeting(dcommi_transport *t, bool begins)
 {
-    dcommi_hands_hide(&((dcommi_local *)t)->hands);
+    dcommi_hands *hands = &((dcommi_local *)t)->hands;
+    hands->seekers += begins ? 1 : (unsigned)-1;
+    if (hands->seekers == 0) {
+        dcommi_hands_hide(hands);
+    }
 }
 
 static bool dcommi_local_knows(const dcommi_local *u, uint64_t id)
@@ -789,7 +793,7 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .common = dcommi_local_common,
     .listen = dcommi_local_listen,
     .greet = dcommi_local_greet,
-    .greeted = dcommi_local_greeted,
+    .greeting = dcommi_local_greeting,
     .forget = dcommi_local_forget,
     .region_give = dcommi_local_region_give,
     .region_take = dcommi_local_region_take,

@@ -125,10 +125,10 @@ typedef struct dcommi_transport_vtable {
     /* NULL but where processes of a host share memory. Hand our own to the process with this
      * address, which may be no peer yet and can become one then. DCOMM_IN_PROGRESS: it has too much
      * to take in, or must be asked again when it has greeted us for the `first` time, which comes
-     * once in each creation; DCOMM_ERR_UNSUPPORTED: it cannot be reached. `greeted`: nobody is to
-     * be greeted any more. */
+     * once in each creation; DCOMM_ERR_UNSUPPORTED: it cannot be reached. `greeting`: a
+     * creation begins to greet, or is done with it. */
     dcomm_status (*greet)(dcommi_transport *t, const void *address, size_t len, bool first);
-    void (*greeted)(dcommi_transport *t);
+    void (*greeting)(dcommi_transport *t, bool begins);
     /* Take in what others have handed to us, and drop what nobody has used of a process. */
     dcomm_status (*listen)(dcommi_transport *t);
     void (*forget)(dcommi_transport *t, const void *address, size_t len);
