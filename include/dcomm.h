@@ -2957,6 +2957,12 @@ DCOMMI_HD static inline int dcommi_f64_isnan(uint64_t bits)
     return (bits & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
 }
 
+/* `size`, which is not negative, with the sign of x. */
+DCOMMI_HD static inline float dcommi_f32_signed(float size, float x)
+{
+    return dcommi_f32_from_bits(dcommi_f32_bits(size) | (dcommi_f32_bits(x) & 0x80000000u));
+}
+
 DCOMMI_HD static inline float dcommi_f32_canonical(float x)
 {
     uint32_t bits = dcommi_f32_bits(x);
@@ -3418,8 +3424,33 @@ DCOMMI_HD static inline uint64_t dcommi_mix(uint64_t a, uint64_t b)
 }
 
 #endif
+/* ==== kernels/root.h ======================================================================= */
+/* root.h - the square root of an f64, correctly rounded, by the processor's instruction. For sqrt()
+ * compilers also emit a call, to set errno, which the linker binds to a function of that name that
+ * the program may define. */
+#ifndef DCOMMI_ROOT_H
+#define DCOMMI_ROOT_H
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#else
 #include <math.h>
+#endif
+
+static inline double dcommi_sqrt(double x)
+{
+#if defined(__SSE2__)
+    return _mm_cvtsd_f64(_mm_sqrt_sd(_mm_setzero_pd(), _mm_set_sd(x)));
+#elif defined(__aarch64__)
+    double root;
+    __asm__("fsqrt %d0, %d1" : "=w"(root) : "w"(x));
+    return root;
+#else
+    return sqrt(x);
+#endif
+}
+
+#endif
 
 #define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
 #define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
@@ -3449,7 +3480,7 @@ static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, u
 {
     double n = (double)(lines * DCOMMI_TOPK_LINE);
     double share = (double)k * (n / (double)count);
-    double rank = share + spare * (sqrt(share) + 1);
+    double rank = share + spare * (dcommi_sqrt(share) + 1);
     return lines == 0 || rank >= n ? 0 : rank < 1 ? 1 : (uint64_t)rank;
 }
 
@@ -4230,7 +4261,6 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 
 
 #include <float.h>
-#include <math.h>
 
 /* ---- options ---- */
 
@@ -4388,7 +4418,7 @@ static inline bool dcommi_f32_nonfinite(float x)
 static inline float dcommi_codec_e(float x, float residual)
 {
     float e = (dcommi_f32_nonfinite(x) ? 0 : x) + residual;
-    return dcommi_f32_nonfinite(e) ? copysignf(FLT_MAX, e) : e;
+    return dcommi_f32_nonfinite(e) ? dcommi_f32_signed(FLT_MAX, e) : e;
 }
 
 /* a + b and a * b of sizes; SIZE_MAX when that is too much, or when a part was. */
@@ -7768,8 +7798,9 @@ static void dcommi_tally_whole(dcommi_tally *t)
             !isfinite(t->sum[DCOMMI_LEDGER_ENCODED][lane])) {
             return;
         }
-        t->sum[DCOMMI_LEDGER_EE][lane] = fmax(t->sum[DCOMMI_LEDGER_EE][lane], 0);
-        t->sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
+        t->sum[DCOMMI_LEDGER_EE][lane] = dcommi_f64_max(t->sum[DCOMMI_LEDGER_EE][lane], 0);
+        t->sum[DCOMMI_LEDGER_RESIDUAL][lane] =
+            dcommi_f64_max(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
     }
     const double ee = dcommi_tally_sum(t, DCOMMI_LEDGER_EE);
     const double xx = dcommi_tally_sum(t, DCOMMI_LEDGER_XX);
@@ -7934,7 +7965,7 @@ static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const
         }
         v = residual != NULL ? v + residual[i] : v;
         if (!(fabsf(v) <= DCOMMI_WIRE_LARGEST)) {
-            v = copysignf(DCOMMI_WIRE_LARGEST, v);
+            v = dcommi_f32_signed(DCOMMI_WIRE_LARGEST, v);
             call->report.clipped++;
         }
         to[i] = v;
@@ -7948,7 +7979,7 @@ static void dcommi_bucket_excess(const float *x, const float *residual, float *n
     for (size_t i = 0; i < n; i++) {
         float e = dcommi_codec_e(x[i], residual[i]);
         if (fabsf(e) > DCOMMI_WIRE_LARGEST) {
-            next[i] += e - copysignf(DCOMMI_WIRE_LARGEST, e);
+            next[i] += e - dcommi_f32_signed(DCOMMI_WIRE_LARGEST, e);
         }
     }
 }
@@ -7974,7 +8005,7 @@ static float dcommi_bucket_step(dcommi_bucket_encoder *en, const float *x, size_
         return mean >= DCOMMI_WIRE_LEAST ? mean : 0;
     }
     if (as->two_norm) {
-        double norm = sqrt(en->kernels->squares(x, padded));
+        double norm = dcommi_sqrt(en->kernels->squares(x, padded));
         if (!(norm < (double)DCOMMI_WIRE_LARGEST)) { /* no |x| is larger */
             return dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format]);
         }
@@ -8501,7 +8532,7 @@ static void dcommi_cast_excess(dcommi_cast *cast, const float *x, const float *r
     for (size_t i = 0; i < n; i++) {
         float e = dcommi_codec_e(x[i], residual[i]);
         if ((dcommi_f32_bits(e) & 0x7fffffffu) >= cast->limit) {
-            cast->stage[i] = e - copysignf(cast->largest, e);
+            cast->stage[i] = e - dcommi_f32_signed(cast->largest, e);
         }
     }
 }
@@ -8525,7 +8556,7 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
         }
         v = residual != NULL ? v + residual[i] : v;
         if (!((dcommi_f32_bits(v) & 0x7fffffffu) < cast->limit)) {
-            v = copysignf(cast->largest, v);
+            v = dcommi_f32_signed(cast->largest, v);
             call->report.clipped++;
         }
         cast->stage[i] = v;
@@ -8821,7 +8852,7 @@ static void dcommi_fp8_info(const dcomm_codec *codec, size_t count, dcomm_codec_
     const dcommi_mini *mini =
         as->format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
     double d = (double)(count < as->bucket ? count : as->bucket);
-    double relative = ldexp(1, -2 * (mini->fraction + 1));
+    double relative = 1 / (double)(1u << 2 * (mini->fraction + 1));
     double smallest = 1 / ((double)mini->units * (double)dcommi_format_most[as->format]);
     double bound = (relative + d * smallest * smallest / 4) * (1 + 0x1p-10);
     info->granule = as->bucket;
@@ -8910,9 +8941,9 @@ static void dcommi_qsgd_info(const dcomm_codec *codec, size_t count, dcomm_codec
     if (as->stochastic && as->format == DCOMMI_FORMAT_Q1) {
         info->omega = d;
     } else if (as->stochastic && as->two_norm) {
-        info->omega = fmin(d / (4 * s * s), sqrt(d) / s);
+        info->omega = dcommi_f64_min(d / (4 * s * s), dcommi_sqrt(d) / s);
     } else if (as->stochastic) {
-        info->omega = (sqrt(1 + others) - 1) / 2 + 0x1p-13;
+        info->omega = (dcommi_sqrt(1 + others) - 1) / 2 + 0x1p-13;
     } else if (as->format != DCOMMI_FORMAT_Q1 && !as->two_norm) {
         info->contraction = others / (others + 4) + 0x1p-15;
     }
@@ -10603,7 +10634,6 @@ static const dcommi_codec_ops dcommi_codec_randk = {
 #endif
 
 #include <float.h>
-#include <math.h>
 
 typedef float dcommi_f32x8 __attribute__((vector_size(32)));
 typedef int32_t dcommi_i32x8 __attribute__((vector_size(32)));
@@ -10935,7 +10965,7 @@ static void dcommi_matrix_orthonormal(float *p, size_t rows, size_t rank)
             }
             after = dcommi_matrix_dot(column, column, rows);
             bool spanned = !(after > 1e-11 * before) || !(after > 0x1p-240);
-            double scale = spanned ? 0 : 1 / sqrt(after);
+            double scale = spanned ? 0 : 1 / dcommi_sqrt(after);
             for (size_t i = 0; i < rows; i++) {
                 column[i] = (float)((double)column[i] * scale);
             }
@@ -10957,7 +10987,7 @@ enum { DCOMMI_POWERSGD_RANK = 0, DCOMMI_POWERSGD_ROWS = 1, DCOMMI_POWERSGD_TURNS
 
 static size_t dcommi_powersgd_side(size_t count)
 {
-    size_t side = (size_t)sqrt((double)count);
+    size_t side = (size_t)dcommi_sqrt((double)count);
     while (side * side < count) {
         side++;
     }
@@ -11012,7 +11042,7 @@ static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key 
             }
             length = dcommi_matrix_dot(column, column, m->cols);
         }
-        double scale = DCOMMI_POWERSGD_LENGTH / sqrt(length);
+        double scale = DCOMMI_POWERSGD_LENGTH / dcommi_sqrt(length);
         for (size_t c = 0; c < m->cols; c++) {
             column[c] = (float)((double)column[c] * scale);
         }
@@ -11228,8 +11258,6 @@ static const dcommi_codec_ops *const dcommi_codec_table[] = {
 
 #endif
 
-#include <math.h>
-
 static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
                                                         DCOMMI_CODEC_CHOICE,
                                                         "fail|zero|pass",
@@ -11318,7 +11346,7 @@ static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
             memcpy(number, text, len);
             number[len] = '\0';
             good = dcommi_text_number(number, option->least, option->most, value) &&
-                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
+                   (option->kind != DCOMMI_CODEC_INTEGER || *value == (double)(int64_t)*value);
         }
     }
     if (good) {
@@ -11442,7 +11470,7 @@ static void dcommi_ledger_derive(dcomm_ledger *l)
     const double *s = l->sums;
     double xx = s[DCOMMI_LEDGER_XX], yy = s[DCOMMI_LEDGER_YY], ee = s[DCOMMI_LEDGER_EE];
     l->nmse = ee > 0 ? ee / xx : 0;
-    l->cosine = s[DCOMMI_LEDGER_XY] / sqrt(xx * yy);
+    l->cosine = s[DCOMMI_LEDGER_XY] / dcommi_sqrt(xx * yy);
     l->mean_signed_error =
         s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
     l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
@@ -11511,7 +11539,8 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
     ledger->kept += other->kept;
     ledger->clipped += other->clipped;
     ledger->nonfinite += other->nonfinite;
-    ledger->residual_norm = hypot(ledger->residual_norm, other->residual_norm);
+    ledger->residual_norm = dcommi_sqrt(ledger->residual_norm * ledger->residual_norm +
+                                        other->residual_norm * other->residual_norm);
     for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
         ledger->sums[s] += other->sums[s];
     }
@@ -11601,7 +11630,7 @@ static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcom
 {
     char spec[DCOMMI_CODEC_SPEC_MAX];
     const char *at = dcommi_codec_find_k(codec);
-    k = k < 1 ? fmax(k, 1e-9) : k;
+    k = k < 1 ? dcommi_f64_max(k, 1e-9) : k;
     dcommi_snprintf(spec, sizeof spec, "%.*sk=%.17g%s", (int)(at - codec->spec), codec->spec, k,
                     at + strcspn(at, ","));
     return dcomm_codec_create(spec, codec_p);
@@ -11757,7 +11786,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
         if (!dcommi_f32_nonfinite(x[i])) {
             e[i] = x[i] + residual[i];
             if (dcommi_f32_nonfinite(e[i])) {
-                e[i] = copysignf(FLT_MAX, e[i]);
+                e[i] = dcommi_f32_signed(FLT_MAX, e[i]);
                 clipped++;
             }
         } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
@@ -11780,7 +11809,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
             /* e: more that is not finite than the codec sends. */
             bool odd = dcommi_f32_nonfinite(sent[i]) || dcommi_f32_nonfinite(e[i]);
             float left = odd ? residual[i] : e[i] - sent[i];
-            call->next[i] = dcommi_f32_nonfinite(left) ? copysignf(FLT_MAX, left) : left;
+            call->next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
         }
         if (call->tally != NULL) {
             dcommi_tally_compare(call->tally, from, sent + from, n);
@@ -11923,7 +11952,7 @@ static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *cal
     dcommi_ledger_add(ledger, call->tally);
     dcomm_ledger_encoded(ledger, call->count, &call->report);
     if (call->residual != NULL) {
-        ledger->residual_norm = sqrt(dcommi_tally_sum(call->tally, DCOMMI_LEDGER_RESIDUAL));
+        ledger->residual_norm = dcommi_sqrt(dcommi_tally_sum(call->tally, DCOMMI_LEDGER_RESIDUAL));
     }
 }
 
@@ -12227,8 +12256,6 @@ static double dcommi_norm_squares(const float *x, size_t n)
 #ifndef DCOMMI_FEEDBACK_STATE_H
 #define DCOMMI_FEEDBACK_STATE_H
 
-
-#include <math.h>
 
 /* A device whose memory arrays lie in, for the life of the process (feedback_device.h). All but
  * `read` is put behind what was asked of it before, and waits for nothing. */
@@ -12773,8 +12800,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .begun = fb->begun,
         .own_first = fb->own_first,
         .own_count = fb->owner.count,
-        .worker_norm = sqrt(worker),
-        .owner_norm = sqrt(owner),
+        .worker_norm = dcommi_sqrt(worker),
+        .owner_norm = dcommi_sqrt(owner),
         .device = fb->worker.place != NULL ? fb->worker.place->device : -1,
         .factor = fb->factor,
         .state_bytes =
@@ -12959,7 +12986,7 @@ static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
         size_t at = fb->own_first + i;
         float sum = dcommi_feedback_plus(dcommi_feedback_get(w, w->now, at), factor,
                                          dcommi_feedback_get(o, o->now, i));
-        sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
+        sum = dcommi_f32_nonfinite(sum) ? dcommi_f32_signed(FLT_MAX, sum) : sum;
         dcommi_feedback_set(w, w->now, at, sum);
         dcommi_feedback_set(w, w->next, at, sum);
     }
@@ -13105,7 +13132,7 @@ typedef struct dcommi_feedback_call {
  * rank's norm is this at most. 0: it does not clip. */
 static inline double dcommi_feedback_most(const dcomm_feedback *fb)
 {
-    return fb->opts.clip / sqrt((double)fb->now.nranks);
+    return fb->opts.clip / dcommi_sqrt((double)fb->now.nranks);
 }
 
 static float dcommi_feedback_clip(const dcomm_feedback *fb)
@@ -13115,7 +13142,7 @@ static float dcommi_feedback_clip(const dcomm_feedback *fb)
         return 1;
     }
     const double squares = dcommi_norm_squares(fb->now.x, fb->now.count);
-    return squares > most * most ? (float)(most / sqrt(squares)) : 1;
+    return squares > most * most ? (float)(most / dcommi_sqrt(squares)) : 1;
 }
 
 /* Wherever the state lies. */
@@ -13221,7 +13248,7 @@ static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
 {
     if (dcommi_f32_nonfinite(e)) {
         report->clipped++;
-        return copysignf(FLT_MAX, e);
+        return dcommi_f32_signed(FLT_MAX, e);
     }
     return e;
 }
@@ -13267,7 +13294,7 @@ static void dcommi_feedback_raise(dcomm_feedback *fb, size_t at, float factor, f
 static inline void dcommi_feedback_raised(dcomm_feedback *fb)
 {
     if (fb->ledger != NULL) {
-        fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
+        fb->ledger->residual_norm = dcommi_sqrt(fb->held > 0 ? fb->held : 0);
     }
 }
 
@@ -13300,7 +13327,7 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
         for (size_t i = 0; i < n; i++) {
             float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
             float left = c->estimates ? held[at + i] + gone : e[at + i] - gone;
-            next[i] = dcommi_f32_nonfinite(left) ? copysignf(FLT_MAX, left) : left;
+            next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
         }
         dcommi_feedback_write(c->store, c->at + at, n, next);
         if (tally == NULL) {
@@ -13368,7 +13395,7 @@ static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
 {
     dcommi_ledger_add(fb->ledger, tally);
     fb->held += dcommi_tally_sum(tally, DCOMMI_LEDGER_RESIDUAL);
-    fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
+    fb->ledger->residual_norm = dcommi_sqrt(fb->held > 0 ? fb->held : 0);
 }
 
 /* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
@@ -13783,7 +13810,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
     } else {
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &lost));
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &lost));
-        lost = sqrt(lost);
+        lost = dcommi_sqrt(lost);
         dcommi_feedback_store_clear(&fb->worker);
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
@@ -13814,7 +13841,7 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
         dcommi_feedback_store *s = stores[k];
         for (size_t i = 0; i < s->count; i++) {
             float x = (float)((double)dcommi_feedback_get(s, s->now, i) * factor);
-            x = dcommi_f32_nonfinite(x) ? copysignf(FLT_MAX, x) : x;
+            x = dcommi_f32_nonfinite(x) ? dcommi_f32_signed(FLT_MAX, x) : x;
             dcommi_feedback_set(s, s->now, i, x);
             dcommi_feedback_set(s, s->next, i, x);
         }
@@ -14262,8 +14289,8 @@ static void dcommi_feedback_redistribute(const dcomm_feedback *const *old, size_
             dcommi_feedback_set(&fb->velocity, fb->velocity.now, i, (float)u);
         }
     }
-    loss->carried = sqrt(carried);
-    loss->lost = sqrt(lost);
+    loss->carried = dcommi_sqrt(carried);
+    loss->lost = dcommi_sqrt(lost);
 }
 
 DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,
@@ -14517,7 +14544,7 @@ DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
         ledger->sums[s] += sums->sums[s];
     }
     if (sums->sums[DCOMMI_LEDGER_ENCODED] > 0) { /* with feedback */
-        ledger->residual_norm = sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
+        ledger->residual_norm = dcommi_sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
     }
     dcomm_ledger_encoded(ledger, count, report);
 }
@@ -23113,6 +23140,151 @@ static void dcommi_env_check(void)
 }
 
 #endif
+/* ==== include/dcomm/impl/sys.h ============================================================= */
+/* sys.h - system calls whose names are plain words. A program may define a function named send,
+ * open or connect. The linker then binds our calls to it. So we call the kernel by syscall(), or a
+ * function of the C library with a name that no program uses. Each returns what the function of
+ * the plain name returns, and sets errno. docs/errors.md says which names programs must not define.
+ */
+#ifndef DCOMMI_SYS_H
+#define DCOMMI_SYS_H
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- files ---- */
+
+static inline int dcommi_sys_open(const char *path, int flags)
+{
+    return openat(AT_FDCWD, path, flags);
+}
+
+static inline int dcommi_sys_close(int fd)
+{
+    return (int)syscall(SYS_close, fd);
+}
+
+static inline ssize_t dcommi_sys_read(int fd, void *buf, size_t len)
+{
+    return (ssize_t)syscall(SYS_read, fd, buf, len);
+}
+
+static inline ssize_t dcommi_sys_write(int fd, const void *buf, size_t len)
+{
+    return (ssize_t)syscall(SYS_write, fd, buf, len);
+}
+
+static inline int dcommi_sys_stat(const char *path, struct stat *st)
+{
+    return fstatat(AT_FDCWD, path, st, 0);
+}
+
+static inline int dcommi_sys_lstat(const char *path, struct stat *st)
+{
+    return fstatat(AT_FDCWD, path, st, AT_SYMLINK_NOFOLLOW);
+}
+
+static inline int dcommi_sys_fstat(int fd, struct stat *st)
+{
+    return fstatat(fd, "", st, AT_EMPTY_PATH);
+}
+
+static inline int dcommi_sys_access(const char *path, int mode)
+{
+    return faccessat(AT_FDCWD, path, mode, 0);
+}
+
+static inline int dcommi_sys_mkdir(const char *path, mode_t mode)
+{
+    return mkdirat(AT_FDCWD, path, mode);
+}
+
+static inline int dcommi_sys_rename(const char *from, const char *to)
+{
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+static inline int dcommi_sys_unlink(const char *path)
+{
+    return unlinkat(AT_FDCWD, path, 0);
+}
+
+/* ---- sockets ---- */
+
+static inline int dcommi_sys_socket(int family, int type, int protocol)
+{
+    return (int)syscall(SYS_socket, family, type, protocol);
+}
+
+static inline int dcommi_sys_bind(int fd, const struct sockaddr *address, socklen_t len)
+{
+    return (int)syscall(SYS_bind, fd, address, len);
+}
+
+static inline int dcommi_sys_listen(int fd, int backlog)
+{
+    return (int)syscall(SYS_listen, fd, backlog);
+}
+
+static inline int dcommi_sys_connect(int fd, const struct sockaddr *address, socklen_t len)
+{
+    return (int)syscall(SYS_connect, fd, address, len);
+}
+
+static inline int dcommi_sys_shutdown(int fd, int how)
+{
+    return (int)syscall(SYS_shutdown, fd, how);
+}
+
+static inline ssize_t dcommi_sys_send(int fd, const void *buf, size_t len, int flags)
+{
+    return (ssize_t)syscall(SYS_sendto, fd, buf, len, flags, (void *)0, 0);
+}
+
+static inline ssize_t dcommi_sys_recv(int fd, void *buf, size_t len, int flags)
+{
+    return (ssize_t)syscall(SYS_recvfrom, fd, buf, len, flags, (void *)0, (void *)0);
+}
+
+/* The padding that a C library may have in a msghdr and in its control data must be zero. */
+static inline ssize_t dcommi_sys_sendmsg(int fd, const struct msghdr *packet, int flags)
+{
+    return (ssize_t)syscall(SYS_sendmsg, fd, packet, flags);
+}
+
+static inline ssize_t dcommi_sys_recvmsg(int fd, struct msghdr *packet, int flags)
+{
+    return (ssize_t)syscall(SYS_recvmsg, fd, packet, flags);
+}
+
+/* Wait for up to `ms` milliseconds, not negative. */
+static inline int dcommi_sys_poll(struct pollfd *fds, nfds_t n, int ms)
+{
+    struct timespec most = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    return ppoll(fds, n, &most, NULL);
+}
+
+/* ---- the clock, and random numbers ---- */
+
+static inline time_t dcommi_sys_time(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec;
+}
+
+static inline ssize_t dcommi_sys_getrandom(void *buf, size_t len, unsigned flags)
+{
+    return (ssize_t)syscall(SYS_getrandom, buf, len, flags);
+}
+
+#endif
 
 #include <fcntl.h>
 
@@ -23122,12 +23294,12 @@ static void dcommi_env_check(void)
 static void dcommi_host_line(const char *path, char *line, size_t max)
 {
     line[0] = '\0';
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         return;
     }
-    ssize_t n = read(fd, line, max - 1);
-    close(fd);
+    ssize_t n = dcommi_sys_read(fd, line, max - 1);
+    dcommi_sys_close(fd);
     line[n > 0 ? n : 0] = '\0';
     line[strcspn(line, "\n")] = '\0';
 }
@@ -23233,7 +23405,7 @@ static uint64_t dcommi_transport_id(void)
 {
     static _Atomic uint64_t counter;
     uint64_t id = 0;
-    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
+    if (dcommi_sys_getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
         id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
     }
     return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;
@@ -24672,8 +24844,6 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 #define DCOMMI_SHA256_H
 
 
-#include <sys/random.h>
-
 #define DCOMMI_SHA256_BYTES 32
 #define DCOMMI_SHA256_BLOCK 64
 
@@ -24846,7 +25016,7 @@ static dcomm_status dcommi_random_bytes(void *p, size_t len)
 {
     size_t have = 0;
     while (have < len) {
-        ssize_t n = getrandom((uint8_t *)p + have, len - have, 0);
+        ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
         if (n < 0 && errno != EINTR) {
             return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom: %s", strerror(errno));
         }
@@ -25204,14 +25374,14 @@ static void dcommi_job_command(char *text, size_t max)
 {
     enum { LONGEST = 1 << 16, HASH = 24 };
     uint8_t line[LONGEST]; /* on the stack: a job has its name also where memory is out */
-    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    int fd = dcommi_sys_open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     size_t n = 0;
     for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
-        got = read(fd, line + n, LONGEST - n);
+        got = dcommi_sys_read(fd, line + n, LONGEST - n);
         got = got < 0 ? 0 : got;
     }
     if (fd >= 0) {
-        close(fd);
+        dcommi_sys_close(fd);
     }
     while (n > 0 && line[n - 1] == 0) {
         n--;
@@ -25331,8 +25501,7 @@ static bool dcommi_nodelist_first(const char *list, char *host, size_t max)
 /* ==== include/dcomm/impl/socket.h ========================================================== */
 /* socket.h - addresses, listening, connecting and bounded reading for the rendezvous. Every
  * descriptor is non-blocking and closed on exec; no call raises SIGPIPE or waits past its
- * deadline. Bytes go by sendto and recvfrom, because C programs do define functions named send and
- * recv, which the linker would put in the place of the C library's. */
+ * deadline. */
 #ifndef DCOMMI_SOCKET_H
 #define DCOMMI_SOCKET_H
 
@@ -25492,7 +25661,7 @@ static int dcommi_addr_mine(const char *only, uint16_t port, dcommi_addr *list, 
 /* Listen on one address (port 0: any free one); -1 and errno where that fails. */
 static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
 {
-    int fd = socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         return -1;
     }
@@ -25501,9 +25670,10 @@ static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
     if (a->any.sa_family == AF_INET6) {
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &v6only, sizeof v6only);
     }
-    if (bind(fd, &a->any, dcommi_addr_len(a)) != 0 || listen(fd, SOMAXCONN) != 0) {
+    if (dcommi_sys_bind(fd, &a->any, dcommi_addr_len(a)) != 0 ||
+        dcommi_sys_listen(fd, SOMAXCONN) != 0) {
         int saved = errno;
-        close(fd);
+        dcommi_sys_close(fd);
         errno = saved;
         return -1;
     }
@@ -25550,7 +25720,7 @@ static dcomm_status dcommi_sock_wait(int fd, short events, double deadline,
         }
         int ms = left * 1000 < DCOMMI_SOCK_SLICE_MS ? (int)(left * 1000) + 1 : DCOMMI_SOCK_SLICE_MS;
         struct pollfd p = {.fd = fd, .events = events};
-        int n = poll(&p, fd < 0 ? 0 : 1, ms);
+        int n = dcommi_sys_poll(&p, fd < 0 ? 0 : 1, ms);
         if (n > 0) {
             return DCOMM_OK;
         }
@@ -25570,13 +25740,13 @@ static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
 {
     *fd_p = -1;
     *error_p = 0;
-    int fd = socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         *error_p = errno;
         return DCOMM_ERR_SYSTEM;
     }
     dcomm_status status = DCOMM_OK;
-    if (connect(fd, &a->any, dcommi_addr_len(a)) != 0) {
+    if (dcommi_sys_connect(fd, &a->any, dcommi_addr_len(a)) != 0) {
         *error_p = errno;
         status = DCOMM_ERR_SYSTEM;
         if (errno == EINPROGRESS) {
@@ -25605,7 +25775,7 @@ static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
         status = DCOMM_ERR_SYSTEM;
     }
     if (status < 0) {
-        close(fd);
+        dcommi_sys_close(fd);
         return status;
     }
     dcommi_sock_tune(fd);
@@ -25619,7 +25789,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
 {
     size_t have = 0;
     while (have < len) {
-        ssize_t n = recvfrom(fd, (uint8_t *)buf + have, len - have, 0, NULL, NULL);
+        ssize_t n = dcommi_sys_recv(fd, (uint8_t *)buf + have, len - have, 0);
         if (n > 0) {
             have += (size_t)n;
         } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
@@ -25638,7 +25808,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
     size_t done = 0;
     *stopped = false;
     while (done < len) {
-        ssize_t n = sendto(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL, NULL, 0);
+        ssize_t n = dcommi_sys_send(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL);
         if (n > 0) {
             done += (size_t)n;
             continue;
@@ -25649,7 +25819,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
         }
         DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN | POLLOUT, deadline, cancel));
         struct pollfd p = {.fd = fd, .events = POLLIN};
-        if (poll(&p, 1, 0) > 0 && (p.revents & POLLIN) != 0) {
+        if (dcommi_sys_poll(&p, 1, 0) > 0 && (p.revents & POLLIN) != 0) {
             *stopped = true;
             return DCOMM_OK;
         }
@@ -25709,11 +25879,11 @@ static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_n
 static dcomm_status dcommi_launcher_secret_file(const char *path, dcommi_launcher *l)
 {
     char text[DCOMMI_SECRET_MAX + 1];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
+    int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : dcommi_sys_read(fd, text, sizeof text);
     int saved = errno;
     if (fd >= 0) {
-        close(fd);
+        dcommi_sys_close(fd);
     }
     if (n < 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "cannot read DCOMM_SECRET_FILE=\"%.200s\": %s", path,
@@ -26028,7 +26198,7 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
 {
     dcommi_pmi *p = &dcommi_pmi_state;
     size_t len = strlen(question), have = 0;
-    ssize_t n = sendto(p->fd, question, len, MSG_NOSIGNAL, NULL, 0);
+    ssize_t n = dcommi_sys_send(p->fd, question, len, MSG_NOSIGNAL);
     p->broken = true; /* until the answer is whole */
     if (n != (ssize_t)len) {
         return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
@@ -26045,8 +26215,7 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
                                    ? "some ranks do not take part, or it does not answer"
                                    : "cancelled");
         }
-        n = have < DCOMMI_PMI_LINE - 1 ? recvfrom(p->fd, answer + have, 1, MSG_DONTWAIT, NULL, NULL)
-                                       : 0;
+        n = have < DCOMMI_PMI_LINE - 1 ? dcommi_sys_recv(p->fd, answer + have, 1, MSG_DONTWAIT) : 0;
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
             return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager (PMI_FD) hung up");
         }
@@ -26551,7 +26720,7 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
         if (outcome == DCOMMI_RDV_IN) {
             return outcome;
         }
-        close(c->fd);
+        dcommi_sys_close(c->fd);
         c->fd = -1;
         if (outcome == DCOMMI_RDV_OVER || outcome == DCOMMI_RDV_TAKEN) {
             return outcome;
@@ -26621,7 +26790,7 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
 static void dcommi_rdv_drop(dcommi_rdv_client *c)
 {
     if (c->fd >= 0) {
-        close(c->fd);
+        dcommi_sys_close(c->fd);
         c->fd = -1;
     }
 }
@@ -26813,7 +26982,7 @@ static void dcommi_rdv_leave(dcommi_rdv_client *c)
     }
     uint8_t bye[DCOMMI_RDV_HEADER + DCOMMI_RDV_TAG] = {0};
     dcommi_rdv_put_tagged(bye, DCOMMI_RDV_BYE, c->out_seq++, NULL, 0, c->keys.client);
-    (void)!sendto(c->fd, bye, sizeof bye, MSG_NOSIGNAL, NULL, 0);
+    (void)!dcommi_sys_send(c->fd, bye, sizeof bye, MSG_NOSIGNAL);
     dcommi_rdv_drop(c);
 }
 
@@ -27706,7 +27875,7 @@ static dcommi_rdv_server *dcommi_rdv_servers; /* whose threads run, or are about
 static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 {
     if (conn->fd >= 0) {
-        close(conn->fd);
+        dcommi_sys_close(conn->fd);
         conn->fd = -1;
     }
 }
@@ -27715,8 +27884,8 @@ static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
 {
     if (s->listen_fd >= 0) {
-        shutdown(s->listen_fd, SHUT_RDWR);
-        close(s->listen_fd);
+        dcommi_sys_shutdown(s->listen_fd, SHUT_RDWR);
+        dcommi_sys_close(s->listen_fd);
         s->listen_fd = -1;
     }
 }
@@ -27728,7 +27897,7 @@ static void dcommi_rdv_server_free(dcommi_rdv_server *s)
         dcommi_rdv_close_fd(s->core.conns[i]);
     }
     dcommi_rdv_core_end(&s->core);
-    close(s->wake_fd);
+    dcommi_sys_close(s->wake_fd);
     dcommi_free(s->polls);
     dcommi_free(s->buf);
     dcommi_free(s);
@@ -27773,7 +27942,7 @@ static void dcommi_rdv_in_child(void)
     while (dcommi_rdv_servers != NULL) {
         dcommi_rdv_server *s = dcommi_rdv_servers;
         dcommi_rdv_servers = s->next;
-        close(s->listen_fd); /* shutdown would end the parent's too */
+        dcommi_sys_close(s->listen_fd); /* shutdown would end the parent's too */
         s->listen_fd = -1;
         dcommi_rdv_server_free(s);
     }
@@ -27810,7 +27979,7 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
             conn = dcommi_rdv_accept(&s->core, nonce, now);
         }
         if (conn == NULL) {
-            close(fd);
+            dcommi_sys_close(fd);
             return;
         }
         dcommi_sock_tune(fd);
@@ -27822,10 +27991,10 @@ static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint
                                size_t max, double now)
 {
     /* What is left of a chunk when a rank must wait stays in the socket. */
-    ssize_t n = recvfrom(conn->fd, buf, max, MSG_PEEK, NULL, NULL);
+    ssize_t n = dcommi_sys_recv(conn->fd, buf, max, MSG_PEEK);
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
-        n = recvfrom(conn->fd, buf, used, MSG_TRUNC, NULL, NULL);
+        n = dcommi_sys_recv(conn->fd, buf, used, MSG_TRUNC);
     } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
         dcommi_rdv_lost(&s->core, conn, now);
     }
@@ -27837,7 +28006,7 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
     size_t len;
     while (conn->state != DCOMMI_RDV_GONE &&
            (len = dcommi_rdv_output(&s->core, conn, &bytes)) > 0) {
-        ssize_t n = sendto(conn->fd, bytes, len, MSG_NOSIGNAL, NULL, 0);
+        ssize_t n = dcommi_sys_send(conn->fd, bytes, len, MSG_NOSIGNAL);
         if (n > 0) {
             dcommi_rdv_sent(conn, (size_t)n);
         } else {
@@ -27848,7 +28017,7 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
         }
     }
     if (conn->state == DCOMMI_RDV_FAREWELL) {
-        shutdown(conn->fd, SHUT_WR); /* and read to its end, so that no reset eats our words */
+        dcommi_sys_shutdown(conn->fd, SHUT_WR); /* and read to its end: no reset eats our words */
     }
 }
 
@@ -27878,7 +28047,7 @@ static void dcommi_rdv_server_poll(dcommi_rdv_server *s, size_t n, double wait)
     if (news[0] != '\0') {
         dcommi_log(DCOMMI_LOG_WARN, "%s", news);
     }
-    poll(s->polls, n, wait > 0 ? (int)(wait * 1000) + 1 : 0);
+    dcommi_sys_poll(s->polls, n, wait > 0 ? (int)(wait * 1000) + 1 : 0);
     pthread_mutex_lock(&dcommi_rdv_lock);
 }
 
@@ -27915,7 +28084,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
     now = dcommi_now();
     if (s->polls[0].revents != 0) {
         uint64_t count;
-        (void)!read(s->wake_fd, &count, sizeof count);
+        (void)!dcommi_sys_read(s->wake_fd, &count, sizeof count);
     }
     for (size_t i = 0; i < n; i++) {
         dcommi_rdv_conn *conn = c->conns[i];
@@ -27970,7 +28139,7 @@ static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
     pthread_mutex_lock(&dcommi_rdv_lock);
     s->retired = true;
     s->retired_at = dcommi_now();
-    (void)!write(s->wake_fd, &one, sizeof one);
+    (void)!dcommi_sys_write(s->wake_fd, &one, sizeof one);
     while (!s->ended &&
            pthread_cond_timedwait(&dcommi_rdv_changed, &dcommi_rdv_lock, &until) == 0) {
     }
@@ -28644,6 +28813,78 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
 #ifndef DCOMMI_CONTEXT_H
 #define DCOMMI_CONTEXT_H
 
+/* ==== include/dcomm/impl/captured.h ======================================================== */
+/* captured.h - functions of the program that UCX and hwloc call instead of the C library's. The
+ * dynamic linker binds their calls to what the program exports by the same name. We cannot prevent
+ * that, so we warn before they fail. */
+#ifndef DCOMMI_CAPTURED_H
+#define DCOMMI_CAPTURED_H
+
+
+#ifdef __GLIBC__ /* dladdr1 tells what a program defines from what it only calls */
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/auxv.h>
+
+/* Return true if the program itself exports a function of this name. */
+static bool dcommi_captured(const char *name)
+{
+    Dl_info here, program;
+    void *symbol = NULL, *at = dlsym(RTLD_DEFAULT, name);
+    return at != NULL && dladdr1(at, &here, &symbol, RTLD_DL_SYMENT) != 0 && symbol != NULL &&
+           ((const ElfW(Sym) *)symbol)->st_shndx != SHN_UNDEF &&
+           dladdr((const void *)getauxval(AT_PHDR), &program) != 0 &&
+           here.dli_fbase == program.dli_fbase;
+}
+
+/* Warn of those of `names`, "a b c", that the program exports; *warned: it has been done.
+ * Functions that a sanitizer has put into the program call the C library's. */
+static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
+{
+    if (atomic_exchange(warned, true) || !dcommi_env_first_rank() ||
+        dlsym(RTLD_DEFAULT, "__sanitizer_print_stack_trace") != NULL) {
+        return;
+    }
+    char found[128] = "", name[16];
+    for (size_t len = 0, used = 0; *names != '\0'; names += len + (names[len] == ' ')) {
+        len = strcspn(names, " ");
+        snprintf(name, sizeof name, "%.*s", (int)len, names);
+        if (dcommi_captured(name) && used < sizeof found) {
+            used += (size_t)snprintf(found + used, sizeof found - used, "%s%s",
+                                     used > 0 ? ", " : "", name);
+        }
+    }
+    if (found[0] != '\0') {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "this program defines %s: UCX and hwloc then call that instead of the C "
+                   "library's, and may crash; make it static, rename it, or compile its file with "
+                   "-fvisibility=hidden",
+                   found);
+    }
+}
+#else
+static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
+{
+    (void)names, (void)warned;
+}
+#endif
+
+/* What is called wherever ranks are. */
+static void dcommi_captured_warn_host(void)
+{
+    static _Atomic bool warned;
+    dcommi_captured_warn("access close getrandom open read stat", &warned);
+}
+
+/* What is called besides where ranks talk over a network. */
+static void dcommi_captured_warn_net(void)
+{
+    static _Atomic bool warned;
+    dcommi_captured_warn("accept bind connect listen pipe recv send sendmsg socket time write",
+                         &warned);
+}
+
+#endif
 /* ==== include/dcomm/impl/engine.h ========================================================== */
 /* engine.h - the only progress loop. Whoever holds the context's token is in here, one thread at a
  * time. */
@@ -30070,10 +30311,10 @@ static bool dcommi_huge_populate(void *at, size_t len)
         return false;
     }
     /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
-    int zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    int zero = dcommi_sys_open("/dev/zero", O_RDONLY | O_CLOEXEC);
     size_t done = 0;
     while (zero >= 0 && done < len) {
-        ssize_t n = read(zero, (char *)at + done, len - done);
+        ssize_t n = dcommi_sys_read(zero, (char *)at + done, len - done);
         if (n < 0 && errno == EINTR) {
             continue;
         }
@@ -30083,7 +30324,7 @@ static bool dcommi_huge_populate(void *at, size_t len)
         done += (size_t)n;
     }
     if (zero >= 0) {
-        close(zero);
+        dcommi_sys_close(zero);
     }
     return done == len;
 }
@@ -30154,7 +30395,7 @@ static int dcommi_share_file(size_t len)
         fcntl(fd, DCOMMI_F_ADD_SEALS,
               DCOMMI_F_SEAL_SHRINK | DCOMMI_F_SEAL_GROW | DCOMMI_F_SEAL_SEAL) != 0) {
         int saved = errno;
-        close(fd);
+        dcommi_sys_close(fd);
         errno = saved;
         return -1;
     }
@@ -30167,7 +30408,7 @@ static bool dcommi_share_holds(int fd, size_t len)
 {
     struct stat st;
     int seals = fcntl(fd, DCOMMI_F_GET_SEALS);
-    return seals >= 0 && (seals & DCOMMI_F_SEAL_SHRINK) != 0 && fstat(fd, &st) == 0 &&
+    return seals >= 0 && (seals & DCOMMI_F_SEAL_SHRINK) != 0 && dcommi_sys_fstat(fd, &st) == 0 &&
            st.st_size >= 0 && (uint64_t)st.st_size >= len;
 }
 
@@ -30392,7 +30633,7 @@ static void dcommi_own_destroy(dcommi_own *own)
     dcommi_huge_release(own->base, own->len);
     own->base = NULL;
     if (own->file >= 0) {
-        close(own->file);
+        dcommi_sys_close(own->file);
         own->file = -1;
     }
 }
@@ -30575,7 +30816,7 @@ static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
     int file = -1;
     DCOMMI_TRY(t->call->region_take(t, map->peer, map->id, len, &file));
     uint8_t *local = dcommi_share_map_huge(file, len);
-    close(file);
+    dcommi_sys_close(file);
     if (local == NULL || !dcommi_huge_readable(local, len)) {
         dcommi_huge_release(local, len);
         return dcommi_fail(DCOMM_ERR_SYSTEM, "%s", strerror(errno));
@@ -36559,12 +36800,12 @@ static void dcommi_ctl_in_parent(void)
 static void dcommi_ctl_in_child(void)
 {
     for (dcommi_ctl *c = dcommi_ctl_all; c != NULL; c = c->next) {
-        close(c->listener);
+        dcommi_sys_close(c->listener);
         c->listener = -1;
         for (int i = 0; i < 2; i++) {
             for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
                 if (l->fd >= 0) {
-                    close(l->fd);
+                    dcommi_sys_close(l->fd);
                     l->fd = -1;
                 }
             }
@@ -36586,7 +36827,7 @@ static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     if (l->fd >= 0) {
         epoll_ctl(c->epoll, EPOLL_CTL_DEL, l->fd, NULL);
         pthread_mutex_lock(&dcommi_ctl_lock);
-        close(l->fd);
+        dcommi_sys_close(l->fd);
         l->fd = -1;
         pthread_mutex_unlock(&dcommi_ctl_lock);
     }
@@ -36616,7 +36857,7 @@ static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
 static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
 {
     while (l->have < need) {
-        ssize_t n = recvfrom(l->fd, l->in + l->have, need - l->have, 0, NULL, NULL);
+        ssize_t n = dcommi_sys_recv(l->fd, l->in + l->have, need - l->have, 0);
         if (n > 0) {
             l->have += (size_t)n;
             continue;
@@ -36632,7 +36873,7 @@ static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
 /* A socket that has sent next to nothing takes all of it. */
 static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
 {
-    return sendto(l->fd, bytes, len, MSG_NOSIGNAL, NULL, 0) == (ssize_t)len;
+    return dcommi_sys_send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
 }
 
 static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,
@@ -36946,7 +37187,7 @@ static void dcommi_ctl_close(dcomm_context *context)
         *link = c->next;
     }
     if (c->listener >= 0) {
-        close(c->listener);
+        dcommi_sys_close(c->listener);
     }
     for (int i = 0; i < 2; i++) {
         for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
@@ -36955,14 +37196,14 @@ static void dcommi_ctl_close(dcomm_context *context)
                 dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
             }
             if (l->fd >= 0) {
-                close(l->fd);
+                dcommi_sys_close(l->fd);
             }
             dcommi_free(l);
         }
     }
     pthread_mutex_unlock(&dcommi_ctl_lock);
     if (c->epoll >= 0) {
-        close(c->epoll);
+        dcommi_sys_close(c->epoll);
     }
     dcommi_free(c);
 }
@@ -37006,9 +37247,9 @@ static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcom
         return DCOMM_OK;
     }
     pthread_mutex_lock(&dcommi_ctl_lock);
-    l->fd = socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    l->fd = dcommi_sys_socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     pthread_mutex_unlock(&dcommi_ctl_lock);
-    if (l->fd < 0 || (connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
+    if (l->fd < 0 || (dcommi_sys_connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
                       errno != EINPROGRESS && errno != EINTR)) {
         l->error = errno;
         dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
@@ -37697,15 +37938,15 @@ static bool dcommi_door_is_left(const char *path)
     struct stat st;
     struct sockaddr_un address;
     socklen_t len = dcommi_door_address(path, &address);
-    if (len == 0 || lstat(path, &st) != 0 || !S_ISSOCK(st.st_mode) || st.st_uid != geteuid() ||
-        time(NULL) - st.st_mtime < DCOMMI_DOOR_OLD) {
+    if (len == 0 || dcommi_sys_lstat(path, &st) != 0 || !S_ISSOCK(st.st_mode) ||
+        st.st_uid != geteuid() || dcommi_sys_time() - st.st_mtime < DCOMMI_DOOR_OLD) {
         return false;
     }
-    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool left =
-        s >= 0 && connect(s, (struct sockaddr *)&address, len) != 0 && errno == ECONNREFUSED;
+    int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool left = s >= 0 && dcommi_sys_connect(s, (struct sockaddr *)&address, len) != 0 &&
+                errno == ECONNREFUSED;
     if (s >= 0) {
-        close(s);
+        dcommi_sys_close(s);
     }
     return left;
 }
@@ -37719,7 +37960,7 @@ static void dcommi_door_sweep(void)
         if (strncmp(e->d_name, DCOMMI_DOOR_NAME, sizeof DCOMMI_DOOR_NAME - 1) == 0) {
             snprintf(path, sizeof path, DCOMMI_DOOR_FOLDER "/%s", e->d_name);
             if (dcommi_door_is_left(path)) {
-                unlink(path);
+                dcommi_sys_unlink(path);
             }
         }
     }
@@ -37732,7 +37973,7 @@ static void dcommi_door_hide(uint64_t id)
 {
     char path[64];
     dcommi_door_path(id, path, sizeof path);
-    unlink(path);
+    dcommi_sys_unlink(path);
 }
 
 /* Listen where others find us by `id`, until the door is hidden. Return the socket; -1 and errno:
@@ -37744,19 +37985,19 @@ static int dcommi_door_open(uint64_t id)
     dcommi_door_path(id, path, sizeof path);
     socklen_t len = dcommi_door_address(path, &address);
     dcommi_door_sweep();
-    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (s < 0 || bind(s, (struct sockaddr *)&address, len) != 0) {
+    int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (s < 0 || dcommi_sys_bind(s, (struct sockaddr *)&address, len) != 0) {
         int saved = errno;
         if (s >= 0) {
-            close(s);
+            dcommi_sys_close(s);
         }
         errno = saved;
         return -1;
     }
-    if (listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
+    if (dcommi_sys_listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
         int saved = errno;
         dcommi_door_hide(id);
-        close(s);
+        dcommi_sys_close(s);
         errno = saved;
         return -1;
     }
@@ -37770,10 +38011,10 @@ static int dcommi_door_find(uint64_t id, int64_t pid)
 {
     char path[64], there[96];
     dcommi_door_path(id, path, sizeof path);
-    int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int fd = dcommi_sys_open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0 && pid > 0) {
         snprintf(there, sizeof there, "/proc/%" PRId64 "/root%s", pid, path);
-        fd = open(there, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        fd = dcommi_sys_open(there, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     }
     return fd;
 }
@@ -37856,20 +38097,23 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
     struct sockaddr_un name;
     struct stat net;
     socklen_t len = dcommi_hand_name(id, &name);
-    if (getrandom(h->me.secret, sizeof h->me.secret, 0) != (ssize_t)sizeof h->me.secret) {
+    if (dcommi_sys_getrandom(h->me.secret, sizeof h->me.secret, 0) !=
+        (ssize_t)sizeof h->me.secret) {
         return false;
     }
     errno = ENOMEM;
-    int s = dcommi_hands_grow(h) ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
-                                 : -1;
+    int s = dcommi_hands_grow(h)
+                ? dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
+                : -1;
     if (s < 0) {
         return false;
     }
     h->sockets[h->nsockets++] = s;
-    if (bind(s, (struct sockaddr *)&name, len) != 0 || listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
+    if (dcommi_sys_bind(s, (struct sockaddr *)&name, len) != 0 ||
+        dcommi_sys_listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
         return false;
     }
-    h->me.net = stat("/proc/self/ns/net", &net) == 0 ? (uint64_t)net.st_ino : 0;
+    h->me.net = dcommi_sys_stat("/proc/self/ns/net", &net) == 0 ? (uint64_t)net.st_ino : 0;
     h->me.id = id;
     return true;
 }
@@ -37949,7 +38193,7 @@ static void dcommi_hands_part(dcommi_hands *h, uint64_t id)
         dcommi_hand_way *way = *at;
         if (way->id == id) {
             *at = way->next;
-            close(way->file);
+            dcommi_sys_close(way->file);
             dcommi_free(way);
             return;
         }
@@ -37999,16 +38243,16 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
     if (len == 0) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "its Unix socket was not found");
     }
-    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool done = s >= 0 && connect(s, (struct sockaddr *)&name, len) == 0;
+    int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool done = s >= 0 && dcommi_sys_connect(s, (struct sockaddr *)&name, len) == 0;
     if (done && !dcommi_hand_trusts(s)) {
-        close(s);
+        dcommi_sys_close(s);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
     }
-    done = done && sendmsg(s, &packet, MSG_NOSIGNAL) == (ssize_t)sizeof message;
+    done = done && dcommi_sys_sendmsg(s, &packet, MSG_NOSIGNAL) == (ssize_t)sizeof message;
     int error = done ? 0 : errno;
     if (s >= 0) {
-        close(s);
+        dcommi_sys_close(s);
     }
     if (done) {
         return DCOMM_OK;
@@ -38033,7 +38277,7 @@ static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
                             .msg_iovlen = 1,
                             .msg_control = control.room,
                             .msg_controllen = CMSG_LEN(sizeof d->fd)};
-    ssize_t n = recvmsg(d->socket, &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    ssize_t n = dcommi_sys_recvmsg(d->socket, &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return false;
     }
@@ -38042,7 +38286,7 @@ static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
         c->cmsg_len == CMSG_LEN(sizeof d->fd)) {
         memcpy(&d->fd, CMSG_DATA(c), sizeof d->fd);
     }
-    close(d->socket);
+    dcommi_sys_close(d->socket);
     d->socket = -1;
     if (n == (ssize_t)sizeof message &&
         memcmp(message.secret, h->me.secret, sizeof message.secret) == 0) {
@@ -38057,10 +38301,10 @@ static void dcommi_handed_drop(dcommi_handed **at)
     dcommi_handed *d = *at;
     *at = d->next;
     if (d->socket >= 0) {
-        close(d->socket);
+        dcommi_sys_close(d->socket);
     }
     if (d->fd >= 0) {
-        close(d->fd);
+        dcommi_sys_close(d->fd);
     }
     dcommi_free(d);
 }
@@ -38155,7 +38399,7 @@ static void dcommi_hands_close(dcommi_hands *h)
     }
     dcommi_hands_hide(h);
     while (h->nsockets > 0) {
-        close(h->sockets[--h->nsockets]);
+        dcommi_sys_close(h->sockets[--h->nsockets]);
     }
     dcommi_free(h->sockets);
     h->sockets = NULL;
@@ -38182,7 +38426,7 @@ static dcommi_watch_card dcommi_watch_me(void)
 {
     dcommi_watch_card card = {.pid = getpid()};
     struct stat space = {0};
-    if (stat("/proc/self/ns/pid", &space) == 0) {
+    if (dcommi_sys_stat("/proc/self/ns/pid", &space) == 0) {
         card.pid_space = (uint64_t)space.st_ino;
     }
     return card;
@@ -38213,7 +38457,7 @@ static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
     }
     struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = user};
     if (epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
-        close(fd);
+        dcommi_sys_close(fd);
         return -1;
     }
     return fd;
@@ -38240,7 +38484,7 @@ static int dcommi_watch_lock(void)
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int fd = dcommi_share_file(1);
     if (fd >= 0 && fcntl(fd, F_SETLK, &whole) != 0) {
-        close(fd);
+        dcommi_sys_close(fd);
         fd = -1;
     }
     return fd;
@@ -38466,7 +38710,7 @@ static dcomm_status dcommi_local_take(dcommi_local_peer *p, uint64_t number, siz
         return DCOMM_IN_PROGRESS;
     }
     if (!dcommi_share_holds(*file, len)) {
-        close(*file);
+        dcommi_sys_close(*file);
         *file = -1;
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "local: process %d handed over no memory of %zu bytes",
@@ -38516,7 +38760,7 @@ static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
                                strerror(errno));
         }
         p->out = dcommi_fifo_writer(fifo, DCOMMI_LOCAL_FIFO);
-        close(p->file);
+        dcommi_sys_close(p->file);
         p->file = -1;
         return DCOMM_OK;
     }
@@ -38534,7 +38778,7 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
         p->directory = NULL;
     }
     if (p->file >= 0) {
-        close(p->file);
+        dcommi_sys_close(p->file);
         p->file = -1;
     }
     dcommi_hands_forget(&p->local->hands, p->card.hand.id);
@@ -38614,10 +38858,10 @@ static void dcommi_local_peer_free(dcommi_local_peer *p)
     dcommi_local_disconnect(p);
     if (p->pidfd >= 0) {
         epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
-        close(p->pidfd);
+        dcommi_sys_close(p->pidfd);
     }
     if (p->lock >= 0) {
-        close(p->lock);
+        dcommi_sys_close(p->lock);
     }
     dcommi_free(p);
 }
@@ -39376,13 +39620,13 @@ static void dcommi_local_free(dcommi_local *u)
         munmap(u->directory, dcommi_local_fifo_at(0));
     }
     if (u->file >= 0) {
-        close(u->file);
+        dcommi_sys_close(u->file);
     }
     if (u->lock >= 0) {
-        close(u->lock);
+        dcommi_sys_close(u->lock);
     }
     if (u->epoll >= 0) {
-        close(u->epoll);
+        dcommi_sys_close(u->epoll);
     }
     dcommi_free(u->peers);
     dcommi_free(u->polled);
@@ -39792,12 +40036,12 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_ucx_name name)
     for (struct addrinfo *a = list; a != NULL && !found; a = a->ai_next) {
         struct sockaddr_storage own;
         socklen_t own_len = sizeof own;
-        int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        found = fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
+        int fd = dcommi_sys_socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
                 getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
                 dcommi_ucx_iface_with((struct sockaddr *)&own, name);
         if (fd >= 0) {
-            close(fd);
+            dcommi_sys_close(fd);
         }
     }
     freeaddrinfo(list);
@@ -39878,7 +40122,7 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
         char path[sizeof(dcommi_ucx_name) + 32];
         int device = (int)strcspn(wanted, ":");
         snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
-        if (device > 0 && access(path, F_OK) == 0) {
+        if (device > 0 && dcommi_sys_access(path, F_OK) == 0) {
             *tcp = false;
             snprintf(name, sizeof(dcommi_ucx_name), "%.*s%s", (int)sizeof(dcommi_ucx_name) - 3,
                      wanted, wanted[device] == ':' ? "" : ":1");
@@ -41692,6 +41936,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_env_check();
+    dcommi_captured_warn_host();
     dcommi_ucx_tame_once();
     opts = opts != NULL ? opts : &defaults;
     dcomm_context *context = dcommi_alloc(sizeof *context);
@@ -41735,6 +41980,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
 static dcomm_status dcommi_context_open_net(dcomm_context *context)
 {
     if (context->net == NULL) {
+        dcommi_captured_warn_net();
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
                                               dcommi_on_corrupt};
         DCOMMI_TRY(dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
@@ -52562,7 +52808,7 @@ static void dcommi_exchange_add(const dcomm_codec *codec, const uint64_t *sorted
         }
         sum = dcommi_f32_canonical(sum);
         if (!pass && dcommi_f32_nonfinite(sum)) {
-            sum = copysignf(FLT_MAX, sum);
+            sum = dcommi_f32_signed(FLT_MAX, sum);
             ++*clipped;
         }
         p->index[p->n] = (uint32_t)index;
@@ -55655,8 +55901,6 @@ static dcomm_status dcommi_verdict_time_there(const dcomm_codec *codec, int devi
 
 #endif
 
-#include <math.h>
-
 #define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
 
 /* Something like a gradient: no two elements are alike, most are small. */
@@ -55723,7 +55967,7 @@ static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t coun
     }
     dcomm_codec *share;
     const double all = (double)(count - 1); /* a share of all would be a number again */
-    DCOMMI_TRY(dcommi_codec_with_k(codec, fmin(k, all) / (double)count, &share));
+    DCOMMI_TRY(dcommi_codec_with_k(codec, dcommi_f64_min(k, all) / (double)count, &share));
     dcomm_status status = dcommi_verdict_arrays(share, device, w);
     dcomm_codec_destroy(&share);
     return status;
@@ -55752,6 +55996,12 @@ static int dcommi_verdict_device(const dcommi_shape *s)
                                                                         : -1;
 }
 
+/* A codec's time beside that of a copy, in 1/1024. A factor of 1024 is no codec's. */
+static uint32_t dcommi_verdict_cost(double seconds, double copy)
+{
+    return (uint32_t)dcommi_f64_min(1048576, dcommi_f64_max(1, 1024 * seconds / copy));
+}
+
 /* Everything but the decision: the codec's times, and prices of the call `s` as it is, of bf16, and
  * compressed. Not with comm->lock. */
 static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec,
@@ -55775,9 +56025,9 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     dcommi_comm_lock(comm);
     double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[s.memory].copy,
                                                   (int64_t)(w.count * sizeof(float)));
-    if (copy > 0) { /* a factor of 1024 is no codec's */
-        coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
-        coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
+    if (copy > 0) {
+        coding.cost_encode = dcommi_verdict_cost(w.encode, copy);
+        coding.cost_decode = dcommi_verdict_cost(w.decode, copy);
     }
     coding.cost_length = (uint32_t)(1024.0 * full);
     /* Without it nobody would send so little; but "auto" does not know whether a call has it. */
@@ -58161,7 +58411,7 @@ static bool dcommi_tune_cache_file(uint64_t key, char *path, size_t len)
 static bool dcommi_tune_cache_load(uint64_t key, dcomm_tuning *tuning)
 {
     char path[DCOMMI_TUNE_CACHE_PATH + 64];
-    if (!dcommi_tune_cache_file(key, path, sizeof path) || access(path, R_OK) != 0) {
+    if (!dcommi_tune_cache_file(key, path, sizeof path) || dcommi_sys_access(path, R_OK) != 0) {
         return false;
     }
     if (dcomm_tuning_load(path, tuning) < 0) {
@@ -58178,7 +58428,7 @@ static void dcommi_tune_cache_mkdir(char *path)
     for (char *c = path + 1; *c != 0; c++) {
         if (*c == '/') {
             *c = 0;
-            mkdir(path, 0700);
+            dcommi_sys_mkdir(path, 0700);
             *c = '/';
         }
     }
@@ -58194,9 +58444,9 @@ static void dcommi_tune_cache_save(uint64_t key, const dcomm_tuning *tuning)
     }
     dcommi_tune_cache_mkdir(path);
     snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
-    if (dcomm_tuning_save(tuning, fresh) < 0 || rename(fresh, path) != 0) {
+    if (dcomm_tuning_save(tuning, fresh) < 0 || dcommi_sys_rename(fresh, path) != 0) {
         dcommi_log(DCOMMI_LOG_INFO, "no tuning is kept in %s", path);
-        unlink(fresh);
+        dcommi_sys_unlink(fresh);
     }
 }
 
@@ -61351,10 +61601,11 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
     }
     double own = b->step.weight;
     if (sum > DBL_MAX) { /* finite weights all the same */
-        own = ldexp(own, -64);
+        const double small = 0x1p-64;
+        own *= small;
         sum = 0;
         for (int r = 0; r < b->size; r++) {
-            sum += ldexp(dcommi_f64_from_bits(b->cards[2 * r + 1]), -64);
+            sum += dcommi_f64_from_bits(b->cards[2 * r + 1]) * small;
         }
     }
     b->cards_here = true;
@@ -62913,7 +63164,7 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
         dcommi_scaler_name(b, &bad, v);
         return DCOMM_OK;
     }
-    v->norm = sqrt(sum) / v->scale;
+    v->norm = dcommi_sqrt(sum) / v->scale;
     v->factor = 1 / v->scale;
     if (s->opts.clip > 0 && v->norm > s->opts.clip) {
         v->factor *= s->opts.clip / v->norm;
@@ -62942,10 +63193,10 @@ static void dcommi_scaler_move(dcomm_scaler *s, const dcomm_scaler_verdict *v)
     s->steps++;
     s->skipped += v->skip;
     if (v->skip) {
-        b->scale = fmax(b->scale * o->backoff, o->least);
+        b->scale = dcommi_f64_max(b->scale * o->backoff, o->least);
         b->good = 0;
     } else if (++b->good >= o->interval) {
-        b->scale = fmin(b->scale * o->growth, o->most);
+        b->scale = dcommi_f64_min(b->scale * o->growth, o->most);
         b->good = 0;
     }
 }
@@ -63037,7 +63288,7 @@ DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes)
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "dcomm_scaler_load: these bytes are not the state of a scaler");
     }
-    s->b->scale = fmin(fmax(scale, s->opts.least), s->opts.most);
+    s->b->scale = dcommi_f64_min(dcommi_f64_max(scale, s->opts.least), s->opts.most);
     s->b->good = words[2];
     s->steps = words[3];
     s->skipped = words[4];
@@ -64317,8 +64568,6 @@ static void dcommi_moe_pieces(dcomm_moe *m, int c, dcommi_moe_piece_fn fn, void 
 
 #endif
 
-#include <math.h>
-
 /* ---- loads ---- */
 
 /* Rows by expert, of all ranks; by_place as a side effect. Returns how many there are. */
@@ -64360,7 +64609,7 @@ static void dcommi_moe_weigh(dcomm_moe *m)
     }
     s->dropped = s->asked - total;
     s->drop_rate = s->asked > 0 ? (double)s->dropped / (double)s->asked : 0;
-    s->cv = mean > 0 ? sqrt(squares / (double)m->opts.experts) / mean : 0;
+    s->cv = mean > 0 ? dcommi_sqrt(squares / (double)m->opts.experts) / mean : 0;
 }
 
 /* ---- bytes ---- */

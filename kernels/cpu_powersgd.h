@@ -8,6 +8,7 @@
 #define DCOMMI_CPU_POWERSGD_H
 
 #include "isa.h"
+#include "root.h"
 
 #if defined(__x86_64__)
 #include "lanes_avx2.h"
@@ -15,7 +16,6 @@
 #endif
 
 #include <float.h>
-#include <math.h>
 
 typedef float dcommi_f32x8 __attribute__((vector_size(32)));
 typedef int32_t dcommi_i32x8 __attribute__((vector_size(32)));
@@ -347,7 +347,7 @@ static void dcommi_matrix_orthonormal(float *p, size_t rows, size_t rank)
             }
             after = dcommi_matrix_dot(column, column, rows);
             bool spanned = !(after > 1e-11 * before) || !(after > 0x1p-240);
-            double scale = spanned ? 0 : 1 / sqrt(after);
+            double scale = spanned ? 0 : 1 / dcommi_sqrt(after);
             for (size_t i = 0; i < rows; i++) {
                 column[i] = (float)((double)column[i] * scale);
             }

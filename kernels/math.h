@@ -59,6 +59,12 @@ DCOMMI_HD static inline int dcommi_f64_isnan(uint64_t bits)
     return (bits & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
 }
 
+/* `size`, which is not negative, with the sign of x. */
+DCOMMI_HD static inline float dcommi_f32_signed(float size, float x)
+{
+    return dcommi_f32_from_bits(dcommi_f32_bits(size) | (dcommi_f32_bits(x) & 0x80000000u));
+}
+
 DCOMMI_HD static inline float dcommi_f32_canonical(float x)
 {
     uint32_t bits = dcommi_f32_bits(x);

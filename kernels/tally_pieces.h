@@ -103,8 +103,9 @@ static void dcommi_tally_whole(dcommi_tally *t)
             !isfinite(t->sum[DCOMMI_LEDGER_ENCODED][lane])) {
             return;
         }
-        t->sum[DCOMMI_LEDGER_EE][lane] = fmax(t->sum[DCOMMI_LEDGER_EE][lane], 0);
-        t->sum[DCOMMI_LEDGER_RESIDUAL][lane] = fmax(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
+        t->sum[DCOMMI_LEDGER_EE][lane] = dcommi_f64_max(t->sum[DCOMMI_LEDGER_EE][lane], 0);
+        t->sum[DCOMMI_LEDGER_RESIDUAL][lane] =
+            dcommi_f64_max(t->sum[DCOMMI_LEDGER_RESIDUAL][lane], 0);
     }
     const double ee = dcommi_tally_sum(t, DCOMMI_LEDGER_EE);
     const double xx = dcommi_tally_sum(t, DCOMMI_LEDGER_XX);

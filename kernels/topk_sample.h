@@ -4,8 +4,7 @@
 #define DCOMMI_TOPK_SAMPLE_H
 
 #include "mix.h"
-
-#include <math.h>
+#include "root.h"
 
 #define DCOMMI_TOPK_SAMPLE 256 /* one element of so many is sampled, ... */
 #define DCOMMI_TOPK_LINE 16    /* ... in runs of this many, ... */
@@ -35,7 +34,7 @@ static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, u
 {
     double n = (double)(lines * DCOMMI_TOPK_LINE);
     double share = (double)k * (n / (double)count);
-    double rank = share + spare * (sqrt(share) + 1);
+    double rank = share + spare * (dcommi_sqrt(share) + 1);
     return lines == 0 || rank >= n ? 0 : rank < 1 ? 1 : (uint64_t)rank;
 }
 

@@ -121,6 +121,31 @@ no_cuda() { # neither at compile time, nor at run time
 for cc in "${compilers[@]}"; do
     check "without DCOMM_WITH_CUDA nothing of CUDA is needed: $cc" no_cuda $cc
 done
+# Words that a program may take for functions of its own: none of them may be called by dcomm, because
+# the linker would bind the call to the program's.
+plain_names=(accept access alarm bind chdir clock close connect creat dup dup2 fork fstat getrandom
+    index kill link listen lockf lseek lstat mkdir nice open pause pipe poll pread pwrite raise rand
+    random read readv recv recvfrom recvmsg remove rename rindex rmdir select send sendmsg sendto
+    shutdown signal sleep socket socketpair stat sync time truncate unlink usleep wait waitpid write
+    writev acos asin atan atan2 cbrt ceil ceilf copysign copysignf cos cosh drem erf exp exp10 exp2 expf
+    fabs fabsf fdim floor floorf fma fmax fmaxf fmin fminf fmod frexp gamma hypot hypotf ilogb j0 j1 jn
+    ldexp ldexpf lgamma log log10 log2 logb logf lrint lround modf nearbyint pow powf remainder rint
+    rintf round roundf scalb scalbn significand sin sinh sqrt sqrtf tan tanh tgamma trunc truncf y0 y1
+    yn)
+printf '%s\n' "${plain_names[@]}" | sort >"$scratch/plain_names"
+calls_no_plain_name() {
+    nm -u "$1" | awk '{print $2}' | sed 's/@.*//' | sort >"$scratch/called.$2"
+    grep -qx memcpy "$scratch/called.$2" || return 1
+    comm -12 "$scratch/plain_names" "$scratch/called.$2" >"$scratch/plain.$2"
+    cat "$scratch/plain.$2"
+    [ ! -s "$scratch/plain.$2" ]
+}
+for cc in "${compilers[@]}"; do
+    check "calls nothing by a plain name: $cc" calls_no_plain_name "$scratch/impl.$cc.o" $cc
+    check "codecs alone: call nothing by a plain name: $cc -O2" calls_no_plain_name \
+        "$scratch/alone.$cc.o" $cc
+done
+
 private_macros() { # include guards stay, so that the header can be included again
     gcc -dM -E -I include "$scratch/impl.c" | cut -d' ' -f2 | grep '^DCOMMI_' | sed 's/(.*//' >"$scratch/left"
     ! grep -vE '^DCOMMI_[A-Z0-9_]+_H$' "$scratch/left"
@@ -262,6 +287,44 @@ codecs_alone() {
 for cc in "${compilers[@]}"; do
     check "a program with codecs alone links -lm alone: $cc" codecs_alone $cc
 done
+# Functions of these names, each of which ends the program. Those that are hidden take the place of the C
+# library's for dcomm alone; others take it for UCX and hwloc as well, which call nothing of send and recv
+# on one host.
+define_names() { # ATTRIBUTE NAME...
+    local name
+    printf '#include <stdio.h>\n#include <stdlib.h>\n'
+    printf '_Noreturn static void called(const char *name)\n{\n'
+    printf '    fprintf(stderr, "the program has %%s called\\n", name);\n    abort();\n}\n'
+    for name in "${@:2}"; do
+        printf '%s void own_%s(void) __asm__("%s");\n' "$1" "$name" "$name"
+        printf 'void own_%s(void)\n{\n    called("%s");\n}\n' "$name" "$name"
+    done
+}
+define_names '__attribute__((visibility("hidden")))' "${plain_names[@]}" >"$scratch/hidden_names.c"
+define_names '' send recv >"$scratch/own_names.c"
+link_names() { # NAMES
+    gcc -std=c11 "${warnings[@]}" -I include -o "$scratch/$1" "$scratch/$1.c" \
+        tests/plain_names.c "$scratch/impl.gcc.o" "${libraries[@]}"
+}
+names_run() { # NAMES COMMAND...
+    rm -rf "$scratch/kept"
+    mkdir "$scratch/kept"
+    DCOMM_TUNE_CACHE=$scratch/kept/cache DCOMM_IFACE=lo DCOMM_WARN_UNBOUND=0 timeout 120 \
+        "$build/dcomm-run" -n 2 -- "${@:2}" "$scratch/$1" "$scratch/kept" &&
+        [ -s "$scratch/kept/tuning.0" ] && [ -s "$scratch/kept/tuning.1" ]
+}
+check "a program with functions of plain names links" link_names hidden_names
+check "functions of plain names: ranks on one host" names_run hidden_names
+check "functions of plain names: ranks that talk by TCP" names_run hidden_names \
+    sh -c 'DCOMM_HOSTID=host$RANK exec "$@"' sh
+check "a program with functions send and recv links" link_names own_names
+check "functions send and recv: ranks on one host" names_run own_names
+names_told() { # UCX fails, but not without a word
+    ! names_run own_names sh -c 'DCOMM_HOSTID=host$RANK exec "$@"' sh >"$scratch/told" 2>&1
+    cat "$scratch/told"
+    grep -q 'this program defines recv, send: UCX' "$scratch/told"
+}
+check "functions send and recv: ranks that talk by TCP are told" names_told
 check "meson install ships headers, tools, licence and dcomm.pc" installed
 check "meson install compiles nothing else" only_installed
 for cc in "${compilers[@]}"; do

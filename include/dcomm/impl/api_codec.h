@@ -87,7 +87,7 @@ static dcomm_status dcommi_codec_with_k(const dcomm_codec *codec, double k, dcom
 {
     char spec[DCOMMI_CODEC_SPEC_MAX];
     const char *at = dcommi_codec_find_k(codec);
-    k = k < 1 ? fmax(k, 1e-9) : k;
+    k = k < 1 ? dcommi_f64_max(k, 1e-9) : k;
     dcommi_snprintf(spec, sizeof spec, "%.*sk=%.17g%s", (int)(at - codec->spec), codec->spec, k,
                     at + strcspn(at, ","));
     return dcomm_codec_create(spec, codec_p);
@@ -243,7 +243,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
         if (!dcommi_f32_nonfinite(x[i])) {
             e[i] = x[i] + residual[i];
             if (dcommi_f32_nonfinite(e[i])) {
-                e[i] = copysignf(FLT_MAX, e[i]);
+                e[i] = dcommi_f32_signed(FLT_MAX, e[i]);
                 clipped++;
             }
         } else if (codec->nonfinite == DCOMMI_NONFINITE_PASS) {
@@ -266,7 +266,7 @@ static dcomm_status dcommi_codec_two_passes(const dcomm_codec *codec, dcommi_enc
             /* e: more that is not finite than the codec sends. */
             bool odd = dcommi_f32_nonfinite(sent[i]) || dcommi_f32_nonfinite(e[i]);
             float left = odd ? residual[i] : e[i] - sent[i];
-            call->next[i] = dcommi_f32_nonfinite(left) ? copysignf(FLT_MAX, left) : left;
+            call->next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
         }
         if (call->tally != NULL) {
             dcommi_tally_compare(call->tally, from, sent + from, n);
@@ -409,7 +409,7 @@ static void dcommi_ledger_count(dcomm_ledger *ledger, const dcommi_encoding *cal
     dcommi_ledger_add(ledger, call->tally);
     dcomm_ledger_encoded(ledger, call->count, &call->report);
     if (call->residual != NULL) {
-        ledger->residual_norm = sqrt(dcommi_tally_sum(call->tally, DCOMMI_LEDGER_RESIDUAL));
+        ledger->residual_norm = dcommi_sqrt(dcommi_tally_sum(call->tally, DCOMMI_LEDGER_RESIDUAL));
     }
 }
 

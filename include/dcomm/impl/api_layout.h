@@ -165,7 +165,7 @@ DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
         ledger->sums[s] += sums->sums[s];
     }
     if (sums->sums[DCOMMI_LEDGER_ENCODED] > 0) { /* with feedback */
-        ledger->residual_norm = sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
+        ledger->residual_norm = dcommi_sqrt(sums->sums[DCOMMI_LEDGER_RESIDUAL]);
     }
     dcomm_ledger_encoded(ledger, count, report);
 }

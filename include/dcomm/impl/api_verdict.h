@@ -6,8 +6,6 @@
 #include "api_model.h"
 #include "verdict_device.h"
 
-#include <math.h>
-
 #define DCOMMI_VERDICT_COUNT ((size_t)1 << 20) /* elements measured: more take as long each */
 
 /* Something like a gradient: no two elements are alike, most are small. */
@@ -74,7 +72,7 @@ static dcomm_status dcommi_verdict_measure(const dcomm_codec *codec, size_t coun
     }
     dcomm_codec *share;
     const double all = (double)(count - 1); /* a share of all would be a number again */
-    DCOMMI_TRY(dcommi_codec_with_k(codec, fmin(k, all) / (double)count, &share));
+    DCOMMI_TRY(dcommi_codec_with_k(codec, dcommi_f64_min(k, all) / (double)count, &share));
     dcomm_status status = dcommi_verdict_arrays(share, device, w);
     dcomm_codec_destroy(&share);
     return status;
@@ -103,6 +101,12 @@ static int dcommi_verdict_device(const dcommi_shape *s)
                                                                         : -1;
 }
 
+/* A codec's time beside that of a copy, in 1/1024. A factor of 1024 is no codec's. */
+static uint32_t dcommi_verdict_cost(double seconds, double copy)
+{
+    return (uint32_t)dcommi_f64_min(1048576, dcommi_f64_max(1, 1024 * seconds / copy));
+}
+
 /* Everything but the decision: the codec's times, and prices of the call `s` as it is, of bf16, and
  * compressed. Not with comm->lock. */
 static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec,
@@ -126,9 +130,9 @@ static dcomm_status dcommi_verdict_of(dcomm_comm *comm, const dcomm_codec *codec
     dcommi_comm_lock(comm);
     double copy = 1e-12 * (double)dcommi_curve_at(&comm->chooser->terrain[s.memory].copy,
                                                   (int64_t)(w.count * sizeof(float)));
-    if (copy > 0) { /* a factor of 1024 is no codec's */
-        coding.cost_encode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.encode / copy));
-        coding.cost_decode = (uint32_t)fmin(1048576, fmax(1, 1024 * w.decode / copy));
+    if (copy > 0) {
+        coding.cost_encode = dcommi_verdict_cost(w.encode, copy);
+        coding.cost_decode = dcommi_verdict_cost(w.decode, copy);
     }
     coding.cost_length = (uint32_t)(1024.0 * full);
     /* Without it nobody would send so little; but "auto" does not know whether a call has it. */

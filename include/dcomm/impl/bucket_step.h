@@ -86,10 +86,11 @@ static dcomm_status dcommi_bkt_read_cards(dcomm_buckets *b)
     }
     double own = b->step.weight;
     if (sum > DBL_MAX) { /* finite weights all the same */
-        own = ldexp(own, -64);
+        const double small = 0x1p-64;
+        own *= small;
         sum = 0;
         for (int r = 0; r < b->size; r++) {
-            sum += ldexp(dcommi_f64_from_bits(b->cards[2 * r + 1]), -64);
+            sum += dcommi_f64_from_bits(b->cards[2 * r + 1]) * small;
         }
     }
     b->cards_here = true;

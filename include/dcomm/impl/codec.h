@@ -8,7 +8,6 @@
 #include "util.h"
 
 #include <float.h>
-#include <math.h>
 
 /* ---- options ---- */
 
@@ -166,7 +165,7 @@ static inline bool dcommi_f32_nonfinite(float x)
 static inline float dcommi_codec_e(float x, float residual)
 {
     float e = (dcommi_f32_nonfinite(x) ? 0 : x) + residual;
-    return dcommi_f32_nonfinite(e) ? copysignf(FLT_MAX, e) : e;
+    return dcommi_f32_nonfinite(e) ? dcommi_f32_signed(FLT_MAX, e) : e;
 }
 
 /* a + b and a * b of sizes; SIZE_MAX when that is too much, or when a part was. */

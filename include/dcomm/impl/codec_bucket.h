@@ -7,6 +7,7 @@
 #define DCOMMI_CODEC_BUCKET_H
 
 #include "codec.h"
+#include "../../../kernels/root.h"
 #include "../../../kernels/tally_pieces.h"
 
 #include <math.h>
@@ -163,7 +164,7 @@ static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const
         }
         v = residual != NULL ? v + residual[i] : v;
         if (!(fabsf(v) <= DCOMMI_WIRE_LARGEST)) {
-            v = copysignf(DCOMMI_WIRE_LARGEST, v);
+            v = dcommi_f32_signed(DCOMMI_WIRE_LARGEST, v);
             call->report.clipped++;
         }
         to[i] = v;
@@ -177,7 +178,7 @@ static void dcommi_bucket_excess(const float *x, const float *residual, float *n
     for (size_t i = 0; i < n; i++) {
         float e = dcommi_codec_e(x[i], residual[i]);
         if (fabsf(e) > DCOMMI_WIRE_LARGEST) {
-            next[i] += e - copysignf(DCOMMI_WIRE_LARGEST, e);
+            next[i] += e - dcommi_f32_signed(DCOMMI_WIRE_LARGEST, e);
         }
     }
 }
@@ -203,7 +204,7 @@ static float dcommi_bucket_step(dcommi_bucket_encoder *en, const float *x, size_
         return mean >= DCOMMI_WIRE_LEAST ? mean : 0;
     }
     if (as->two_norm) {
-        double norm = sqrt(en->kernels->squares(x, padded));
+        double norm = dcommi_sqrt(en->kernels->squares(x, padded));
         if (!(norm < (double)DCOMMI_WIRE_LARGEST)) { /* no |x| is larger */
             return dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format]);
         }

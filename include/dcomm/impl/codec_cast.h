@@ -85,7 +85,7 @@ static void dcommi_cast_excess(dcommi_cast *cast, const float *x, const float *r
     for (size_t i = 0; i < n; i++) {
         float e = dcommi_codec_e(x[i], residual[i]);
         if ((dcommi_f32_bits(e) & 0x7fffffffu) >= cast->limit) {
-            cast->stage[i] = e - copysignf(cast->largest, e);
+            cast->stage[i] = e - dcommi_f32_signed(cast->largest, e);
         }
     }
 }
@@ -109,7 +109,7 @@ static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, siz
         }
         v = residual != NULL ? v + residual[i] : v;
         if (!((dcommi_f32_bits(v) & 0x7fffffffu) < cast->limit)) {
-            v = copysignf(cast->largest, v);
+            v = dcommi_f32_signed(cast->largest, v);
             call->report.clipped++;
         }
         cast->stage[i] = v;

@@ -38,7 +38,7 @@ static void dcommi_fp8_info(const dcomm_codec *codec, size_t count, dcomm_codec_
     const dcommi_mini *mini =
         as->format == DCOMMI_FORMAT_E4M3 ? &dcommi_mini_e4m3 : &dcommi_mini_e5m2;
     double d = (double)(count < as->bucket ? count : as->bucket);
-    double relative = ldexp(1, -2 * (mini->fraction + 1));
+    double relative = 1 / (double)(1u << 2 * (mini->fraction + 1));
     double smallest = 1 / ((double)mini->units * (double)dcommi_format_most[as->format]);
     double bound = (relative + d * smallest * smallest / 4) * (1 + 0x1p-10);
     info->granule = as->bucket;

@@ -23,7 +23,7 @@ enum { DCOMMI_POWERSGD_RANK = 0, DCOMMI_POWERSGD_ROWS = 1, DCOMMI_POWERSGD_TURNS
 
 static size_t dcommi_powersgd_side(size_t count)
 {
-    size_t side = (size_t)sqrt((double)count);
+    size_t side = (size_t)dcommi_sqrt((double)count);
     while (side * side < count) {
         side++;
     }
@@ -78,7 +78,7 @@ static void dcommi_powersgd_start(const dcommi_matrix *m, const dcomm_codec_key 
             }
             length = dcommi_matrix_dot(column, column, m->cols);
         }
-        double scale = DCOMMI_POWERSGD_LENGTH / sqrt(length);
+        double scale = DCOMMI_POWERSGD_LENGTH / dcommi_sqrt(length);
         for (size_t c = 0; c < m->cols; c++) {
             column[c] = (float)((double)column[c] * scale);
         }

@@ -69,9 +69,9 @@ static void dcommi_qsgd_info(const dcomm_codec *codec, size_t count, dcomm_codec
     if (as->stochastic && as->format == DCOMMI_FORMAT_Q1) {
         info->omega = d;
     } else if (as->stochastic && as->two_norm) {
-        info->omega = fmin(d / (4 * s * s), sqrt(d) / s);
+        info->omega = dcommi_f64_min(d / (4 * s * s), dcommi_sqrt(d) / s);
     } else if (as->stochastic) {
-        info->omega = (sqrt(1 + others) - 1) / 2 + 0x1p-13;
+        info->omega = (dcommi_sqrt(1 + others) - 1) / 2 + 0x1p-13;
     } else if (as->format != DCOMMI_FORMAT_Q1 && !as->two_norm) {
         info->contraction = others / (others + 4) + 0x1p-15;
     }

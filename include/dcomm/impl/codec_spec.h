@@ -4,8 +4,6 @@
 
 #include "codec_table.h"
 
-#include <math.h>
-
 static const dcommi_codec_option dcommi_codec_common = {"nonfinite",
                                                         DCOMMI_CODEC_CHOICE,
                                                         "fail|zero|pass",
@@ -94,7 +92,7 @@ static dcomm_status dcommi_codec_read(const dcommi_codec_ops *ops,
             memcpy(number, text, len);
             number[len] = '\0';
             good = dcommi_text_number(number, option->least, option->most, value) &&
-                   (option->kind != DCOMMI_CODEC_INTEGER || *value == floor(*value));
+                   (option->kind != DCOMMI_CODEC_INTEGER || *value == (double)(int64_t)*value);
         }
     }
     if (good) {

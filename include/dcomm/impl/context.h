@@ -2,6 +2,7 @@
 #ifndef DCOMMI_CONTEXT_H
 #define DCOMMI_CONTEXT_H
 
+#include "captured.h"
 #include "engine.h"
 #include "float_env.h"
 #include "host.h"
@@ -185,6 +186,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_env_check();
+    dcommi_captured_warn_host();
     dcommi_ucx_tame_once();
     opts = opts != NULL ? opts : &defaults;
     dcomm_context *context = dcommi_alloc(sizeof *context);
@@ -228,6 +230,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
 static dcomm_status dcommi_context_open_net(dcomm_context *context)
 {
     if (context->net == NULL) {
+        dcommi_captured_warn_net();
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
                                               dcommi_on_corrupt};
         DCOMMI_TRY(dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,

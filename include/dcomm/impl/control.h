@@ -90,12 +90,12 @@ static void dcommi_ctl_in_parent(void)
 static void dcommi_ctl_in_child(void)
 {
     for (dcommi_ctl *c = dcommi_ctl_all; c != NULL; c = c->next) {
-        close(c->listener);
+        dcommi_sys_close(c->listener);
         c->listener = -1;
         for (int i = 0; i < 2; i++) {
             for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
                 if (l->fd >= 0) {
-                    close(l->fd);
+                    dcommi_sys_close(l->fd);
                     l->fd = -1;
                 }
             }
@@ -117,7 +117,7 @@ static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
     if (l->fd >= 0) {
         epoll_ctl(c->epoll, EPOLL_CTL_DEL, l->fd, NULL);
         pthread_mutex_lock(&dcommi_ctl_lock);
-        close(l->fd);
+        dcommi_sys_close(l->fd);
         l->fd = -1;
         pthread_mutex_unlock(&dcommi_ctl_lock);
     }
@@ -147,7 +147,7 @@ static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
 static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
 {
     while (l->have < need) {
-        ssize_t n = recvfrom(l->fd, l->in + l->have, need - l->have, 0, NULL, NULL);
+        ssize_t n = dcommi_sys_recv(l->fd, l->in + l->have, need - l->have, 0);
         if (n > 0) {
             l->have += (size_t)n;
             continue;
@@ -163,7 +163,7 @@ static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
 /* A socket that has sent next to nothing takes all of it. */
 static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
 {
-    return sendto(l->fd, bytes, len, MSG_NOSIGNAL, NULL, 0) == (ssize_t)len;
+    return dcommi_sys_send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
 }
 
 static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,
@@ -477,7 +477,7 @@ static void dcommi_ctl_close(dcomm_context *context)
         *link = c->next;
     }
     if (c->listener >= 0) {
-        close(c->listener);
+        dcommi_sys_close(c->listener);
     }
     for (int i = 0; i < 2; i++) {
         for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
@@ -486,14 +486,14 @@ static void dcommi_ctl_close(dcomm_context *context)
                 dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
             }
             if (l->fd >= 0) {
-                close(l->fd);
+                dcommi_sys_close(l->fd);
             }
             dcommi_free(l);
         }
     }
     pthread_mutex_unlock(&dcommi_ctl_lock);
     if (c->epoll >= 0) {
-        close(c->epoll);
+        dcommi_sys_close(c->epoll);
     }
     dcommi_free(c);
 }
@@ -537,9 +537,9 @@ static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcom
         return DCOMM_OK;
     }
     pthread_mutex_lock(&dcommi_ctl_lock);
-    l->fd = socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    l->fd = dcommi_sys_socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     pthread_mutex_unlock(&dcommi_ctl_lock);
-    if (l->fd < 0 || (connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
+    if (l->fd < 0 || (dcommi_sys_connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
                       errno != EINPROGRESS && errno != EINTR)) {
         l->error = errno;
         dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);

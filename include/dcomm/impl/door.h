@@ -7,6 +7,7 @@
 #ifndef DCOMMI_DOOR_H
 #define DCOMMI_DOOR_H
 
+#include "sys.h"
 #include "util.h"
 
 #include <dirent.h>
@@ -44,15 +45,15 @@ static bool dcommi_door_is_left(const char *path)
     struct stat st;
     struct sockaddr_un address;
     socklen_t len = dcommi_door_address(path, &address);
-    if (len == 0 || lstat(path, &st) != 0 || !S_ISSOCK(st.st_mode) || st.st_uid != geteuid() ||
-        time(NULL) - st.st_mtime < DCOMMI_DOOR_OLD) {
+    if (len == 0 || dcommi_sys_lstat(path, &st) != 0 || !S_ISSOCK(st.st_mode) ||
+        st.st_uid != geteuid() || dcommi_sys_time() - st.st_mtime < DCOMMI_DOOR_OLD) {
         return false;
     }
-    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool left =
-        s >= 0 && connect(s, (struct sockaddr *)&address, len) != 0 && errno == ECONNREFUSED;
+    int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool left = s >= 0 && dcommi_sys_connect(s, (struct sockaddr *)&address, len) != 0 &&
+                errno == ECONNREFUSED;
     if (s >= 0) {
-        close(s);
+        dcommi_sys_close(s);
     }
     return left;
 }
@@ -66,7 +67,7 @@ static void dcommi_door_sweep(void)
         if (strncmp(e->d_name, DCOMMI_DOOR_NAME, sizeof DCOMMI_DOOR_NAME - 1) == 0) {
             snprintf(path, sizeof path, DCOMMI_DOOR_FOLDER "/%s", e->d_name);
             if (dcommi_door_is_left(path)) {
-                unlink(path);
+                dcommi_sys_unlink(path);
             }
         }
     }
@@ -79,7 +80,7 @@ static void dcommi_door_hide(uint64_t id)
 {
     char path[64];
     dcommi_door_path(id, path, sizeof path);
-    unlink(path);
+    dcommi_sys_unlink(path);
 }
 
 /* Listen where others find us by `id`, until the door is hidden. Return the socket; -1 and errno:
@@ -91,19 +92,19 @@ static int dcommi_door_open(uint64_t id)
     dcommi_door_path(id, path, sizeof path);
     socklen_t len = dcommi_door_address(path, &address);
     dcommi_door_sweep();
-    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (s < 0 || bind(s, (struct sockaddr *)&address, len) != 0) {
+    int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (s < 0 || dcommi_sys_bind(s, (struct sockaddr *)&address, len) != 0) {
         int saved = errno;
         if (s >= 0) {
-            close(s);
+            dcommi_sys_close(s);
         }
         errno = saved;
         return -1;
     }
-    if (listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
+    if (dcommi_sys_listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
         int saved = errno;
         dcommi_door_hide(id);
-        close(s);
+        dcommi_sys_close(s);
         errno = saved;
         return -1;
     }
@@ -117,10 +118,10 @@ static int dcommi_door_find(uint64_t id, int64_t pid)
 {
     char path[64], there[96];
     dcommi_door_path(id, path, sizeof path);
-    int fd = open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int fd = dcommi_sys_open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0 && pid > 0) {
         snprintf(there, sizeof there, "/proc/%" PRId64 "/root%s", pid, path);
-        fd = open(there, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        fd = dcommi_sys_open(there, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     }
     return fd;
 }

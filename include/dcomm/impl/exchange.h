@@ -232,7 +232,7 @@ static void dcommi_exchange_add(const dcomm_codec *codec, const uint64_t *sorted
         }
         sum = dcommi_f32_canonical(sum);
         if (!pass && dcommi_f32_nonfinite(sum)) {
-            sum = copysignf(FLT_MAX, sum);
+            sum = dcommi_f32_signed(FLT_MAX, sum);
             ++*clipped;
         }
         p->index[p->n] = (uint32_t)index;

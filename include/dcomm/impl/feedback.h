@@ -30,7 +30,7 @@ typedef struct dcommi_feedback_call {
  * rank's norm is this at most. 0: it does not clip. */
 static inline double dcommi_feedback_most(const dcomm_feedback *fb)
 {
-    return fb->opts.clip / sqrt((double)fb->now.nranks);
+    return fb->opts.clip / dcommi_sqrt((double)fb->now.nranks);
 }
 
 static float dcommi_feedback_clip(const dcomm_feedback *fb)
@@ -40,7 +40,7 @@ static float dcommi_feedback_clip(const dcomm_feedback *fb)
         return 1;
     }
     const double squares = dcommi_norm_squares(fb->now.x, fb->now.count);
-    return squares > most * most ? (float)(most / sqrt(squares)) : 1;
+    return squares > most * most ? (float)(most / dcommi_sqrt(squares)) : 1;
 }
 
 /* Wherever the state lies. */
@@ -146,7 +146,7 @@ static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
 {
     if (dcommi_f32_nonfinite(e)) {
         report->clipped++;
-        return copysignf(FLT_MAX, e);
+        return dcommi_f32_signed(FLT_MAX, e);
     }
     return e;
 }
@@ -192,7 +192,7 @@ static void dcommi_feedback_raise(dcomm_feedback *fb, size_t at, float factor, f
 static inline void dcommi_feedback_raised(dcomm_feedback *fb)
 {
     if (fb->ledger != NULL) {
-        fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
+        fb->ledger->residual_norm = dcommi_sqrt(fb->held > 0 ? fb->held : 0);
     }
 }
 
@@ -225,7 +225,7 @@ static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e
         for (size_t i = 0; i < n; i++) {
             float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
             float left = c->estimates ? held[at + i] + gone : e[at + i] - gone;
-            next[i] = dcommi_f32_nonfinite(left) ? copysignf(FLT_MAX, left) : left;
+            next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
         }
         dcommi_feedback_write(c->store, c->at + at, n, next);
         if (tally == NULL) {
@@ -293,7 +293,7 @@ static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
 {
     dcommi_ledger_add(fb->ledger, tally);
     fb->held += dcommi_tally_sum(tally, DCOMMI_LEDGER_RESIDUAL);
-    fb->ledger->residual_norm = sqrt(fmax(fb->held, 0));
+    fb->ledger->residual_norm = dcommi_sqrt(fb->held > 0 ? fb->held : 0);
 }
 
 /* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
@@ -708,7 +708,7 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
     } else {
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->worker, &lost));
         DCOMMI_TRY(dcommi_feedback_norm2(&fb->owner, &lost));
-        lost = sqrt(lost);
+        lost = dcommi_sqrt(lost);
         dcommi_feedback_store_clear(&fb->worker);
         dcommi_feedback_store_clear(&fb->owner);
         dcommi_feedback_store_clear(&fb->velocity);
@@ -739,7 +739,7 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
         dcommi_feedback_store *s = stores[k];
         for (size_t i = 0; i < s->count; i++) {
             float x = (float)((double)dcommi_feedback_get(s, s->now, i) * factor);
-            x = dcommi_f32_nonfinite(x) ? copysignf(FLT_MAX, x) : x;
+            x = dcommi_f32_nonfinite(x) ? dcommi_f32_signed(FLT_MAX, x) : x;
             dcommi_feedback_set(s, s->now, i, x);
             dcommi_feedback_set(s, s->next, i, x);
         }

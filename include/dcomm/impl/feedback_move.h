@@ -166,7 +166,7 @@ static dcomm_status dcommi_feedback_fold_owner(dcomm_feedback *fb)
         size_t at = fb->own_first + i;
         float sum = dcommi_feedback_plus(dcommi_feedback_get(w, w->now, at), factor,
                                          dcommi_feedback_get(o, o->now, i));
-        sum = dcommi_f32_nonfinite(sum) ? copysignf(FLT_MAX, sum) : sum;
+        sum = dcommi_f32_nonfinite(sum) ? dcommi_f32_signed(FLT_MAX, sum) : sum;
         dcommi_feedback_set(w, w->now, at, sum);
         dcommi_feedback_set(w, w->next, at, sum);
     }

@@ -443,8 +443,8 @@ static void dcommi_feedback_redistribute(const dcomm_feedback *const *old, size_
             dcommi_feedback_set(&fb->velocity, fb->velocity.now, i, (float)u);
         }
     }
-    loss->carried = sqrt(carried);
-    loss->lost = sqrt(lost);
+    loss->carried = dcommi_sqrt(carried);
+    loss->lost = dcommi_sqrt(lost);
 }
 
 DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, size_t nold,

@@ -7,8 +7,6 @@
 #include "api_codec.h"
 #include "ledger.h"
 
-#include <math.h>
-
 /* A device whose memory arrays lie in, for the life of the process (feedback_device.h). All but
  * `read` is put behind what was asked of it before, and waits for nothing. */
 typedef struct dcommi_feedback_place dcommi_feedback_place;
@@ -552,8 +550,8 @@ DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_f
         .begun = fb->begun,
         .own_first = fb->own_first,
         .own_count = fb->owner.count,
-        .worker_norm = sqrt(worker),
-        .owner_norm = sqrt(owner),
+        .worker_norm = dcommi_sqrt(worker),
+        .owner_norm = dcommi_sqrt(owner),
         .device = fb->worker.place != NULL ? fb->worker.place->device : -1,
         .factor = fb->factor,
         .state_bytes =

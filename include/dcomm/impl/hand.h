@@ -81,20 +81,23 @@ static bool dcommi_hands_open(dcommi_hands *h, uint64_t id)
     struct sockaddr_un name;
     struct stat net;
     socklen_t len = dcommi_hand_name(id, &name);
-    if (getrandom(h->me.secret, sizeof h->me.secret, 0) != (ssize_t)sizeof h->me.secret) {
+    if (dcommi_sys_getrandom(h->me.secret, sizeof h->me.secret, 0) !=
+        (ssize_t)sizeof h->me.secret) {
         return false;
     }
     errno = ENOMEM;
-    int s = dcommi_hands_grow(h) ? socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
-                                 : -1;
+    int s = dcommi_hands_grow(h)
+                ? dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)
+                : -1;
     if (s < 0) {
         return false;
     }
     h->sockets[h->nsockets++] = s;
-    if (bind(s, (struct sockaddr *)&name, len) != 0 || listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
+    if (dcommi_sys_bind(s, (struct sockaddr *)&name, len) != 0 ||
+        dcommi_sys_listen(s, DCOMMI_DOOR_BACKLOG) != 0) {
         return false;
     }
-    h->me.net = stat("/proc/self/ns/net", &net) == 0 ? (uint64_t)net.st_ino : 0;
+    h->me.net = dcommi_sys_stat("/proc/self/ns/net", &net) == 0 ? (uint64_t)net.st_ino : 0;
     h->me.id = id;
     return true;
 }
@@ -174,7 +177,7 @@ static void dcommi_hands_part(dcommi_hands *h, uint64_t id)
         dcommi_hand_way *way = *at;
         if (way->id == id) {
             *at = way->next;
-            close(way->file);
+            dcommi_sys_close(way->file);
             dcommi_free(way);
             return;
         }
@@ -224,16 +227,16 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
     if (len == 0) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "its Unix socket was not found");
     }
-    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool done = s >= 0 && connect(s, (struct sockaddr *)&name, len) == 0;
+    int s = dcommi_sys_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool done = s >= 0 && dcommi_sys_connect(s, (struct sockaddr *)&name, len) == 0;
     if (done && !dcommi_hand_trusts(s)) {
-        close(s);
+        dcommi_sys_close(s);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
     }
-    done = done && sendmsg(s, &packet, MSG_NOSIGNAL) == (ssize_t)sizeof message;
+    done = done && dcommi_sys_sendmsg(s, &packet, MSG_NOSIGNAL) == (ssize_t)sizeof message;
     int error = done ? 0 : errno;
     if (s >= 0) {
-        close(s);
+        dcommi_sys_close(s);
     }
     if (done) {
         return DCOMM_OK;
@@ -258,7 +261,7 @@ static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
                             .msg_iovlen = 1,
                             .msg_control = control.room,
                             .msg_controllen = CMSG_LEN(sizeof d->fd)};
-    ssize_t n = recvmsg(d->socket, &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    ssize_t n = dcommi_sys_recvmsg(d->socket, &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return false;
     }
@@ -267,7 +270,7 @@ static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
         c->cmsg_len == CMSG_LEN(sizeof d->fd)) {
         memcpy(&d->fd, CMSG_DATA(c), sizeof d->fd);
     }
-    close(d->socket);
+    dcommi_sys_close(d->socket);
     d->socket = -1;
     if (n == (ssize_t)sizeof message &&
         memcmp(message.secret, h->me.secret, sizeof message.secret) == 0) {
@@ -282,10 +285,10 @@ static void dcommi_handed_drop(dcommi_handed **at)
     dcommi_handed *d = *at;
     *at = d->next;
     if (d->socket >= 0) {
-        close(d->socket);
+        dcommi_sys_close(d->socket);
     }
     if (d->fd >= 0) {
-        close(d->fd);
+        dcommi_sys_close(d->fd);
     }
     dcommi_free(d);
 }
@@ -380,7 +383,7 @@ static void dcommi_hands_close(dcommi_hands *h)
     }
     dcommi_hands_hide(h);
     while (h->nsockets > 0) {
-        close(h->sockets[--h->nsockets]);
+        dcommi_sys_close(h->sockets[--h->nsockets]);
     }
     dcommi_free(h->sockets);
     h->sockets = NULL;

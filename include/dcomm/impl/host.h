@@ -3,6 +3,7 @@
 #define DCOMMI_HOST_H
 
 #include "environment.h"
+#include "sys.h"
 
 #include <fcntl.h>
 
@@ -12,12 +13,12 @@
 static void dcommi_host_line(const char *path, char *line, size_t max)
 {
     line[0] = '\0';
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
         return;
     }
-    ssize_t n = read(fd, line, max - 1);
-    close(fd);
+    ssize_t n = dcommi_sys_read(fd, line, max - 1);
+    dcommi_sys_close(fd);
     line[n > 0 ? n : 0] = '\0';
     line[strcspn(line, "\n")] = '\0';
 }

@@ -3,6 +3,7 @@
 #ifndef DCOMMI_HUGE_H
 #define DCOMMI_HUGE_H
 
+#include "sys.h"
 #include "util.h"
 
 #include <fcntl.h>
@@ -73,10 +74,10 @@ static bool dcommi_huge_populate(void *at, size_t len)
         return false;
     }
     /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
-    int zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    int zero = dcommi_sys_open("/dev/zero", O_RDONLY | O_CLOEXEC);
     size_t done = 0;
     while (zero >= 0 && done < len) {
-        ssize_t n = read(zero, (char *)at + done, len - done);
+        ssize_t n = dcommi_sys_read(zero, (char *)at + done, len - done);
         if (n < 0 && errno == EINTR) {
             continue;
         }
@@ -86,7 +87,7 @@ static bool dcommi_huge_populate(void *at, size_t len)
         done += (size_t)n;
     }
     if (zero >= 0) {
-        close(zero);
+        dcommi_sys_close(zero);
     }
     return done == len;
 }

@@ -4,6 +4,7 @@
 #define DCOMMI_JOB_H
 
 #include "rendezvous_wire.h"
+#include "sys.h"
 
 #include <fcntl.h>
 #include <strings.h>
@@ -17,14 +18,14 @@ static void dcommi_job_command(char *text, size_t max)
 {
     enum { LONGEST = 1 << 16, HASH = 24 };
     uint8_t line[LONGEST]; /* on the stack: a job has its name also where memory is out */
-    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    int fd = dcommi_sys_open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     size_t n = 0;
     for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
-        got = read(fd, line + n, LONGEST - n);
+        got = dcommi_sys_read(fd, line + n, LONGEST - n);
         got = got < 0 ? 0 : got;
     }
     if (fd >= 0) {
-        close(fd);
+        dcommi_sys_close(fd);
     }
     while (n > 0 && line[n - 1] == 0) {
         n--;

@@ -59,11 +59,11 @@ static dcomm_status dcommi_launcher_world(dcommi_launcher *l, const char *rank_n
 static dcomm_status dcommi_launcher_secret_file(const char *path, dcommi_launcher *l)
 {
     char text[DCOMMI_SECRET_MAX + 1];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
+    int fd = dcommi_sys_open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : dcommi_sys_read(fd, text, sizeof text);
     int saved = errno;
     if (fd >= 0) {
-        close(fd);
+        dcommi_sys_close(fd);
     }
     if (n < 0) {
         return dcommi_fail(DCOMM_ERR_INVALID, "cannot read DCOMM_SECRET_FILE=\"%.200s\": %s", path,

@@ -3,6 +3,7 @@
 #define DCOMMI_LEDGER_H
 
 #include "../ledger.h"
+#include "../../../kernels/root.h"
 #include "../../../kernels/tally_pieces.h"
 
 #include <math.h>
@@ -12,7 +13,7 @@ static void dcommi_ledger_derive(dcomm_ledger *l)
     const double *s = l->sums;
     double xx = s[DCOMMI_LEDGER_XX], yy = s[DCOMMI_LEDGER_YY], ee = s[DCOMMI_LEDGER_EE];
     l->nmse = ee > 0 ? ee / xx : 0;
-    l->cosine = s[DCOMMI_LEDGER_XY] / sqrt(xx * yy);
+    l->cosine = s[DCOMMI_LEDGER_XY] / dcommi_sqrt(xx * yy);
     l->mean_signed_error =
         s[DCOMMI_LEDGER_X] > 0 ? s[DCOMMI_LEDGER_SIGNED] / s[DCOMMI_LEDGER_X] : 0;
     l->bits = l->encoded > 0 ? 8 * (double)l->wire_bytes / (double)l->encoded : 0;
@@ -81,7 +82,8 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
     ledger->kept += other->kept;
     ledger->clipped += other->clipped;
     ledger->nonfinite += other->nonfinite;
-    ledger->residual_norm = hypot(ledger->residual_norm, other->residual_norm);
+    ledger->residual_norm = dcommi_sqrt(ledger->residual_norm * ledger->residual_norm +
+                                        other->residual_norm * other->residual_norm);
     for (int s = 0; s < DCOMMI_LEDGER_SUMS; s++) {
         ledger->sums[s] += other->sums[s];
     }

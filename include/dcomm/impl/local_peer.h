@@ -210,7 +210,7 @@ static dcomm_status dcommi_local_take(dcommi_local_peer *p, uint64_t number, siz
         return DCOMM_IN_PROGRESS;
     }
     if (!dcommi_share_holds(*file, len)) {
-        close(*file);
+        dcommi_sys_close(*file);
         *file = -1;
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "local: process %d handed over no memory of %zu bytes",
@@ -260,7 +260,7 @@ static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
                                strerror(errno));
         }
         p->out = dcommi_fifo_writer(fifo, DCOMMI_LOCAL_FIFO);
-        close(p->file);
+        dcommi_sys_close(p->file);
         p->file = -1;
         return DCOMM_OK;
     }
@@ -278,7 +278,7 @@ static void dcommi_local_disconnect(dcommi_local_peer *p)
         p->directory = NULL;
     }
     if (p->file >= 0) {
-        close(p->file);
+        dcommi_sys_close(p->file);
         p->file = -1;
     }
     dcommi_hands_forget(&p->local->hands, p->card.hand.id);
@@ -358,10 +358,10 @@ static void dcommi_local_peer_free(dcommi_local_peer *p)
     dcommi_local_disconnect(p);
     if (p->pidfd >= 0) {
         epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
-        close(p->pidfd);
+        dcommi_sys_close(p->pidfd);
     }
     if (p->lock >= 0) {
-        close(p->lock);
+        dcommi_sys_close(p->lock);
     }
     dcommi_free(p);
 }

@@ -4,8 +4,7 @@
 #define DCOMMI_MOE_PRICE_H
 
 #include "moe_tables.h"
-
-#include <math.h>
+#include "../../../kernels/root.h"
 
 /* ---- loads ---- */
 
@@ -48,7 +47,7 @@ static void dcommi_moe_weigh(dcomm_moe *m)
     }
     s->dropped = s->asked - total;
     s->drop_rate = s->asked > 0 ? (double)s->dropped / (double)s->asked : 0;
-    s->cv = mean > 0 ? sqrt(squares / (double)m->opts.experts) / mean : 0;
+    s->cv = mean > 0 ? dcommi_sqrt(squares / (double)m->opts.experts) / mean : 0;
 }
 
 /* ---- bytes ---- */

@@ -66,7 +66,7 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
 {
     dcommi_pmi *p = &dcommi_pmi_state;
     size_t len = strlen(question), have = 0;
-    ssize_t n = sendto(p->fd, question, len, MSG_NOSIGNAL, NULL, 0);
+    ssize_t n = dcommi_sys_send(p->fd, question, len, MSG_NOSIGNAL);
     p->broken = true; /* until the answer is whole */
     if (n != (ssize_t)len) {
         return dcommi_fail(DCOMM_ERR_RENDEZVOUS,
@@ -83,8 +83,7 @@ static dcomm_status dcommi_pmi_ask(const char *question, const char *expected,
                                    ? "some ranks do not take part, or it does not answer"
                                    : "cancelled");
         }
-        n = have < DCOMMI_PMI_LINE - 1 ? recvfrom(p->fd, answer + have, 1, MSG_DONTWAIT, NULL, NULL)
-                                       : 0;
+        n = have < DCOMMI_PMI_LINE - 1 ? dcommi_sys_recv(p->fd, answer + have, 1, MSG_DONTWAIT) : 0;
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
             return dcommi_fail(DCOMM_ERR_RENDEZVOUS, "the process manager (PMI_FD) hung up");
         }

@@ -209,7 +209,7 @@ static void dcommi_own_destroy(dcommi_own *own)
     dcommi_huge_release(own->base, own->len);
     own->base = NULL;
     if (own->file >= 0) {
-        close(own->file);
+        dcommi_sys_close(own->file);
         own->file = -1;
     }
 }
@@ -392,7 +392,7 @@ static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
     int file = -1;
     DCOMMI_TRY(t->call->region_take(t, map->peer, map->id, len, &file));
     uint8_t *local = dcommi_share_map_huge(file, len);
-    close(file);
+    dcommi_sys_close(file);
     if (local == NULL || !dcommi_huge_readable(local, len)) {
         dcommi_huge_release(local, len);
         return dcommi_fail(DCOMM_ERR_SYSTEM, "%s", strerror(errno));

@@ -186,7 +186,7 @@ static dcommi_rdv_outcome dcommi_rdv_attempt(dcommi_rdv_client *c, const dcommi_
         if (outcome == DCOMMI_RDV_IN) {
             return outcome;
         }
-        close(c->fd);
+        dcommi_sys_close(c->fd);
         c->fd = -1;
         if (outcome == DCOMMI_RDV_OVER || outcome == DCOMMI_RDV_TAKEN) {
             return outcome;
@@ -256,7 +256,7 @@ static dcomm_status dcommi_rdv_next(dcommi_rdv_client *c, uint16_t wanted, doubl
 static void dcommi_rdv_drop(dcommi_rdv_client *c)
 {
     if (c->fd >= 0) {
-        close(c->fd);
+        dcommi_sys_close(c->fd);
         c->fd = -1;
     }
 }
@@ -448,7 +448,7 @@ static void dcommi_rdv_leave(dcommi_rdv_client *c)
     }
     uint8_t bye[DCOMMI_RDV_HEADER + DCOMMI_RDV_TAG] = {0};
     dcommi_rdv_put_tagged(bye, DCOMMI_RDV_BYE, c->out_seq++, NULL, 0, c->keys.client);
-    (void)!sendto(c->fd, bye, sizeof bye, MSG_NOSIGNAL, NULL, 0);
+    (void)!dcommi_sys_send(c->fd, bye, sizeof bye, MSG_NOSIGNAL);
     dcommi_rdv_drop(c);
 }
 

@@ -42,7 +42,7 @@ static dcommi_rdv_server *dcommi_rdv_servers; /* whose threads run, or are about
 static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 {
     if (conn->fd >= 0) {
-        close(conn->fd);
+        dcommi_sys_close(conn->fd);
         conn->fd = -1;
     }
 }
@@ -51,8 +51,8 @@ static void dcommi_rdv_close_fd(dcommi_rdv_conn *conn)
 static void dcommi_rdv_stop_listening(dcommi_rdv_server *s)
 {
     if (s->listen_fd >= 0) {
-        shutdown(s->listen_fd, SHUT_RDWR);
-        close(s->listen_fd);
+        dcommi_sys_shutdown(s->listen_fd, SHUT_RDWR);
+        dcommi_sys_close(s->listen_fd);
         s->listen_fd = -1;
     }
 }
@@ -64,7 +64,7 @@ static void dcommi_rdv_server_free(dcommi_rdv_server *s)
         dcommi_rdv_close_fd(s->core.conns[i]);
     }
     dcommi_rdv_core_end(&s->core);
-    close(s->wake_fd);
+    dcommi_sys_close(s->wake_fd);
     dcommi_free(s->polls);
     dcommi_free(s->buf);
     dcommi_free(s);
@@ -109,7 +109,7 @@ static void dcommi_rdv_in_child(void)
     while (dcommi_rdv_servers != NULL) {
         dcommi_rdv_server *s = dcommi_rdv_servers;
         dcommi_rdv_servers = s->next;
-        close(s->listen_fd); /* shutdown would end the parent's too */
+        dcommi_sys_close(s->listen_fd); /* shutdown would end the parent's too */
         s->listen_fd = -1;
         dcommi_rdv_server_free(s);
     }
@@ -146,7 +146,7 @@ static void dcommi_rdv_accept_all(dcommi_rdv_server *s, double now)
             conn = dcommi_rdv_accept(&s->core, nonce, now);
         }
         if (conn == NULL) {
-            close(fd);
+            dcommi_sys_close(fd);
             return;
         }
         dcommi_sock_tune(fd);
@@ -158,10 +158,10 @@ static void dcommi_rdv_receive(dcommi_rdv_server *s, dcommi_rdv_conn *conn, uint
                                size_t max, double now)
 {
     /* What is left of a chunk when a rank must wait stays in the socket. */
-    ssize_t n = recvfrom(conn->fd, buf, max, MSG_PEEK, NULL, NULL);
+    ssize_t n = dcommi_sys_recv(conn->fd, buf, max, MSG_PEEK);
     if (n > 0) {
         size_t used = dcommi_rdv_input(&s->core, conn, buf, (size_t)n, now);
-        n = recvfrom(conn->fd, buf, used, MSG_TRUNC, NULL, NULL);
+        n = dcommi_sys_recv(conn->fd, buf, used, MSG_TRUNC);
     } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
         dcommi_rdv_lost(&s->core, conn, now);
     }
@@ -173,7 +173,7 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
     size_t len;
     while (conn->state != DCOMMI_RDV_GONE &&
            (len = dcommi_rdv_output(&s->core, conn, &bytes)) > 0) {
-        ssize_t n = sendto(conn->fd, bytes, len, MSG_NOSIGNAL, NULL, 0);
+        ssize_t n = dcommi_sys_send(conn->fd, bytes, len, MSG_NOSIGNAL);
         if (n > 0) {
             dcommi_rdv_sent(conn, (size_t)n);
         } else {
@@ -184,7 +184,7 @@ static void dcommi_rdv_transmit(dcommi_rdv_server *s, dcommi_rdv_conn *conn, dou
         }
     }
     if (conn->state == DCOMMI_RDV_FAREWELL) {
-        shutdown(conn->fd, SHUT_WR); /* and read to its end, so that no reset eats our words */
+        dcommi_sys_shutdown(conn->fd, SHUT_WR); /* and read to its end: no reset eats our words */
     }
 }
 
@@ -214,7 +214,7 @@ static void dcommi_rdv_server_poll(dcommi_rdv_server *s, size_t n, double wait)
     if (news[0] != '\0') {
         dcommi_log(DCOMMI_LOG_WARN, "%s", news);
     }
-    poll(s->polls, n, wait > 0 ? (int)(wait * 1000) + 1 : 0);
+    dcommi_sys_poll(s->polls, n, wait > 0 ? (int)(wait * 1000) + 1 : 0);
     pthread_mutex_lock(&dcommi_rdv_lock);
 }
 
@@ -251,7 +251,7 @@ static bool dcommi_rdv_server_turn(dcommi_rdv_server *s, uint8_t *buf, size_t ma
     now = dcommi_now();
     if (s->polls[0].revents != 0) {
         uint64_t count;
-        (void)!read(s->wake_fd, &count, sizeof count);
+        (void)!dcommi_sys_read(s->wake_fd, &count, sizeof count);
     }
     for (size_t i = 0; i < n; i++) {
         dcommi_rdv_conn *conn = c->conns[i];
@@ -306,7 +306,7 @@ static void dcommi_rdv_server_retire(dcommi_rdv_server *s, double patience)
     pthread_mutex_lock(&dcommi_rdv_lock);
     s->retired = true;
     s->retired_at = dcommi_now();
-    (void)!write(s->wake_fd, &one, sizeof one);
+    (void)!dcommi_sys_write(s->wake_fd, &one, sizeof one);
     while (!s->ended &&
            pthread_cond_timedwait(&dcommi_rdv_changed, &dcommi_rdv_lock, &until) == 0) {
     }

@@ -291,7 +291,7 @@ static dcomm_status dcommi_scaler_measure(dcomm_scaler *s, dcomm_scaler_verdict 
         dcommi_scaler_name(b, &bad, v);
         return DCOMM_OK;
     }
-    v->norm = sqrt(sum) / v->scale;
+    v->norm = dcommi_sqrt(sum) / v->scale;
     v->factor = 1 / v->scale;
     if (s->opts.clip > 0 && v->norm > s->opts.clip) {
         v->factor *= s->opts.clip / v->norm;
@@ -320,10 +320,10 @@ static void dcommi_scaler_move(dcomm_scaler *s, const dcomm_scaler_verdict *v)
     s->steps++;
     s->skipped += v->skip;
     if (v->skip) {
-        b->scale = fmax(b->scale * o->backoff, o->least);
+        b->scale = dcommi_f64_max(b->scale * o->backoff, o->least);
         b->good = 0;
     } else if (++b->good >= o->interval) {
-        b->scale = fmin(b->scale * o->growth, o->most);
+        b->scale = dcommi_f64_min(b->scale * o->growth, o->most);
         b->good = 0;
     }
 }
@@ -415,7 +415,7 @@ DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes)
         return dcommi_fail(DCOMM_ERR_CORRUPT,
                            "dcomm_scaler_load: these bytes are not the state of a scaler");
     }
-    s->b->scale = fmin(fmax(scale, s->opts.least), s->opts.most);
+    s->b->scale = dcommi_f64_min(dcommi_f64_max(scale, s->opts.least), s->opts.most);
     s->b->good = words[2];
     s->steps = words[3];
     s->skipped = words[4];

@@ -3,9 +3,8 @@
 #ifndef DCOMMI_SHA256_H
 #define DCOMMI_SHA256_H
 
+#include "sys.h"
 #include "util.h"
-
-#include <sys/random.h>
 
 #define DCOMMI_SHA256_BYTES 32
 #define DCOMMI_SHA256_BLOCK 64
@@ -179,7 +178,7 @@ static dcomm_status dcommi_random_bytes(void *p, size_t len)
 {
     size_t have = 0;
     while (have < len) {
-        ssize_t n = getrandom((uint8_t *)p + have, len - have, 0);
+        ssize_t n = dcommi_sys_getrandom((uint8_t *)p + have, len - have, 0);
         if (n < 0 && errno != EINTR) {
             return dcommi_fail(DCOMM_ERR_SYSTEM, "getrandom: %s", strerror(errno));
         }

@@ -35,7 +35,7 @@ static int dcommi_share_file(size_t len)
         fcntl(fd, DCOMMI_F_ADD_SEALS,
               DCOMMI_F_SEAL_SHRINK | DCOMMI_F_SEAL_GROW | DCOMMI_F_SEAL_SEAL) != 0) {
         int saved = errno;
-        close(fd);
+        dcommi_sys_close(fd);
         errno = saved;
         return -1;
     }
@@ -48,7 +48,7 @@ static bool dcommi_share_holds(int fd, size_t len)
 {
     struct stat st;
     int seals = fcntl(fd, DCOMMI_F_GET_SEALS);
-    return seals >= 0 && (seals & DCOMMI_F_SEAL_SHRINK) != 0 && fstat(fd, &st) == 0 &&
+    return seals >= 0 && (seals & DCOMMI_F_SEAL_SHRINK) != 0 && dcommi_sys_fstat(fd, &st) == 0 &&
            st.st_size >= 0 && (uint64_t)st.st_size >= len;
 }
 

@@ -1,10 +1,10 @@
 /* socket.h - addresses, listening, connecting and bounded reading for the rendezvous. Every
  * descriptor is non-blocking and closed on exec; no call raises SIGPIPE or waits past its
- * deadline. Bytes go by sendto and recvfrom, because C programs do define functions named send and
- * recv, which the linker would put in the place of the C library's. */
+ * deadline. */
 #ifndef DCOMMI_SOCKET_H
 #define DCOMMI_SOCKET_H
 
+#include "sys.h"
 #include "util.h"
 
 #include <arpa/inet.h>
@@ -162,7 +162,7 @@ static int dcommi_addr_mine(const char *only, uint16_t port, dcommi_addr *list, 
 /* Listen on one address (port 0: any free one); -1 and errno where that fails. */
 static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
 {
-    int fd = socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         return -1;
     }
@@ -171,9 +171,10 @@ static int dcommi_sock_listen(const dcommi_addr *a, bool both_families)
     if (a->any.sa_family == AF_INET6) {
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &v6only, sizeof v6only);
     }
-    if (bind(fd, &a->any, dcommi_addr_len(a)) != 0 || listen(fd, SOMAXCONN) != 0) {
+    if (dcommi_sys_bind(fd, &a->any, dcommi_addr_len(a)) != 0 ||
+        dcommi_sys_listen(fd, SOMAXCONN) != 0) {
         int saved = errno;
-        close(fd);
+        dcommi_sys_close(fd);
         errno = saved;
         return -1;
     }
@@ -220,7 +221,7 @@ static dcomm_status dcommi_sock_wait(int fd, short events, double deadline,
         }
         int ms = left * 1000 < DCOMMI_SOCK_SLICE_MS ? (int)(left * 1000) + 1 : DCOMMI_SOCK_SLICE_MS;
         struct pollfd p = {.fd = fd, .events = events};
-        int n = poll(&p, fd < 0 ? 0 : 1, ms);
+        int n = dcommi_sys_poll(&p, fd < 0 ? 0 : 1, ms);
         if (n > 0) {
             return DCOMM_OK;
         }
@@ -240,13 +241,13 @@ static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
 {
     *fd_p = -1;
     *error_p = 0;
-    int fd = socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = dcommi_sys_socket(a->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         *error_p = errno;
         return DCOMM_ERR_SYSTEM;
     }
     dcomm_status status = DCOMM_OK;
-    if (connect(fd, &a->any, dcommi_addr_len(a)) != 0) {
+    if (dcommi_sys_connect(fd, &a->any, dcommi_addr_len(a)) != 0) {
         *error_p = errno;
         status = DCOMM_ERR_SYSTEM;
         if (errno == EINPROGRESS) {
@@ -275,7 +276,7 @@ static dcomm_status dcommi_sock_connect(const dcommi_addr *a, double deadline,
         status = DCOMM_ERR_SYSTEM;
     }
     if (status < 0) {
-        close(fd);
+        dcommi_sys_close(fd);
         return status;
     }
     dcommi_sock_tune(fd);
@@ -289,7 +290,7 @@ static dcomm_status dcommi_sock_read(int fd, void *buf, size_t len, double deadl
 {
     size_t have = 0;
     while (have < len) {
-        ssize_t n = recvfrom(fd, (uint8_t *)buf + have, len - have, 0, NULL, NULL);
+        ssize_t n = dcommi_sys_recv(fd, (uint8_t *)buf + have, len - have, 0);
         if (n > 0) {
             have += (size_t)n;
         } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
@@ -308,7 +309,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
     size_t done = 0;
     *stopped = false;
     while (done < len) {
-        ssize_t n = sendto(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL, NULL, 0);
+        ssize_t n = dcommi_sys_send(fd, (const uint8_t *)buf + done, len - done, MSG_NOSIGNAL);
         if (n > 0) {
             done += (size_t)n;
             continue;
@@ -319,7 +320,7 @@ static dcomm_status dcommi_sock_write(int fd, const void *buf, size_t len, doubl
         }
         DCOMMI_TRY(dcommi_sock_wait(fd, POLLIN | POLLOUT, deadline, cancel));
         struct pollfd p = {.fd = fd, .events = POLLIN};
-        if (poll(&p, 1, 0) > 0 && (p.revents & POLLIN) != 0) {
+        if (dcommi_sys_poll(&p, 1, 0) > 0 && (p.revents & POLLIN) != 0) {
             *stopped = true;
             return DCOMM_OK;
         }

@@ -5,6 +5,7 @@
 #define DCOMMI_TRANSPORT_H
 
 #include "../comm.h"
+#include "sys.h"
 #include "util.h"
 
 #include <sys/random.h>
@@ -53,7 +54,7 @@ static uint64_t dcommi_transport_id(void)
 {
     static _Atomic uint64_t counter;
     uint64_t id = 0;
-    if (getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
+    if (dcommi_sys_getrandom(&id, sizeof id, GRND_NONBLOCK) != (ssize_t)sizeof id) {
         id = dcommi_mix((uint64_t)(1e9 * dcommi_now()), (uint64_t)getpid());
     }
     return dcommi_mix(id, atomic_fetch_add(&counter, 1)) | 1;

@@ -4,6 +4,7 @@
 #define DCOMMI_TUNE_CACHE_H
 
 #include "environment.h"
+#include "sys.h"
 #include "tuning_file.h"
 
 #include <sys/stat.h>
@@ -62,7 +63,7 @@ static bool dcommi_tune_cache_file(uint64_t key, char *path, size_t len)
 static bool dcommi_tune_cache_load(uint64_t key, dcomm_tuning *tuning)
 {
     char path[DCOMMI_TUNE_CACHE_PATH + 64];
-    if (!dcommi_tune_cache_file(key, path, sizeof path) || access(path, R_OK) != 0) {
+    if (!dcommi_tune_cache_file(key, path, sizeof path) || dcommi_sys_access(path, R_OK) != 0) {
         return false;
     }
     if (dcomm_tuning_load(path, tuning) < 0) {
@@ -79,7 +80,7 @@ static void dcommi_tune_cache_mkdir(char *path)
     for (char *c = path + 1; *c != 0; c++) {
         if (*c == '/') {
             *c = 0;
-            mkdir(path, 0700);
+            dcommi_sys_mkdir(path, 0700);
             *c = '/';
         }
     }
@@ -95,9 +96,9 @@ static void dcommi_tune_cache_save(uint64_t key, const dcomm_tuning *tuning)
     }
     dcommi_tune_cache_mkdir(path);
     snprintf(fresh, sizeof fresh, "%s.%ld", path, (long)getpid());
-    if (dcomm_tuning_save(tuning, fresh) < 0 || rename(fresh, path) != 0) {
+    if (dcomm_tuning_save(tuning, fresh) < 0 || dcommi_sys_rename(fresh, path) != 0) {
         dcommi_log(DCOMMI_LOG_INFO, "no tuning is kept in %s", path);
-        unlink(fresh);
+        dcommi_sys_unlink(fresh);
     }
 }
 

@@ -2,6 +2,7 @@
 #ifndef DCOMMI_UCX_IFACE_H
 #define DCOMMI_UCX_IFACE_H
 
+#include "sys.h"
 #include "ucx_config.h"
 
 #include <ifaddrs.h>
@@ -96,12 +97,12 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_ucx_name name)
     for (struct addrinfo *a = list; a != NULL && !found; a = a->ai_next) {
         struct sockaddr_storage own;
         socklen_t own_len = sizeof own;
-        int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        found = fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
+        int fd = dcommi_sys_socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
                 getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
                 dcommi_ucx_iface_with((struct sockaddr *)&own, name);
         if (fd >= 0) {
-            close(fd);
+            dcommi_sys_close(fd);
         }
     }
     freeaddrinfo(list);
@@ -182,7 +183,7 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
         char path[sizeof(dcommi_ucx_name) + 32];
         int device = (int)strcspn(wanted, ":");
         snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
-        if (device > 0 && access(path, F_OK) == 0) {
+        if (device > 0 && dcommi_sys_access(path, F_OK) == 0) {
             *tcp = false;
             snprintf(name, sizeof(dcommi_ucx_name), "%.*s%s", (int)sizeof(dcommi_ucx_name) - 3,
                      wanted, wanted[device] == ':' ? "" : ":1");

@@ -17,7 +17,7 @@ static dcommi_watch_card dcommi_watch_me(void)
 {
     dcommi_watch_card card = {.pid = getpid()};
     struct stat space = {0};
-    if (stat("/proc/self/ns/pid", &space) == 0) {
+    if (dcommi_sys_stat("/proc/self/ns/pid", &space) == 0) {
         card.pid_space = (uint64_t)space.st_ino;
     }
     return card;
@@ -48,7 +48,7 @@ static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,
     }
     struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.ptr = user};
     if (epoll_ctl(*epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
-        close(fd);
+        dcommi_sys_close(fd);
         return -1;
     }
     return fd;
@@ -75,7 +75,7 @@ static int dcommi_watch_lock(void)
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int fd = dcommi_share_file(1);
     if (fd >= 0 && fcntl(fd, F_SETLK, &whole) != 0) {
-        close(fd);
+        dcommi_sys_close(fd);
         fd = -1;
     }
     return fd;

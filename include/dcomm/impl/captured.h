@@ -1,0 +1,72 @@
+/* captured.h - functions of the program that UCX and hwloc call instead of the C library's. The
+ * dynamic linker binds their calls to what the program exports by the same name. We cannot prevent
+ * that, so we warn before they fail. */
+#ifndef DCOMMI_CAPTURED_H
+#define DCOMMI_CAPTURED_H
+
+#include "environment.h"
+
+#ifdef __GLIBC__ /* dladdr1 tells what a program defines from what it only calls */
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/auxv.h>
+
+/* Return true if the program itself exports a function of this name. */
+static bool dcommi_captured(const char *name)
+{
+    Dl_info here, program;
+    void *symbol = NULL, *at = dlsym(RTLD_DEFAULT, name);
+    return at != NULL && dladdr1(at, &here, &symbol, RTLD_DL_SYMENT) != 0 && symbol != NULL &&
+           ((const ElfW(Sym) *)symbol)->st_shndx != SHN_UNDEF &&
+           dladdr((const void *)getauxval(AT_PHDR), &program) != 0 &&
+           here.dli_fbase == program.dli_fbase;
+}
+
+/* Warn of those of `names`, "a b c", that the program exports; *warned: it has been done.
+ * Functions that a sanitizer has put into the program call the C library's. */
+static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
+{
+    if (atomic_exchange(warned, true) || !dcommi_env_first_rank() ||
+        dlsym(RTLD_DEFAULT, "__sanitizer_print_stack_trace") != NULL) {
+        return;
+    }
+    char found[128] = "", name[16];
+    for (size_t len = 0, used = 0; *names != '\0'; names += len + (names[len] == ' ')) {
+        len = strcspn(names, " ");
+        snprintf(name, sizeof name, "%.*s", (int)len, names);
+        if (dcommi_captured(name) && used < sizeof found) {
+            used += (size_t)snprintf(found + used, sizeof found - used, "%s%s",
+                                     used > 0 ? ", " : "", name);
+        }
+    }
+    if (found[0] != '\0') {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "this program defines %s: UCX and hwloc then call that instead of the C "
+                   "library's, and may crash; make it static, rename it, or compile its file with "
+                   "-fvisibility=hidden",
+                   found);
+    }
+}
+#else
+static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
+{
+    (void)names, (void)warned;
+}
+#endif
+
+/* What is called wherever ranks are. */
+static void dcommi_captured_warn_host(void)
+{
+    static _Atomic bool warned;
+    dcommi_captured_warn("access close getrandom open read stat", &warned);
+}
+
+/* What is called besides where ranks talk over a network. */
+static void dcommi_captured_warn_net(void)
+{
+    static _Atomic bool warned;
+    dcommi_captured_warn("accept bind connect listen pipe recv send sendmsg socket time write",
+                         &warned);
+}
+
+#endif

@@ -1,0 +1,144 @@
+/* sys.h - system calls whose names are plain words. A program may define a function named send,
+ * open or connect. The linker then binds our calls to it. So we call the kernel by syscall(), or a
+ * function of the C library with a name that no program uses. Each returns what the function of
+ * the plain name returns, and sets errno. docs/errors.md says which names programs must not define.
+ */
+#ifndef DCOMMI_SYS_H
+#define DCOMMI_SYS_H
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- files ---- */
+
+static inline int dcommi_sys_open(const char *path, int flags)
+{
+    return openat(AT_FDCWD, path, flags);
+}
+
+static inline int dcommi_sys_close(int fd)
+{
+    return (int)syscall(SYS_close, fd);
+}
+
+static inline ssize_t dcommi_sys_read(int fd, void *buf, size_t len)
+{
+    return (ssize_t)syscall(SYS_read, fd, buf, len);
+}
+
+static inline ssize_t dcommi_sys_write(int fd, const void *buf, size_t len)
+{
+    return (ssize_t)syscall(SYS_write, fd, buf, len);
+}
+
+static inline int dcommi_sys_stat(const char *path, struct stat *st)
+{
+    return fstatat(AT_FDCWD, path, st, 0);
+}
+
+static inline int dcommi_sys_lstat(const char *path, struct stat *st)
+{
+    return fstatat(AT_FDCWD, path, st, AT_SYMLINK_NOFOLLOW);
+}
+
+static inline int dcommi_sys_fstat(int fd, struct stat *st)
+{
+    return fstatat(fd, "", st, AT_EMPTY_PATH);
+}
+
+static inline int dcommi_sys_access(const char *path, int mode)
+{
+    return faccessat(AT_FDCWD, path, mode, 0);
+}
+
+static inline int dcommi_sys_mkdir(const char *path, mode_t mode)
+{
+    return mkdirat(AT_FDCWD, path, mode);
+}
+
+static inline int dcommi_sys_rename(const char *from, const char *to)
+{
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+static inline int dcommi_sys_unlink(const char *path)
+{
+    return unlinkat(AT_FDCWD, path, 0);
+}
+
+/* ---- sockets ---- */
+
+static inline int dcommi_sys_socket(int family, int type, int protocol)
+{
+    return (int)syscall(SYS_socket, family, type, protocol);
+}
+
+static inline int dcommi_sys_bind(int fd, const struct sockaddr *address, socklen_t len)
+{
+    return (int)syscall(SYS_bind, fd, address, len);
+}
+
+static inline int dcommi_sys_listen(int fd, int backlog)
+{
+    return (int)syscall(SYS_listen, fd, backlog);
+}
+
+static inline int dcommi_sys_connect(int fd, const struct sockaddr *address, socklen_t len)
+{
+    return (int)syscall(SYS_connect, fd, address, len);
+}
+
+static inline int dcommi_sys_shutdown(int fd, int how)
+{
+    return (int)syscall(SYS_shutdown, fd, how);
+}
+
+static inline ssize_t dcommi_sys_send(int fd, const void *buf, size_t len, int flags)
+{
+    return (ssize_t)syscall(SYS_sendto, fd, buf, len, flags, (void *)0, 0);
+}
+
+static inline ssize_t dcommi_sys_recv(int fd, void *buf, size_t len, int flags)
+{
+    return (ssize_t)syscall(SYS_recvfrom, fd, buf, len, flags, (void *)0, (void *)0);
+}
+
+/* The padding that a C library may have in a msghdr and in its control data must be zero. */
+static inline ssize_t dcommi_sys_sendmsg(int fd, const struct msghdr *packet, int flags)
+{
+    return (ssize_t)syscall(SYS_sendmsg, fd, packet, flags);
+}
+
+static inline ssize_t dcommi_sys_recvmsg(int fd, struct msghdr *packet, int flags)
+{
+    return (ssize_t)syscall(SYS_recvmsg, fd, packet, flags);
+}
+
+/* Wait for up to `ms` milliseconds, not negative. */
+static inline int dcommi_sys_poll(struct pollfd *fds, nfds_t n, int ms)
+{
+    struct timespec most = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    return ppoll(fds, n, &most, NULL);
+}
+
+/* ---- the clock, and random numbers ---- */
+
+static inline time_t dcommi_sys_time(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec;
+}
+
+static inline ssize_t dcommi_sys_getrandom(void *buf, size_t len, unsigned flags)
+{
+    return (ssize_t)syscall(SYS_getrandom, buf, len, flags);
+}
+
+#endif
