@@ -51132,6 +51132,7 @@ static dcomm_status dcommi_check_no_group(const char *what);
 
 typedef struct dcommi_color {
     int32_t color, key, rank;
+    int32_t status; /* with which this rank made its part */
 } dcommi_color;
 
 static int dcommi_color_compare(const void *a, const void *b)
@@ -51154,12 +51155,13 @@ static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
 
 /* What a rank wants of a split, then how it fared. */
 typedef struct dcommi_split {
-    dcommi_color *all; /* every rank's */
-    int *ranks, size;  /* of our colour */
-    int32_t *fared;    /* every rank's status */
+    dcommi_color *all;   /* every rank's */
+    int *ranks, size;    /* of our colour */
+    dcommi_color *fared; /* every rank's, with its status */
 } dcommi_split;
 
-/* Exchange colours and make our part. */
+/* Exchange colours, make our part, and exchange how that went. The second exchange is like the
+ * first: it finds the plan and the memory of that, so that no rank fails in it alone. */
 static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_color mine,
                                       uint64_t child, dcomm_comm **new_p)
 {
@@ -51173,18 +51175,17 @@ static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_
     for (int i = 0; i < s->size; i++) {
         s->ranks[i] = s->all[i].rank;
     }
-    int32_t status = DCOMM_OK;
     if (mine.color >= 0) {
-        status =
+        mine.status =
             dcommi_comm_make(comm, s->ranks, s->size, dcommi_mix(child, (uint64_t)mine.color + 1),
                              comm->on_error, new_p);
     }
-    DCOMMI_TRY(dcomm_allgather(comm, &status, s->fared, sizeof status, DCOMM_U8, NULL));
+    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->fared, sizeof mine, DCOMM_U8, NULL));
     for (int r = 0; r < comm->size; r++) {
-        if (s->fared[r] < 0) {
-            return dcommi_fail((dcomm_status)s->fared[r],
-                               "rank %d could not make its part of the split: %s", r,
-                               dcomm_strerror((dcomm_status)s->fared[r]));
+        const dcomm_status status = (dcomm_status)s->fared[r].status;
+        if (status < 0) {
+            return dcommi_fail(status, "rank %d could not make its part of the split: %s", r,
+                               dcomm_strerror(status));
         }
     }
     return DCOMM_OK;
@@ -51204,7 +51205,8 @@ DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dc
                       .fared = dcommi_calloc((size_t)comm->size, sizeof *s.fared)};
     dcomm_status status = DCOMM_ERR_NO_MEMORY;
     if (s.all != NULL && s.ranks != NULL && s.fared != NULL) {
-        status = dcommi_split_make(comm, &s, (dcommi_color){color, key, comm->rank}, child, new_p);
+        status = dcommi_split_make(comm, &s, (dcommi_color){color, key, comm->rank, DCOMM_OK},
+                                   child, new_p);
     } else { /* the others wait for this rank */
         char why[DCOMMI_MESSAGE_MAX];
         memcpy(why, dcommi_message, sizeof why);
