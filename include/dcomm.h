@@ -54821,6 +54821,10 @@ static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_statu
             run->coded->codec->nonfinite != DCOMMI_NONFINITE_PASS) {
             found.report.beyond += found.factors.index != UINT64_MAX;
         }
+        if (job->code.kind == DCOMM_STEP_RECODE &&
+            run->coded->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+            found.report.beyond += found.report.nonfinite; /* feedback's kernels know no wires */
+        }
         status =
             dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
         if (encodes && (status >= 0 || report.nonfinite > 0)) {
