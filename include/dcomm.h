@@ -22858,7 +22858,8 @@ typedef enum dcommi_env_kind {
     DCOMMI_ENV_INTEGER,
     DCOMMI_ENV_SIZE,
     DCOMMI_ENV_SECONDS,
-    DCOMMI_ENV_CHOICE
+    DCOMMI_ENV_CHOICE,
+    DCOMMI_ENV_DIRECTORY /* or a flag: not at all, or where it is by default */
 } dcommi_env_kind;
 
 typedef struct dcommi_env_entry {
@@ -22898,7 +22899,7 @@ static const dcommi_env_entry dcommi_env_table[] = {
     {.name = "DCOMM_TOPO_CPUS"},
     {.name = "DCOMM_TOPO_XML"},
     {.name = "DCOMM_TUNE", .kind = DCOMMI_ENV_FLAG},
-    {.name = "DCOMM_TUNE_CACHE"},
+    {.name = "DCOMM_TUNE_CACHE", .kind = DCOMMI_ENV_DIRECTORY},
     {.name = "DCOMM_TUNE_FILE"},
     {.name = "DCOMM_UCX_CUDA", .kind = DCOMMI_ENV_FLAG},
     {.name = "DCOMM_WARN_UNBOUND", .kind = DCOMMI_ENV_FLAG},
@@ -22968,12 +22969,15 @@ static bool dcommi_env_parse(const dcommi_env_entry *entry, const char *text, do
         integer = dcommi_text_choice(entry->choices, text, strlen(text));
         good = integer >= 0;
         break;
+    case DCOMMI_ENV_DIRECTORY:
+        good = text[0] == '/' || dcommi_text_flag(text, &flag);
+        break;
     }
     *value = good ? (double)integer : *value;
     return good;
 }
 
-/* What a variable may be, for people. */
+/* Write the values that a variable may have, for people. */
 static void dcommi_env_allowed(const dcommi_env_entry *entry, char *text, size_t room)
 {
     switch (entry->kind) {
@@ -22996,6 +23000,9 @@ static void dcommi_env_allowed(const dcommi_env_entry *entry, char *text, size_t
         break;
     case DCOMMI_ENV_CHOICE:
         snprintf(text, room, "one of %s", entry->choices);
+        break;
+    case DCOMMI_ENV_DIRECTORY:
+        snprintf(text, room, "off, or the absolute path of a directory");
         break;
     }
 }
@@ -58367,7 +58374,8 @@ DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nr
 #define DCOMMI_TUNE_CACHE_PATH 512
 
 /* Put the directory into path: DCOMM_TUNE_CACHE, else dcomm in XDG_CACHE_HOME, else in ~/.cache.
- * Return false if there is none, or if DCOMM_TUNE_CACHE is a flag that is off. */
+ * Of a relative path dcommi_env_check has warned. Return false if there is no directory, or if
+ * DCOMM_TUNE_CACHE is a flag that is off. */
 static bool dcommi_tune_cache_directory(char *path, size_t len)
 {
     static const char *const bases[][2] = {

@@ -215,6 +215,7 @@ Test(tuning, bad_variables_are_warned_of_once)
     setenv("DCOMM_WOMBAT", "1", 1);
     setenv("DCOMM_CHUNK", "64Q", 1);
     setenv("DCOMM_TUNE", "maybe", 1);
+    setenv("DCOMM_TUNE_CACHE", "cache/dcomm", 1);
     setenv("DCOMM_DETERMINISTIC", "Yes", 1);
     setenv("DCOMM_TIMEOUT", "1500ms", 1);
     alone();
@@ -223,7 +224,8 @@ Test(tuning, bad_variables_are_warned_of_once)
         "DCOMM_AGLO has no effect",       "did you mean DCOMM_ALGO?",
         "DCOMM_WOMBAT has no effect",     "docs/environment.md",
         "DCOMM_CHUNK=\"64Q\" is ignored", "such as 65536 or 64K",
-        "DCOMM_TUNE=\"maybe\"",           "true, yes, on"};
+        "DCOMM_TUNE=\"maybe\"",           "true, yes, on",
+        "DCOMM_TUNE_CACHE=\"cache/dcomm\" is ignored", "absolute path of a directory"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         char *at = strstr(said, words[i]);
         cr_assert(at != NULL && strstr(at + 1, words[i]) == NULL, "once %s in:\n%s", words[i],

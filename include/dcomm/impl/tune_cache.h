@@ -13,7 +13,8 @@
 #define DCOMMI_TUNE_CACHE_PATH 512
 
 /* Put the directory into path: DCOMM_TUNE_CACHE, else dcomm in XDG_CACHE_HOME, else in ~/.cache.
- * Return false if there is none, or if DCOMM_TUNE_CACHE is a flag that is off. */
+ * Of a relative path dcommi_env_check has warned. Return false if there is no directory, or if
+ * DCOMM_TUNE_CACHE is a flag that is off. */
 static bool dcommi_tune_cache_directory(char *path, size_t len)
 {
     static const char *const bases[][2] = {
