@@ -2,7 +2,7 @@
 #ifndef RUN_BUSY_H
 #define RUN_BUSY_H
 
-#include "busy.h"
+#include "../include/dcomm/impl/busy.h"
 #include "run_bind.h"
 
 #include <time.h>
@@ -47,7 +47,7 @@ static double run_busy_cores(const run_cpus *cpus)
     bool somebody = false;
     for (int i = 0; i < RUN_BUSY_LOOKS && !somebody; i++) {
         run_busy_sleep(i > 0 ? RUN_BUSY_APART_MS : 0);
-        somebody = busy_running() > 1;
+        somebody = dcommi_busy_running() > 1;
     }
     if (!somebody) {
         return 0;

@@ -23311,15 +23311,6 @@ static void dcommi_host_line(const char *path, char *line, size_t max)
     line[strcspn(line, "\n")] = '\0';
 }
 
-/* How many threads of this machine run or wait for a processor at this moment; 0: unknown. */
-static int dcommi_host_running(void)
-{
-    char line[128];
-    int running = 0;
-    dcommi_host_line("/proc/loadavg", line, sizeof line);
-    return sscanf(line, "%*s %*s %*s %d/", &running) == 1 ? running : 0;
-}
-
 /* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
 static uint64_t dcommi_host_machine(void)
 {
@@ -32713,7 +32704,7 @@ struct dcommi_pull {
     dcommi_move *taker;    /* the receive that this is done for; NULL: a step of the lane */
     dcommi_target to;
     size_t len, asked, left, block; /* bytes; left: not there yet */
-    size_t npieces;
+    size_t npieces, first; /* first: the piece that is asked for first */
     unsigned window; /* blocks at a time */
     dcommi_pull_block blocks[DCOMMI_PULL_WINDOW];
     uint8_t *staging; /* for each of them one block per piece; NULL: straight into dst */
@@ -33070,8 +33061,8 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
     block->at = pull->asked;
     size_t part = dcommi_pull_part(pull, block->at);
     pull->asked += part;
-    for (size_t k = 0, first = dcommi_pull_first(pull); k < pull->npieces; k++) {
-        size_t i = (first + k) % pull->npieces;
+    for (size_t k = 0; k < pull->npieces; k++) {
+        size_t i = (pull->first + k) % pull->npieces;
         const dcommi_piece *piece = &pull->pieces[i];
         if (!piece->by_message) {
             continue;
@@ -33188,6 +33179,7 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
                                          : dcommi_piece_here(comm, &pieces[i], 0, len) == NULL;
         straight = straight || pieces[i].straight;
     }
+    pull->first = dcommi_pull_first(pull);
     if (!straight) {
         dcommi_pull_ask_first(pull);
         return DCOMM_IN_PROGRESS;
@@ -38039,7 +38031,7 @@ static socklen_t dcommi_door_behind(int fd, struct sockaddr_un *address)
 #include <stddef.h>
 #include <sys/random.h>
 
-/* How a context is found. */
+/* The address of a context. */
 typedef struct dcommi_hand_address {
     uint64_t id;  /* 0: descriptors cannot be handed to it */
     uint64_t net; /* its network namespace; 0: unknown */
@@ -38050,6 +38042,14 @@ typedef struct dcommi_hand_message {
     uint64_t from, number; /* the sender's id; which of its files this is */
     uint8_t secret[16];    /* the receiver's */
 } dcommi_hand_message;
+
+/* A message with room for one descriptor, as sendmsg and recvmsg take it. */
+typedef struct dcommi_hand_packet {
+    dcommi_hand_message message;
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    struct iovec part;
+    struct msghdr head;
+} dcommi_hand_packet;
 
 /* A connection that has been accepted, then the descriptor that came by it. */
 typedef struct dcommi_handed {
@@ -38082,6 +38082,16 @@ static socklen_t dcommi_hand_name(uint64_t id, struct sockaddr_un *name)
     name->sun_family = AF_UNIX;
     int len = snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "dcomm-%016" PRIx64, id);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);
+}
+
+static void dcommi_hand_packet_init(dcommi_hand_packet *p)
+{
+    memset(p, 0, sizeof *p);
+    p->part = (struct iovec){&p->message, sizeof p->message};
+    p->head.msg_iov = &p->part;
+    p->head.msg_iovlen = 1;
+    p->head.msg_control = p->control;
+    p->head.msg_controllen = CMSG_LEN(sizeof(int));
 }
 
 /* Return true if the other end of a connection is a process of our user. */
@@ -38229,21 +38239,16 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no shared memory or no Unix socket",
                            h->me.id == 0 ? "this process" : "that process");
     }
-    dcommi_hand_message message = {.from = h->me.id, .number = number};
-    memcpy(message.secret, to->secret, sizeof message.secret);
-    struct iovec part = {&message, sizeof message};
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {.room = {0}};
-    struct msghdr packet = {.msg_iov = &part,
-                            .msg_iovlen = 1,
-                            .msg_control = control.room,
-                            .msg_controllen = sizeof control.room};
-    control.header.cmsg_level = SOL_SOCKET;
-    control.header.cmsg_type = SCM_RIGHTS;
-    control.header.cmsg_len = CMSG_LEN(sizeof fd);
-    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    dcommi_hand_packet packet;
+    dcommi_hand_packet_init(&packet);
+    packet.message.from = h->me.id;
+    packet.message.number = number;
+    memcpy(packet.message.secret, to->secret, sizeof packet.message.secret);
+    struct cmsghdr *control = CMSG_FIRSTHDR(&packet.head);
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(control), &fd, sizeof fd);
 
     struct sockaddr_un name;
     socklen_t len = dcommi_hand_where(h, to, &name);
@@ -38256,7 +38261,8 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
         dcommi_sys_close(s);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
     }
-    done = done && dcommi_sys_sendmsg(s, &packet, MSG_NOSIGNAL) == (ssize_t)sizeof message;
+    done = done &&
+           dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
     int error = done ? 0 : errno;
     if (s >= 0) {
         dcommi_sys_close(s);
@@ -38274,31 +38280,23 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
 /* Read the message of an accepted connection. False: it has not come yet. */
 static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
 {
-    dcommi_hand_message message;
-    struct iovec part = {&message, sizeof message};
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {.room = {0}};
-    struct msghdr packet = {.msg_iov = &part,
-                            .msg_iovlen = 1,
-                            .msg_control = control.room,
-                            .msg_controllen = CMSG_LEN(sizeof d->fd)};
-    ssize_t n = dcommi_sys_recvmsg(d->socket, &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    dcommi_hand_packet packet;
+    dcommi_hand_packet_init(&packet);
+    ssize_t n = dcommi_sys_recvmsg(d->socket, &packet.head, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return false;
     }
-    struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&packet) : NULL;
+    struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&packet.head) : NULL;
     if (c != NULL && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
         c->cmsg_len == CMSG_LEN(sizeof d->fd)) {
         memcpy(&d->fd, CMSG_DATA(c), sizeof d->fd);
     }
     dcommi_sys_close(d->socket);
     d->socket = -1;
-    if (n == (ssize_t)sizeof message &&
-        memcmp(message.secret, h->me.secret, sizeof message.secret) == 0) {
-        d->from = message.from;
-        d->number = message.number;
+    const dcommi_hand_message *m = &packet.message;
+    if (n == (ssize_t)sizeof *m && memcmp(m->secret, h->me.secret, sizeof m->secret) == 0) {
+        d->from = m->from;
+        d->number = m->number;
     }
     return true;
 }
@@ -58484,6 +58482,59 @@ static void dcommi_tune_cache_save(uint64_t key, const dcomm_tuning *tuning)
 #ifndef DCOMMI_TUNE_ROUNDS_H
 #define DCOMMI_TUNE_ROUNDS_H
 
+/* ==== include/dcomm/impl/busy.h ============================================================ */
+/* busy.h - signs that other programs use the processors of this machine while something is
+ * measured. The tools use it without the rest of the library. */
+#ifndef DCOMMI_BUSY_H
+#define DCOMMI_BUSY_H
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define DCOMMI_BUSY_TIMES 2.0   /* a measurement whose median is so many times its minimum, */
+#define DCOMMI_BUSY_MORE_S 2e-5 /* and so much more: the scheduler took a core away */
+
+/* How often somebody looked who else runs, and found more threads than ours and than processors. */
+typedef struct dcommi_busy {
+    int looks, crowds;
+} dcommi_busy;
+
+/* Return how many threads of this machine run now, or wait for a processor; 0: unknown. */
+static inline int dcommi_busy_running(void)
+{
+    int running = 0;
+    FILE *file = fopen("/proc/loadavg", "re");
+    if (file != NULL) {
+        if (fscanf(file, "%*s %*s %*s %d/", &running) != 1) {
+            running = 0;
+        }
+        fclose(file);
+    }
+    return running;
+}
+
+/* Look whether other programs than our `ours` threads want our processors. */
+static inline void dcommi_busy_look(dcommi_busy *b, int ours)
+{
+    const int running = dcommi_busy_running();
+    b->looks += running > 0;
+    b->crowds += running > ours && running > sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+/* Return true if others ran in most looks. */
+static inline bool dcommi_busy_crowded(const dcommi_busy *b)
+{
+    return 2 * b->crowds > b->looks;
+}
+
+/* Return true if times in seconds tell of a core that was taken away. */
+static inline bool dcommi_busy_disturbed(double least, double median)
+{
+    return median > DCOMMI_BUSY_TIMES * least && median - least > DCOMMI_BUSY_MORE_S;
+}
+
+#endif
 /* ==== include/dcomm/impl/flush.h =========================================================== */
 /* flush.h - taking memory out of the caches, where that can be asked for. */
 #ifndef DCOMMI_FLUSH_H
@@ -58729,8 +58780,6 @@ static dcomm_status dcommi_probe_run(dcomm_comm *comm, const dcomm_plan *plan, c
 #define DCOMMI_TUNE_COLD 16384       /* within a host, probes from so long on find nothing cached */
 #define DCOMMI_TUNE_ROUNDS 9         /* of short probes; of long ones DCOMMI_TUNE_FEW */
 #define DCOMMI_TUNE_BATCHES 2        /* of rounds: another one, where the first was disturbed */
-#define DCOMMI_TUNE_DISTURBED 2.0    /* a probe whose median is so many times its minimum, */
-#define DCOMMI_TUNE_DISTURBED_S 2e-5 /* and so much more: the scheduler took the core away */
 #define DCOMMI_TUNE_PROBES 40        /* of a round */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
@@ -58752,9 +58801,9 @@ typedef struct dcommi_tuner {
     void *registered; /* NULL: there is none, or it has not been asked for */
     uint8_t *huge;    /* likewise, on huge pages */
     dcommi_rounds rounds;
-    /* Rank 0's: how many probes have run, and how many were disturbed to the end; how often it
-     * looked who else runs, and found more threads than ours and than processors. */
-    int probes, disturbed, looks, crowds;
+    /* Rank 0's: how many probes have run, and how many were disturbed to the end; who else ran. */
+    int probes, disturbed;
+    dcommi_busy others;
     bool busy;                  /* too many */
     dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
@@ -58781,7 +58830,7 @@ static double dcommi_tune_quartile(double *took, int n)
     return n > 0 ? took[(n - 1) / 4] : 0;
 }
 
-/* Whether a rank, alone or with its partner, has a hardware thread to itself, or both share one
+/* Return true if a rank, alone or with its partner, has a hardware thread to itself, or both share one
  * with nobody else who is measured. */
 static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
 {
@@ -58876,12 +58925,14 @@ static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind
 static void dcommi_tune_look(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
-    int ours = 0, running = t->near && t->comm->rank == 0 ? dcommi_host_running() : 0;
-    for (int r = 0; r < g->nranks && running > 0; r++) {
+    int ours = 0;
+    if (!t->near || t->comm->rank != 0) {
+        return;
+    }
+    for (int r = 0; r < g->nranks; r++) {
         ours += dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, 0);
     }
-    t->looks += running > 0;
-    t->crowds += running > ours && running > sysconf(_SC_NPROCESSORS_ONLN);
+    dcommi_busy_look(&t->others, ours);
 }
 
 /* Run all probes once and put their times at `at`. */
@@ -58913,9 +58964,7 @@ static int dcommi_tune_disturbed(dcommi_tuner *t, int n)
     for (int i = 0; i < t->rounds.n; i++) {
         struct dcommi_timed *timed = &t->rounds.timed[i];
         qsort(timed->took, (size_t)n, sizeof *timed->took, dcommi_tune_compare);
-        double least = timed->took[0], median = timed->took[n / 2];
-        disturbed += n > 1 && median > DCOMMI_TUNE_DISTURBED * least &&
-                     median - least > DCOMMI_TUNE_DISTURBED_S;
+        disturbed += n > 1 && dcommi_busy_disturbed(timed->took[0], timed->took[n / 2]);
     }
     dcommi_tune_share(t, &disturbed, sizeof disturbed);
     return (int)disturbed;
@@ -58978,7 +59027,7 @@ static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
     dcommi_free(plan);
 }
 
-/* Whether to go on to longer probes: rank 0 looks at its clock. */
+/* Return true if longer probes are to follow: rank 0 looks at its clock. */
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
 {
     uint64_t on = dcommi_now() < until;
@@ -59381,7 +59430,7 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
         }
     }
     t->busy = t->comm->rank == 0 &&
-              (t->disturbed * DCOMMI_TUNE_BUSY > t->probes || 2 * t->crowds > t->looks);
+              (t->disturbed * DCOMMI_TUNE_BUSY > t->probes || dcommi_busy_crowded(&t->others));
     snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s%s",
              t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s",
              t->busy ? "; this machine was busy while it was measured" : "");
@@ -59390,7 +59439,7 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
                    "this machine was busy while it was measured (%d of %d probes took twice their "
                    "fastest; at %d of %d looks, other programs waited for its processors): "
                    "algorithms may be chosen badly",
-                   t->disturbed, t->probes, t->crowds, t->looks);
+                   t->disturbed, t->probes, t->others.crowds, t->others.looks);
     }
 }
 
@@ -72952,6 +73001,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BUCKET_STAGES
 #undef DCOMMI_BUCKET_STREAM
 #undef DCOMMI_BULK_RESULT
+#undef DCOMMI_BUSY_MORE_S
+#undef DCOMMI_BUSY_TIMES
 #undef DCOMMI_BYTE_VALUES
 #undef DCOMMI_CACHE_BUCKETS
 #undef DCOMMI_CACHE_LINE
@@ -73392,8 +73443,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_TUNE_CONNECTIONS
 #undef DCOMMI_TUNE_CROWD_ROUNDS
 #undef DCOMMI_TUNE_CUT
-#undef DCOMMI_TUNE_DISTURBED
-#undef DCOMMI_TUNE_DISTURBED_S
 #undef DCOMMI_TUNE_FARTHEST
 #undef DCOMMI_TUNE_FAR_S
 #undef DCOMMI_TUNE_FEW

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <sys/random.h>
 
-/* How a context is found. */
+/* The address of a context. */
 typedef struct dcommi_hand_address {
     uint64_t id;  /* 0: descriptors cannot be handed to it */
     uint64_t net; /* its network namespace; 0: unknown */
@@ -27,6 +27,14 @@ typedef struct dcommi_hand_message {
     uint64_t from, number; /* the sender's id; which of its files this is */
     uint8_t secret[16];    /* the receiver's */
 } dcommi_hand_message;
+
+/* A message with room for one descriptor, as sendmsg and recvmsg take it. */
+typedef struct dcommi_hand_packet {
+    dcommi_hand_message message;
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    struct iovec part;
+    struct msghdr head;
+} dcommi_hand_packet;
 
 /* A connection that has been accepted, then the descriptor that came by it. */
 typedef struct dcommi_handed {
@@ -59,6 +67,16 @@ static socklen_t dcommi_hand_name(uint64_t id, struct sockaddr_un *name)
     name->sun_family = AF_UNIX;
     int len = snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "dcomm-%016" PRIx64, id);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);
+}
+
+static void dcommi_hand_packet_init(dcommi_hand_packet *p)
+{
+    memset(p, 0, sizeof *p);
+    p->part = (struct iovec){&p->message, sizeof p->message};
+    p->head.msg_iov = &p->part;
+    p->head.msg_iovlen = 1;
+    p->head.msg_control = p->control;
+    p->head.msg_controllen = CMSG_LEN(sizeof(int));
 }
 
 /* Return true if the other end of a connection is a process of our user. */
@@ -206,21 +224,16 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no shared memory or no Unix socket",
                            h->me.id == 0 ? "this process" : "that process");
     }
-    dcommi_hand_message message = {.from = h->me.id, .number = number};
-    memcpy(message.secret, to->secret, sizeof message.secret);
-    struct iovec part = {&message, sizeof message};
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {.room = {0}};
-    struct msghdr packet = {.msg_iov = &part,
-                            .msg_iovlen = 1,
-                            .msg_control = control.room,
-                            .msg_controllen = sizeof control.room};
-    control.header.cmsg_level = SOL_SOCKET;
-    control.header.cmsg_type = SCM_RIGHTS;
-    control.header.cmsg_len = CMSG_LEN(sizeof fd);
-    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    dcommi_hand_packet packet;
+    dcommi_hand_packet_init(&packet);
+    packet.message.from = h->me.id;
+    packet.message.number = number;
+    memcpy(packet.message.secret, to->secret, sizeof packet.message.secret);
+    struct cmsghdr *control = CMSG_FIRSTHDR(&packet.head);
+    control->cmsg_level = SOL_SOCKET;
+    control->cmsg_type = SCM_RIGHTS;
+    control->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(control), &fd, sizeof fd);
 
     struct sockaddr_un name;
     socklen_t len = dcommi_hand_where(h, to, &name);
@@ -233,7 +246,8 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
         dcommi_sys_close(s);
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "it is a process of another user");
     }
-    done = done && dcommi_sys_sendmsg(s, &packet, MSG_NOSIGNAL) == (ssize_t)sizeof message;
+    done = done &&
+           dcommi_sys_sendmsg(s, &packet.head, MSG_NOSIGNAL) == (ssize_t)sizeof packet.message;
     int error = done ? 0 : errno;
     if (s >= 0) {
         dcommi_sys_close(s);
@@ -251,31 +265,23 @@ static dcomm_status dcommi_hand_over(const dcommi_hands *h, const dcommi_hand_ad
 /* Read the message of an accepted connection. False: it has not come yet. */
 static bool dcommi_handed_read(const dcommi_hands *h, dcommi_handed *d)
 {
-    dcommi_hand_message message;
-    struct iovec part = {&message, sizeof message};
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {.room = {0}};
-    struct msghdr packet = {.msg_iov = &part,
-                            .msg_iovlen = 1,
-                            .msg_control = control.room,
-                            .msg_controllen = CMSG_LEN(sizeof d->fd)};
-    ssize_t n = dcommi_sys_recvmsg(d->socket, &packet, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    dcommi_hand_packet packet;
+    dcommi_hand_packet_init(&packet);
+    ssize_t n = dcommi_sys_recvmsg(d->socket, &packet.head, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
         return false;
     }
-    struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&packet) : NULL;
+    struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&packet.head) : NULL;
     if (c != NULL && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
         c->cmsg_len == CMSG_LEN(sizeof d->fd)) {
         memcpy(&d->fd, CMSG_DATA(c), sizeof d->fd);
     }
     dcommi_sys_close(d->socket);
     d->socket = -1;
-    if (n == (ssize_t)sizeof message &&
-        memcmp(message.secret, h->me.secret, sizeof message.secret) == 0) {
-        d->from = message.from;
-        d->number = message.number;
+    const dcommi_hand_message *m = &packet.message;
+    if (n == (ssize_t)sizeof *m && memcmp(m->secret, h->me.secret, sizeof m->secret) == 0) {
+        d->from = m->from;
+        d->number = m->number;
     }
     return true;
 }

@@ -23,15 +23,6 @@ static void dcommi_host_line(const char *path, char *line, size_t max)
     line[strcspn(line, "\n")] = '\0';
 }
 
-/* How many threads of this machine run or wait for a processor at this moment; 0: unknown. */
-static int dcommi_host_running(void)
-{
-    char line[128];
-    int running = 0;
-    dcommi_host_line("/proc/loadavg", line, sizeof line);
-    return sscanf(line, "%*s %*s %*s %d/", &running) == 1 ? running : 0;
-}
-
 /* A number for the kernel that runs here, the same in all its containers; 0: it has none. */
 static uint64_t dcommi_host_machine(void)
 {

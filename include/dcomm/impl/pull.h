@@ -53,7 +53,7 @@ struct dcommi_pull {
     dcommi_move *taker;    /* the receive that this is done for; NULL: a step of the lane */
     dcommi_target to;
     size_t len, asked, left, block; /* bytes; left: not there yet */
-    size_t npieces;
+    size_t npieces, first; /* first: the piece that is asked for first */
     unsigned window; /* blocks at a time */
     dcommi_pull_block blocks[DCOMMI_PULL_WINDOW];
     uint8_t *staging; /* for each of them one block per piece; NULL: straight into dst */
@@ -410,8 +410,8 @@ static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
     block->at = pull->asked;
     size_t part = dcommi_pull_part(pull, block->at);
     pull->asked += part;
-    for (size_t k = 0, first = dcommi_pull_first(pull); k < pull->npieces; k++) {
-        size_t i = (first + k) % pull->npieces;
+    for (size_t k = 0; k < pull->npieces; k++) {
+        size_t i = (pull->first + k) % pull->npieces;
         const dcommi_piece *piece = &pull->pieces[i];
         if (!piece->by_message) {
             continue;
@@ -528,6 +528,7 @@ static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *dev
                                          : dcommi_piece_here(comm, &pieces[i], 0, len) == NULL;
         straight = straight || pieces[i].straight;
     }
+    pull->first = dcommi_pull_first(pull);
     if (!straight) {
         dcommi_pull_ask_first(pull);
         return DCOMM_IN_PROGRESS;

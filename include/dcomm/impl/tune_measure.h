@@ -399,7 +399,7 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
         }
     }
     t->busy = t->comm->rank == 0 &&
-              (t->disturbed * DCOMMI_TUNE_BUSY > t->probes || 2 * t->crowds > t->looks);
+              (t->disturbed * DCOMMI_TUNE_BUSY > t->probes || dcommi_busy_crowded(&t->others));
     snprintf(t->tuning.source, sizeof t->tuning.source, "measured by %d ranks on %d host%s%s",
              t->comm->size, t->comm->nhosts, t->comm->nhosts == 1 ? "" : "s",
              t->busy ? "; this machine was busy while it was measured" : "");
@@ -408,7 +408,7 @@ static void dcommi_tune_probe_all(dcommi_tuner *t)
                    "this machine was busy while it was measured (%d of %d probes took twice their "
                    "fastest; at %d of %d looks, other programs waited for its processors): "
                    "algorithms may be chosen badly",
-                   t->disturbed, t->probes, t->crowds, t->looks);
+                   t->disturbed, t->probes, t->others.crowds, t->others.looks);
     }
 }
 

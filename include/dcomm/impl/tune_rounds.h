@@ -3,15 +3,13 @@
 #ifndef DCOMMI_TUNE_ROUNDS_H
 #define DCOMMI_TUNE_ROUNDS_H
 
+#include "busy.h"
 #include "flush.h"
-#include "host.h"
 #include "tune_probe.h"
 
 #define DCOMMI_TUNE_COLD 16384       /* within a host, probes from so long on find nothing cached */
 #define DCOMMI_TUNE_ROUNDS 9         /* of short probes; of long ones DCOMMI_TUNE_FEW */
 #define DCOMMI_TUNE_BATCHES 2        /* of rounds: another one, where the first was disturbed */
-#define DCOMMI_TUNE_DISTURBED 2.0    /* a probe whose median is so many times its minimum, */
-#define DCOMMI_TUNE_DISTURBED_S 2e-5 /* and so much more: the scheduler took the core away */
 #define DCOMMI_TUNE_PROBES 40        /* of a round */
 
 /* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
@@ -33,9 +31,9 @@ typedef struct dcommi_tuner {
     void *registered; /* NULL: there is none, or it has not been asked for */
     uint8_t *huge;    /* likewise, on huge pages */
     dcommi_rounds rounds;
-    /* Rank 0's: how many probes have run, and how many were disturbed to the end; how often it
-     * looked who else runs, and found more threads than ours and than processors. */
-    int probes, disturbed, looks, crowds;
+    /* Rank 0's: how many probes have run, and how many were disturbed to the end; who else ran. */
+    int probes, disturbed;
+    dcommi_busy others;
     bool busy;                  /* too many */
     dcomm_status status;        /* the first error; nothing is run after it */
     double step, signal, empty; /* seconds, by rank 0's clock */
@@ -62,7 +60,7 @@ static double dcommi_tune_quartile(double *took, int n)
     return n > 0 ? took[(n - 1) / 4] : 0;
 }
 
-/* Whether a rank, alone or with its partner, has a hardware thread to itself, or both share one
+/* Return true if a rank, alone or with its partner, has a hardware thread to itself, or both share one
  * with nobody else who is measured. */
 static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
 {
@@ -157,12 +155,14 @@ static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind
 static void dcommi_tune_look(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
-    int ours = 0, running = t->near && t->comm->rank == 0 ? dcommi_host_running() : 0;
-    for (int r = 0; r < g->nranks && running > 0; r++) {
+    int ours = 0;
+    if (!t->near || t->comm->rank != 0) {
+        return;
+    }
+    for (int r = 0; r < g->nranks; r++) {
         ours += dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, 0);
     }
-    t->looks += running > 0;
-    t->crowds += running > ours && running > sysconf(_SC_NPROCESSORS_ONLN);
+    dcommi_busy_look(&t->others, ours);
 }
 
 /* Run all probes once and put their times at `at`. */
@@ -194,9 +194,7 @@ static int dcommi_tune_disturbed(dcommi_tuner *t, int n)
     for (int i = 0; i < t->rounds.n; i++) {
         struct dcommi_timed *timed = &t->rounds.timed[i];
         qsort(timed->took, (size_t)n, sizeof *timed->took, dcommi_tune_compare);
-        double least = timed->took[0], median = timed->took[n / 2];
-        disturbed += n > 1 && median > DCOMMI_TUNE_DISTURBED * least &&
-                     median - least > DCOMMI_TUNE_DISTURBED_S;
+        disturbed += n > 1 && dcommi_busy_disturbed(timed->took[0], timed->took[n / 2]);
     }
     dcommi_tune_share(t, &disturbed, sizeof disturbed);
     return (int)disturbed;
@@ -259,7 +257,7 @@ static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
     dcommi_free(plan);
 }
 
-/* Whether to go on to longer probes: rank 0 looks at its clock. */
+/* Return true if longer probes are to follow: rank 0 looks at its clock. */
 static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
 {
     uint64_t on = dcommi_now() < until;
