@@ -282,7 +282,7 @@ static int free_port(void)
     exit(1);
 }
 
-/* What all ranks have in common; `run` names this run. */
+/* Set the variables that are the same for all ranks; `run` names this run. */
 static void prepare_environment(const options *o, char run[17])
 {
     random_hex(run, 8);

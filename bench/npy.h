@@ -31,7 +31,7 @@ typedef struct npy_info {
     bool bf16;
 } npy_info;
 
-/* What the caller says of the elements; NPY_ANY: nothing. */
+/* The type of the elements, as the caller gives it; NPY_ANY: not given. */
 typedef enum npy_type { NPY_ANY, NPY_F32, NPY_F16, NPY_BF16, NPY_F64 } npy_type;
 
 /* What is left of the header's text. */

@@ -5,7 +5,7 @@
 
 #include "../include/dcomm/impl/text.h"
 
-/* What the last value that was refused had to be, for the sentence about it; "": nothing said. */
+/* The values that would have been good in place of the last one refused; "": unknown. */
 static char numbers_wanted[1000];
 
 /* Refuse a value with what it had to be. */

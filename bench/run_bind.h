@@ -95,8 +95,8 @@ static void run_bind_read(run_cpus *cpus)
     run_bind_sort(cpus);
 }
 
-/* What AUTO is for so many ranks that have these CPUs to themselves: ranks that outnumber the cores
- * are not bound, since the scheduler shares cores better than a fixed deal does. */
+/* Return the binding that AUTO means for `ranks` ranks that have these CPUs to themselves. Ranks that
+ * outnumber the cores are not bound: the scheduler shares cores better than a fixed deal does. */
 static enum run_bind run_bind_choose(const run_cpus *cpus, enum run_bind bind, int ranks)
 {
     return bind != RUN_BIND_AUTO ? bind : ranks > cpus->cores ? RUN_BIND_NONE : RUN_BIND_SLICE;

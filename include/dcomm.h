@@ -1361,7 +1361,7 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
-/* What a communicator does when it is poisoned, beside failing its calls (docs/errors.md). */
+/* Actions of a communicator that is poisoned, beside failing its calls (docs/errors.md). */
 typedef enum dcomm_on_error {
     DCOMM_ON_ERROR_DEFAULT = 0, /* as DCOMM_ERRORS=return|print|abort says, else print */
     DCOMM_ON_ERROR_RETURN = 1,  /* nothing more */
@@ -12292,7 +12292,7 @@ typedef struct dcommi_feedback_kept {
     void *memory;
 } dcommi_feedback_kept;
 
-/* What the codec remembers of one range that this rank encodes (feedback_basis.h). */
+/* The memory of the codec for one range that this rank encodes (feedback_basis.h). */
 typedef struct dcommi_feedback_basis {
     struct dcommi_feedback_basis *next;
     size_t first, count; /* elements of the tensor */
@@ -28267,7 +28267,7 @@ static _Atomic uint32_t dcommi_boot_generation;
  * itself, and takes a key only once, so that failed ones count. */
 static _Atomic uint32_t dcommi_boot_shares;
 
-/* What a rank says at the end of a part of creation, where words of that part may follow, or
+/* A rank's message at the end of a part of creation, where words of that part may follow, or
  * instead of taking part. */
 typedef struct dcommi_boot_word {
     int32_t status;
@@ -30824,7 +30824,8 @@ static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
     return DCOMM_OK;
 }
 
-/* What we asked for. Whatever is wrong with it, it is read by other means. */
+/* Take a peer's answer about its memory. If anything is wrong with it, that memory is read by
+ * other means. */
 static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data)
 {
     struct dcommi_regions *regions = comm->context->regions;
@@ -38544,7 +38545,7 @@ typedef struct dcommi_local_directory {
     _Alignas(DCOMMI_LINE) unsigned char common[DCOMMI_COMMON_BYTES];
 } dcommi_local_directory;
 
-/* How a transport is found: its address. */
+/* The address of a transport. */
 typedef struct dcommi_local_card {
     dcommi_hand_address hand;
     dcommi_watch_card process;
@@ -38649,7 +38650,7 @@ static size_t dcommi_local_fifo_len(void)
     return dcommi_local_pages(dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
 }
 
-/* Where a fifo lies in its owner's file. */
+/* Return the place of a fifo in its owner's file, in bytes. */
 static size_t dcommi_local_fifo_at(size_t fifo)
 {
     return dcommi_local_pages(sizeof(dcommi_local_directory)) + fifo * dcommi_local_fifo_len();
@@ -42081,7 +42082,7 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
 #define DCOMMI_REACH_ROUNDS 500
 #define DCOMMI_REACH_NAP 2000000 /* nanoseconds between rounds */
 
-/* What all ranks have said. */
+/* The verdicts of all ranks. */
 typedef struct dcommi_verdicts {
     uint8_t *all;
     size_t *lens;
@@ -50644,7 +50645,7 @@ static void dcommi_comm_connections(dcomm_comm *comm, int connections)
     }
 }
 
-/* What the ranks tell each other in creation. */
+/* The data that ranks tell each other in creation. */
 typedef struct dcommi_gathering {
     dcommi_cards local, net; /* with the addresses of that transport; net: where there are hosts */
     int64_t *host;           /* of each rank */
@@ -50684,15 +50685,15 @@ static bool dcommi_card_address(const dcommi_card *card, dcommi_addr *a)
     return card->control_family == 4 || card->control_family == 6;
 }
 
-/* Whether two ranks are to be connected; both see it alike. */
+/* Return true if two ranks are to be connected; both see it alike. */
 static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
 {
     const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
     return dcommi_mix((uint64_t)(a < b ? a : b), (uint64_t)(a < b ? b : a)) % one_of == 0;
 }
 
-/* How many connections are still to come, or, if `failed_too`, are not there; *rank (may be NULL):
- * the first of those ranks. With the token. */
+/* Return how many connections are still to come, or, if `failed_too`, are not there. *rank (may be
+ * NULL) becomes the first of those ranks. With the token. */
 static int dcommi_comm_unconnected(const dcomm_comm *comm, bool failed_too, int *rank)
 {
     int n = 0;
@@ -50793,7 +50794,7 @@ static dcomm_status dcommi_cards_compute_alike(const dcommi_cards *cards, dcommi
     return DCOMM_OK;
 }
 
-/* Where all ranks are; opens the network if some are elsewhere. */
+/* Find out on which hosts the ranks are, and open the network if there are several. */
 static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcommi_gathering *m)
 {
     dcomm_context *context = comm->context;
@@ -50825,7 +50826,7 @@ static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcom
                              &m->net);
 }
 
-/* What rank 0 says counts. */
+/* Take over the settings of rank 0. */
 static void dcommi_comm_adopt(dcomm_comm *comm, const dcommi_gathering *m)
 {
     const dcommi_card *first = &m->local.card[0];
@@ -51158,7 +51159,7 @@ static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
     return n;
 }
 
-/* What a rank wants of a split, then how it fared. */
+/* A split: the colours of all ranks, and then their statuses. */
 typedef struct dcommi_split {
     dcommi_color *all;   /* every rank's */
     int *ranks, size;    /* of our colour */
@@ -54103,7 +54104,7 @@ static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const 
     }
 }
 
-/* What was sent, as ranks will have it. */
+/* Decode the encoding that was sent, as other ranks will. */
 static void dcommi_feedback_see(dcommi_feedback_arrays *a)
 {
     const void *wire = a->code->dst;
@@ -63599,7 +63600,8 @@ static dcomm_status dcommi_bkt_load_feedback(const dcomm_buckets *b, dcommi_bkt_
     return status;
 }
 
-/* What this rank makes of the states: *h of one of them, sequence[nparams] and a layout. */
+/* Read the states for this rank: *h becomes the head of one of them, sequence[nparams] the order, and
+ * *layout has the error feedback. */
 static dcomm_status dcommi_bkt_load_all(const dcomm_buckets *b, const void *const *states,
                                         const size_t *bytes, size_t nstates, dcommi_bkt_head *h,
                                         uint32_t *sequence, dcommi_bkt_layout *layout,

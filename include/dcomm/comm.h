@@ -60,7 +60,7 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
-/* What a communicator does when it is poisoned, beside failing its calls (docs/errors.md). */
+/* Actions of a communicator that is poisoned, beside failing its calls (docs/errors.md). */
 typedef enum dcomm_on_error {
     DCOMM_ON_ERROR_DEFAULT = 0, /* as DCOMM_ERRORS=return|print|abort says, else print */
     DCOMM_ON_ERROR_RETURN = 1,  /* nothing more */

@@ -377,7 +377,7 @@ static void add_report(dcomm_cuda_report *to, const dcomm_codec_report *r)
     to->kept = r->kept;
 }
 
-/* What is wrong with wires is for the report to tell. */
+/* Errors in wires go to the report. */
 static cudaError_t decoded(const job *j, dcomm_status status)
 {
     if (status != DCOMM_OK && status != DCOMM_ERR_CORRUPT && status != DCOMM_ERR_RANGE) {
@@ -390,7 +390,7 @@ static cudaError_t decoded(const job *j, dcomm_status status)
     return cudaSuccess;
 }
 
-/* So is an encoding's input that is not finite. */
+/* So does an input of an encoding that is not finite. */
 static cudaError_t encoded(const job *j, dcomm_status status, const dcomm_codec_report *r)
 {
     if (status != DCOMM_OK && r->nonfinite == 0) {

@@ -43,7 +43,7 @@ static _Atomic uint32_t dcommi_boot_generation;
  * itself, and takes a key only once, so that failed ones count. */
 static _Atomic uint32_t dcommi_boot_shares;
 
-/* What a rank says at the end of a part of creation, where words of that part may follow, or
+/* A rank's message at the end of a part of creation, where words of that part may follow, or
  * instead of taking part. */
 typedef struct dcommi_boot_word {
     int32_t status;

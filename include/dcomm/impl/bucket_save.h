@@ -240,7 +240,8 @@ static dcomm_status dcommi_bkt_load_feedback(const dcomm_buckets *b, dcommi_bkt_
     return status;
 }
 
-/* What this rank makes of the states: *h of one of them, sequence[nparams] and a layout. */
+/* Read the states for this rank: *h becomes the head of one of them, sequence[nparams] the order, and
+ * *layout has the error feedback. */
 static dcomm_status dcommi_bkt_load_all(const dcomm_buckets *b, const void *const *states,
                                         const size_t *bytes, size_t nstates, dcommi_bkt_head *h,
                                         uint32_t *sequence, dcommi_bkt_layout *layout,

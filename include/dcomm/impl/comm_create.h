@@ -354,7 +354,7 @@ static void dcommi_comm_connections(dcomm_comm *comm, int connections)
     }
 }
 
-/* What the ranks tell each other in creation. */
+/* The data that ranks tell each other in creation. */
 typedef struct dcommi_gathering {
     dcommi_cards local, net; /* with the addresses of that transport; net: where there are hosts */
     int64_t *host;           /* of each rank */
@@ -394,15 +394,15 @@ static bool dcommi_card_address(const dcommi_card *card, dcommi_addr *a)
     return card->control_family == 4 || card->control_family == 6;
 }
 
-/* Whether two ranks are to be connected; both see it alike. */
+/* Return true if two ranks are to be connected; both see it alike. */
 static bool dcommi_comm_pair_connects(const dcomm_comm *comm, int a, int b)
 {
     const uint64_t one_of = (uint64_t)dcommi_ceil_div(comm->size, DCOMMI_CTL_MOST);
     return dcommi_mix((uint64_t)(a < b ? a : b), (uint64_t)(a < b ? b : a)) % one_of == 0;
 }
 
-/* How many connections are still to come, or, if `failed_too`, are not there; *rank (may be NULL):
- * the first of those ranks. With the token. */
+/* Return how many connections are still to come, or, if `failed_too`, are not there. *rank (may be
+ * NULL) becomes the first of those ranks. With the token. */
 static int dcommi_comm_unconnected(const dcomm_comm *comm, bool failed_too, int *rank)
 {
     int n = 0;
@@ -503,7 +503,7 @@ static dcomm_status dcommi_cards_compute_alike(const dcommi_cards *cards, dcommi
     return DCOMM_OK;
 }
 
-/* Where all ranks are; opens the network if some are elsewhere. */
+/* Find out on which hosts the ranks are, and open the network if there are several. */
 static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcommi_gathering *m)
 {
     dcomm_context *context = comm->context;
@@ -535,7 +535,7 @@ static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcom
                              &m->net);
 }
 
-/* What rank 0 says counts. */
+/* Take over the settings of rank 0. */
 static void dcommi_comm_adopt(dcomm_comm *comm, const dcommi_gathering *m)
 {
     const dcommi_card *first = &m->local.card[0];

@@ -101,7 +101,7 @@ static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
     return n;
 }
 
-/* What a rank wants of a split, then how it fared. */
+/* A split: the colours of all ranks, and then their statuses. */
 typedef struct dcommi_split {
     dcommi_color *all;   /* every rank's */
     int *ranks, size;    /* of our colour */

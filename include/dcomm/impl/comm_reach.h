@@ -10,7 +10,7 @@
 #define DCOMMI_REACH_ROUNDS 500
 #define DCOMMI_REACH_NAP 2000000 /* nanoseconds between rounds */
 
-/* What all ranks have said. */
+/* The verdicts of all ranks. */
 typedef struct dcommi_verdicts {
     uint8_t *all;
     size_t *lens;

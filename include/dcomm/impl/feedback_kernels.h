@@ -208,7 +208,7 @@ static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const 
     }
 }
 
-/* What was sent, as ranks will have it. */
+/* Decode the encoding that was sent, as other ranks will. */
 static void dcommi_feedback_see(dcommi_feedback_arrays *a)
 {
     const void *wire = a->code->dst;

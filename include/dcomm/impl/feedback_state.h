@@ -42,7 +42,7 @@ typedef struct dcommi_feedback_kept {
     void *memory;
 } dcommi_feedback_kept;
 
-/* What the codec remembers of one range that this rank encodes (feedback_basis.h). */
+/* The memory of the codec for one range that this rank encodes (feedback_basis.h). */
 typedef struct dcommi_feedback_basis {
     struct dcommi_feedback_basis *next;
     size_t first, count; /* elements of the tensor */

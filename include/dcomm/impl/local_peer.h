@@ -39,7 +39,7 @@ typedef struct dcommi_local_directory {
     _Alignas(DCOMMI_LINE) unsigned char common[DCOMMI_COMMON_BYTES];
 } dcommi_local_directory;
 
-/* How a transport is found: its address. */
+/* The address of a transport. */
 typedef struct dcommi_local_card {
     dcommi_hand_address hand;
     dcommi_watch_card process;
@@ -144,7 +144,7 @@ static size_t dcommi_local_fifo_len(void)
     return dcommi_local_pages(dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
 }
 
-/* Where a fifo lies in its owner's file. */
+/* Return the place of a fifo in its owner's file, in bytes. */
 static size_t dcommi_local_fifo_at(size_t fifo)
 {
     return dcommi_local_pages(sizeof(dcommi_local_directory)) + fifo * dcommi_local_fifo_len();

@@ -402,7 +402,8 @@ static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
     return DCOMM_OK;
 }
 
-/* What we asked for. Whatever is wrong with it, it is read by other means. */
+/* Take a peer's answer about its memory. If anything is wrong with it, that memory is read by
+ * other means. */
 static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data)
 {
     struct dcommi_regions *regions = comm->context->regions;
