@@ -104,7 +104,8 @@ static void codec_help(FILE *out)
 static void codec_list(void)
 {
     for (size_t i = 0; dcomm_codec_name(i) != NULL; i++) {
-        printf("%s\n", dcomm_codec_help(dcomm_codec_name(i)));
+        tool_fold_lines(stdout, dcomm_codec_help(dcomm_codec_name(i)), 2);
+        printf("\n");
     }
 }
 

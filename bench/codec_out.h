@@ -6,6 +6,8 @@
 #include "codec_time.h"
 #include "perf_json.h"
 
+enum { CODEC_SPEC_COLUMNS = 38 }; /* a longer spec has a line of its own */
+
 /* One codec. */
 typedef struct codec_row {
     char spec[DCOMMI_CODEC_SPEC_MAX];
@@ -86,6 +88,13 @@ static void codec_print_number(const char *format, double value)
     printf(" %9s", text);
 }
 
+/* Return true if a codec's row is followed by one about the sum of ranks and steps. */
+static bool codec_sums(const codec_args *a)
+{
+    return a->ranks > 1 || a->steps > 1 || a->feedback;
+}
+
+/* The columns of one codec fill up to three lines. */
 static void codec_print_head(const codec_args *a, const char *text)
 {
     char what[64];
@@ -98,30 +107,37 @@ static void codec_print_head(const codec_args *a, const char *text)
     printf("# %s, %u rank%s, %s, %" PRIu64 " step%s, feedback %s\n", what, ranks,
            ranks == 1 ? "" : "s", ranks == 1 ? "one encoding" : codec_ways[a->way], a->steps,
            a->steps == 1 ? "" : "s", a->feedback ? codec_variants[a->opts.variant] : "none");
-    printf("#%-32s %9s %9s %9s %9s %9s %9s", "codec", "bits", "ratio", "nmse", "omega", "cosine",
+    printf("#%-32s %9s %9s %9s %9s %9s %9s\n", "codec", "bits", "ratio", "nmse", "omega", "cosine",
            "signed");
-    if (a->ranks > 1 || a->steps > 1) {
-        printf(" | %9s %9s %9s %9s", "sum:nmse", "x", "fill", "fill/k");
-    }
-    if (a->steps > 1) {
-        printf(" %9s", "all");
-    }
-    if (a->feedback) {
-        printf(" %9s %9s", "residual", "contract");
+    if (codec_sums(a)) {
+        printf("#%-22s %9s %9s %9s %9s", "  sum", "nmse", "x", "fill", "fill/k");
+        if (a->steps > 1) {
+            printf(" %9s", "all");
+        }
+        if (a->feedback) {
+            printf(" %9s %9s", "residual", "contract");
+        }
+        printf("\n");
     }
     if (a->timed) {
-        printf(" | %9s %9s %9s %9s %9s %9s", "enc GB/s", "dec GB/s", "copy GB/s", "enc/copy",
-               "dec/copy", "add/copy");
+        printf("#%-22s %9s %9s %9s %9s %9s %9s\n", "  speed", "enc GB/s", "dec GB/s", "copy GB/s",
+               "enc/copy", "dec/copy", "add/copy");
     }
-    printf("\n");
 }
 
 static void codec_print_row(const codec_args *a, const codec_row *row)
 {
-    printf(" %-32s", row->spec);
     if (row->why[0] != '\0') {
-        printf(" %s\n", row->why);
+        char text[sizeof row->spec + sizeof row->why];
+        snprintf(text, sizeof text, "%-32s %s", row->spec, row->why);
+        printf(" ");
+        tool_fold(stdout, 1, 4, text);
         return;
+    }
+    if (strlen(row->spec) > CODEC_SPEC_COLUMNS) {
+        printf(" %s\n %-32s", row->spec, "");
+    } else {
+        printf(" %-32s", row->spec);
     }
     const dcomm_ledger *e = &row->encode;
     codec_print_number("%.4g", e->bits);
@@ -131,8 +147,8 @@ static void codec_print_row(const codec_args *a, const codec_row *row)
     codec_print_number("%.6f", e->cosine);
     codec_print_number("%.1e", e->mean_signed_error);
     const codec_step *s = codec_last(row);
-    if (a->ranks > 1 || a->steps > 1) {
-        printf(" |");
+    if (codec_sums(a)) {
+        printf("\n %-22s", "  sum");
         codec_print_number("%.3e", s->ledger.nmse);
         codec_print_number("%.2f", s->ledger.nmse / e->nmse);
         codec_print_number("%.4f", s->fill_in);
@@ -146,7 +162,7 @@ static void codec_print_row(const codec_args *a, const codec_row *row)
         codec_print_number("%.4f", s->contraction);
     }
     if (a->timed) {
-        printf(" |");
+        printf("\n %-22s", "  speed");
         codec_print_number("%.2f", row->speed.encode_GBps);
         codec_print_number("%.2f", row->speed.decode_GBps);
         codec_print_number("%.2f", row->speed.memcpy_GBps);

@@ -300,7 +300,7 @@ static int print_plan(const dcomm_plan *plan)
         return TOOL_WRONG;
     }
     dcomm_plan_print(plan, text, needed + 1, NULL);
-    fputs(text, stdout);
+    tool_fold_lines(stdout, text, 4);
     free(text);
     return TOOL_GOOD;
 }

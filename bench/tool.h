@@ -57,24 +57,44 @@ static inline bool tool_is_first(void)
 static inline void tool_fold(FILE *to, size_t column, size_t indent, const char *text)
 {
     char lines[6000];
-    size_t at = 0;
-    for (const char *word = text; *word != '\0' && at < sizeof lines / 2;) {
+    size_t at = 0, gap = 0;
+    for (const char *word = text; *word != '\0';) {
         size_t length = strcspn(word, " ");
-        if (word > text && column + 1 + length > TOOL_COLUMNS) {
+        if (at > sizeof lines / 2) {
+            fwrite(lines, 1, at, to);
+            at = 0;
+        }
+        if (gap > 0 && column + gap + length > TOOL_COLUMNS) {
             at += (size_t)sprintf(lines + at, "\n%*s", (int)indent, "");
             column = indent;
-        } else if (word > text) {
-            lines[at++] = ' ';
-            column++;
+        } else {
+            at += (size_t)sprintf(lines + at, "%*s", (int)gap, "");
+            column += gap;
         }
         length = length < sizeof lines / 3 ? length : sizeof lines / 3;
         memcpy(lines + at, word, length);
         at += length;
         column += length;
+        gap = strspn(word + length, " ");
+        gap = gap < TOOL_COLUMNS ? gap : TOOL_COLUMNS;
         word += length + strspn(word + length, " ");
     }
     lines[at++] = '\n';
     fwrite(lines, 1, at, to);
+}
+
+/* Print a text of several lines, each folded `more` columns further in than it begins: behind spaces,
+ * and a number if there is one. */
+static inline void tool_fold_lines(FILE *to, const char *text, size_t more)
+{
+    for (const char *line = text; *line != '\0';) {
+        const size_t start = strspn(line, " 0123456789"), length = strcspn(line, "\n");
+        char *one = strndup(line + start, length - start);
+        fprintf(to, "%.*s", (int)start, line);
+        tool_fold(to, start, start + more, one != NULL ? one : "(no memory)");
+        free(one);
+        line += length + (line[length] == '\n');
+    }
 }
 
 /* Print "TOOL: SENTENCE" on standard error. */

@@ -74,13 +74,17 @@ for tool in "${tools[@]}"; do
         check "dcomm-$tool: standard output on a full disk" full "$tool"
         check "dcomm-$tool: a pipe that nobody reads" closed "$tool"
     fi
-    case $tool in
-    plan) check "dcomm-plan: no line but those of a plan is wider than 100 columns" fits plan --check ;;
-    *) check "dcomm-$tool: no line is wider than 100 columns" fits "$tool" ;;
-    esac
+    check "dcomm-$tool: no line is wider than 100 columns" fits "$tool"
     check "dcomm-$tool: JSON to standard output" alone "$tool"
 done
 check "dcomm-topo: nor is an explanation" fits topo --explain allreduce 1M --mem cuda
+check "dcomm-plan: nor is one of a plan with hosts" fits plan --ranks-per-host 2 --rank 3 --chunk 16 \
+    --inplace --lanes 2 --check
+check "dcomm-codec: nor is one of a table with all columns" fits codec --time 1 --ranks 3 --steps 3 \
+    --feedback classic --codec topk:k=0.01,values=bf16
+check "dcomm-codec: nor is one of a sweep" fits codec --sweep --time 1 --ranks 2
+check "dcomm-codec: nor is one of its list" fits codec --list
+check "dcomm-reduce: nor is one of all types" fits reduce -d all
 for option in "crossover --svg" "plan --svg" "codec --svg"; do
     read -r tool name <<<"$option"
     expect "dcomm-$tool: a picture to standard output" 0 "<svg " small "$tool" "$name" -
