@@ -15,6 +15,13 @@
 #include <time.h>
 #include <unistd.h>
 
+/* ThreadSanitizer sees descriptors, and what is in order because of them, by the plain names. */
+#ifdef __SANITIZE_THREAD__
+#define DCOMMI_SYSCALL(name, ...) name(__VA_ARGS__)
+#else
+#define DCOMMI_SYSCALL(name, ...) syscall(SYS_##name, __VA_ARGS__)
+#endif
+
 /* ---- files ---- */
 
 static inline int dcommi_sys_open(const char *path, int flags)
@@ -24,17 +31,17 @@ static inline int dcommi_sys_open(const char *path, int flags)
 
 static inline int dcommi_sys_close(int fd)
 {
-    return (int)syscall(SYS_close, fd);
+    return (int)DCOMMI_SYSCALL(close, fd);
 }
 
 static inline ssize_t dcommi_sys_read(int fd, void *buf, size_t len)
 {
-    return (ssize_t)syscall(SYS_read, fd, buf, len);
+    return (ssize_t)DCOMMI_SYSCALL(read, fd, buf, len);
 }
 
 static inline ssize_t dcommi_sys_write(int fd, const void *buf, size_t len)
 {
-    return (ssize_t)syscall(SYS_write, fd, buf, len);
+    return (ssize_t)DCOMMI_SYSCALL(write, fd, buf, len);
 }
 
 static inline int dcommi_sys_stat(const char *path, struct stat *st)
@@ -76,48 +83,48 @@ static inline int dcommi_sys_unlink(const char *path)
 
 static inline int dcommi_sys_socket(int family, int type, int protocol)
 {
-    return (int)syscall(SYS_socket, family, type, protocol);
+    return (int)DCOMMI_SYSCALL(socket, family, type, protocol);
 }
 
 static inline int dcommi_sys_bind(int fd, const struct sockaddr *address, socklen_t len)
 {
-    return (int)syscall(SYS_bind, fd, address, len);
+    return (int)DCOMMI_SYSCALL(bind, fd, address, len);
 }
 
 static inline int dcommi_sys_listen(int fd, int backlog)
 {
-    return (int)syscall(SYS_listen, fd, backlog);
+    return (int)DCOMMI_SYSCALL(listen, fd, backlog);
 }
 
 static inline int dcommi_sys_connect(int fd, const struct sockaddr *address, socklen_t len)
 {
-    return (int)syscall(SYS_connect, fd, address, len);
+    return (int)DCOMMI_SYSCALL(connect, fd, address, len);
 }
 
 static inline int dcommi_sys_shutdown(int fd, int how)
 {
-    return (int)syscall(SYS_shutdown, fd, how);
+    return (int)DCOMMI_SYSCALL(shutdown, fd, how);
 }
 
 static inline ssize_t dcommi_sys_send(int fd, const void *buf, size_t len, int flags)
 {
-    return (ssize_t)syscall(SYS_sendto, fd, buf, len, flags, (void *)0, 0);
+    return (ssize_t)DCOMMI_SYSCALL(sendto, fd, buf, len, flags, (void *)0, 0);
 }
 
 static inline ssize_t dcommi_sys_recv(int fd, void *buf, size_t len, int flags)
 {
-    return (ssize_t)syscall(SYS_recvfrom, fd, buf, len, flags, (void *)0, (void *)0);
+    return (ssize_t)DCOMMI_SYSCALL(recvfrom, fd, buf, len, flags, (void *)0, (void *)0);
 }
 
 /* The padding that a C library may have in a msghdr and in its control data must be zero. */
 static inline ssize_t dcommi_sys_sendmsg(int fd, const struct msghdr *packet, int flags)
 {
-    return (ssize_t)syscall(SYS_sendmsg, fd, packet, flags);
+    return (ssize_t)DCOMMI_SYSCALL(sendmsg, fd, packet, flags);
 }
 
 static inline ssize_t dcommi_sys_recvmsg(int fd, struct msghdr *packet, int flags)
 {
-    return (ssize_t)syscall(SYS_recvmsg, fd, packet, flags);
+    return (ssize_t)DCOMMI_SYSCALL(recvmsg, fd, packet, flags);
 }
 
 /* Wait for up to `ms` milliseconds, not negative. */
