@@ -36025,6 +36025,7 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     size_t zeroed = lanes + word_bytes + counters + offers;
     bool away = run->device != NULL && !dcommi_plan_of_host(plan);
     size_t need = zeroed + (away ? 0 : (size_t)plan->scratch_bytes);
+    need = need > 0 ? need : 1; /* places are counted from it */
     if (run->memory_len < need) {
         uint8_t *bigger = dcommi_alloc_raw(need);
         if (bigger == NULL) {
