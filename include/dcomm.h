@@ -28874,14 +28874,14 @@ static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
 }
 #endif
 
-/* What is called wherever ranks are. */
+/* Warn of names that are called on every rank. */
 static void dcommi_captured_warn_host(void)
 {
     static _Atomic bool warned;
     dcommi_captured_warn("access close getrandom open read stat", &warned);
 }
 
-/* What is called besides where ranks talk over a network. */
+/* Warn of names that are called where ranks talk over a network. */
 static void dcommi_captured_warn_net(void)
 {
     static _Atomic bool warned;
