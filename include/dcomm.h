@@ -16047,7 +16047,7 @@ static const dcomm_plan *dcommi_plan_copy(uint8_t **at, const dcomm_plan *p)
 #endif
 
 /* What the engine executes and the checker accepts. */
-#define DCOMMI_FOLD_MAX 8               /* sources of one RECV_REDUCE or COMPUTE */
+#define DCOMMI_FOLD_SOURCES 8           /* sources of one RECV_REDUCE or COMPUTE */
 #define DCOMMI_SHARED_SCRATCH (3 << 19) /* bytes of scratch that peers can map */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 
@@ -17429,7 +17429,7 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
         [DCOMM_STEP_SEND] = {"send", 0, DCOMMI_CHECK_LOCAL, 1, 1, true, false, true},
         [DCOMM_STEP_RECV] = {"recv", DCOMMI_CHECK_RESULT, 0, 0, 0, true, false, true},
         [DCOMM_STEP_RECV_REDUCE] = {"recv_reduce", DCOMMI_CHECK_BYTES,
-                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, DCOMMI_FOLD_MAX,
+                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, DCOMMI_FOLD_SOURCES,
                                     true, false, true},
         [DCOMM_STEP_COPY] = {"copy", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, true, false,
                              false},
@@ -17447,7 +17447,7 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
         [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_LOCAL, 1, 1, false,
                                false, false},
         [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
-                                DCOMMI_FOLD_MAX, false, false, false},
+                                DCOMMI_FOLD_SOURCES, false, false, false},
         [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_WAIT] = {"wait", 0, 0, 0, 0, false, false, false},
         [DCOMM_STEP_FENCE] = {"fence", 0, 0, 0, 0, false, false, false},
@@ -24107,7 +24107,7 @@ struct dcommi_move {
     size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
     uint8_t *dst;
     struct dcommi_slot *slot; /* pinned memory that it has (jobs.h); NULL: none */
-    const void *src[DCOMMI_FOLD_MAX];
+    const void *src[DCOMMI_FOLD_SOURCES];
     size_t arrived;
 };
 
@@ -32202,7 +32202,7 @@ static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, siz
                                      size_t len, bool past, void *also, bool also_past)
 {
     const dcomm_plan *plan = move->lane->frame->plan;
-    const void *src[DCOMMI_FOLD_MAX];
+    const void *src[DCOMMI_FOLD_SOURCES];
     for (int i = 0; i < move->nsrc; i++) {
         src[i] = i == move->msg_at ? message : (const uint8_t *)move->src[i] + offset;
         past = past && src[i] != move->dst + offset; /* its lines are in the cache anyway */
@@ -33430,7 +33430,7 @@ static void dcommi_offer_read(dcommi_job *job, dcomm_status status)
 static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, size_t len)
 {
     dcommi_device_handle *d = &move->run->device->handle;
-    const void *src[DCOMMI_FOLD_MAX];
+    const void *src[DCOMMI_FOLD_SOURCES];
     dcommi_slot *slot = dcommi_alloc(sizeof *slot); /* without memory: a job and its move */
     if (slot == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -33463,7 +33463,7 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
     dcommi_run *run = move->run;
     dcommi_device *device = move->device ? run->device : NULL;
     bool fold = move->kind == DCOMMI_MOVE_FOLD;
-    dcommi_piece pieces[DCOMMI_FOLD_MAX];
+    dcommi_piece pieces[DCOMMI_FOLD_SOURCES];
     size_t n = fold ? move->nsrc : 1;
     if (len == 0) {
         dcommi_offer_taken(move);
@@ -33566,7 +33566,7 @@ static dcomm_status dcommi_pour_part(dcommi_pour *pour, dcommi_slot *slot, size_
 {
     dcommi_move *move = pour->move;
     dcommi_device_handle *d = &slot->device->handle;
-    const void *src[DCOMMI_FOLD_MAX];
+    const void *src[DCOMMI_FOLD_SOURCES];
     size_t at = pour->at;
     if (pour->data != NULL) {
         memcpy(slot->memory, pour->data + at, n);
@@ -34461,7 +34461,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
             dcommi_on_device(frame, step->stage.space) != move->device) {
             return dcommi_step_mixed(lane);
         }
-        for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_MAX; i++) {
+        for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_SOURCES; i++) {
             const dcomm_operand *o = &frame->plan->operands[step->src + i];
             size_t n = len;
             move->src[i] = NULL;
@@ -34479,7 +34479,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
         }
         size_t room;
         move->buf = dcommi_lane_piece(lane, &step->stage, 0, &room);
-        if (step->nsrc > DCOMMI_FOLD_MAX || move->buf == NULL || room < len) {
+        if (step->nsrc > DCOMMI_FOLD_SOURCES || move->buf == NULL || room < len) {
             return dcommi_outside(lane, "stage");
         }
     }
@@ -34899,10 +34899,10 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
 static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_step *step)
 {
     const dcomm_plan *plan = lane->frame->plan;
-    const void *src[DCOMMI_FOLD_MAX];
-    size_t src_len[DCOMMI_FOLD_MAX], dst_len;
+    const void *src[DCOMMI_FOLD_SOURCES];
+    size_t src_len[DCOMMI_FOLD_SOURCES], dst_len;
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
-    if (step->kernel >= plan->nkernels || step->nsrc > DCOMMI_FOLD_MAX || dst == NULL) {
+    if (step->kernel >= plan->nkernels || step->nsrc > DCOMMI_FOLD_SOURCES || dst == NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "kernel %d of %u, %u sources",
                                  (int)step->kernel, plan->nkernels, step->nsrc);
     }
@@ -49375,7 +49375,7 @@ static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcom
         }
     }
     op->npieces = (uint16_t)(s->npieces - op->pieces);
-    return op->npieces <= DCOMMI_FOLD_MAX;
+    return op->npieces <= DCOMMI_FOLD_SOURCES;
 }
 
 static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
@@ -52006,7 +52006,7 @@ static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dc
 {
     const dcommi_script *script = e->cached->script;
     const dcomm_plan *plan = e->cached->plan;
-    const unsigned char *src[DCOMMI_FOLD_MAX];
+    const unsigned char *src[DCOMMI_FOLD_SOURCES];
     if (op->len == 0) {
         return DCOMM_OK;
     }
@@ -73182,8 +73182,8 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_FILL_LEAST
 #undef DCOMMI_FIRST_LOOK
 #undef DCOMMI_FLUSH_LINE
-#undef DCOMMI_FOLD_MAX
 #undef DCOMMI_FOLD_ROW
+#undef DCOMMI_FOLD_SOURCES
 #undef DCOMMI_FOLD_TABLE
 #undef DCOMMI_FOUND_AT
 #undef DCOMMI_F_ADD_SEALS

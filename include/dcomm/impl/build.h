@@ -11,7 +11,7 @@
 #include "plan_copy.h"
 
 /* What the engine executes and the checker accepts. */
-#define DCOMMI_FOLD_MAX 8               /* sources of one RECV_REDUCE or COMPUTE */
+#define DCOMMI_FOLD_SOURCES 8           /* sources of one RECV_REDUCE or COMPUTE */
 #define DCOMMI_SHARED_SCRATCH (3 << 19) /* bytes of scratch that peers can map */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 

@@ -44,7 +44,7 @@ static void dcommi_offer_read(dcommi_job *job, dcomm_status status)
 static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, size_t len)
 {
     dcommi_device_handle *d = &move->run->device->handle;
-    const void *src[DCOMMI_FOLD_MAX];
+    const void *src[DCOMMI_FOLD_SOURCES];
     dcommi_slot *slot = dcommi_alloc(sizeof *slot); /* without memory: a job and its move */
     if (slot == NULL) {
         return DCOMM_ERR_NO_MEMORY;
@@ -77,7 +77,7 @@ static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t 
     dcommi_run *run = move->run;
     dcommi_device *device = move->device ? run->device : NULL;
     bool fold = move->kind == DCOMMI_MOVE_FOLD;
-    dcommi_piece pieces[DCOMMI_FOLD_MAX];
+    dcommi_piece pieces[DCOMMI_FOLD_SOURCES];
     size_t n = fold ? move->nsrc : 1;
     if (len == 0) {
         dcommi_offer_taken(move);
@@ -180,7 +180,7 @@ static dcomm_status dcommi_pour_part(dcommi_pour *pour, dcommi_slot *slot, size_
 {
     dcommi_move *move = pour->move;
     dcommi_device_handle *d = &slot->device->handle;
-    const void *src[DCOMMI_FOLD_MAX];
+    const void *src[DCOMMI_FOLD_SOURCES];
     size_t at = pour->at;
     if (pour->data != NULL) {
         memcpy(slot->memory, pour->data + at, n);

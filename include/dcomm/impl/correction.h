@@ -3,6 +3,7 @@
 #ifndef DCOMMI_CORRECTION_H
 #define DCOMMI_CORRECTION_H
 
+#include "../tune.h"
 #include "algo_table.h"
 
 #define DCOMMI_CORRECTION_ONE 1024

@@ -188,7 +188,7 @@ static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dc
 {
     const dcommi_script *script = e->cached->script;
     const dcomm_plan *plan = e->cached->plan;
-    const unsigned char *src[DCOMMI_FOLD_MAX];
+    const unsigned char *src[DCOMMI_FOLD_SOURCES];
     if (op->len == 0) {
         return DCOMM_OK;
     }

@@ -2,6 +2,7 @@
 #ifndef DCOMMI_FACTOR_H
 #define DCOMMI_FACTOR_H
 
+#include "../base.h"
 #include "load.h"
 
 /* A plan that begins with a multiplication has it in its first words. */

@@ -5,7 +5,7 @@
 #ifndef DCOMMI_FILL_H
 #define DCOMMI_FILL_H
 
-#include "device.h"
+#include "device_host.h"
 #include "ways.h"
 
 #define DCOMMI_FILL_LEAST 8192 /* bytes: what is shorter is no trouble */

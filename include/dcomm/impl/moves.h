@@ -411,7 +411,7 @@ static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, siz
                                      size_t len, bool past, void *also, bool also_past)
 {
     const dcomm_plan *plan = move->lane->frame->plan;
-    const void *src[DCOMMI_FOLD_MAX];
+    const void *src[DCOMMI_FOLD_SOURCES];
     for (int i = 0; i < move->nsrc; i++) {
         src[i] = i == move->msg_at ? message : (const uint8_t *)move->src[i] + offset;
         past = past && src[i] != move->dst + offset; /* its lines are in the cache anyway */

@@ -205,7 +205,7 @@ static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcom
         }
     }
     op->npieces = (uint16_t)(s->npieces - op->pieces);
-    return op->npieces <= DCOMMI_FOLD_MAX;
+    return op->npieces <= DCOMMI_FOLD_SOURCES;
 }
 
 static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)

@@ -79,7 +79,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
             dcommi_on_device(frame, step->stage.space) != move->device) {
             return dcommi_step_mixed(lane);
         }
-        for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_MAX; i++) {
+        for (uint32_t i = 0; i < step->nsrc && i < DCOMMI_FOLD_SOURCES; i++) {
             const dcomm_operand *o = &frame->plan->operands[step->src + i];
             size_t n = len;
             move->src[i] = NULL;
@@ -97,7 +97,7 @@ static enum dcommi_outcome dcommi_step_recv(dcommi_lane *lane, const dcomm_step 
         }
         size_t room;
         move->buf = dcommi_lane_piece(lane, &step->stage, 0, &room);
-        if (step->nsrc > DCOMMI_FOLD_MAX || move->buf == NULL || room < len) {
+        if (step->nsrc > DCOMMI_FOLD_SOURCES || move->buf == NULL || room < len) {
             return dcommi_outside(lane, "stage");
         }
     }
@@ -517,10 +517,10 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
 static enum dcommi_outcome dcommi_step_compute(dcommi_lane *lane, const dcomm_step *step)
 {
     const dcomm_plan *plan = lane->frame->plan;
-    const void *src[DCOMMI_FOLD_MAX];
-    size_t src_len[DCOMMI_FOLD_MAX], dst_len;
+    const void *src[DCOMMI_FOLD_SOURCES];
+    size_t src_len[DCOMMI_FOLD_SOURCES], dst_len;
     uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
-    if (step->kernel >= plan->nkernels || step->nsrc > DCOMMI_FOLD_MAX || dst == NULL) {
+    if (step->kernel >= plan->nkernels || step->nsrc > DCOMMI_FOLD_SOURCES || dst == NULL) {
         return dcommi_step_error(lane, DCOMM_ERR_PLAN, "kernel %d of %u, %u sources",
                                  (int)step->kernel, plan->nkernels, step->nsrc);
     }

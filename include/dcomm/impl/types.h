@@ -162,7 +162,7 @@ struct dcommi_move {
     size_t len;   /* SEND: payload; RECV, FOLD: most that may arrive */
     uint8_t *dst;
     struct dcommi_slot *slot; /* pinned memory that it has (jobs.h); NULL: none */
-    const void *src[DCOMMI_FOLD_MAX];
+    const void *src[DCOMMI_FOLD_SOURCES];
     size_t arrived;
 };
 
