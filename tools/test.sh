@@ -262,6 +262,7 @@ lists_complete() {
 stage_house() {
     check "dcomm.h and dcomm_nccl.h are up to date" tools/amalgamate.py --check
     check "every source is in its meson.build" lists_complete
+    check "each part is in its room" tools/house.py
 }
 
 stage_gcc() {
