@@ -2,7 +2,7 @@
 #ifndef BUSY_H
 #define BUSY_H
 
-#include "../include/dcomm/impl/busy.h"
+#include "../include/dcomm/impl/base/busy.h"
 
 #define BUSY_SHARE 0.25   /* so many disturbed rows: something else ran */
 enum { BUSY_TEXT = 200 }; /* of a sentence */

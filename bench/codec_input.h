@@ -4,7 +4,7 @@
 #ifndef CODEC_INPUT_H
 #define CODEC_INPUT_H
 
-#include "../include/dcomm/impl/text.h"
+#include "../include/dcomm/impl/base/text.h"
 #include "npz.h"
 
 #include <math.h>

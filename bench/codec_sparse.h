@@ -4,7 +4,7 @@
 #define CODEC_SPARSE_H
 
 #include "codec_run.h"
-#include "dcomm/impl/exchange.h"
+#include "dcomm/impl/codec/exchange.h"
 
 typedef struct codec_spread {
     dcommi_exchange_pairs *chosen; /* of each rank */

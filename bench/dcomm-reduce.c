@@ -1,7 +1,7 @@
 /* dcomm-reduce.c - speed of the host reductions, beside memcpy in the same run. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "../include/dcomm/impl/device_host.h"
+#include "../include/dcomm/impl/device/host.h"
 
 #include "speed.h"
 

@@ -3,7 +3,7 @@
 #ifndef BENCH_NUMBERS_H
 #define BENCH_NUMBERS_H
 
-#include "../include/dcomm/impl/text.h"
+#include "../include/dcomm/impl/base/text.h"
 
 /* The values that would have been good in place of the last one refused; "": unknown. */
 static char numbers_wanted[1000];

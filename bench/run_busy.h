@@ -2,7 +2,7 @@
 #ifndef RUN_BUSY_H
 #define RUN_BUSY_H
 
-#include "../include/dcomm/impl/busy.h"
+#include "../include/dcomm/impl/base/busy.h"
 #include "run_bind.h"
 
 #include <time.h>

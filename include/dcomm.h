@@ -8,7 +8,7 @@
  * cuda.h, in exactly one .cu file:
  *     #define DCOMM_CUDA_IMPLEMENTATION
  *     #include "dcomm.h" */
-/* ==== include/dcomm/impl/preamble.h ======================================================== */
+/* ==== include/dcomm/impl/base/preamble.h =================================================== */
 /* preamble.h - what the implementation asks of the file that holds it. Without an include guard: the file
  * may have included dcomm.h before, for the declarations.
  *
@@ -3488,12 +3488,12 @@ static inline uint64_t dcommi_topk_sample_rank(uint64_t lines, uint64_t count, u
 #endif
 
 #ifdef DCOMM_IMPLEMENTATION
-/* ==== include/dcomm/impl/util.h ============================================================ */
+/* ==== include/dcomm/impl/base/util.h ======================================================= */
 /* util.h - errors with a sentence, logging, memory, checked sizes, time. */
 #ifndef DCOMMI_UTIL_H
 #define DCOMMI_UTIL_H
 
-/* ==== include/dcomm/impl/text.h ============================================================ */
+/* ==== include/dcomm/impl/base/text.h ======================================================= */
 /* text.h - numbers and words in text, read strictly and written alike in every locale. Every
  * environment variable, codec spec, file and command line is read here. */
 #ifndef DCOMMI_TEXT_H
@@ -3965,7 +3965,7 @@ static inline int64_t dcommi_whole_elements(int64_t bytes, int64_t element)
 }
 
 #endif
-/* ==== include/dcomm/impl/base_impl.h ======================================================= */
+/* ==== include/dcomm/impl/base/base_impl.h ================================================== */
 /* base_impl.h - the functions of base.h: names, the last error, hooks, the caller's operators. */
 #ifndef DCOMMI_BASE_IMPL_H
 #define DCOMMI_BASE_IMPL_H
@@ -4223,39 +4223,39 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 }
 
 #endif
-/* ==== include/dcomm/impl/api_codec.h ======================================================= */
+/* ==== include/dcomm/impl/codec/api_codec.h ================================================= */
 /* api_codec.h - the functions of compress.h: arguments are checked here, the work is the codec's.
  */
 #ifndef DCOMMI_API_CODEC_H
 #define DCOMMI_API_CODEC_H
 
-/* ==== include/dcomm/impl/codec_spec.h ====================================================== */
-/* codec_spec.h - from "qsgd:bits=4,bucket=512" to a codec's values, and back. */
+/* ==== include/dcomm/impl/codec/spec.h ====================================================== */
+/* spec.h - from "qsgd:bits=4,bucket=512" to a codec's values, and back. */
 #ifndef DCOMMI_CODEC_SPEC_H
 #define DCOMMI_CODEC_SPEC_H
 
-/* ==== include/dcomm/impl/codec_table.h ===================================================== */
-/* codec_table.h - the codecs that there are. */
+/* ==== include/dcomm/impl/codec/table.h ===================================================== */
+/* table.h - the codecs that there are. */
 #ifndef DCOMMI_CODEC_TABLE_H
 #define DCOMMI_CODEC_TABLE_H
 
-/* ==== include/dcomm/impl/codec_cast.h ====================================================== */
-/* codec_cast.h - casts to 16 bits, f16 and bf16: one number an element, in order. */
+/* ==== include/dcomm/impl/codec/cast.h ====================================================== */
+/* cast.h - casts to 16 bits, f16 and bf16: one number an element, in order. */
 #ifndef DCOMMI_CODEC_CAST_H
 #define DCOMMI_CODEC_CAST_H
 
-/* ==== include/dcomm/impl/codec_bucket.h ==================================================== */
-/* codec_bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of
- * the formats of kernels/wire.h. Buckets go through the loops of kernels/codec_loops.h, which
+/* ==== include/dcomm/impl/codec/bucket.h ==================================================== */
+/* bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of
+ * the formats of kernels/wire.h. Buckets go through the loops of kernels/cpu/codec_loops.h, which
  * measure the bucket after the next while they code this one: what a bucket is scaled by takes two
  * divisions, one after the other, for which the loop of the bucket in between leaves time. What is
  * no whole line, or holds something that is not finite, goes through a stage: a padded copy. */
 #ifndef DCOMMI_CODEC_BUCKET_H
 #define DCOMMI_CODEC_BUCKET_H
 
-/* ==== include/dcomm/impl/codec.h =========================================================== */
+/* ==== include/dcomm/impl/codec/codec.h ===================================================== */
 /* codec.h - what a codec is to the library: a row of one table. A family of codecs is one file
- * codec_*.h with its rows; adding one touches that file and the list in codec_table.h. */
+ * of this folder with its rows; adding one touches that file and the list in codec/table.h. */
 #ifndef DCOMMI_CODEC_H
 #define DCOMMI_CODEC_H
 
@@ -4285,7 +4285,7 @@ enum { DCOMMI_CODEC_OPTIONS = 12, DCOMMI_CODEC_SPEC_MAX = 256 };
 /* What `nonfinite` says, which every codec has. */
 enum { DCOMMI_NONFINITE_FAIL = 0, DCOMMI_NONFINITE_ZERO = 1, DCOMMI_NONFINITE_PASS = 2 };
 
-/* What the options of a codec with buckets come to (codec_bucket.h). */
+/* What the options of a codec with buckets come to (codec/bucket.h). */
 typedef struct dcommi_bucketing {
     int format;    /* dcommi_format */
     size_t bucket; /* elements, a multiple of `group` */
@@ -4443,18 +4443,18 @@ static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, siz
 }
 
 #endif
-/* ==== kernels/tally_pieces.h =============================================================== */
+/* ==== kernels/cpu/tally_pieces.h =========================================================== */
 /* tally_pieces.h - the sums of a ledger, piece by piece: of what lies in the cache as it is
  * encoded. */
 #ifndef DCOMMI_TALLY_PIECES_H
 #define DCOMMI_TALLY_PIECES_H
 
-/* ==== kernels/codec_isa.h ================================================================== */
+/* ==== kernels/cpu/codec_isa.h ============================================================== */
 /* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
 #ifndef DCOMMI_CODEC_ISA_H
 #define DCOMMI_CODEC_ISA_H
 
-/* ==== kernels/isa.h ======================================================================== */
+/* ==== kernels/cpu/isa.h ==================================================================== */
 /* isa.h - which instruction set this machine runs, chosen once at run time. */
 #ifndef DCOMMI_ISA_H
 #define DCOMMI_ISA_H
@@ -4547,7 +4547,7 @@ static dcommi_isa dcommi_isa_get(void)
 }
 
 #endif
-/* ==== kernels/lanes_portable.h ============================================================= */
+/* ==== kernels/cpu/lanes_portable.h ========================================================= */
 /* lanes_portable.h - sixteen 32-bit lanes in plain C. lanes_avx2.h and lanes_avx512.h have the same
  * functions with the same results; the loops of codec_loops.h are written in them once.
  *
@@ -4903,7 +4903,7 @@ DCOMMI_vport_INLINE dcommi_vport_random dcommi_vport_philox_end(dcommi_vport_phi
 #endif
 
 #if defined(__x86_64__)
-/* ==== kernels/lanes_avx2.h ================================================================= */
+/* ==== kernels/cpu/lanes_avx2.h ============================================================= */
 /* lanes_avx2.h - the lanes of lanes_portable.h in two AVX2 registers (with F16C and FMA). */
 #ifndef DCOMMI_LANES_AVX2_H
 #define DCOMMI_LANES_AVX2_H
@@ -5269,7 +5269,7 @@ DCOMMI_v256_INLINE dcommi_v256_random dcommi_v256_philox_end(dcommi_v256_philox 
 }
 
 #endif
-/* ==== kernels/lanes_avx512.h =============================================================== */
+/* ==== kernels/cpu/lanes_avx512.h =========================================================== */
 /* lanes_avx512.h - the lanes of lanes_portable.h in one AVX-512 register (F, BW, VL, DQ). */
 #ifndef DCOMMI_LANES_AVX512_H
 #define DCOMMI_LANES_AVX512_H
@@ -5626,7 +5626,7 @@ extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_
 #define DCOMMI_LANE DCOMMI_vport_INLINE
 #endif
 #define DCOMMI_LOOP DCOMMI_vport_TARGET static
-/* ==== kernels/tally_loops.h ================================================================ */
+/* ==== kernels/cpu/tally_loops.h ============================================================ */
 /* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
  *
  * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
@@ -5702,7 +5702,7 @@ DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float 
     DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_ENCODED], encoded);
     DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_RESIDUAL], left);
 }
-/* ==== kernels/codec_loops.h ================================================================ */
+/* ==== kernels/cpu/codec_loops.h ============================================================ */
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
  * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
  * is.
@@ -6236,7 +6236,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bo
     for (size_t at = 0; at < d->count; at += 64) {
         DCOMMI_L(f) zero = DCOMMI_L(set_f)(0), sum[4] = {zero, zero, zero, zero};
         DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add ? lead : 0, sum, &most);
-        /* For each an instruction of its own; see kernels/cpu_simd.h. */
+        /* For each an instruction of its own; see kernels/cpu/simd.h. */
         if (n > 1) {
             DCOMMI_L(uncast_wire)(d, at, 1, half, 0, sum, &most);
         }
@@ -6318,7 +6318,7 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #define DCOMMI_CHAINS DCOMMI_v256_CHAINS
 #define DCOMMI_LANE DCOMMI_v256_INLINE
 #define DCOMMI_LOOP DCOMMI_v256_TARGET static
-/* ==== kernels/tally_loops.h ================================================================ */
+/* ==== kernels/cpu/tally_loops.h ============================================================ */
 /* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
  *
  * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
@@ -6394,7 +6394,7 @@ DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float 
     DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_ENCODED], encoded);
     DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_RESIDUAL], left);
 }
-/* ==== kernels/codec_loops.h ================================================================ */
+/* ==== kernels/cpu/codec_loops.h ============================================================ */
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
  * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
  * is.
@@ -6928,7 +6928,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bo
     for (size_t at = 0; at < d->count; at += 64) {
         DCOMMI_L(f) zero = DCOMMI_L(set_f)(0), sum[4] = {zero, zero, zero, zero};
         DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add ? lead : 0, sum, &most);
-        /* For each an instruction of its own; see kernels/cpu_simd.h. */
+        /* For each an instruction of its own; see kernels/cpu/simd.h. */
         if (n > 1) {
             DCOMMI_L(uncast_wire)(d, at, 1, half, 0, sum, &most);
         }
@@ -7002,7 +7002,7 @@ DCOMMI_CODEC_KERNELS const dcommi_codec_kernels DCOMMI_L(codec_kernels) = {
 #define DCOMMI_CHAINS DCOMMI_v512_CHAINS
 #define DCOMMI_LANE DCOMMI_v512_INLINE
 #define DCOMMI_LOOP DCOMMI_v512_TARGET static
-/* ==== kernels/tally_loops.h ================================================================ */
+/* ==== kernels/cpu/tally_loops.h ============================================================ */
 /* tally_loops.h - the sums of a ledger, in the lanes that DCOMMI_L names; see codec_loops.h.
  *
  * Differences and sums of two f32 are rounded to f32, so that each product in f64 is exact: whether
@@ -7078,7 +7078,7 @@ DCOMMI_LOOP void DCOMMI_L(held)(dcommi_tally *t, const float *sent, const float 
     DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_ENCODED], encoded);
     DCOMMI_L(store_d)(t->sum[DCOMMI_LEDGER_RESIDUAL], left);
 }
-/* ==== kernels/codec_loops.h ================================================================ */
+/* ==== kernels/cpu/codec_loops.h ============================================================ */
 /* codec_loops.h - the loops of the dense codecs, in the lanes that DCOMMI_L names. A template:
  * codec_isa.h includes it for each instruction set, and the bytes are the same because the source
  * is.
@@ -7612,7 +7612,7 @@ DCOMMI_LANE uint32_t DCOMMI_L(uncast_any)(const dcommi_dequant *d, bool half, bo
     for (size_t at = 0; at < d->count; at += 64) {
         DCOMMI_L(f) zero = DCOMMI_L(set_f)(0), sum[4] = {zero, zero, zero, zero};
         DCOMMI_L(uncast_wire)(d, at, 0, half, one && !add ? lead : 0, sum, &most);
-        /* For each an instruction of its own; see kernels/cpu_simd.h. */
+        /* For each an instruction of its own; see kernels/cpu/simd.h. */
         if (n > 1) {
             DCOMMI_L(uncast_wire)(d, at, 1, half, 0, sum, &most);
         }
@@ -8812,8 +8812,8 @@ DCOMMI_CAST_ROW(f16, true, "16-bit floats with 10 bits of fraction, up to 65504"
 DCOMMI_CAST_ROW(bf16, false, "the upper half of an f32: 7 bits of fraction, all of its range")
 
 #endif
-/* ==== include/dcomm/impl/codec_fp8.h ======================================================= */
-/* codec_fp8.h - floats of 8 bits with a scale for each block (Micikevicius et al. 2022: E4M3, which
+/* ==== include/dcomm/impl/codec/fp8.h ======================================================= */
+/* fp8.h - floats of 8 bits with a scale for each block (Micikevicius et al. 2022: E4M3, which
  * has no infinity and the largest number 448, and E5M2, which is a short f16). */
 #ifndef DCOMMI_CODEC_FP8_H
 #define DCOMMI_CODEC_FP8_H
@@ -8870,8 +8870,8 @@ static const dcommi_codec_ops dcommi_codec_fp8 = {
 };
 
 #endif
-/* ==== include/dcomm/impl/codec_qsgd.h ====================================================== */
-/* codec_qsgd.h - QSGD: each element is rounded, up or down by chance, to a multiple of the bucket's
+/* ==== include/dcomm/impl/codec/qsgd.h ====================================================== */
+/* qsgd.h - QSGD: each element is rounded, up or down by chance, to a multiple of the bucket's
  * step (Alistarh et al. 2017); TernGrad is the same with the multiples -1, 0, 1 (Wen et al. 2017).
  */
 #ifndef DCOMMI_CODEC_QSGD_H
@@ -8970,8 +8970,8 @@ static const dcommi_codec_ops dcommi_codec_tern = {
 };
 
 #endif
-/* ==== include/dcomm/impl/codec_sign.h ====================================================== */
-/* codec_sign.h - one bit an element: its sign, times the mean of |x| over the bucket, which makes
+/* ==== include/dcomm/impl/codec/sign.h ====================================================== */
+/* sign.h - one bit an element: its sign, times the mean of |x| over the bucket, which makes
  * it a contraction (Karimireddy et al. 2019). */
 #ifndef DCOMMI_CODEC_SIGN_H
 #define DCOMMI_CODEC_SIGN_H
@@ -9012,14 +9012,14 @@ static const dcommi_codec_ops dcommi_codec_sign = {
 };
 
 #endif
-/* ==== include/dcomm/impl/codec_topk.h ====================================================== */
-/* codec_topk.h - codecs that send the largest elements: topk (exactly k), threshold (those above a
+/* ==== include/dcomm/impl/codec/topk.h ====================================================== */
+/* topk.h - codecs that send the largest elements: topk (exactly k), threshold (those above a
  * sampled threshold), and topk+qsgd (k values, quantized). Wire: kernels/wire_sparse.h. */
 #ifndef DCOMMI_CODEC_TOPK_H
 #define DCOMMI_CODEC_TOPK_H
 
-/* ==== include/dcomm/impl/codec_sparse.h ==================================================== */
-/* codec_sparse.h - indices to and from their packed form (kernels/wire_sparse.h). */
+/* ==== include/dcomm/impl/codec/sparse.h ==================================================== */
+/* sparse.h - indices to and from their packed form (kernels/wire_sparse.h). */
 #ifndef DCOMMI_CODEC_SPARSE_H
 #define DCOMMI_CODEC_SPARSE_H
 
@@ -9194,8 +9194,8 @@ static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, si
 }
 
 #endif
-/* ==== include/dcomm/impl/codec_read.h ====================================================== */
-/* codec_read.h - reading the input as codecs of thin matrices and of few values do: what is not
+/* ==== include/dcomm/impl/codec/read.h ====================================================== */
+/* read.h - reading the input as codecs of thin matrices and of few values do: what is not
  * finite is counted, and with a residual the sum is stored first. Also the check of f32 wires. */
 #ifndef DCOMMI_CODEC_READ_H
 #define DCOMMI_CODEC_READ_H
@@ -9287,8 +9287,8 @@ static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *valu
 }
 
 #endif
-/* ==== kernels/cpu_topk.h =================================================================== */
-/* cpu_topk.h - the k elements of largest magnitude, exactly, ties to the lower index.
+/* ==== kernels/cpu/topk.h =================================================================== */
+/* topk.h - the k elements of largest magnitude, exactly, ties to the lower index.
  *
  * One pass keeps what reaches a threshold that a sample of the input suggests: a little below the
  * k-th magnitude, so that few more than k are kept, and the choice among them is exact. The
@@ -9299,8 +9299,8 @@ static dcomm_status dcommi_read_check(const dcomm_codec *codec, const void *valu
 #ifndef DCOMMI_CPU_TOPK_H
 #define DCOMMI_CPU_TOPK_H
 
-/* ==== kernels/cpu_topk_scan.h ============================================================== */
-/* cpu_topk_scan.h - the one pass over the input that top-k takes: keep what reaches a threshold.
+/* ==== kernels/cpu/topk_scan.h ============================================================== */
+/* topk_scan.h - the one pass over the input that top-k takes: keep what reaches a threshold.
  *
  * Magnitudes are compared as the bits of |x|, which order as the numbers do, with infinities and
  * then NaNs above them all. Kept elements (their bits, their index) are appended in index order.
@@ -9623,7 +9623,7 @@ static dcommi_topk_scan_fn dcommi_topk_scan_get(void)
 
 typedef struct dcommi_topk {
     const float *x;
-    const float *residual;  /* or NULL; see cpu_topk_scan.h. Finite. */
+    const float *residual;  /* or NULL; see cpu/topk_scan.h. Finite. */
     float *next;            /* may be the residual */
     size_t count;           /* at most UINT32_MAX */
     size_t k;               /* wanted; at most count */
@@ -10373,8 +10373,8 @@ static const dcommi_codec_ops dcommi_codec_topk_qsgd = {
 };
 
 #endif
-/* ==== include/dcomm/impl/codec_randk.h ===================================================== */
-/* codec_randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
+/* ==== include/dcomm/impl/codec/randk.h ===================================================== */
+/* randk.h - randk: one random element of each of k equal parts of the array. Which ones, all
  * ranks know from a seed that they share, so that only values travel and a dense all-reduce of k
  * numbers sums them.
  *
@@ -10608,8 +10608,8 @@ static const dcommi_codec_ops dcommi_codec_randk = {
 };
 
 #endif
-/* ==== include/dcomm/impl/codec_powersgd.h ================================================== */
-/* codec_powersgd.h - powersgd: the array as a matrix M, sent as two thin ones, P and Q, with
+/* ==== include/dcomm/impl/codec/powersgd.h ================================================== */
+/* powersgd.h - powersgd: the array as a matrix M, sent as two thin ones, P and Q, with
  * M ~ P Q^T (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019).
  *
  * Q begins as what it was in the last step (or random), P = M Q, P is made orthonormal, Q = M^T P.
@@ -10619,8 +10619,8 @@ static const dcommi_codec_ops dcommi_codec_randk = {
 #ifndef DCOMMI_CODEC_POWERSGD_H
 #define DCOMMI_CODEC_POWERSGD_H
 
-/* ==== kernels/cpu_powersgd.h =============================================================== */
-/* cpu_powersgd.h - the two products of PowerSGD, and what makes columns orthonormal.
+/* ==== kernels/cpu/powersgd.h =============================================================== */
+/* powersgd.h - the two products of PowerSGD, and what makes columns orthonormal.
  *
  * Products of two f32 are exact in f64, and all sums are taken in f64 in one fixed order (eight
  * lanes, or one row after the other), so that a compiler may fuse what it likes and every
@@ -11457,7 +11457,7 @@ static void dcommi_codec_write_spec(dcomm_codec *codec)
 }
 
 #endif
-/* ==== include/dcomm/impl/ledger.h ========================================================== */
+/* ==== include/dcomm/impl/codec/ledger.h ==================================================== */
 /* ledger.h - what the sums behind a ledger come to. */
 #ifndef DCOMMI_LEDGER_H
 #define DCOMMI_LEDGER_H
@@ -12091,19 +12091,19 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
 }
 
 #endif
-/* ==== include/dcomm/impl/feedback_save.h =================================================== */
-/* feedback_save.h - error feedback beyond one run: saved, loaded, and moved to another number of
+/* ==== include/dcomm/impl/feedback/save.h =================================================== */
+/* save.h - error feedback beyond one run: saved, loaded, and moved to another number of
  * ranks. What is loaded comes from outside and is not trusted. */
 #ifndef DCOMMI_FEEDBACK_SAVE_H
 #define DCOMMI_FEEDBACK_SAVE_H
 
-/* ==== include/dcomm/impl/feedback.h ======================================================== */
+/* ==== include/dcomm/impl/feedback/feedback.h =============================================== */
 /* feedback.h - a step of error feedback: begin, encode, recode, commit. */
 #ifndef DCOMMI_FEEDBACK_H
 #define DCOMMI_FEEDBACK_H
 
-/* ==== kernels/cpu_norm.h =================================================================== */
-/* cpu_norm.h - the sum of an array's squares in an order that a device takes, too.
+/* ==== kernels/cpu/norm.h =================================================================== */
+/* norm.h - the sum of an array's squares in an order that a device takes, too.
  *
  * Tiles of 8192 elements are eight rows, of 32 lanes each: element i of a row is lane i % 32's,
  * which adds its own in order. Of a row lanes l and l + 16 are added, then l + 8, + 4, + 2 and + 1,
@@ -12239,19 +12239,19 @@ static double dcommi_norm_squares(const float *x, size_t n)
 }
 
 #endif
-/* ==== include/dcomm/impl/feedback_basis.h ================================================== */
-/* feedback_basis.h - what a codec remembers from step to step (powersgd: Q) of each range that this
+/* ==== include/dcomm/impl/feedback/basis.h ================================================== */
+/* basis.h - what a codec remembers from step to step (powersgd: Q) of each range that this
  * rank encodes by itself: one basis for a range of its gradient, another for one of a sum. */
 #ifndef DCOMMI_FEEDBACK_BASIS_H
 #define DCOMMI_FEEDBACK_BASIS_H
 
-/* ==== include/dcomm/impl/feedback_move.h =================================================== */
-/* feedback_move.h - residuals that move: home from a device, and an owner's into its worker's. */
+/* ==== include/dcomm/impl/feedback/move.h =================================================== */
+/* move.h - residuals that move: home from a device, and an owner's into its worker's. */
 #ifndef DCOMMI_FEEDBACK_MOVE_H
 #define DCOMMI_FEEDBACK_MOVE_H
 
-/* ==== include/dcomm/impl/feedback_state.h ================================================== */
-/* feedback_state.h - the memory of error feedback: residuals in f32 or bf16, of this step and of
+/* ==== include/dcomm/impl/feedback/state.h ================================================== */
+/* state.h - the memory of error feedback: residuals in f32 or bf16, of this step and of
  * the one that comes; which codec a step takes. */
 #ifndef DCOMMI_FEEDBACK_STATE_H
 #define DCOMMI_FEEDBACK_STATE_H
@@ -12292,7 +12292,7 @@ typedef struct dcommi_feedback_kept {
     void *memory;
 } dcommi_feedback_kept;
 
-/* The memory of the codec for one range that this rank encodes (feedback_basis.h). */
+/* The memory of the codec for one range that this rank encodes (feedback/basis.h). */
 typedef struct dcommi_feedback_basis {
     struct dcommi_feedback_basis *next;
     size_t first, count; /* elements of the tensor */
@@ -14351,8 +14351,8 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
 }
 
 #endif
-/* ==== include/dcomm/impl/feedback_undo.h =================================================== */
-/* feedback_undo.h - taking back the step that was committed last. */
+/* ==== include/dcomm/impl/feedback/undo.h =================================================== */
+/* undo.h - taking back the step that was committed last. */
 #ifndef DCOMMI_FEEDBACK_UNDO_H
 #define DCOMMI_FEEDBACK_UNDO_H
 
@@ -14378,7 +14378,7 @@ DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
 }
 
 #endif
-/* ==== include/dcomm/impl/api_layout.h ====================================================== */
+/* ==== include/dcomm/impl/codec/api_layout.h ================================================ */
 /* api_layout.h - the functions of cuda.h that need no device: what other back ends ask a codec, and
  * what their reports mean. */
 #ifndef DCOMMI_API_LAYOUT_H
@@ -14552,12 +14552,12 @@ DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
 #endif
 
 #ifndef DCOMM_NO_COMM
-/* ==== include/dcomm/impl/device_host.h ===================================================== */
-/* device_host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
+/* ==== include/dcomm/impl/device/host.h ===================================================== */
+/* host.h - the transforms of device.h on host memory, by the kernels of kernels/cpu.h. */
 #ifndef DCOMMI_DEVICE_HOST_H
 #define DCOMMI_DEVICE_HOST_H
 
-/* ==== include/dcomm/impl/device.h ========================================================== */
+/* ==== include/dcomm/impl/device/device.h =================================================== */
 /* device.h - transforms of bytes by memory kind: functions for the host's, a table for a device's.
  * The device layer knows no rank. */
 #ifndef DCOMMI_DEVICE_H
@@ -14769,13 +14769,13 @@ typedef struct dcommi_device_calls {
 } dcommi_device_calls;
 
 #endif
-/* ==== kernels/cpu.h ======================================================================== */
+/* ==== kernels/cpu/cpu.h ==================================================================== */
 /* cpu.h - the folds of the instruction set that this machine runs. */
 #ifndef DCOMMI_CPU_H
 #define DCOMMI_CPU_H
 
-/* ==== kernels/cpu_portable.h =============================================================== */
-/* cpu_portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
+/* ==== kernels/cpu/portable.h =============================================================== */
+/* portable.h - folds of n operands in plain C: what every SIMD loop must equal bit for bit. */
 #ifndef DCOMMI_CPU_PORTABLE_H
 #define DCOMMI_CPU_PORTABLE_H
 
@@ -14937,13 +14937,13 @@ static const dcommi_fold_fn dcommi_port_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FO
 
 
 #if defined(__x86_64__)
-/* ==== kernels/cpu_avx2.h =================================================================== */
-/* cpu_avx2.h - lanes of the SIMD folds for AVX2 with F16C. */
+/* ==== kernels/cpu/avx2.h =================================================================== */
+/* avx2.h - lanes of the SIMD folds for AVX2 with F16C. */
 #ifndef DCOMMI_CPU_AVX2_H
 #define DCOMMI_CPU_AVX2_H
 
-/* ==== kernels/cpu_simd.h =================================================================== */
-/* cpu_simd.h - the loop that all SIMD folds share; cpu_avx2.h and cpu_avx512.h fill in the lanes.
+/* ==== kernels/cpu/simd.h =================================================================== */
+/* simd.h - the loop that all SIMD folds share; cpu_avx2.h and cpu_avx512.h fill in the lanes.
  *
  * An instruction set ISA brings DCOMMI_ISA_TARGET, a raw vector type with load, store, stream,
  * load of a part and store of a part, and for each KIND of element a vector type (for 16-bit
@@ -15214,7 +15214,7 @@ DCOMMI_avx2_INLINE void dcommi_avx2_store_part(unsigned char *p, size_t n, __m25
     {                                                                                   \
         return _mm256_mul_##PS(a, b);                                                   \
     }                                                                                   \
-    /* See cpu_avx512.h. */                                                             \
+    /* See cpu/avx512.h. */                                                             \
     DCOMMI_avx2_INLINE VEC dcommi_avx2_##KIND##_least(VEC a, VEC b)                     \
     {                                                                                   \
         return _mm256_or_##PS(_mm256_min_##PS(a, b), _mm256_min_##PS(b, a));            \
@@ -15364,8 +15364,8 @@ DCOMMI_SIMD_INTS(avx2, i64, u64, 64)
 static const dcommi_fold_fn dcommi_avx2_folds[10][DCOMMI_FOLD_KINDS] = DCOMMI_FOLD_TABLE(avx2);
 
 #endif
-/* ==== kernels/cpu_avx512.h ================================================================= */
-/* cpu_avx512.h - lanes of the SIMD folds for AVX-512 (F, BW, VL, DQ). */
+/* ==== kernels/cpu/avx512.h ================================================================= */
+/* avx512.h - lanes of the SIMD folds for AVX-512 (F, BW, VL, DQ). */
 #ifndef DCOMMI_CPU_AVX512_H
 #define DCOMMI_CPU_AVX512_H
 
@@ -15852,7 +15852,7 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
 }
 
 #endif
-/* ==== include/dcomm/impl/build.h =========================================================== */
+/* ==== include/dcomm/impl/plan/build.h ====================================================== */
 /* build.h - the builder that algorithms write plans with, and the arguments that they see.
  *
  * An algorithm is a pure function (shape -> plan). It appends steps to lanes in any order; finish
@@ -15861,7 +15861,7 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
 #ifndef DCOMMI_BUILD_H
 #define DCOMMI_BUILD_H
 
-/* ==== include/dcomm/impl/groups.h ========================================================== */
+/* ==== include/dcomm/impl/plan/groups.h ===================================================== */
 /* groups.h - who is near whom, as algorithms, the model and the choice see it. Every rank of a
  * communicator has the same table. */
 #ifndef DCOMMI_GROUPS_H
@@ -15996,8 +15996,8 @@ static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const 
 }
 
 #endif
-/* ==== include/dcomm/impl/plan_copy.h ======================================================= */
-/* plan_copy.h - copying a plan, with the sub-plans that it calls, into one block of memory. */
+/* ==== include/dcomm/impl/plan/copy.h ======================================================= */
+/* copy.h - copying a plan, with the sub-plans that it calls, into one block of memory. */
 #ifndef DCOMMI_PLAN_COPY_H
 #define DCOMMI_PLAN_COPY_H
 
@@ -16660,7 +16660,7 @@ static void dcommi_operand_piece(const dcomm_operand *o, uint32_t r, const int64
 }
 
 #endif
-/* ==== include/dcomm/impl/print.h =========================================================== */
+/* ==== include/dcomm/impl/plan/print.h ====================================================== */
 /* print.h - a plan as text that people read: lanes, indented loops, places as formulas. */
 #ifndef DCOMMI_PRINT_H
 #define DCOMMI_PRINT_H
@@ -16990,7 +16990,7 @@ dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t
 }
 
 #endif
-/* ==== include/dcomm/impl/check.h =========================================================== */
+/* ==== include/dcomm/impl/check/check.h ===================================================== */
 /* check.h - the plan checker: executes all ranks' plans together on symbolic contributions.
  *
  * Messages are matched by (source, destination, tag), so what meets what does not depend on timing,
@@ -17006,38 +17006,38 @@ dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t
 #ifndef DCOMMI_CHECK_H
 #define DCOMMI_CHECK_H
 
-/* ==== include/dcomm/impl/check_stage.h ===================================================== */
-/* check_stage.h - the stages of a run in the plan checker: what each starts from, who has heard of
+/* ==== include/dcomm/impl/check/stage.h ===================================================== */
+/* stage.h - the stages of a run in the plan checker: what each starts from, who has heard of
  * whom at its end, which plans come next. */
 #ifndef DCOMMI_CHECK_STAGE_H
 #define DCOMMI_CHECK_STAGE_H
 
-/* ==== include/dcomm/impl/check_lane.h ====================================================== */
-/* check_lane.h - how the plan checker executes lanes: loops, fences, calls of sub-plans, and what
+/* ==== include/dcomm/impl/check/lane.h ====================================================== */
+/* lane.h - how the plan checker executes lanes: loops, fences, calls of sub-plans, and what
  * to say when nothing can go on. */
 #ifndef DCOMMI_CHECK_LANE_H
 #define DCOMMI_CHECK_LANE_H
 
-/* ==== include/dcomm/impl/check_step.h ====================================================== */
-/* check_step.h - what one step does when the plan checker executes it: local steps, messages,
+/* ==== include/dcomm/impl/check/step.h ====================================================== */
+/* step.h - what one step does when the plan checker executes it: local steps, messages,
  * signals. */
 #ifndef DCOMMI_CHECK_STEP_H
 #define DCOMMI_CHECK_STEP_H
 
-/* ==== include/dcomm/impl/check_value.h ===================================================== */
-/* check_value.h - the plan checker's arithmetic: expressions, where operands lie, what a fold, an
+/* ==== include/dcomm/impl/check/value.h ===================================================== */
+/* value.h - the plan checker's arithmetic: expressions, where operands lie, what a fold, an
  * encoding or a message does to the contributions. */
 #ifndef DCOMMI_CHECK_VALUE_H
 #define DCOMMI_CHECK_VALUE_H
 
-/* ==== include/dcomm/impl/check_state.h ===================================================== */
-/* check_state.h - the plan checker's picture of a run: ranks, lanes, vector clocks, messages,
+/* ==== include/dcomm/impl/check/state.h ===================================================== */
+/* state.h - the plan checker's picture of a run: ranks, lanes, vector clocks, messages,
  * counters, what is exposed. */
 #ifndef DCOMMI_CHECK_STATE_H
 #define DCOMMI_CHECK_STATE_H
 
-/* ==== include/dcomm/impl/check_mem.h ======================================================= */
-/* check_mem.h - what the plan checker knows of memory: for each run of bytes, whose contributions
+/* ==== include/dcomm/impl/check/mem.h ======================================================= */
+/* mem.h - what the plan checker knows of memory: for each run of bytes, whose contributions
  * it holds, and which steps have touched it. */
 #ifndef DCOMMI_CHECK_MEM_H
 #define DCOMMI_CHECK_MEM_H
@@ -17395,7 +17395,7 @@ static void dcommi_check_mem_settle(dcommi_check_mem *mem)
 }
 
 #endif
-/* ==== include/dcomm/impl/check_valid.h ===================================================== */
+/* ==== include/dcomm/impl/plan/check_valid.h ================================================ */
 /* check_valid.h - is a plan well formed? Every index is in range, loops match, spaces fit the step,
  * sub-plans fit their caller. What depends on loop indices is checked when it is executed. */
 #ifndef DCOMMI_CHECK_VALID_H
@@ -19552,8 +19552,8 @@ static void dcommi_check_deadlock(dcommi_check *c)
 }
 
 #endif
-/* ==== include/dcomm/impl/check_spec.h ====================================================== */
-/* check_spec.h - what each collective is to compute: where inputs lie, and what the results are. */
+/* ==== include/dcomm/impl/check/spec.h ====================================================== */
+/* spec.h - what each collective is to compute: where inputs lie, and what the results are. */
 #ifndef DCOMMI_CHECK_SPEC_H
 #define DCOMMI_CHECK_SPEC_H
 
@@ -20242,38 +20242,38 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
 }
 
 #endif
-/* ==== include/dcomm/impl/api_model.h ======================================================= */
+/* ==== include/dcomm/impl/model/api_model.h ================================================= */
 /* api_model.h - the public side of the model: a textbook's network, the price of a set of plans. */
 #ifndef DCOMMI_API_MODEL_H
 #define DCOMMI_API_MODEL_H
 
-/* ==== include/dcomm/impl/model_run.h ======================================================= */
-/* model_run.h - the priced execution of a set of plans: all ranks of them in order of time, or,
+/* ==== include/dcomm/impl/model/run.h ======================================================= */
+/* run.h - the priced execution of a set of plans: all ranks of them in order of time, or,
  * where ranks are alike, those that stand for the others. Loops are not unrolled: an execution
  * takes memory for its ranks and for the messages under way. */
 #ifndef DCOMMI_MODEL_RUN_H
 #define DCOMMI_MODEL_RUN_H
 
-/* ==== include/dcomm/impl/model_step.h ====================================================== */
-/* model_step.h - what each step of a plan costs, and what it sets going. */
+/* ==== include/dcomm/impl/model/step.h ====================================================== */
+/* step.h - what each step of a plan costs, and what it sets going. */
 #ifndef DCOMMI_MODEL_STEP_H
 #define DCOMMI_MODEL_STEP_H
 
-/* ==== include/dcomm/impl/model_queue.h ===================================================== */
-/* model_queue.h - what a priced execution is made of: ranks, frames and lanes; what is going to
+/* ==== include/dcomm/impl/model/queue.h ===================================================== */
+/* queue.h - what a priced execution is made of: ranks, frames and lanes; what is going to
  * happen, ordered by time; messages of which one side has come. */
 #ifndef DCOMMI_MODEL_QUEUE_H
 #define DCOMMI_MODEL_QUEUE_H
 
-/* ==== include/dcomm/impl/model.h =========================================================== */
+/* ==== include/dcomm/impl/model/model.h ===================================================== */
 /* model.h - the network that the model prices plans on: times as functions of bytes, what is
  * between two ranks, and which ranks are alike. Integer picoseconds throughout, so that every rank
  * comes to the same answer. */
 #ifndef DCOMMI_MODEL_H
 #define DCOMMI_MODEL_H
 
-/* ==== include/dcomm/impl/model_device.h ==================================================== */
-/* model_device.h - what device memory costs: a tuning's numbers of devices, which are assumed where
+/* ==== include/dcomm/impl/model/device.h ==================================================== */
+/* device.h - what device memory costs: a tuning's numbers of devices, which are assumed where
  * it has none, and what they make of a way through pinned memory. */
 #ifndef DCOMMI_MODEL_DEVICE_H
 #define DCOMMI_MODEL_DEVICE_H
@@ -22052,13 +22052,13 @@ static dcomm_status dcommi_price_plans(const dcommi_terrain *t, const dcommi_pla
 }
 
 #endif
-/* ==== include/dcomm/impl/tuning_file.h ===================================================== */
+/* ==== include/dcomm/impl/model/tuning_file.h =============================================== */
 /* tuning_file.h - a tuning as text: "near.alpha_us = 0.25", curves as "bytes:microseconds" points.
  */
 #ifndef DCOMMI_TUNING_FILE_H
 #define DCOMMI_TUNING_FILE_H
 
-/* ==== include/dcomm/impl/tuning_default.h ================================================== */
+/* ==== include/dcomm/impl/model/tuning_default.h ============================================ */
 /* tuning_default.h - the numbers that the model works with where nothing was measured. The one
  * place to change them. */
 #ifndef DCOMMI_TUNING_DEFAULT_H
@@ -22466,37 +22466,37 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 }
 
 #endif
-/* ==== include/dcomm/impl/api_coll.h ======================================================== */
+/* ==== include/dcomm/impl/comm/api_coll.h =================================================== */
 /* api_coll.h - the public collectives: each names its buffers' rules and leaves the rest to call.h.
  * The blocking form is the non-blocking one without a request. */
 #ifndef DCOMMI_API_COLL_H
 #define DCOMMI_API_COLL_H
 
-/* ==== include/dcomm/impl/api_auto.h ======================================================== */
+/* ==== include/dcomm/impl/comm/api_auto.h =================================================== */
 /* api_auto.h - codec "auto": whether an all-reduce is compressed follows rank 0's verdict, which
  * the other ranks are told once for each class of calls. */
 #ifndef DCOMMI_API_AUTO_H
 #define DCOMMI_API_AUTO_H
 
-/* ==== include/dcomm/impl/api_verdict.h ===================================================== */
+/* ==== include/dcomm/impl/comm/api_verdict.h ================================================ */
 /* api_verdict.h - is a codec worth it? Its measured times and the priced network, against an exact
  * all-reduce of bf16. */
 #ifndef DCOMMI_API_VERDICT_H
 #define DCOMMI_API_VERDICT_H
 
-/* ==== include/dcomm/impl/verdict_device.h ================================================== */
+/* ==== include/dcomm/impl/comm/verdict_device.h ============================================= */
 /* verdict_device.h - how long a codec's kernels take on a device: by a stream of their own, with
  * what it takes to launch them and to see that they have ended. */
 #ifndef DCOMMI_VERDICT_DEVICE_H
 #define DCOMMI_VERDICT_DEVICE_H
 
-/* ==== include/dcomm/impl/call.h ============================================================ */
+/* ==== include/dcomm/impl/comm/call.h ======================================================= */
 /* call.h - what every collective call does: check the arguments, pick the algorithm, find or make
  * the plan, number the operation, hand it to the engine. */
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
 
-/* ==== include/dcomm/impl/express.h ========================================================= */
+/* ==== include/dcomm/impl/engine/fast/express.h ============================================= */
 /* express.h - running a plan's script (script.h) in the caller's thread, straight at the transport:
  * no run, no moves, no table. It is the same plan with the same messages; only the way through the
  * engine is shorter. Whatever is out of the ordinary - a message that is not the one waited for, a
@@ -22505,17 +22505,17 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 #ifndef DCOMMI_EXPRESS_H
 #define DCOMMI_EXPRESS_H
 
-/* ==== include/dcomm/impl/comm_life.h ======================================================= */
-/* comm_life.h - communicators: derived from each other, aborted, destroyed, read out. */
+/* ==== include/dcomm/impl/comm/life.h ======================================================= */
+/* life.h - communicators: derived from each other, aborted, destroyed, read out. */
 #ifndef DCOMMI_COMM_LIFE_H
 #define DCOMMI_COMM_LIFE_H
 
-/* ==== include/dcomm/impl/comm_create.h ===================================================== */
-/* comm_create.h - communicators: made, and created over a rendezvous. */
+/* ==== include/dcomm/impl/comm/create.h ===================================================== */
+/* create.h - communicators: made, and created over a rendezvous. */
 #ifndef DCOMMI_COMM_CREATE_H
 #define DCOMMI_COMM_CREATE_H
 
-/* ==== include/dcomm/impl/board.h =========================================================== */
+/* ==== include/dcomm/impl/engine/fast/board.h =============================================== */
 /* board.h - what a rank has to say to all others at once. On one host it writes that to memory of
  * its own which they read, once for all instead of into the fifo of each: with many ranks on few
  * cores most of the time of a short collective goes into such messages. Four ranks on two cores
@@ -22528,13 +22528,13 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 #ifndef DCOMMI_BOARD_H
 #define DCOMMI_BOARD_H
 
-/* ==== include/dcomm/impl/types.h =========================================================== */
+/* ==== include/dcomm/impl/engine/types.h ==================================================== */
 /* types.h - contexts, communicators and runs as the engine sees them. */
 #ifndef DCOMMI_TYPES_H
 #define DCOMMI_TYPES_H
 
-/* ==== include/dcomm/impl/algo.h ============================================================ */
-/* algo.h - the table of algorithms: what every algo_*.h registers and everything else looks up. */
+/* ==== include/dcomm/impl/algo/algo.h ======================================================= */
+/* algo.h - the table of algorithms: what every file of algo/ registers and everything else looks up. */
 #ifndef DCOMMI_ALGO_H
 #define DCOMMI_ALGO_H
 
@@ -22620,12 +22620,12 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
 }
 
 #endif
-/* ==== include/dcomm/impl/factor.h ========================================================== */
+/* ==== include/dcomm/impl/base/factor.h ===================================================== */
 /* factor.h - what a pre-multiplied sum multiplies by. */
 #ifndef DCOMMI_FACTOR_H
 #define DCOMMI_FACTOR_H
 
-/* ==== include/dcomm/impl/load.h ============================================================ */
+/* ==== include/dcomm/impl/base/load.h ======================================================= */
 /* load.h - elements of arrays that may lie anywhere: a gradient in its bucket follows those of
  * other types, a row others of any length. */
 #ifndef DCOMMI_LOAD_H
@@ -22739,7 +22739,7 @@ static dcommi_factor dcommi_factor_read(const void *p, dcomm_dtype dtype)
 }
 
 #endif
-/* ==== include/dcomm/impl/fill.h ============================================================ */
+/* ==== include/dcomm/impl/transport/local/fill.h ============================================ */
 /* fill.h - copies into memory that a peer reads next. Where the reader's core is far, each line
  * that it has read is slow to take back, and storing past the caches is faster; where it is near,
  * it reads what is in a cache sooner, the more so with little traffic. What is copied may come from
@@ -22747,7 +22747,7 @@ static dcommi_factor dcommi_factor_read(const void *p, dcomm_dtype dtype)
 #ifndef DCOMMI_FILL_H
 #define DCOMMI_FILL_H
 
-/* ==== include/dcomm/impl/ways.h ============================================================ */
+/* ==== include/dcomm/impl/transport/local/ways.h ============================================ */
 /* ways.h - two ways of moving the same bytes, of which now and then both are timed. Which is faster
  * depends on where the bytes are and who has read them last, and nobody says either. */
 #ifndef DCOMMI_WAYS_H
@@ -22838,12 +22838,12 @@ static inline void dcommi_fill(dcommi_filler *f, void *to, const void *data, siz
 }
 
 #endif
-/* ==== include/dcomm/impl/host.h ============================================================ */
+/* ==== include/dcomm/impl/transport/host.h ================================================== */
 /* host.h - a string that is equal on two ranks of one host. */
 #ifndef DCOMMI_HOST_H
 #define DCOMMI_HOST_H
 
-/* ==== include/dcomm/impl/environment.h ===================================================== */
+/* ==== include/dcomm/impl/base/environment.h ================================================ */
 /* environment.h - every DCOMM_* variable: its kind and range, and a warning for what is not one.
  * docs/environment.md says what they do. */
 #ifndef DCOMMI_ENVIRONMENT_H
@@ -23147,7 +23147,7 @@ static void dcommi_env_check(void)
 }
 
 #endif
-/* ==== include/dcomm/impl/sys.h ============================================================= */
+/* ==== include/dcomm/impl/base/sys.h ======================================================== */
 /* sys.h - system calls whose names are plain words. A program may define a function named send,
  * open or connect. The linker then binds our calls to it. So we call the kernel by syscall(), or a
  * function of the C library with a name that no program uses. Each returns what the function of
@@ -23333,7 +23333,7 @@ static uint64_t dcommi_host_machine(void)
 /* The identity: wanted (opts.host_id) if not NULL or empty, else DCOMM_HOSTID, else the kernel's
  * boot id, which containers of a machine share, or without one the host name. It says which ranks
  * try to share memory, and no more: ranks that cannot hand each other memory are on different hosts
- * (comm_reach.h), so that equal names or copied boot ids do no harm. */
+ * (comm/reach.h), so that equal names or copied boot ids do no harm. */
 static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX])
 {
     if (wanted == NULL || wanted[0] == '\0') {
@@ -23350,13 +23350,13 @@ static void dcommi_host_identity(const char *wanted, char id[DCOMMI_HOST_ID_MAX]
 }
 
 #endif
-/* ==== include/dcomm/impl/message.h ========================================================= */
+/* ==== include/dcomm/impl/transport/message.h =============================================== */
 /* message.h - the header of every message between engines, and its validation. All ranks of a
  * communicator run on machines of one byte order (checked when it is created). */
 #ifndef DCOMMI_MESSAGE_H
 #define DCOMMI_MESSAGE_H
 
-/* ==== include/dcomm/impl/transport.h ======================================================= */
+/* ==== include/dcomm/impl/transport/transport.h ============================================= */
 /* transport.h - what the engine needs of any transport: active messages, mapped memory, news of a
  * peer's death. A transport moves bytes and knows neither ranks nor dtypes; peers are small
  * integers of the context's own. One thread at a time calls into a transport. */
@@ -23649,7 +23649,7 @@ static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
 }
 
 #endif
-/* ==== include/dcomm/impl/place.h =========================================================== */
+/* ==== include/dcomm/impl/boot/place.h ====================================================== */
 /* place.h - where on its machine a rank runs, as ranks tell each other, and the groups that follow
  * from all ranks' places. Knows nothing of how a place is found. */
 #ifndef DCOMMI_PLACE_H
@@ -24651,7 +24651,7 @@ static inline void dcommi_board_pass(dcommi_member *m)
 }
 
 #endif
-/* ==== include/dcomm/impl/cache.h =========================================================== */
+/* ==== include/dcomm/impl/engine/cache.h ==================================================== */
 /* cache.h - plans by what they were made for: bounded, least recently used goes first, a plan in
  * use stays until its last run has ended. */
 #ifndef DCOMMI_CACHE_H
@@ -24796,31 +24796,31 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 }
 
 #endif
-/* ==== include/dcomm/impl/comm_reach.h ====================================================== */
-/* comm_reach.h - what the ranks of a new communicator agree about: an error of one is an error of
+/* ==== include/dcomm/impl/comm/reach.h ====================================================== */
+/* reach.h - what the ranks of a new communicator agree about: an error of one is an error of
  * all, and which of them share memory. */
 #ifndef DCOMMI_COMM_REACH_H
 #define DCOMMI_COMM_REACH_H
 
-/* ==== include/dcomm/impl/boot.h ============================================================ */
+/* ==== include/dcomm/impl/boot/boot.h ======================================================= */
 /* boot.h - how the ranks of a new communicator meet: by the launcher, an id, or the caller's own
  * all-gather. */
 #ifndef DCOMMI_BOOT_H
 #define DCOMMI_BOOT_H
 
-/* ==== include/dcomm/impl/launcher.h ======================================================== */
+/* ==== include/dcomm/impl/boot/launcher.h =================================================== */
 /* launcher.h - which launcher started this process, as the environment tells: rank, size, where the
  * ranks meet, and which job they are. */
 #ifndef DCOMMI_LAUNCHER_H
 #define DCOMMI_LAUNCHER_H
 
-/* ==== include/dcomm/impl/job.h ============================================================= */
+/* ==== include/dcomm/impl/boot/job.h ======================================================== */
 /* job.h - which job a rank belongs to: a word of the user's, what its launcher calls the job, or
  * the command line. Ranks of different jobs do not meet, though they were given the same port. */
 #ifndef DCOMMI_JOB_H
 #define DCOMMI_JOB_H
 
-/* ==== include/dcomm/impl/rendezvous_wire.h ================================================= */
+/* ==== include/dcomm/impl/boot/rendezvous_wire.h ============================================ */
 /* rendezvous_wire.h - the rendezvous on the wire: ids, frames, the handshake, keys. Pure functions
  * on bytes; all numbers are big-endian.
  *
@@ -24842,7 +24842,7 @@ static void dcommi_recent_clear(dcomm_comm *comm)
 #ifndef DCOMMI_RENDEZVOUS_WIRE_H
 #define DCOMMI_RENDEZVOUS_WIRE_H
 
-/* ==== include/dcomm/impl/sha256.h ========================================================== */
+/* ==== include/dcomm/impl/base/sha256.h ===================================================== */
 /* sha256.h - SHA-256 (FIPS 180-4), HMAC-SHA-256 (RFC 2104) and the kernel's random bytes: what the
  * rendezvous needs to know its friends. */
 #ifndef DCOMMI_SHA256_H
@@ -25462,7 +25462,7 @@ static void dcommi_job_differ(const char *there, const char *here, char *text, s
 }
 
 #endif
-/* ==== include/dcomm/impl/nodelist.h ======================================================== */
+/* ==== include/dcomm/impl/base/nodelist.h =================================================== */
 /* nodelist.h - the first host of a list as Slurm writes it: "n[01-03,7]-ib,m2" begins with
  * "n01-ib". */
 #ifndef DCOMMI_NODELIST_H
@@ -25503,7 +25503,7 @@ static bool dcommi_nodelist_first(const char *list, char *host, size_t max)
 }
 
 #endif
-/* ==== include/dcomm/impl/socket.h ========================================================== */
+/* ==== include/dcomm/impl/boot/socket.h ===================================================== */
 /* socket.h - addresses, listening, connecting and bounded reading for the rendezvous. Every
  * descriptor is non-blocking and closed on exec; no call raises SIGPIPE or waits past its
  * deadline. */
@@ -26135,7 +26135,7 @@ static dcomm_status dcommi_launcher_detect(dcommi_launcher *l)
 }
 
 #endif
-/* ==== include/dcomm/impl/pmi.h ============================================================= */
+/* ==== include/dcomm/impl/boot/pmi.h ======================================================== */
 /* pmi.h - PMI-1, the wire protocol of MPICH's process managers: used to hand an id round.
  *
  * A line of text goes each way on the socket PMI_FD. The MPI library of the same program talks on
@@ -26316,7 +26316,7 @@ static dcomm_status dcommi_pmi_share(int fd, const char *key, const char *mine, 
 }
 
 #endif
-/* ==== include/dcomm/impl/pmix.h ============================================================ */
+/* ==== include/dcomm/impl/boot/pmix.h ======================================================= */
 /* pmix.h - PMIx, the process manager interface of Open MPI and Slurm: used to hand an id round.
  *
  * The library is loaded at run time, so that dcomm needs it neither to build nor elsewhere. The
@@ -26538,7 +26538,7 @@ static dcomm_status dcommi_pmix_share(const char *key, char *mine, char *text, s
 }
 
 #endif
-/* ==== include/dcomm/impl/rendezvous_client.h =============================================== */
+/* ==== include/dcomm/impl/boot/rendezvous_client.h ========================================== */
 /* rendezvous_client.h - a rank's side of the rendezvous: connect, prove itself, gather, leave. */
 #ifndef DCOMMI_RENDEZVOUS_CLIENT_H
 #define DCOMMI_RENDEZVOUS_CLIENT_H
@@ -26992,7 +26992,7 @@ static void dcommi_rdv_leave(dcommi_rdv_client *c)
 }
 
 #endif
-/* ==== include/dcomm/impl/rendezvous_id.h =================================================== */
+/* ==== include/dcomm/impl/boot/rendezvous_id.h ============================================== */
 /* rendezvous_id.h - what a dcomm_id holds.
  *
  *   0  "dcid"         8  secret, 16 bytes
@@ -27094,20 +27094,20 @@ static dcomm_status dcommi_id_parse(const dcomm_id *id, dcommi_id_parts *parts)
 }
 
 #endif
-/* ==== include/dcomm/impl/rendezvous_server.h =============================================== */
+/* ==== include/dcomm/impl/boot/rendezvous_server.h ========================================== */
 /* rendezvous_server.h - the thread that serves a rendezvous: sockets and the clock around the
  * state machine of rendezvous.h. A fork finds every such thread in poll(), where it holds no lock
  * of a library: the rest of the time it has dcommi_rdv_lock, which a fork takes first. */
 #ifndef DCOMMI_RENDEZVOUS_SERVER_H
 #define DCOMMI_RENDEZVOUS_SERVER_H
 
-/* ==== include/dcomm/impl/rendezvous.h ====================================================== */
+/* ==== include/dcomm/impl/boot/rendezvous.h ================================================= */
 /* rendezvous.h - the server's side of the rendezvous as a state machine without sockets or clock:
  * bytes and the time go in, bytes come out. rendezvous_server.h gives it both. */
 #ifndef DCOMMI_RENDEZVOUS_H
 #define DCOMMI_RENDEZVOUS_H
 
-/* ==== include/dcomm/impl/rendezvous_core.h ================================================= */
+/* ==== include/dcomm/impl/boot/rendezvous_core.h ============================================ */
 /* rendezvous_core.h - what the server of a rendezvous knows: its connections, and what goes out on
  * them. rendezvous.h decides. */
 #ifndef DCOMMI_RENDEZVOUS_CORE_H
@@ -28813,12 +28813,12 @@ static dcomm_status dcommi_boot_allgather(dcommi_boot *boot, const void *mine, s
 }
 
 #endif
-/* ==== include/dcomm/impl/context.h ========================================================= */
+/* ==== include/dcomm/impl/comm/context.h ==================================================== */
 /* context.h - the life of a context: transports, peers, the optional progress thread. */
 #ifndef DCOMMI_CONTEXT_H
 #define DCOMMI_CONTEXT_H
 
-/* ==== include/dcomm/impl/captured.h ======================================================== */
+/* ==== include/dcomm/impl/base/captured.h =================================================== */
 /* captured.h - functions of the program that UCX and hwloc call instead of the C library's. The
  * dynamic linker binds their calls to what the program exports by the same name. We cannot prevent
  * that, so we warn before they fail. */
@@ -28890,24 +28890,24 @@ static void dcommi_captured_warn_net(void)
 }
 
 #endif
-/* ==== include/dcomm/impl/engine.h ========================================================== */
+/* ==== include/dcomm/impl/engine/engine.h =================================================== */
 /* engine.h - the only progress loop. Whoever holds the context's token is in here, one thread at a
  * time. */
 #ifndef DCOMMI_ENGINE_H
 #define DCOMMI_ENGINE_H
 
-/* ==== include/dcomm/impl/arrivals.h ======================================================== */
+/* ==== include/dcomm/impl/engine/arrivals.h ================================================= */
 /* arrivals.h - what becomes of each message: credits, early messages, messages for communicators
  * that do not exist here yet. */
 #ifndef DCOMMI_ARRIVALS_H
 #define DCOMMI_ARRIVALS_H
 
-/* ==== include/dcomm/impl/runs.h ============================================================ */
+/* ==== include/dcomm/impl/engine/runs.h ===================================================== */
 /* runs.h - the life of a run: bound to memory, started, taken from stage to stage, finished. */
 #ifndef DCOMMI_RUNS_H
 #define DCOMMI_RUNS_H
 
-/* ==== include/dcomm/impl/failure.h ========================================================= */
+/* ==== include/dcomm/impl/engine/failure.h ================================================== */
 /* failure.h - errors found by one rank become errors everywhere, and a sentence says why.
  *
  * Nothing is asked while all goes well. A run without an event for 200 ms sends QUERY to every
@@ -28917,40 +28917,40 @@ static void dcommi_captured_warn_net(void)
 #ifndef DCOMMI_FAILURE_H
 #define DCOMMI_FAILURE_H
 
-/* ==== include/dcomm/impl/lanes.h =========================================================== */
+/* ==== include/dcomm/impl/engine/lanes.h ==================================================== */
 /* lanes.h - running a lane step by step, and the events that wake lanes. */
 #ifndef DCOMMI_LANES_H
 #define DCOMMI_LANES_H
 
-/* ==== include/dcomm/impl/steps.h =========================================================== */
+/* ==== include/dcomm/impl/engine/steps.h ==================================================== */
 /* steps.h - the meaning of each step of a plan. */
 #ifndef DCOMMI_STEPS_H
 #define DCOMMI_STEPS_H
 
-/* ==== include/dcomm/impl/steps_device.h ==================================================== */
+/* ==== include/dcomm/impl/engine/device/steps_device.h ====================================== */
 /* steps_device.h - steps whose operands are memory of the run's device: put on its queue; the lane
  * goes on when that has been seen to end. */
 #ifndef DCOMMI_STEPS_DEVICE_H
 #define DCOMMI_STEPS_DEVICE_H
 
-/* ==== include/dcomm/impl/copy_across.h ===================================================== */
+/* ==== include/dcomm/impl/engine/device/copy_across.h ======================================= */
 /* copy_across.h - a COPY between host memory and the run's device, through pinned slots: for plans
  * whose scratch is the host's. */
 #ifndef DCOMMI_COPY_ACROSS_H
 #define DCOMMI_COPY_ACROSS_H
 
-/* ==== include/dcomm/impl/step.h ============================================================ */
+/* ==== include/dcomm/impl/engine/step.h ===================================================== */
 /* step.h - what all steps of a plan share: how they end, what they find wrong. */
 #ifndef DCOMMI_STEP_H
 #define DCOMMI_STEP_H
 
-/* ==== include/dcomm/impl/frames.h ========================================================== */
+/* ==== include/dcomm/impl/engine/frames.h =================================================== */
 /* frames.h - a plan being executed: its lanes, and what its ranks and operands are in this process.
  */
 #ifndef DCOMMI_FRAMES_H
 #define DCOMMI_FRAMES_H
 
-/* ==== include/dcomm/impl/scratch.h ========================================================= */
+/* ==== include/dcomm/impl/engine/scratch.h ================================================== */
 /* scratch.h - memory for the scratch that plans expose (scratch_shared): a region of the context's
  * own, which peers on the host map as they map registered memory, in parts of DCOMMI_SHARED_SCRATCH
  * bytes. A run that finds no part free, or wants more, has ordinary memory instead, which peers
@@ -28958,14 +28958,14 @@ static void dcommi_captured_warn_net(void)
 #ifndef DCOMMI_SCRATCH_H
 #define DCOMMI_SCRATCH_H
 
-/* ==== include/dcomm/impl/copy_in.h ========================================================= */
+/* ==== include/dcomm/impl/engine/device/copy_in.h =========================================== */
 /* copy_in.h - receives whose message or whose place is device memory. What a device offers is asked
  * for (pull.h), wherever it is to go; what comes from the host's memory to a device goes through
  * pinned slots, and behind each part of it the fold of that part. */
 #ifndef DCOMMI_COPY_IN_H
 #define DCOMMI_COPY_IN_H
 
-/* ==== include/dcomm/impl/device_region.h =================================================== */
+/* ==== include/dcomm/impl/engine/device/device_region.h ===================================== */
 /* device_region.h - regions that are device memory: peers on this host open them once, by CUDA IPC,
  * and kernels read them where they lie.
  *
@@ -28977,7 +28977,7 @@ static void dcommi_captured_warn_net(void)
 #ifndef DCOMMI_DEVICE_REGION_H
 #define DCOMMI_DEVICE_REGION_H
 
-/* ==== include/dcomm/impl/gate.h ============================================================ */
+/* ==== include/dcomm/impl/engine/device/gate.h ============================================== */
 /* gate.h - operations in the order of a stream of the caller's. An event recorded on the stream is
  * polled before the run enters the engine, and the stream waits for a word of pinned memory that is
  * written when the run has ended, well or badly. Words are used again with a higher value, which is
@@ -28985,25 +28985,25 @@ static void dcommi_captured_warn_net(void)
 #ifndef DCOMMI_GATE_H
 #define DCOMMI_GATE_H
 
-/* ==== include/dcomm/impl/jobs.h ============================================================ */
+/* ==== include/dcomm/impl/engine/device/jobs.h ============================================== */
 /* jobs.h - work of a device's under way: what was put on a queue and is looked for at each pass of
  * progress, and the pinned memory through which bytes go between device and network. Nobody waits
  * for a device with the token; a job keeps its run, and the communicator from being closed. */
 #ifndef DCOMMI_JOBS_H
 #define DCOMMI_JOBS_H
 
-/* ==== include/dcomm/impl/device_cuda.h ===================================================== */
-/* device_cuda.h - the table of device.h by CUDA's runtime. Without DCOMM_WITH_CUDA there is no
+/* ==== include/dcomm/impl/device/cuda.h ===================================================== */
+/* cuda.h - the table of device.h by CUDA's runtime. Without DCOMM_WITH_CUDA there is no
  * device memory, and not a byte of CUDA. */
 #ifndef DCOMMI_DEVICE_CUDA_H
 #define DCOMMI_DEVICE_CUDA_H
 
-/* ==== include/dcomm/impl/cuda_shared.h ===================================================== */
+/* ==== include/dcomm/impl/device/cuda_shared.h ============================================== */
 /* cuda_shared.h - device memory that another process opens, by CUDA IPC. */
 #ifndef DCOMMI_CUDA_SHARED_H
 #define DCOMMI_CUDA_SHARED_H
 
-/* ==== include/dcomm/impl/cuda_base.h ======================================================= */
+/* ==== include/dcomm/impl/device/cuda_base.h ================================================ */
 /* cuda_base.h - what all calls of CUDA's runtime share: the current device, errors as sentences,
  * the driver's functions. */
 #ifndef DCOMMI_CUDA_BASE_H
@@ -29901,7 +29901,7 @@ static inline int dcommi_device_locate(const void *at)
 }
 
 #endif
-/* ==== include/dcomm/impl/region.h ========================================================== */
+/* ==== include/dcomm/impl/engine/region.h =================================================== */
 /* region.h - registered memory as the engine sees it: the regions of this rank, which it names in
  * the messages that point into them, and the cache of peers' regions that it has mapped.
  *
@@ -29914,12 +29914,12 @@ static inline int dcommi_device_locate(const void *at)
 #ifndef DCOMMI_REGION_H
 #define DCOMMI_REGION_H
 
-/* ==== include/dcomm/impl/match.h =========================================================== */
+/* ==== include/dcomm/impl/engine/match.h ==================================================== */
 /* match.h - the table in which messages and the steps that want them meet. */
 #ifndef DCOMMI_MATCH_H
 #define DCOMMI_MATCH_H
 
-/* ==== include/dcomm/impl/token.h =========================================================== */
+/* ==== include/dcomm/impl/engine/token.h ==================================================== */
 /* token.h - who may be inside a context. As long as only the thread that made it has come, that
  * thread enters by plain stores: an atomic exchange would wait for all its stores before, and those
  * are on their way to other cores. The first other thread ends this for good: it raises a flag, has
@@ -30234,14 +30234,14 @@ static void dcommi_match_clear(dcomm_comm *comm)
 }
 
 #endif
-/* ==== include/dcomm/impl/share.h =========================================================== */
+/* ==== include/dcomm/impl/transport/local/share.h =========================================== */
 /* share.h - memory that processes of one host share: an anonymous file, mapped by each of them. It
  * needs no room in /dev/shm, has no name, and is gone with the last process that has it open or
  * mapped, however that process ends. */
 #ifndef DCOMMI_SHARE_H
 #define DCOMMI_SHARE_H
 
-/* ==== include/dcomm/impl/huge.h ============================================================ */
+/* ==== include/dcomm/impl/base/huge.h ======================================================= */
 /* huge.h - address ranges placed so that huge pages fit, brought into memory without the risk of
  * SIGBUS, and collapsed onto huge pages. */
 #ifndef DCOMMI_HUGE_H
@@ -31719,33 +31719,33 @@ static void dcommi_device_regions_free(dcomm_context *context)
 }
 
 #endif
-/* ==== include/dcomm/impl/pull.h ============================================================ */
+/* ==== include/dcomm/impl/engine/pull.h ===================================================== */
 /* pull.h - COPY and REDUCE with operands in peers' memory. How a peer is read follows from what it
  * is to us: memory of a process on this host is read directly, any other is asked for by message,
  * as is what lies on a device, or is to go to one. The plan does not know. */
 #ifndef DCOMMI_PULL_H
 #define DCOMMI_PULL_H
 
-/* ==== include/dcomm/impl/copy_out.h ======================================================== */
+/* ==== include/dcomm/impl/engine/device/copy_out.h ========================================== */
 /* copy_out.h - what goes from a device to a peer: copied to a pinned slot, sent from there. A short
  * send goes as any other; a long one is offered, and its receiver asks for it part by part, as for
  * exposed memory, so that copying out, the network and copying in go on at once. */
 #ifndef DCOMMI_COPY_OUT_H
 #define DCOMMI_COPY_OUT_H
 
-/* ==== include/dcomm/impl/straight.h ======================================================== */
+/* ==== include/dcomm/impl/engine/device/straight.h ========================================== */
 /* straight.h - device memory that UCX sends and receives itself, between hosts, without a pinned
  * slot: who can, and what is under way. */
 #ifndef DCOMMI_STRAIGHT_H
 #define DCOMMI_STRAIGHT_H
 
-/* ==== include/dcomm/impl/moves.h =========================================================== */
+/* ==== include/dcomm/impl/engine/moves.h ==================================================== */
 /* moves.h - sends and receives of the engine: the payload goes along with the message, or, on one
  * host and when long, waits in the sender's memory until the receiver has read it. */
 #ifndef DCOMMI_MOVES_H
 #define DCOMMI_MOVES_H
 
-/* ==== include/dcomm/impl/verdict.h ========================================================= */
+/* ==== include/dcomm/impl/engine/coded/verdict.h ============================================ */
 /* verdict.h - how a compressed all-reduce ends where the numbers of some rank cannot be encoded, or a
  * sum is beyond f32: on every rank with the same status, and the communicator goes on.
  *
@@ -34314,11 +34314,11 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
         async);
 }
 
-/* One of the codec's steps, of what is filled in: coded_device.h. DCOMM_IN_PROGRESS: the lane will
+/* One of the codec's steps, of what is filled in: coded/device.h. DCOMM_IN_PROGRESS: the lane will
  * hear. */
 static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
                                            const dcommi_device_code *code, int32_t word);
-/* coded_sparse's, likewise (coded_sparse_device.h): a region's result, of which the last has all
+/* coded_sparse's, likewise (coded/sparse_device.h): a region's result, of which the last has all
  * written. DCOMM_OK: there are more to come. */
 static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
                                                    const dcomm_codec_place *place,
@@ -35722,7 +35722,7 @@ static void dcommi_comm_check(dcomm_comm *comm, double now)
 }
 
 #endif
-/* ==== include/dcomm/impl/refusal.h ========================================================= */
+/* ==== include/dcomm/impl/engine/refusal.h ================================================== */
 /* refusal.h - collectives that a rank refuses because of its arguments. It takes the operation's
  * number all the same and says so to the others, which then fail with that sentence instead of
  * waiting. Each rank that learns of it passes it on once, to ranks at powers of two, as errors are;
@@ -36718,7 +36718,7 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
 }
 
 #endif
-/* ==== include/dcomm/impl/control.h ========================================================= */
+/* ==== include/dcomm/impl/engine/control.h ================================================== */
 /* control.h - the control connections: a TCP connection of ours between two ranks on different
  * hosts. When it ends without a goodbye, the other process has ended.
  *
@@ -37478,7 +37478,7 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
 }
 
 #endif
-/* ==== include/dcomm/impl/float_env.h ======================================================= */
+/* ==== include/dcomm/impl/base/float_env.h ================================================== */
 /* float_env.h - how this thread computes with floats: flushing of denormals, rounding. Ranks that
  * differ in it fold the same contributions to different bits. */
 #ifndef DCOMMI_FLOAT_ENV_H
@@ -37526,19 +37526,19 @@ static void dcommi_float_env_text(uint32_t env, char *text, size_t room)
 }
 
 #endif
-/* ==== include/dcomm/impl/local.h =========================================================== */
+/* ==== include/dcomm/impl/transport/local/local.h =========================================== */
 /* local.h - the transport between the processes of one host: messages through fifos in memory that
  * they map from each other (fifo.h, hand.h), and memory of the user's that they map likewise. */
 #ifndef DCOMMI_LOCAL_H
 #define DCOMMI_LOCAL_H
 
-/* ==== include/dcomm/impl/local_peer.h ====================================================== */
-/* local_peer.h - what the transport between the processes of a host knows of each: the fifo in
+/* ==== include/dcomm/impl/transport/local/peer.h ============================================ */
+/* peer.h - what the transport between the processes of a host knows of each: the fifo in
  * which it writes to us, ours at it, and what has found no room yet. */
 #ifndef DCOMMI_LOCAL_PEER_H
 #define DCOMMI_LOCAL_PEER_H
 
-/* ==== include/dcomm/impl/fifo.h ============================================================ */
+/* ==== include/dcomm/impl/transport/local/fifo.h ============================================ */
 /* fifo.h - a queue of records in memory that one process writes and one reads: how messages go
  * between two processes of a host. A record is a word, which is written last and says that the rest
  * is there, a header and a payload, in whole cache lines: a short message is one line, and its way
@@ -37887,7 +37887,7 @@ static inline void dcommi_fifo_leave(dcommi_fifo_end *writer)
 }
 
 #endif
-/* ==== include/dcomm/impl/hand.h ============================================================ */
+/* ==== include/dcomm/impl/transport/local/hand.h ============================================ */
 /* hand.h - descriptors handed from one process of a host to another. Each context listens on a Unix
  * socket whose name is random and stands in no file system (the abstract namespace). Processes of
  * another network namespace do not see that name: for them it opens a door (door.h) as well. To
@@ -37900,7 +37900,7 @@ static inline void dcommi_fifo_leave(dcommi_fifo_end *writer)
 #ifndef DCOMMI_HAND_H
 #define DCOMMI_HAND_H
 
-/* ==== include/dcomm/impl/door.h ============================================================ */
+/* ==== include/dcomm/impl/transport/local/door.h ============================================ */
 /* door.h - Unix sockets that stand in /dev/shm, for processes that share it but not the network
  * namespace, to which abstract names belong.
  *
@@ -38421,7 +38421,7 @@ static void dcommi_hands_close(dcommi_hands *h)
 }
 
 #endif
-/* ==== include/dcomm/impl/watch.h =========================================================== */
+/* ==== include/dcomm/impl/transport/local/watch.h =========================================== */
 /* watch.h - sees the processes of this host end, zombies among them: by a pidfd where they have a
  * number here, else by a lock. */
 #ifndef DCOMMI_WATCH_H
@@ -39722,7 +39722,7 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
 }
 
 #endif
-/* ==== include/dcomm/impl/pause.h =========================================================== */
+/* ==== include/dcomm/impl/base/pause.h ====================================================== */
 /* pause.h - waiting for a moment, without the core being given away. */
 #ifndef DCOMMI_PAUSE_H
 #define DCOMMI_PAUSE_H
@@ -39761,18 +39761,18 @@ static unsigned dcommi_pauses_within(double seconds)
 }
 
 #endif
-/* ==== include/dcomm/impl/topo.h ============================================================ */
+/* ==== include/dcomm/impl/boot/topo.h ======================================================= */
 /* topo.h - finds out, with hwloc, where on its machine this process runs. */
 #ifndef DCOMMI_TOPO_H
 #define DCOMMI_TOPO_H
 
-/* ==== include/dcomm/impl/ucx_iface.h ======================================================= */
-/* ucx_iface.h - which network interface connects this host with the others. */
+/* ==== include/dcomm/impl/transport/ucx/iface.h ============================================= */
+/* iface.h - which network interface connects this host with the others. */
 #ifndef DCOMMI_UCX_IFACE_H
 #define DCOMMI_UCX_IFACE_H
 
-/* ==== include/dcomm/impl/ucx_config.h ====================================================== */
-/* ucx_config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
+/* ==== include/dcomm/impl/transport/ucx/config.h ============================================ */
+/* config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
  * codes as ours. */
 #ifndef DCOMMI_UCX_CONFIG_H
 #define DCOMMI_UCX_CONFIG_H
@@ -40422,20 +40422,20 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 }
 
 #endif
-/* ==== include/dcomm/impl/ucx.h ============================================================= */
+/* ==== include/dcomm/impl/transport/ucx/ucx.h =============================================== */
 /* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
  * interface. */
 #ifndef DCOMMI_UCX_H
 #define DCOMMI_UCX_H
 
-/* ==== include/dcomm/impl/ucx_parts.h ======================================================= */
-/* ucx_parts.h - a long message in parts, each of them over a connection of its own: cut by the
+/* ==== include/dcomm/impl/transport/ucx/parts.h ============================================= */
+/* parts.h - a long message in parts, each of them over a connection of its own: cut by the
  * sender, brought together where it is received. */
 #ifndef DCOMMI_UCX_PARTS_H
 #define DCOMMI_UCX_PARTS_H
 
-/* ==== include/dcomm/impl/ucx_peer.h ======================================================== */
-/* ucx_peer.h - one UCX worker's state: its peers and their endpoints, each of which is a connection
+/* ==== include/dcomm/impl/transport/ucx/peer.h ============================================== */
+/* peer.h - one UCX worker's state: its peers and their endpoints, each of which is a connection
  * of its own, the sends and fetches under way, the messages that the engine keeps. */
 #ifndef DCOMMI_UCX_PEER_H
 #define DCOMMI_UCX_PEER_H
@@ -42313,31 +42313,31 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
 }
 
 #endif
-/* ==== include/dcomm/impl/select.h ========================================================== */
+/* ==== include/dcomm/impl/comm/select.h ===================================================== */
 /* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
  * share. */
 #ifndef DCOMMI_SELECT_H
 #define DCOMMI_SELECT_H
 
-/* ==== include/dcomm/impl/choose.h ========================================================== */
+/* ==== include/dcomm/impl/comm/choose.h ===================================================== */
 /* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
  * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
 #ifndef DCOMMI_CHOOSE_H
 #define DCOMMI_CHOOSE_H
 
-/* ==== include/dcomm/impl/correction.h ====================================================== */
+/* ==== include/dcomm/impl/model/correction.h ================================================ */
 /* correction.h - factors by which trials correct the model's prices of all-reduces within a host.
  */
 #ifndef DCOMMI_CORRECTION_H
 #define DCOMMI_CORRECTION_H
 
-/* ==== include/dcomm/impl/algo_table.h ====================================================== */
-/* algo_table.h - the table of all algorithms. */
+/* ==== include/dcomm/impl/algo/table.h ====================================================== */
+/* table.h - the table of all algorithms. */
 #ifndef DCOMMI_ALGO_TABLE_H
 #define DCOMMI_ALGO_TABLE_H
 
-/* ==== include/dcomm/impl/algo_alltoall.h =================================================== */
-/* algo_alltoall.h - all-to-all: pairwise, linear and Bruck's.
+/* ==== include/dcomm/impl/algo/alltoall.h =================================================== */
+/* alltoall.h - all-to-all: pairwise, linear and Bruck's.
  *
  * pairwise: in round k = 1 .. N/2 each rank exchanges with the ranks k ahead and k behind, so that
  * few messages are under way at a time; (N-1) blocks per rank, N/2 rounds. In place, only the
@@ -42352,8 +42352,8 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
 #ifndef DCOMMI_ALGO_ALLTOALL_H
 #define DCOMMI_ALGO_ALLTOALL_H
 
-/* ==== include/dcomm/impl/algo_parts.h ====================================================== */
-/* algo_parts.h - what several families of algorithms share: how a buffer is cut into the blocks of
+/* ==== include/dcomm/impl/algo/parts.h ====================================================== */
+/* parts.h - what several families of algorithms share: how a buffer is cut into the blocks of
  * the ranks, chunk loops, folds in rank order. */
 #ifndef DCOMMI_ALGO_PARTS_H
 #define DCOMMI_ALGO_PARTS_H
@@ -42918,16 +42918,16 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_bruck_v.h ==================================================== */
-/* algo_bruck_v.h - Bruck's all-to-all with blocks of any length: Bruck, Ho, Kipnis, Upfal and
+/* ==== include/dcomm/impl/algo/bruck_v.h ==================================================== */
+/* bruck_v.h - Bruck's all-to-all with blocks of any length: Bruck, Ho, Kipnis, Upfal and
  * Weathersby, IEEE TPDS 8 (1997). ceil(log2 N) steps; in step k all blocks whose distance to go has
  * bit k set travel 2^k ranks in one message. Each rank knows which rank's block it holds for each
- * distance, and so how long it is (algo_counts.h); blocks wait where they arrived. */
+ * distance, and so how long it is (algo/counts.h); blocks wait where they arrived. */
 #ifndef DCOMMI_ALGO_BRUCK_V_H
 #define DCOMMI_ALGO_BRUCK_V_H
 
-/* ==== include/dcomm/impl/algo_counts.h ===================================================== */
-/* algo_counts.h - all-to-all-v by algorithms that pass blocks on, who must know how long those of
+/* ==== include/dcomm/impl/algo/counts.h ===================================================== */
+/* counts.h - all-to-all-v by algorithms that pass blocks on, who must know how long those of
  * others are, where each rank knows its own lengths only: in two stages. In the first, ranks
  * all-gather their rows of counts; what they agree on makes the plan of the second. Where the
  * counts of all are known beforehand (dcomm_coll_opts.matrix, and in the checker) there is no first
@@ -43076,8 +43076,8 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, 
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_doubling.h =================================================== */
-/* algo_doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
+/* ==== include/dcomm/impl/algo/doubling.h =================================================== */
+/* doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
  *
  * recursive_doubling (all-reduce): in step k each rank exchanges all that it has with the rank
  * whose number differs in bit k; log2 N steps of S. For other rank counts, the first 2(N-2^k) ranks
@@ -43656,10 +43656,10 @@ static dcomm_status dcommi_bruck_v(const dcommi_shape *s, dcommi_builder *b)
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_coded_hier.h ================================================= */
-/* algo_coded_hier.h - compressed all-reduce over several hosts, compressed between them only:
+/* ==== include/dcomm/impl/algo/coded/hier.h ================================================= */
+/* hier.h - compressed all-reduce over several hosts, compressed between them only:
  * within a host ranks reduce-scatter exactly, owners of a shard exchange it encoded, then each host
- * all-gathers. The levels overlap as in algo_hier.h, whose pipeline this is.
+ * all-gathers. The levels overlap as in hier/hier.h, whose pipeline this is.
  *
  * Feedback keeps what the encoder of a shard loses of its host's sum: the owner of a shard has a
  * residual for that shard only. With two shots, what the second one loses goes there too, for the
@@ -43667,8 +43667,8 @@ static dcomm_status dcommi_bruck_v(const dcommi_shape *s, dcommi_builder *b)
 #ifndef DCOMMI_ALGO_CODED_HIER_H
 #define DCOMMI_ALGO_CODED_HIER_H
 
-/* ==== include/dcomm/impl/algo_coded.h ====================================================== */
-/* algo_coded.h - compressed all-reduce of f32: contributions travel encoded, and are decoded, added
+/* ==== include/dcomm/impl/algo/coded/coded.h ================================================ */
+/* coded.h - compressed all-reduce of f32: contributions travel encoded, and are decoded, added
  * in f32 in rank order, and encoded once more by one rank only, so that all end with the same bits.
  *
  * coded_allgather: everybody sends its encoding to everybody, who decodes and adds all of them.
@@ -44128,9 +44128,9 @@ static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder 
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_hier.h ======================================================= */
-/* algo_hier.h - hierarchical all-reduce and broadcast over any number of levels: the plans of the
- * tiers (algo_hier_tree.h), called chunk by chunk.
+/* ==== include/dcomm/impl/algo/hier/hier.h ================================================== */
+/* hier.h - hierarchical all-reduce and broadcast over any number of levels: the plans of the
+ * tiers (hier/tree.h), called chunk by chunk.
  *
  * hier: in each tier but the last the ranks reduce-scatter what they hold, first the ranks of the
  * lowest groups, then those who hold the same part, and so on, so that within each of the coarsest
@@ -44142,12 +44142,12 @@ static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder 
  * hier_leader: one shard. Each tier reduces to its first rank, those of all hosts all-reduce, and
  * each tier broadcasts.
  *
- * The tiers overlap, as phases of a pipeline (algo_hier_pipe.h). */
+ * The tiers overlap, as phases of a pipeline (hier/pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_H
 #define DCOMMI_ALGO_HIER_H
 
-/* ==== include/dcomm/impl/algo_hier_digits.h ================================================ */
-/* algo_hier_digits.h - all-to-all over any number of levels, where the coarsest groups (hosts) are
+/* ==== include/dcomm/impl/algo/hier/digits.h ================================================ */
+/* digits.h - all-to-all over any number of levels, where the coarsest groups (hosts) are
  * of equal size: ranks only talk to those of the same place.
  *
  * A block goes to owner number x of a host. x has a digit for each tier but the last, which says
@@ -44156,20 +44156,20 @@ static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder 
  * tier rank x of each host exchanges with ranks x of the others. So N blocks of each rank go
  * through every tier, all that go to one rank as one message, and across hosts no more than must.
  * Between exchanges blocks are sorted so that those for one part lie together. Pieces of blocks
- * make chunks, and the tiers overlap (algo_hier_pipe.h). */
+ * make chunks, and the tiers overlap (hier/pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_DIGITS_H
 #define DCOMMI_ALGO_HIER_DIGITS_H
 
-/* ==== include/dcomm/impl/algo_hier_order.h ================================================= */
-/* algo_hier_order.h - blocks of all ranks in the order that keeps groups together, so that what
+/* ==== include/dcomm/impl/algo/hier/order.h ================================================= */
+/* order.h - blocks of all ranks in the order that keeps groups together, so that what
  * belongs to a group is one stretch of memory: where it lies, how it gets there, and calls of the
  * tiers on such stretches. Long blocks are cut into pieces, and a chunk is a piece of every block.
  */
 #ifndef DCOMMI_ALGO_HIER_ORDER_H
 #define DCOMMI_ALGO_HIER_ORDER_H
 
-/* ==== include/dcomm/impl/algo_hier_blocks.h ================================================ */
-/* algo_hier_blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
+/* ==== include/dcomm/impl/algo/hier/blocks.h ================================================ */
+/* blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
  * cross between groups once.
  *
  * The groups exchange pairwise, in rounds; in round t a group sends to the one t further on. Rank i
@@ -44178,19 +44178,19 @@ static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder 
  * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
  * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
  * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
- * message (algo_hier_digits.h: where groups are divided alike). What a round does within the group
+ * message (hier/digits.h: where groups are divided alike). What a round does within the group
  * overlaps with other rounds' messages. */
 #ifndef DCOMMI_ALGO_HIER_BLOCKS_H
 #define DCOMMI_ALGO_HIER_BLOCKS_H
 
-/* ==== include/dcomm/impl/algo_hier_parts.h ================================================= */
-/* algo_hier_parts.h - what the hierarchical algorithms share: who is in which group, and the
+/* ==== include/dcomm/impl/algo/hier/parts.h ================================================= */
+/* parts.h - what the hierarchical algorithms share: who is in which group, and the
  * sub-plans of the levels. */
 #ifndef DCOMMI_ALGO_HIER_PARTS_H
 #define DCOMMI_ALGO_HIER_PARTS_H
 
-/* ==== include/dcomm/impl/algo_direct.h ===================================================== */
-/* algo_direct.h - direct exchange: every rank talks to every other, or all to one. Few steps, and
+/* ==== include/dcomm/impl/algo/direct.h ===================================================== */
+/* direct.h - direct exchange: every rank talks to every other, or all to one. Few steps, and
  * folds in rank order.
  *
  * Short blocks travel as messages. Long ones are offered to the peers (EXPOSE), who read them where
@@ -44559,8 +44559,8 @@ static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builde
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_misc.h ======================================================= */
-/* algo_misc.h - barrier, gather, scatter, send and receive.
+/* ==== include/dcomm/impl/algo/misc.h ======================================================= */
+/* misc.h - barrier, gather, scatter, send and receive.
  *
  * barrier, dissemination: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
  * IJPP 17 (1988): in step k each rank signals the one 2^k ahead and waits for the one 2^k behind.
@@ -44751,8 +44751,8 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_ring.h ======================================================= */
-/* algo_ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
+/* ==== include/dcomm/impl/algo/ring.h ======================================================= */
+/* ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
  *
  * Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
  * JPDC 69 (2009). The buffer is one block per rank. In step u of the reduce-scatter, each rank
@@ -45028,8 +45028,8 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_tree.h ======================================================= */
-/* algo_tree.h - trees: binomial, and two binary trees that share the work.
+/* ==== include/dcomm/impl/algo/tree.h ======================================================= */
+/* tree.h - trees: binomial, and two binary trees that share the work.
  *
  * binomial: ceil(log2 N) steps; the root sends or receives S in each.
  * tree: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
@@ -46270,15 +46270,15 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_hier_pipe.h ================================================== */
-/* algo_hier_pipe.h - phases of many chunks, a lane for each phase: a chunk's phase waits for the
+/* ==== include/dcomm/impl/algo/hier/pipe.h ================================================== */
+/* pipe.h - phases of many chunks, a lane for each phase: a chunk's phase waits for the
  * one before of the same chunk, so that phases of different levels run at once. Two such pipelines
  * take chunks in turn, so that the network never waits for the end of a chunk. */
 #ifndef DCOMMI_ALGO_HIER_PIPE_H
 #define DCOMMI_ALGO_HIER_PIPE_H
 
-/* ==== include/dcomm/impl/algo_hier_tree.h ================================================== */
-/* algo_hier_tree.h - the groups of all levels as a tree of stretches of the order of ranks: who
+/* ==== include/dcomm/impl/algo/hier/tree.h ================================================== */
+/* tree.h - the groups of all levels as a tree of stretches of the order of ranks: who
  * owns which shard in a group, and with whom a rank works at each level.
  *
  * The tiers of a rank: in tier 0 the ranks of its lowest group, in tier 1 those of them who own the
@@ -47036,8 +47036,8 @@ static dcomm_status dcommi_hier_alltoall_by_digits(dcommi_hier *h)
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_hier_leader.h ================================================ */
-/* algo_hier_leader.h - reduce-scatter, all-gather and all-to-all through leaders, over any number
+/* ==== include/dcomm/impl/algo/hier/leader.h ================================================ */
+/* leader.h - reduce-scatter, all-gather and all-to-all through leaders, over any number
  * of levels: only the first rank of each group talks to other groups.
  *
  * Reduce-scatter: in each tier but the last, first ranks reduce all blocks; those of all hosts
@@ -47045,7 +47045,7 @@ static dcomm_status dcommi_hier_alltoall_by_digits(dcommi_hier *h)
  * gathers to its first rank, those of all hosts all-gather, and each tier broadcasts all.
  * All-to-all: each tier gathers all blocks of its ranks; those who hold a host's sort them by the
  * host where they go, exchange, sort what came by the rank that it is for, and each tier scatters.
- * All in chunks, the tiers overlapping (algo_hier_pipe.h). */
+ * All in chunks, the tiers overlapping (hier/pipe.h). */
 #ifndef DCOMMI_ALGO_HIER_LEADER_H
 #define DCOMMI_ALGO_HIER_LEADER_H
 
@@ -47657,8 +47657,8 @@ static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_coded_linear.h =============================================== */
-/* algo_coded_linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
+/* ==== include/dcomm/impl/algo/coded/linear.h =============================================== */
+/* linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
  * before it is decoded, by an exact all-reduce of so few numbers. randk: of k values. powersgd: of
  * P, from which, made orthonormal, each rank makes its Q, and of Q, once or in several turns
  * (Vogels, Karimireddy and Jaggi, NeurIPS 2019). */
@@ -47764,8 +47764,8 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_coded_ring.h ================================================= */
-/* algo_coded_ring.h - compressed ring all-reduce, for comparison: every hop decodes what comes,
+/* ==== include/dcomm/impl/algo/coded/ring.h ================================================= */
+/* ring.h - compressed ring all-reduce, for comparison: every hop decodes what comes,
  * adds its own contribution and encodes the partial sum again. 2(N-1)/N encodings per rank like two
  * shots, but N roundings of growing sums: the error grows with N (docs/codecs.md). The all-gather
  * passes encodings on as they are, so all ranks end with the same bits.
@@ -47925,8 +47925,8 @@ static dcomm_status dcommi_coded_ring(const dcommi_shape *s, dcommi_builder *b)
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_coded_sparse.h =============================================== */
-/* algo_coded_sparse.h - compressed all-reduce for codecs that send some elements only, after
+/* ==== include/dcomm/impl/algo/coded/sparse.h =============================================== */
+/* sparse.h - compressed all-reduce for codecs that send some elements only, after
  * Ok-Topk (Li and Hoefler, PPoPP 2022): each rank selects, all agree on regions of the index space
  * that hold about equally many of the selected elements, the owner of a region adds up what was
  * selected of it and selects again, and everybody gets its result. 2(N-1)/N encodings per rank,
@@ -48169,8 +48169,8 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_hier_note.h ================================================== */
-/* algo_hier_note.h - what of the groups the hierarchical algorithms leave aside, and why: for
+/* ==== include/dcomm/impl/algo/hier/note.h ================================================== */
+/* note.h - what of the groups the hierarchical algorithms leave aside, and why: for
  * people who wonder what hier does on their machines. */
 #ifndef DCOMMI_ALGO_HIER_NOTE_H
 #define DCOMMI_ALGO_HIER_NOTE_H
@@ -48239,10 +48239,10 @@ static void dcommi_hier_note(const dcommi_shape *s, char *text, size_t len)
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_hier_v.h ===================================================== */
-/* algo_hier_v.h - hierarchical all-to-all-v: a block is handed to who stands for its target on its
- * own host (algo_hier_blocks.h), who sends what the whole host has for that target as one message.
- * Who passes blocks on must know how long they are: algo_counts.h. */
+/* ==== include/dcomm/impl/algo/hier/alltoall_v.h ============================================ */
+/* alltoall_v.h - hierarchical all-to-all-v: a block is handed to who stands for its target on its
+ * own host (hier/blocks.h), who sends what the whole host has for that target as one message.
+ * Who passes blocks on must know how long they are: algo/counts.h. */
 #ifndef DCOMMI_ALGO_HIER_V_H
 #define DCOMMI_ALGO_HIER_V_H
 
@@ -48422,8 +48422,8 @@ static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder 
 }
 
 #endif
-/* ==== include/dcomm/impl/algo_staged.h ===================================================== */
-/* algo_staged.h - collectives of a host by way of memory that its ranks map from each other: a rank
+/* ==== include/dcomm/impl/algo/staged.h ===================================================== */
+/* staged.h - collectives of a host by way of memory that its ranks map from each other: a rank
  * copies what others need of it, chunk by chunk, into slots of its own scratch, tells them, and
  * they read it there. Each byte is copied in once, however many read it, while it is in a cache,
  * and without the kernel; messages copy it once for each reader, and reads of ordinary memory go
@@ -49169,7 +49169,7 @@ static int64_t dcommi_correction_of(const dcommi_corrections corrections[DCOMMI_
 }
 
 #endif
-/* ==== include/dcomm/impl/script.h ========================================================== */
+/* ==== include/dcomm/impl/engine/fast/script.h ============================================== */
 /* script.h - a short plan written out: every expression of its one lane evaluated and every loop
  * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
  * plans whose steps are all known beforehand and complete by themselves have one. */
@@ -51606,8 +51606,8 @@ DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *sta
 }
 
 #endif
-/* ==== include/dcomm/impl/comm_shrink.h ===================================================== */
-/* comm_shrink.h - a communicator of those ranks that are left.
+/* ==== include/dcomm/impl/comm/shrink.h ===================================================== */
+/* shrink.h - a communicator of those ranks that are left.
  *
  * The parent may be beyond use, so the id of a shrunk communicator comes from what the survivors
  * know alike: who they are, and the number of the attempt. Ranks may have tried a different number
@@ -52247,27 +52247,27 @@ static inline uint32_t dcommi_express_run(dcommi_express *e)
 }
 
 #endif
-/* ==== include/dcomm/impl/coded_device.h ==================================================== */
-/* coded_device.h - the codec's steps of a run whose operands lie on a device: the kernels of
+/* ==== include/dcomm/impl/engine/coded/device.h ============================================= */
+/* device.h - the codec's steps of a run whose operands lie on a device: the kernels of
  * cuda.h, so that only encodings leave it. What kernels find in the data comes back in a report,
  * and in a ledger where one is kept. */
 #ifndef DCOMMI_CODED_DEVICE_H
 #define DCOMMI_CODED_DEVICE_H
 
-/* ==== include/dcomm/impl/coded_linear_device.h ============================================= */
-/* coded_linear_device.h - coded_linear.h's steps of powersgd where the run's operands lie on a
+/* ==== include/dcomm/impl/engine/coded/linear_device.h ====================================== */
+/* linear_device.h - coded_linear.h's steps of powersgd where the run's operands lie on a
  * device: by kernels on queue IN, so that only P and Q leave it. */
 #ifndef DCOMMI_CODED_LINEAR_DEVICE_H
 #define DCOMMI_CODED_LINEAR_DEVICE_H
 
-/* ==== include/dcomm/impl/feedback_kernels.h ================================================ */
+/* ==== include/dcomm/impl/engine/coded/feedback_kernels.h =================================== */
 /* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device:
  * what feedback.h does to arrays, by kernels on queue IN. The codec takes f32, so bf16 is widened
  * before it and rounded behind. */
 #ifndef DCOMMI_FEEDBACK_KERNELS_H
 #define DCOMMI_FEEDBACK_KERNELS_H
 
-/* ==== include/dcomm/impl/feedback_device.h ================================================= */
+/* ==== include/dcomm/impl/engine/coded/feedback_device.h ==================================== */
 /* feedback_device.h - error feedback whose residuals lie on a device: they move there with the
  * first all-reduce of device memory, and the codec's kernels read and write them.
  *
@@ -52278,20 +52278,20 @@ static inline uint32_t dcommi_express_run(dcommi_express *e)
 #ifndef DCOMMI_FEEDBACK_DEVICE_H
 #define DCOMMI_FEEDBACK_DEVICE_H
 
-/* ==== include/dcomm/impl/coded.h =========================================================== */
+/* ==== include/dcomm/impl/engine/coded/coded.h ============================================== */
 /* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
  * know of the codec. */
 #ifndef DCOMMI_CODED_H
 #define DCOMMI_CODED_H
 
-/* ==== include/dcomm/impl/coded_linear.h ==================================================== */
-/* coded_linear.h - the codec's steps where its encodings are summed before they are decoded: which
+/* ==== include/dcomm/impl/engine/coded/linear.h ============================================= */
+/* linear.h - the codec's steps where its encodings are summed before they are decoded: which
  * parts of them, and PowerSGD's two products with a sum between them. */
 #ifndef DCOMMI_CODED_LINEAR_H
 #define DCOMMI_CODED_LINEAR_H
 
-/* ==== include/dcomm/impl/coded_run.h ======================================================= */
-/* coded_run.h - what the run of a compressed plan brings along for its codec. */
+/* ==== include/dcomm/impl/engine/coded/run.h ================================================ */
+/* run.h - what the run of a compressed plan brings along for its codec. */
 #ifndef DCOMMI_CODED_RUN_H
 #define DCOMMI_CODED_RUN_H
 
@@ -52311,10 +52311,10 @@ typedef struct dcommi_coded {
     dcomm_ledger *replaced;             /* what the feedback state had instead */
     void *workspace;
     size_t workspace_len;
-    bool linear;        /* encodings are summed before they are decoded (coded_linear.h), */
+    bool linear;        /* encodings are summed before they are decoded (coded/linear.h), */
     const float *whole; /* of these numbers, which may be a device's, */
     size_t count;       /* so many */
-    struct dcommi_spread *spread; /* of a sparse exchange (coded_sparse.h); NULL: not needed yet */
+    struct dcommi_spread *spread; /* of a sparse exchange (coded/sparse.h); NULL: not needed yet */
     dcomm_status found;           /* this rank's verdict (verdict.h), */
     char said[DCOMMI_MESSAGE_MAX]; /* and its sentence */
 } dcommi_coded;
@@ -52583,14 +52583,14 @@ static dcomm_status dcommi_linear_remember(dcommi_coded *c, const void *wire)
 }
 
 #endif
-/* ==== include/dcomm/impl/coded_sparse.h ==================================================== */
-/* coded_sparse.h - the codec's steps of coded_sparse (algo_coded_sparse.h). With error feedback a
+/* ==== include/dcomm/impl/engine/coded/sparse.h ============================================= */
+/* sparse.h - the codec's steps of coded_sparse (algo_coded_sparse.h). With error feedback a
  * residual is cleared where the element is in the result: of what this rank selected and no owner
  * did, all goes back, and what an owner's rounding took away goes to the owner's residual. */
 #ifndef DCOMMI_CODED_SPARSE_H
 #define DCOMMI_CODED_SPARSE_H
 
-/* ==== include/dcomm/impl/exchange.h ======================================================== */
+/* ==== include/dcomm/impl/codec/exchange.h ================================================== */
 /* exchange.h - what a sparse all-reduce does with the elements that ranks selected: cut the index
  * space into regions that hold about equally many of them, pack those of a region, add up what
  * arrives, select again.
@@ -53239,7 +53239,7 @@ static void dcommi_spread_offer(const dcomm_codec *codec, size_t count, dcommi_c
 }
 
 #endif
-/* ==== include/dcomm/impl/convert.h ========================================================= */
+/* ==== include/dcomm/impl/base/convert.h ==================================================== */
 /* convert.h - floats of any width to f32, and back, element by element and wherever they lie. A NaN
  * becomes the canonical one (kernels/math.h), so that devices do the same. */
 #ifndef DCOMMI_CONVERT_H
@@ -54598,8 +54598,8 @@ static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dc
 }
 
 #endif
-/* ==== include/dcomm/impl/coded_sparse_device.h ============================================= */
-/* coded_sparse_device.h - what coded_sparse.h's steps do where the elements lie on a device: only
+/* ==== include/dcomm/impl/engine/coded/sparse_device.h ====================================== */
+/* sparse_device.h - what coded_sparse.h's steps do where the elements lie on a device: only
  * what was selected leaves it, and what comes back are pairs of index and value, those of the
  * result and those that go back into the residual. */
 #ifndef DCOMMI_CODED_SPARSE_DEVICE_H
@@ -56306,7 +56306,7 @@ DCOMM_API dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *c
 }
 
 #endif
-/* ==== include/dcomm/impl/overlap.h ========================================================= */
+/* ==== include/dcomm/impl/comm/overlap.h ==================================================== */
 /* overlap.h - buffers of one call that overlap. A call that reads what it has already written gives
  * wrong numbers, other ones on each rank, so it is refused. */
 #ifndef DCOMMI_OVERLAP_H
@@ -57170,7 +57170,7 @@ DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, 
 }
 
 #endif
-/* ==== include/dcomm/impl/requests.h ======================================================== */
+/* ==== include/dcomm/impl/comm/requests.h =================================================== */
 /* requests.h - what comes after a call that does not block: waiting, asking; and groups, whose
  * calls begin together at their end. */
 #ifndef DCOMMI_REQUESTS_H
@@ -57474,13 +57474,13 @@ DCOMM_API dcomm_status dcomm_group_end(void)
 }
 
 #endif
-/* ==== include/dcomm/impl/api_mem.h ========================================================= */
+/* ==== include/dcomm/impl/comm/api_mem.h ==================================================== */
 /* api_mem.h - registered memory for the caller: allocated, looked up, freed. Of devices' there is
  * api_mem_device.h. */
 #ifndef DCOMMI_API_MEM_H
 #define DCOMMI_API_MEM_H
 
-/* ==== include/dcomm/impl/api_mem_device.h ================================================== */
+/* ==== include/dcomm/impl/comm/api_mem_device.h ============================================= */
 /* api_mem_device.h - device memory for the caller that peers may open: allocated, given to
  * contexts, looked up, freed. */
 #ifndef DCOMMI_API_MEM_DEVICE_H
@@ -57883,7 +57883,7 @@ DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info)
 }
 
 #endif
-/* ==== include/dcomm/impl/api_tune.h ======================================================== */
+/* ==== include/dcomm/impl/comm/api_tune.h =================================================== */
 /* api_tune.h - the public read-out of algorithms and plans. */
 #ifndef DCOMMI_API_TUNE_H
 #define DCOMMI_API_TUNE_H
@@ -58058,7 +58058,7 @@ DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t c
 }
 
 #endif
-/* ==== include/dcomm/impl/api_explain.h ===================================================== */
+/* ==== include/dcomm/impl/comm/api_explain.h ================================================ */
 /* api_explain.h - the public read-out of the choice: every algorithm with its price. */
 #ifndef DCOMMI_API_EXPLAIN_H
 #define DCOMMI_API_EXPLAIN_H
@@ -58247,7 +58247,7 @@ DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 }
 
 #endif
-/* ==== include/dcomm/impl/api_paths.h ======================================================= */
+/* ==== include/dcomm/impl/comm/api_paths.h ================================================== */
 /* api_paths.h - the public read-out of the paths that bytes of device memory may go, priced. */
 #ifndef DCOMMI_API_PATHS_H
 #define DCOMMI_API_PATHS_H
@@ -58362,13 +58362,13 @@ DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nr
 }
 
 #endif
-/* ==== include/dcomm/impl/tune_comm.h ======================================================= */
+/* ==== include/dcomm/impl/comm/tune_comm.h ================================================== */
 /* tune_comm.h - the numbers of a communicator: rank 0's, given, from a file, from before, or
  * measured. */
 #ifndef DCOMMI_TUNE_COMM_H
 #define DCOMMI_TUNE_COMM_H
 
-/* ==== include/dcomm/impl/tune_cache.h ====================================================== */
+/* ==== include/dcomm/impl/comm/tune_cache.h ================================================= */
 /* tune_cache.h - tunings that outlive the process: one text file for each machine, arrangement of
  * ranks and version of the library, in the user's cache directory. Only rank 0 reads and writes. */
 #ifndef DCOMMI_TUNE_CACHE_H
@@ -58472,26 +58472,26 @@ static void dcommi_tune_cache_save(uint64_t key, const dcomm_tuning *tuning)
 }
 
 #endif
-/* ==== include/dcomm/impl/tune_trial.h ====================================================== */
+/* ==== include/dcomm/impl/comm/tune_trial.h ================================================= */
 /* tune_trial.h - trials of whole all-reduces on ranks of one host. How caches and cores are shared
  * there shows in calls as they are, not in pairs that exchange or read one piece: the algorithms
  * that the model finds cheap are timed at a few sizes, and correct its prices. */
 #ifndef DCOMMI_TUNE_TRIAL_H
 #define DCOMMI_TUNE_TRIAL_H
 
-/* ==== include/dcomm/impl/tune_measure.h ==================================================== */
+/* ==== include/dcomm/impl/comm/tune_measure.h =============================================== */
 /* tune_measure.h - what things cost on a communicator, as its ranks measure it: rank 0's times
  * count, and all ranks take part. */
 #ifndef DCOMMI_TUNE_MEASURE_H
 #define DCOMMI_TUNE_MEASURE_H
 
-/* ==== include/dcomm/impl/tune_rounds.h ===================================================== */
+/* ==== include/dcomm/impl/comm/tune_rounds.h ================================================ */
 /* tune_rounds.h - probes that run in turn, round by round, on a communicator of their own. Rank 0's
  * times count; all ranks take part in the same probes. */
 #ifndef DCOMMI_TUNE_ROUNDS_H
 #define DCOMMI_TUNE_ROUNDS_H
 
-/* ==== include/dcomm/impl/busy.h ============================================================ */
+/* ==== include/dcomm/impl/base/busy.h ======================================================= */
 /* busy.h - signs that other programs use the processors of this machine while something is
  * measured. The tools use it without the rest of the library. */
 #ifndef DCOMMI_BUSY_H
@@ -58544,7 +58544,7 @@ static inline bool dcommi_busy_disturbed(double least, double median)
 }
 
 #endif
-/* ==== include/dcomm/impl/flush.h =========================================================== */
+/* ==== include/dcomm/impl/base/flush.h ====================================================== */
 /* flush.h - taking memory out of the caches, where that can be asked for. */
 #ifndef DCOMMI_FLUSH_H
 #define DCOMMI_FLUSH_H
@@ -58593,7 +58593,7 @@ static void dcommi_flush(const uint8_t *at, int64_t len)
 #endif
 
 #endif
-/* ==== include/dcomm/impl/tune_probe.h ====================================================== */
+/* ==== include/dcomm/impl/comm/tune_probe.h ================================================= */
 /* tune_probe.h - small ordinary plans whose times tell what things cost: pairs of ranks, all at
  * once or one alone, exchange messages and signals, and read and fold each other's memory. */
 #ifndef DCOMMI_TUNE_PROBE_H
@@ -59929,48 +59929,48 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 }
 
 #endif
-/* ==== include/dcomm/impl/api_bucket.h ====================================================== */
+/* ==== include/dcomm/impl/train/bucket/api_bucket.h ========================================= */
 /* api_bucket.h - the public calls on gradient buckets. */
 #ifndef DCOMMI_API_BUCKET_H
 #define DCOMMI_API_BUCKET_H
 
-/* ==== include/dcomm/impl/bucket_rebuild.h ================================================== */
-/* bucket_rebuild.h - buckets by the order in which gradients really become ready. Gradients inside
+/* ==== include/dcomm/impl/train/bucket/rebuild.h ============================================ */
+/* rebuild.h - buckets by the order in which gradients really become ready. Gradients inside
  * buckets, and the residuals of error feedback, move along. */
 #ifndef DCOMMI_BUCKET_REBUILD_H
 #define DCOMMI_BUCKET_REBUILD_H
 
-/* ==== include/dcomm/impl/bucket_step.h ===================================================== */
-/* bucket_step.h - a step: gradients are marked, buckets started in order, results waited for. */
+/* ==== include/dcomm/impl/train/bucket/step.h =============================================== */
+/* step.h - a step: gradients are marked, buckets started in order, results waited for. */
 #ifndef DCOMMI_BUCKET_STEP_H
 #define DCOMMI_BUCKET_STEP_H
 
-/* ==== include/dcomm/impl/bucket_watch.h ==================================================== */
-/* bucket_watch.h - gradients are looked at as they become ready, for a scaler (scaler.h): what is
+/* ==== include/dcomm/impl/train/bucket/watch.h ============================================== */
+/* watch.h - gradients are looked at as they become ready, for a scaler (scaler.h): what is
  * not finite goes to all ranks behind the last bucket (on a device: when that has its result), and
  * nothing of it through a codec. */
 #ifndef DCOMMI_BUCKET_WATCH_H
 #define DCOMMI_BUCKET_WATCH_H
 
-/* ==== include/dcomm/impl/bucket_agree.h ==================================================== */
-/* bucket_agree.h - ranks compare what they have registered, so that a difference is a sentence on
+/* ==== include/dcomm/impl/train/bucket/agree.h ============================================== */
+/* agree.h - ranks compare what they have registered, so that a difference is a sentence on
  * all of them and not a wrong sum. */
 #ifndef DCOMMI_BUCKET_AGREE_H
 #define DCOMMI_BUCKET_AGREE_H
 
-/* ==== include/dcomm/impl/bucket_layout.h =================================================== */
-/* bucket_layout.h - what is registered, and which parameter is in which bucket. */
+/* ==== include/dcomm/impl/train/bucket/layout.h ============================================= */
+/* layout.h - what is registered, and which parameter is in which bucket. */
 #ifndef DCOMMI_BUCKET_LAYOUT_H
 #define DCOMMI_BUCKET_LAYOUT_H
 
-/* ==== include/dcomm/impl/bucket_memory.h =================================================== */
-/* bucket_memory.h - where buckets lie: where the caller's gradients do, or in memory of their own.
+/* ==== include/dcomm/impl/train/bucket/memory.h ============================================= */
+/* memory.h - where buckets lie: where the caller's gradients do, or in memory of their own.
  */
 #ifndef DCOMMI_BUCKET_MEMORY_H
 #define DCOMMI_BUCKET_MEMORY_H
 
-/* ==== include/dcomm/impl/bucket_device.h =================================================== */
-/* bucket_device.h - buckets in a device's memory: on which device a parameter lies, and what is
+/* ==== include/dcomm/impl/train/bucket/device.h ============================================= */
+/* device.h - buckets in a device's memory: on which device a parameter lies, and what is
  * done there instead of memcpy. The host touches none of it. A bucket has a stream of the buckets'
  * own: on it gradients are brought to their places behind what the caller's streams held when they
  * were marked, the bucket is summed, and results are brought back. The caller's streams wait for
@@ -59978,8 +59978,8 @@ DCOMM_API dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tun
 #ifndef DCOMMI_BUCKET_DEVICE_H
 #define DCOMMI_BUCKET_DEVICE_H
 
-/* ==== include/dcomm/impl/bucket_types.h ==================================================== */
-/* bucket_types.h - gradient buckets as their parts see them. */
+/* ==== include/dcomm/impl/train/bucket/types.h ============================================== */
+/* types.h - gradient buckets as their parts see them. */
 #ifndef DCOMMI_BUCKET_TYPES_H
 #define DCOMMI_BUCKET_TYPES_H
 
@@ -60122,7 +60122,7 @@ struct dcomm_buckets {
     bool cards_here;
     double factor; /* weighted: on this rank's gradients */
     double begin_at, wait_at;
-    /* with a scaler (bucket_watch.h) */
+    /* with a scaler (bucket/watch.h) */
     bool watched, told;
     double scale;
     uint64_t good;         /* steps in a row */
@@ -61211,8 +61211,8 @@ static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
 }
 
 #endif
-/* ==== include/dcomm/impl/bucket_look.h ===================================================== */
-/* bucket_look.h - gradients on a device are looked at there, for a scaler (scaler.h): by kernels on
+/* ==== include/dcomm/impl/train/bucket/look.h =============================================== */
+/* look.h - gradients on a device are looked at there, for a scaler (scaler.h): by kernels on
  * the stream of their bucket. What they have seen lies in pinned memory, and is read when the
  * stream has come that far. */
 #ifndef DCOMMI_BUCKET_LOOK_H
@@ -61354,7 +61354,7 @@ static dcomm_status dcommi_bkt_await_streams(dcomm_buckets *b)
 }
 
 #endif
-/* ==== include/dcomm/impl/scan.h ============================================================ */
+/* ==== include/dcomm/impl/base/scan.h ======================================================= */
 /* scan.h - looking at arrays of floats: the first element that is not finite, the sum of squares.
  */
 #ifndef DCOMMI_SCAN_H
@@ -62177,8 +62177,8 @@ static dcomm_status dcommi_bkt_rebuild(dcomm_buckets *b)
 }
 
 #endif
-/* ==== include/dcomm/impl/bucket_report.h =================================================== */
-/* bucket_report.h - what steps took: spans and percentiles over the last steps, and a trace. */
+/* ==== include/dcomm/impl/train/bucket/report.h ============================================= */
+/* report.h - what steps took: spans and percentiles over the last steps, and a trace. */
 #ifndef DCOMMI_BUCKET_REPORT_H
 #define DCOMMI_BUCKET_REPORT_H
 
@@ -62522,8 +62522,8 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path)
 }
 
 #endif
-/* ==== include/dcomm/impl/bucket_shard.h ==================================================== */
-/* bucket_shard.h - each rank owns a shard of each bucket: what is its own, and how all ranks get
+/* ==== include/dcomm/impl/train/bucket/shard.h ============================================== */
+/* shard.h - each rank owns a shard of each bucket: what is its own, and how all ranks get
  * the parameters that their owners have brought up to date. */
 #ifndef DCOMMI_BUCKET_SHARD_H
 #define DCOMMI_BUCKET_SHARD_H
@@ -62945,7 +62945,7 @@ DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t 
 }
 
 #endif
-/* ==== include/dcomm/impl/scaler.h ========================================================== */
+/* ==== include/dcomm/impl/train/scaler.h ==================================================== */
 /* scaler.h - the loss scale, and the verdict on each step. */
 #ifndef DCOMMI_SCALER_H
 #define DCOMMI_SCALER_H
@@ -63368,8 +63368,8 @@ DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes)
 }
 
 #endif
-/* ==== include/dcomm/impl/bucket_save.h ===================================================== */
-/* bucket_save.h - buckets between runs: their order, step, scaler and error feedback as bytes, loaded
+/* ==== include/dcomm/impl/train/bucket/save.h =============================================== */
+/* save.h - buckets between runs: their order, step, scaler and error feedback as bytes, loaded
  * by as many ranks or by another number. What is loaded comes from outside and is not trusted. */
 #ifndef DCOMMI_BUCKET_SAVE_H
 #define DCOMMI_BUCKET_SAVE_H
@@ -63725,13 +63725,13 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
 }
 
 #endif
-/* ==== include/dcomm/impl/api_moe.h ========================================================= */
+/* ==== include/dcomm/impl/train/moe/api_moe.h =============================================== */
 /* api_moe.h - the public calls on experts. */
 #ifndef DCOMMI_API_MOE_H
 #define DCOMMI_API_MOE_H
 
-/* ==== include/dcomm/impl/moe_move.h ======================================================== */
-/* moe_move.h - rows on their way: packed, exchanged stage by stage, put where experts or tokens
+/* ==== include/dcomm/impl/train/moe/move.h ================================================== */
+/* move.h - rows on their way: packed, exchanged stage by stage, put where experts or tokens
  * want them.
  *
  * Each way has communicators of its own. On those of the stage that a way begins with, exchanges
@@ -63740,18 +63740,18 @@ DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *s
 #ifndef DCOMMI_MOE_MOVE_H
 #define DCOMMI_MOE_MOVE_H
 
-/* ==== include/dcomm/impl/moe_route.h ======================================================= */
-/* moe_route.h - a step's routing: experts checked, capacity applied, counts exchanged. */
+/* ==== include/dcomm/impl/train/moe/route.h ================================================= */
+/* route.h - a step's routing: experts checked, capacity applied, counts exchanged. */
 #ifndef DCOMMI_MOE_ROUTE_H
 #define DCOMMI_MOE_ROUTE_H
 
-/* ==== include/dcomm/impl/moe_agree.h ======================================================= */
-/* moe_agree.h - what one rank finds wrong, all ranks say. */
+/* ==== include/dcomm/impl/train/moe/agree.h ================================================= */
+/* agree.h - what one rank finds wrong, all ranks say. */
 #ifndef DCOMMI_MOE_AGREE_H
 #define DCOMMI_MOE_AGREE_H
 
-/* ==== include/dcomm/impl/moe_types.h ======================================================= */
-/* moe_types.h - dispatch and combine as their parts see them.
+/* ==== include/dcomm/impl/train/moe/types.h ================================================= */
+/* types.h - dispatch and combine as their parts see them.
  *
  * Rows move through one stage (flat) or two (hierarchical: to one rank of each host, and from there
  * to the ranks inside). A stage has entries: copies of its source rows in the order in which they
@@ -64116,20 +64116,20 @@ static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
 }
 
 #endif
-/* ==== include/dcomm/impl/moe_price.h ======================================================= */
-/* moe_price.h - loads and bytes of a routing, and which form it takes. Everything is computed from
+/* ==== include/dcomm/impl/train/moe/price.h ================================================= */
+/* price.h - loads and bytes of a routing, and which form it takes. Everything is computed from
  * what all ranks have, so that all come to the same answer. */
 #ifndef DCOMMI_MOE_PRICE_H
 #define DCOMMI_MOE_PRICE_H
 
-/* ==== include/dcomm/impl/moe_tables.h ====================================================== */
-/* moe_tables.h - from the counts that all ranks know to what each stage sends where, and which of
+/* ==== include/dcomm/impl/train/moe/tables.h ================================================ */
+/* tables.h - from the counts that all ranks know to what each stage sends where, and which of
  * its entries belong to which source row. */
 #ifndef DCOMMI_MOE_TABLES_H
 #define DCOMMI_MOE_TABLES_H
 
-/* ==== include/dcomm/impl/moe_rows.h ======================================================== */
-/* moe_rows.h - what is done to rows: gathered, weighted and summed, multiplied with each other.
+/* ==== include/dcomm/impl/train/moe/rows.h ================================================== */
+/* rows.h - what is done to rows: gathered, weighted and summed, multiplied with each other.
  * Sums are in f32, in the order of the list. */
 #ifndef DCOMMI_MOE_ROWS_H
 #define DCOMMI_MOE_ROWS_H
@@ -65953,8 +65953,8 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
 #endif
 
 #ifdef DCOMM_CUDA_IMPLEMENTATION
-/* ==== kernels/cuda_reduce.cuh ============================================================== */
-/* cuda_reduce.cuh - folds of n operands in one pass, and scaling, on the device.
+/* ==== kernels/cuda/reduce.cuh ============================================================== */
+/* reduce.cuh - folds of n operands in one pass, and scaling, on the device.
  *
  * A block takes 256 * WIDE pieces of 16 bytes, which a thread reads WIDE at a time, the next
  * operand's while it folds those of this one. Where operands lie differently against 16 bytes, the
@@ -65963,8 +65963,8 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
 #ifndef DCOMMI_CUDA_REDUCE_H
 #define DCOMMI_CUDA_REDUCE_H
 
-/* ==== kernels/cuda_base.cuh ================================================================ */
-/* cuda_base.cuh - what all CUDA kernels share: the launch, errors, memory, single operations.
+/* ==== kernels/cuda/base.cuh ================================================================ */
+/* base.cuh - what all CUDA kernels share: the launch, errors, memory, single operations.
  *
  * The code is C++17. Tests compile it for the CPU too, after tests/cuda_shim.h, which stands in for
  * CUDA's runtime and runs a block's threads in lock step.
@@ -66661,36 +66661,36 @@ extern "C" dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t coun
 }
 
 #endif
-/* ==== kernels/cuda_codec.cuh =============================================================== */
-/* cuda_codec.cuh - the codec calls of cuda.h. */
+/* ==== kernels/cuda/codec.cuh =============================================================== */
+/* codec.cuh - the codec calls of cuda.h. */
 #ifndef DCOMMI_CUDA_CODEC_H
 #define DCOMMI_CUDA_CODEC_H
 
-/* ==== kernels/cuda_compare.cuh ============================================================= */
-/* cuda_compare.cuh - the sums of a ledger in a pass of their own, of what was decoded. */
+/* ==== kernels/cuda/compare.cuh ============================================================= */
+/* compare.cuh - the sums of a ledger in a pass of their own, of what was decoded. */
 #ifndef DCOMMI_CUDA_COMPARE_H
 #define DCOMMI_CUDA_COMPARE_H
 
-/* ==== kernels/cuda_job.cuh ================================================================= */
-/* cuda_job.cuh - what the codec calls of cuda.h are made of: arguments are checked, and kernels of
+/* ==== kernels/cuda/job.cuh ================================================================= */
+/* job.cuh - what the codec calls of cuda.h are made of: arguments are checked, and kernels of
  * dense codecs chosen by their layout. */
 #ifndef DCOMMI_CUDA_JOB_H
 #define DCOMMI_CUDA_JOB_H
 
-/* ==== kernels/cuda_cast.cuh ================================================================ */
-/* cuda_cast.cuh - casts to f16 and bf16, of an array or of a sum of casts, with or without
- * feedback, and back. Elements are dealt to threads as in cuda_bucket.cuh, for the random numbers'
+/* ==== kernels/cuda/cast.cuh ================================================================ */
+/* cast.cuh - casts to f16 and bf16, of an array or of a sum of casts, with or without
+ * feedback, and back. Elements are dealt to threads as in cuda/bucket.cuh, for the random numbers'
  * sake. */
 #ifndef DCOMMI_CUDA_CAST_H
 #define DCOMMI_CUDA_CAST_H
 
-/* ==== kernels/cuda_decode.cuh ============================================================== */
-/* cuda_decode.cuh - decoding any number of wires in one pass: their sum, or onto an array. */
+/* ==== kernels/cuda/decode.cuh ============================================================== */
+/* decode.cuh - decoding any number of wires in one pass: their sum, or onto an array. */
 #ifndef DCOMMI_CUDA_DECODE_H
 #define DCOMMI_CUDA_DECODE_H
 
-/* ==== kernels/cuda_encode.cuh ============================================================== */
-/* cuda_encode.cuh - encoding buckets, of an array or of a sum of wires, with or without feedback.
+/* ==== kernels/cuda/encode.cuh ============================================================== */
+/* encode.cuh - encoding buckets, of an array or of a sum of wires, with or without feedback.
  *
  * Buckets of 128, 256 and 512 elements are held by 8, 16 or 32 lanes of a warp; others by a block,
  * of up to 512 threads and so 8192 elements. Each input is then read once. Of longer buckets a
@@ -66699,8 +66699,8 @@ extern "C" dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t coun
 #ifndef DCOMMI_CUDA_ENCODE_H
 #define DCOMMI_CUDA_ENCODE_H
 
-/* ==== kernels/cuda_ledger.cuh ============================================================== */
-/* cuda_ledger.cuh - the sums of a ledger, of what a thread encodes while it has it.
+/* ==== kernels/cuda/ledger.cuh ============================================================== */
+/* ledger.cuh - the sums of a ledger, of what a thread encodes while it has it.
  *
  * The CPU adds elements in eight lanes one after the other, which no device can do in parallel.
  * Here a thread adds its own, warps and blocks add theirs pairwise, and blocks' sums are added in
@@ -66826,8 +66826,8 @@ static dcomm_status dcommi_cuda_ledger_launch(const char *call, dcommi_cuda_tall
 }
 
 #endif
-/* ==== kernels/cuda_recode.cuh ============================================================== */
-/* cuda_recode.cuh - two to four wires of 4 or 8 bits that are summed and encoded again, as nearly
+/* ==== kernels/cuda/recode.cuh ============================================================== */
+/* recode.cuh - two to four wires of 4 or 8 bits that are summed and encoded again, as nearly
  * all warps can do it: all words are loaded before the first is used, and no element is looked at
  * alone.
  *
@@ -66841,15 +66841,15 @@ static dcomm_status dcommi_cuda_ledger_launch(const char *call, dcommi_cuda_tall
 #ifndef DCOMMI_CUDA_RECODE_H
 #define DCOMMI_CUDA_RECODE_H
 
-/* ==== kernels/cuda_measure.cuh ============================================================= */
-/* cuda_measure.cuh - what a bucket is scaled by, measured by the threads that hold it: a part of a
+/* ==== kernels/cuda/measure.cuh ============================================================= */
+/* measure.cuh - what a bucket is scaled by, measured by the threads that hold it: a part of a
  * warp, or a block. Sums are taken in the order of codec_loops.h, which a CPU's sixteen lanes
  * dictate: each column from the first row to the last, so that groups wait for one another. */
 #ifndef DCOMMI_CUDA_MEASURE_H
 #define DCOMMI_CUDA_MEASURE_H
 
-/* ==== kernels/cuda_bucket.cuh ============================================================== */
-/* cuda_bucket.cuh - what one thread does for the formats of kernels/wire.h: 16 elements, their
+/* ==== kernels/cuda/bucket.cuh ============================================================== */
+/* bucket.cuh - what one thread does for the formats of kernels/wire.h: 16 elements, their
  * random numbers, their codes, and what codes stand for.
  *
  * A group of 128 elements is eight rows of 16. Eight threads share it: thread j has columns 2j and
@@ -67694,8 +67694,8 @@ DCOMMI_CUDA_INLINE double dcommi_cuda_block_exact(const float v[DCOMMI_CUDA_OWN]
 }
 
 #endif
-/* ==== kernels/cuda_wires.cuh =============================================================== */
-/* cuda_wires.cuh - what encoding kernels are told, and the sum of wires. */
+/* ==== kernels/cuda/wires.cuh =============================================================== */
+/* wires.cuh - what encoding kernels are told, and the sum of wires. */
 #ifndef DCOMMI_CUDA_WIRES_H
 #define DCOMMI_CUDA_WIRES_H
 
@@ -69208,20 +69208,20 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
 }
 
 #endif
-/* ==== kernels/cuda_lowrank.cuh ============================================================= */
-/* cuda_lowrank.cuh - powersgd as a codec: a whole encoding and a decoding, of the steps in
- * cuda_powersgd.cuh. */
+/* ==== kernels/cuda/lowrank.cuh ============================================================= */
+/* lowrank.cuh - powersgd as a codec: a whole encoding and a decoding, of the steps in
+ * cuda/powersgd.cuh. */
 #ifndef DCOMMI_CUDA_LOWRANK_H
 #define DCOMMI_CUDA_LOWRANK_H
 
-/* ==== kernels/cuda_feedback.cuh ============================================================ */
-/* cuda_feedback.cuh - what error feedback does to its arrays beside encoding, element by element.
+/* ==== kernels/cuda/feedback.cuh ============================================================ */
+/* feedback.cuh - what error feedback does to its arrays beside encoding, element by element.
  */
 #ifndef DCOMMI_CUDA_FEEDBACK_H
 #define DCOMMI_CUDA_FEEDBACK_H
 
-/* ==== kernels/cuda_topk.cuh ================================================================ */
-/* cuda_topk.cuh - what the kernels of top-k share: their arguments, their state in device memory,
+/* ==== kernels/cuda/topk.cuh ================================================================ */
+/* topk.cuh - what the kernels of top-k share: their arguments, their state in device memory,
  * and how blocks work together.
  *
  * The launches are always the same, whatever the data; what they have to do, they find in a state
@@ -69238,7 +69238,7 @@ extern "C" dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, con
  * Where the threshold has misled, so that there are too few candidates or more than there is room
  * for, digit, count and emit read all elements instead: that costs time, never exactness.
  *
- * Magnitudes are compared as the bits of |x|, as in cpu_topk.h, whose bytes these are. */
+ * Magnitudes are compared as the bits of |x|, as in cpu/topk.h, whose bytes these are. */
 #ifndef DCOMMI_CUDA_TOPK_H
 #define DCOMMI_CUDA_TOPK_H
 
@@ -69601,8 +69601,8 @@ extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst
 }
 
 #endif
-/* ==== kernels/cuda_powersgd.cuh ============================================================ */
-/* cuda_powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu_powersgd.h:
+/* ==== kernels/cuda/powersgd.cuh ============================================================ */
+/* powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu_powersgd.h:
  * products of two f32 are exact in f64, and sums are taken in that file's order. Of M Q and of dots
  * that is eight sums, of every eighth element; of M^T P one, over the rows; of P Q^T one, over the
  * rank. What the order leaves is done side by side: rows, columns, elements. */
@@ -70168,16 +70168,16 @@ static dcomm_status dcommi_cuda_lowrank_decode(const char *call, const dcomm_cod
 }
 
 #endif
-/* ==== kernels/cuda_randk.cuh =============================================================== */
-/* cuda_randk.cuh - randk: one pass over the input, and a thread for each part that takes or brings
+/* ==== kernels/cuda/randk.cuh =============================================================== */
+/* randk.cuh - randk: one pass over the input, and a thread for each part that takes or brings
  * its element. With nonfinite=pass, a pass before that finds the parts that are sent as NaN and
  * whose residuals stay. A ledger counts what is not sent in the pass over the input, and the rest
  * as it is taken. */
 #ifndef DCOMMI_CUDA_RANDK_H
 #define DCOMMI_CUDA_RANDK_H
 
-/* ==== kernels/cuda_topk_scan.cuh =========================================================== */
-/* cuda_topk_scan.cuh - top-k's threshold, and the one pass over the input. */
+/* ==== kernels/cuda/topk_scan.cuh =========================================================== */
+/* topk_scan.cuh - top-k's threshold, and the one pass over the input. */
 #ifndef DCOMMI_CUDA_TOPK_SCAN_H
 #define DCOMMI_CUDA_TOPK_SCAN_H
 
@@ -70814,20 +70814,20 @@ static dcomm_status dcommi_cuda_randk_decode(const char *call, const dcomm_randk
 }
 
 #endif
-/* ==== kernels/cuda_topk_apart.cuh ========================================================== */
-/* cuda_topk_apart.cuh - top-k of coded values with a residual, where what is not finite is passed
+/* ==== kernels/cuda/topk_apart.cuh ========================================================== */
+/* topk_apart.cuh - top-k of coded values with a residual, where what is not finite is passed
  * on: it takes its neighbours among the values with it, whose residuals then stay what they were.
  * So the sum of input and residual is kept apart until all is decoded. */
 #ifndef DCOMMI_CUDA_TOPK_APART_H
 #define DCOMMI_CUDA_TOPK_APART_H
 
-/* ==== kernels/cuda_topk_run.cuh ============================================================ */
-/* cuda_topk_run.cuh - the calls of cuda.h for sparse codecs: workspaces, and launches in order. */
+/* ==== kernels/cuda/topk_run.cuh ============================================================ */
+/* topk_run.cuh - the calls of cuda.h for sparse codecs: workspaces, and launches in order. */
 #ifndef DCOMMI_CUDA_TOPK_RUN_H
 #define DCOMMI_CUDA_TOPK_RUN_H
 
-/* ==== kernels/cuda_sparse.cuh ============================================================== */
-/* cuda_sparse.cuh - decoding sparse wires: their elements are scattered, wire after wire.
+/* ==== kernels/cuda/sparse.cuh ============================================================== */
+/* sparse.cuh - decoding sparse wires: their elements are scattered, wire after wire.
  *
  * A block has 65,536 elements, and so an entry of a wire's ends; a warp has 8192 of them, and so as
  * many bits of a bitmap. Which of the values is a bitmap's first of a block, a launch before this
@@ -71063,8 +71063,8 @@ static __global__ void __launch_bounds__(DCOMMI_CUDA_TOPK_THREADS, 4)
 }
 
 #endif
-/* ==== kernels/cuda_topk_select.cuh ========================================================= */
-/* cuda_topk_select.cuh - top-k's choice among the candidates, and the wire. */
+/* ==== kernels/cuda/topk_select.cuh ========================================================= */
+/* topk_select.cuh - top-k's choice among the candidates, and the wire. */
 #ifndef DCOMMI_CUDA_TOPK_SELECT_H
 #define DCOMMI_CUDA_TOPK_SELECT_H
 
@@ -72232,8 +72232,8 @@ extern "C" dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const
 }
 
 #endif
-/* ==== kernels/cuda_add.cuh ================================================================= */
-/* cuda_add.cuh - a multiple of one array added to another: what residuals of error feedback need
+/* ==== kernels/cuda/add.cuh ================================================================= */
+/* add.cuh - a multiple of one array added to another: what residuals of error feedback need
  * between encodings. */
 #ifndef DCOMMI_CUDA_ADD_H
 #define DCOMMI_CUDA_ADD_H
@@ -72276,8 +72276,8 @@ extern "C" dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const floa
 }
 
 #endif
-/* ==== kernels/cuda_convert.cuh ============================================================= */
-/* cuda_convert.cuh - floats of any width to f32, and back. A thread takes four elements, read and
+/* ==== kernels/cuda/convert.cuh ============================================================= */
+/* convert.cuh - floats of any width to f32, and back. A thread takes four elements, read and
  * written at once where both arrays lie well; what is left over behind them, one. */
 #ifndef DCOMMI_CUDA_CONVERT_H
 #define DCOMMI_CUDA_CONVERT_H
@@ -72409,9 +72409,9 @@ extern "C" dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t 
 }
 
 #endif
-/* ==== kernels/cuda_clip.cuh ================================================================ */
-/* cuda_clip.cuh - DGC's clipping on device memory: the factor that follows from a gradient's norm,
- * summed in the order of cpu_norm.h, and the momentum of what is multiplied by it. A block sums a
+/* ==== kernels/cuda/clip.cuh ================================================================ */
+/* clip.cuh - DGC's clipping on device memory: the factor that follows from a gradient's norm,
+ * summed in the order of cpu/norm.h, and the momentum of what is multiplied by it. A block sums a
  * tile, a warp a row of it; one block then sums the tiles. */
 #ifndef DCOMMI_CUDA_CLIP_H
 #define DCOMMI_CUDA_CLIP_H
@@ -72558,8 +72558,8 @@ extern "C" dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
 }
 
 #endif
-/* ==== kernels/cuda_load.cuh ================================================================ */
-/* cuda_load.cuh - all kernels loaded at once: one that CUDA loads when it is first launched may
+/* ==== kernels/cuda/load.cuh ================================================================ */
+/* load.cuh - all kernels loaded at once: one that CUDA loads when it is first launched may
  * wait for what other streams hold. The test's stand-in for CUDA's runtime has nothing to load. */
 #ifndef DCOMMI_CUDA_LOAD_H
 #define DCOMMI_CUDA_LOAD_H
@@ -72639,8 +72639,8 @@ extern "C" dcomm_status dcomm_cuda_load(void)
 
 #endif
 #endif
-/* ==== kernels/cuda_look.cuh ================================================================ */
-/* cuda_look.cuh - looking at an array of floats: the first element that is not finite, the sum of
+/* ==== kernels/cuda/look.cuh ================================================================ */
+/* look.cuh - looking at an array of floats: the first element that is not finite, the sum of
  * squares; and unscaling it on the way. What a gradient scaler needs.
  *
  * Blocks leave what they have seen of tiles of one length, which one block then adds up in an order
@@ -72810,8 +72810,8 @@ extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype
 }
 
 #endif
-/* ==== kernels/cuda_scatter.cuh ============================================================= */
-/* cuda_scatter.cuh - a few elements of an array, by their indices: what an all-reduce of selections
+/* ==== kernels/cuda/scatter.cuh ============================================================= */
+/* scatter.cuh - a few elements of an array, by their indices: what an all-reduce of selections
  * has agreed on, and what goes back into residuals. */
 #ifndef DCOMMI_CUDA_SCATTER_H
 #define DCOMMI_CUDA_SCATTER_H
@@ -72855,8 +72855,8 @@ extern "C" dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_
 }
 
 #endif
-/* ==== kernels/cuda_fp8.cuh ================================================================= */
-/* cuda_fp8.cuh - folds of operands that are wires of codec fp8, in f32, by any operator and in one
+/* ==== kernels/cuda/fp8.cuh ================================================================= */
+/* fp8.cuh - folds of operands that are wires of codec fp8, in f32, by any operator and in one
  * pass: what dcomm_cuda_reduce would make of the decoded arrays. */
 #ifndef DCOMMI_CUDA_FP8_H
 #define DCOMMI_CUDA_FP8_H

@@ -8,7 +8,7 @@
  *     #define DCOMM_NCCL_IMPLEMENTATION
  *     #include "dcomm_nccl.h"
  * and one .cu file dcomm's kernels. */
-/* ==== include/dcomm/impl/preamble.h ======================================================== */
+/* ==== include/dcomm/impl/base/preamble.h =================================================== */
 /* preamble.h - what the implementation asks of the file that holds it. Without an include guard: the file
  * may have included dcomm.h before, for the declarations.
  *
@@ -349,7 +349,7 @@ DCOMM_NCCL_CALL(ncclResult_t, ncclGroupSimulateEnd, (ncclSimInfo_t * info));
 #define DCOMMI_NCCL_STATE_H
 
 #include "dcomm.h"
-/* ==== include/dcomm/impl/text.h ============================================================ */
+/* ==== include/dcomm/impl/base/text.h ======================================================= */
 /* text.h - numbers and words in text, read strictly and written alike in every locale. Every
  * environment variable, codec spec, file and command line is read here. */
 #ifndef DCOMMI_TEXT_H

@@ -6,9 +6,9 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
-#include "dcomm/impl/base_impl.h"
-#include "dcomm/impl/algo_table.h"
-#include "dcomm/impl/check.h"
+#include "dcomm/impl/base/base_impl.h"
+#include "dcomm/impl/algo/table.h"
+#include "dcomm/impl/check/check.h"
 #include "plan_sim.h"
 #include "proof_step.h"
 

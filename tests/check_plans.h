@@ -2,10 +2,10 @@
 #ifndef CHECK_PLANS_H
 #define CHECK_PLANS_H
 
-#include "dcomm/impl/base_impl.h"
+#include "dcomm/impl/base/base_impl.h"
 
-#include "dcomm/impl/algo_table.h"
-#include "dcomm/impl/check.h"
+#include "dcomm/impl/algo/table.h"
+#include "dcomm/impl/check/check.h"
 
 #include <criterion/criterion.h>
 

@@ -6,6 +6,6 @@
 
 #include "dcomm/base.h"
 
-#include "dcomm/impl/util.h"
+#include "dcomm/impl/base/util.h"
 
-#include "../kernels/codec_isa.h"
+#include "../kernels/cpu/codec_isa.h"

@@ -5,7 +5,7 @@
 
 #include "ranks.h"
 
-#include "dcomm/impl/build.h"
+#include "dcomm/impl/plan/build.h"
 
 #include <criterion/criterion.h>
 

@@ -274,7 +274,7 @@ static void test_scatter(void)
     ok(name);
 }
 
-/* What error feedback does on the CPU with one element (feedback.h, feedback_state.h), and what of
+/* What error feedback does on the CPU with one element (feedback.h, feedback/state.h), and what of
  * it is reported. */
 static float feedback_wants(int op, float a, float factor, float b, size_t i,
                             dcomm_codec_report *seen)

@@ -5,7 +5,7 @@
 #include "cuda_sparse.h"
 
 /* What is behind a ledger, to rounding. Of sparse codecs the CPU takes what is sent out of sums of
- * which it was a part (kernels/tally_pieces.h). */
+ * which it was a part (kernels/cpu/tally_pieces.h). */
 static bool same_ledger(const dcomm_ledger &got, const dcomm_ledger &want, bool sparse,
                         const std::string &what)
 {

@@ -3,11 +3,11 @@
 #define _GNU_SOURCE
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "../include/dcomm/impl/codec_powersgd.h"
-#include "../include/dcomm/impl/convert.h"
-#include "../include/dcomm/impl/device_host.h"
-#include "../kernels/cpu_norm.h"
-#include "../kernels/cpu_powersgd.h"
+#include "../include/dcomm/impl/codec/powersgd.h"
+#include "../include/dcomm/impl/base/convert.h"
+#include "../include/dcomm/impl/device/host.h"
+#include "../kernels/cpu/norm.h"
+#include "../kernels/cpu/powersgd.h"
 
 int cuda_reference_reduce(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype,
                           int op, int64_t divisor);

@@ -3,7 +3,7 @@
 #ifndef PLAN_SIM_H
 #define PLAN_SIM_H
 
-#include "dcomm/impl/build.h"
+#include "dcomm/impl/plan/build.h"
 
 typedef struct sim_lane {
     uint32_t pc, open[DCOMM_LOOP_DEPTH];

@@ -2,7 +2,7 @@
  * instruction set. tests/same_bytes.sh compares it across compilers and flags. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "../include/dcomm/impl/device_host.h"
+#include "../include/dcomm/impl/device/host.h"
 
 enum { COUNT = 3001, SOURCES = 5 };
 

@@ -5,11 +5,11 @@
 #include "proof_step.h"
 #include "run_ranks.h"
 
-#include "dcomm/impl/device_host.h"
+#include "dcomm/impl/device/host.h"
 
-#include "dcomm/impl/algo_table.h"
-#include "dcomm/impl/check.h"
-#include "dcomm/impl/select.h"
+#include "dcomm/impl/algo/table.h"
+#include "dcomm/impl/check/check.h"
+#include "dcomm/impl/comm/select.h"
 
 #include <math.h>
 

@@ -7,7 +7,7 @@
 
 #include "gradients.h"
 
-#include "dcomm/impl/feedback_save.h"
+#include "dcomm/impl/feedback/save.h"
 
 /* A kind's piece is as long as the longest bucket: none is scaled by another kind's numbers. */
 enum { PIECE = 512, COUNT = PIECE * GRADIENT_KINDS, POOL = 50, MOST = 4 };

@@ -2,8 +2,8 @@
  * contexts of one process, without ranks. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/device_host.h"
-#include "dcomm/impl/control.h"
+#include "dcomm/impl/device/host.h"
+#include "dcomm/impl/engine/control.h"
 
 #include <criterion/criterion.h>
 #include <signal.h>

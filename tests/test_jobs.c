@@ -3,7 +3,7 @@
  * Each rank is a process. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/boot.h"
+#include "dcomm/impl/boot/boot.h"
 
 #include <criterion/criterion.h>
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
 /* test_kernels.c - folds, conversions and the caller's operators on host memory. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function" /* tests take a part of the parts */
-#include "../include/dcomm/impl/device_host.h"
+#include "../include/dcomm/impl/device/host.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,8 +1,8 @@
 /* test_launcher.c - what the environment says: launchers, secrets, host lists, PMI lines, hosts. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/boot.h"
-#include "dcomm/impl/host.h"
+#include "dcomm/impl/boot/boot.h"
+#include "dcomm/impl/transport/host.h"
 
 #include <criterion/criterion.h>
 

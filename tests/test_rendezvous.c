@@ -2,7 +2,7 @@
  * rank is a thread; strangers are plain sockets. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/boot.h"
+#include "dcomm/impl/boot/boot.h"
 
 #include <criterion/criterion.h>
 #include <sys/wait.h>

@@ -4,12 +4,12 @@
 #define _GNU_SOURCE
 #include "ranks.h"
 
-#include "dcomm/impl/device_host.h"
+#include "dcomm/impl/device/host.h"
 
-#include "dcomm/impl/algo_table.h"
-#include "dcomm/impl/check.h"
-#include "dcomm/impl/select.h"
-#include "dcomm/impl/topo.h"
+#include "dcomm/impl/algo/table.h"
+#include "dcomm/impl/check/check.h"
+#include "dcomm/impl/comm/select.h"
+#include "dcomm/impl/boot/topo.h"
 
 #include <criterion/criterion.h>
 

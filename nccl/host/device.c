@@ -1,7 +1,7 @@
 /* device.c - which devices there are, the current one of a thread, and errors. */
 #define _GNU_SOURCE
 #include "host.h"
-#include "../../include/dcomm/impl/text.h"
+#include "../../include/dcomm/impl/base/text.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

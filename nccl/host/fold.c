@@ -3,9 +3,9 @@
 #define _GNU_SOURCE
 #define DCOMM_API static
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/convert.h"
-#include "dcomm/impl/device_host.h"
-#include "dcomm/impl/scan.h"
+#include "dcomm/impl/base/convert.h"
+#include "dcomm/impl/device/host.h"
+#include "dcomm/impl/base/scan.h"
 #include "kernels.h"
 
 bool cuhost_fold(void *dst, const void *const *src, size_t nsrc, size_t count, int dtype, int op,

@@ -4,7 +4,7 @@
 #include "kernels.h"
 #include "dcomm.h"
 #include "../../kernels/math.h"
-#include "../../kernels/cpu_powersgd.h"
+#include "../../kernels/cpu/powersgd.h"
 #include "../../kernels/rng.h"
 #include <float.h>
 #include <math.h>

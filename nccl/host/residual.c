@@ -6,7 +6,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "kernels.h"
 #include "dcomm.h"
-#include "../../kernels/cpu_norm.h"
+#include "../../kernels/cpu/norm.h"
 #include "../../kernels/math.h"
 #include <float.h>
 #include <math.h>

@@ -2,8 +2,8 @@
  * the transport makes of the records must neither crash nor leak nor be done twice. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/base_impl.h"
-#include "dcomm/impl/local.h"
+#include "dcomm/impl/base/base_impl.h"
+#include "dcomm/impl/transport/local/local.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,7 +1,7 @@
 /* fuzz_id.c - any 128 bytes as an id. What is accepted must survive being written again. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/rendezvous_id.h"
+#include "dcomm/impl/boot/rendezvous_id.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

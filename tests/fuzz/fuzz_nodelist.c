@@ -1,7 +1,7 @@
 /* fuzz_nodelist.c - any text as a list of hosts, into places of several sizes. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/nodelist.h"
+#include "dcomm/impl/base/nodelist.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,7 +1,7 @@
 /* fuzz_pmi.c - any bytes as a process manager's answer. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/pmi.h"
+#include "dcomm/impl/boot/pmi.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,7 +2,7 @@
  * against the server's state machine; and raw bytes against what a client reads. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "dcomm/impl/rendezvous.h"
+#include "dcomm/impl/boot/rendezvous.h"
 
 enum { MOST_CONNS = 12, MOST_STEPS = 400 };
 

@@ -4,7 +4,7 @@
 
 #include "dcomm.h"
 #include "face.h"
-#include "../impl/text.h"
+#include "../impl/base/text.h"
 
 #include <pthread.h>
 #include <stdarg.h>

@@ -1,0 +1,461 @@
+/* coded.h - compressed all-reduce of f32: contributions travel encoded, and are decoded, added
+ * in f32 in rank order, and encoded once more by one rank only, so that all end with the same bits.
+ *
+ * coded_allgather: everybody sends its encoding to everybody, who decodes and adds all of them.
+ * N-1 encodings per rank, each element encoded once: what sparse codecs and two ranks want.
+ * coded_two_shot: reduce-scatter and all-gather by direct exchange. The owner of a shard decodes
+ * and adds all contributions in one pass and encodes the sum; it decodes its own encoding as the
+ * others do. 2(N-1)/N encodings per rank and two roundings whatever N: what quantizers want.
+ *
+ * The buffer is cut into chunks. Each kind of work on a chunk - encode, send, receive, add, ... -
+ * has a lane that takes chunks in turn and waits for the lane before it, so that one chunk is
+ * encoded while another is on the wire; a window of slots bounds the memory and keeps it in cache.
+ * Tracks are several such sets of lanes that take turns, so that the network never waits for the
+ * end of a chunk. Slots are numbered by distance: slot d holds what is for, or from, rank + 1 + d.
+ */
+#ifndef DCOMMI_ALGO_CODED_H
+#define DCOMMI_ALGO_CODED_H
+
+#include "../parts.h"
+
+#define DCOMMI_CODED_CHUNK (1 << 20) /* bytes of f32 in a chunk, by default */
+#define DCOMMI_CODED_WINDOW 4        /* chunks of a track that have slots */
+#define DCOMMI_CODED_TRACKS 2
+#define DCOMMI_CODED_CHUNKS 16384 /* of all blocks, for which there are words and tags */
+
+/* How a buffer is cut, and what the pieces need. */
+typedef struct dcommi_coded_cut {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t total, block, chunk, chunks; /* bytes of f32; a block has `chunks` of them */
+    int64_t encoded, stride;             /* most that a chunk is encoded to; a slot */
+} dcommi_coded_cut;
+
+static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcommi_builder *b,
+                                                     int64_t nblocks)
+{
+    dcommi_coded_cut k = {.s = s, .b = b, .total = dcommi_shape_bytes(s, s->count), .chunks = 1};
+    const dcommi_coding *coding = s->coding;
+    int64_t share = dcommi_ceil_div(k.total, nblocks);
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_CODED_CHUNK;
+    wanted = dcommi_max64(wanted, dcommi_ceil_div(k.total, DCOMMI_CODED_CHUNKS));
+    if (!coding->whole) {
+        k.chunks = dcommi_max64(1, dcommi_ceil_div(share, wanted));
+    }
+    /* Blocks that begin where the codec's own blocks do, unless that made them uneven. */
+    int64_t grain = 4 * dcommi_max64(coding->granule, 16);
+    grain = share >= 8 * grain * k.chunks ? grain : 4;
+    k.chunk = dcommi_ceil_div(dcommi_ceil_div(share, k.chunks), grain) * grain;
+    k.block = k.chunk * k.chunks;
+    size_t most = coding->max_bytes(coding->sizes, (size_t)k.chunk / 4);
+    if (most > (size_t)INT64_MAX / 4096) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                          "%s: %" PRId64 " elements may take any number of bytes",
+                                          b->head.name, k.chunk / 4));
+        most = 0;
+    }
+    k.encoded = (int64_t)most;
+    k.stride = dcommi_ceil_div(dcommi_max64(k.encoded, 1), 64) * 64;
+    b->head.codec = coding->codec;
+    b->head.codec_length = coding->cost_length;
+    b->head.codec_encode = coding->cost_encode;
+    b->head.codec_decode = coding->cost_decode;
+    return k;
+}
+
+/* Every `tracks`-th chunk from `first` on. */
+typedef struct dcommi_coded_track {
+    const dcommi_coded_cut *k;
+    int lane; /* its first one */
+    int64_t first, step, trips;
+    int64_t window; /* slots of each kind */
+    bool reuses;    /* fewer slots than chunks */
+} dcommi_coded_track;
+
+static inline int dcommi_coded_tracks(const dcommi_coded_cut *k)
+{
+    return (int)dcommi_min64(k->chunks, k->s->lanes > 1 ? k->s->lanes : DCOMMI_CODED_TRACKS);
+}
+
+static inline dcommi_coded_track dcommi_coded_track_make(const dcommi_coded_cut *k, int number,
+                                                         int tracks, int lanes)
+{
+    dcommi_coded_track t = {.k = k, .lane = lanes * number, .first = number, .step = tracks};
+    t.trips = (k->chunks - number - 1) / tracks + 1;
+    t.window = dcommi_min64(t.trips, DCOMMI_CODED_WINDOW);
+    t.reuses = t.window < t.trips;
+    return t;
+}
+
+/* ---- places ---- */
+
+/* scale * chunk number + add, for the chunk of the loop at depth u. */
+static inline dcomm_expr dcommi_coded_chunk(const dcommi_coded_track *t, int u, int64_t scale,
+                                            int64_t add)
+{
+    return dcommi_linear(add + scale * t->first, u, scale * t->step);
+}
+
+/* The chunk of the block of rank index + coef * i[v]. */
+static inline dcomm_operand dcommi_coded_piece(const dcommi_coded_track *t, dcomm_space space,
+                                               int u, dcommi_turn turn)
+{
+    const dcommi_coded_cut *k = t->k;
+    dcomm_expr offset = dcommi_modular(k->block, turn.index, turn.depth, turn.coef, k->s->nranks);
+    offset = dcommi_plus(offset, k->chunk * t->first);
+    dcomm_operand o = dcommi_at(space, dcommi_plus_loop(offset, u, k->chunk * t->step), k->chunk);
+    o.clip = k->total;
+    return o;
+}
+
+/* The number of the f32 at an offset. */
+static inline dcomm_expr dcommi_coded_number(dcomm_expr offset)
+{
+    offset.add /= 4;
+    offset.scale /= 4;
+    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
+        offset.post[d] /= 4;
+    }
+    return offset;
+}
+
+/* Slot `index` of n for this chunk, and v slots on: (n*u + index + v) of those that take turns. */
+static inline dcomm_expr dcommi_coded_turn(const dcommi_coded_track *t, int64_t n, int u,
+                                           int64_t index, int v, int64_t per)
+{
+    dcomm_expr e = dcommi_modular(1, index, u, n, n * t->window);
+    e.coef[v] += per;
+    return e;
+}
+
+/* Slots in scratch with the lengths of what they hold in words. */
+typedef struct dcommi_coded_slots {
+    int64_t at, word;
+    int64_t n; /* for each chunk */
+} dcommi_coded_slots;
+
+static inline dcommi_coded_slots dcommi_coded_slots_make(const dcommi_coded_track *t, int64_t n)
+{
+    dcommi_builder *b = t->k->b;
+    dcommi_coded_slots slots = {.n = n, .word = b->head.nwords};
+    slots.at = dcommi_build_scratch(b, n * t->window * t->k->stride);
+    if (b->head.nwords + n * t->window > DCOMM_PLAN_MAX_WORDS) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: too many ranks for %d words",
+                                          b->head.name, DCOMM_PLAN_MAX_WORDS));
+    }
+    b->head.nwords += (uint32_t)(n * t->window);
+    return slots;
+}
+
+/* The room of a slot. */
+static inline dcomm_operand dcommi_coded_room(const dcommi_coded_track *t,
+                                              const dcommi_coded_slots *slots, int u, int64_t index,
+                                              int v, int64_t per)
+{
+    dcomm_expr offset = dcommi_coded_turn(t, slots->n, u, index, v, per);
+    offset.scale = t->k->stride;
+    return dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(offset, slots->at), t->k->encoded);
+}
+
+/* What is in a slot. */
+static inline dcomm_operand dcommi_coded_held(const dcommi_coded_track *t,
+                                              const dcommi_coded_slots *slots, int u, int64_t index,
+                                              int v, int64_t per)
+{
+    dcomm_operand o = dcommi_coded_room(t, slots, u, index, v, per);
+    o.length = dcommi_coded_turn(t, slots->n, u, index, v, per);
+    o.length.kind = DCOMM_EXPR_WORD;
+    o.length.first = slots->word;
+    return o;
+}
+
+/* What all ranks sent, in rank order, where slot n-1 is this rank's own. Returns how many operands.
+ */
+static inline size_t dcommi_coded_all(const dcommi_coded_track *t, const dcommi_coded_slots *slots,
+                                      int u, dcomm_operand out[2])
+{
+    int64_t n = t->k->s->nranks, rank = t->k->s->rank;
+    out[0] = dcommi_coded_held(t, slots, u, n - 1 - rank, u, 0);
+    out[0].repeat = (uint32_t)rank + 1;
+    out[0].stride = t->k->stride;
+    out[1] = dcommi_coded_held(t, slots, u, 0, u, 0);
+    out[1].repeat = (uint32_t)(n - 1 - rank);
+    out[1].stride = t->k->stride;
+    return rank + 1 < n ? 2 : 1;
+}
+
+/* ---- steps ---- */
+
+/* Encode the chunk of block `turn` of the input into a slot. */
+static inline void dcommi_coded_encode(const dcommi_coded_track *t, int lane,
+                                       const dcommi_coded_slots *slots, int u, int64_t index, int v,
+                                       int64_t per, dcommi_turn turn)
+{
+    const dcommi_coded_cut *k = t->k;
+    dcomm_step *step = dcommi_build_step(k->b, lane, DCOMM_STEP_ENCODE);
+    if (step == NULL) {
+        return;
+    }
+    dcomm_operand src = dcommi_coded_piece(t, dcommi_input_of(k->s, 0).space, u, turn);
+    step->dst = dcommi_coded_room(t, slots, u, index, v, per);
+    step->word = (int32_t)slots->word;
+    step->value = dcommi_coded_turn(t, slots->n, u, index, v, per);
+    step->index = dcommi_coded_number(src.offset);
+    dcommi_build_sources(k->b, step, &src, 1);
+}
+
+static inline void dcommi_coded_decode(dcommi_builder *b, int lane, dcomm_operand dst,
+                                       const dcomm_operand *src, size_t n, unsigned flags)
+{
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE);
+    if (step != NULL) {
+        step->dst = dst;
+        step->index = dcommi_coded_number(dst.offset);
+        step->flags = (uint8_t)flags;
+        dcommi_build_sources(b, step, src, n);
+    }
+}
+
+static inline void dcommi_coded_count(const dcommi_coded_track *t, int lane, uint16_t counter,
+                                      int64_t value)
+{
+    dcommi_signal(t->k->b, lane, counter, dcommi_const(t->k->s->rank), dcommi_const(value));
+}
+
+/* Wait for this chunk of another lane. */
+static inline void dcommi_coded_after(const dcommi_coded_track *t, int lane, uint16_t counter,
+                                      int u)
+{
+    dcommi_await(t->k->b, lane, counter, dcommi_linear(1, u, 1));
+}
+
+/* Before the loop: as many chunks as there are slots need not wait for one that is free. */
+static inline void dcommi_coded_credit(const dcommi_coded_track *t, int lane, uint16_t counter)
+{
+    if (t->reuses) {
+        dcommi_coded_count(t, lane, counter, t->window);
+    }
+}
+
+static inline void dcommi_coded_room_for(const dcommi_coded_track *t, int lane, uint16_t counter,
+                                         int u)
+{
+    if (t->reuses) {
+        dcommi_coded_after(t, lane, counter, u);
+    }
+}
+
+/* A lane that sends each chunk, when it is `ready`, to all others: from slot d, or, where one
+ * encoding is for all, from slot `only`. */
+static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
+                                       const dcommi_coded_slots *slots, int64_t only,
+                                       uint16_t ready, uint16_t sent, int64_t tag)
+{
+    dcommi_builder *b = t->k->b;
+    const dcommi_shape *s = t->k->s;
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, ready, u);
+    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    dcommi_send(b, lane, dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
+                dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_coded_chunk(t, u, 1, tag),
+                DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, lane, s->nranks - 1);
+    dcommi_fence(b, lane);
+    dcommi_coded_count(t, lane, sent, 1);
+    dcommi_end_many(b, lane, t->trips);
+}
+
+/* A lane that receives each chunk from all others into their slots, when these are `free`. */
+static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
+                                         const dcommi_coded_slots *slots, uint16_t vacant,
+                                         uint16_t received, int64_t tag)
+{
+    dcommi_builder *b = t->k->b;
+    const dcommi_shape *s = t->k->s;
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_room_for(t, lane, vacant, u);
+    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
+    if (step != NULL) {
+        step->flags = DCOMM_STEP_ASYNC;
+        step->dst = dcommi_coded_room(t, slots, u, 0, d, 1);
+        step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
+        step->tag = dcommi_coded_chunk(t, u, 1, tag);
+        step->word = (int32_t)slots->word;
+        step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
+    }
+    dcommi_end_many(b, lane, s->nranks - 1);
+    dcommi_fence(b, lane);
+    dcommi_coded_count(t, lane, received, 1);
+    dcommi_end_many(b, lane, t->trips);
+}
+
+static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcommi_builder *b)
+{
+    if (s->coding == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s needs a codec", b->head.name);
+    }
+    if (s->dtype != DCOMM_F32 || (s->op != DCOMM_SUM && s->op != DCOMM_AVG)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: %s of %s has no compressed form",
+                           b->head.name, dcomm_op_name(s->op), dcomm_dtype_name(s->dtype));
+    }
+    return DCOMM_OK;
+}
+
+/* ---- all-gather of encodings ---- */
+
+static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t tag)
+{
+    dcommi_builder *b = t->k->b;
+    int64_t n = t->k->s->nranks;
+    dcommi_coded_slots slots = dcommi_coded_slots_make(t, n);
+    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
+    dcommi_turn whole = dcommi_turn_at(0);
+
+    int lane = t->lane;
+    dcommi_coded_credit(t, lane, sent);
+    dcommi_coded_credit(t, lane, added);
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_room_for(t, lane, sent, u);
+    dcommi_coded_room_for(t, lane, added, u);
+    dcommi_coded_encode(t, lane, &slots, u, n - 1, u, 0, whole);
+    dcommi_coded_count(t, lane, encoded, 1);
+    dcommi_end_many(b, lane, t->trips);
+
+    dcommi_coded_sender(t, lane + 1, &slots, n - 1, encoded, sent, tag);
+    dcommi_coded_receiver(t, lane + 2, &slots, added, received, tag);
+
+    lane = t->lane + 3;
+    u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, encoded, u);
+    dcommi_coded_after(t, lane, received, u);
+    dcomm_operand all[2];
+    size_t count = dcommi_coded_all(t, &slots, u, all);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, whole), all, count,
+                        DCOMM_STEP_FINAL);
+    dcommi_coded_count(t, lane, added, 1);
+    dcommi_end_many(b, lane, t->trips);
+}
+
+static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, 1);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcommi_build_tags(b, k.chunks);
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
+        dcommi_coded_allgather_track(&t, tag);
+    }
+    return b->status;
+}
+
+/* ---- two shots ---- */
+
+/* The owner of a shard: add all, encode the sum, decode it as the others do. */
+static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
+                               const dcommi_coded_slots *in, const dcommi_coded_slots *out,
+                               int64_t sum)
+{
+    const dcommi_coded_cut *k = t->k;
+    dcommi_builder *b = k->b;
+    int64_t begin = k->s->rank * k->block, room = dcommi_max64(k->total - begin, 0);
+    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECODE);
+    if (step == NULL) {
+        return;
+    }
+    dcomm_operand src[2];
+    size_t n = dcommi_coded_all(t, in, u, src);
+    step->flags = DCOMM_STEP_FINAL;
+    step->slot = 1;
+    step->dst = dcommi_coded_room(t, out, u, 0, u, 0);
+    step->word = (int32_t)out->word;
+    step->value = dcommi_coded_turn(t, 1, u, 0, u, 0);
+    step->index = dcommi_coded_chunk(t, u, k->chunk / 4, begin / 4);
+    step->stage = dcommi_span(DCOMM_SPACE_SCRATCH, sum, k->chunk);
+    step->stage.length = dcommi_coded_chunk(t, u, -k->chunk, room);
+    dcommi_build_sources(b, step, src, n);
+}
+
+static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag, int64_t tag2)
+{
+    const dcommi_shape *s = t->k->s;
+    dcommi_builder *b = t->k->b;
+    int64_t n = s->nranks;
+    dcommi_coded_slots out = dcommi_coded_slots_make(t, n - 1), in = dcommi_coded_slots_make(t, n);
+    dcommi_coded_slots sums = dcommi_coded_slots_make(t, 1);
+    dcommi_coded_slots results = dcommi_coded_slots_make(t, n - 1);
+    int64_t sum = dcommi_build_scratch(b, t->k->chunk);
+    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
+    uint16_t vacant = dcommi_build_counter(b), returned = dcommi_build_counter(b);
+    uint16_t arrived = dcommi_build_counter(b), decoded = dcommi_build_counter(b);
+
+    int lane = t->lane;
+    dcommi_coded_credit(t, lane, sent);
+    dcommi_coded_credit(t, lane, vacant);
+    int u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_room_for(t, lane, sent, u);
+    int d = dcommi_loop_many(b, lane, n - 1);
+    dcommi_coded_encode(t, lane, &out, u, 0, d, 1, dcommi_others(s, d));
+    dcommi_end_many(b, lane, n - 1);
+    dcommi_coded_room_for(t, lane, vacant, u);
+    dcommi_coded_encode(t, lane, &in, u, n - 1, u, 0, dcommi_turn_at(s->rank));
+    dcommi_coded_count(t, lane, encoded, 1);
+    dcommi_end_many(b, lane, t->trips);
+
+    dcommi_coded_sender(t, lane + 1, &out, -1, encoded, sent, tag);
+    dcommi_coded_receiver(t, lane + 2, &in, vacant, received, tag);
+
+    lane = t->lane + 3;
+    dcommi_coded_credit(t, lane, returned);
+    u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, encoded, u);
+    dcommi_coded_after(t, lane, received, u);
+    dcommi_coded_room_for(t, lane, returned, u);
+    dcommi_coded_owner(t, lane, u, &in, &sums, sum);
+    dcommi_coded_count(t, lane, added, 1);
+    if (t->reuses) {
+        dcommi_coded_count(t, lane, vacant, 1);
+    }
+    dcomm_operand own = dcommi_coded_held(t, &sums, u, 0, u, 0);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_turn_at(s->rank)),
+                        &own, 1, 0);
+    dcommi_end_many(b, lane, t->trips);
+
+    dcommi_coded_sender(t, lane + 1, &sums, 0, added, returned, tag2);
+    dcommi_coded_receiver(t, lane + 2, &results, decoded, arrived, tag2);
+
+    lane = t->lane + 6;
+    dcommi_coded_credit(t, lane, decoded);
+    u = dcommi_loop_many(b, lane, t->trips);
+    dcommi_coded_after(t, lane, arrived, u);
+    d = dcommi_loop_many(b, lane, n - 1);
+    dcomm_operand theirs = dcommi_coded_held(t, &results, u, 0, d, 1);
+    dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_others(s, d)),
+                        &theirs, 1, 0);
+    dcommi_end_many(b, lane, n - 1);
+    if (t->reuses) {
+        dcommi_coded_count(t, lane, decoded, 1);
+    }
+    dcommi_end_many(b, lane, t->trips);
+}
+
+static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
+    int tracks = dcommi_coded_tracks(&k);
+    int64_t tag = dcommi_build_tags(b, k.chunks), tag2 = dcommi_build_tags(b, k.chunks);
+    int64_t begin = dcommi_min64(s->rank * k.block, k.total);
+    b->head.recoded_first = begin / 4;
+    b->head.recoded_count = dcommi_min64(k.block, k.total - begin) / 4;
+    for (int i = 0; i < tracks; i++) {
+        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 7);
+        dcommi_coded_two_shot_track(&t, tag, tag2);
+    }
+    return b->status;
+}
+
+#endif

@@ -1,0 +1,108 @@
+/* linear.h - compressed all-reduce by a linear codec: what ranks send can be summed
+ * before it is decoded, by an exact all-reduce of so few numbers. randk: of k values. powersgd: of
+ * P, from which, made orthonormal, each rank makes its Q, and of Q, once or in several turns
+ * (Vogels, Karimireddy and Jaggi, NeurIPS 2019). */
+#ifndef DCOMMI_ALGO_CODED_LINEAR_H
+#define DCOMMI_ALGO_CODED_LINEAR_H
+
+#include "coded.h"
+#include "../hier/hier.h"
+
+/* Whether there are several hosts of several ranks each, and of equally many, divided alike: only
+ * then do the ranks' plans need equally many tags, counters and slots, so that a second call has
+ * them apart on all. */
+static bool dcommi_coded_linear_even(const dcommi_shape *s)
+{
+    const dcommi_groups *g = s->groups;
+    int level = dcommi_hier_level(g, s->nranks);
+    bool even = level >= 0;
+    for (int l = level; even && l < g->nlevels; l++) {
+        bool divides = l == level || g->kind[l] <= DCOMMI_LEVEL_NUMA;
+        for (int r = 0; divides && even && r < s->nranks; r++) {
+            int n = 0;
+            for (int q = 0; q < s->nranks; q++) {
+                n += dcommi_group_of(g, l, q) == dcommi_group_of(g, l, r);
+            }
+            even = n * g->count[l] == s->nranks;
+        }
+    }
+    return even;
+}
+
+/* The exact sum of `bytes` of f32 at `at` of scratch, in place. */
+static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, int64_t group,
+                                    int64_t at, int64_t bytes)
+{
+    dcommi_shape sub = *s;
+    bool near = s->groups != NULL && s->groups->count[0] == 1;
+    sub.count = (size_t)bytes / sizeof(float);
+    sub.dtype = DCOMM_F32;
+    sub.op = DCOMM_SUM;
+    sub.in_place = true;
+    sub.coding = NULL;
+    dcommi_hier_choice choice = dcommi_hier_plain(&sub, near, bytes);
+    if (!near && dcommi_coded_linear_even(s)) {
+        choice = (dcommi_hier_choice){"hier", dcommi_hier_allreduce};
+    }
+    dcomm_plan *plan =
+        bytes > 0 ? dcommi_sub_plan(b, &sub, choice.name, choice.make, bytes, bytes) : NULL;
+    if (plan == NULL) {
+        return;
+    }
+    dcomm_operand values = dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes);
+    int64_t tag = dcommi_build_tags(b, plan->ntags);
+    uint16_t counter = (uint16_t)b->head.ncounters;
+    int32_t slot = (int32_t)b->head.nslots;
+    b->head.ncounters += plan->ncounters;
+    b->head.nslots += plan->nslots;
+    plan = dcommi_build_adopt(b, plan);
+    dcomm_step *call =
+        plan != NULL ? dcommi_call(b, 0, plan, group, values, values, dcommi_const(tag)) : NULL;
+    if (call != NULL) {
+        call->slot = counter;
+        call->word = slot;
+    }
+}
+
+static void dcommi_coded_linear_encode(dcommi_builder *b, dcomm_operand dst, dcomm_operand src,
+                                       int round)
+{
+    dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_ENCODE);
+    if (step != NULL) {
+        step->dst = dst;
+        step->slot = (uint16_t)round;
+        dcommi_build_sources(b, step, &src, 1);
+    }
+}
+
+static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b)
+{
+    DCOMMI_TRY(dcommi_coded_able(s, b));
+    const dcommi_coding *coding = s->coding;
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    size_t most = coding->max_bytes(coding->sizes, s->count);
+    if (coding->parts == 0 || most > (size_t)INT64_MAX / 4096) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "coded_linear is for codecs that are linear");
+    }
+    b->head.codec = coding->codec;
+    b->head.codec_linear = true;
+    b->head.codec_encode = coding->cost_encode;
+    b->head.codec_decode = coding->cost_decode;
+    int64_t at = dcommi_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
+    dcomm_operand wire = dcommi_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(b, &r, 1);
+    }
+    dcommi_coded_linear_encode(b, wire, dcommi_span(dcommi_input_of(s, 0).space, 0, total), 0);
+    for (int i = 0; i < coding->rounds; i++) {
+        const int64_t *part = &coding->part[i % coding->parts];
+        if (i > 0) { /* from what was summed, in place */
+            dcommi_coded_linear_encode(b, wire, wire, i);
+        }
+        dcommi_coded_linear_sum(s, b, group, at + part[0], part[1] - part[0]);
+    }
+    dcommi_coded_decode(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
+    return b->status;
+}
+
+#endif

@@ -1,0 +1,479 @@
+/* doubling.h - exchanges over doubling or halving distances, in ceil(log2 N) steps.
+ *
+ * recursive_doubling (all-reduce): in step k each rank exchanges all that it has with the rank
+ * whose number differs in bit k; log2 N steps of S. For other rank counts, the first 2(N-2^k) ranks
+ * pair up: one of two folds for both and hands the result back, two steps more. Thakur et al. 2005.
+ * halving_doubling: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: a
+ * reduce-scatter that halves what it exchanges, then the all-gather that doubles it again;
+ * 2 ceil(log2 N) steps, 2(N-1)/N S per rank.
+ * For rank counts that are no power of two, reduce-scatter and all-gather go over the circulant
+ * graph with distances ceil(N/2), ceil(N/4), ... 1: Traeff, "Optimal, non-pipelined reduce-scatter
+ * and allreduce algorithms", 2024; its all-gather is that of Bruck et al., IEEE TPDS 8 (1997). They
+ * need the same number of bytes as for powers of two and no step before or after. */
+#ifndef DCOMMI_ALGO_DOUBLING_H
+#define DCOMMI_ALGO_DOUBLING_H
+
+#include "parts.h"
+
+static bool dcommi_is_power_of_two(int64_t n)
+{
+    return (n & (n - 1)) == 0;
+}
+
+/* A constant run of bytes. */
+typedef struct dcommi_range {
+    dcomm_space space;
+    int64_t offset, length;
+} dcommi_range;
+
+static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth)
+{
+    return dcommi_span_chunk(r.space, r.offset, r.length, chunk, depth);
+}
+
+/* What the exchanges of one plan have in common. */
+typedef struct dcommi_exchange {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t chunk, stage;
+    int64_t tags; /* that one message may take */
+    int64_t tag;  /* next free one; counted alike on every rank */
+} dcommi_exchange;
+
+/* `messages` of at most `longest` bytes to come, in chunks of `grain` where the caller names none.
+ */
+static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
+                                            int64_t longest, int64_t grain, int64_t messages,
+                                            bool folds)
+{
+    dcommi_exchange x = {.s = s, .b = b};
+    x.chunk = dcommi_chunk_for(s, longest, grain);
+    x.tags = dcommi_chunks_of(longest, x.chunk);
+    x.tag = dcommi_build_tags(b, x.tags * messages);
+    x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
+    return x;
+}
+
+static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t peer, int64_t tag)
+{
+    int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcommi_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcommi_const(peer),
+                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t peer, int64_t tag)
+{
+    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcommi_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcommi_const(peer),
+                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+/* into <- fold(own, message), or fold(message, own) where the message comes first. */
+static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_range own,
+                                 bool message_first, int64_t peer, int64_t tag, unsigned flags)
+{
+    int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
+    int c = dcommi_loop_many(x->b, 0, chunks);
+    dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
+                       message_first ? dcommi_msg() : mine, message_first ? mine : dcommi_msg(),
+                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcommi_const(peer),
+                       dcommi_linear(tag, c, 1), flags);
+    dcommi_end_many(x->b, 0, chunks);
+}
+
+/* ---- recursive doubling ---- */
+
+/* Each step reads one buffer and writes another, because what is being sent must not change. The
+ * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
+ * first, which makes their bits equal. */
+static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
+    int steps = 0;
+    while (2 * power <= n) {
+        power *= 2;
+        steps++;
+    }
+    int64_t paired = 2 * (n - power), rank = s->rank;
+    dcommi_exchange x = dcommi_exchange_make(s, b, bytes, dcommi_chunk_default(s), steps + 2, true);
+    dcommi_range out = {DCOMM_SPACE_OUT, 0, bytes};
+    dcommi_range input = {dcommi_input_of(s, 0).space, 0, bytes};
+    int64_t back = x.tag + (steps + 1) * x.tags;
+    if (rank < paired && rank % 2 == 0) {
+        dcommi_exchange_send(&x, input, rank + 1, x.tag);
+        dcommi_fence(b, 0);
+        dcommi_exchange_recv(&x, out, rank + 1, back);
+        dcommi_fence(b, 0);
+        return b->status;
+    }
+    bool turns = steps > 1 || paired > 0 || s->in_place;
+    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
+    dcommi_range current = input;
+    if (rank < paired) {
+        current = steps % 2 == 0 ? out : scratch;
+        dcommi_exchange_fold(&x, current, input, true, rank - 1, x.tag, 0);
+    } else if (s->in_place && steps % 2 == 1) {
+        current = scratch;
+        dcommi_copy(b, 0, dcommi_span(current.space, current.offset, bytes),
+                    dcommi_span(input.space, input.offset, bytes), 0);
+    }
+    int64_t number = rank < paired ? rank / 2 : rank - paired / 2;
+    for (int k = 0; k < steps; k++) {
+        int64_t other = number ^ ((int64_t)1 << k);
+        int64_t peer = other < paired / 2 ? 2 * other + 1 : other + paired / 2;
+        int64_t tag = x.tag + (k + 1) * x.tags;
+        dcommi_range next = (steps - k - 1) % 2 == 0 ? out : scratch;
+        dcommi_exchange_send(&x, current, peer, tag);
+        dcommi_exchange_fold(&x, next, current, other < number, peer, tag,
+                             k == steps - 1 ? DCOMM_STEP_FINAL : 0);
+        dcommi_fence(b, 0);
+        current = next;
+    }
+    if (rank < paired) {
+        dcommi_exchange_send(&x, out, rank - 1, back);
+        dcommi_fence(b, 0);
+    }
+    return b->status;
+}
+
+/* ---- recursive halving and its reverse ---- */
+
+/* How a packed buffer is cut into one block per rank. */
+typedef struct dcommi_cut {
+    const dcommi_shape *s;
+    bool listed;
+    int64_t stride, total;
+} dcommi_cut;
+
+/* Where block i (0 .. n) begins. */
+static int64_t dcommi_cut_at(const dcommi_cut *cut, int64_t i)
+{
+    if (!cut->listed) {
+        return dcommi_min64(i * cut->stride, cut->total);
+    }
+    int64_t sum = 0;
+    for (int64_t k = 0; k < i; k++) {
+        sum += dcommi_shape_bytes(cut->s, cut->s->counts[k]);
+    }
+    return sum;
+}
+
+static dcommi_cut dcommi_cut_make(const dcommi_shape *s)
+{
+    dcommi_cut cut = {.s = s};
+    if (s->coll == DCOMM_COLL_ALLREDUCE) {
+        cut.total = dcommi_shape_bytes(s, s->count);
+        cut.stride =
+            dcommi_partition_make(cut.total, s->nranks, 0, (int64_t)dcomm_dtype_size(s->dtype))
+                .block;
+    } else if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
+        cut.listed = true;
+        cut.total = dcommi_cut_at(&cut, s->nranks);
+    } else {
+        cut.stride = dcommi_shape_bytes(s, s->count);
+        cut.total = cut.stride * s->nranks;
+    }
+    return cut;
+}
+
+/* Where partial or complete blocks lie: as in the packed buffer, from `offset` on (which may point
+ * before a space that has only some of them), or, `rotated`, this rank's own block first. */
+typedef struct dcommi_place {
+    dcomm_space space;
+    int64_t offset;
+    bool rotated;
+} dcommi_place;
+
+/* Blocks first .. first+count-1, which must not wrap around. */
+static dcommi_range dcommi_cut_range(const dcommi_cut *cut, dcommi_place place, int64_t first,
+                                     int64_t count)
+{
+    int64_t at = dcommi_cut_at(cut, first), rank = cut->s->rank;
+    dcommi_range r = {place.space, place.offset + at, dcommi_cut_at(cut, first + count) - at};
+    if (place.rotated) {
+        int64_t own = dcommi_cut_at(cut, rank);
+        r.offset += first >= rank ? -own : cut->total - own;
+    }
+    return r;
+}
+
+/* Reduce-scatter of a power of two of ranks. What is kept lies in `work` between the steps; the
+ * last one writes to `result`. */
+static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                               dcommi_place work, dcommi_place result)
+{
+    int64_t rank = x->s->rank;
+    for (int64_t d = x->s->nranks / 2; d >= 1; d /= 2) {
+        int64_t keep = rank & ~(d - 1), give = keep ^ d, peer = rank ^ d;
+        dcommi_exchange_send(x, dcommi_cut_range(cut, input, give, d), peer, x->tag);
+        dcommi_exchange_fold(x, dcommi_cut_range(cut, d == 1 ? result : work, keep, d),
+                             dcommi_cut_range(cut, input, keep, d), false, peer, x->tag,
+                             d == 1 ? DCOMM_STEP_FINAL : 0);
+        dcommi_fence(x->b, 0);
+        x->tag += x->tags;
+        input = work;
+    }
+}
+
+static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
+{
+    int64_t rank = x->s->rank;
+    for (int64_t d = 1; d < x->s->nranks; d *= 2) {
+        int64_t have = rank & ~(d - 1), peer = rank ^ d;
+        dcommi_exchange_send(x, dcommi_cut_range(cut, work, have, d), peer, x->tag);
+        dcommi_exchange_recv(x, dcommi_cut_range(cut, work, have ^ d, d), peer, x->tag);
+        dcommi_fence(x->b, 0);
+        x->tag += x->tags;
+    }
+}
+
+/* Blocks rank+from .. rank+to-1 modulo N, as at most two runs that do not wrap. */
+static int dcommi_circulant_runs(const dcommi_shape *s, int64_t from, int64_t to, int64_t first[2],
+                                 int64_t count[2])
+{
+    int64_t n = s->nranks;
+    first[0] = (s->rank + from) % n;
+    count[0] = dcommi_min64(to - from, n - first[0]);
+    first[1] = 0;
+    count[1] = to - from - count[0];
+    return count[1] > 0 ? 2 : 1;
+}
+
+/* Send blocks rank+from .. rank+to-1; each run is a message, and both ends know the runs. */
+static void dcommi_circulant_send(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place place,
+                                  int64_t from, int64_t to, int64_t peer)
+{
+    int64_t first[2], count[2];
+    int runs = dcommi_circulant_runs(x->s, from, to, first, count);
+    for (int i = 0; i < runs; i++) {
+        dcommi_exchange_send(x, dcommi_cut_range(cut, place, first[i], count[i]), peer,
+                             x->tag + i * x->tags);
+    }
+}
+
+/* The distances of the circulant graph: `reach` blocks are shared out over `reach` ranks in the
+ * step with distance (reach+1)/2. */
+static int64_t dcommi_circulant_reach(int64_t n, int step)
+{
+    while (step-- > 0) {
+        n = (n + 1) / 2;
+    }
+    return n;
+}
+
+static int dcommi_circulant_steps(int64_t n)
+{
+    int steps = 0;
+    for (; n > 1; n = (n + 1) / 2) {
+        steps++;
+    }
+    return steps;
+}
+
+static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                     dcommi_place work, dcommi_place result)
+{
+    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
+    int steps = dcommi_circulant_steps(n);
+    if (n % 2 == 1 && (input.space != work.space || input.offset != work.offset)) {
+        /* The first step folds into n/2 blocks; one more is sent on from `work` as it is. */
+        int64_t block = (rank + n / 2) % n;
+        dcommi_range to = dcommi_cut_range(cut, work, block, 1);
+        dcommi_range from = dcommi_cut_range(cut, input, block, 1);
+        dcommi_copy(x->b, 0, dcommi_span(to.space, to.offset, to.length),
+                    dcommi_span(from.space, from.offset, from.length), 0);
+    }
+    for (int k = 0; k < steps; k++) {
+        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
+        bool last = k == steps - 1;
+        dcommi_circulant_send(x, cut, input, d, reach, (rank + d) % n);
+        int runs = dcommi_circulant_runs(x->s, 0, reach - d, first, count);
+        for (int i = 0; i < runs; i++) {
+            dcommi_exchange_fold(x, dcommi_cut_range(cut, last ? result : work, first[i], count[i]),
+                                 dcommi_cut_range(cut, input, first[i], count[i]), false,
+                                 (rank - d + n) % n, x->tag + i * x->tags,
+                                 last ? DCOMM_STEP_FINAL : 0);
+        }
+        dcommi_fence(x->b, 0);
+        x->tag += 2 * x->tags;
+        input = work;
+    }
+}
+
+static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place work)
+{
+    int64_t n = x->s->nranks, rank = x->s->rank, first[2], count[2];
+    for (int k = dcommi_circulant_steps(n) - 1; k >= 0; k--) {
+        int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
+        dcommi_circulant_send(x, cut, work, 0, reach - d, (rank - d + n) % n);
+        int runs = dcommi_circulant_runs(x->s, d, reach, first, count);
+        for (int i = 0; i < runs; i++) {
+            dcommi_exchange_recv(x, dcommi_cut_range(cut, work, first[i], count[i]), (rank + d) % n,
+                                 x->tag + i * x->tags);
+        }
+        dcommi_fence(x->b, 0);
+        x->tag += 2 * x->tags;
+    }
+}
+
+/* Messages of one half: a step's range may be two runs on the circulant graph. */
+static int64_t dcommi_halving_messages(int64_t n)
+{
+    return dcommi_circulant_steps(n) * (dcommi_is_power_of_two(n) ? 1 : 2);
+}
+
+/* Two ranks: each chunk goes back as soon as it is folded, while it is in cache. */
+static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
+                                dcommi_place out)
+{
+    dcommi_builder *b = x->b;
+    int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
+    dcomm_expr peer = dcommi_const(other);
+    dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
+    dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
+    dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
+    dcommi_range result = dcommi_cut_range(cut, out, other, 1);
+    int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
+    int c = dcommi_loop_many(b, 0, chunks);
+    dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
+    dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
+    dcommi_recv_reduce(
+        b, 0, folded, rank == 0 ? first : dcommi_msg(), rank == 0 ? dcommi_msg() : first,
+        dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcommi_linear(x->tag, c, 1),
+        DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
+    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, 0, chunks);
+    dcommi_fence(b, 0);
+    chunks = dcommi_chunks_of(theirs.length, x->chunk);
+    c = dcommi_loop_many(b, 1, chunks);
+    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
+                0);
+    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
+                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcommi_end_many(b, 1, chunks);
+    dcommi_fence(b, 1);
+}
+
+/* Blocks from here on that two ranks of a host exchange as messages are worth two: the first goes
+ * back while the second comes. */
+#define DCOMMI_HALVING_TWO_CHUNKS (16 << 10)
+
+static int64_t dcommi_halving_grain(const dcommi_shape *s, int64_t block)
+{
+    int64_t grain = dcommi_chunk_default(s);
+    bool two = s->nranks == 2 && grain == DCOMMI_CHUNK_NEAR && !dcommi_reads_peers(s, block) &&
+               block >= DCOMMI_HALVING_TWO_CHUNKS;
+    return two ? dcommi_ceil_div(block, 2) : grain;
+}
+
+static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_grain(s, cut.stride),
+                                             2 * dcommi_halving_messages(s->nranks), true);
+    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false}, out = {DCOMM_SPACE_OUT, 0, false};
+    if (s->nranks == 2 && cut.stride > x.chunk) {
+        dcommi_halving_pair(&x, &cut, input, out);
+    } else if (dcommi_is_power_of_two(s->nranks)) {
+        dcommi_halving_xor(&x, &cut, input, out, out);
+        dcommi_doubling_xor(&x, &cut, out);
+    } else {
+        dcommi_halving_circulant(&x, &cut, input, out, out);
+        dcommi_doubling_circulant(&x, &cut, out);
+    }
+    return b->status;
+}
+
+static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank;
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_chunk_default(s),
+                                             dcommi_halving_messages(n), true);
+    dcommi_place input = {dcommi_input_of(s, 0).space, 0, false};
+    /* The one block of the result, placed so that its position in the packed buffer fits. */
+    dcommi_place result = {DCOMM_SPACE_OUT, s->in_place ? 0 : -dcommi_cut_at(&cut, rank), false};
+    dcommi_place work = {DCOMM_SPACE_SCRATCH, 0, false};
+    if (dcommi_is_power_of_two(n)) {
+        int64_t keep = rank & ~(n / 2 - 1), at = dcommi_cut_at(&cut, keep);
+        int64_t length = dcommi_cut_at(&cut, keep + n / 2) - at;
+        work.offset = n > 2 ? dcommi_build_scratch(b, length) - at : 0;
+        dcommi_halving_xor(&x, &cut, input, work, result);
+    } else {
+        int64_t first[2], count[2], length = 0;
+        int runs = dcommi_circulant_runs(s, 0, (n + 1) / 2, first, count);
+        for (int i = 0; i < runs; i++) {
+            length += dcommi_cut_range(&cut, input, first[i], count[i]).length;
+        }
+        work.rotated = true;
+        work.offset = dcommi_build_scratch(b, length);
+        dcommi_halving_circulant(&x, &cut, input, work, result);
+    }
+    return b->status;
+}
+
+/* Do the blocks of an all-gather lie one after the other? */
+static bool dcommi_doubling_packed(const dcommi_shape *s)
+{
+    size_t next = 0;
+    for (int i = 0; s->coll == DCOMM_COLL_ALLGATHERV && i < s->nranks; i++) {
+        if (s->counts[i] > 0 && s->displs[i] != next) {
+            return false;
+        }
+        next += s->counts[i];
+    }
+    return true;
+}
+
+/* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
+ * gathered in scratch first. */
+static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    int64_t n = s->nranks, rank = s->rank;
+    dcommi_cut cut = dcommi_cut_make(s);
+    dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_chunk_default(s),
+                                             dcommi_halving_messages(n), false);
+    bool packed = dcommi_doubling_packed(s);
+    dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
+    if (!packed) {
+        work.space = DCOMM_SPACE_SCRATCH;
+        work.offset = dcommi_build_scratch(b, cut.total);
+    }
+    dcommi_range own = dcommi_cut_range(&cut, work, rank, 1);
+    dcommi_input in = dcommi_input_of(s, cut.listed ? dcommi_shape_bytes(s, s->displs[rank])
+                                                    : dcommi_cut_at(&cut, rank));
+    if (!s->in_place || !packed) {
+        dcommi_copy(b, 0, dcommi_span(own.space, own.offset, own.length),
+                    dcommi_span(in.space, in.base, own.length), 0);
+    }
+    if (dcommi_is_power_of_two(n)) {
+        dcommi_doubling_xor(&x, &cut, work);
+    } else {
+        dcommi_doubling_circulant(&x, &cut, work);
+    }
+    if (!packed) {
+        int64_t longest = dcommi_longest(s, s->counts);
+        dcommi_blocks blocks = {.n = n, .listed = true};
+        blocks.offsets = (int64_t)b->ntable;
+        int64_t at = work.offset;
+        for (int64_t i = 0; i < n; i++) {
+            dcommi_build_table(b, &at, 1);
+            at += dcommi_shape_bytes(s, s->counts[i]);
+        }
+        blocks.lengths = dcommi_table_bytes(s, b, s->counts);
+        int d = dcommi_loop(b, 0, dcommi_const(n));
+        dcommi_turn each = {0, d, 1};
+        dcomm_operand from = dcommi_block_whole(&blocks, DCOMM_SPACE_SCRATCH, each, longest);
+        blocks.offsets = dcommi_table_bytes(s, b, s->displs);
+        dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from, 0);
+        dcommi_end(b, 0);
+    }
+    return b->status;
+}
+
+#endif

@@ -1,0 +1,184 @@
+/* alltoall_v.h - hierarchical all-to-all-v: a block is handed to who stands for its target on its
+ * own host (hier/blocks.h), who sends what the whole host has for that target as one message.
+ * Who passes blocks on must know how long they are: algo/counts.h. */
+#ifndef DCOMMI_ALGO_HIER_V_H
+#define DCOMMI_ALGO_HIER_V_H
+
+#include "../counts.h"
+#include "hier.h"
+
+/* ---- counts that are known ---- */
+
+static size_t dcommi_hier_v_count(const dcommi_hier *h, int from, int to)
+{
+    return h->s->matrix[(size_t)from * (size_t)h->s->nranks + (size_t)to];
+}
+
+/* Bytes that all ranks of a group have for a rank. */
+static int64_t dcommi_hier_v_bytes(const dcommi_hier *h, int group, int to)
+{
+    size_t sum = 0;
+    for (int i = 0; i < dcommi_hier_size(h, group); i++) {
+        sum += dcommi_hier_v_count(h, dcommi_hier_rank(h, group, i), to);
+    }
+    return dcommi_shape_bytes(h->s, sum);
+}
+
+static dcomm_status dcommi_hier_v_open(dcommi_hier *h, dcommi_hier_rounds *r)
+{
+    int64_t most = 0;
+    memset(r, 0, sizeof *r);
+    r->h = h;
+    for (int k = 0; k < h->ngroups; k++) {
+        for (int to = 0; to < h->s->nranks; to++) {
+            most = dcommi_max64(most, dcommi_hier_v_bytes(h, k, to));
+        }
+    }
+    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
+    if (r->counts == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    r->made = r->counts + 4 * h->size;
+    r->made_extent = -1;
+    r->pieces = 1;
+    r->message = dcommi_hier_message(h->s);
+    r->tags = dcommi_chunks_of(most, r->message);
+    r->tag = dcommi_build_tags(h->b, r->tags);
+    r->called = dcommi_build_counter(h->b);
+    r->table = dcommi_hier_local_table(h);
+    return DCOMM_OK;
+}
+
+/* The ranks of this group hand each other what they have for the targets that each stands for in
+ * pass q of group k; this rank gets what is for `target` at `out`, whose blocks are packed, or the
+ * caller's own. */
+static void dcommi_hier_v_collect(dcommi_hier_rounds *r, int k, int q, int target,
+                                  dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    const dcommi_shape *s = h->s;
+    size_t size = (size_t)h->size, at = 0;
+    size_t *recv = r->counts, *displs = recv + size, *send = displs + size, *from = send + size;
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLTOALLV, h->index, h->size, false);
+    for (int i = 0; i < h->size; i++) {
+        int rank = dcommi_hier_rank(h, h->group, i), index = q * h->size + i;
+        recv[i] = target >= 0 ? dcommi_hier_v_count(h, rank, target) : 0;
+        displs[i] = k == h->group ? s->displs[rank] : at;
+        at += recv[i];
+        send[i] = from[i] = 0;
+        if (index < dcommi_hier_size(h, k)) {
+            int to = dcommi_hier_rank(h, k, index);
+            send[i] = s->send_counts[to];
+            from[i] = s->send_displs[to];
+        }
+    }
+    sub.send_counts = send;
+    sub.send_displs = from;
+    dcommi_hier_rounds_call(r, &sub, h->b->head.in_bytes, out.max_length,
+                            dcommi_span(DCOMM_SPACE_IN, 0, h->b->head.in_bytes), out);
+}
+
+/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
+static void dcommi_hier_v_spread(const dcommi_hier *h, int lane, int k, int64_t from)
+{
+    const dcommi_shape *s = h->s;
+    for (int i = 0; i < dcommi_hier_size(h, k); i++) {
+        int rank = dcommi_hier_rank(h, k, i);
+        int64_t bytes = dcommi_shape_bytes(s, s->counts[rank]);
+        if (bytes > 0) {
+            dcommi_copy(h->b, lane,
+                        dcommi_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[rank]), bytes),
+                        dcommi_span(DCOMM_SPACE_SCRATCH, from, bytes), 0);
+        }
+        from += bytes;
+    }
+}
+
+/* Pass q of group k: what this host has for its ranks is collected and sent. */
+static void dcommi_hier_v_pass(dcommi_hier_rounds *r, int k, int q)
+{
+    dcommi_hier *h = r->h;
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    int index = q * h->size + h->index;
+    int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+    int64_t bytes = target >= 0 ? dcommi_hier_v_bytes(h, h->group, target) : 0, any = 0;
+    dcomm_operand part = dcommi_span(DCOMM_SPACE_OUT, 0, b->head.out_bytes);
+    for (int i = q * h->size; i < (q + 1) * h->size && i < dcommi_hier_size(h, k); i++) {
+        any += dcommi_hier_v_bytes(h, h->group, dcommi_hier_rank(h, k, i));
+    }
+    if (any == 0) {
+        return;
+    }
+    if (h->size == 1) {
+        int64_t from = dcommi_shape_bytes(s, s->send_displs[target]);
+        part = dcommi_span(DCOMM_SPACE_IN, from, bytes);
+        if (k == h->group) {
+            int64_t to = dcommi_shape_bytes(s, s->displs[target]);
+            dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, to, bytes), part, 0);
+        }
+    } else {
+        if (k != h->group) {
+            part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+        }
+        dcommi_hier_v_collect(r, k, q, target, part);
+        dcommi_hier_rounds_called(r);
+    }
+    if (k != h->group && bytes > 0) {
+        if (r->calls > 0) {
+            dcommi_await(b, DCOMMI_HIER_LANE_SEND, r->called, dcommi_const(r->calls));
+        }
+        dcommi_hier_send(r, part, 0, target);
+    }
+}
+
+static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
+{
+    dcommi_hier_rounds r;
+    DCOMMI_TRY(dcommi_hier_v_open(h, &r));
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            dcommi_hier_v_pass(&r, k, q);
+        }
+    }
+    for (int t = 1; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups;
+        int64_t bytes = dcommi_hier_v_bytes(h, k, h->s->rank);
+        if (bytes > 0) {
+            int lane = dcommi_hier_rounds_lane(r.messages++);
+            int64_t at = dcommi_build_scratch(h->b, bytes);
+            dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes),
+                             (dcomm_operand){0}, 0,
+                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+            dcommi_hier_v_spread(h, lane, k, at);
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- either ---- */
+
+static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b);
+
+static const dcomm_plan *dcommi_hier_v_next(void *user, const uint64_t *words, uint32_t nwords,
+                                            dcomm_status *status)
+{
+    (void)nwords;
+    return dcommi_counts_next(user, words, dcommi_hier_alltoallv, status);
+}
+
+static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h, int shards)
+{
+    (void)shards;
+    return h->s->matrix != NULL
+               ? dcommi_hier_v_known(h)
+               : dcommi_counts_ask(h->s, h->b, "hier", dcommi_hier_allgather, dcommi_hier_v_next);
+}
+
+static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b)
+{
+    return dcommi_hier_run(s, b, dcommi_hier_alltoallv_any, false);
+}
+
+#endif

@@ -1,0 +1,508 @@
+/* blocks.h - hierarchical reduce-scatter, all-gather and all-to-all: blocks of ranks that
+ * cross between groups once.
+ *
+ * The groups exchange pairwise, in rounds; in round t a group sends to the one t further on. Rank i
+ * of a group of g stands for the ranks i, g+i, 2g+i, ... of each other group. For reduce-scatter
+ * the group first reduce-scatters the blocks of the round's target, and each rank sends what it
+ * holds to the rank it stands for, which folds. For all-gather a block goes to the rank of the
+ * target that stands for its owner, and is all-gathered there. For all-to-all the ranks of a group
+ * hand their blocks for a rank of the target to the one who stands for it, who sends them as one
+ * message (hier/digits.h: where groups are divided alike). What a round does within the group
+ * overlaps with other rounds' messages. */
+#ifndef DCOMMI_ALGO_HIER_BLOCKS_H
+#define DCOMMI_ALGO_HIER_BLOCKS_H
+
+#include "parts.h"
+
+#define DCOMMI_HIER_PIECE (512 << 10)  /* blocks are cut into pieces of about this, */
+#define DCOMMI_HIER_CALLS 64           /* as long as a rank makes no more calls than this */
+#define DCOMMI_HIER_MESSAGE (32 << 10) /* sent at once, without asking the receiver */
+
+enum {
+    DCOMMI_HIER_LANE_CALL, /* calls within the group */
+    DCOMMI_HIER_LANE_SEND,
+    DCOMMI_HIER_LANE_RECV /* and the next: messages in turn */
+};
+
+/* What the rounds of one operation have in common. */
+typedef struct dcommi_hier_rounds {
+    int64_t message; /* bytes of one, at most */
+    dcommi_hier *h;
+    int64_t table;         /* this rank's group */
+    int64_t pieces, piece; /* of a block; how long */
+    int64_t tag, tags;     /* of the first piece's message; how many a piece may take */
+    uint16_t called;       /* counter of calls that are complete */
+    int64_t calls;
+    uint16_t came[2]; /* counters of messages that have come, by lane */
+    int64_t messages;
+    /* [4 * size of the group]: counts and displacements of a call, then those that it sends. */
+    size_t *counts;
+    /* The sub-plan made last and what it was made of: it mostly serves again. */
+    dcomm_plan *plan;
+    size_t *made; /* as counts */
+    int64_t made_extent;
+} dcommi_hier_rounds;
+
+/* Times that the ranks of a group of `size` must stand in for those of group k. */
+static int dcommi_hier_passes(const dcommi_hier *h, int k, int size)
+{
+    return (dcommi_hier_size(h, k) + size - 1) / size;
+}
+
+/* A rank's block of the operation, in bytes. */
+static int64_t dcommi_hier_block(const dcommi_hier *h, int rank, int64_t *length)
+{
+    const dcommi_shape *s = h->s;
+    if (s->counts == NULL) {
+        *length = dcommi_shape_bytes(s, s->count);
+        return rank * *length;
+    }
+    *length = dcommi_shape_bytes(s, s->counts[rank]);
+    return dcommi_shape_bytes(s, s->displs[rank]);
+}
+
+/* Piece c of a rank's block. */
+static int64_t dcommi_hier_piece(const dcommi_hier_rounds *r, int rank, int64_t c, int64_t *length)
+{
+    int64_t whole, at = dcommi_hier_block(r->h, rank, &whole);
+    *length = dcommi_min64(r->piece, dcommi_max64(0, whole - c * r->piece));
+    return at + c * r->piece;
+}
+
+/* Bytes of a message across groups: whole elements, because it may be folded. */
+static int64_t dcommi_hier_message(const dcommi_shape *s)
+{
+    return dcommi_whole_elements(DCOMMI_HIER_MESSAGE, (int64_t)dcomm_dtype_size(s->dtype));
+}
+
+static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hier_rounds *r)
+{
+    const dcommi_shape *s = h->s;
+    int64_t longest = dcommi_hier_bytes(s), rounds = 0;
+    memset(r, 0, sizeof *r);
+    r->h = h;
+    r->counts = dcommi_calloc(8 * (size_t)h->size, sizeof *r->counts);
+    if (r->counts == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    r->made = r->counts + 4 * h->size;
+    r->made_extent = -1;
+    for (int k = 0; k < h->ngroups; k++) { /* alike for groups of any size */
+        rounds += dcommi_hier_passes(h, k, h->smallest);
+    }
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : DCOMMI_HIER_PIECE;
+    int64_t most = dcommi_max64(1, DCOMMI_HIER_CALLS / rounds);
+    wanted = cut ? dcommi_max64(wanted, dcommi_ceil_div(longest, most)) : longest;
+    r->piece = dcommi_partition_make(longest, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+    r->pieces = dcommi_chunks_of(longest, r->piece);
+    /* All-to-all sends the blocks of a whole group in one piece. */
+    int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
+    r->message = dcommi_hier_message(s);
+    r->tags = dcommi_chunks_of(most_bytes, r->message);
+    r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
+    r->called = dcommi_build_counter(h->b);
+    r->came[0] = dcommi_build_counter(h->b);
+    r->came[1] = dcommi_build_counter(h->b);
+    r->table = dcommi_hier_local_table(h);
+    if (h->b->status < 0) {
+        dcommi_free(r->counts);
+    }
+    return h->b->status;
+}
+
+static dcomm_status dcommi_hier_rounds_close(dcommi_hier_rounds *r)
+{
+    const dcommi_builder *b = r->h->b;
+    dcommi_free(r->counts);
+    return b->status < 0 || b->head.nslots <= DCOMM_PLAN_MAX_SLOTS
+               ? b->status
+               : dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "%s: %d groups need %" PRIu32 " exposed regions, more than %d",
+                             b->head.name, r->h->ngroups, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
+}
+
+/* Fill in the pieces c of the ranks that this group's ranks stand for in pass q of group k: counts
+ * and displacements from the first byte of them, which is returned. *extent: bytes from there on.
+ * 0: none has a byte. */
+static int64_t dcommi_hier_pattern(dcommi_hier_rounds *r, int k, int q, int64_t c, int64_t *extent)
+{
+    const dcommi_hier *h = r->h;
+    size_t *counts = r->counts, *displs = counts + h->size;
+    size_t element = dcomm_dtype_size(h->s->dtype);
+    int64_t first = INT64_MAX, end = 0, length;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < h->size; i++) {
+            int index = q * h->size + i;
+            counts[i] = displs[i] = 0;
+            if (index >= dcommi_hier_size(h, k)) {
+                continue;
+            }
+            int64_t at = dcommi_hier_piece(r, dcommi_hier_rank(h, k, index), c, &length);
+            if (length <= 0) {
+                continue;
+            }
+            first = dcommi_min64(first, at);
+            end = dcommi_max64(end, at + length);
+            counts[i] = (size_t)length / element;
+            displs[i] = (size_t)(at - first) / element;
+        }
+    }
+    *extent = end > 0 ? end - first : 0;
+    return first;
+}
+
+/* Call an operation within the group, and count it. The shape's counts and displacements are
+ * those of the pattern. */
+static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, int64_t extent,
+                                    int64_t out_bytes, dcomm_operand in, dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    dcommi_builder *b = h->b;
+    size_t bytes = 4 * (size_t)h->size * sizeof *r->counts;
+    sub->counts = r->counts;
+    sub->displs = r->counts + h->size;
+    if (extent != r->made_extent || memcmp(r->counts, r->made, bytes) != 0) {
+        r->plan = dcommi_hier_sub(h, sub, dcommi_longest(sub, sub->counts), extent, out_bytes);
+        if (r->plan != NULL) {
+            r->plan = dcommi_build_adopt(b, r->plan);
+        }
+        memcpy(r->made, r->counts, bytes);
+        r->made_extent = extent;
+    }
+    if (r->plan == NULL) {
+        return;
+    }
+    int64_t tag = dcommi_build_tags(b, r->plan->ntags);
+    dcomm_step *call =
+        dcommi_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcommi_const(tag));
+    if (call != NULL) {
+        call->value = dcommi_const(b->head.ncounters);
+        call->peer = dcommi_const(b->head.nslots);
+        b->head.ncounters += r->plan->ncounters;
+        b->head.nslots += r->plan->nslots;
+    }
+}
+
+static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
+{
+    dcommi_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcommi_const(r->h->s->rank),
+                  dcommi_const(1));
+    r->calls++;
+}
+
+/* The lane that takes a message. */
+static int dcommi_hier_rounds_lane(int64_t message)
+{
+    return DCOMMI_HIER_LANE_RECV + (int)(message % 2);
+}
+
+/* ---- messages across groups ---- */
+
+static dcomm_operand dcommi_hier_part(const dcommi_hier_rounds *r, dcomm_operand o, int depth)
+{
+    return dcommi_span_chunk((dcomm_space)o.space, o.offset.add, o.max_length, r->message, depth);
+}
+
+static int64_t dcommi_hier_parts(const dcommi_hier_rounds *r, dcomm_operand o)
+{
+    return dcommi_chunks_of(o.max_length, r->message);
+}
+
+/* Send piece c to a rank, without waiting. */
+static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(r, what);
+    int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
+    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(r, what, d), dcommi_const(to),
+                dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
+    dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
+}
+
+/* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
+static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
+                             dcomm_operand stage, int64_t c, int64_t from)
+{
+    dcommi_builder *b = r->h->b;
+    int64_t parts = dcommi_hier_parts(r, into);
+    int d = dcommi_loop_many(b, lane, parts);
+    dcomm_operand part = dcommi_hier_part(r, into, d);
+    dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
+    if (stage.space == DCOMM_SPACE_NONE) {
+        dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    } else {
+        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(r, stage, d),
+                           dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+    }
+    dcommi_end_many(b, lane, parts);
+    dcommi_fence(b, lane);
+}
+
+/* ---- reduce-scatter ---- */
+
+static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
+    int64_t out = s->in_place ? begin : 0;
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_REDUCE_SCATTERV, h->index, h->size, false);
+    int64_t own = length > 0 && h->size > 1 ? dcommi_build_scratch(b, length) : 0;
+    /* Within the group: the other groups' blocks in order of rounds, then the own ones. */
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            for (int64_t c = 0; c < r.pieces; c++) {
+                int64_t extent, bytes = 0, at = 0, to = own + c * r.piece;
+                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
+                if (extent == 0) {
+                    continue;
+                }
+                if (target >= 0) {
+                    at = dcommi_hier_piece(&r, target, c, &bytes);
+                }
+                dcomm_operand part = dcommi_span(input, at, bytes);
+                if (h->size > 1) {
+                    to = k != h->group ? dcommi_build_scratch(b, bytes) : to;
+                    part = dcommi_span(DCOMM_SPACE_SCRATCH, to, bytes);
+                    dcommi_hier_rounds_call(&r, &sub, extent, bytes,
+                                            dcommi_span(input, first, extent), part);
+                    dcommi_hier_rounds_called(&r);
+                }
+                if (k != h->group && bytes > 0) {
+                    if (h->size > 1) {
+                        dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                    }
+                    dcommi_hier_send(&r, part, c, target);
+                }
+            }
+        }
+    }
+    if (length == 0) {
+        return dcommi_hier_rounds_close(&r);
+    }
+    /* What comes is folded as it comes; what this group has, last. Pieces take turns in two lanes;
+     * each has one sum and one stage. */
+    int64_t sum = dcommi_build_scratch(b, length);
+    int64_t stage = dcommi_build_scratch(b, 2 * r.piece);
+    for (int64_t c = 0; c < r.pieces; c++) {
+        int64_t bytes, at = dcommi_hier_piece(&r, s->rank, c, &bytes);
+        int lane = dcommi_hier_rounds_lane(c);
+        if (bytes == 0) {
+            continue;
+        }
+        dcomm_operand total = dcommi_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
+        for (int t = 1; t < h->ngroups; t++) {
+            int k = (h->group - t + h->ngroups) % h->ngroups;
+            dcomm_operand stage_of = dcommi_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
+                                                 stage + c % 2 * r.piece, bytes);
+            dcommi_hier_recv(&r, lane, total, stage_of, c,
+                             dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
+        }
+        dcomm_operand parts[2] = {
+            total, h->size > 1 ? dcommi_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
+                               : dcommi_span(input, at, bytes)};
+        dcommi_await(b, lane, r.called, dcommi_const(r.calls));
+        dcommi_reduce(b, lane, dcommi_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
+                      DCOMM_STEP_FINAL);
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- all-gather ---- */
+
+static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
+    int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
+    dcommi_input in = dcommi_input_of(s, begin);
+    dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_ALLGATHERV, h->index, h->size, false);
+    sub.in_place = true;
+    for (int t = 1; t < h->ngroups && length > 0; t++) {
+        int k = (h->group + t) % h->ngroups;
+        int64_t target = dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k));
+        for (int64_t c = 0; c < r.pieces; c++) {
+            int64_t bytes;
+            dcommi_hier_piece(&r, s->rank, c, &bytes);
+            if (bytes > 0) {
+                dcommi_hier_send(&r, dcommi_span(in.space, in.base + c * r.piece, bytes), c,
+                                 target);
+            }
+        }
+    }
+    if (!s->in_place && length > 0) {
+        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, begin, length),
+                    dcommi_span(in.space, in.base, length), 0);
+    }
+    for (int t = 0; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int from = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            for (int64_t c = 0; c < r.pieces; c++) {
+                int64_t extent, bytes = 0, at = 0;
+                int64_t first = dcommi_hier_pattern(&r, k, q, c, &extent);
+                if (from >= 0) {
+                    at = dcommi_hier_piece(&r, from, c, &bytes);
+                }
+                if (k != h->group && bytes > 0) {
+                    int lane = dcommi_hier_rounds_lane(r.messages);
+                    uint16_t came = r.came[r.messages % 2];
+                    dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
+                                     (dcomm_operand){0}, c, from);
+                    dcommi_signal(b, lane, came, dcommi_const(s->rank), dcommi_const(1));
+                    if (h->size > 1) {
+                        dcommi_await(b, DCOMMI_HIER_LANE_CALL, came,
+                                     dcommi_const(r.messages / 2 + 1));
+                    }
+                    r.messages++;
+                }
+                if (h->size > 1 && extent > 0) {
+                    dcomm_operand blocks = dcommi_span(DCOMM_SPACE_OUT, first, extent);
+                    dcommi_hier_rounds_call(&r, &sub, extent, extent, blocks, blocks);
+                }
+            }
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+/* ---- all-to-all ---- */
+
+/* Where the blocks of ranks `index` and on of group k lie in a buffer, if they lie together. */
+static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
+{
+    for (int i = 1; i < n; i++) {
+        if (index + i >= dcommi_hier_size(h, k) ||
+            dcommi_hier_rank(h, k, index + i) != dcommi_hier_rank(h, k, index) + i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
+static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
+{
+    dcommi_builder *b = h->b;
+    int64_t one = dcommi_shape_bytes(h->s, h->s->count), first = (int64_t)b->ntable;
+    int size = dcommi_hier_size(h, k);
+    for (int i = 0; i < size; i++) {
+        int64_t rank = dcommi_hier_rank(h, k, i);
+        dcommi_build_table(b, &rank, 1);
+    }
+    int d = dcommi_loop_many(b, lane, size);
+    dcomm_expr to = dcommi_lookup(first, 0, d, 1, size);
+    to.scale = one;
+    dcommi_copy(b, lane, dcommi_at(DCOMM_SPACE_OUT, to, one),
+                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(from, d, one), one), 0);
+    dcommi_end_many(b, lane, size);
+}
+
+/* This rank hands the others of its group their targets' blocks of pass q of group k, and gets
+ * those for its own target, one behind the other, at `out`. */
+static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_t base, int k,
+                                int q, bool served, dcomm_operand out)
+{
+    dcommi_hier *h = r->h;
+    size_t size = (size_t)h->size, block = h->s->count;
+    int64_t one = dcommi_shape_bytes(h->s, block), extent;
+    int64_t first = dcommi_hier_pattern(r, k, q, 0, &extent);
+    bool equal = dcommi_hier_together(h, k, q * h->size, h->size);
+    size_t *send = r->counts + 2 * size;
+    dcommi_shape sub = dcommi_hier_shape(h, equal ? DCOMM_COLL_ALLTOALL : DCOMM_COLL_ALLTOALLV,
+                                         h->index, h->size, false);
+    sub.count = block;
+    memcpy(send, r->counts, 2 * size * sizeof *send);
+    for (size_t i = 0; i < size; i++) {
+        r->counts[i] = served ? block : 0;
+        r->counts[size + i] = i * block;
+    }
+    if (!equal) {
+        sub.send_counts = send;
+        sub.send_displs = send + size;
+    }
+    dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
+                            dcommi_span(input, base + first, extent), out);
+}
+
+static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
+{
+    const dcommi_shape *s = h->s;
+    dcommi_builder *b = h->b;
+    dcommi_hier_rounds r;
+    (void)shards;
+    DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
+    int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    if (s->in_place) { /* all of it leaves before any of it is overwritten */
+        base = dcommi_build_scratch(b, all);
+        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_SCRATCH, base, all),
+                    dcommi_span(input, 0, all), 0);
+        input = DCOMM_SPACE_SCRATCH;
+        dcommi_hier_rounds_called(&r);
+    }
+    for (int t = 1; t <= h->ngroups; t++) {
+        int k = (h->group + t) % h->ngroups;
+        for (int q = 0; q < dcommi_hier_passes(h, k, h->size); q++) {
+            int index = q * h->size + h->index;
+            int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
+            int64_t bytes = target >= 0 ? h->size * one : 0;
+            dcomm_operand part = dcommi_span(input, base + target * one, bytes);
+            bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
+            if (k == h->group && !scattered) {
+                part = dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
+            } else if (h->size > 1) {
+                part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+            }
+            if (h->size > 1) {
+                dcommi_hier_collect(&r, input, base, k, q, target >= 0, part);
+                dcommi_hier_rounds_called(&r);
+            } else if (k == h->group) {
+                dcommi_copy(b, DCOMMI_HIER_LANE_CALL, part,
+                            dcommi_span(input, base + s->rank * one, one), 0);
+            }
+            if (scattered) {
+                dcommi_hier_scatter(h, DCOMMI_HIER_LANE_CALL, k, part.offset.add);
+            }
+            if (k != h->group && bytes > 0) {
+                if (r.calls > 0) {
+                    dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                }
+                dcommi_hier_send(&r, part, 0, target);
+            }
+        }
+    }
+    for (int t = 1; t < h->ngroups; t++) {
+        int k = (h->group - t + h->ngroups) % h->ngroups, size = dcommi_hier_size(h, k);
+        int lane = dcommi_hier_rounds_lane(r.messages++);
+        bool together = dcommi_hier_together(h, k, 0, size);
+        dcomm_operand into =
+            dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
+        if (!together) {
+            into =
+                dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, size * one), size * one);
+        }
+        if (s->in_place && t <= 2) { /* the copy of the input is complete */
+            dcommi_await(b, lane, r.called, dcommi_const(1));
+        }
+        dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
+                         dcommi_hier_rank(h, k, h->index % size));
+        if (!together) {
+            dcommi_hier_scatter(h, lane, k, into.offset.add);
+        }
+    }
+    return dcommi_hier_rounds_close(&r);
+}
+
+#endif

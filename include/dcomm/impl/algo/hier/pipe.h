@@ -1,0 +1,188 @@
+/* pipe.h - phases of many chunks, a lane for each phase: a chunk's phase waits for the
+ * one before of the same chunk, so that phases of different levels run at once. Two such pipelines
+ * take chunks in turn, so that the network never waits for the end of a chunk. */
+#ifndef DCOMMI_ALGO_HIER_PIPE_H
+#define DCOMMI_ALGO_HIER_PIPE_H
+
+#include "tree.h"
+
+#define DCOMMI_HIER_PHASES (2 * DCOMMI_HIER_TIERS + 3)
+#define DCOMMI_HIER_CHUNK (512 << 10) /* default; at most DCOMMI_HIER_DEFAULT_CHUNKS of them */
+#define DCOMMI_HIER_DEFAULT_CHUNKS 16
+#define DCOMMI_HIER_MAX_CHUNKS 64 /* also when the caller asks for smaller chunks */
+
+/* The chunks that a phase's steps are for: `first`, `first` + `step` * i[depth]. */
+typedef struct dcommi_hier_turn {
+    int64_t first, step;
+    int depth;
+} dcommi_hier_turn;
+
+/* Memory of chunk 0, and bytes from one chunk to the next. */
+typedef struct dcommi_hier_place {
+    dcomm_space space;
+    int64_t at, step;
+} dcommi_hier_place;
+
+/* One phase of a chunk: a call, copies of pieces, or nothing. Index 0: all chunks but the last, 1:
+ * the last, which may be shorter. */
+typedef struct dcommi_hier_phase {
+    const dcomm_plan *plan[2];
+    int64_t group;
+    dcomm_operand in[2], out[2];   /* of chunk 0; copies: space and base */
+    int64_t in_step, out_step;     /* bytes from one chunk to the next */
+    int64_t tags, counters, slots; /* that a call may need */
+    int64_t tag, counter, slot;    /* of the call for chunk 0 */
+    int64_t pieces;                /* copies, of what the plan's table lists: */
+    int64_t from[2], to[2], length[2];
+} dcommi_hier_phase;
+
+typedef struct dcommi_hier_pipe {
+    dcommi_hier *h;
+    dcommi_hier_phase phase[DCOMMI_HIER_PHASES];
+    int nphases;
+    int64_t chunks;
+    bool odd; /* the last chunk is another than the others */
+} dcommi_hier_pipe;
+
+static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
+{
+    return p->pieces > 0 || p->plan[kind] != NULL;
+}
+
+static dcomm_operand dcommi_hier_moved(dcomm_operand o, int64_t bytes, dcommi_hier_turn turn)
+{
+    o.offset = dcommi_plus(o.offset, turn.first * bytes);
+    o.offset = turn.step > 0 ? dcommi_plus_loop(o.offset, turn.depth, turn.step * bytes) : o.offset;
+    return o;
+}
+
+static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, dcommi_hier_turn turn)
+{
+    return turn.step > 0 ? dcommi_linear(base + per * turn.first, turn.depth, per * turn.step)
+                         : dcommi_const(base + per * turn.first);
+}
+
+/* Copy the pieces that the table lists. */
+static void dcommi_hier_copies(dcommi_builder *b, const dcommi_hier_phase *p, int kind, int lane,
+                               dcommi_hier_turn turn)
+{
+    int d = dcommi_loop_many(b, lane, p->pieces);
+    dcomm_operand in = p->in[kind], out = p->out[kind];
+    in.offset = dcommi_plus(dcommi_lookup(p->from[kind], 0, d, 1, p->pieces), in.offset.add);
+    out.offset = dcommi_plus(dcommi_lookup(p->to[kind], 0, d, 1, p->pieces), out.offset.add);
+    in.length = out.length = dcommi_lookup(p->length[kind], 0, d, 1, p->pieces);
+    dcommi_copy(b, lane, dcommi_hier_moved(out, p->out_step, turn),
+                dcommi_hier_moved(in, p->in_step, turn), 0);
+    dcommi_end_many(b, lane, p->pieces);
+}
+
+/* One phase of some chunks. */
+static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind, int lane,
+                                   dcommi_hier_turn turn)
+{
+    if (p->plan[kind] == NULL) {
+        dcommi_hier_copies(h->b, p, kind, lane, turn);
+        return;
+    }
+    dcomm_operand in = dcommi_hier_moved(p->in[kind], p->in_step, turn);
+    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in,
+                                   dcommi_hier_moved(p->out[kind], p->out_step, turn),
+                                   dcommi_hier_number(p->tag, p->tags, turn));
+    if (call != NULL) {
+        call->value = dcommi_hier_number(p->counter, p->counters, turn);
+        call->peer = dcommi_hier_number(p->slot, p->slots, turn);
+        if (p->plan[kind]->codec != NULL) { /* the shard's place in the whole, in f32 */
+            call->index = dcommi_coded_number(in.offset);
+        }
+    }
+}
+
+/* All phases of every flows-th chunk from `flow` on. */
+static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done, int flow,
+                             int flows)
+{
+    dcommi_builder *b = pipe->h->b;
+    const dcommi_hier_phase *phase = pipe->phase;
+    int64_t whole = pipe->odd ? pipe->chunks - 1 : pipe->chunks;
+    int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
+    bool last = pipe->odd && whole % flows == flow;
+    int lane = flow;
+    for (int i = 0; i < pipe->nphases; i++) {
+        if ((trips == 0 || !dcommi_hier_active(&phase[i], 0)) &&
+            (!last || !dcommi_hier_active(&phase[i], 1))) {
+            continue;
+        }
+        for (int kind = 0; kind < 2; kind++) {
+            if ((kind == 0 ? trips == 0 : !last) || !dcommi_hier_active(&phase[i], kind)) {
+                continue;
+            }
+            int64_t count = kind == 0 ? trips : 1;
+            int before = i - 1;
+            while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
+                before--;
+            }
+            int d = dcommi_loop_many(b, lane, count);
+            if (before >= 0) {
+                int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
+                dcommi_await(b, lane, done[before],
+                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
+            }
+            dcommi_hier_turn turn = {kind == 0 ? flow : whole, count > 1 ? flows : 0, d};
+            dcommi_hier_phase_step(pipe->h, &phase[i], kind, lane, turn);
+            if (i + 1 < pipe->nphases) {
+                dcommi_signal(b, lane, done[i], dcommi_const(pipe->h->s->rank), dcommi_const(1));
+            }
+            dcommi_end_many(b, lane, count);
+        }
+        lane += flows;
+    }
+}
+
+/* Make room for what a call of a phase may need. */
+static void dcommi_hier_needs(dcommi_hier_phase *p, const dcomm_plan *plan)
+{
+    if (plan != NULL) {
+        p->tags = dcommi_max64(p->tags, plan->ntags);
+        p->counters = dcommi_max64(p->counters, plan->ncounters);
+        p->slots = dcommi_max64(p->slots, plan->nslots);
+    }
+}
+
+/* Give a phase's calls their tags, counters and slots. All ranks of a call must come to the same
+ * numbers: from the coarsest tier down, since what is above a group is alike for all its ranks. */
+static void dcommi_hier_reserve(dcommi_hier_pipe *pipe, int phase)
+{
+    dcommi_hier_phase *p = &pipe->phase[phase];
+    dcommi_builder *b = pipe->h->b;
+    p->tag = dcommi_build_tags(b, pipe->chunks * p->tags);
+    p->counter = b->head.ncounters;
+    p->slot = b->head.nslots;
+    b->head.ncounters += (uint32_t)(pipe->chunks * p->counters);
+    b->head.nslots += (uint32_t)(pipe->chunks * p->slots);
+}
+
+/* Write the lanes. */
+static dcomm_status dcommi_hier_pipe_end(dcommi_hier_pipe *pipe)
+{
+    dcommi_builder *b = pipe->h->b;
+    int flows = pipe->chunks > 1 ? 2 : 1;
+    if (b->status < 0) {
+        return b->status;
+    }
+    if (b->head.nslots > DCOMM_PLAN_MAX_SLOTS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: %" PRIu32
+                           " exposed regions, more than %d; use a larger chunk_bytes",
+                           b->head.name, b->head.nslots, DCOMM_PLAN_MAX_SLOTS);
+    }
+    for (int flow = 0; flow < flows; flow++) {
+        uint16_t done[DCOMMI_HIER_PHASES];
+        for (int i = 0; i < pipe->nphases; i++) {
+            done[i] = dcommi_build_counter(b);
+        }
+        dcommi_hier_flow(pipe, done, flow, flows);
+    }
+    return b->status;
+}
+
+#endif

@@ -1,0 +1,292 @@
+/* parts.h - what several families of algorithms share: how a buffer is cut into the blocks of
+ * the ranks, chunk loops, folds in rank order. */
+#ifndef DCOMMI_ALGO_PARTS_H
+#define DCOMMI_ALGO_PARTS_H
+
+#include "algo.h"
+
+#define DCOMMI_CHUNK_FAR (256 << 10)
+#define DCOMMI_CHUNK_NEAR (32 << 10) /* within a host: one record of the transport's */
+
+/* The grain of pipelines where the caller names none. */
+static inline int64_t dcommi_chunk_default(const dcommi_shape *s)
+{
+    return s->groups != NULL && s->groups->count[0] == 1 ? DCOMMI_CHUNK_NEAR : DCOMMI_CHUNK_FAR;
+}
+#define DCOMMI_BLOCK_SHORT 4096 /* bytes that are sent wherever they lie */
+
+/* Blocks of one record of the transport's, at most, travel as messages; longer ones are read where
+ * they lie, for which ordinary memory needs the kernel. What needs it not is read sooner. Every
+ * rank decides alike, by what all have promised. */
+static inline bool dcommi_reads_peers(const dcommi_shape *s, int64_t block)
+{
+    return block > (s->memory >= DCOMMI_MEMORY_REGISTERED ? DCOMMI_BLOCK_SHORT : DCOMMI_CHUNK_NEAR);
+}
+
+/* The rank at a position of the order that keeps neighbours together, and the reverse. */
+static inline int64_t dcommi_order_rank(const dcommi_shape *s, int64_t position)
+{
+    return s->groups != NULL ? s->groups->order[position] : position;
+}
+
+static inline int64_t dcommi_order_position(const dcommi_shape *s, int64_t rank)
+{
+    int64_t position = 0;
+    while (dcommi_order_rank(s, position) != rank) {
+        position++;
+    }
+    return position;
+}
+
+/* Whether that is the order of ranks, which needs no table. */
+static inline bool dcommi_order_plain(const dcommi_shape *s)
+{
+    int64_t position = 0;
+    while (position < s->nranks && dcommi_order_rank(s, position) == position) {
+        position++;
+    }
+    return position == s->nranks;
+}
+
+/* One block per rank in a buffer: equal ones, or listed in the plan's table. Blocks are numbered by
+ * rank, or by position in an order of ranks that is in the table as well. A lane may own only the
+ * part of each block that begins at `skip`. */
+typedef struct dcommi_blocks {
+    int64_t n;
+    int64_t base;   /* where the blocks begin in their space */
+    int64_t stride; /* equal blocks: bytes from one to the next */
+    int64_t length; /* equal blocks: bytes of each */
+    int64_t clip;   /* cut all off here, 0: never */
+    int64_t skip;
+    bool listed, ordered;
+    int64_t offsets, lengths; /* listed: first index in the table */
+    int64_t order;            /* ordered, not listed: first index of the ranks in the table */
+} dcommi_blocks;
+
+/* A block number that depends on a loop: index + coef * i[depth]. */
+typedef struct dcommi_turn {
+    int64_t index;
+    int depth;
+    int64_t coef;
+} dcommi_turn;
+
+static inline dcommi_turn dcommi_turn_at(int64_t index)
+{
+    dcommi_turn t = {index, 0, 0};
+    return t;
+}
+
+/* Length of all of block `turn`. */
+static inline dcomm_expr dcommi_block_length(const dcommi_blocks *k, dcommi_turn turn)
+{
+    return k->listed ? dcommi_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
+                     : dcommi_const(k->length);
+}
+
+/* Chunk i[chunk_depth] of this lane's part of block `turn`. */
+static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_space space,
+                                               dcommi_turn turn, int64_t chunk, int chunk_depth)
+{
+    dcomm_expr offset = k->listed
+                            ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
+                            : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+    if (k->ordered && !k->listed) {
+        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
+        offset.scale = k->stride;
+    }
+    dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
+    o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
+    o.length =
+        dcommi_plus_loop(dcommi_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
+    return o;
+}
+
+/* All of block `turn`, at most max_length bytes. */
+static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_space space,
+                                               dcommi_turn turn, int64_t max_length)
+{
+    dcomm_operand o = dcommi_block_chunk(k, space, turn, 0, 0);
+    o.max_length = max_length;
+    return o;
+}
+
+/* The chunk at offset + chunk*i[depth] of a span of `length` bytes. */
+static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset, int64_t length,
+                                              int64_t chunk, int depth)
+{
+    dcomm_operand o = dcommi_at(space, dcommi_linear(offset, depth, chunk), chunk);
+    o.length = dcommi_linear(length, depth, -chunk);
+    return o;
+}
+
+/* Rank number (index + coef * i[depth]) mod n. */
+static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
+{
+    return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
+}
+
+/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
+ * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
+static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
+{
+    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
+}
+
+static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
+{
+    if (trips > 1) {
+        dcommi_end(b, lane);
+    }
+}
+
+/* The chunk that cuts `length` bytes into pieces of about `wanted` (0: `fallback`), a multiple of
+ * the element, at least one element. */
+static inline int64_t dcommi_chunk_for(const dcommi_shape *s, int64_t length, int64_t fallback)
+{
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : fallback;
+    return dcommi_partition_make(length, 1, wanted, (int64_t)dcomm_dtype_size(s->dtype)).chunk;
+}
+
+/* Chunks that the longest block has; 1 for empty blocks, which still travel as empty messages. */
+static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
+{
+    return chunk > 0 ? dcommi_max64(1, dcommi_ceil_div(longest, chunk)) : 1;
+}
+
+/* Put a list of n element counts into the table as bytes, by rank or by position in the order of
+ * ranks; returns the first index. */
+static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
+                                      const size_t *elements, bool ordered)
+{
+    int64_t first = (int64_t)b->ntable;
+    for (int i = 0; i < s->nranks; i++) {
+        int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
+        int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
+        dcommi_build_table(b, &bytes, 1);
+    }
+    return first;
+}
+
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+                                         const size_t *elements)
+{
+    return dcommi_table_by(s, b, elements, false);
+}
+
+/* The longest of n counts, in bytes. */
+static inline int64_t dcommi_longest(const dcommi_shape *s, const size_t *elements)
+{
+    size_t longest = 0;
+    for (int i = 0; i < s->nranks; i++) {
+        longest = elements[i] > longest ? elements[i] : longest;
+    }
+    return dcommi_shape_bytes(s, longest);
+}
+
+/* The other ranks, one per trip of a loop at `depth`: rank+1, rank+2, ... */
+static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
+{
+    dcommi_turn t = {s->rank + 1, depth, 1};
+    return t;
+}
+
+/* Send `what` to every other rank, without waiting. */
+static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *b,
+                                         dcomm_operand what, int64_t tag)
+{
+    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
+    dcommi_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(tag),
+                DCOMM_STEP_ASYNC);
+    dcommi_end(b, 0);
+}
+
+/* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
+ * numbered by rank, or by position in the order of ranks. */
+static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
+                                             int64_t *longest)
+{
+    dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
+    if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
+        s->coll == DCOMM_COLL_GATHERV || s->coll == DCOMM_COLL_SCATTERV) {
+        blocks.listed = true;
+        blocks.offsets = dcommi_table_by(s, b, s->displs, ordered);
+        blocks.lengths = dcommi_table_by(s, b, s->counts, ordered);
+        *longest = dcommi_longest(s, s->counts);
+    } else {
+        blocks.stride = blocks.length = *longest = dcommi_shape_bytes(s, s->count);
+        blocks.order = (int64_t)b->ntable;
+        for (int i = 0; i < s->nranks && ordered; i++) {
+            int64_t rank = dcommi_order_rank(s, i);
+            dcommi_build_table(b, &rank, 1);
+        }
+    }
+    return blocks;
+}
+
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+                                             int64_t *longest)
+{
+    return dcommi_blocks_by(s, b, false, longest);
+}
+
+/* Where this rank's own block begins, and how long it is. */
+static inline int64_t dcommi_own_offset(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->displs[s->rank]) : s->rank * blocks->stride;
+}
+
+static inline int64_t dcommi_own_length(const dcommi_shape *s, const dcommi_blocks *blocks)
+{
+    return blocks->listed ? dcommi_shape_bytes(s, s->counts[s->rank]) : blocks->length;
+}
+
+/* The operands 0 .. n-1 in rank order, where all but this rank's come from an array of equal
+ * pieces (by rank, in scratch) or from the peers. Returns how many operands it wrote (at most 3).
+ */
+static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand others,
+                                          int64_t stride, dcomm_operand own, dcomm_operand out[3])
+{
+    size_t n = 0;
+    if (s->rank > 0) {
+        out[n] = others;
+        out[n].repeat = (uint32_t)s->rank;
+        out[n].stride = stride;
+        n++;
+    }
+    out[n++] = own;
+    if (s->rank + 1 < s->nranks) {
+        out[n] = others;
+        out[n].repeat = (uint32_t)(s->nranks - s->rank - 1);
+        out[n].stride = stride;
+        out[n].offset = dcommi_plus(others.offset, (s->rank + 1) * stride);
+        out[n].peer = dcommi_const(s->rank + 1);
+        n++;
+    }
+    return n;
+}
+
+/* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
+static dcomm_plan *dcommi_sub_plan(dcommi_builder *of, const dcommi_shape *s, const char *name,
+                                   dcommi_algo_fn make, int64_t in_bytes, int64_t out_bytes)
+{
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    if (of->status < 0) {
+        return NULL;
+    }
+    dcommi_build_begin(&b, name, s->rank, s->nranks, s->dtype, s->op);
+    b.head.in_bytes = in_bytes;
+    b.head.out_bytes = out_bytes;
+    dcomm_status status = make(s, &b);
+    if (status < 0) {
+        dcommi_build_discard(&b);
+    } else {
+        status = dcommi_build_finish(&b, &plan);
+    }
+    if (status < 0) {
+        dcommi_build_error(of, status);
+    }
+    return plan;
+}
+
+#endif

@@ -1,0 +1,439 @@
+/* staged.h - collectives of a host by way of memory that its ranks map from each other: a rank
+ * copies what others need of it, chunk by chunk, into slots of its own scratch, tells them, and
+ * they read it there. Each byte is copied in once, however many read it, while it is in a cache,
+ * and without the kernel; messages copy it once for each reader, and reads of ordinary memory go
+ * through the kernel. Chunks take turns with the slots: a slot is filled anew when all have read
+ * it. Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory
+ * collectives", EuroPVM/MPI 2008.
+ *
+ * Who has come how far is told by counters of one rank each: a sum over ranks would let a fast one
+ * hide a slow one. */
+#ifndef DCOMMI_ALGO_STAGED_H
+#define DCOMMI_ALGO_STAGED_H
+
+#include "parts.h"
+
+#define DCOMMI_STAGED_SLOTS 3      /* dcommi_staged_exchange says why */
+#define DCOMMI_STAGED_SLOTS_ROOT 4 /* of a root, which may be ahead of its readers */
+/* What a rank fills at a time: of a block that is copied; of blocks for all ranks together, where
+ * they are copied, and where they are folded. */
+#define DCOMMI_STAGED_CHUNK (128 << 10)
+#define DCOMMI_STAGED_ROW (512 << 10)
+#define DCOMMI_STAGED_ROW_FOLDED (160 << 10)
+#define DCOMMI_STAGED_LEAST (2 << 10)
+#define DCOMMI_STAGED_RANKS 256 /* plans grow with them */
+
+/* Where a rank's block of the operation lies, in bytes. */
+typedef struct dcommi_staged_block {
+    int64_t at, length;
+} dcommi_staged_block;
+
+static dcommi_staged_block dcommi_staged_block_of(const dcommi_shape *s, int64_t rank)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
+    dcommi_staged_block k = {rank * total, total};
+    if (s->coll == DCOMM_COLL_BROADCAST) {
+        k.at = 0;
+    } else if (s->coll == DCOMM_COLL_ALLREDUCE) {
+        int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+        int64_t share = dcommi_partition_make(total, s->nranks, 0, element).block;
+        k.at = dcommi_min64(rank * share, total);
+        k.length = dcommi_min64(share, total - k.at);
+    } else if (s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_REDUCE_SCATTERV) {
+        k.at = dcommi_shape_bytes(s, s->displs[rank]);
+        k.length = dcommi_shape_bytes(s, s->counts[rank]);
+    }
+    return k;
+}
+
+/* Where the chunks of an operation lie, and the first of the counters, which are numbered by
+ * distance, so that the plans of all ranks look alike. */
+typedef struct dcommi_staged {
+    const dcommi_shape *s;
+    dcommi_builder *b;
+    int64_t chunk, chunks, slots;
+    int64_t row; /* bytes of a slot */
+    uint16_t slot;
+    uint16_t counters;
+} dcommi_staged;
+
+/* Blocks of at most `longest` bytes in chunks, `width` of which are in each of some slots of about
+ * `row`. */
+static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
+                                        int64_t width, int64_t row)
+{
+    if (s->nranks > DCOMMI_STAGED_RANKS) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                          "%s: %d ranks, at most %d exchange by staging",
+                                          b->head.name, s->nranks, DCOMMI_STAGED_RANKS));
+    }
+    int64_t longest = 0;
+    for (int r = 0; r < s->nranks; r++) {
+        longest = dcommi_max64(longest, dcommi_staged_block_of(s, r).length);
+    }
+    int64_t grain = dcommi_min64(DCOMMI_STAGED_CHUNK, row / width);
+    grain = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_max64(grain, DCOMMI_STAGED_LEAST);
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    grain = dcommi_min64(grain,
+                         dcommi_whole_elements(DCOMMI_SHARED_SCRATCH / (slots * width), element));
+    dcommi_staged g = {.s = s, .b = b};
+    g.chunk = dcommi_partition_make(longest, 1, grain, element).chunk;
+    g.chunks = dcommi_chunks_of(longest, g.chunk);
+    g.row = width * g.chunk;
+    g.slots = dcommi_min64(slots, g.chunks);
+    dcommi_build_scratch(b, g.slots * g.row);
+    b->head.scratch_shared = true;
+    g.slot = dcommi_build_slot(b);
+    g.counters = dcommi_build_counter(b);
+    for (int r = 1; r < s->nranks; r++) {
+        dcommi_build_counter(b);
+    }
+    return g;
+}
+
+/* Number i[depth] + plus of the chunks. */
+typedef struct dcommi_staged_turn {
+    int depth;
+    int64_t plus;
+} dcommi_staged_turn;
+
+static dcommi_staged_turn dcommi_staged_turn_at(int64_t number)
+{
+    dcommi_staged_turn turn = {DCOMM_LOOP_DEPTH - 1, number}; /* a loop that nobody opens */
+    return turn;
+}
+
+/* Place `at` of its slot. */
+static dcomm_expr dcommi_staged_at(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
+{
+    return dcommi_plus(dcommi_modular(g->row, turn.plus, turn.depth, 1, g->slots), at);
+}
+
+/* It as this rank's scratch, and as what `peer` has exposed; as long as `like`. */
+static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn,
+                                       const dcomm_operand *like)
+{
+    dcomm_operand o = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, turn), g->chunk);
+    o.length = like->length;
+    return o;
+}
+
+static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, int64_t at,
+                                        dcommi_staged_turn turn, const dcomm_operand *like)
+{
+    dcomm_operand o =
+        dcommi_peer(dcommi_const(peer), g->slot, dcommi_staged_at(g, at, turn), g->chunk);
+    o.length = like->length;
+    return o;
+}
+
+/* The counter by which a rank knows how far another has come. */
+static uint16_t dcommi_staged_of(const dcommi_staged *g, int64_t knower, int64_t other)
+{
+    return (uint16_t)(g->counters + (other - knower + g->s->nranks) % g->s->nranks);
+}
+
+/* This rank has come one further, as another is to know. */
+static void dcommi_staged_tell(const dcommi_staged *g, int64_t to)
+{
+    dcommi_signal(g->b, 0, dcommi_staged_of(g, to, g->s->rank), dcommi_const(to), dcommi_const(1));
+}
+
+static void dcommi_staged_tell_all(const dcommi_staged *g)
+{
+    for (int d = 1; d < g->s->nranks; d++) {
+        dcommi_staged_tell(g, (g->s->rank + d) % g->s->nranks);
+    }
+}
+
+/* Until all others have come so far. */
+static void dcommi_staged_until_all(const dcommi_staged *g, dcomm_expr so_far)
+{
+    for (int d = 1; d < g->s->nranks; d++) {
+        int rank = (g->s->rank + d) % g->s->nranks;
+        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, rank), so_far);
+    }
+}
+
+/* Offer the slots to all: what has been put there is there. */
+static void dcommi_staged_offer(const dcommi_staged *g)
+{
+    dcommi_expose(g->b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
+                  dcommi_const(DCOMM_ALL_PEERS));
+}
+
+/* That chunk of a block. */
+static dcomm_operand dcommi_staged_chunk(const dcommi_staged *g, dcomm_space space,
+                                         dcommi_staged_block k, dcommi_staged_turn turn)
+{
+    int64_t before = turn.plus * g->chunk;
+    return dcommi_span_chunk(space, k.at + before, k.length - before, g->chunk, turn.depth);
+}
+
+/* Copy it of each other rank's block out of place `at` of its slot. */
+static void dcommi_staged_collect(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    for (int d = 1; d < s->nranks; d++) {
+        int peer = (s->rank + d) % s->nranks;
+        dcomm_operand out =
+            dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), turn);
+        dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, peer, at, turn, &out), DCOMM_STEP_RESULT);
+    }
+}
+
+/* ---- ranks that all go through the same chunks ---- */
+
+/* What a rank does with each chunk: put what the others need into its slot; take what they have put
+ * into theirs; where there is that, gather what they have made of it. */
+typedef struct dcommi_staged_work {
+    void (*put)(const dcommi_staged *g, dcommi_staged_turn turn);
+    void (*take)(const dcommi_staged *g, dcommi_staged_turn turn);
+    void (*gather)(const dcommi_staged *g, dcommi_staged_turn turn); /* NULL: there is not */
+} dcommi_staged_work;
+
+/* In one order on all ranks: chunk k is put, k - 1 taken, k - 2 gathered. So one signal to each
+ * other rank says it all: that k of the chunks have been taken and k + 1 put, and with it that
+ * those before have been gathered. With three slots, a slot whose turn comes is free. */
+static void dcommi_staged_exchange(const dcommi_staged *g, const dcommi_staged_work *work)
+{
+    int64_t n = g->chunks;
+    work->put(g, dcommi_staged_turn_at(0));
+    dcommi_staged_offer(g); /* who reads them waits for this, not for a signal */
+    if (n > 1) {
+        work->put(g, dcommi_staged_turn_at(1));
+    }
+    work->take(g, dcommi_staged_turn_at(0));
+    dcommi_staged_tell_all(g);
+    if (n > 2) {
+        int i = dcommi_loop(g->b, 0, dcommi_const(n - 2));
+        dcommi_staged_turn turn[] = {{i, 0}, {i, 1}, {i, 2}};
+        work->put(g, turn[2]);
+        dcommi_staged_until_all(g, dcommi_linear(1, i, 1));
+        work->take(g, turn[1]);
+        dcommi_staged_tell_all(g);
+        if (work->gather != NULL) {
+            work->gather(g, turn[0]);
+        }
+        dcommi_end(g->b, 0);
+    }
+    if (n > 1) {
+        dcommi_staged_until_all(g, dcommi_const(n - 1));
+        work->take(g, dcommi_staged_turn_at(n - 1));
+        dcommi_staged_tell_all(g);
+        if (work->gather != NULL) {
+            work->gather(g, dcommi_staged_turn_at(n - 2));
+        }
+    }
+    dcommi_staged_until_all(g, dcommi_const(n));
+    if (work->gather != NULL) {
+        work->gather(g, dcommi_staged_turn_at(n - 1));
+        dcommi_staged_tell_all(g);
+        dcommi_staged_until_all(g, dcommi_const(n + 1));
+    }
+}
+
+/* Put this rank's block there, for all, and into its result. */
+static void dcommi_staged_put_one(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_input in = dcommi_input_of(s, own.at);
+    dcommi_staged_block from = {in.base, own.length};
+    dcomm_operand chunk = dcommi_staged_chunk(g, in.space, from, turn);
+    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+    if (!s->in_place) {
+        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn), chunk,
+                    DCOMM_STEP_RESULT);
+    }
+}
+
+static void dcommi_staged_take_one(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_collect(g, 0, turn);
+}
+
+static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builder *b)
+{
+    static const dcommi_staged_work work = {dcommi_staged_put_one, dcommi_staged_take_one, NULL};
+    dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, 1, DCOMMI_STAGED_ROW);
+    dcommi_staged_exchange(&g, &work);
+    return b->status;
+}
+
+/* Put the other ranks' blocks of this rank's input there. */
+static void dcommi_staged_put_all(const dcommi_staged *g, dcommi_staged_turn turn, unsigned flags)
+{
+    const dcommi_shape *s = g->s;
+    dcomm_space input = dcommi_input_of(s, 0).space;
+    for (int d = 1; d < s->nranks; d++) {
+        int peer = (s->rank + d) % s->nranks;
+        dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), turn);
+        dcommi_copy(g->b, 0, dcommi_staged_own(g, peer * g->chunk, turn, &chunk), chunk, flags);
+    }
+}
+
+static void dcommi_staged_put_copied(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_staged_put_all(g, turn, DCOMM_STEP_RESULT);
+    if (!s->in_place) {
+        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn),
+                    dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, own, turn),
+                    DCOMM_STEP_RESULT);
+    }
+}
+
+/* In place, it takes the place of one that was put before. */
+static void dcommi_staged_take_copied(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_collect(g, g->s->rank * g->chunk, turn);
+}
+
+static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
+{
+    static const dcommi_staged_work work = {dcommi_staged_put_copied, dcommi_staged_take_copied,
+                                            NULL};
+    dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, s->nranks, DCOMMI_STAGED_ROW);
+    dcommi_staged_exchange(&g, &work);
+    return b->status;
+}
+
+static void dcommi_staged_put_folded(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_put_all(g, turn, 0);
+}
+
+/* dst <- the fold of this rank's block of all inputs, in the order of ranks. */
+static void dcommi_staged_fold(const dcommi_staged *g, dcommi_staged_turn turn, dcomm_operand dst,
+                               unsigned flags)
+{
+    const dcommi_shape *s = g->s;
+    dcomm_operand ordered[3];
+    dcomm_operand own = dcommi_staged_chunk(g, dcommi_input_of(s, 0).space,
+                                            dcommi_staged_block_of(s, s->rank), turn);
+    dcomm_operand others = dcommi_staged_peer(g, 0, s->rank * g->chunk, turn, &own);
+    size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
+    dcommi_reduce(g->b, 0, dst, ordered, count, DCOMM_STEP_FINAL | flags);
+}
+
+static void dcommi_staged_take_scattered(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
+    dcommi_staged_block to = {s->in_place ? own.at : 0, own.length};
+    dcommi_staged_fold(g, turn, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, to, turn),
+                       DCOMM_STEP_RESULT);
+}
+
+static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+{
+    static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_scattered,
+                                            NULL};
+    dcommi_staged g =
+        dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, s->nranks, DCOMMI_STAGED_ROW_FOLDED);
+    dcommi_staged_exchange(&g, &work);
+    return b->status;
+}
+
+/* Behind the pieces for the others, a slot has the sum of this rank's block, which all copy. */
+static void dcommi_staged_take_summed(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    const dcommi_shape *s = g->s;
+    dcomm_operand out =
+        dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), turn);
+    dcomm_operand sum = dcommi_staged_own(g, s->nranks * g->chunk, turn, &out);
+    dcommi_staged_fold(g, turn, sum, DCOMM_STEP_FORWARD);
+    dcommi_copy(g->b, 0, out, sum, DCOMM_STEP_RESULT);
+}
+
+static void dcommi_staged_gather_sums(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_collect(g, g->s->nranks * g->chunk, turn);
+}
+
+static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcommi_builder *b)
+{
+    static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_summed,
+                                            dcommi_staged_gather_sums};
+    dcommi_staged g =
+        dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, s->nranks + 1, DCOMMI_STAGED_ROW_FOLDED);
+    dcommi_staged_exchange(&g, &work);
+    return b->status;
+}
+
+/* ---- one rank that all others read ---- */
+
+static dcomm_operand dcommi_staged_root_chunk(const dcommi_staged *g, dcomm_space space,
+                                              dcommi_staged_turn turn)
+{
+    return dcommi_staged_chunk(g, space, dcommi_staged_block_of(g->s, g->s->root), turn);
+}
+
+static void dcommi_staged_root_puts(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcomm_operand chunk = dcommi_staged_root_chunk(g, dcommi_input_of(g->s, 0).space, turn);
+    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+}
+
+static void dcommi_staged_root_keeps(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    if (!g->s->in_place) {
+        dcommi_copy(g->b, 0, dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn),
+                    dcommi_staged_root_chunk(g, DCOMM_SPACE_IN, turn), DCOMM_STEP_RESULT);
+    }
+}
+
+static void dcommi_staged_root_is_read(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcomm_operand out = dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn);
+    dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, g->s->root, 0, turn, &out), DCOMM_STEP_RESULT);
+    dcommi_staged_tell(g, g->s->root);
+}
+
+static void dcommi_staged_root_goes_on(const dcommi_staged *g, dcommi_staged_turn turn)
+{
+    dcommi_staged_root_puts(g, turn);
+    dcommi_staged_tell_all(g);
+    dcommi_staged_root_keeps(g, turn);
+}
+
+static void dcommi_staged_root(const dcommi_staged *g)
+{
+    dcommi_staged_root_puts(g, dcommi_staged_turn_at(0));
+    dcommi_staged_offer(g);
+    dcommi_staged_root_keeps(g, dcommi_staged_turn_at(0));
+    for (int64_t k = 1; k < g->slots; k++) {
+        dcommi_staged_root_goes_on(g, dcommi_staged_turn_at(k));
+    }
+    if (g->chunks > g->slots) {
+        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - g->slots));
+        dcommi_staged_turn turn = {i, g->slots};
+        dcommi_staged_until_all(g, dcommi_linear(1, i, 1)); /* what was in the slot before */
+        dcommi_staged_root_goes_on(g, turn);
+        dcommi_end(g->b, 0);
+    }
+    dcommi_staged_until_all(g, dcommi_const(g->chunks));
+}
+
+static void dcommi_staged_reader(const dcommi_staged *g)
+{
+    dcommi_staged_root_is_read(g, dcommi_staged_turn_at(0));
+    if (g->chunks > 1) {
+        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - 1));
+        dcommi_staged_turn turn = {i, 1};
+        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, g->s->root), dcommi_linear(1, i, 1));
+        dcommi_staged_root_is_read(g, turn);
+        dcommi_end(g->b, 0);
+    }
+}
+
+static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builder *b)
+{
+    dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS_ROOT, 1, DCOMMI_STAGED_ROW);
+    (s->rank == s->root ? dcommi_staged_root : dcommi_staged_reader)(&g);
+    return b->status;
+}
+
+#endif

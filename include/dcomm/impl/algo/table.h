@@ -1,0 +1,245 @@
+/* table.h - the table of all algorithms. */
+#ifndef DCOMMI_ALGO_TABLE_H
+#define DCOMMI_ALGO_TABLE_H
+
+#include "alltoall.h"
+#include "bruck_v.h"
+#include "coded/hier.h"
+#include "coded/linear.h"
+#include "coded/ring.h"
+#include "coded/sparse.h"
+#include "direct.h"
+#include "doubling.h"
+#include "hier/hier.h"
+#include "hier/note.h"
+#include "hier/alltoall_v.h"
+#include "misc.h"
+#include "ring.h"
+#include "staged.h"
+#include "tree.h"
+
+static const dcommi_algo dcommi_algo_table[] = {
+    {"ring", DCOMM_COLL_ALLREDUCE, dcommi_ring_allreduce, false, 10, 10, NULL,
+     "2(N-1) steps; 2(N-1)/N S per rank", "Patarasuk and Yuan 2009"},
+    {"tree", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce, false, 16, 16, NULL,
+     "about 4 log2 N steps, pipelined; at most 2 S per rank", "Sanders, Speck and Traeff 2009"},
+    {"binomial", DCOMM_COLL_ALLREDUCE, dcommi_tree_allreduce_binomial, false, 16, 16, NULL,
+     "2 ceil(log2 N) steps; at most ceil(log2 N) S per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"recursive_doubling", DCOMM_COLL_ALLREDUCE, dcommi_doubling_allreduce, false, 3, 9, NULL,
+     "log2 N steps and times S (other N: floor(log2 N) + 2 steps, + 1 times S)",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"halving_doubling", DCOMM_COLL_ALLREDUCE, dcommi_halving_doubling, false, 6, 6, NULL,
+     "2 ceil(log2 N) steps; 2(N-1)/N S per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"one_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_one_shot, true, 4, 4, NULL,
+     "1 step; (N-1) S per rank", "direct exchange"},
+    {"staged", DCOMM_COLL_ALLREDUCE, dcommi_staged_allreduce, true, 5, 16, NULL,
+     "pipelined by chunk; 2(N-1)/N S written once by each rank, for all",
+     "Graham and Shipman 2008"},
+    {"two_shot", DCOMM_COLL_ALLREDUCE, dcommi_direct_two_shot, true, 12, 12, NULL,
+     "2 steps; 2(N-1)/N S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"star", DCOMM_COLL_ALLREDUCE, dcommi_star_allreduce, true, 16, 16, NULL,
+     "2 steps; (N-1) S in and out of rank 0, S of the others", "Li et al. 2014 (parameter server)"},
+    {"hier", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce, false, 13, 5, dcommi_hier_note,
+     "within hosts, across M of them, within; 2(M-1)/M S per host between hosts",
+     "Jia et al. 2018; Cho et al. 2019"},
+    {"hier_leader", DCOMM_COLL_ALLREDUCE, dcommi_hier_allreduce_leader, false, 15, 15,
+     dcommi_hier_note_flat, "as hier, by one rank of each host; 2(M-1)/M S per host between hosts",
+     "Karonis et al. 2000"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTER, dcommi_ring_reduce_scatter, false, 10, 10, NULL,
+     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTER, dcommi_halving_reduce_scatter, false, 11, 11,
+     NULL, "ceil(log2 N) steps; N-1 blocks per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"staged", DCOMM_COLL_REDUCE_SCATTER, dcommi_staged_reduce_scatter, true, 8, 16, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTER, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
+     "1 step; N-1 blocks per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
+     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTER, dcommi_hier_reduce_scatter_leader, false, 15, 15,
+     dcommi_hier_note_flat,
+     "within hosts to one rank of each, across, within; each block once from each host",
+     "Karonis et al. 2000"},
+    {"ring", DCOMM_COLL_ALLGATHER, dcommi_ring_allgather, false, 10, 10, NULL,
+     "N-1 steps; N-1 blocks per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHER, dcommi_doubling_allgather, false, 9, 9, NULL,
+     "ceil(log2 N) steps; N-1 blocks per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"staged", DCOMM_COLL_ALLGATHER, dcommi_staged_allgather, false, 8, 16, NULL,
+     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
+    {"direct", DCOMM_COLL_ALLGATHER, dcommi_direct_allgather, false, 5, 5, NULL,
+     "1 step; N-1 blocks per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
+     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_ALLGATHER, dcommi_hier_allgather_leader, false, 15, 15,
+     dcommi_hier_note_flat,
+     "within hosts to one rank of each, across, within; each block once to each host",
+     "Karonis et al. 2000"},
+    {"ring", DCOMM_COLL_REDUCE_SCATTERV, dcommi_ring_reduce_scatter, false, 10, 10, NULL,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_halving", DCOMM_COLL_REDUCE_SCATTERV, dcommi_halving_reduce_scatter, false, 11, 11,
+     NULL, "ceil(log2 N) steps; all blocks but one per rank", "Rabenseifner 2004; Traeff 2024"},
+    {"staged", DCOMM_COLL_REDUCE_SCATTERV, dcommi_staged_reduce_scatter, true, 8, 16, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
+    {"direct", DCOMM_COLL_REDUCE_SCATTERV, dcommi_direct_reduce_scatter, true, 5, 5, NULL,
+     "1 step; all blocks but one per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter, false, 13, 5, dcommi_hier_note,
+     "within hosts, M-1 rounds across; each block once from each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_REDUCE_SCATTERV, dcommi_hier_reduce_scatter_leader, false, 15, 15,
+     dcommi_hier_note_flat,
+     "within hosts to one rank of each, across, within; each block once from each host",
+     "Karonis et al. 2000"},
+    {"ring", DCOMM_COLL_ALLGATHERV, dcommi_ring_allgather, false, 10, 10, NULL,
+     "N-1 steps; all blocks but one per rank", "Patarasuk and Yuan 2009"},
+    {"recursive_doubling", DCOMM_COLL_ALLGATHERV, dcommi_doubling_allgather, false, 9, 9, NULL,
+     "ceil(log2 N) steps; all blocks but one per rank", "Thakur et al. 2005; Bruck et al. 1997"},
+    {"staged", DCOMM_COLL_ALLGATHERV, dcommi_staged_allgather, false, 8, 16, NULL,
+     "pipelined by chunk; its block written once by each rank, for all", "Graham and Shipman 2008"},
+    {"direct", DCOMM_COLL_ALLGATHERV, dcommi_direct_allgather, false, 5, 5, NULL,
+     "1 step; N-1 times the own block per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather, false, 13, 5, dcommi_hier_note,
+     "M-1 rounds across hosts, within; each block once to each host", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_ALLGATHERV, dcommi_hier_allgather_leader, false, 15, 15,
+     dcommi_hier_note_flat,
+     "within hosts to one rank of each, across, within; each block once to each host",
+     "Karonis et al. 2000"},
+    {"binomial", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast_binomial, false, 16, 16, NULL,
+     "ceil(log2 N) steps; at most ceil(log2 N) S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_BROADCAST, dcommi_tree_broadcast, false, 16, 16, NULL,
+     "about 2 log2 N steps, pipelined; about S per rank", "Sanders, Speck and Traeff 2009"},
+    {"staged", DCOMM_COLL_BROADCAST, dcommi_staged_broadcast, false, 8, 16, NULL,
+     "pipelined by chunk; S written once by the root, for all", "Graham and Shipman 2008"},
+    {"linear", DCOMM_COLL_BROADCAST, dcommi_linear_broadcast, false, 7, 7, NULL,
+     "1 step; (N-1) S at the root, S where long buffers are read", "direct exchange"},
+    {"hier", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast, false, 13, 5, dcommi_hier_note,
+     "across hosts by shards, within; about S per host between hosts", "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_BROADCAST, dcommi_hier_broadcast_leader, false, 15, 15,
+     dcommi_hier_note_flat,
+     "across hosts by one rank of each, within; about S per host between hosts",
+     "Karonis et al. 2000"},
+    {"binomial", DCOMM_COLL_REDUCE, dcommi_tree_reduce_binomial, false, 16, 16, NULL,
+     "ceil(log2 N) steps; S per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"tree", DCOMM_COLL_REDUCE, dcommi_tree_reduce, false, 16, 16, NULL,
+     "about 2 log2 N steps, pipelined; S per rank", "Sanders, Speck and Traeff 2009"},
+    {"linear", DCOMM_COLL_REDUCE, dcommi_linear_reduce, true, 7, 7, NULL,
+     "1 step; (N-1) S into the root", "direct exchange"},
+    {"linear", DCOMM_COLL_GATHER, dcommi_gather_linear, false, 7, 7, NULL,
+     "1 step; the own block per rank", "direct exchange"},
+    {"binomial", DCOMM_COLL_GATHER, dcommi_gather_binomial, false, 16, 16, NULL,
+     "ceil(log2 N) steps; at most N/2 blocks per rank", "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_SCATTER, dcommi_scatter_linear, false, 7, 7, NULL,
+     "1 step; all blocks but one at the root", "direct exchange"},
+    {"binomial", DCOMM_COLL_SCATTER, dcommi_scatter_binomial, false, 16, 16, NULL,
+     "ceil(log2 N) steps; N-1 blocks at the root", "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_GATHERV, dcommi_gather_linear, false, 7, 7, NULL,
+     "1 step; the own block per rank", "direct exchange"},
+    {"linear", DCOMM_COLL_SCATTERV, dcommi_scatter_linear, false, 7, 7, NULL,
+     "1 step; all blocks but one at the root", "direct exchange"},
+    {"pairwise", DCOMM_COLL_ALLTOALL, dcommi_a2a_pairwise, false, 8, 8, NULL,
+     "ceil((N-1)/2) rounds of two exchanges; N-1 blocks per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"bruck", DCOMM_COLL_ALLTOALL, dcommi_a2a_bruck, false, 14, 14, NULL,
+     "ceil(log2 N) steps; about N/2 log2 N blocks per rank", "Bruck et al. 1997"},
+    {"staged", DCOMM_COLL_ALLTOALL, dcommi_staged_alltoall, false, 6, 16, NULL,
+     "pipelined by chunk; N-1 blocks written by each rank", "Graham and Shipman 2008"},
+    {"linear", DCOMM_COLL_ALLTOALL, dcommi_a2a_linear, false, 7, 7, NULL,
+     "1 step; N-1 blocks per rank", "direct exchange"},
+    {"hier", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall, false, 13, 5, dcommi_hier_note,
+     "within hosts, M-1 rounds across; one message per rank of the other hosts, N-G blocks",
+     "Traeff and Hunold 2020"},
+    {"hier_leader", DCOMM_COLL_ALLTOALL, dcommi_hier_alltoall_leader, false, 15, 15,
+     dcommi_hier_note_flat,
+     "within hosts to one rank of each, one message to each other host, within",
+     "Karonis et al. 2000"},
+    {"pairwise", DCOMM_COLL_ALLTOALLV, dcommi_a2a_pairwise, false, 8, 8, NULL,
+     "ceil((N-1)/2) rounds of two exchanges; all blocks but the own per rank",
+     "Thakur, Rabenseifner and Gropp 2005"},
+    {"linear", DCOMM_COLL_ALLTOALLV, dcommi_a2a_linear, false, 7, 7, NULL,
+     "1 step; all blocks but the own per rank", "direct exchange"},
+    {"bruck", DCOMM_COLL_ALLTOALLV, dcommi_bruck_v, false, 14, 14, NULL,
+     "counts to all; ceil(log2 N) steps; about half of all blocks in each", "Bruck et al. 1997"},
+    {"hier", DCOMM_COLL_ALLTOALLV, dcommi_hier_alltoallv, false, 13, 5, dcommi_hier_note_flat,
+     "counts to all; within hosts, M-1 rounds across; one message per rank of the other hosts",
+     "Traeff and Hunold 2020"},
+    {"dissemination", DCOMM_COLL_BARRIER, dcommi_barrier_dissemination, false, 16, 16, NULL,
+     "ceil(log2 N) steps; one signal each", "Hensgen, Finkel and Manber 1988"},
+    {"direct", DCOMM_COLL_BARRIER, dcommi_barrier_direct, false, 5, 5, NULL,
+     "1 step; N-1 signals per rank", "direct exchange"},
+    {"direct", DCOMM_COLL_SEND, dcommi_p2p_direct, false, 5, 5, NULL, "1 step; the message",
+     "point to point"},
+    {"direct", DCOMM_COLL_RECV, dcommi_p2p_direct, false, 5, 5, NULL, "1 step; nothing",
+     "point to point"},
+};
+
+enum { DCOMMI_ALGO_COUNT = sizeof dcommi_algo_table / sizeof dcommi_algo_table[0] };
+
+/* Those of compressed calls. */
+static const dcommi_algo dcommi_coded_table[] = {
+    {"coded_allgather", DCOMM_COLL_ALLREDUCE, dcommi_coded_allgather, true, 0, 0, NULL,
+     "1 step; N-1 encodings of S per rank, one rounding", "direct exchange"},
+    {"coded_two_shot", DCOMM_COLL_ALLREDUCE, dcommi_coded_two_shot, true, 1, 1, NULL,
+     "2 steps; 2(N-1)/N encodings of S per rank, two roundings",
+     "Tang et al. 2019 (DoubleSqueeze)"},
+    {"coded_hier", DCOMM_COLL_ALLREDUCE, dcommi_coded_hier, false, 2, 2, dcommi_hier_note,
+     "exact within hosts, coded_two_shot or coded_allgather across M of them",
+     "Jia et al. 2018; Tang et al. 2021 (1-bit Adam)"},
+    {"coded_sparse", DCOMM_COLL_ALLREDUCE, dcommi_coded_sparse, true, 3, 3, NULL,
+     "3 steps; about 2(N-1)/N encodings of S per rank, selected twice",
+     "Li and Hoefler 2022 (Ok-Topk)"},
+    {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false, 16, 16, NULL,
+     "one or two exact all-reduces of an encoding, for randk and powersgd",
+     "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
+    {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false, 16, 16, NULL,
+     "2(N-1) steps; 2(N-1)/N encodings of S per rank, N roundings", "for comparison"},
+};
+
+enum { DCOMMI_CODED_COUNT = sizeof dcommi_coded_table / sizeof dcommi_coded_table[0] };
+
+/* Those that a call has to do with. */
+static inline const dcommi_algo *dcommi_algos(bool coded, int *n)
+{
+    *n = coded ? (int)DCOMMI_CODED_COUNT : (int)DCOMMI_ALGO_COUNT;
+    return coded ? dcommi_coded_table : dcommi_algo_table;
+}
+
+/* The i-th algorithm of an operation, NULL past the last one. */
+static inline const dcommi_algo *dcommi_algo_at(dcomm_coll coll, int i)
+{
+    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        if (dcommi_algo_table[k].coll == coll && i-- == 0) {
+            return &dcommi_algo_table[k];
+        }
+    }
+    return NULL;
+}
+
+/* The i-th algorithm of a compressed operation. */
+static inline const dcommi_algo *dcommi_coded_at(dcomm_coll coll, int i)
+{
+    return coll == DCOMM_COLL_ALLREDUCE && i < (int)DCOMMI_CODED_COUNT ? &dcommi_coded_table[i]
+                                                                       : NULL;
+}
+
+/* The algorithm of a compressed operation by its name, with or without "coded_". */
+static inline const dcommi_algo *dcommi_coded_find(dcomm_coll coll, const char *name)
+{
+    const dcommi_algo *algo;
+    for (int i = 0; (algo = dcommi_coded_at(coll, i)) != NULL; i++) {
+        if (strcmp(algo->name, name) == 0 || strcmp(algo->name + strlen("coded_"), name) == 0) {
+            return algo;
+        }
+    }
+    return NULL;
+}
+
+/* An algorithm by name, NULL when the operation has none such. */
+static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *name)
+{
+    for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
+        if (dcommi_algo_table[k].coll == coll && strcmp(dcommi_algo_table[k].name, name) == 0) {
+            return &dcommi_algo_table[k];
+        }
+    }
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,40 @@
+/* convert.h - floats of any width to f32, and back, element by element and wherever they lie. A NaN
+ * becomes the canonical one (kernels/math.h), so that devices do the same. */
+#ifndef DCOMMI_CONVERT_H
+#define DCOMMI_CONVERT_H
+
+#include "../../base.h"
+#include "load.h"
+
+/* f32 <- factor * src, the product an f64; 1 changes nothing. */
+static void dcommi_to_f32(float *dst, const void *src, size_t count, dcomm_dtype dtype,
+                          double factor)
+{
+    for (size_t i = 0; i < count; i++) {
+        const double wide = dtype == DCOMM_F64   ? dcommi_load_double(src, i)
+                            : dtype == DCOMM_F16 ? (double)dcommi_load_f16(src, i)
+                            : dtype == DCOMM_F32 ? (double)dcommi_load_f32(src, i)
+                                                 : (double)dcommi_load_bf16(src, i);
+        dst[i] = dcommi_f64_to_f32(wide * factor);
+    }
+}
+
+/* dst <- f32, rounded to nearest even. */
+static void dcommi_from_f32(void *dst, const float *src, size_t count, dcomm_dtype dtype)
+{
+    for (size_t i = 0; i < count; i++) {
+        const float x = dcommi_f32_canonical(src[i]);
+        if (dtype == DCOMM_F64) {
+            const double wide = dcommi_f64_canonical((double)x);
+            memcpy((char *)dst + 8 * i, &wide, sizeof wide);
+        } else if (dtype == DCOMM_F32) {
+            dcommi_store_f32(dst, i, x);
+        } else if (dtype == DCOMM_F16) {
+            dcommi_store_f16(dst, i, x);
+        } else {
+            dcommi_store_bf16(dst, i, x);
+        }
+    }
+}
+
+#endif

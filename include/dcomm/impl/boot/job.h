@@ -1,0 +1,103 @@
+/* job.h - which job a rank belongs to: a word of the user's, what its launcher calls the job, or
+ * the command line. Ranks of different jobs do not meet, though they were given the same port. */
+#ifndef DCOMMI_JOB_H
+#define DCOMMI_JOB_H
+
+#include "rendezvous_wire.h"
+#include "../base/sys.h"
+
+#include <fcntl.h>
+#include <strings.h>
+
+#define DCOMMI_JOB_COMMAND "command line \"" /* begins the name of a job that has no other name */
+#define DCOMMI_JOB_SHOWN 110                 /* bytes of each name in a sentence */
+
+/* Write this process's command line, in printable characters; leave out the middle of a long one,
+ * for which a hash stands. */
+static void dcommi_job_command(char *text, size_t max)
+{
+    enum { LONGEST = 1 << 16, HASH = 24 };
+    uint8_t line[LONGEST]; /* on the stack: a job has its name also where memory is out */
+    int fd = dcommi_sys_open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    size_t n = 0;
+    for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
+        got = dcommi_sys_read(fd, line + n, LONGEST - n);
+        got = got < 0 ? 0 : got;
+    }
+    if (fd >= 0) {
+        dcommi_sys_close(fd);
+    }
+    while (n > 0 && line[n - 1] == 0) {
+        n--;
+    }
+    for (size_t i = 0; i < n; i++) {
+        line[i] = line[i] == 0 ? ' ' : line[i];
+    }
+    if (n < max) {
+        dcommi_rdv_printable(line, n, text);
+    } else {
+        size_t half = (max - HASH) / 2;
+        uint8_t digest[DCOMMI_SHA256_BYTES];
+        dcommi_sha256_digest(line, n - half, digest);
+        dcommi_rdv_printable(line, half, text);
+        snprintf(text + half, HASH, "...%016" PRIx64 "...", dcommi_get64(digest));
+        dcommi_rdv_printable(line + n - half, half, text + strlen(text));
+    }
+}
+
+/* Return true if a rank's number stands at position `at`, as in "--rank=3", "--local-rank 3",
+ * "rank3". */
+static bool dcommi_job_rank_follows(const char *text, size_t at)
+{
+    if (at > 0 && strchr("= _-:", text[at - 1]) != NULL) {
+        at--;
+    }
+    return at >= 4 && strncasecmp(text + at - 4, "rank", 4) == 0;
+}
+
+static bool dcommi_job_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* Return true if rank 0's job is also that of another rank: the names are equal, or they are
+ * command lines that differ in the rank's own number behind "rank" alone. */
+static bool dcommi_job_same(const char *zero, const char *other, uint32_t rank, uint32_t local_rank)
+{
+    size_t command = sizeof DCOMMI_JOB_COMMAND - 1;
+    if (strncmp(zero, DCOMMI_JOB_COMMAND, command) != 0 ||
+        strncmp(other, DCOMMI_JOB_COMMAND, command) != 0) {
+        return strcmp(zero, other) == 0;
+    }
+    size_t a = command, b = command;
+    while (zero[a] != '\0' && other[b] != '\0') {
+        if (zero[a] == '0' && !dcommi_job_digit(zero[a + 1]) && dcommi_job_digit(other[b]) &&
+            dcommi_job_rank_follows(zero, a) && dcommi_job_rank_follows(other, b)) {
+            char *end = NULL;
+            unsigned long n = strtoul(other + b, &end, 10);
+            if (n != 0 && n != rank && n != local_rank) {
+                return false;
+            }
+            a++;
+            b = (size_t)(end - other);
+        } else if (zero[a++] != other[b++]) {
+            return false;
+        }
+    }
+    return zero[a] == other[b];
+}
+
+/* Say what is alike and what is not: both names, from shortly before their first difference. */
+static void dcommi_job_differ(const char *there, const char *here, char *text, size_t max)
+{
+    size_t at = 0;
+    while (there[at] != '\0' && there[at] == here[at]) {
+        at++;
+    }
+    at = at > DCOMMI_JOB_SHOWN / 2 ? at - DCOMMI_JOB_SHOWN / 2 : 0;
+    const char *cut = at > 0 ? "..." : "";
+    snprintf(text, max, "%s%.*s there, %s%.*s here", cut, DCOMMI_JOB_SHOWN, there + at, cut,
+             DCOMMI_JOB_SHOWN, here + at);
+}
+
+#endif

@@ -1,0 +1,358 @@
+/* rendezvous_wire.h - the rendezvous on the wire: ids, frames, the handshake, keys. Pure functions
+ * on bytes; all numbers are big-endian.
+ *
+ * The server speaks first, the client proves itself first:
+ *   server  CHALLENGE  version, nonce
+ *   client  HELLO      version, local rank, rank, size, generation, timeout, instance, nonce, job,
+ *                      proof = HMAC(key, "client" | CHALLENGE | HELLO up to here)
+ *   server  WELCOME    proof = HMAC(key, "server" | CHALLENGE | HELLO)      or REJECT
+ * Later frames carry a number that counts up from 0 in each direction, and end with
+ *   tag = HMAC(direction's key, header | SHA-256(payload))
+ *   server  READY      all ranks are here
+ *   client  GATHER     timeout, blob; any number of rounds, each ending with
+ *   server  RESULT     number of ranks, their lengths, their blobs
+ *   client  BYE
+ *   client  FAIL       why this rank cannot take part; the rendezvous fails for every rank
+ *   server  FAIL       why the rendezvous failed, for every rank, at any time
+ * Without a secret the key is all zero and the rest the same. CHALLENGE and what surrounds the job
+ * in HELLO keep their layout in all versions, so that different ones can tell each other. */
+#ifndef DCOMMI_RENDEZVOUS_WIRE_H
+#define DCOMMI_RENDEZVOUS_WIRE_H
+
+#include "../../comm.h"
+#include "../base/sha256.h"
+
+#define DCOMMI_RDV_MAGIC 0x64635256u /* "dcRV" */
+#define DCOMMI_RDV_WIRE_VERSION 1u
+#define DCOMMI_RDV_LIB_VERSION                                                  \
+    ((uint32_t)DCOMM_VERSION_MAJOR << 16 | (uint32_t)DCOMM_VERSION_MINOR << 8 | \
+     (uint32_t)DCOMM_VERSION_PATCH)
+#define DCOMMI_RDV_HEADER 16
+#define DCOMMI_RDV_NONCE 16
+#define DCOMMI_RDV_TAG DCOMMI_SHA256_BYTES
+#define DCOMMI_RDV_KEY DCOMMI_SHA256_BYTES
+#define DCOMMI_RDV_CHALLENGE_LEN 24
+#define DCOMMI_RDV_HELLO_LEN 80 /* without the job */
+#define DCOMMI_RDV_JOB_MAX 480  /* bytes of the job that a rank says it belongs to */
+#define DCOMMI_RDV_WELCOME_LEN DCOMMI_RDV_TAG
+#define DCOMMI_RDV_REASON_MAX 440
+#define DCOMMI_RDV_SIZE_MAX 65536          /* ranks */
+#define DCOMMI_RDV_QUIET_S 5               /* of waiting for a rank before it is said */
+#define DCOMMI_RDV_NO_RANK UINT32_MAX      /* asks who serves, and does not come in */
+#define DCOMMI_RDV_BLOB_MAX (1u << 20)     /* bytes of one rank in one round */
+#define DCOMMI_RDV_RESULT_MAX (512u << 20) /* bytes of all of them */
+
+typedef enum dcommi_rdv_type {
+    DCOMMI_RDV_CHALLENGE = 1,
+    DCOMMI_RDV_HELLO,
+    DCOMMI_RDV_WELCOME,
+    DCOMMI_RDV_REJECT,
+    DCOMMI_RDV_READY,
+    DCOMMI_RDV_GATHER,
+    DCOMMI_RDV_RESULT,
+    DCOMMI_RDV_BYE,
+    DCOMMI_RDV_FAIL
+} dcommi_rdv_type;
+
+/* ---- numbers ---- */
+
+static inline void dcommi_put16(uint8_t *p, uint16_t v)
+{
+    p[0] = (uint8_t)(v >> 8);
+    p[1] = (uint8_t)v;
+}
+
+static inline void dcommi_put32(uint8_t *p, uint32_t v)
+{
+    dcommi_put16(p, (uint16_t)(v >> 16));
+    dcommi_put16(p + 2, (uint16_t)v);
+}
+
+static inline void dcommi_put64(uint8_t *p, uint64_t v)
+{
+    dcommi_put32(p, (uint32_t)(v >> 32));
+    dcommi_put32(p + 4, (uint32_t)v);
+}
+
+static inline uint16_t dcommi_get16(const uint8_t *p)
+{
+    return (uint16_t)(p[0] << 8 | p[1]);
+}
+
+static inline uint32_t dcommi_get32(const uint8_t *p)
+{
+    return (uint32_t)dcommi_get16(p) << 16 | dcommi_get16(p + 2);
+}
+
+static inline uint64_t dcommi_get64(const uint8_t *p)
+{
+    return (uint64_t)dcommi_get32(p) << 32 | dcommi_get32(p + 4);
+}
+
+/* ---- frames ---- */
+
+typedef struct dcommi_rdv_header {
+    uint16_t type;
+    uint32_t sequence;
+    uint32_t length; /* of the payload */
+} dcommi_rdv_header;
+
+static void dcommi_rdv_put_header(uint8_t *p, uint16_t type, uint32_t sequence, uint32_t length)
+{
+    dcommi_put32(p, DCOMMI_RDV_MAGIC);
+    dcommi_put16(p + 4, type);
+    dcommi_put16(p + 6, 0);
+    dcommi_put32(p + 8, sequence);
+    dcommi_put32(p + 12, length);
+}
+
+/* The longest payload that a frame of this type may have; 0 also for unknown types. */
+static uint32_t dcommi_rdv_length_max(uint16_t type)
+{
+    switch (type) {
+    case DCOMMI_RDV_CHALLENGE:
+        return DCOMMI_RDV_CHALLENGE_LEN;
+    case DCOMMI_RDV_HELLO:
+        return DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX;
+    case DCOMMI_RDV_WELCOME:
+        return DCOMMI_RDV_WELCOME_LEN;
+    case DCOMMI_RDV_REJECT:
+    case DCOMMI_RDV_FAIL:
+        return 4 + DCOMMI_RDV_REASON_MAX;
+    case DCOMMI_RDV_GATHER:
+        return 4 + DCOMMI_RDV_BLOB_MAX;
+    case DCOMMI_RDV_RESULT:
+        return DCOMMI_RDV_RESULT_MAX;
+    default:
+        return 0;
+    }
+}
+
+/* False where these 16 bytes begin no frame of the rendezvous. */
+static bool dcommi_rdv_get_header(const uint8_t *p, dcommi_rdv_header *h)
+{
+    h->type = dcommi_get16(p + 4);
+    h->sequence = dcommi_get32(p + 8);
+    h->length = dcommi_get32(p + 12);
+    return dcommi_get32(p) == DCOMMI_RDV_MAGIC && h->type >= DCOMMI_RDV_CHALLENGE &&
+           h->type <= DCOMMI_RDV_FAIL && dcommi_get16(p + 6) == 0 &&
+           h->length <= dcommi_rdv_length_max(h->type);
+}
+
+/* The digest is of the payload: one pass over it serves every receiver of a RESULT. */
+static void dcommi_rdv_tag(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *header,
+                           const uint8_t digest[DCOMMI_SHA256_BYTES], uint8_t tag[DCOMMI_RDV_TAG])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, key, DCOMMI_RDV_KEY);
+    dcommi_hmac_add(&h, header, DCOMMI_RDV_HEADER);
+    dcommi_hmac_add(&h, digest, DCOMMI_SHA256_BYTES);
+    dcommi_hmac_end(&h, tag);
+}
+
+/* Write a whole small tagged frame; returns its length. */
+static size_t dcommi_rdv_put_tagged(uint8_t *p, uint16_t type, uint32_t sequence,
+                                    const void *payload, uint32_t length,
+                                    const uint8_t key[DCOMMI_RDV_KEY])
+{
+    uint8_t digest[DCOMMI_SHA256_BYTES];
+    dcommi_rdv_put_header(p, type, sequence, length);
+    if (length > 0) {
+        memcpy(p + DCOMMI_RDV_HEADER, payload, length);
+    }
+    dcommi_sha256_digest(p + DCOMMI_RDV_HEADER, length, digest);
+    dcommi_rdv_tag(key, p, digest, p + DCOMMI_RDV_HEADER + length);
+    return DCOMMI_RDV_HEADER + (size_t)length + DCOMMI_RDV_TAG;
+}
+
+/* Whether a whole tagged frame (header, payload, tag) is genuine and the next in order. */
+static bool dcommi_rdv_genuine(const uint8_t *frame, const dcommi_rdv_header *h, uint32_t sequence,
+                               const uint8_t key[DCOMMI_RDV_KEY])
+{
+    uint8_t digest[DCOMMI_SHA256_BYTES], tag[DCOMMI_RDV_TAG];
+    dcommi_sha256_digest(frame + DCOMMI_RDV_HEADER, h->length, digest);
+    dcommi_rdv_tag(key, frame, digest, tag);
+    return dcommi_same_secret(tag, frame + DCOMMI_RDV_HEADER + h->length, sizeof tag) &&
+           h->sequence == sequence;
+}
+
+/* ---- the handshake ---- */
+
+typedef struct dcommi_rdv_hello {
+    uint16_t wire;
+    uint32_t lib;
+    uint16_t local_rank; /* 0 also where the launcher does not say */
+    uint32_t rank, size;
+    uint32_t generation; /* which of a launcher's communicators this is; 0 with an id */
+    uint32_t timeout_ms; /* how long this rank waits for the others */
+    uint64_t instance;   /* tells a rank that tries again from a second process of the same rank */
+    char job[DCOMMI_RDV_JOB_MAX + 1]; /* "" with an id */
+} dcommi_rdv_hello;
+
+/* Both write header and payload and return the length. */
+static size_t dcommi_rdv_put_challenge(uint8_t *p, const uint8_t nonce[DCOMMI_RDV_NONCE])
+{
+    dcommi_rdv_put_header(p, DCOMMI_RDV_CHALLENGE, 0, DCOMMI_RDV_CHALLENGE_LEN);
+    uint8_t *q = p + DCOMMI_RDV_HEADER;
+    dcommi_put16(q, DCOMMI_RDV_WIRE_VERSION);
+    dcommi_put16(q + 2, 0);
+    dcommi_put32(q + 4, DCOMMI_RDV_LIB_VERSION);
+    memcpy(q + 8, nonce, DCOMMI_RDV_NONCE);
+    return DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN;
+}
+
+static void dcommi_rdv_proof(const uint8_t key[DCOMMI_RDV_KEY], const char *role,
+                             const uint8_t *challenge, const uint8_t *hello, size_t hello_len,
+                             uint8_t proof[DCOMMI_RDV_TAG])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, key, DCOMMI_RDV_KEY);
+    dcommi_hmac_add(&h, role, strlen(role) + 1);
+    dcommi_hmac_add(&h, challenge, DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN);
+    dcommi_hmac_add(&h, hello, hello_len);
+    dcommi_hmac_end(&h, proof);
+}
+
+#define DCOMMI_RDV_HELLO_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + DCOMMI_RDV_JOB_MAX)
+#define DCOMMI_RDV_CHALLENGE_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_CHALLENGE_LEN)
+#define DCOMMI_RDV_WELCOME_FRAME (DCOMMI_RDV_HEADER + DCOMMI_RDV_WELCOME_LEN)
+
+/* Bytes of a whole HELLO frame, from its header. */
+static size_t dcommi_rdv_hello_frame(const uint8_t *hello)
+{
+    return DCOMMI_RDV_HEADER + dcommi_get32(hello + 12);
+}
+
+/* The answer to a whole CHALLENGE frame; p has room for DCOMMI_RDV_HELLO_FRAME bytes. */
+static size_t dcommi_rdv_put_hello(uint8_t *p, const dcommi_rdv_hello *hello,
+                                   const uint8_t nonce[DCOMMI_RDV_NONCE], const uint8_t *challenge,
+                                   const uint8_t key[DCOMMI_RDV_KEY])
+{
+    size_t job = strlen(hello->job), len = DCOMMI_RDV_HEADER + DCOMMI_RDV_HELLO_LEN + job;
+    dcommi_rdv_put_header(p, DCOMMI_RDV_HELLO, 0, (uint32_t)(DCOMMI_RDV_HELLO_LEN + job));
+    uint8_t *q = p + DCOMMI_RDV_HEADER;
+    dcommi_put16(q, hello->wire);
+    dcommi_put16(q + 2, hello->local_rank);
+    dcommi_put32(q + 4, hello->lib);
+    dcommi_put32(q + 8, hello->rank);
+    dcommi_put32(q + 12, hello->size);
+    dcommi_put32(q + 16, hello->generation);
+    dcommi_put32(q + 20, hello->timeout_ms);
+    dcommi_put64(q + 24, hello->instance);
+    memcpy(q + 32, nonce, DCOMMI_RDV_NONCE);
+    memcpy(q + 32 + DCOMMI_RDV_NONCE, hello->job, job);
+    dcommi_rdv_proof(key, "client", challenge, p, len - DCOMMI_RDV_TAG, p + len - DCOMMI_RDV_TAG);
+    return len;
+}
+
+/* Copy n bytes as text that is safe to print: it came over a network and goes to a terminal. */
+static void dcommi_rdv_printable(const uint8_t *bytes, size_t n, char *text)
+{
+    for (size_t i = 0; i < n; i++) {
+        text[i] = bytes[i] >= 0x20 && bytes[i] < 0x7f ? (char)bytes[i] : '?';
+    }
+    text[n] = '\0';
+}
+
+/* Read a whole HELLO frame; false where its proof is wrong. */
+static bool dcommi_rdv_get_hello(const uint8_t *frame, const uint8_t *challenge,
+                                 const uint8_t key[DCOMMI_RDV_KEY], dcommi_rdv_hello *hello)
+{
+    const uint8_t *q = frame + DCOMMI_RDV_HEADER;
+    size_t len = dcommi_rdv_hello_frame(frame);
+    hello->wire = dcommi_get16(q);
+    hello->local_rank = dcommi_get16(q + 2);
+    hello->lib = dcommi_get32(q + 4);
+    hello->rank = dcommi_get32(q + 8);
+    hello->size = dcommi_get32(q + 12);
+    hello->generation = dcommi_get32(q + 16);
+    hello->timeout_ms = dcommi_get32(q + 20);
+    hello->instance = dcommi_get64(q + 24);
+    uint8_t proof[DCOMMI_RDV_TAG];
+    dcommi_rdv_printable(q + 32 + DCOMMI_RDV_NONCE, len - DCOMMI_RDV_HEADER - DCOMMI_RDV_HELLO_LEN,
+                         hello->job);
+    dcommi_rdv_proof(key, "client", challenge, frame, len - DCOMMI_RDV_TAG, proof);
+    return dcommi_same_secret(proof, frame + len - DCOMMI_RDV_TAG, sizeof proof);
+}
+
+static size_t dcommi_rdv_put_welcome(uint8_t *p, const uint8_t *challenge, const uint8_t *hello,
+                                     const uint8_t key[DCOMMI_RDV_KEY])
+{
+    dcommi_rdv_put_header(p, DCOMMI_RDV_WELCOME, 0, DCOMMI_RDV_WELCOME_LEN);
+    dcommi_rdv_proof(key, "server", challenge, hello, dcommi_rdv_hello_frame(hello),
+                     p + DCOMMI_RDV_HEADER);
+    return DCOMMI_RDV_WELCOME_FRAME;
+}
+
+/* The keys of the frames after the handshake. */
+typedef struct dcommi_rdv_keys {
+    uint8_t client[DCOMMI_RDV_KEY]; /* of what the client sends */
+    uint8_t server[DCOMMI_RDV_KEY];
+} dcommi_rdv_keys;
+
+static void dcommi_rdv_derive(const uint8_t key[DCOMMI_RDV_KEY], const uint8_t *challenge,
+                              const uint8_t *hello, dcommi_rdv_keys *keys)
+{
+    size_t len = dcommi_rdv_hello_frame(hello);
+    dcommi_rdv_proof(key, "client key", challenge, hello, len, keys->client);
+    dcommi_rdv_proof(key, "server key", challenge, hello, len, keys->server);
+}
+
+/* The key that a secret of any length stands for. */
+static void dcommi_rdv_key_of(const void *secret, size_t len, uint8_t key[DCOMMI_RDV_KEY])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, "dcomm rendezvous 1", 18);
+    dcommi_hmac_add(&h, secret, len);
+    dcommi_hmac_end(&h, key);
+}
+
+/* ---- REJECT and FAIL ---- */
+
+/* Payload of a reason; returns its length. */
+static uint32_t dcommi_rdv_put_reason(uint8_t *p, dcomm_status status, const char *why)
+{
+    size_t len = strlen(why);
+    len = len < DCOMMI_RDV_REASON_MAX ? len : DCOMMI_RDV_REASON_MAX;
+    dcommi_put32(p, (uint32_t)(int32_t)status);
+    memcpy(p + 4, why, len);
+    return (uint32_t)(4 + len);
+}
+
+static dcomm_status dcommi_rdv_get_reason(const uint8_t *p, size_t len,
+                                          char why[DCOMMI_RDV_REASON_MAX + 1])
+{
+    why[0] = '\0';
+    if (len < 4 || len > 4 + DCOMMI_RDV_REASON_MAX) {
+        return DCOMM_ERR_CORRUPT;
+    }
+    dcommi_rdv_printable(p + 4, len - 4, why);
+    int32_t code = (int32_t)dcommi_get32(p);
+    return code == DCOMM_IN_PROGRESS || (code < 0 && code >= DCOMM_ERR_RANGE)
+               ? (dcomm_status)code
+               : DCOMM_ERR_CORRUPT;
+}
+
+/* ---- RESULT ---- */
+
+/* Checks a RESULT's payload for `size` ranks; fills lens[size] and where the blobs begin. */
+static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, size_t *lens,
+                                  size_t *blobs)
+{
+    size_t head = 4 + 4 * (size_t)size;
+    if (len < head || dcommi_get32(p) != size) {
+        return false;
+    }
+    size_t total = 0;
+    for (uint32_t r = 0; r < size; r++) {
+        lens[r] = dcommi_get32(p + 4 + 4 * (size_t)r);
+        if (lens[r] > DCOMMI_RDV_BLOB_MAX) {
+            return false;
+        }
+        total += lens[r];
+    }
+    *blobs = head;
+    return total == len - head;
+}
+
+#endif

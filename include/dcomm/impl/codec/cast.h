@@ -1,0 +1,367 @@
+/* cast.h - casts to 16 bits, f16 and bf16: one number an element, in order. */
+#ifndef DCOMMI_CODEC_CAST_H
+#define DCOMMI_CODEC_CAST_H
+
+#include "bucket.h"
+
+#define DCOMMI_CAST_BLOCK 2048 /* elements that stay in the first cache */
+
+enum { DCOMMI_CAST_ROUNDING };
+
+static const dcommi_codec_option dcommi_cast_options[] = {
+    {"rounding", DCOMMI_CODEC_CHOICE, "nearest|stochastic", 0, 0, 0,
+     "to the nearest, ties to even; or up or down by chance, without bias"},
+    {.kind = DCOMMI_CODEC_END}};
+
+static inline bool dcommi_cast_stochastic(const dcomm_codec *codec)
+{
+    return dcommi_codec_int(codec, DCOMMI_CAST_ROUNDING) == 1;
+}
+
+static unsigned dcommi_cast_traits(const dcomm_codec *codec)
+{
+    return DCOMMI_CODEC_EXACT_BYTES | DCOMMI_CODEC_FEEDBACK |
+           (dcommi_cast_stochastic(codec) ? DCOMMI_CODEC_UNBIASED : 0u);
+}
+
+static size_t dcommi_cast_bytes(const dcomm_codec *codec, size_t count)
+{
+    (void)codec;
+    return dcommi_size_mul(count, 2);
+}
+
+/* A stage and what it becomes, and a sum of wires. */
+static size_t dcommi_cast_workspace(const dcomm_codec *codec, size_t count)
+{
+    (void)codec, (void)count;
+    return 3 * DCOMMI_CAST_BLOCK * sizeof(float);
+}
+
+typedef struct dcommi_cast {
+    const dcomm_codec *codec;
+    const dcommi_codec_kernels *kernels;
+    bool half;
+    uint32_t limit; /* |x| from here on, as bits, would become infinite */
+    float largest;
+    dcommi_encoding *call;
+    dcommi_rng rng;
+    dcommi_quant quant;
+    float *stage;
+    unsigned char *numbers; /* of the stage */
+    float *sum;             /* of wires; what was decoded */
+} dcommi_cast;
+
+static void dcommi_cast_begin(dcommi_cast *cast, const dcomm_codec *codec, bool half,
+                              dcommi_encoding *call)
+{
+    const dcomm_codec_key *key = &call->key;
+    const bool stochastic = dcommi_cast_stochastic(codec);
+    *cast = (dcommi_cast){
+        .codec = codec,
+        .kernels = dcommi_codec_kernels_get(),
+        .half = half,
+        .largest = half ? 65504.0f : dcommi_f32_from_bits(0x7f7f0000),
+        .call = call,
+        .rng = dcommi_rng_make(key->seed, key->tensor, key->step, key->rank, key->first)};
+    cast->limit = stochastic ? dcommi_f32_bits(cast->largest) + 1
+                             : dcommi_f32_bits(cast->largest) + (half ? 0x1000u : 0x8000u);
+    cast->stage = call->workspace;
+    cast->numbers = (unsigned char *)(cast->stage + DCOMMI_CAST_BLOCK);
+    cast->sum = cast->stage + 2 * DCOMMI_CAST_BLOCK;
+    cast->quant.rng = stochastic ? &cast->rng : NULL;
+    call->bytes = 2 * call->count;
+    cast->quant.stream = call->bytes >= DCOMMI_BUCKET_STREAM && (uintptr_t)call->wire % 64 == 0 &&
+                         call->tally == NULL; /* a ledger reads it again */
+    cast->quant.stream_next =
+        cast->quant.stream && (uintptr_t)call->next % 64 == 0 && call->next != call->residual;
+    if (call->tally != NULL) {
+        call->tally->done = true;
+    }
+}
+
+/* What a clipped number loses stays behind; the kernel has seen only the clipped one. */
+static void dcommi_cast_excess(dcommi_cast *cast, const float *x, const float *residual, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float e = dcommi_codec_e(x[i], residual[i]);
+        if ((dcommi_f32_bits(e) & 0x7fffffffu) >= cast->limit) {
+            cast->stage[i] = e - dcommi_f32_signed(cast->largest, e);
+        }
+    }
+}
+
+/* A block that has something to clip or that is not finite, or is to be padded, or has a residual:
+ * by a stage. x holds `n` elements, number `at` and on. */
+static void dcommi_cast_staged(dcommi_cast *cast, const float *x, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    const float *residual = call->residual != NULL ? call->residual + at : NULL;
+    const size_t padded = dcommi_bucket_up(n, DCOMMI_RNG_GROUP);
+    const bool pass = cast->codec->nonfinite == DCOMMI_NONFINITE_PASS;
+    const size_t clipped = call->report.clipped;
+    bool passed = false;
+    for (size_t i = 0; i < n; i++) {
+        float v = x[i];
+        if (dcommi_f32_nonfinite(v)) {
+            dcommi_codec_nonfinite(call, at + i);
+            passed = passed || pass;
+            v = 0;
+        }
+        v = residual != NULL ? v + residual[i] : v;
+        if (!((dcommi_f32_bits(v) & 0x7fffffffu) < cast->limit)) {
+            v = dcommi_f32_signed(cast->largest, v);
+            call->report.clipped++;
+        }
+        cast->stage[i] = v;
+    }
+    memset(cast->stage + n, 0, (padded - n) * sizeof(float));
+    dcommi_quant q = cast->quant;
+    q.x = cast->stage;
+    q.count = padded;
+    q.group = cast->rng.group + at / DCOMMI_RNG_GROUP;
+    q.wire = cast->numbers;
+    q.next = residual != NULL ? cast->stage : NULL;
+    q.stream = q.stream_next = false;
+    cast->kernels->cast(&q, cast->half);
+    if (residual != NULL && call->report.clipped > clipped) {
+        dcommi_cast_excess(cast, x, residual, n);
+    }
+    for (size_t i = 0; passed && i < n; i++) {
+        if (dcommi_f32_nonfinite(x[i])) {
+            uint16_t h = cast->half ? dcommi_f32_to_f16(x[i]) : dcommi_f32_to_bf16(x[i]);
+            memcpy(cast->numbers + 2 * i, &h, 2);
+            cast->stage[i] = residual != NULL ? residual[i] : 0;
+        }
+    }
+    memcpy(call->wire + 2 * at, cast->numbers, 2 * n);
+    if (residual != NULL) {
+        memcpy(call->next + at, cast->stage, n * sizeof(float));
+    }
+}
+
+static void dcommi_cast_block(dcommi_cast *cast, const float *x, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    dcommi_quant *q = &cast->quant;
+    if (n % DCOMMI_RNG_GROUP != 0) {
+        dcommi_cast_staged(cast, x, at, n);
+        return;
+    }
+    q->x = x;
+    if (call->residual != NULL) {
+        uint32_t most = cast->kernels->add_measure(x, call->residual + at, cast->stage, n, false);
+        if (most >= cast->limit) {
+            dcommi_cast_staged(cast, x, at, n);
+            return;
+        }
+        q->x = cast->stage;
+        q->next = call->next + at;
+    }
+    q->count = n;
+    q->group = cast->rng.group + at / DCOMMI_RNG_GROUP;
+    q->wire = call->wire + 2 * at;
+    if (cast->kernels->cast(q, cast->half) >= cast->limit) {
+        dcommi_cast_staged(cast, x, at, n);
+    }
+}
+
+static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n);
+
+static dcomm_status dcommi_cast_encode(const dcomm_codec *codec, bool half, dcommi_encoding *call)
+{
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, half, call);
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        dcommi_cast_block(&cast, call->x + at, at, n);
+        dcommi_cast_tally(&cast, at, n);
+    }
+    cast.kernels->settle();
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_bad_number(const dcomm_codec *codec)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a number that is not finite, without nonfinite=pass",
+                       codec->ops->name);
+}
+
+/* Elements at .. at+n of all wires to x, which holds these alone. */
+static dcomm_status dcommi_cast_sum(const dcomm_codec *codec, bool half,
+                                    const unsigned char *const *wires, size_t n_wires, size_t at,
+                                    size_t n, float factor, float *x, bool add, bool stream)
+{
+    const dcommi_codec_kernels *kernels = dcommi_codec_kernels_get();
+    const unsigned char *from[DCOMMI_DEQUANT_WIRES];
+    const size_t whole = n / 64 * 64;
+    const uint32_t infinity = half ? 0x7c00 : 0x7f80;
+    for (size_t w = 0; w < n_wires; w++) {
+        from[w] = wires[w] + 2 * at;
+    }
+    dcommi_dequant d = {.wires = from,
+                        .n = n_wires,
+                        .x = x,
+                        .count = whole,
+                        .factor = factor,
+                        .add = add,
+                        .stream = stream};
+    uint32_t most = kernels->uncast(&d, half);
+    if (whole < n) {
+        _Alignas(64) float stage[64] = {0};
+        _Alignas(64) unsigned char numbers[DCOMMI_DEQUANT_WIRES][128];
+        for (size_t w = 0; w < n_wires; w++) {
+            memset(numbers[w], 0, sizeof numbers[w]);
+            memcpy(numbers[w], from[w] + 2 * whole, 2 * (n - whole));
+            from[w] = numbers[w];
+        }
+        memcpy(stage, x + whole, add ? (n - whole) * sizeof *x : 0);
+        d.x = stage;
+        d.count = 64;
+        d.stream = false;
+        uint32_t rest = kernels->uncast(&d, half);
+        most = rest > most ? rest : most;
+        memcpy(x + whole, stage, (n - whole) * sizeof *x);
+    }
+    return most >= infinity && codec->nonfinite != DCOMMI_NONFINITE_PASS
+               ? dcommi_cast_bad_number(codec)
+               : DCOMM_OK;
+}
+
+/* What a block of this encoding became, for the ledger. */
+static void dcommi_cast_tally(dcommi_cast *cast, size_t at, size_t n)
+{
+    dcommi_encoding *call = cast->call;
+    const unsigned char *wire = call->wire;
+    if (call->tally == NULL) {
+        return;
+    }
+    if (dcommi_cast_sum(cast->codec, cast->half, &wire, 1, at, n, 1, cast->sum, false, false) ==
+        DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, cast->sum, n);
+    }
+    if (call->residual != NULL) {
+        dcommi_tally_held(call->tally, cast->sum, call->next + at, n);
+    }
+}
+
+static dcomm_status dcommi_cast_lengths(const dcomm_codec *codec, const dcommi_wires *in,
+                                        size_t count)
+{
+    size_t wanted = dcommi_cast_bytes(codec, count);
+    for (size_t w = 0; w < in->n; w++) {
+        if (in->bytes[w] != wanted) {
+            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_decode(const dcomm_codec *codec, bool half, const void *wire,
+                                       size_t bytes, float *x, size_t count, bool add)
+{
+    dcommi_wires in = {&wire, &bytes, 1};
+    DCOMMI_TRY(dcommi_cast_lengths(codec, &in, count));
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
+    const unsigned char *from = wire;
+    dcomm_status status = dcommi_cast_sum(codec, half, &from, 1, 0, count, 1, x, add, stream);
+    dcommi_codec_kernels_get()->settle();
+    return status;
+}
+
+/* More wires than fit are added one by one. */
+static dcomm_status dcommi_cast_sum_block(const dcomm_codec *codec, bool half,
+                                          const dcommi_wires *in, size_t at, size_t n, float factor,
+                                          float *x)
+{
+    const unsigned char *const *wires = (const unsigned char *const *)in->wires;
+    if (in->n >= 2 && in->n <= DCOMMI_DEQUANT_WIRES) {
+        return dcommi_cast_sum(codec, half, wires, in->n, at, n, factor, x, false, false);
+    }
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(dcommi_cast_sum(codec, half, wires + w, 1, at, n, 1, x, w > 0, false));
+    }
+    for (size_t i = 0; factor != 1 && i < n; i++) {
+        x[i] *= factor;
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_decode_sum(const dcomm_codec *codec, bool half,
+                                           const dcommi_wires *in, float *x, size_t count)
+{
+    DCOMMI_TRY(dcommi_cast_lengths(codec, in, count));
+    for (size_t at = 0, n = 0; at < count; at += n) {
+        n = count - at < DCOMMI_CAST_BLOCK ? count - at : DCOMMI_CAST_BLOCK;
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, 1, x + at));
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_cast_recode(const dcomm_codec *codec, bool half, const dcommi_wires *in,
+                                       float factor, dcommi_encoding *call)
+{
+    DCOMMI_TRY(dcommi_cast_lengths(codec, in, call->count));
+    dcommi_cast cast;
+    dcommi_cast_begin(&cast, codec, half, call);
+    for (size_t at = 0, n = 0; at < call->count; at += n) {
+        n = call->count - at < DCOMMI_CAST_BLOCK ? call->count - at : DCOMMI_CAST_BLOCK;
+        DCOMMI_TRY(dcommi_cast_sum_block(codec, half, in, at, n, factor, cast.sum));
+        dcommi_cast_block(&cast, cast.sum, at, n);
+        dcommi_cast_tally(&cast, at, n);
+    }
+    cast.kernels->settle();
+    return DCOMM_OK;
+}
+
+/* bf16 has the exponents of f32; f16 can lose the whole of a small number. */
+static void dcommi_cast_info(const dcomm_codec *codec, size_t count, dcomm_codec_info *info)
+{
+    (void)count;
+    info->granule = DCOMMI_RNG_GROUP;
+    if (strcmp(codec->ops->name, "bf16") == 0) {
+        *(dcommi_cast_stochastic(codec) ? &info->omega : &info->contraction) = 0x1p-16;
+    }
+}
+
+#define DCOMMI_CAST_ROW(NAME, HALF, SUMMARY)                                                       \
+    static dcomm_status dcommi_##NAME##_encode(const dcomm_codec *codec, dcommi_encoding *call)    \
+    {                                                                                              \
+        return dcommi_cast_encode(codec, HALF, call);                                              \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_decode(const dcomm_codec *codec, const void *wire,         \
+                                               size_t bytes, float *x, size_t count, bool add)     \
+    {                                                                                              \
+        return dcommi_cast_decode(codec, HALF, wire, bytes, x, count, add);                        \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_decode_sum(const dcomm_codec *codec,                       \
+                                                   const dcommi_wires *in, float *x, size_t count) \
+    {                                                                                              \
+        return dcommi_cast_decode_sum(codec, HALF, in, x, count);                                  \
+    }                                                                                              \
+    static dcomm_status dcommi_##NAME##_recode(const dcomm_codec *codec, const dcommi_wires *in,   \
+                                               float factor, dcommi_encoding *call)                \
+    {                                                                                              \
+        return dcommi_cast_recode(codec, HALF, in, factor, call);                                  \
+    }                                                                                              \
+    static const dcommi_codec_ops dcommi_codec_##NAME = {                                          \
+        .name = #NAME,                                                                             \
+        .is = DCOMMI_IS_CAST | ((HALF) ? DCOMMI_IS_F16 : 0),                                       \
+        .summary = SUMMARY,                                                                        \
+        .options = dcommi_cast_options,                                                            \
+        .traits = dcommi_cast_traits,                                                              \
+        .max_bytes = dcommi_cast_bytes,                                                            \
+        .workspace = dcommi_cast_workspace,                                                        \
+        .encode = dcommi_##NAME##_encode,                                                          \
+        .decode = dcommi_##NAME##_decode,                                                          \
+        .decode_sum = dcommi_##NAME##_decode_sum,                                                  \
+        .recode = dcommi_##NAME##_recode,                                                          \
+        .info = dcommi_cast_info,                                                                  \
+    };
+
+DCOMMI_CAST_ROW(f16, true, "16-bit floats with 10 bits of fraction, up to 65504")
+DCOMMI_CAST_ROW(bf16, false, "the upper half of an f32: 7 bits of fraction, all of its range")
+
+#endif

@@ -1,0 +1,176 @@
+/* api_tune.h - the public read-out of algorithms and plans. */
+#ifndef DCOMMI_API_TUNE_H
+#define DCOMMI_API_TUNE_H
+
+#include "../model/api_model.h"
+#include "call.h"
+
+DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
+{
+    static const char *const names[DCOMM_COLL_COUNT] = {"all-reduce",
+                                                        "reduce-scatter",
+                                                        "all-gather",
+                                                        "broadcast",
+                                                        "reduce",
+                                                        "gather",
+                                                        "scatter",
+                                                        "all-to-all",
+                                                        "reduce-scatter-v",
+                                                        "all-gather-v",
+                                                        "gather-v",
+                                                        "scatter-v",
+                                                        "all-to-all-v",
+                                                        "barrier",
+                                                        "send",
+                                                        "recv",
+                                                        "plan"};
+    return (unsigned)coll < DCOMM_COLL_COUNT ? names[coll] : "?";
+}
+
+DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    if (info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
+    }
+    const dcommi_algo *algo = i >= 0 ? dcommi_algo_at(coll, i) : NULL;
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s has no algorithm number %d",
+                           dcomm_coll_name(coll), i);
+    }
+    info->name = algo->name;
+    info->coll = algo->coll;
+    info->rank_order = algo->rank_order;
+    info->cost = algo->cost;
+    info->source = algo->source;
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    if (info == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
+    }
+    const dcommi_algo *algo = i >= 0 ? dcommi_coded_at(coll, i) : NULL;
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "compressed %s has no algorithm number %d",
+                           dcomm_coll_name(coll), i);
+    }
+    *info = (dcomm_algo_info){algo->name, algo->coll, algo->rank_order, algo->cost, algo->source};
+    return DCOMM_OK;
+}
+
+/* Counts of all-to-all-v for one rank out of the matrix, and packed displacements, in one block:
+ * recv counts, recv displacements, send counts, send displacements. */
+static size_t *dcommi_spec_counts(const dcomm_check_spec *spec, int rank, int nranks)
+{
+    size_t n = (size_t)nranks;
+    size_t *block = dcommi_calloc(4 * n, sizeof *block);
+    if (block == NULL) {
+        return NULL;
+    }
+    size_t at = 0, send_at = 0;
+    for (size_t r = 0; r < n; r++) {
+        bool matrix = spec->coll == DCOMM_COLL_ALLTOALLV;
+        block[r] = matrix ? spec->counts[r * n + (size_t)rank] : spec->counts[r];
+        block[n + r] = spec->displs != NULL && !matrix ? spec->displs[r] : at;
+        at += block[r];
+        block[2 * n + r] = matrix ? spec->counts[(size_t)rank * n + r] : 0;
+        block[3 * n + r] = send_at;
+        send_at += block[2 * n + r];
+    }
+    return block;
+}
+
+DCOMM_API dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op, int rank,
+                                         int nranks, const dcomm_coll_opts *opts,
+                                         dcomm_plan **plan_p)
+{
+    if (spec == NULL || plan_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", spec == NULL ? "spec" : "plan_p");
+    }
+    *plan_p = NULL;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    /* A communicator in name only: the checks of a call, and nothing to run on. */
+    dcomm_comm fake;
+    memset(&fake, 0, sizeof fake);
+    fake.rank = rank;
+    fake.size = nranks;
+    if (nranks < 1 || rank < 0 || rank >= nranks) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "rank %d of %d", rank, nranks);
+    }
+    bool listed = spec->coll == DCOMM_COLL_REDUCE_SCATTERV || spec->coll == DCOMM_COLL_ALLGATHERV ||
+                  spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV ||
+                  spec->coll == DCOMM_COLL_ALLTOALLV;
+    if (listed && spec->counts == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: counts is NULL", dcomm_coll_name(spec->coll));
+    }
+    dcommi_shape s;
+    const dcommi_algo *algo = NULL;
+    DCOMMI_TRY(
+        dcommi_shape_begin(&fake, spec->coll, spec->count, spec->dtype, op, spec->root, opts, &s));
+    dcommi_coding coding;
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
+    s.in_place = spec->in_place;
+    s.rank_order = s.rank_order || (spec->rank_order && dcommi_coll_folds(spec->coll));
+    size_t *counts = NULL;
+    if (listed) {
+        counts = dcommi_spec_counts(spec, rank, nranks);
+        if (counts == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        s.counts = counts;
+        s.displs = counts + nranks;
+        if (spec->coll == DCOMM_COLL_ALLTOALLV) {
+            s.send_counts = counts + 2 * (size_t)nranks;
+            s.send_displs = counts + 3 * (size_t)nranks;
+            s.matrix = spec->counts;
+        }
+    }
+    dcommi_groups *groups = NULL;
+    dcomm_status status = dcommi_groups_of_hosts(spec->hosts, nranks, &groups);
+    s.groups = groups;
+    if (status >= 0) {
+        status = dcommi_algo_pick(&s, opts->algo, false, NULL, &algo);
+    }
+    if (status >= 0) {
+        status = dcommi_plan_make(&s, algo, plan_p);
+    }
+    dcommi_groups_free(&groups);
+    dcommi_free(counts);
+    return status;
+}
+
+DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p)
+{
+    if (plan_p != NULL) {
+        dcommi_free(*plan_p);
+        *plan_p = NULL;
+    }
+}
+
+DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                     dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
+                                     const char **algo_p)
+{
+    dcommi_shape s;
+    const dcommi_algo *algo = NULL;
+    if (algo_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "algo_p is NULL");
+    }
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    dcommi_coding coding;
+    dcomm_coll_opts decided;
+    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
+    bool soft = opts->algo == NULL;
+    dcommi_comm_lock(comm);
+    dcomm_status status =
+        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->chooser, &algo);
+    dcommi_comm_unlock(comm);
+    DCOMMI_TRY(status);
+    *algo_p = algo->name;
+    return DCOMM_OK;
+}
+
+#endif

@@ -1,0 +1,452 @@
+/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
+ * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
+#ifndef DCOMMI_CHOOSE_H
+#define DCOMMI_CHOOSE_H
+
+#include "../model/correction.h"
+#include "../model/run.h"
+#include "../engine/fast/script.h"
+#include "../model/tuning_default.h"
+
+#define DCOMMI_CHOICES 256             /* remembered */
+#define DCOMMI_DECISIONS 512           /* likewise: four for each of 28 octaves, and types */
+#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
+#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
+#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
+
+typedef struct dcommi_chooser {
+    dcomm_tuning tuning;
+    dcommi_terrain terrain[DCOMMI_MEMORY_KINDS];
+    dcommi_corrections corrections[DCOMMI_TRIALS_KINDS];
+    struct dcommi_choice {
+        uint64_t key; /* 0: none */
+        const dcommi_algo *algo;
+    } choice[DCOMMI_CHOICES];
+    struct dcommi_decision { /* of codec "auto" (api_auto.h), in the order in which they came, */
+        uint64_t key;        /* the same on every rank; the oldest go first */
+        int taken;
+    } decided[DCOMMI_DECISIONS];
+    size_t ndecided;
+} dcommi_chooser;
+
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p);
+static int64_t dcommi_shape_size(const dcommi_shape *s);
+
+/* Ranks of which nothing is known share a host, too. */
+static bool dcommi_within_host(const dcommi_groups *groups)
+{
+    return groups == NULL || groups->count[0] <= 1;
+}
+
+/* ---- what is priced ---- */
+
+/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
+ * does not price them all. */
+static int64_t dcommi_choice_grid(int64_t bytes)
+{
+    int64_t step = 1;
+    while (bytes >= 8 * step) {
+        step *= 2;
+    }
+    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
+}
+
+/* Bytes of a block of all-to-all-v: the busiest rank's on average, where all counts are known. */
+static int64_t dcommi_choice_block(const dcommi_shape *s)
+{
+    size_t n = (size_t)s->nranks, most = 0;
+    if (s->matrix == NULL || n < 2) {
+        return DCOMMI_CHOICE_UNKNOWN;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t in = 0, out = 0;
+        for (size_t j = 0; j < n; j++) {
+            in += j != i ? s->matrix[j * n + i] : 0;
+            out += j != i ? s->matrix[i * n + j] : 0;
+        }
+        most = in > most ? in : most;
+        most = out > most ? out : most;
+    }
+    return dcommi_shape_bytes(s, (most + n - 2) / (n - 1));
+}
+
+/* What stands for a call: the operation with equal blocks, at a size of the grid, from rank 0, not
+ * in place (which ranks need not agree on) - but in place, where peers can read buffers and not the
+ * scratch that it takes to be in place: there the wrong guess costs least that way. */
+static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
+{
+    dcommi_shape q = *s;
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        q.coll = DCOMM_COLL_REDUCE_SCATTER;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        q.coll = DCOMM_COLL_ALLGATHER;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        q.coll = DCOMM_COLL_ALLTOALL;
+        bytes = dcommi_choice_block(s);
+        break;
+    default:
+        break;
+    }
+    q.counts = q.displs = q.send_counts = q.send_displs = q.matrix = NULL;
+    q.in_place = s->memory == DCOMMI_MEMORY_OPEN && s->coll == DCOMM_COLL_ALLREDUCE;
+    q.root = 0;
+    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
+    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
+    return q;
+}
+
+typedef struct dcommi_priced_plans {
+    dcommi_shape shape;
+    const dcommi_algo *algo;
+} dcommi_priced_plans;
+
+static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
+{
+    dcommi_priced_plans *p = user;
+    dcomm_plan *plan = NULL;
+    p->shape.rank = rank;
+    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
+    *plan_p = plan;
+    return status;
+}
+
+static void dcommi_choice_put(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+
+/* *scripted: calls by these plans run by scripts, if they are blocking, as most short ones are. */
+static dcomm_status dcommi_choice_scripted(dcommi_priced_plans *p, bool *scripted)
+{
+    const dcommi_shape *s = &p->shape;
+    const dcomm_plan *plan = NULL;
+    *scripted = false;
+    if (dcommi_within_host(s->groups) && s->coding == NULL && !dcommi_memory_of_device(s->memory)) {
+        DCOMMI_TRY(dcommi_choice_get(p, 0, &plan));
+        dcomm_status status = dcommi_script_possible(plan, scripted);
+        dcommi_choice_put(p, plan);
+        return status;
+    }
+    return DCOMM_OK;
+}
+
+/* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
+ * cannot do it. */
+static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
+    dcommi_plans plans = {.get = dcommi_choice_get, .put = dcommi_choice_put, .user = &p};
+    if (s->rank_order && !algo->rank_order) {
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "it cannot fold in rank order, which deterministic and accumulate ask for");
+    }
+    if (p.shape.coll != s->coll) {
+        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
+    }
+    if (p.algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
+                           dcomm_coll_name(p.shape.coll), algo->name);
+    }
+    DCOMMI_TRY(dcommi_choice_scripted(&p, &plans.scripted));
+    DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
+    const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
+                      : algo->make == dcommi_bruck_v      ? "recursive_doubling"
+                                                          : NULL;
+    if (ask != NULL && s->matrix == NULL) { /* and the stage in which counts are agreed on */
+        dcommi_price first;
+        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, ask);
+        p.shape.coll = p.algo->coll;
+        p.shape.dtype = DCOMM_U64;
+        p.shape.count = (size_t)s->nranks;
+        plans.scripted = false; /* a stage of it */
+        DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
+        price->ps += first.ps;
+        price->unhurried += first.unhurried;
+        price->over = price->over || first.over;
+    }
+    return DCOMM_OK;
+}
+
+/* What a model's price becomes by a factor of the corrections. */
+static void dcommi_choice_correct(dcommi_price *price, int64_t factor)
+{
+    if (factor != DCOMMI_CORRECTION_ONE) {
+        price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
+        price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+    }
+}
+
+/* The same, corrected by trials: what the choice goes by. */
+static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    const dcommi_terrain *t = &c->terrain[s->memory];
+    int64_t factor = dcommi_correction_of(c->corrections, s, algo, dcommi_shape_size(s));
+    if (factor != DCOMMI_CORRECTION_ONE) {
+        limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
+    }
+    DCOMMI_TRY(dcommi_choice_model(t, s, algo, limit, budget, price));
+    dcommi_choice_correct(price, factor);
+    return DCOMM_OK;
+}
+
+/* ---- the numbers ---- */
+
+/* What an all-reduce that trials are of would be asked of the model. */
+static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, int64_t bytes,
+                                       enum dcommi_memory memory)
+{
+    dcommi_shape s = {.coll = DCOMM_COLL_ALLREDUCE,
+                      .nranks = nranks,
+                      .dtype = DCOMM_F32,
+                      .op = DCOMM_SUM,
+                      .count = (size_t)bytes / sizeof(float),
+                      .lanes = 1,
+                      .memory = memory,
+                      .groups = groups};
+    return s;
+}
+
+/* What follows from trials on so many ranks, of such memory, for prices on `t`. */
+static dcomm_status dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
+                                            const dcommi_groups *groups, int64_t tried,
+                                            const dcomm_trial *trials, enum dcommi_memory memory)
+{
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
+    k->n = 0;
+    if (tried != t->nranks || !dcommi_within_host(groups)) {
+        return DCOMM_OK;
+    }
+    for (int i = 0; i < DCOMM_TRIALS; i++) {
+        const dcomm_curve *took = &trials[i].took;
+        struct dcommi_correction *to = &k->of[k->n];
+        to->algo = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, trials[i].algo);
+        to->n = 0;
+        for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
+            dcommi_shape s = dcommi_trial_shape(groups, t->nranks, took->bytes[p], memory);
+            dcommi_price price = {0};
+            dcomm_status priced =
+                dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET, &price);
+            if (priced == DCOMM_ERR_NO_MEMORY) {
+                return priced; /* all ranks correct alike, or none */
+            }
+            if (priced >= 0) {
+                dcommi_correction_add(to, took->bytes[p], took->ps[p], price.ps);
+            }
+        }
+        k->n += to->n > 0;
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+    return DCOMM_OK;
+}
+
+/* The groups must outlive the chooser. */
+static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
+                                       const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
+    memset(c->choice, 0, sizeof c->choice);
+    c->ndecided = 0;
+    c->tuning = *tuning;
+    dcomm_status status = DCOMM_OK;
+    for (int m = 0; m < DCOMMI_MEMORY_KINDS && status >= 0; m++) {
+        status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
+    }
+    if (status >= 0) {
+        const dcomm_trial *trials[DCOMMI_TRIALS_KINDS] = {[DCOMMI_MEMORY_ANY] = tuning->trial,
+                                                          [DCOMMI_MEMORY_HUGE] = tuning->huge,
+                                                          [DCOMMI_MEMORY_REGISTERED] =
+                                                              tuning->registered};
+        for (int m = 0; m < DCOMMI_TRIALS_KINDS && status >= 0; m++) {
+            status = dcommi_corrections_find(&c->corrections[m], &c->terrain[m], groups,
+                                             tuning->tried, trials[m], (enum dcommi_memory)m);
+        }
+    }
+    return status;
+}
+
+/* ---- the choice ---- */
+
+static uint64_t dcommi_choice_key(const dcommi_shape *s)
+{
+    dcommi_shape q = dcommi_choice_shape(s);
+    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 |
+                                  (uint64_t)s->memory << 1 | s->rank_order,
+                              (uint64_t)q.count);
+    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
+    if (s->coding != NULL) {
+        unsigned feedback = s->coding->feedback | (unsigned)s->coding->variant << 1 |
+                            (unsigned)s->coding->clips << 2;
+        key = dcommi_mix(dcommi_mix(key, s->coding->hash), feedback);
+    }
+    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
+}
+
+/* The model is not so exact that a price a little lower meant anything. */
+#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
+/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
+ * those of fewer messages are as much faster as they are slower there. */
+#define DCOMMI_CHOICE_MARGIN_SHORT 6
+#define DCOMMI_CHOICE_SHORT DCOMMI_BOARD_PAYLOAD /* bytes */
+/* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
+ * not quite hide behind a link that is busy. */
+#define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
+/* Between hosts what a short message takes is measured badly, where ranks share cores worst, and a
+ * ring has many of them one after the other: no price of a short all-reduce is believed without a
+ * larger part of that. */
+#define DCOMMI_CHOICE_ROUGH 16384 /* bytes */
+#define DCOMMI_CHOICE_ROUGH_STEPS 2
+
+/* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
+ * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
+ * summed is. */
+static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
+{
+    if (s->coding == NULL) {
+        return true;
+    }
+    if (s->coding->parts > 0) {
+        return algo->make == dcommi_coded_linear;
+    }
+    return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+           !(algo->make == dcommi_coded_sparse &&
+             (s->coding->spread == NULL || !s->coding->feedback)) &&
+           !(s->coding->whole && algo->make == dcommi_coded_two_shot);
+}
+
+/* An exact all-reduce of no more than so many bytes. */
+static bool dcommi_choice_up_to(const dcommi_shape *s, int64_t bytes)
+{
+    return s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+           (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= bytes;
+}
+
+static bool dcommi_choice_brief(const dcommi_shape *s)
+{
+    return dcommi_within_host(s->groups) && dcommi_choice_up_to(s, DCOMMI_CHOICE_SHORT);
+}
+
+/* Up to what price one is as good as the cheapest. */
+static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
+{
+    return cheapest +
+           cheapest / (dcommi_choice_brief(s) ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
+}
+
+/* Of those that are as good the least is taken. One message for all (board.h) is the fewest. */
+static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *algo, bool hosts)
+{
+    if (algo->make == dcommi_direct_one_shot && dcommi_groups_post(s->groups, s->nranks) &&
+        dcommi_choice_brief(s)) {
+        return 0;
+    }
+    return hosts ? algo->favour_between : algo->favour;
+}
+
+/* The cheapest algorithm; NULL where there is none. */
+static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
+                                  const dcommi_algo **algo_p)
+{
+    int n;
+    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
+    if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
+        *algo_p = dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+        return DCOMM_OK;
+    }
+    uint64_t key = dcommi_choice_key(s);
+    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
+    if (known->key == key) {
+        *algo_p = known->algo;
+        return DCOMM_OK;
+    }
+    const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
+    const bool rough = hosts && dcommi_choice_up_to(s, DCOMMI_CHOICE_ROUGH);
+    const dcommi_algo *best = NULL;
+    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
+    int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
+    for (int i = n - 1; i >= 0; i--) {         /* rings, of most steps, come last */
+        dcommi_price price = {0};
+        const dcommi_algo *algo = &table[i];
+        prices[i] = INT64_MAX;
+        if (algo->coll != s->coll || !dcommi_choice_fits(s, algo)) {
+            continue;
+        }
+        dcomm_status priced = dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price);
+        if (priced == DCOMM_ERR_NO_MEMORY) {
+            return priced; /* other ranks may price it, and choose it */
+        }
+        if (priced >= 0 && !price.over) {
+            prices[i] = price.ps;
+            ranked[i] = price.ps +
+                        price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
+            cheapest = dcommi_min64(cheapest, price.ps);
+            limit = dcommi_choice_close(s, cheapest);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        if (prices[i] <= dcommi_choice_close(s, cheapest) || (rough && prices[i] < INT64_MAX)) {
+            least = dcommi_min64(least, ranked[i]);
+        } else {
+            ranked[i] = INT64_MAX;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const dcommi_algo *algo = &table[i];
+        if (ranked[i] <= dcommi_choice_close(s, least) &&
+            (best == NULL ||
+             dcommi_choice_favour(s, algo, hosts) < dcommi_choice_favour(s, best, hosts))) {
+            best = algo;
+        }
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+    for (int i = 0; best == NULL && i < n; i++) { /* too many ranks to price any */
+        bool good = table[i].coll == s->coll && dcommi_choice_fits(s, &table[i]);
+        best = good && (!s->rank_order || table[i].rank_order) ? &table[i] : NULL;
+    }
+    known->key = key;
+    known->algo = best;
+    *algo_p = best;
+    return DCOMM_OK;
+}
+
+/* The choice of a plan that is for no communicator: by the built-in numbers. */
+static dcomm_status dcommi_choose_alone(const dcommi_shape *s, const dcommi_algo **algo_p)
+{
+    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
+    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
+    dcomm_tuning tuning;
+    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
+        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
+    }
+    key |= 1;
+    if (last.key == key) {
+        *algo_p = last.algo;
+        return DCOMM_OK;
+    }
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_tuning_default(&tuning);
+    dcomm_status status =
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, s->groups, s->nranks, &tuning);
+    status = status >= 0 ? dcommi_choose(c, s, algo_p) : status;
+    if (status >= 0) {
+        last.algo = *algo_p;
+        last.key = key;
+    }
+    dcommi_free(c);
+    return status;
+}
+
+#endif

@@ -1,0 +1,542 @@
+/* life.h - communicators: derived from each other, aborted, destroyed, read out. */
+#ifndef DCOMMI_COMM_LIFE_H
+#define DCOMMI_COMM_LIFE_H
+
+#include "create.h"
+
+#define DCOMMI_GOODBYE_S 5.0 /* how long destroy waits for its peers */
+#define DCOMMI_SHUT_S 0.5    /* and for what still reads their device memory */
+
+/* ---- derived communicators ---- */
+
+/* Make a communicator of some ranks of another, in the order given; every one of them derives the
+ * same id from the parent's and `salt`. The engine does not see it yet. */
+static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks, int size,
+                                     uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+{
+    dcomm_comm *comm = dcommi_comm_new(parent->context);
+    if (comm == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    comm->id = dcommi_mix(parent->id, salt);
+    comm->size = size;
+    comm->rank = -1;
+    comm->timeout_s = parent->timeout_s;
+    comm->chunk_bytes = parent->chunk_bytes;
+    comm->deterministic = parent->deterministic;
+    comm->connections = parent->connections;
+    comm->on_error = on_error;
+    comm->device_ucx = parent->device_ucx;
+    memcpy(comm->algo, parent->algo, sizeof comm->algo);
+    comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
+    comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
+    comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);
+    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL ||
+               dcommi_comm_chooser(comm, parent->chooser) < 0;
+    comm->nhosts = bad ? 0 : comm->groups->count[0];
+    for (int i = 0; i < size && !bad; i++) {
+        const dcommi_member *from = &parent->members[ranks[i]];
+        dcommi_member *m = &comm->members[i];
+        m->peer = from->peer;
+        comm->places[i] = parent->places[ranks[i]];
+        m->hostname = dcommi_strdup(from->hostname);
+        bad = m->hostname == NULL;
+        if (ranks[i] == parent->rank) {
+            comm->rank = i;
+        }
+    }
+    if (bad) {
+        dcommi_comm_drop(comm);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *new_p = comm;
+    return DCOMM_OK;
+}
+
+/* Begin to use what was made. */
+static void dcommi_comm_begin(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    for (int i = 0; i < comm->size; i++) {
+        if (comm->members[i].peer >= 0) {
+            context->peers[comm->members[i].peer].users++;
+        }
+    }
+    dcommi_token_release(context);
+    dcommi_comm_enter(comm);
+}
+
+static dcomm_status dcommi_comm_derive(const dcomm_comm *parent, const int *ranks, int size,
+                                       uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcommi_comm_make(parent, ranks, size, salt, on_error, new_p));
+    dcommi_comm_begin(*new_p);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_comm(const dcomm_comm *comm);
+static dcomm_status dcommi_check_no_group(const char *what);
+
+typedef struct dcommi_color {
+    int32_t color, key, rank;
+    int32_t status; /* with which this rank made its part */
+} dcommi_color;
+
+static int dcommi_color_compare(const void *a, const void *b)
+{
+    const dcommi_color *x = a, *y = b;
+    if (x->key != y->key) {
+        return x->key < y->key ? -1 : 1;
+    }
+    return x->rank < y->rank ? -1 : 1;
+}
+
+/* The number of a derivation, the same on all ranks, which derive in the same order. */
+static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
+{
+    dcommi_comm_lock(comm);
+    uint64_t n = ++comm->children;
+    dcommi_comm_unlock(comm);
+    return n;
+}
+
+/* A split: the colours of all ranks, and then their statuses. */
+typedef struct dcommi_split {
+    dcommi_color *all;   /* every rank's */
+    int *ranks, size;    /* of our colour */
+    dcommi_color *fared; /* every rank's, with its status */
+} dcommi_split;
+
+/* Exchange colours, make our part, and exchange how that went. The second exchange is like the
+ * first: it finds the plan and the memory of that, so that no rank fails in it alone. */
+static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_color mine,
+                                      uint64_t child, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->all, sizeof mine, DCOMM_U8, NULL));
+    for (int r = 0; r < comm->size && mine.color >= 0; r++) {
+        if (s->all[r].color == mine.color) {
+            s->all[s->size++] = s->all[r];
+        }
+    }
+    qsort(s->all, (size_t)s->size, sizeof *s->all, dcommi_color_compare);
+    for (int i = 0; i < s->size; i++) {
+        s->ranks[i] = s->all[i].rank;
+    }
+    if (mine.color >= 0) {
+        mine.status =
+            dcommi_comm_make(comm, s->ranks, s->size, dcommi_mix(child, (uint64_t)mine.color + 1),
+                             comm->on_error, new_p);
+    }
+    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->fared, sizeof mine, DCOMM_U8, NULL));
+    for (int r = 0; r < comm->size; r++) {
+        const dcomm_status status = (dcomm_status)s->fared[r].status;
+        if (status < 0) {
+            return dcommi_fail(status, "rank %d could not make its part of the split: %s", r,
+                               dcomm_strerror(status));
+        }
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p)
+{
+    if (new_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "new_p is NULL");
+    }
+    *new_p = NULL;
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("split"));
+    uint64_t child = dcommi_comm_next_child(comm);
+    dcommi_split s = {.all = dcommi_calloc((size_t)comm->size, sizeof *s.all),
+                      .ranks = dcommi_calloc((size_t)comm->size, sizeof *s.ranks),
+                      .fared = dcommi_calloc((size_t)comm->size, sizeof *s.fared)};
+    dcomm_status status = DCOMM_ERR_NO_MEMORY;
+    if (s.all != NULL && s.ranks != NULL && s.fared != NULL) {
+        status = dcommi_split_make(comm, &s, (dcommi_color){color, key, comm->rank, DCOMM_OK},
+                                   child, new_p);
+    } else { /* the others wait for this rank */
+        char why[DCOMMI_MESSAGE_MAX];
+        memcpy(why, dcommi_message, sizeof why);
+        dcomm_comm_abort(comm, why);
+        memcpy(dcommi_message, why, sizeof why);
+    }
+    if (status >= 0 && *new_p != NULL) {
+        dcommi_comm_begin(*new_p);
+    } else if (*new_p != NULL) {
+        dcommi_comm_drop(*new_p);
+        *new_p = NULL;
+    }
+    dcommi_free(s.all);
+    dcommi_free(s.ranks);
+    dcommi_free(s.fared);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (new_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "new_p is NULL");
+    }
+    return dcomm_comm_split(comm, 0, comm->rank, new_p);
+}
+
+/* ---- groups ---- */
+
+/* Operations that this thread has queued since dcomm_group_start. */
+typedef struct dcommi_group {
+    int depth;
+    dcommi_run *first, *last;
+    dcomm_status status;
+    char message[DCOMMI_MESSAGE_MAX];
+    bool ran; /* the thread's last call that failed had started its run */
+} dcommi_group;
+
+static _Thread_local dcommi_group dcommi_this_group;
+
+/* Return true if this thread has queued an operation of the communicator in a group. */
+static bool dcommi_comm_in_group(const dcomm_comm *comm)
+{
+    for (const dcommi_run *run = dcommi_this_group.first; run != NULL; run = run->next_group) {
+        if (run->comm == comm) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- abort and destroy ---- */
+
+DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    dcommi_comm_lock(comm);
+    if (atomic_load(&comm->abort_wanted) == 0) {
+        snprintf(comm->abort_reason, sizeof comm->abort_reason, "rank %d aborted: %.*s", comm->rank,
+                 DCOMMI_TEXT_MAX - 32, reason != NULL ? reason : "no reason given");
+        atomic_store(&comm->abort_wanted, 1);
+        atomic_store(&comm->told, true);
+    }
+    dcommi_comm_unlock(comm);
+    atomic_store(&comm->context->aborts, 1);
+    /* Whoever progresses at this moment may be about to stop; a callback may also be our caller. */
+    for (int i = 0; i < 1000 && atomic_load(&comm->context->aborts) != 0; i++) {
+        if (dcommi_token_try(comm->context)) {
+            dcommi_progress(comm->context);
+            dcommi_token_release(comm->context);
+        } else {
+            sched_yield();
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Whether a run of the communicator's waits for its stream. */
+static bool dcommi_comm_gated(const dcomm_comm *comm)
+{
+    for (const dcommi_run *run = comm->context->gated; run != NULL; run = run->next_gated) {
+        if (run->comm == comm) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Wait for the operations that are outstanding. No run takes longer than its time; streams have as
+ * long to come to theirs. */
+static void dcommi_comm_await_runs(dcomm_comm *comm)
+{
+    double until = dcommi_now() + comm->timeout_s;
+    bool outstanding = true;
+    while (outstanding) {
+        dcommi_token_take(comm->context);
+        dcommi_start_submitted(comm->context);
+        outstanding = comm->runs != NULL || (dcommi_comm_gated(comm) && dcommi_now() < until);
+        dcommi_token_release(comm->context);
+        if (outstanding) {
+            dcommi_progress_or_yield(comm->context);
+        }
+    }
+}
+
+/* Whether a peer that we have spoken with has not said goodbye yet, or the transport still holds
+ * memory of the caller's. */
+static bool dcommi_comm_awaits(dcomm_comm *comm)
+{
+    dcommi_token_take(comm->context);
+    bool awaits = comm->in_transport > 0 || dcommi_comm_gated(comm);
+    for (int r = 0; r < comm->size && !awaits; r++) {
+        const dcommi_member *m = &comm->members[r];
+        awaits = m->peer >= 0 && (m->heard || m->addressed) && !m->gone &&
+                 !comm->context->peers[m->peer].lost;
+    }
+    dcommi_token_release(comm->context);
+    return awaits;
+}
+
+/* Peers that this is the last communicator with are to hear that their device memory is shut here,
+ * before they hear goodbye: they do not free it before. */
+static void dcommi_comm_shut(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        if (peer >= 0 && context->peers[peer].users == 1) {
+            dcommi_maps_forget(context, peer);
+        }
+    }
+    dcommi_token_release(context);
+    double until = dcommi_now() + DCOMMI_SHUT_S;
+    dcommi_memory_serve(context, NULL);
+    while (dcommi_memory_shutting(context) && dcommi_now() < until) {
+        dcommi_progress_or_yield(context);
+        dcommi_memory_serve(context, NULL);
+    }
+}
+
+/* The error that nobody has looked at, with its sentence; DCOMM_OK: there is none. */
+static dcomm_status dcommi_comm_untold(const dcomm_comm *comm, int status)
+{
+    return status < 0 && !atomic_load(&comm->told)
+               ? dcommi_fail((dcomm_status)status, "%s", comm->message)
+               : DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
+{
+    if (comm_p == NULL || *comm_p == NULL) {
+        return DCOMM_OK;
+    }
+    dcomm_comm *comm = *comm_p;
+    DCOMMI_TRY(dcommi_check_fork());
+    if (dcommi_comm_in_group(comm)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_comm_destroy: operations of comm are queued in "
+                           "a group; call dcomm_group_end first");
+    }
+    *comm_p = NULL;
+    if (comm->has_creator) {
+        int ready = atomic_load(&comm->ready); /* before it is cancelled */
+        atomic_store(&comm->cancel, 1);
+        pthread_join(comm->creator, NULL);
+        if (atomic_load(&comm->ready) != DCOMM_OK) {
+            dcomm_status failed = ready < 0 ? dcommi_comm_untold(comm, ready) : DCOMM_OK;
+            dcommi_comm_drop(comm);
+            return failed;
+        }
+    }
+    dcomm_context *context = comm->context;
+    bool before = atomic_load(&comm->poisoned) != 0;
+    dcommi_comm_await_runs(comm);
+    dcommi_comm_lock(comm);
+    bool held = comm->refs > 1; /* requests are left, which tell how they ended */
+    dcommi_comm_unlock(comm);
+    dcommi_token_take(context);
+    dcommi_start_submitted(context);
+    bool failed = atomic_load(&comm->poisoned) != 0;
+    if (comm->runs != NULL || dcommi_comm_gated(comm)) {
+        comm->on_error = DCOMM_ON_ERROR_RETURN; /* the caller's own doing */
+        atomic_store(&comm->told, true);
+        dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
+        failed = true;
+    }
+    dcommi_board_leave(comm);
+    dcommi_token_release(context);
+    dcommi_comm_shut(comm);
+    dcommi_token_take(context);
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || context->peers[m->peer].lost) {
+            continue;
+        }
+        /* Processes of this host see this one end, also those that it has never spoken with: they
+         * must not take it for dead. */
+        bool spoken = m->heard || m->addressed;
+        if (spoken || (context->peers[m->peer].same_host && !m->gone)) {
+            dcommi_header h = {.type = DCOMMI_MSG_GOODBYE, .a = comm->entered};
+            dcommi_send_header(comm, r, &h, NULL, 0);
+            m->addressed = spoken; /* nobody waits for the answer to a goodbye */
+        } else if (!m->gone) {
+            dcommi_ctl_leave(context, m->peer, comm->id, comm->entered);
+        }
+    }
+    dcommi_token_release(context);
+    /* A peer may still have to read from us, or to be told of the error. */
+    double until = dcommi_now() + (failed ? 0.5 : DCOMMI_GOODBYE_S);
+    while (dcommi_comm_awaits(comm) && dcommi_now() < until) {
+        dcommi_progress_or_yield(context);
+    }
+    dcommi_token_take(context);
+    dcomm_comm **at = &context->comms;
+    while (*at != comm) {
+        at = &(*at)->next;
+    }
+    *at = comm->next;
+    context->buried[context->nburied++ % 64] = comm->id;
+    dcommi_board_close(comm);
+    dcommi_match_clear(comm);
+    dcommi_progress(context);
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        if (peer < 0 || --context->peers[peer].users > 0) {
+            continue;
+        }
+        dcommi_maps_forget(context, peer); /* nobody is left to say when they are freed */
+        if (context->peers[peer].lost) {
+            dcommi_transport *t = context->peers[peer].transport;
+            t->call->remove_peer(t, peer);
+        }
+    }
+    dcommi_leaving_look(context);
+    dcommi_token_release(context);
+    /* A peer that is lost while we part has done what we did with it. */
+    int error = atomic_load(&comm->poisoned);
+    dcomm_status untold =
+        !held && (before || error != DCOMM_ERR_PEER) ? dcommi_comm_untold(comm, error) : DCOMM_OK;
+    dcommi_comm_drop(comm);
+    dcommi_shared_reclaim();
+    return untold;
+}
+
+/* ---- read-out ---- */
+
+static bool dcommi_comm_usable(const dcomm_comm *comm)
+{
+    return comm != NULL && atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
+}
+
+DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->rank : -1;
+}
+
+DCOMM_API int dcomm_comm_size(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->size : -1;
+}
+
+DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->context : NULL;
+}
+
+/* Note that the caller has looked at an error. */
+static void dcommi_comm_looked(const dcomm_comm *comm, int status)
+{
+    if (status < 0) {
+        atomic_store_explicit(&((dcomm_comm *)(uintptr_t)comm)->told, true, memory_order_relaxed);
+    }
+}
+
+DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm)
+{
+    if (comm == NULL) {
+        return DCOMM_ERR_INVALID;
+    }
+    int status = atomic_load_explicit(&comm->poisoned, memory_order_acquire);
+    dcommi_comm_looked(comm, status);
+    return (dcomm_status)status;
+}
+
+DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm)
+{
+    if (comm == NULL) {
+        return "";
+    }
+    bool failed = atomic_load_explicit(&comm->poisoned, memory_order_acquire) != 0 ||
+                  atomic_load_explicit(&comm->ready, memory_order_acquire) < 0;
+    dcommi_comm_looked(comm, failed ? -1 : 0);
+    return failed ? comm->message : "";
+}
+
+DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size
+               ? dcommi_group_of(comm->groups, 0, rank)
+               : -1;
+}
+
+DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size ? comm->members[rank].hostname
+                                                                      : NULL;
+}
+
+DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm)
+{
+    return dcommi_comm_usable(comm) ? comm->groups->nlevels : -1;
+}
+
+_Static_assert((int)DCOMM_LEVEL_HOST == DCOMMI_LEVEL_HOST &&
+                   (int)DCOMM_LEVEL_CORE == DCOMMI_LEVEL_CORE,
+               "one numbering");
+
+DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info)
+{
+    static const char *const names[] = {"host", "package", "numa", "cache", "core"};
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (info == NULL || level < 0 || level >= comm->groups->nlevels) {
+        return info == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "info is NULL")
+                            : dcommi_fail(DCOMM_ERR_INVALID, "level is %d; there are %d", level,
+                                          comm->groups->nlevels);
+    }
+    info->kind = (dcomm_level_kind)comm->groups->kind[level];
+    info->name = names[info->kind];
+    info->groups = comm->groups->count[level];
+    return DCOMM_OK;
+}
+
+DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank)
+{
+    return dcommi_comm_usable(comm) && rank >= 0 && rank < comm->size && level >= 0 &&
+                   level < comm->groups->nlevels
+               ? dcommi_group_of(comm->groups, level, rank)
+               : -1;
+}
+
+DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
+{
+    return dcommi_comm_usable(comm) && position >= 0 && position < comm->size
+               ? comm->groups->order[position]
+               : -1;
+}
+
+DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (place == NULL || rank < 0 || rank >= comm->size) {
+        return place == NULL
+                   ? dcommi_fail(DCOMM_ERR_INVALID, "place is NULL")
+                   : dcommi_fail(DCOMM_ERR_INVALID, "rank is %d; there are %d", rank, comm->size);
+    }
+    const dcommi_site *p = &comm->places[rank];
+    place->package = (int)dcommi_max64(p->package, -1);
+    place->numa = (int)dcommi_max64(p->numa, -1);
+    place->cache = (int)dcommi_max64(p->cache, -1);
+    place->core = (int)dcommi_max64(p->core, -1);
+    place->cpus = p->cpus;
+    place->bound = !dcommi_place_unbound(comm->groups, comm->places, rank);
+    dcommi_place_cpu_list(p, place->cpu_list, sizeof place->cpu_list);
+    snprintf(place->nic, sizeof place->nic, "%s", p->nic[0] != 0 ? p->nic : "none");
+    snprintf(place->gpu, sizeof place->gpu, "%s", p->gpu[0] != 0 ? p->gpu : "none");
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (stats == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "stats is NULL");
+    }
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    dcommi_token_take(comm->context);
+    dcommi_comm_lock((dcomm_comm *)(uintptr_t)comm);
+    *stats = comm->stats;
+    dcommi_comm_unlock((dcomm_comm *)(uintptr_t)comm);
+    dcommi_token_release(comm->context);
+    return DCOMM_OK;
+}
+
+#endif

@@ -1,0 +1,268 @@
+/* tune_rounds.h - probes that run in turn, round by round, on a communicator of their own. Rank 0's
+ * times count; all ranks take part in the same probes. */
+#ifndef DCOMMI_TUNE_ROUNDS_H
+#define DCOMMI_TUNE_ROUNDS_H
+
+#include "../base/busy.h"
+#include "../base/flush.h"
+#include "tune_probe.h"
+
+#define DCOMMI_TUNE_COLD 16384       /* within a host, probes from so long on find nothing cached */
+#define DCOMMI_TUNE_ROUNDS 9         /* of short probes; of long ones DCOMMI_TUNE_FEW */
+#define DCOMMI_TUNE_BATCHES 2        /* of rounds: another one, where the first was disturbed */
+#define DCOMMI_TUNE_PROBES 40        /* of a round */
+
+/* Probes that run in turn, round by round: what disturbs a core for a while then disturbs one round
+ * of all of them, and not all of one. */
+typedef struct dcommi_rounds {
+    int n;
+    struct dcommi_timed {
+        dcommi_probe probe;
+        dcomm_plan *plan;
+        double took[DCOMMI_TUNE_BATCHES * DCOMMI_TUNE_ROUNDS];
+    } timed[DCOMMI_TUNE_PROBES];
+} dcommi_rounds;
+
+typedef struct dcommi_tuner {
+    dcomm_comm *comm; /* for the probes alone */
+    dcomm_tuning tuning;
+    uint8_t *in, *out;
+    bool near;        /* what is measured lies within a host */
+    void *registered; /* NULL: there is none, or it has not been asked for */
+    uint8_t *huge;    /* likewise, on huge pages */
+    dcommi_rounds rounds;
+    /* Rank 0's: how many probes have run, and how many were disturbed to the end; who else ran. */
+    int probes, disturbed;
+    dcommi_busy others;
+    bool busy;                  /* too many */
+    dcomm_status status;        /* the first error; nothing is run after it */
+    double step, signal, empty; /* seconds, by rank 0's clock */
+} dcommi_tuner;
+
+static int64_t dcommi_ps(double seconds)
+{
+    double ps = seconds * 1e12 + 0.5;
+    return !(ps > 0) ? 0 : ps > 1e15 ? (int64_t)1e15 : (int64_t)ps;
+}
+
+/* ---- probes ---- */
+
+static int dcommi_tune_compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The first quartile, since what disturbs only adds; sorts them. */
+static double dcommi_tune_quartile(double *took, int n)
+{
+    qsort(took, (size_t)n, sizeof *took, dcommi_tune_compare);
+    return n > 0 ? took[(n - 1) / 4] : 0;
+}
+
+/* Return true if a rank, alone or with its partner, has a hardware thread to itself, or both share one
+ * with nobody else who is measured. */
+static bool dcommi_tune_seated(const dcommi_groups *g, int rank, int partner)
+{
+    bool first = g->seat[rank] == rank, second = partner < 0 || g->seat[partner] == partner;
+    return (first && second) ||
+           (partner >= 0 && g->seat[rank] == g->seat[partner] && (first || second));
+}
+
+/* Put a probe into the rounds to come; returns where its time will be. */
+static int dcommi_tune_add(dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len, int64_t trips,
+                           int depth, bool alone)
+{
+    dcomm_comm *comm = t->comm;
+    struct dcommi_timed *timed = &t->rounds.timed[t->rounds.n];
+    bool pairs = kind >= DCOMMI_PROBE_SIGNALS && kind < DCOMMI_PROBE_COPY;
+    int partner = pairs ? dcommi_probe_partner(comm->groups, comm->rank, depth) : -1;
+    if (alone && comm->rank != 0 && partner != 0) {
+        partner = -1;
+    }
+    bool works = !t->near || dcommi_tune_seated(comm->groups, comm->rank, partner);
+    if (!works) { /* what two ranks take in turns would be measured as if it were one's */
+        partner = -1;
+        kind = DCOMMI_PROBE_NOTHING;
+    }
+    timed->probe = (dcommi_probe){kind, len, trips};
+    timed->plan = NULL;
+    if (t->status >= 0) {
+        t->status = dcommi_probe_plan(&timed->probe, comm->rank, comm->size, partner, &timed->plan);
+    }
+    return t->rounds.n++;
+}
+
+static bool dcommi_tune_goes_on(dcommi_tuner *t, double until);
+static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes);
+
+/* Run a plan that `status` says was made, and drop it. */
+static void dcommi_tune_once(dcommi_tuner *t, dcomm_status status, dcomm_plan *plan)
+{
+    t->status = t->status >= 0 ? status : t->status;
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(t->comm, plan, NULL, NULL);
+    }
+    dcommi_free(plan);
+}
+
+/* Nobody goes on before everybody has come. */
+static void dcommi_tune_meet(dcommi_tuner *t)
+{
+    dcommi_shape s = {.coll = DCOMM_COLL_BARRIER,
+                      .rank = t->comm->rank,
+                      .nranks = t->comm->size,
+                      .dtype = DCOMM_U8,
+                      .lanes = 1};
+    dcomm_plan *plan = NULL;
+    dcomm_status status = dcommi_plan_make(&s, dcommi_algo_at(s.coll, 0), &plan);
+    dcommi_tune_once(t, status, plan);
+}
+
+/* The same of the ranks of each host among themselves. */
+static void dcommi_tune_meet_near(dcommi_tuner *t)
+{
+    const dcommi_groups *g = t->comm->groups;
+    int rank = t->comm->rank, others = 0;
+    dcommi_builder b;
+    dcomm_plan *plan = NULL;
+    dcommi_build_begin(&b, "tuning", rank, g->nranks, DCOMM_U8, DCOMM_SUM);
+    uint16_t come = dcommi_build_counter(&b);
+    for (int r = 0; r < g->nranks; r++) {
+        if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
+            dcommi_signal(&b, 0, come, dcommi_const(r), dcommi_const(1));
+            others++;
+        }
+    }
+    dcommi_await(&b, 0, come, dcommi_const(others));
+    dcomm_status status = dcommi_build_finish(&b, &plan);
+    dcommi_tune_once(t, status, plan);
+}
+
+/* Long buffers are out of the caches when a program comes with them, most of all its inputs. Who
+ * looks on stays idle: it may share a core with a rank of another host, which does not wait for it.
+ */
+static void dcommi_tune_chill(const dcommi_tuner *t, enum dcommi_probe_kind kind, int64_t len)
+{
+    if (kind == DCOMMI_PROBE_NOTHING) {
+        return;
+    }
+    dcommi_flush(t->in, 2 * len);
+    dcommi_flush(t->out, DCOMMI_PROBE_TURNS * len);
+}
+
+/* Look whether other programs want our processors: rank 0 alone, within its host. */
+static void dcommi_tune_look(dcommi_tuner *t)
+{
+    const dcommi_groups *g = t->comm->groups;
+    int ours = 0;
+    if (!t->near || t->comm->rank != 0) {
+        return;
+    }
+    for (int r = 0; r < g->nranks; r++) {
+        ours += dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, 0);
+    }
+    dcommi_busy_look(&t->others, ours);
+}
+
+/* Run all probes once and put their times at `at`. */
+static void dcommi_tune_round(dcommi_tuner *t, int at)
+{
+    dcommi_tune_look(t);
+    for (int i = 0; i < t->rounds.n && t->status >= 0; i++) {
+        struct dcommi_timed *timed = &t->rounds.timed[i];
+        if (t->near) { /* who shares this core has done its part of the last probe */
+            dcommi_tune_meet_near(t);
+            if (timed->probe.len >= DCOMMI_TUNE_COLD) {
+                dcommi_tune_chill(t, timed->probe.kind, timed->probe.len);
+                dcommi_tune_meet_near(t);
+            }
+        }
+        double start = dcommi_now();
+        if (t->status >= 0) {
+            t->status = dcommi_probe_run(t->comm, timed->plan, t->in, t->out);
+        }
+        timed->took[at] = dcommi_now() - start;
+    }
+}
+
+/* Sort the times of n rounds, and return how many probes were disturbed by rank 0's clock: tell all
+ * ranks. */
+static int dcommi_tune_disturbed(dcommi_tuner *t, int n)
+{
+    uint64_t disturbed = 0;
+    for (int i = 0; i < t->rounds.n; i++) {
+        struct dcommi_timed *timed = &t->rounds.timed[i];
+        qsort(timed->took, (size_t)n, sizeof *timed->took, dcommi_tune_compare);
+        disturbed += n > 1 && dcommi_busy_disturbed(timed->took[0], timed->took[n / 2]);
+    }
+    dcommi_tune_share(t, &disturbed, sizeof disturbed);
+    return (int)disturbed;
+}
+
+/* Run `rounds` rounds after one that warms up, or fewer: no other one after `seconds`, if that is
+ * not 0. Within a host, run as many again if something disturbed the first ones. */
+static void dcommi_tune_run(dcommi_tuner *t, int rounds, double seconds)
+{
+    dcommi_rounds *all = &t->rounds;
+    int done = 0, disturbed = 0;
+    dcommi_tune_round(t, 0);
+    for (int batch = 0; batch < DCOMMI_TUNE_BATCHES && t->status >= 0; batch++) {
+        double until = dcommi_now() + seconds;
+        for (int round = 0; round < rounds && t->status >= 0; round++) {
+            if (round > 0 && seconds > 0 && !dcommi_tune_goes_on(t, until)) {
+                break;
+            }
+            dcommi_tune_round(t, done++);
+        }
+        disturbed = t->near && done > 0 ? dcommi_tune_disturbed(t, done) : 0;
+        if (disturbed == 0) {
+            break;
+        }
+    }
+    t->probes += all->n;
+    t->disturbed += disturbed;
+    for (int i = 0; i < all->n; i++) {
+        double *took = all->timed[i].took;
+        dcommi_free(all->timed[i].plan);
+        took[0] = dcommi_tune_quartile(took, done) / (double)all->timed[i].probe.trips;
+    }
+    all->n = 0;
+}
+
+/* Seconds of one trip of a probe that has run. */
+static double dcommi_tune_time(const dcommi_tuner *t, int i)
+{
+    return t->rounds.timed[i].took[0];
+}
+
+/* Everybody gets rank 0's bytes. */
+static void dcommi_tune_share(dcommi_tuner *t, void *data, size_t bytes)
+{
+    dcomm_comm *comm = t->comm;
+    dcomm_plan *plan = NULL;
+    dcommi_shape s = {.coll = DCOMM_COLL_BROADCAST,
+                      .rank = comm->rank,
+                      .nranks = comm->size,
+                      .dtype = DCOMM_U8,
+                      .count = bytes,
+                      .in_place = true,
+                      .lanes = 1};
+    if (t->status >= 0) {
+        t->status = dcommi_plan_make(&s, dcommi_algo_find(DCOMM_COLL_BROADCAST, "binomial"), &plan);
+    }
+    if (t->status >= 0) {
+        t->status = dcommi_probe_run(comm, plan, data, data);
+    }
+    dcommi_free(plan);
+}
+
+/* Return true if longer probes are to follow: rank 0 looks at its clock. */
+static bool dcommi_tune_goes_on(dcommi_tuner *t, double until)
+{
+    uint64_t on = dcommi_now() < until;
+    dcommi_tune_share(t, &on, sizeof on);
+    return t->status >= 0 && on != 0;
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* device.h - transforms of bytes by memory kind: functions for the host's, a table for a device's.
+ * The device layer knows no rank. */
+#ifndef DCOMMI_DEVICE_H
+#define DCOMMI_DEVICE_H
+
+#include "../../cuda.h"
+#include "../base/util.h"
+
+/* dst[i] = fold over s of src[s][i], from s = 0 up, for `count` elements; nsrc >= 1. dst may be
+ * exactly equal to any src, or disjoint from it. 16-bit floats fold in f32 and round once. With
+ * divisor > 1 the fold is then divided by it (DCOMM_AVG). op is DCOMM_SUM, PROD, MIN, MAX, AVG,
+ * PREMUL_SUM (both like SUM) or a caller's own. Any alignment. */
+static dcomm_status dcommi_host_reduce(void *dst, const void *const *src, size_t nsrc, size_t count,
+                                       dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+/* The same; the result goes to `also` too (NULL: not). `how`: DCOMMI_FOLD_STREAM for dst and
+ * DCOMMI_FOLD_ALSO for `also`, where alignment allows, the first of which may leave dst open, as
+ * dcommi_host_copy_open does; DCOMMI_FOLD_AHEAD and DCOMMI_FOLD_NEAR. */
+static dcomm_status dcommi_host_reduce_both(void *dst, void *also, const void *const *src,
+                                            size_t nsrc, size_t count, dcomm_dtype dtype,
+                                            dcomm_op op, int64_t divisor, unsigned how);
+/* dst[i] = factor * src[i], in f64 for f64, in f32 for other floats, and in the integer type after
+ * rounding of the f64 product towards zero; dst may equal src. */
+static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
+                              double factor);
+/* memcpy for long, cold copies (non-temporal where that is faster). */
+static void dcommi_host_copy(void *dst, const void *src, size_t len);
+/* A copy by plain stores, whatever the length. */
+static void dcommi_host_copy_plain(void *dst, const void *src, size_t len);
+/* The same, of what is likely in no cache. */
+static void dcommi_host_copy_ahead(void *dst, const void *src, size_t len);
+/* A copy that is not to stay in the caches. */
+static void dcommi_host_copy_past(void *dst, const void *src, size_t len);
+/* The same in pieces, which are ordered before what is stored later by one close behind them all:
+ * to do that behind each piece of 4 KiB takes two thirds of the time. */
+static void dcommi_host_copy_open(void *dst, const void *src, size_t len);
+static void dcommi_host_copy_close(void);
+
+/* ---- devices ---- */
+
+/* What is put on a device is done in order within a queue. All stores into its memory go to IN;
+ * what is put on OUT reads only what has been seen to be complete. */
+enum dcommi_queue {
+    DCOMMI_QUEUE_OUT, /* copies out of the device */
+    DCOMMI_QUEUE_IN,  /* copies into it, folds, codecs */
+    DCOMMI_QUEUES
+};
+
+#define DCOMMI_EVENTS_KEPT 64
+
+/* A device as one context uses it. */
+typedef struct dcommi_device_handle {
+    const struct dcommi_device_calls *call;
+    int number;
+    void *stream[DCOMMI_QUEUES];
+    void *pool;                       /* of scratch */
+    void *events[DCOMMI_EVENTS_KEPT]; /* to be used again */
+    unsigned nevents;
+} dcommi_device_handle;
+
+/* A step of a codec's on a device: kind says which of the plan's codec steps. */
+typedef struct dcommi_device_code {
+    uint8_t kind; /* dcomm_step_kind: ENCODE, RECODE, DECODE, DECODE_REDUCE */
+    const dcomm_codec *codec;
+    dcomm_codec_key key;
+    float factor;          /* RECODE */
+    const float *residual; /* ENCODE, RECODE: error feedback; NULL: none */
+    float *next;
+    size_t count; /* elements */
+    const void *const *src;
+    const size_t *len; /* bytes of each */
+    size_t n;
+    void *dst;
+    size_t dst_len;
+    void *workspace;           /* of ENCODE or RECODE, kept from step to step; NULL: one for now */
+    dcomm_cuda_report *report; /* on the device */
+    dcomm_cuda_ledger *ledger; /* likewise; NULL: not wanted */
+} dcommi_device_code;
+
+/* A step of powersgd's: that launcher of cuda.h, by its arguments. */
+typedef struct dcommi_device_matrix {
+    enum dcommi_matrix_kind {
+        DCOMMI_MATRIX_START,
+        DCOMMI_MATRIX_P,
+        DCOMMI_MATRIX_ORTHONORMAL,
+        DCOMMI_MATRIX_Q,
+        DCOMMI_MATRIX_PRODUCT
+    } kind;
+    dcomm_codec_matrix shape;
+    dcomm_codec_key key; /* START */
+    const float *x;      /* P, Q; of a PRODUCT with a ledger, what is compared */
+    float *p, *q;
+    float *to; /* PRODUCT; with a ledger e or NULL, and `how` is not asked */
+    int how;
+    dcomm_cuda_report *report; /* P, Q; NULL: not wanted */
+    dcomm_cuda_ledger *ledger; /* PRODUCT; NULL: not wanted */
+} dcommi_device_matrix;
+
+/* What it takes to open device memory of another process on this host. */
+typedef struct dcommi_device_key {
+    uint64_t place;     /* of the device, the same for all processes; 0: it cannot be opened */
+    uint8_t handle[64]; /* of the whole allocation */
+} dcommi_device_key;
+
+/* What the calling thread had, for `leave`. */
+typedef struct dcommi_device_before {
+    int device; /* -1: the same */
+    int mode;   /* of captures */
+} dcommi_device_before;
+
+/* What a stream of the caller's waits for beside its own work. */
+enum dcommi_stream_kind {
+    DCOMMI_STREAM_APART,    /* nothing */
+    DCOMMI_STREAM_BLOCKING, /* the device's legacy default stream, and that for it */
+    DCOMMI_STREAM_LEGACY,
+    DCOMMI_STREAM_THREAD /* as BLOCKING; its handle means another stream in each thread */
+};
+
+/* No call waits for a device but those of shared memory, and none frees in a way that would: a
+ * stream of the caller's may wait for the very rank that is in here. Errors have a sentence. */
+typedef struct dcommi_device_calls {
+    /* Number of the device whose memory it is; -1: the host's. */
+    int (*locate)(const void *at);
+    dcomm_status (*open)(dcommi_device_handle *d);
+    /* All that was put on its queues has been seen to end. Only what is freed here may wait. */
+    void (*close)(dcommi_device_handle *d);
+    /* Host memory that every device reads and writes by itself, at the host's address. */
+    dcomm_status (*pin)(size_t bytes, void **memory_p);
+    void (*unpin)(void *memory);
+    /* Device memory, to be stored into before it is read. */
+    dcomm_status (*alloc)(dcommi_device_handle *d, size_t bytes, void **memory_p);
+    void (*release)(dcommi_device_handle *d, void *memory);
+    /* dst <- src, either of which may be pinned. */
+    dcomm_status (*copy)(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
+                         const void *src, size_t len);
+    /* On queue IN: as dcommi_host_reduce, dcommi_host_scale, dcommi_to_f32 and
+     * dcommi_from_f32, the codec's steps, powersgd's, dcomm_cuda_ledger_compare,
+     * dcomm_cuda_scatter, and DGC's clipping: a gradient's factor, and the momentum of what it is
+     * multiplied by. */
+    dcomm_status (*reduce)(dcommi_device_handle *d, void *dst, const void *const *src, size_t nsrc,
+                           size_t count, dcomm_dtype dtype, dcomm_op op, int64_t divisor);
+    dcomm_status (*scale)(dcommi_device_handle *d, void *dst, const void *src, size_t count,
+                          dcomm_dtype dtype, double factor);
+    dcomm_status (*to_f32)(dcommi_device_handle *d, float *dst, const void *src, size_t count,
+                           dcomm_dtype dtype, double factor);
+    dcomm_status (*from_f32)(dcommi_device_handle *d, void *dst, const float *src, size_t count,
+                             dcomm_dtype dtype);
+    dcomm_status (*code)(dcommi_device_handle *d, const dcommi_device_code *code);
+    size_t (*code_bytes)(const dcommi_device_code *code); /* of its workspace */
+    dcomm_status (*matrix)(dcommi_device_handle *d, const dcommi_device_matrix *m);
+    dcomm_status (*compare)(dcommi_device_handle *d, dcomm_cuda_ledger *ledger, const float *x,
+                            const float *y, const float *next, size_t count);
+    dcomm_status (*scatter)(dcommi_device_handle *d, float *x, size_t count, const uint32_t *index,
+                            const float *value, size_t n, bool add);
+    dcomm_status (*clip)(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
+                         size_t count, double most);
+    dcomm_status (*clipped)(dcommi_device_handle *d, float *u, const float *g,
+                            const dcomm_cuda_clip *clip, float momentum, const float *before,
+                            size_t count);
+    /* An event behind all that a queue holds; poll gives DCOMM_IN_PROGRESS, DCOMM_OK or what went
+     * wrong before it; over, when that is known. */
+    dcomm_status (*mark)(dcommi_device_handle *d, enum dcommi_queue queue, void **event_p);
+    dcomm_status (*poll)(void *event);
+    void (*over)(dcommi_device_handle *d, void *event);
+    int (*current)(void); /* device of the calling thread */
+    /* Streams of the caller's, and the device that was current when they were given. check: whether
+     * an operation can be tied to one. stream_mark: an event behind all that it holds now.
+     * stream_hold: what is put on it from now on waits until the pinned word has come to `value`,
+     * cyclically. */
+    dcomm_status (*stream_check)(const char *name, void *stream);
+    dcomm_status (*stream_kind)(int device, void *stream, enum dcommi_stream_kind *kind_p);
+    dcomm_status (*stream_mark)(int device, void *stream, void **event_p);
+    void (*stream_unmark)(void *event);
+    dcomm_status (*stream_hold)(int device, void *stream, _Atomic uint32_t *word, uint32_t value);
+    /* What is called between them belongs to this device; enter gives leave what was before. */
+    dcommi_device_before (*enter)(int device);
+    void (*leave)(dcommi_device_before before);
+    /* Streams of the library's own, beside the queues: for what goes in the order of a stream of
+     * the caller's without holding that up. Memory is taken and given back in their order. after:
+     * what is put on it from now on waits for what the other stream holds now. code: the
+     * codec's steps, with a workspace of code_bytes. add, feedback, scale, look:
+     * dcomm_cuda_add_scaled, _feedback, _scale, _look. A handle without a pool has its
+     * memory of the device's usual one, which outlives contexts. */
+    dcomm_status (*own_open)(int device, void **stream_p);
+    void (*own_close)(int device, void *stream);
+    dcomm_status (*own_alloc)(dcommi_device_handle *d, void *stream, size_t bytes, void **memory_p);
+    void (*own_release)(int device, void *stream, void *memory);
+    dcomm_status (*own_copy)(int device, void *stream, void *dst, const void *src, size_t len);
+    dcomm_status (*own_zero)(int device, void *stream, void *dst, size_t len);
+    dcomm_status (*own_after)(int device, void *stream, void *other);
+    /* Memory that other processes can open, and theirs. These may wait for all that the device's
+     * streams hold, which is why device_region.h and
+     * api_mem_device.h alone call them. Nobody may have open what is freed, and
+     * nothing that reads it be under way when it is closed. */
+    dcomm_status (*shared_alloc)(int device, size_t bytes, void **memory_p, dcommi_device_key *key);
+    void (*shared_free)(int device, void *memory);
+    dcomm_status (*peer_open)(int device, const dcommi_device_key *key, size_t bytes,
+                              void **memory_p);
+    void (*peer_close)(int device, void *memory);
+    dcomm_status (*own_code)(int device, void *stream, const dcommi_device_code *code,
+                             void *workspace);
+    dcomm_status (*own_add)(int device, void *stream, float *x, float factor, const float *y,
+                            size_t count);
+    dcomm_status (*own_feedback)(int device, void *stream, dcomm_cuda_feedback_op op, void *dst,
+                                 const void *a, float factor, const float *b, size_t count,
+                                 dcomm_cuda_report *report);
+    dcomm_status (*own_scale)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                              double factor);
+    dcomm_status (*own_look)(int device, void *stream, void *x, size_t count, dcomm_dtype dtype,
+                             double factor, bool drop, dcomm_cuda_sight *sight, void *workspace);
+    size_t (*look_bytes)(size_t count); /* of its workspace */
+} dcommi_device_calls;
+
+#endif

@@ -1,0 +1,419 @@
+/* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
+ * know of the codec. */
+#ifndef DCOMMI_CODED_H
+#define DCOMMI_CODED_H
+
+#include "../../../coll.h"
+#include "linear.h"
+#include "sparse.h"
+#include "../../base/convert.h"
+
+/* A shorter tensor is not worth two more kernels, nor the error. */
+#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
+
+static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
+                                             const void *src, size_t src_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    size_t count = src_len / sizeof(float);
+    dcomm_codec_report report = {.first_nonfinite = SIZE_MAX};
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    dcomm_codec_key key = dcommi_coded_key(c, place);
+    dcomm_status status;
+    if (dcommi_linear_powersgd(c)) {
+        return dcommi_linear_encode(c, place, src, src_len, dst, dst_len, encoded);
+    }
+    if (c->feedback != NULL) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, src, place->first));
+        status = dcommi_feedback_encode_of(c->feedback, src, place->first, count, dst, dst_len,
+                                           encoded, &report);
+    } else {
+        status = dcommi_coded_plain(c, src, count, &key, dst, dst_len, encoded, &report);
+    }
+    dcommi_coded_tell(c, place, &report);
+    return dcommi_coded_judge(c, status, &report);
+}
+
+static dcomm_status dcommi_coded_divide(float *x, size_t len, const dcomm_codec_place *place)
+{
+    const void *src = x;
+    return place->divisor > 1 ? dcommi_host_reduce(x, &src, 1, len / sizeof *x, DCOMM_F32,
+                                                   DCOMM_AVG, place->divisor)
+                              : DCOMM_OK;
+}
+
+/* How far the sum of sparse wires has filled in. */
+static void dcommi_coded_fill(dcommi_coded *c, const float *x, size_t count, size_t nsrc)
+{
+    if (c->report == NULL || !dcommi_codec_has(c->codec, DCOMMI_CODEC_SPARSE)) {
+        return;
+    }
+    size_t nonzero = 0;
+    for (size_t i = 0; i < count; i++) {
+        nonzero += x[i] != 0;
+    }
+    c->report->nonzero += nonzero;
+    c->report->summed += nsrc > 1 ? nonzero : 0; /* else an owner has selected again */
+}
+
+static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    size_t count = dst_len / sizeof(float);
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    dcomm_status status = dcomm_decode_sum(c->codec, src, src_len, nsrc, dst, count);
+    if (status < 0) { /* of what cannot be decoded, nothing is made */
+        return dcommi_coded_judge(c, status, NULL);
+    }
+    DCOMMI_TRY(dcommi_coded_divide(dst, dst_len, place));
+    dcommi_coded_fill(c, dst, count, nsrc);
+    if (dcommi_linear_powersgd(c)) {
+        DCOMMI_TRY(dcommi_linear_remember(c, src[0]));
+    }
+    return c->feedback != NULL ? dcomm_feedback_finish(c->feedback, place->first, count, dst)
+                               : DCOMM_OK;
+}
+
+static dcomm_status dcommi_coded_step_add(void *user, const dcomm_codec_place *place,
+                                          const void *const *src, const size_t *src_len,
+                                          size_t nsrc, void *dst, size_t dst_len)
+{
+    dcommi_coded *c = user;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    for (size_t i = 0; i < nsrc; i++) {
+        DCOMMI_TRY(dcomm_decode_add(c->codec, src[i], src_len[i], dst, dst_len / sizeof(float)));
+    }
+    return dcommi_coded_divide(dst, dst_len, place);
+}
+
+static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place *place,
+                                             const void *const *src, const size_t *src_len,
+                                             size_t nsrc, void *stage, size_t stage_len, void *dst,
+                                             size_t dst_len, size_t *encoded)
+{
+    dcommi_coded *c = user;
+    size_t count = stage_len / sizeof(float);
+    (void)stage;
+    if (c == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
+    }
+    dcomm_codec_key key = dcommi_coded_key(c, place);
+    dcomm_codec_report report = {0};
+    float factor = 1.0f / (float)place->divisor;
+    dcomm_status status;
+    if (c->feedback != NULL && c->begins.partly) {
+        status = dcommi_feedback_recode_here(c->feedback, src, src_len, nsrc, place->divisor,
+                                             place->first, count, dst, dst_len, encoded, &report);
+    } else if (c->feedback != NULL) {
+        status = dcomm_feedback_recode(c->feedback, src, src_len, nsrc, factor, place->first, count,
+                                       dst, dst_len, encoded, &report);
+    } else {
+        DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_recode_workspace_bytes(c->codec, count)));
+        status = dcomm_recode(c->codec, src, src_len, nsrc, factor, NULL, NULL, count, &key, dst,
+                              dst_len, encoded, c->workspace, &report);
+        if (status >= 0 && c->ledger != NULL) { /* what is to be compared, nobody has */
+            dcomm_ledger_encoded(c->ledger, count, &report);
+        }
+    }
+    if (status >= 0 || report.nonfinite > 0) {
+        dcommi_coded_tell(c, place, &report);
+    }
+    return dcommi_coded_judge(c, status, &report);
+}
+
+static const dcomm_plan_codec dcommi_coded_codec = {
+    .name = "codec",
+    .encode = dcommi_coded_step_encode,
+    .decode = dcommi_coded_step_decode,
+    .decode_reduce = dcommi_coded_step_add,
+    .recode = dcommi_coded_step_recode,
+};
+
+/* ---- the call ---- */
+
+static size_t dcommi_coding_max_bytes(const void *sizes, size_t count)
+{
+    return dcomm_codec_max_bytes(sizes, count);
+}
+
+/* The codec of a call; NULL: none. While DGC warms up, it is not that of the call's options. */
+static const dcomm_codec *dcommi_coded_codec_of(const dcomm_coll_opts *opts)
+{
+    return opts->feedback != NULL ? dcomm_feedback_codec(opts->feedback) : opts->codec;
+}
+
+/* What the algorithm of a call may know of its codec, and all that the ranks must agree on. */
+static dcomm_status dcommi_coding_of(const dcomm_coll_opts *opts, size_t count,
+                                     dcommi_coding *coding)
+{
+    const dcomm_codec *codec = dcommi_coded_codec_of(opts);
+    dcomm_codec_info info;
+    DCOMMI_TRY(dcomm_codec_get_info(codec, count, &info));
+    memset(coding, 0, sizeof *coding);
+    coding->codec = &dcommi_coded_codec;
+    coding->max_bytes = dcommi_coding_max_bytes;
+    coding->sizes = codec;
+    coding->granule = (int64_t)info.granule;
+    coding->whole = info.sparse || info.linear;
+    dcommi_linear_parts(codec, count, coding);
+    dcommi_spread_offer(codec, count, coding);
+    coding->hash = 0x5851f42d4c957f2du;
+    for (const char *at = dcomm_codec_spec(codec); *at != 0; at++) {
+        coding->hash = dcommi_mix(coding->hash, (uint8_t)*at);
+    }
+    if (opts->feedback != NULL) { /* EF21 sends differences, which no other variant can add */
+        bool differences = opts->feedback->opts.variant == DCOMM_FEEDBACK_EF21;
+        coding->feedback = true;
+        coding->variant = opts->feedback->opts.variant != DCOMM_FEEDBACK_CLASSIC;
+        coding->clips = opts->feedback->opts.clip > 0;
+        coding->differences = differences;
+        coding->hash = dcommi_mix(coding->hash, differences);
+        coding->hash = differences ? dcommi_mix(coding->hash, 1) : coding->hash;
+    }
+    return DCOMM_OK;
+}
+
+/* Whether error feedback fits a call. */
+static dcomm_status dcommi_coded_check_feedback(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    const dcomm_feedback *fb = opts->feedback;
+    if (fb == NULL) {
+        return DCOMM_OK;
+    }
+    if (fb->count != s->count ||
+        (opts->codec != NULL && strcmp(opts->codec->spec, fb->codec->spec) != 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.feedback is for %zu elements by %s, the call for %zu by %s",
+                           dcomm_coll_name(s->coll), fb->count, fb->codec->spec, s->count,
+                           opts->codec != NULL ? opts->codec->spec : "the same");
+    }
+    /* Behind a call on the same stream, it is looked at when that has ended and this one begins.
+     * The step's number decides beforehand what linear codecs draw and what warms up. */
+    bool behind = opts->stream != NULL && fb->opts.warmup_steps == 0 &&
+                  !dcommi_codec_has(fb->codec, DCOMMI_CODEC_LINEAR);
+    if (!behind && (fb->stale || fb->begun)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: opts.feedback is %s", dcomm_coll_name(s->coll),
+                           fb->stale ? "stale, for a collective with it failed; see "
+                                       "dcomm_feedback_recover"
+                                     : "in use by another call");
+    }
+    return DCOMM_OK;
+}
+
+/* Operators that compressed calls can have. */
+static bool dcommi_coded_op(dcomm_op op)
+{
+    return op == DCOMM_SUM || op == DCOMM_AVG || op == DCOMM_PREMUL_SUM;
+}
+
+/* Whether a call with a codec is compressed. Its ranks decide alike. */
+static bool dcommi_coded_wanted(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    bool named = opts->algo != NULL && dcommi_coded_find(s->coll, opts->algo) != NULL;
+    return s->nranks > 1 && s->count > 0 && s->dtype <= DCOMM_BF16 &&
+           (named || s->count >= DCOMMI_CODED_MIN);
+}
+
+/* Give a shape its codec, where there is one to be used. */
+static dcomm_status dcommi_coded_begin(dcommi_shape *s, const dcomm_coll_opts *opts,
+                                       dcommi_coding *coding)
+{
+    s->coding = NULL;
+    if (opts->codec == NULL && opts->feedback == NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_coded_check_feedback(s, opts));
+    if (!dcommi_coded_op(s->op)) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: opts.codec with operator %s; sums and averages can be compressed",
+                           dcomm_coll_name(s->coll), dcomm_op_name(s->op));
+    }
+    if (dcommi_coded_wanted(s, opts)) {
+        DCOMMI_TRY(dcommi_coding_of(opts, s->count, coding));
+        s->coding = coding;
+    }
+    return DCOMM_OK;
+}
+
+/* What a run brings along; with comm->lock. */
+static dcomm_status dcommi_coded_new(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                     dcommi_coded **coded_p)
+{
+    dcommi_coded *c = comm->free_coded;
+    if (c != NULL) {
+        comm->free_coded = c->next;
+    } else if ((c = dcommi_alloc(sizeof *c)) == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    c->codec = dcommi_coded_codec_of(opts);
+    c->feedback = opts->feedback;
+    c->begun = false;
+    c->found = DCOMM_OK;
+    c->device = NULL;
+    c->rank = (uint32_t)comm->rank;
+    c->report = opts->codec_report;
+    c->ledger = opts->codec_ledger;
+    if (c->report != NULL) {
+        *c->report = (dcomm_codec_report){.first_nonfinite = SIZE_MAX};
+    }
+    *coded_p = c;
+    return DCOMM_OK;
+}
+
+/* The call has its plan and its number. */
+static void dcommi_coded_numbered(dcommi_coded *c, const dcomm_coll_opts *opts,
+                                  const dcomm_plan *plan, uint64_t seq)
+{
+    c->linear = plan->codec_linear;
+    c->begins = (dcomm_feedback_step){.own_first = (size_t)plan->recoded_first,
+                                      .own_count = (size_t)plan->recoded_count,
+                                      .rank = c->rank,
+                                      .nranks = (uint32_t)plan->nranks,
+                                      .average = plan->op == DCOMM_AVG,
+                                      .partly = plan->codec_partly};
+    c->key = (dcomm_codec_key){.seed = opts->codec_seed,
+                               .step = opts->codec_step != 0 ? opts->codec_step : seq + 1};
+}
+
+/* Where encodings are summed, ranks must have drawn the same random numbers: what these depend on,
+ * for the call's signature. It is none of the plan's business, which serves all steps. */
+static uint32_t dcommi_coded_agreed(const dcommi_coded *c)
+{
+    if (!c->linear) {
+        return 0;
+    }
+    const dcomm_feedback *fb = c->feedback;
+    uint64_t h =
+        dcommi_mix(fb != NULL ? fb->opts.seed : c->key.seed, fb != NULL ? fb->step : c->key.step);
+    h = dcommi_mix(h, fb != NULL ? fb->opts.tensor : c->key.tensor);
+    return (uint32_t)(h ^ (h >> 32));
+}
+
+/* A run that failed may still write to residuals on its device: what is done with them from now on
+ * comes behind that. */
+static void dcommi_coded_left(const dcommi_coded *c);
+
+/* The run is over: residuals are those of the next step now, or nobody knows what they are. */
+static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
+{
+    if (c->feedback == NULL) {
+        return;
+    }
+    if (c->begun) {
+        c->feedback->ledger = c->replaced;
+    }
+    if (status < 0) {
+        dcommi_coded_left(c);
+        dcomm_feedback_fail(c->feedback);
+    } else if (c->begun && dcomm_feedback_commit(c->feedback) < 0) {
+        dcommi_log(DCOMMI_LOG_ERROR, "error feedback: %s", dcommi_message);
+    } else if (!c->begun && c->begins.partly) {
+        dcommi_feedback_skip(c->feedback);
+    }
+}
+
+/* With comm->lock. */
+static void dcommi_coded_drop(dcomm_comm *comm, dcommi_coded *c)
+{
+    if (c != NULL) {
+        c->next = comm->free_coded;
+        comm->free_coded = c;
+    }
+}
+
+static void dcommi_coded_free_all(dcomm_comm *comm)
+{
+    while (comm->free_coded != NULL) {
+        dcommi_coded *c = comm->free_coded;
+        comm->free_coded = c->next;
+        dcommi_free(c->workspace);
+        dcommi_spread_free(c->spread);
+        dcommi_free(c);
+    }
+}
+
+/* ---- other types than f32, and factors ---- */
+
+/* f32 <- factor * src. */
+static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
+                                        const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    const size_t count = dst_len / sizeof(float);
+    double factor;
+    if (nsrc != 2 || src_len[0] != count * dcomm_dtype_size(dtype) || src_len[1] != sizeof factor) {
+        return DCOMM_ERR_PLAN;
+    }
+    memcpy(&factor, src[1], sizeof factor);
+    dcommi_to_f32(dst, src[0], count, dtype, factor);
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
+                                         const void *const *src, const size_t *src_len, size_t nsrc)
+{
+    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
+    const size_t count = dst_len / dcomm_dtype_size(dtype);
+    if (nsrc != 1 || src_len[0] != count * sizeof(float)) {
+        return DCOMM_ERR_PLAN;
+    }
+    dcommi_from_f32(dst, src[0], count, dtype);
+    return DCOMM_OK;
+}
+
+static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
+
+/* scratch <- input as f32, the compressed all-reduce of that, output <- scratch. Word 0 is the
+ * factor of a pre-multiplied sum, 1 without. `inner` is the plan of an f32 sum in place. */
+static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
+                                      dcomm_plan **plan_p)
+{
+    dcommi_builder b;
+    int64_t bytes = (int64_t)(s->count * dcomm_dtype_size(s->dtype));
+    int64_t wide = (int64_t)(s->count * sizeof(float));
+    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
+    b.head.in_bytes = b.head.out_bytes = bytes;
+    b.head.nwords = 1;
+    b.head.ntags = inner->ntags;
+    b.head.ncounters = inner->ncounters;
+    b.head.nslots = inner->nslots;
+    b.head.kernels = dcommi_coded_kernels;
+    b.head.nkernels = 2;
+    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    b.head.codec_linear = inner->codec_linear;
+    b.head.recoded_first = inner->recoded_first;
+    b.head.recoded_count = inner->recoded_count;
+    b.head.codec_partly = inner->codec_partly;
+    dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
+    dcomm_operand in = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
+    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+    dcomm_operand src[2] = {in, dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+    dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    if (step != NULL) {
+        step->dst = scratch;
+        dcommi_build_sources(&b, step, src, 2);
+    }
+    int64_t group = (int64_t)b.ntable;
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcommi_build_table(&b, &r, 1);
+    }
+    dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
+    step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
+    if (step != NULL) {
+        step->kernel = 1;
+        step->dst = out;
+        dcommi_build_sources(&b, step, &scratch, 1);
+    }
+    return dcommi_build_finish(&b, plan_p);
+}
+
+#endif

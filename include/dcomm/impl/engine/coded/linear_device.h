@@ -1,0 +1,190 @@
+/* linear_device.h - coded_linear.h's steps of powersgd where the run's operands lie on a
+ * device: by kernels on queue IN, so that only P and Q leave it. */
+#ifndef DCOMMI_CODED_LINEAR_DEVICE_H
+#define DCOMMI_CODED_LINEAR_DEVICE_H
+
+#include "feedback_kernels.h"
+
+/* Where gradient and residual are summed: where the next residual will be, or, where that is
+ * rounded or still holds what EF21 has sent so far, in memory of its own. */
+static dcomm_status dcommi_linear_room(const dcommi_coded *c, const float **whole_p)
+{
+    dcomm_feedback *fb = c->feedback;
+    const dcommi_feedback_store *w = &fb->worker;
+    void *memory = w->next;
+    if (w->bf16 || (fb->opts.variant == DCOMM_FEEDBACK_EF21 && w->now == w->next)) {
+        DCOMMI_TRY(
+            dcommi_feedback_kept_room(fb, c->device, 0, false, c->count * sizeof(float), &memory));
+    }
+    *whole_p = memory;
+    return DCOMM_OK;
+}
+
+/* Room for what the next step begins with. */
+static dcomm_status dcommi_linear_learns(const dcommi_coded *c)
+{
+    dcomm_feedback *fb = c->feedback;
+    const size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
+    if (fb->basis.count != count) {
+        DCOMMI_TRY(dcommi_feedback_store_there(&fb->basis, count, false, fb->opts.in_place,
+                                               fb->worker.place));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+    }
+    fb->learned = true;
+    return DCOMM_OK;
+}
+
+/* Before a step, by the thread that takes it. */
+static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place *place,
+                                       dcommi_device_code *code, dcommi_feedback_job *job)
+{
+    dcomm_feedback *fb = c->feedback;
+    if (code->kind == DCOMM_STEP_DECODE) {
+        DCOMMI_TRY(fb != NULL ? dcommi_linear_learns(c) : DCOMM_OK);
+        return fb != NULL ? dcommi_feedback_step(c, place, code, job) : DCOMM_OK;
+    }
+    if (place->round == 0) {
+        c->count = code->count;
+        c->whole = code->src[0];
+    }
+    code->count = c->count; /* later ones take in the wire */
+    if (fb != NULL && place->round == 0) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], 0));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+        DCOMMI_TRY(dcommi_feedback_encode_range(fb, 0, c->count));
+        DCOMMI_TRY(dcommi_linear_room(c, &c->whole));
+        fb->encoded += c->count;
+    }
+    job->fb = fb;
+    return DCOMM_OK;
+}
+
+/* What the report of one product is of all that is told: the first has seen the elements, and the
+ * bytes of a turn's products are told with its first. Returns of how many elements it is. */
+static size_t dcommi_linear_share(const dcommi_coded *c, const dcomm_codec_place *place,
+                                  dcomm_codec_report *report)
+{
+    report->bytes = place->round % 2 == 0 ? report->bytes : 0;
+    report->kept = place->round == 0 ? report->kept : 0;
+    return place->round == 0 ? c->count : 0;
+}
+
+/* ---- on queue IN ---- */
+
+static dcommi_device_matrix dcommi_linear_matrix(const dcommi_coded *c, void *wire)
+{
+    const dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *p = wire;
+    return (dcommi_device_matrix){
+        .shape = {.count = m.count, .rows = m.rows, .cols = m.cols, .rank = m.rank},
+        .key = dcommi_linear_key(c),
+        .x = c->whole,
+        .p = p,
+        .q = p + dcommi_powersgd_p_count(&m)};
+}
+
+/* Q as the last step's sum has it, or nothing. */
+static dcomm_status dcommi_linear_begin_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                              const dcommi_device_matrix *m)
+{
+    const size_t bytes = m->shape.rank * m->shape.cols * sizeof(float);
+    return c->feedback != NULL && c->feedback->basis.count > 0
+               ? d->call->copy(d, DCOMMI_QUEUE_IN, m->q, c->feedback->basis.now, bytes)
+               : d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
+}
+
+/* Gradient and residual; what is not finite is counted here, else by the first product. */
+static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_coded *c)
+{
+    const dcommi_feedback_store *w = &c->feedback->worker;
+    dcommi_feedback_do(a,
+                       c->feedback->opts.variant == DCOMM_FEEDBACK_EF21 ? DCOMM_CUDA_FEEDBACK_LACK
+                                                                        : DCOMM_CUDA_FEEDBACK_ADD,
+                       (float *)c->whole, c->feedback->now.x, 0,
+                       dcommi_feedback_wide(a, w, w->now, 0));
+}
+
+/* What this rank's own Q stands for has been sent. The pass that makes it leaves the residual, and
+ * counts; but not what comes of it later, EF21's estimate or a residual rounded to bf16. */
+static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
+                                     dcommi_device_matrix *m)
+{
+    const dcomm_feedback *fb = c->feedback;
+    const bool estimates = fb != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const bool apart = estimates || (fb != NULL && fb->worker.bf16);
+    if (fb == NULL && a->books.ledger == NULL) {
+        return;
+    }
+    m->kind = DCOMMI_MATRIX_PRODUCT;
+    m->how = apart ? 0 : -1;
+    m->to = apart ? dcommi_feedback_take(a) : fb != NULL ? (float *)c->whole : NULL;
+    m->x = fb != NULL ? fb->now.x : c->whole;
+    m->ledger = apart ? NULL : a->books.ledger;
+    if (a->status >= 0) {
+        a->status = a->d->call->matrix(a->d, m);
+    }
+    if (apart) {
+        a->sent = m->to;
+        a->store = &fb->worker;
+        a->gradient = fb->now.x;
+        a->held = fb->worker.now; /* of EF21, which is no bf16 */
+        a->next = fb->worker.bf16 ? dcommi_feedback_take(a) : fb->worker.next;
+        dcommi_feedback_settle_there(a, c->whole, estimates);
+    }
+}
+
+/* One of the products. */
+static dcomm_status dcommi_linear_encode_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                               const dcommi_device_code *code,
+                                               const dcommi_feedback_job *job, uint64_t round,
+                                               dcomm_cuda_ledger *ledger)
+{
+    dcommi_feedback_arrays a = {.d = d, .code = code, .job = job, .books = {.ledger = ledger}};
+    dcommi_device_matrix m = dcommi_linear_matrix(c, code->dst);
+    const uint64_t last = 2 * (uint64_t)c->codec->value[DCOMMI_POWERSGD_TURNS] - 1;
+    const bool first = round == 0, turns = round % 2 == 0;
+    if (first && c->feedback != NULL) {
+        dcommi_linear_sum_there(&a, c);
+    }
+    if (first && a.status >= 0) {
+        a.status = dcommi_linear_begin_there(d, c, &m);
+    }
+    if (a.status >= 0) {
+        m.kind = turns ? DCOMMI_MATRIX_START : DCOMMI_MATRIX_ORTHONORMAL;
+        a.status = d->call->matrix(d, &m);
+    }
+    if (a.status >= 0) {
+        m.kind = turns ? DCOMMI_MATRIX_P : DCOMMI_MATRIX_Q;
+        m.report = !turns || (first && c->feedback == NULL) ? code->report : NULL;
+        a.status = d->call->matrix(d, &m);
+    }
+    if (round == last) {
+        dcommi_linear_keep_there(&a, c, &m);
+    }
+    dcommi_feedback_drop(&a);
+    return a.status;
+}
+
+/* The sums of P and Q; *seen tells whether they are finite. That of Q is where the next step
+ * begins. */
+static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                               const dcommi_device_code *code,
+                                               dcomm_cuda_sight *seen)
+{
+    dcommi_device_matrix m = dcommi_linear_matrix(c, (void *)code->src[0]);
+    const size_t numbers = code->len[0] / sizeof(float);
+    void *room = NULL;
+    DCOMMI_TRY(d->call->alloc(d, d->call->look_bytes(numbers), &room));
+    dcomm_status status = d->call->own_look(d->number, d->stream[DCOMMI_QUEUE_IN], m.p, numbers,
+                                            DCOMM_F32, 1, false, seen, room);
+    d->call->release(d, room);
+    if (status >= 0 && c->feedback != NULL) {
+        status = d->call->copy(d, DCOMMI_QUEUE_IN, c->feedback->basis.next, m.q,
+                               m.shape.rank * m.shape.cols * sizeof(float));
+    }
+    m.kind = DCOMMI_MATRIX_PRODUCT;
+    m.to = code->dst;
+    return status < 0 ? status : d->call->matrix(d, &m);
+}
+
+#endif

@@ -1,0 +1,125 @@
+/* run.h - what the run of a compressed plan brings along for its codec. */
+#ifndef DCOMMI_CODED_RUN_H
+#define DCOMMI_CODED_RUN_H
+
+#include "../../feedback/feedback.h"
+#include "../../comm/select.h"
+#include "../types.h"
+
+/* What one run brings along. The codec and the report are the caller's until the run is over. */
+typedef struct dcommi_coded {
+    struct dcommi_coded *next; /* among the free ones of a communicator */
+    const dcomm_codec *codec;
+    dcomm_codec_key key;
+    dcomm_feedback *feedback;   /* NULL: none */
+    dcomm_feedback_step begins; /* what it is told before the first encoding */
+    bool begun;
+    uint32_t rank;
+    const dcommi_device_handle *device; /* that the run is on; NULL: none */
+    dcomm_codec_report *report;         /* NULL: not wanted */
+    dcomm_ledger *ledger;               /* likewise */
+    dcomm_ledger *replaced;             /* what the feedback state had instead */
+    void *workspace;
+    size_t workspace_len;
+    bool linear;        /* encodings are summed before they are decoded (coded/linear.h), */
+    const float *whole; /* of these numbers, which may be a device's, */
+    size_t count;       /* so many */
+    struct dcommi_spread *spread; /* of a sparse exchange (coded/sparse.h); NULL: not needed yet */
+    dcomm_status found;           /* this rank's verdict (verdict.h), */
+    char said[DCOMMI_MESSAGE_MAX]; /* and its sentence */
+} dcommi_coded;
+
+static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
+{
+    if (need > c->workspace_len) {
+        dcommi_free(c->workspace);
+        c->workspace = dcommi_alloc_raw(need);
+        c->workspace_len = c->workspace != NULL ? need : 0;
+    }
+    return need == 0 || c->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+}
+
+/* Numbers that are not finite, or a sum beyond f32, are no failure of the run, whose wires are
+ * complete: return DCOMM_OK, and remember the status for its end. */
+static dcomm_status dcommi_coded_judge(dcommi_coded *c, dcomm_status status,
+                                       const dcomm_codec_report *report)
+{
+    const bool numbers = status == DCOMM_ERR_INVALID && report->nonfinite > 0;
+    if (status != DCOMM_ERR_RANGE && !numbers) {
+        return status;
+    }
+    if (c->found == DCOMM_OK || status > c->found) {
+        c->found = status;
+        snprintf(c->said, sizeof c->said, "%s", dcommi_message);
+    }
+    return DCOMM_OK;
+}
+
+/* Before the first encoding, of src = element `first`. */
+static dcomm_status dcommi_coded_begin_feedback(dcommi_coded *c, const float *src, uint64_t first)
+{
+    const dcommi_feedback_place *place = c->feedback->worker.place;
+    const int device = c->device != NULL ? c->device->number : -1;
+    if (c->begun) {
+        return DCOMM_OK;
+    }
+    if (device != (place != NULL ? place->device : -1)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "opts.feedback was given to another call before this one began, and its "
+                           "residuals lie on device %d now, not %d (-1: host memory)",
+                           place != NULL ? place->device : -1, device);
+    }
+    /* A plan that encodes only a part has no more than that part; each encoding brings its own. */
+    c->begins.x = c->begins.partly ? src : src - first;
+    DCOMMI_TRY(dcommi_feedback_begin(c->feedback, &c->begins));
+    c->begun = c->feedback->collective = true;
+    c->replaced = c->feedback->ledger;
+    c->feedback->ledger = c->ledger != NULL ? c->ledger : c->replaced;
+    return DCOMM_OK;
+}
+
+/* An encoding without feedback. */
+static dcomm_status dcommi_coded_plain(dcommi_coded *c, const float *x, size_t count,
+                                       const dcomm_codec_key *key, void *wire, size_t room,
+                                       size_t *bytes, dcomm_codec_report *report)
+{
+    DCOMMI_TRY(dcommi_coded_workspace(c, dcomm_codec_workspace_bytes(c->codec, count)));
+    return c->ledger == NULL
+               ? dcomm_encode(c->codec, x, count, key, wire, room, bytes, c->workspace, report)
+               : dcomm_encode_ledger(c->codec, x, NULL, NULL, count, key, wire, room, bytes,
+                                     c->workspace, report, c->ledger);
+}
+
+/* Encodings of the same elements, a rank's own and the owner's of the sum, must not share random
+ * numbers. */
+static dcomm_codec_key dcommi_coded_key(const dcommi_coded *c, const dcomm_codec_place *place)
+{
+    dcomm_codec_key key = c->key;
+    key.first = place->first;
+    key.rank = c->rank ^ place->round << 31;
+    return key;
+}
+
+/* The ledger of a run's encodings; NULL: none. */
+static dcomm_ledger *dcommi_coded_ledger(const dcommi_coded *c)
+{
+    return c->feedback != NULL ? c->feedback->ledger : c->ledger;
+}
+
+static void dcommi_coded_tell(dcommi_coded *c, const dcomm_codec_place *place,
+                              const dcomm_codec_report *r)
+{
+    dcomm_codec_report *all = c->report;
+    if (all == NULL) {
+        return;
+    }
+    if (r->nonfinite > 0 && r->first_nonfinite + place->first < all->first_nonfinite) {
+        all->first_nonfinite = r->first_nonfinite + (size_t)place->first;
+    }
+    all->bytes += r->bytes;
+    all->kept += r->kept;
+    all->clipped += r->clipped;
+    all->nonfinite += r->nonfinite;
+}
+
+#endif

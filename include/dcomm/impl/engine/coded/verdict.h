@@ -1,0 +1,51 @@
+/* verdict.h - how a compressed all-reduce ends where the numbers of some rank cannot be encoded, or a
+ * sum is beyond f32: on every rank with the same status, and the communicator goes on.
+ *
+ * The rank that finds them sends what its codec makes of the rest, so that nobody waits. From then
+ * on its messages of this run bear a mark in their signature, which says why and whose numbers they
+ * are. A rank that receives one bears the mark, too. All ranks' numbers are in the result of each,
+ * so the mark reaches every rank with the data. Of several marks the first stays: not finite before
+ * too large, then the lowest rank. */
+#ifndef DCOMMI_VERDICT_H
+#define DCOMMI_VERDICT_H
+
+#include "../device/jobs.h"
+
+static inline uint32_t dcommi_verdict_mark(dcomm_status status, int32_t rank)
+{
+    return (uint32_t)dcommi_mix((uint64_t)(uint32_t)-status << 32, (uint32_t)rank) | 1;
+}
+
+static void dcommi_verdict_take(dcommi_run *run, dcomm_status status, int32_t rank)
+{
+    if (run->verdict == DCOMM_OK || status > run->verdict ||
+        (status == run->verdict && rank < run->verdict_rank)) {
+        run->verdict = status;
+        run->verdict_rank = rank;
+        run->mark = dcommi_verdict_mark(status, rank);
+    }
+}
+
+/* A message's signature is not the run's: return true if it is, but for a mark. */
+static bool dcommi_verdict_heard(dcommi_run *run, uint32_t signature)
+{
+    static const dcomm_status known[] = {DCOMM_ERR_INVALID, DCOMM_ERR_RANGE};
+    for (int32_t rank = 0; run->coded != NULL && rank < run->comm->size; rank++) {
+        for (int k = 0; k < 2; k++) {
+            if ((run->signature.hash ^ dcommi_verdict_mark(known[k], rank)) == signature) {
+                dcommi_verdict_take(run, known[k], rank);
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Return true if a message is one of this run's. */
+static inline bool dcommi_run_accepts(dcommi_run *run, const dcommi_header *h)
+{
+    return DCOMMI_LIKELY(h->signature == run->signature.hash) ||
+           dcommi_verdict_heard(run, h->signature);
+}
+
+#endif

@@ -1,0 +1,561 @@
+/* control.h - the control connections: a TCP connection of ours between two ranks on different
+ * hosts. When it ends without a goodbye, the other process has ended.
+ *
+ * UCX cannot tell in every case: children that a rank has forked keep UCX's sockets open. Ours are
+ * closed in them. Nothing passes while all goes well, and the connections are looked at about 20
+ * times a second. Of two ranks the one with the smaller uuid connects:
+ *   acceptor   CHALLENGE  magic, version, nonce
+ *   connector  HELLO      both uuids, nonce, proof = HMAC(key, "hello" | CHALLENGE | HELLO so far)
+ *   acceptor   WELCOME    HMAC(key, "welcome" | CHALLENGE | HELLO)
+ *   either     frames: type, communicator, number, HMAC(session, direction | sequence | the frame)
+ *              LEAVE    has left that communicator after that number of collectives
+ *              GOODBYE  closes
+ * The key is the HMAC, under the rendezvous' secret, of what rank 0 drew for the communicator. */
+#ifndef DCOMMI_CONTROL_H
+#define DCOMMI_CONTROL_H
+
+#include "../boot/rendezvous_wire.h"
+#include "../boot/socket.h"
+#include "types.h"
+
+#include <sys/epoll.h>
+
+#define DCOMMI_CTL_MAGIC 0x64634374u /* "dcCt" */
+#define DCOMMI_CTL_VERSION 1u
+#define DCOMMI_CTL_KEY DCOMMI_SHA256_BYTES
+#define DCOMMI_CTL_CHALLENGE 32
+#define DCOMMI_CTL_HELLO 96 /* the last DCOMMI_CTL_KEY bytes are the proof */
+#define DCOMMI_CTL_FRAME 56
+#define DCOMMI_CTL_STRANGERS 64 /* connections without a proof at a time */
+#define DCOMMI_CTL_S 5.0        /* for a handshake */
+/* Sockets that a rank spends on this. In jobs of more ranks each pair has a connection with a
+ * chance that keeps to it: who sees a death tells the others. */
+#define DCOMMI_CTL_MOST 256
+
+enum { DCOMMI_CTL_LEAVE = 1, DCOMMI_CTL_GOODBYE = 2 };
+
+enum dcommi_ctl_state {
+    DCOMMI_CTL_SHUT = 0, /* the peer is to connect, or that failed */
+    DCOMMI_CTL_STRANGER, /* HELLO is to come */
+    DCOMMI_CTL_ASKED,    /* CHALLENGE is */
+    DCOMMI_CTL_PROVED,   /* WELCOME is */
+    DCOMMI_CTL_OPEN,
+    DCOMMI_CTL_OVER /* the peer has left or died */
+};
+
+typedef struct dcommi_ctl_line {
+    struct dcommi_ctl_line *next;
+    int fd;   /* -1: none */
+    int peer; /* the context's number */
+    int error;
+    uint8_t state;
+    bool connector;    /* this rank is */
+    uint8_t uuid[16];  /* the peer's */
+    dcommi_addr where; /* it listens */
+    uint8_t key[DCOMMI_CTL_KEY], session[DCOMMI_CTL_KEY];
+    uint8_t challenge[DCOMMI_CTL_CHALLENGE], hello[DCOMMI_CTL_HELLO];
+    uint8_t in[DCOMMI_CTL_HELLO];
+    size_t have;
+    uint64_t sent, received; /* frames */
+    double deadline;         /* of a stranger */
+} dcommi_ctl_line;
+
+typedef struct dcommi_ctl {
+    struct dcommi_ctl *next; /* of the process */
+    int epoll, listener;
+    dcommi_addr address; /* where it listens */
+    uint8_t uuid[16];
+    dcommi_ctl_line *lines, *strangers;
+    unsigned nstrangers;
+} dcommi_ctl;
+
+/* ---- forked children ---- */
+
+/* Held while descriptors come and go, so that a child finds all of them. */
+static pthread_mutex_t dcommi_ctl_lock = PTHREAD_MUTEX_INITIALIZER;
+static dcommi_ctl *dcommi_ctl_all;
+static pthread_once_t dcommi_ctl_once = PTHREAD_ONCE_INIT;
+
+static void dcommi_ctl_before_fork(void)
+{
+    pthread_mutex_lock(&dcommi_ctl_lock);
+}
+
+static void dcommi_ctl_in_parent(void)
+{
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+}
+
+/* The parent's death is to end its connections. */
+static void dcommi_ctl_in_child(void)
+{
+    for (dcommi_ctl *c = dcommi_ctl_all; c != NULL; c = c->next) {
+        dcommi_sys_close(c->listener);
+        c->listener = -1;
+        for (int i = 0; i < 2; i++) {
+            for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers; l != NULL; l = l->next) {
+                if (l->fd >= 0) {
+                    dcommi_sys_close(l->fd);
+                    l->fd = -1;
+                }
+            }
+        }
+    }
+    dcommi_ctl_all = NULL;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+}
+
+static void dcommi_ctl_watch_forks(void)
+{
+    pthread_atfork(dcommi_ctl_before_fork, dcommi_ctl_in_parent, dcommi_ctl_in_child);
+}
+
+/* ---- a connection ---- */
+
+static void dcommi_ctl_shut(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+{
+    if (l->fd >= 0) {
+        epoll_ctl(c->epoll, EPOLL_CTL_DEL, l->fd, NULL);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        dcommi_sys_close(l->fd);
+        l->fd = -1;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+    l->state = state;
+    l->have = 0;
+}
+
+/* Look at a new descriptor from now on. A host that vanishes sends nothing: ask it, as often as UCX
+ * does. */
+static void dcommi_ctl_begin(dcommi_ctl *c, dcommi_ctl_line *l, uint8_t state)
+{
+    static const int options[][2] = {{TCP_KEEPIDLE, 1}, {TCP_KEEPINTVL, 1}, {TCP_KEEPCNT, 3}};
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    dcommi_sock_tune(l->fd);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        setsockopt(l->fd, IPPROTO_TCP, options[i][0], &options[i][1], sizeof options[i][1]);
+    }
+    l->have = 0;
+    l->state = state;
+    if (epoll_ctl(c->epoll, EPOLL_CTL_ADD, l->fd, &event) != 0) {
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    }
+}
+
+/* Read on until there are `need` bytes: 1. 0: not yet; -1: it has ended. */
+static int dcommi_ctl_read(dcommi_ctl_line *l, size_t need)
+{
+    while (l->have < need) {
+        ssize_t n = dcommi_sys_recv(l->fd, l->in + l->have, need - l->have, 0);
+        if (n > 0) {
+            l->have += (size_t)n;
+            continue;
+        }
+        bool later = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+        l->error = n < 0 && !later ? errno : l->error;
+        return later ? 0 : -1;
+    }
+    l->have = 0;
+    return 1;
+}
+
+/* A socket that has sent next to nothing takes all of it. */
+static bool dcommi_ctl_write(const dcommi_ctl_line *l, const void *bytes, size_t len)
+{
+    return dcommi_sys_send(l->fd, bytes, len, MSG_NOSIGNAL) == (ssize_t)len;
+}
+
+static void dcommi_ctl_hmac(const dcommi_ctl_line *l, const char *what, size_t hello_len,
+                            uint8_t tag[DCOMMI_CTL_KEY])
+{
+    dcommi_hmac h;
+    dcommi_hmac_begin(&h, l->key, sizeof l->key);
+    dcommi_hmac_add(&h, what, strlen(what) + 1);
+    dcommi_hmac_add(&h, l->challenge, sizeof l->challenge);
+    dcommi_hmac_add(&h, l->hello, hello_len);
+    dcommi_hmac_end(&h, tag);
+}
+
+static void dcommi_ctl_frame_tag(const dcommi_ctl_line *l, bool by_connector, uint64_t sequence,
+                                 const uint8_t *frame, uint8_t tag[DCOMMI_CTL_KEY])
+{
+    uint8_t head[9] = {by_connector};
+    dcommi_hmac h;
+    dcommi_put64(head + 1, sequence);
+    dcommi_hmac_begin(&h, l->session, sizeof l->session);
+    dcommi_hmac_add(&h, head, sizeof head);
+    dcommi_hmac_add(&h, frame, DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY);
+    dcommi_hmac_end(&h, tag);
+}
+
+static void dcommi_ctl_say(dcommi_ctl_line *l, uint32_t type, uint64_t comm, uint64_t number)
+{
+    uint8_t frame[DCOMMI_CTL_FRAME] = {0};
+    dcommi_put32(frame, type);
+    dcommi_put64(frame + 8, comm);
+    dcommi_put64(frame + 16, number);
+    dcommi_ctl_frame_tag(l, l->connector, l->sent++, frame, frame + sizeof frame - DCOMMI_CTL_KEY);
+    dcommi_ctl_write(l, frame, sizeof frame);
+}
+
+static void dcommi_ctl_opened(dcommi_ctl_line *l)
+{
+    dcommi_ctl_hmac(l, "session", sizeof l->hello, l->session);
+    l->sent = l->received = 0;
+    l->state = DCOMMI_CTL_OPEN;
+}
+
+/* ---- what comes ---- */
+
+/* The acceptor has asked: prove who we are. */
+static bool dcommi_ctl_prove(const dcommi_ctl *c, dcommi_ctl_line *l)
+{
+    memcpy(l->challenge, l->in, sizeof l->challenge);
+    if (dcommi_get32(l->challenge) != DCOMMI_CTL_MAGIC ||
+        dcommi_get32(l->challenge + 4) != DCOMMI_CTL_VERSION) {
+        l->error = EPROTO;
+        return false;
+    }
+    memcpy(l->hello, c->uuid, 16);
+    memcpy(l->hello + 16, l->uuid, 16);
+    if (dcommi_random_bytes(l->hello + 32, 32) < 0) {
+        return false;
+    }
+    dcommi_ctl_hmac(l, "hello", sizeof l->hello - DCOMMI_CTL_KEY, l->hello + 64);
+    l->state = DCOMMI_CTL_PROVED;
+    return dcommi_ctl_write(l, l->hello, sizeof l->hello);
+}
+
+static bool dcommi_ctl_welcomed(dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
+    if (!dcommi_same_secret(tag, l->in, sizeof tag)) {
+        l->error = EPROTO;
+        return false;
+    }
+    dcommi_ctl_opened(l);
+    return true;
+}
+
+/* A stranger has said who it is. One that this rank has not heard of yet is asked again later. */
+static void dcommi_ctl_judge(dcommi_ctl *c, dcommi_ctl_line *stranger)
+{
+    dcommi_ctl_line *l = c->lines;
+    while (l != NULL && memcmp(l->uuid, stranger->hello, sizeof l->uuid) != 0) {
+        l = l->next;
+    }
+    if (l == NULL) {
+        return;
+    }
+    uint8_t tag[DCOMMI_CTL_KEY];
+    memcpy(stranger->key, l->key, sizeof l->key);
+    dcommi_ctl_hmac(stranger, "hello", sizeof l->hello - DCOMMI_CTL_KEY, tag);
+    if (l->connector || l->state != DCOMMI_CTL_SHUT ||
+        memcmp(stranger->hello + 16, c->uuid, sizeof c->uuid) != 0 ||
+        !dcommi_same_secret(tag, stranger->hello + 64, sizeof tag)) {
+        dcommi_ctl_shut(c, stranger, DCOMMI_CTL_SHUT);
+        return;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = l};
+    epoll_ctl(c->epoll, EPOLL_CTL_MOD, stranger->fd, &event);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    l->fd = stranger->fd;
+    stranger->fd = -1;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    stranger->state = DCOMMI_CTL_SHUT;
+    memcpy(l->challenge, stranger->challenge, sizeof l->challenge);
+    memcpy(l->hello, stranger->hello, sizeof l->hello);
+    dcommi_ctl_hmac(l, "welcome", sizeof l->hello, tag);
+    dcommi_ctl_write(l, tag, sizeof tag);
+    dcommi_ctl_opened(l);
+}
+
+/* The peer has left a communicator without a word over UCX, with which they have never spoken. */
+static void dcommi_ctl_left(dcomm_context *context, int peer, uint64_t id, uint64_t number)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        for (int r = 0; comm->id == id && r < comm->size; r++) {
+            dcommi_member *m = &comm->members[r];
+            if (m->peer == peer && !m->gone) {
+                m->gone = true;
+                m->gone_after = number;
+            }
+        }
+    }
+}
+
+static void dcommi_ctl_dead(dcomm_context *context, const dcommi_ctl_line *l)
+{
+    dcommi_transport *t = context->peers[l->peer].transport;
+    if (!context->peers[l->peer].lost && t->call->lose != NULL) {
+        t->call->lose(t, l->peer, "its control connection has ended");
+    }
+}
+
+/* A frame is there. False: the connection is over. */
+static bool dcommi_ctl_heard(dcomm_context *context, dcommi_ctl_line *l)
+{
+    uint8_t tag[DCOMMI_CTL_KEY];
+    dcommi_ctl_frame_tag(l, !l->connector, l->received++, l->in, tag);
+    if (!dcommi_same_secret(tag, l->in + DCOMMI_CTL_FRAME - DCOMMI_CTL_KEY, sizeof tag)) {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "the control connection with process %d brought what is no "
+                   "message of its; it is closed",
+                   (int)context->peers[l->peer].pid);
+        return false;
+    }
+    if (dcommi_get32(l->in) == DCOMMI_CTL_LEAVE) {
+        dcommi_ctl_left(context, l->peer, dcommi_get64(l->in + 8), dcommi_get64(l->in + 16));
+    }
+    return dcommi_get32(l->in) != DCOMMI_CTL_GOODBYE;
+}
+
+static void dcommi_ctl_event(dcomm_context *context, dcommi_ctl_line *l)
+{
+    static const size_t need[] = {[DCOMMI_CTL_STRANGER] = DCOMMI_CTL_HELLO,
+                                  [DCOMMI_CTL_ASKED] = DCOMMI_CTL_CHALLENGE,
+                                  [DCOMMI_CTL_PROVED] = DCOMMI_CTL_KEY,
+                                  [DCOMMI_CTL_OPEN] = DCOMMI_CTL_FRAME};
+    dcommi_ctl *c = context->control;
+    while (l->fd >= 0) {
+        const uint8_t state = l->state;
+        if (state == DCOMMI_CTL_SHUT) { /* a stranger that has said all */
+            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+            return;
+        }
+        int there = dcommi_ctl_read(l, need[state]);
+        if (there == 0) {
+            return;
+        }
+        bool goes_on = there > 0;
+        if (there > 0 && state == DCOMMI_CTL_STRANGER) {
+            memcpy(l->hello, l->in, sizeof l->hello);
+            l->state = DCOMMI_CTL_SHUT;
+            dcommi_ctl_judge(c, l);
+            return;
+        }
+        if (there > 0 && state == DCOMMI_CTL_ASKED) {
+            goes_on = dcommi_ctl_prove(c, l);
+        } else if (there > 0 && state == DCOMMI_CTL_PROVED) {
+            goes_on = dcommi_ctl_welcomed(l);
+        } else if (there > 0) {
+            goes_on = dcommi_ctl_heard(context, l);
+        } else if (state == DCOMMI_CTL_OPEN) {
+            dcommi_ctl_dead(context, l);
+        }
+        if (!goes_on) {
+            l->error = l->error != 0 ? l->error : ECONNRESET;
+            dcommi_ctl_shut(c, l, state == DCOMMI_CTL_OPEN ? DCOMMI_CTL_OVER : DCOMMI_CTL_SHUT);
+        }
+    }
+}
+
+static void dcommi_ctl_accept(dcommi_ctl *c)
+{
+    while (c->nstrangers < DCOMMI_CTL_STRANGERS) {
+        dcommi_ctl_line *l = dcommi_alloc(sizeof *l);
+        if (l == NULL || dcommi_random_bytes(l->challenge, sizeof l->challenge) < 0) {
+            dcommi_free(l);
+            return;
+        }
+        dcommi_put32(l->challenge, DCOMMI_CTL_MAGIC);
+        dcommi_put32(l->challenge + 4, DCOMMI_CTL_VERSION);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        l->fd = accept4(c->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        l->next = c->strangers;
+        c->strangers = l->fd >= 0 ? l : c->strangers;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        if (l->fd < 0) {
+            dcommi_free(l);
+            return;
+        }
+        c->nstrangers++;
+        l->deadline = dcommi_now() + DCOMMI_CTL_S;
+        dcommi_ctl_begin(c, l, DCOMMI_CTL_STRANGER);
+        if (!dcommi_ctl_write(l, l->challenge, sizeof l->challenge)) {
+            dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+        }
+    }
+}
+
+/* Ask again those that have said who they are; free those that are through. */
+static void dcommi_ctl_sweep(dcommi_ctl *c)
+{
+    double now = c->strangers != NULL ? dcommi_now() : 0;
+    for (dcommi_ctl_line **at = &c->strangers; *at != NULL;) {
+        dcommi_ctl_line *l = *at;
+        if (l->fd >= 0 && l->state == DCOMMI_CTL_SHUT) {
+            dcommi_ctl_judge(c, l);
+        }
+        if (l->fd >= 0 && now < l->deadline) {
+            at = &l->next;
+            continue;
+        }
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        *at = l->next;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+        dcommi_free(l);
+        c->nstrangers--;
+    }
+}
+
+/* Handle what has come. With the token. */
+static void dcommi_ctl_look(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    struct epoll_event events[16];
+    int n = 16;
+    for (int turn = 0; n == 16 && turn < 64; turn++) {
+        n = epoll_wait(c->epoll, events, 16, 0);
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.ptr == NULL) {
+                dcommi_ctl_accept(c);
+            } else {
+                dcommi_ctl_event(context, events[i].data.ptr);
+            }
+        }
+    }
+    dcommi_ctl_sweep(c);
+}
+
+/* ---- open, connect, close ---- */
+
+/* Listen on an address of the network interface. */
+static dcomm_status dcommi_ctl_open(dcomm_context *context, const char *iface)
+{
+    dcommi_addr list[DCOMMI_SOCK_ADDRS];
+    int n = dcommi_addr_mine(iface, 0, list, DCOMMI_SOCK_ADDRS), at = 0;
+    if (n == 0) {
+        n = dcommi_addr_mine(NULL, 0, list, DCOMMI_SOCK_ADDRS);
+    }
+    while (at < n && list[at].any.sa_family != AF_INET) {
+        at++;
+    }
+    dcommi_ctl *c = dcommi_alloc(sizeof *c);
+    if (c == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(c->uuid, context->uuid, sizeof c->uuid);
+    pthread_once(&dcommi_ctl_once, dcommi_ctl_watch_forks);
+    c->epoll = epoll_create1(EPOLL_CLOEXEC);
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    c->listener = n > 0 ? dcommi_sock_listen(&list[at < n ? at : 0], false) : -1;
+    int error = errno;
+    c->next = dcommi_ctl_all;
+    dcommi_ctl_all = c->listener >= 0 ? c : dcommi_ctl_all;
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    struct epoll_event event = {.events = EPOLLIN};
+    socklen_t len = sizeof c->address;
+    context->control = c;
+    if (c->listener < 0 || getsockname(c->listener, &c->address.any, &len) != 0 ||
+        epoll_ctl(c->epoll, EPOLL_CTL_ADD, c->listener, &event) != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "no control connections on interface %s: %s", iface,
+                           n == 0            ? "it has no address"
+                           : c->listener < 0 ? strerror(error)
+                                             : strerror(errno));
+    }
+    return DCOMM_OK;
+}
+
+/* Say goodbye, so that nobody takes the end for a death. */
+static void dcommi_ctl_close(dcomm_context *context)
+{
+    dcommi_ctl *c = context->control;
+    if (c == NULL) {
+        return;
+    }
+    context->control = NULL;
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    dcommi_ctl **link = &dcommi_ctl_all;
+    while (*link != NULL && *link != c) {
+        link = &(*link)->next;
+    }
+    if (*link != NULL) {
+        *link = c->next;
+    }
+    if (c->listener >= 0) {
+        dcommi_sys_close(c->listener);
+    }
+    for (int i = 0; i < 2; i++) {
+        for (dcommi_ctl_line *l = i == 0 ? c->lines : c->strangers, *next; l != NULL; l = next) {
+            next = l->next;
+            if (l->state == DCOMMI_CTL_OPEN) {
+                dcommi_ctl_say(l, DCOMMI_CTL_GOODBYE, 0, 0);
+            }
+            if (l->fd >= 0) {
+                dcommi_sys_close(l->fd);
+            }
+            dcommi_free(l);
+        }
+    }
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (c->epoll >= 0) {
+        dcommi_sys_close(c->epoll);
+    }
+    dcommi_free(c);
+}
+
+static dcommi_ctl_line *dcommi_ctl_line_to(const dcomm_context *context, int peer)
+{
+    dcommi_ctl_line *l = context->control != NULL ? context->control->lines : NULL;
+    while (l != NULL && l->peer != peer) {
+        l = l->next;
+    }
+    return l;
+}
+
+/* From now on have a connection with a peer. With the token. */
+static dcomm_status dcommi_ctl_want(dcomm_context *context, int peer, const dcommi_addr *where,
+                                    const uint8_t key[DCOMMI_CTL_KEY])
+{
+    dcommi_ctl *c = context->control;
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL && l->state != DCOMMI_CTL_SHUT) {
+        return DCOMM_OK;
+    }
+    if (l == NULL) {
+        l = dcommi_alloc(sizeof *l);
+        if (l == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        l->fd = -1;
+        l->peer = peer;
+        memcpy(l->uuid, context->peers[peer].uuid, sizeof l->uuid);
+        l->connector = memcmp(c->uuid, l->uuid, sizeof l->uuid) < 0;
+        pthread_mutex_lock(&dcommi_ctl_lock);
+        l->next = c->lines;
+        c->lines = l;
+        pthread_mutex_unlock(&dcommi_ctl_lock);
+    }
+    l->where = *where;
+    l->error = 0;
+    memcpy(l->key, key, sizeof l->key);
+    if (!l->connector) {
+        return DCOMM_OK;
+    }
+    pthread_mutex_lock(&dcommi_ctl_lock);
+    l->fd = dcommi_sys_socket(where->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    pthread_mutex_unlock(&dcommi_ctl_lock);
+    if (l->fd < 0 || (dcommi_sys_connect(l->fd, &where->any, dcommi_addr_len(where)) != 0 &&
+                      errno != EINPROGRESS && errno != EINTR)) {
+        l->error = errno;
+        dcommi_ctl_shut(c, l, DCOMMI_CTL_SHUT);
+    } else {
+        dcommi_ctl_begin(c, l, DCOMMI_CTL_ASKED);
+    }
+    return DCOMM_OK;
+}
+
+/* Tell a peer over its control connection that this rank has left a communicator. */
+static void dcommi_ctl_leave(dcomm_context *context, int peer, uint64_t comm, uint64_t number)
+{
+    dcommi_ctl_line *l = dcommi_ctl_line_to(context, peer);
+    if (l != NULL && l->state == DCOMMI_CTL_OPEN) {
+        dcommi_ctl_say(l, DCOMMI_CTL_LEAVE, comm, number);
+    }
+}
+
+#endif

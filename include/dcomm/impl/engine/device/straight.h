@@ -1,0 +1,119 @@
+/* straight.h - device memory that UCX sends and receives itself, between hosts, without a pinned
+ * slot: who can, and what is under way. */
+#ifndef DCOMMI_STRAIGHT_H
+#define DCOMMI_STRAIGHT_H
+
+#include "../moves.h"
+
+/* What OFFER and EXPOSE say of such memory, in place of a region's number. */
+#define DCOMMI_STRAIGHT UINT32_C(1)
+
+/* Whether UCX moves the run's device memory to and from a rank. It works in the CUDA context that
+ * is current, and is given one device of each context of ours: the first that is asked for. */
+static bool dcommi_straight_with(const dcommi_run *run, int rank)
+{
+    dcomm_context *context = run->comm->context;
+    if (run->device == NULL || !dcommi_peer_of(run->comm, rank)->takes_device) {
+        return false;
+    }
+    if (context->straight_device == NULL) {
+        context->straight_device = run->device;
+    }
+    return context->straight_device == run->device;
+}
+
+/* How a rank gets at device memory: its region, or, from another host, whether it comes straight.
+ */
+static uint32_t dcommi_device_offered(const dcommi_run *run, int rank, const void *at, size_t len)
+{
+    return dcommi_peer_of(run->comm, rank)->same_host
+               ? dcommi_region_number(run->comm->context, at, len)
+               : (dcommi_straight_with(run, rank) ? DCOMMI_STRAIGHT : 0);
+}
+
+/* Whether what a rank has offered so comes straight into memory of the run's device. */
+static bool dcommi_comes_straight(const dcommi_run *run, int rank, uint32_t offered)
+{
+    return offered == DCOMMI_STRAIGHT && dcommi_straight_with(run, rank);
+}
+
+/* ---- under way ---- */
+
+/* What the run uses on its device stays, as for a job. */
+static void dcommi_straight_begin(dcommi_move *move)
+{
+    dcommi_move_in_transport(move);
+    move->run->jobs++;
+    move->run->comm->context->straight++;
+}
+
+/* Not under way any more: the move is to be freed, and its run let go of. */
+static void dcommi_straight_end(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    dcommi_move_out_of_transport(move);
+    run->comm->context->straight--;
+    if (--run->jobs == 0 && !run->active) {
+        dcommi_run_off_device(run);
+    }
+}
+
+static void dcommi_straight_sent(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    if (status < 0 && status != DCOMM_ERR_PEER && run->active) {
+        dcommi_move_failed(move, status, "sending device memory to");
+    }
+    dcommi_straight_end(move);
+    dcommi_move_free(move);
+    dcommi_run_unref(run);
+}
+
+/* Answer a READ: the move's node says whose, and by which number. */
+static void dcommi_straight_send(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    dcomm_comm *comm = run->comm;
+    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, move->node.tag);
+    header.a = move->len;
+    move->op.done = dcommi_straight_sent;
+    dcommi_straight_begin(move);
+    dcommi_device_before before = dcommi_devices->enter(run->device->handle.number);
+    dcomm_status status =
+        dcommi_post_from(comm, move->node.peer, &header, move->buf, move->len, true, &move->op);
+    dcommi_devices->leave(before);
+    comm->stats.bytes_straight += status >= 0 ? move->len : 0;
+    if (status != DCOMM_IN_PROGRESS) {
+        if (status < 0) {
+            dcommi_poison(comm, status, -1, dcommi_message);
+        }
+        dcommi_straight_sent(&move->op, status);
+    }
+}
+
+/* Into the move's memory; its op's done ends it. */
+static dcomm_status dcommi_straight_fetch(dcommi_move *move, dcommi_transport *transport,
+                                          void *desc)
+{
+    dcommi_straight_begin(move);
+    dcommi_device_before before = dcommi_devices->enter(move->run->device->handle.number);
+    dcomm_status status =
+        transport->call->fetch_device(transport, desc, move->buf, move->len, &move->op);
+    dcommi_devices->leave(before);
+    return status;
+}
+
+static unsigned dcommi_net_progress(dcomm_context *context)
+{
+    dcommi_transport *net = context->net;
+    if (DCOMMI_LIKELY(context->straight == 0)) {
+        return net->call->progress(net);
+    }
+    dcommi_device_before before = dcommi_devices->enter(context->straight_device->handle.number);
+    unsigned n = net->call->progress(net);
+    dcommi_devices->leave(before);
+    return n;
+}
+
+#endif

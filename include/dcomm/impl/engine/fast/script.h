@@ -1,0 +1,418 @@
+/* script.h - a short plan written out: every expression of its one lane evaluated and every loop
+ * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
+ * plans whose steps are all known beforehand and complete by themselves have one. */
+#ifndef DCOMMI_SCRIPT_H
+#define DCOMMI_SCRIPT_H
+
+#include "../../device/host.h"
+#include "../types.h"
+
+#define DCOMMI_SCRIPT_OPS 64
+#define DCOMMI_SCRIPT_PIECES 128
+#define DCOMMI_SCRIPT_PEERS 15
+#define DCOMMI_SCRIPT_COUNTERS 16
+#define DCOMMI_SCRIPT_SCRATCH 131072
+#define DCOMMI_SCRIPT_BYTES 32768  /* longest message */
+#define DCOMMI_SCRIPT_ONE_WAY 8192 /* of those that nothing comes back for */
+/* To one peer, in all, where some are longer: what finds no room in its fifo has to wait. */
+#define DCOMMI_SCRIPT_SENT 65536
+/* Of a fold that the next step sends or copies: the engine stores what is longer in both places. */
+#define DCOMMI_SCRIPT_FORWARD 8192
+
+typedef struct dcommi_script_piece {
+    uint8_t space; /* DCOMM_SPACE_MSG: the message being received */
+    uint32_t offset;
+} dcommi_script_piece;
+
+typedef struct dcommi_script_op {
+    uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
+    bool final, async;
+    bool past;     /* what is copied or received goes past the caches */
+    uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
+    uint16_t pieces, npieces; /* sources */
+    int32_t rank;
+    uint32_t tag, len;
+    dcommi_script_piece dst, stage;
+    uint16_t slot; /* SIGNAL, WAIT */
+    uint64_t value;
+    /* Where the engine would take over when this op cannot be done yet: the step, or for what is
+     * asynchronous the fence behind it. */
+    uint32_t order, resume_order, pc;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+} dcommi_script_op;
+
+struct dcommi_script {
+    uint32_t nops, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
+    bool posts;                         /* some ops say the same to all */
+    dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
+    const dcommi_script_piece *pieces;
+    dcommi_script_op ops[];
+};
+
+/* ---- writing one ---- */
+
+typedef struct dcommi_scribe {
+    const dcomm_plan *plan;
+    uint32_t nops, npieces, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS];
+    uint32_t sent[DCOMMI_SCRIPT_PEERS], received[DCOMMI_SCRIPT_PEERS]; /* bytes to and from each */
+    uint32_t longest;                                                  /* message */
+    dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
+    dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
+    uint32_t pc, order;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+    uint32_t ndeferred; /* asynchronous receives, held until a fence */
+    dcommi_script_op held[DCOMMI_SCRIPT_OPS];
+} dcommi_scribe;
+
+static bool dcommi_scribe_value(const dcommi_scribe *s, const dcomm_expr *e, int64_t *value)
+{
+    *value = 0;
+    if (e->kind == DCOMM_EXPR_WORD) {
+        return false;
+    }
+    *value = dcommi_expr_value(e, s->index, s->plan->table, NULL);
+    return true;
+}
+
+/* An operand of one piece in memory of this rank. */
+static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t repeat,
+                                  dcommi_script_piece *piece, uint32_t *len)
+{
+    const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
+                             [DCOMM_SPACE_OUT] = s->plan->out_bytes,
+                             [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
+    int64_t offset, length;
+    if (o->offset.kind == DCOMM_EXPR_WORD || o->length.kind == DCOMM_EXPR_WORD ||
+        o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH) {
+        return false;
+    }
+    dcommi_operand_piece(o, repeat, s->index, s->plan->table, NULL, &offset, &length);
+    if (offset < 0 || offset > limit[o->space] - length || offset > INT32_MAX ||
+        length > DCOMMI_SCRIPT_BYTES) {
+        return false;
+    }
+    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
+    *len = (uint32_t)length;
+    return true;
+}
+
+/* Where a step stores, and how. */
+static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
+                                 dcommi_script_op *op)
+{
+    op->past = dcommi_result_past(step, s->plan->out_bytes);
+    return dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
+           ((step->flags & DCOMM_STEP_FORWARD) == 0 || op->len <= DCOMMI_SCRIPT_FORWARD);
+}
+
+static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
+{
+    if (rank < 0 || rank >= s->plan->nranks || rank == s->plan->rank ||
+        (comm != NULL && !comm->context->peers[comm->members[rank].peer].same_host)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < s->npeers; i++) {
+        if (s->peers[i] == rank) {
+            return true;
+        }
+    }
+    if (s->npeers == DCOMMI_SCRIPT_PEERS) {
+        return false;
+    }
+    s->peers[s->npeers++] = (int32_t)rank;
+    return true;
+}
+
+/* A message to one of them, or from it. */
+static void dcommi_scribe_message(dcommi_scribe *s, int64_t rank, uint32_t *bytes, uint32_t len)
+{
+    uint32_t i = 0;
+    while (s->peers[i] != rank) {
+        i++;
+    }
+    bytes[i] += len;
+    s->longest = len > s->longest ? len : s->longest;
+}
+
+/* Whether all messages find room in the fifos, however many such calls come in a row: with long
+ * ones no rank may get ahead of another, so they are exchanged. */
+static bool dcommi_scribe_fits(const dcommi_scribe *s)
+{
+    for (uint32_t i = 0; i < s->npeers && s->longest > DCOMMI_SCRIPT_ONE_WAY; i++) {
+        if (s->sent[i] > DCOMMI_SCRIPT_SENT || s->sent[i] == 0 || s->received[i] == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* An op of the current step. NULL: too many. */
+static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *step)
+{
+    if (s->nops + s->ndeferred >= DCOMMI_SCRIPT_OPS) {
+        return NULL;
+    }
+    bool defer = (step->flags & DCOMM_STEP_ASYNC) && step->kind != DCOMM_STEP_SEND;
+    dcommi_script_op *op = defer ? &s->held[s->ndeferred++] : &s->ops[s->nops++];
+    memset(op, 0, sizeof *op);
+    op->kind = (uint8_t)step->kind;
+    op->final = step->flags & DCOMM_STEP_FINAL;
+    op->async = defer;
+    op->order = op->resume_order = s->order++;
+    op->pc = s->pc;
+    op->depth = s->depth;
+    memcpy(op->index, s->index, sizeof op->index);
+    memcpy(op->trips, s->trips, sizeof op->trips);
+    return op;
+}
+
+/* A fence, or the end of the lane: what was put off comes now. */
+static void dcommi_scribe_fence(dcommi_scribe *s)
+{
+    uint32_t order = s->order++;
+    for (uint32_t i = 0; i < s->ndeferred; i++) {
+        dcommi_script_op *op = &s->ops[s->nops++];
+        *op = s->held[i];
+        op->resume_order = order;
+        op->pc = s->pc;
+        op->depth = s->depth;
+        memcpy(op->index, s->index, sizeof op->index);
+        memcpy(op->trips, s->trips, sizeof op->trips);
+    }
+    s->ndeferred = 0;
+}
+
+static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcommi_script_op *op)
+{
+    op->pieces = (uint16_t)s->npieces;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &s->plan->operands[step->src + i];
+        uint32_t repeat = o->repeat > 1 ? o->repeat : 1, len = op->len;
+        for (uint32_t r = 0; r < repeat; r++) {
+            if (s->npieces == DCOMMI_SCRIPT_PIECES) {
+                return false;
+            }
+            dcommi_script_piece *piece = &s->pieces[s->npieces++];
+            if (o->space == DCOMM_SPACE_MSG && step->kind == DCOMM_STEP_RECV_REDUCE) {
+                *piece = (dcommi_script_piece){.space = DCOMM_SPACE_MSG};
+            } else if (!dcommi_scribe_operand(s, o, r, piece, &len) || len != op->len) {
+                return false;
+            }
+        }
+    }
+    op->npieces = (uint16_t)(s->npieces - op->pieces);
+    return op->npieces <= DCOMMI_FOLD_SOURCES;
+}
+
+static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer, value;
+    if (!dcommi_scribe_value(s, &step->peer, &peer) ||
+        !dcommi_scribe_value(s, &step->value, &value) || step->slot >= s->plan->ncounters) {
+        return false;
+    }
+    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
+    int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
+    for (int64_t r = first; r <= last; r++) {
+        if (r == s->plan->rank && peer == DCOMM_ALL_PEERS) {
+            continue;
+        }
+        dcommi_script_op *op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_peer(s, comm, r)) {
+            return false;
+        }
+        op->rank = (int32_t)r;
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+    }
+    return true;
+}
+
+static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer = 0, tag = 0, value = 0;
+    dcommi_script_op *op;
+    dcommi_script_piece piece;
+    uint32_t room;
+    switch (step->kind) {
+    case DCOMM_STEP_SEND:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_operand(s, &s->plan->operands[step->src], 0, &piece, &op->len)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        op->dst = piece;
+        dcommi_scribe_message(s, peer, s->sent, op->len);
+        return true;
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_target(s, step, op)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        dcommi_scribe_message(s, peer, s->received, op->len);
+        return step->kind == DCOMM_STEP_RECV ||
+               (dcommi_scribe_operand(s, &step->stage, 0, &op->stage, &room) && room >= op->len &&
+                dcommi_scribe_sources(s, step, op));
+    case DCOMM_STEP_COPY:
+    case DCOMM_STEP_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        return op != NULL && !op->async && dcommi_scribe_target(s, step, op) &&
+               dcommi_scribe_sources(s, step, op);
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_scribe_tell(s, comm, step);
+    case DCOMM_STEP_WAIT:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->value, &value) ||
+            step->slot >= s->plan->ncounters) {
+            return false;
+        }
+        for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
+            if (r != s->plan->rank && !dcommi_scribe_peer(s, comm, r)) {
+                return false;
+            }
+        }
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+        return value >= 0;
+    default:
+        return false;
+    }
+}
+
+static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_lane *lane)
+{
+    const dcomm_step *steps = s->plan->steps + lane->first;
+    int64_t trips;
+    for (; s->pc < lane->count; s->pc++) {
+        const dcomm_step *step = &steps[s->pc];
+        if (step->kind == DCOMM_STEP_FENCE) {
+            dcommi_scribe_fence(s);
+        } else if (step->kind == DCOMM_STEP_LOOP) {
+            if (!dcommi_scribe_value(s, &step->value, &trips)) {
+                return false;
+            }
+            if (trips <= 0) {
+                s->pc += step->body + 1;
+                continue;
+            }
+            s->trips[s->depth] = trips;
+            s->index[s->depth++] = 0;
+        } else if (step->kind == DCOMM_STEP_END) {
+            int d = s->depth - 1;
+            if (++s->index[d] < s->trips[d]) {
+                s->pc -= step->body + 1;
+            } else {
+                s->index[d] = 0;
+                s->depth = d;
+            }
+            if (s->order++ > 4 * DCOMMI_SCRIPT_OPS) { /* loops of nothing */
+                return false;
+            }
+        } else if (!dcommi_scribe_step(s, comm, step)) {
+            return false;
+        }
+    }
+    dcommi_scribe_fence(s);
+    return true;
+}
+
+/* Whether two ops say the same to different ranks. */
+static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
+{
+    return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&
+           a->dst.space == b->dst.space && a->dst.offset == b->dst.offset && a->slot == b->slot &&
+           a->value == b->value;
+}
+
+/* Note what is said to all other ranks in a row; whether anything is. */
+static bool dcommi_scribe_note_alike(dcommi_scribe *s)
+{
+    uint32_t others = (uint32_t)s->plan->nranks - 1;
+    bool posts = false;
+    for (uint32_t k = 0; k + others <= s->nops; k++) {
+        dcommi_script_op *op = &s->ops[k];
+        bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
+        for (uint32_t i = 1; i < others && alike; i++) {
+            for (uint32_t j = 0; j < i && alike; j++) {
+                alike = dcommi_scribe_alike(op + j, op + i);
+            }
+        }
+        op->alike = alike ? (uint8_t)others : 0;
+        posts = posts || alike;
+    }
+    return posts;
+}
+
+/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. *scribe_p NULL: it
+ * cannot be, or memory is out. */
+static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan,
+                                       dcommi_scribe **scribe_p)
+{
+    *scribe_p = NULL;
+    if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
+        plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
+        plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
+        return DCOMM_OK;
+    }
+    dcommi_scribe *s = dcommi_alloc(sizeof *s);
+    if (s == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    s->plan = plan;
+    if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
+        *scribe_p = s;
+    } else {
+        dcommi_free(s);
+    }
+    return DCOMM_OK;
+}
+
+/* *possible: blocking calls of a plan run by a script where all ranks share a host. */
+static dcomm_status dcommi_script_possible(const dcomm_plan *plan, bool *possible)
+{
+    dcommi_scribe *s = NULL;
+    dcomm_status status = dcommi_scribe_plan(NULL, plan, &s);
+    dcommi_free(s);
+    *possible = s != NULL;
+    return status;
+}
+
+/* The script of a plan for the ranks of `comm`; NULL: it has none, or there is no memory for one,
+ * and the engine runs the plan. */
+static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
+{
+    dcommi_scribe *s = NULL;
+    dcommi_script *script = NULL;
+    if (dcommi_scribe_plan(comm, plan, &s) >= 0 && s != NULL) {
+        const size_t pieces = sizeof *script + s->nops * sizeof *s->ops;
+        script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
+        if (script != NULL) {
+            script->nops = s->nops;
+            script->npeers = s->npeers;
+            script->posts = dcommi_scribe_note_alike(s);
+            memcpy(script->peers, s->peers, sizeof s->peers);
+            memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
+            script->pieces =
+                memcpy((char *)script + pieces, s->pieces, s->npieces * sizeof *s->pieces);
+            if (plan->op == DCOMM_SUM && !dcommi_dtype_is_opaque((dcomm_dtype)plan->dtype)) {
+                script->fold = dcommi_fold_get((dcomm_dtype)plan->dtype, DCOMMI_FOLD_SUM);
+            }
+        }
+    }
+    dcommi_free(s);
+    return script;
+}
+
+#endif

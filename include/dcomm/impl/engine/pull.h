@@ -1,0 +1,735 @@
+/* pull.h - COPY and REDUCE with operands in peers' memory. How a peer is read follows from what it
+ * is to us: memory of a process on this host is read directly, any other is asked for by message,
+ * as is what lies on a device, or is to go to one. The plan does not know. */
+#ifndef DCOMMI_PULL_H
+#define DCOMMI_PULL_H
+
+#include "device/copy_out.h"
+
+/* Where a step stores. */
+typedef struct dcommi_target {
+    uint8_t *dst;
+    bool past;     /* it is better kept out of the caches */
+    bool ahead;    /* sources are better asked for ahead of time */
+    uint8_t *also; /* the result of a fold goes there, too; NULL: not */
+} dcommi_target;
+
+/* One source of the fold: our own memory, or a rank's. */
+typedef struct dcommi_piece {
+    const uint8_t *local; /* NULL: the rank's */
+    int rank;
+    uint16_t slot;
+    bool by_message;
+    bool device;      /* it lies on one */
+    bool opened;      /* local is the rank's device memory, opened: only for now */
+    bool straight;    /* UCX brings it from device to device */
+    bool sent;        /* it is what the rank's OFFER means, not what it exposed */
+    uint32_t region;  /* of that rank's; 0: none */
+    uint64_t address; /* in that rank's process */
+    uint64_t offset;  /* in what it exposed */
+} dcommi_piece;
+
+/* Blocks asked for at a time, and the longest of them, which every transport sends without asking
+ * back. A request waits behind what its sender sends itself: by one or two long ones, ranks that
+ * read each other would take turns with the link. */
+#define DCOMMI_PULL_WINDOW 16
+#define DCOMMI_PULL_MESSAGE 32768
+
+typedef struct dcommi_pull_block {
+    dcommi_job job; /* first: its fold, where the last piece has come straight */
+    dcommi_pull *pull;
+    size_t at;
+    unsigned outstanding;
+} dcommi_pull_block;
+
+/* A step under way that reads at least one peer by message. */
+struct dcommi_pull {
+    dcommi_job begin;         /* first: what queue IN held when it was made */
+    struct dcommi_pull *next; /* in run->pulls, which owns it */
+    dcommi_lane *lane;
+    dcommi_run *run;
+    bool async, final, fold;
+    dcommi_device *device; /* dst, staging and local pieces are its memory; NULL: the host's */
+    dcommi_move *taker;    /* the receive that this is done for; NULL: a step of the lane */
+    dcommi_target to;
+    size_t len, asked, left, block; /* bytes; left: not there yet */
+    size_t npieces, first; /* first: the piece that is asked for first */
+    unsigned window; /* blocks at a time */
+    dcommi_pull_block blocks[DCOMMI_PULL_WINDOW];
+    uint8_t *staging; /* for each of them one block per piece; NULL: straight into dst */
+    dcommi_piece *pieces;
+};
+
+static void dcommi_pull_ask(dcommi_pull *pull, unsigned b);
+static void dcommi_offer_taken(dcommi_move *move);
+
+static void dcommi_pull_staging_free(dcommi_pull *pull)
+{
+    if (pull->device == NULL) {
+        dcommi_free(pull->staging);
+    } else if (pull->staging != NULL) {
+        dcommi_device_handle *d = &pull->device->handle;
+        d->call->release(d, pull->staging);
+    }
+    pull->staging = NULL;
+}
+
+static void dcommi_pull_free(dcommi_pull *pull)
+{
+    for (dcommi_pull **at = &pull->run->pulls; *at != NULL; at = &(*at)->next) {
+        if (*at == pull) {
+            *at = pull->next;
+            break;
+        }
+    }
+    dcommi_pull_staging_free(pull);
+    dcommi_free(pull->pieces);
+    dcommi_free(pull);
+}
+
+/* Into `to` from byte `at` on. */
+static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *to, size_t at,
+                                       const void *const *src, size_t nsrc, size_t len, bool final)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    lane->frame->run->comm->context->open_stores |= to->past;
+    unsigned how = (to->past ? DCOMMI_FOLD_STREAM : 0) |
+                   (to->ahead ? DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR : 0);
+    return dcommi_host_reduce_both(
+        to->dst + at, to->also != NULL ? to->also + at : NULL, src, nsrc, len / element,
+        (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+        final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1, how);
+}
+
+/* The same, put on queue IN of the run's device. */
+static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const void *const *src,
+                                          size_t nsrc, size_t len, bool final)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    dcommi_device_handle *d = &lane->frame->run->device->handle;
+    return d->call->reduce(d, dst, src, nsrc, len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
+                           (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+                           final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
+}
+
+/* Bytes of a block such that the blocks of all pieces stay in cache; whole elements. */
+static size_t dcommi_pull_grain(const dcomm_plan *plan, size_t npieces)
+{
+    size_t grain = (size_t)8 * DCOMMI_PULL_BLOCK / (npieces > 0 ? npieces : 1);
+    grain = grain > DCOMMI_PULL_BLOCK ? DCOMMI_PULL_BLOCK : grain < 4096 ? 4096 : grain;
+    return (size_t)dcommi_whole_elements((int64_t)grain,
+                                         (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
+}
+
+/* Where a piece can be read in place from, at once; NULL: it has to be brought here. */
+static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_piece *piece,
+                                               size_t at, size_t len)
+{
+    return piece->local != NULL ? piece->local + at
+                                : dcommi_resolve_peer_memory(comm, piece->rank, piece->region,
+                                                             piece->address + at, len);
+}
+
+/* Fold what lies in the callers' memory: it may be in a cache, or come from memory. */
+static dcomm_status dcommi_fold_mapped(dcommi_lane *lane, const dcommi_target *to,
+                                       const void *const *src, size_t n, size_t len, bool final)
+{
+    dcommi_ways *ways = &lane->frame->run->comm->folds;
+    dcommi_target how = *to;
+    dcommi_way way = dcommi_ways_begin(ways);
+    how.ahead = way.second;
+    dcomm_status status = dcommi_fold_pieces(lane, &how, 0, src, n, len, final);
+    dcommi_ways_end(ways, &way, len, 1);
+    return status;
+}
+
+/* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
+static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *to,
+                                       const dcommi_piece *pieces, size_t n, size_t len, bool fold,
+                                       bool final)
+{
+    dcomm_comm *comm = lane->frame->run->comm;
+    const void **src = comm->context->pointers;
+    for (size_t i = 0; i < n; i++) {
+        src[i] = dcommi_piece_here(comm, &pieces[i], 0, len);
+        if (src[i] == NULL) {
+            return DCOMM_ERR_UNSUPPORTED;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
+    }
+    if (fold) {
+        bool callers = lane->frame->shared == NULL && len >= DCOMMI_AHEAD_LEAST;
+        return callers ? dcommi_fold_mapped(lane, to, src, n, len, final)
+                       : dcommi_fold_pieces(lane, to, 0, src, n, len, final);
+    }
+    dcommi_result_copy(comm->context, to->dst, src[0], len, to->past);
+    return DCOMM_OK;
+}
+
+/* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
+static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *to,
+                                       const dcommi_piece *pieces, size_t n, size_t len, bool final)
+{
+    dcomm_comm *comm = lane->frame->run->comm;
+    size_t grain = dcommi_pull_grain(lane->frame->plan, n);
+    uint8_t *staging = dcommi_staging(comm->context, n * grain);
+    if (staging == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    const void **src = comm->context->pointers;
+    for (size_t at = 0; at < len; at += grain) {
+        size_t part = len - at < grain ? len - at : grain;
+        for (size_t i = 0; i < n; i++) {
+            src[i] = dcommi_piece_here(comm, &pieces[i], at, part);
+            if (src[i] != NULL) {
+                comm->stats.bytes_mapped += pieces[i].local == NULL ? part : 0;
+                continue;
+            }
+            uint8_t *block = staging + i * grain;
+            DCOMMI_TRY(dcommi_read_part(
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part), at,
+                pieces[i].rank));
+            src[i] = block;
+        }
+        DCOMMI_TRY(dcommi_fold_pieces(lane, to, at, src, n, part, final));
+    }
+    return DCOMM_OK;
+}
+
+static size_t dcommi_pull_part(const dcommi_pull *pull, size_t at)
+{
+    return pull->len - at < pull->block ? pull->len - at : pull->block;
+}
+
+static uint8_t *dcommi_pull_staging(const dcommi_pull *pull, unsigned b, size_t piece)
+{
+    return pull->staging + (b * pull->npieces + piece) * pull->block;
+}
+
+/* Fold block b, whose pieces are all here. */
+static dcomm_status dcommi_pull_fold(dcommi_pull *pull, unsigned b)
+{
+    size_t at = pull->blocks[b].at, part = dcommi_pull_part(pull, at);
+    const void **src = dcommi_calloc(pull->npieces, sizeof *src);
+    dcomm_status status = src == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK;
+    for (size_t i = 0; src != NULL && i < pull->npieces; i++) {
+        src[i] = pull->pieces[i].by_message
+                     ? dcommi_pull_staging(pull, b, i)
+                     : dcommi_piece_here(pull->run->comm, &pull->pieces[i], at, part);
+        if (src[i] == NULL) {
+            status = dcommi_fail(DCOMM_ERR_PEER, "rank %d freed memory that is being read",
+                                 pull->pieces[i].rank);
+        }
+    }
+    if (status == DCOMM_OK) {
+        status = pull->device != NULL ? dcommi_fold_on_device(pull->lane, pull->to.dst + at, src,
+                                                              pull->npieces, part, pull->final)
+                                      : dcommi_fold_pieces(pull->lane, &pull->to, at, src,
+                                                           pull->npieces, part, pull->final);
+    }
+    dcommi_free((void *)src);
+    return status;
+}
+
+/* Block b is where it belongs: on to the next one. */
+static void dcommi_pull_done(dcommi_pull *pull, unsigned b)
+{
+    pull->left -= dcommi_pull_part(pull, pull->blocks[b].at);
+    if (pull->left > 0) {
+        dcommi_pull_ask(pull, b);
+        return;
+    }
+    dcommi_lane *lane = pull->lane;
+    dcommi_move *taker = pull->taker;
+    bool async = pull->async;
+    dcommi_pull_free(pull);
+    if (taker != NULL) {
+        dcommi_offer_taken(taker);
+    } else {
+        dcommi_lane_moved(lane, async);
+    }
+}
+
+static void dcommi_pull_on_device(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    dcommi_pull *pull = slot->user;
+    unsigned b = slot->block;
+    bool ready = pull != NULL && status >= 0 && pull->run->active;
+    dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
+    if (ready) {
+        dcommi_run_event(pull->run);
+        dcommi_pull_done(pull, b);
+    }
+}
+
+/* A piece of a block has come into a slot: on to the device, and behind the last of them the fold.
+ */
+static void dcommi_pull_landed(dcommi_pull *pull, unsigned b, size_t piece, dcommi_slot *slot)
+{
+    dcommi_run *run = pull->run;
+    dcommi_device_handle *d = &pull->device->handle;
+    size_t at = pull->blocks[b].at;
+    bool last = pull->blocks[b].outstanding == 0;
+    uint8_t *to = pull->fold ? dcommi_pull_staging(pull, b, piece) : pull->to.dst + at;
+    dcomm_status status =
+        d->call->copy(d, DCOMMI_QUEUE_IN, to, slot->memory, dcommi_pull_part(pull, at));
+    if (status >= 0 && last && pull->fold) {
+        status = dcommi_pull_fold(pull, b);
+    }
+    slot->user = last ? pull : NULL;
+    slot->block = b;
+    if (status >= 0) {
+        status =
+            dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &slot->job, run, dcommi_pull_on_device);
+    }
+    if (status < 0) {
+        dcommi_device_failed(run, status);
+        dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
+    }
+}
+
+static void dcommi_pull_folded(dcommi_job *job, dcomm_status status)
+{
+    dcommi_pull_block *block = (dcommi_pull_block *)job;
+    dcommi_pull *pull = block->pull;
+    if (status >= 0 && pull->run->active) {
+        dcommi_run_event(pull->run);
+        dcommi_pull_done(pull, (unsigned)(block - pull->blocks));
+    }
+}
+
+/* All pieces of a block have come straight, or are on queue IN: the fold goes there, too. */
+static void dcommi_pull_fold_straight(dcommi_pull *pull, unsigned b)
+{
+    dcommi_pull_block *block = &pull->blocks[b];
+    block->pull = pull;
+    dcomm_status status = dcommi_pull_fold(pull, b);
+    if (status >= 0) {
+        status = dcommi_job_start(pull->device, DCOMMI_QUEUE_IN, &block->job, pull->run,
+                                  dcommi_pull_folded);
+    }
+    if (status < 0) {
+        dcommi_device_failed(pull->run, status);
+    }
+}
+
+static void dcommi_pull_arrived(dcommi_move *move)
+{
+    dcommi_pull *pull = move->pull;
+    unsigned b = move->pull_block;
+    size_t piece = (size_t)move->word;
+    dcommi_slot *slot = move->slot;
+    dcommi_run_event(move->run);
+    move->slot = NULL;
+    dcommi_move_free(move);
+    pull->blocks[b].outstanding--;
+    if (slot != NULL) {
+        dcommi_pull_landed(pull, b, piece, slot);
+        return;
+    }
+    if (pull->blocks[b].outstanding > 0) {
+        return;
+    }
+    if (DCOMMI_UNLIKELY(pull->fold && pull->device != NULL)) {
+        dcommi_pull_fold_straight(pull, b);
+        return;
+    }
+    dcomm_status status = pull->fold ? dcommi_pull_fold(pull, b) : DCOMM_OK;
+    if (status < 0) {
+        dcommi_poison(pull->run->comm, status, -1, dcommi_message);
+        return;
+    }
+    dcommi_pull_done(pull, b);
+}
+
+/* Ask for one piece of a block: a move of the block's, whose buf is where it is to come. */
+static void dcommi_pull_request(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    const dcommi_pull *pull = move->pull;
+    const dcommi_piece *piece = &pull->pieces[move->word];
+    uint32_t id = run->next_pull++;
+    move->node = dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, piece->rank, id);
+    dcommi_match_insert(run->comm, &move->node);
+    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_READ, id);
+    header.slot = piece->slot;
+    if (piece->sent) {
+        header.type = DCOMMI_MSG_READ_SENT;
+        header.tag = pull->taker->node.tag;
+        dcommi_header_set_wide(&header, id);
+    }
+    header.a = piece->offset + pull->blocks[move->pull_block].at;
+    header.b = move->len;
+    run->comm->stats.bytes_read += piece->sent ? 0 : move->len;
+    dcomm_status status = dcommi_send_header(run->comm, piece->rank, &header, NULL, 0);
+    if (status < 0) {
+        dcommi_poison(run->comm, status, -1, dcommi_message);
+    }
+}
+
+/* The slot for a piece is there. */
+static void dcommi_pull_go(dcommi_slot *slot, void *user)
+{
+    dcommi_move *move = user;
+    dcommi_run *run = move->run;
+    dcommi_move_out_of_transport(move);
+    move->slot = slot;
+    if (run->active) {
+        move->buf = slot->memory;
+        dcommi_pull_request(move);
+    } else {
+        dcommi_move_free(move);
+    }
+    dcommi_run_unref(run);
+}
+
+/* Return the first piece that is asked for: that of the next rank after our own, so that the ranks
+ * of a communicator do not all ask rank 0 first, then rank 1, and so on. */
+static size_t dcommi_pull_first(const dcommi_pull *pull)
+{
+    size_t i = 0;
+    while (i < pull->npieces &&
+           (!pull->pieces[i].by_message || pull->pieces[i].rank < pull->run->comm->rank)) {
+        i++;
+    }
+    return i < pull->npieces ? i : 0;
+}
+
+/* Ask for every piece of the next block, if there is one, as block b of the window. */
+static void dcommi_pull_ask(dcommi_pull *pull, unsigned b)
+{
+    dcommi_run *run = pull->run;
+    dcommi_pull_block *block = &pull->blocks[b];
+    if (pull->asked >= pull->len) {
+        return;
+    }
+    block->at = pull->asked;
+    size_t part = dcommi_pull_part(pull, block->at);
+    pull->asked += part;
+    for (size_t k = 0; k < pull->npieces; k++) {
+        size_t i = (pull->first + k) % pull->npieces;
+        const dcommi_piece *piece = &pull->pieces[i];
+        if (!piece->by_message) {
+            continue;
+        }
+        dcommi_move *move = dcommi_move_new(run, pull->lane);
+        if (move == NULL) {
+            dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+            return;
+        }
+        move->pull = pull;
+        move->pull_block = (uint8_t)b;
+        move->word = (int32_t)i;
+        move->len = part;
+        block->outstanding++;
+        if (pull->device == NULL || piece->straight) {
+            move->device = piece->straight;
+            move->buf =
+                pull->staging != NULL ? dcommi_pull_staging(pull, b, i) : pull->to.dst + block->at;
+            dcommi_pull_request(move);
+        } else {
+            dcommi_move_in_transport(move); /* it stays whatever becomes of the run meanwhile */
+            if (dcommi_slot_ask(pull->device, DCOMMI_QUEUE_IN, dcommi_pull_go, move) < 0) {
+                dcommi_poison(run->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+                dcommi_move_out_of_transport(move);
+                dcommi_move_free(move);
+                dcommi_run_unref(run);
+            }
+        }
+        if (!run->active) {
+            return;
+        }
+    }
+}
+
+static void dcommi_pull_ask_first(dcommi_pull *pull)
+{
+    dcommi_run *run = pull->run;
+    for (unsigned b = 0; b < pull->window && run->active; b++) { /* not answered before we look */
+        dcommi_pull_ask(pull, b);
+    }
+}
+
+static void dcommi_pull_begun(dcommi_job *job, dcomm_status status)
+{
+    if (status >= 0 && job->run->active) {
+        dcommi_run_event(job->run);
+        dcommi_pull_ask_first((dcommi_pull *)job);
+    }
+}
+
+/* A fold by messages: how many blocks at a time, and how long. */
+static unsigned dcommi_pull_window(dcommi_pull *pull)
+{
+    const dcomm_plan *plan = pull->lane->frame->plan;
+    size_t n = pull->npieces, all = 4 * DCOMMI_PULL_MESSAGE;
+    size_t longest = (size_t)dcommi_whole_elements(
+        DCOMMI_PULL_MESSAGE, (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
+    pull->block = dcommi_pull_grain(plan, n);
+    if (pull->device != NULL) {
+        longest = all = DCOMMI_SLOT_BYTES;
+        pull->block =
+            n <= DCOMMI_SLOTS ? longest : (DCOMMI_SLOTS * longest / n + 4096) & ~(size_t)63;
+    }
+    pull->block = pull->fold && pull->block < longest ? pull->block : longest;
+    size_t window = DCOMMI_PULL_WINDOW * all / (n * pull->block);
+    return window < 1 ? 1 : window < DCOMMI_PULL_WINDOW ? (unsigned)window : DCOMMI_PULL_WINDOW;
+}
+
+/* Start to <- fold(pieces), or to <- pieces[0] without `fold`, asking for all that is not here.
+ * `taker`: the receive that it is done for, if it is for one. */
+static dcomm_status dcommi_pull_by_message(dcommi_lane *lane, dcommi_device *device,
+                                           dcommi_move *taker, const dcommi_target *to,
+                                           const dcommi_piece *pieces, size_t n, size_t len,
+                                           bool fold, bool final, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcomm_comm *comm = run->comm;
+    dcommi_pull *pull = dcommi_alloc(sizeof *pull);
+    if (pull == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    pull->lane = lane;
+    pull->run = run;
+    pull->device = device;
+    pull->taker = taker;
+    pull->async = async;
+    pull->final = final;
+    pull->fold = fold;
+    pull->to = *to;
+    pull->len = pull->left = len;
+    pull->npieces = n;
+    pull->next = run->pulls;
+    run->pulls = pull;
+    pull->window = dcommi_pull_window(pull);
+    dcomm_status status = DCOMM_OK;
+    bool straight = false;
+    pull->pieces = dcommi_calloc(n, sizeof *pieces);
+    if (fold && device != NULL) {
+        void *staging = NULL;
+        status =
+            device->handle.call->alloc(&device->handle, pull->window * n * pull->block, &staging);
+        pull->staging = staging;
+    } else if (fold) {
+        pull->staging = dcommi_alloc_raw(pull->window * n * pull->block);
+    }
+    if (status < 0 || pull->pieces == NULL || (fold && pull->staging == NULL)) {
+        dcommi_pull_free(pull);
+        return status < 0 ? status : DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < n; i++) {
+        pull->pieces[i] = pieces[i];
+        pull->pieces[i].by_message = device != NULL
+                                         ? pieces[i].local == NULL
+                                         : dcommi_piece_here(comm, &pieces[i], 0, len) == NULL;
+        straight = straight || pieces[i].straight;
+    }
+    pull->first = dcommi_pull_first(pull);
+    if (!straight) {
+        dcommi_pull_ask_first(pull);
+        return DCOMM_IN_PROGRESS;
+    }
+    /* UCX goes by no queue: it may store into what has been taken in IN's order once that was seen
+     * to be done. */
+    status = dcommi_job_start(device, DCOMMI_QUEUE_IN, &pull->begin, run, dcommi_pull_begun);
+    if (status < 0) {
+        dcommi_pull_free(pull);
+        return status;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+/* Start to <- fold(pieces), or to <- pieces[0] without `fold`. */
+static dcomm_status dcommi_pull_start(dcommi_lane *lane, const dcommi_target *to,
+                                      dcommi_piece *pieces, size_t n, size_t len, bool fold,
+                                      bool final, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcomm_comm *comm = run->comm;
+    dcomm_status status = dcommi_pull_mapped(lane, to, pieces, n, len, fold, final);
+    bool direct = status == DCOMM_ERR_UNSUPPORTED;
+    for (size_t i = 0; i < n && direct; i++) {
+        direct = dcommi_piece_here(comm, &pieces[i], 0, len) != NULL ||
+                 (!pieces[i].device && dcommi_peer_readable(dcommi_peer_of(comm, pieces[i].rank)));
+    }
+    if (direct) {
+        status = fold ? dcommi_pull_direct(lane, to, pieces, n, len, final)
+                      : dcommi_read_process(comm, pieces[0].rank, to->dst, pieces[0].address, len);
+    }
+    if (status != DCOMM_ERR_UNSUPPORTED) {
+        for (size_t i = 0; i < n; i++) {
+            comm->stats.bytes_read += pieces[i].local == NULL ? len : 0;
+        }
+        return status;
+    }
+    return dcommi_pull_by_message(lane, NULL, NULL, to, pieces, n, len, fold, final, async);
+}
+
+/* ---- the other side ---- */
+
+static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    (void)status; /* the reader that cannot be reached is reported as lost */
+    dcommi_move_out_of_transport(move);
+    dcommi_move_free(move);
+    dcommi_run_unref(run);
+}
+
+/* Answer with a part of what lies on a device from `base` on. */
+static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint32_t id,
+                                uint8_t *base)
+{
+    dcommi_run *run = move->run;
+    if (h->b > DCOMMI_SLOT_BYTES) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "rank %d asked for %" PRIu64 " bytes of a device at a time",
+                 (int)h->src, h->b);
+        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT, -1, text);
+        return;
+    }
+    move->buf = base + h->a;
+    move->len = h->b;
+    move->node =
+        dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, (int32_t)h->src, id);
+    if (dcommi_straight_with(run, (int)h->src)) {
+        dcommi_straight_send(move);
+    } else {
+        dcommi_out_start(move);
+    }
+}
+
+/* A peer asks for a part of what one of our OFFERs means. */
+static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
+{
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
+    dcommi_match_node *node = dcommi_match_find(comm, &key);
+    if (node == NULL) {
+        return; /* of a run that failed meanwhile */
+    }
+    dcommi_move *sent = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of a message of %zu of rank %d",
+                 (int)h->src, h->a, h->b, sent->len, comm->rank);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        return;
+    }
+    dcommi_move *move = dcommi_move_new(sent->run, NULL);
+    if (move == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return;
+    }
+    move->kind = DCOMMI_MOVE_REPLY;
+    dcommi_device_reply(move, h, dcommi_header_wide(h), sent->buf);
+}
+
+/* A peer asks for a part of what `run` exposed. */
+static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h)
+{
+    if (h->slot >= run->plan->nslots || run->offers == NULL || run->offers[h->slot].base == NULL ||
+        h->a > (uint64_t)run->offers[h->slot].len ||
+        h->b > (uint64_t)run->offers[h->slot].len - h->a) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of slot %d, which rank %d has "
+                 "not exposed",
+                 (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        return;
+    }
+    dcommi_move *move = dcommi_move_new(run, NULL);
+    if (move == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return;
+    }
+    move->op.done = dcommi_reply_sent;
+    move->kind = DCOMMI_MOVE_REPLY;
+    dcommi_header reply = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, h->tag);
+    reply.a = h->b;
+    comm->stats.bytes_sent += h->b;
+    if (DCOMMI_UNLIKELY(run->offers[h->slot].device)) {
+        dcommi_device_reply(move, h, h->tag, run->offers[h->slot].base);
+        return;
+    }
+    dcommi_move_in_transport(move);
+    dcomm_status status =
+        dcommi_post(comm, (int)h->src, &reply, run->offers[h->slot].base + h->a, h->b, &move->op);
+    if (status != DCOMM_IN_PROGRESS) {
+        dcommi_reply_sent(&move->op, status);
+        if (status < 0) {
+            dcommi_poison(comm, status, -1, dcommi_message);
+        }
+    }
+}
+
+static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    bool live = run->active;
+    if (DCOMMI_UNLIKELY(move->device)) {
+        dcommi_straight_end(move);
+    } else {
+        dcommi_move_out_of_transport(move);
+    }
+    if (live && status < 0) {
+        dcommi_move_failed(move, status, "reading memory of");
+    } else if (live) {
+        dcommi_pull_arrived(move);
+    } else {
+        dcommi_move_free(move);
+    }
+    dcommi_run_unref(run);
+}
+
+static dcommi_verdict dcommi_on_read_reply(dcomm_comm *comm, const dcommi_header *h,
+                                           dcommi_transport *transport, const void *data,
+                                           void *desc)
+{
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_PULL, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
+    dcommi_match_node *node = dcommi_match_take(comm, &key);
+    if (node == NULL) {
+        return DCOMMI_CONSUMED; /* of a run that failed meanwhile */
+    }
+    dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    if (h->a != move->len) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "rank %d answered %" PRIu64 " bytes where %zu were asked for",
+                 (int)h->src, h->a, move->len);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        return DCOMMI_CONSUMED;
+    }
+    const bool straight = DCOMMI_UNLIKELY(move->device);
+    if (straight && (data != NULL || transport->call->fetch_device == NULL)) {
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1,
+                      "a peer answered out of host memory where it had offered a device's");
+        return DCOMMI_CONSUMED;
+    }
+    if (data != NULL) {
+        memcpy(move->buf, data, move->len);
+        dcommi_pull_arrived(move);
+        return DCOMMI_CONSUMED;
+    }
+    move->op.done = dcommi_reply_fetched;
+    if (!straight) {
+        dcommi_move_in_transport(move);
+    }
+    dcomm_status status =
+        straight ? dcommi_straight_fetch(move, transport, desc)
+                 : transport->call->fetch(transport, desc, move->buf, move->len, &move->op);
+    if (status != DCOMM_IN_PROGRESS) {
+        dcommi_reply_fetched(&move->op, status);
+    }
+    return DCOMMI_KEEP;
+}
+
+#endif

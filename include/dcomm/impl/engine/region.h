@@ -1,0 +1,489 @@
+/* region.h - registered memory as the engine sees it: the regions of this rank, which it names in
+ * the messages that point into them, and the cache of peers' regions that it has mapped.
+ *
+ * A message that offers memory (EXPOSE, RTS) carries the number of the region that it lies in, or
+ * 0. A receiver that does not know the number asks for it (REGION_ASK) and reads by other means
+ * meanwhile. The owner hands over the memory's descriptor (hand.h), then says so (REGION); of
+ * device memory the answer has its key (device_region.h). Numbers are never used again, so that one
+ * of a region that was freed can at worst be unknown; whoever was given a region hears when it is
+ * freed (REGION_GONE). */
+#ifndef DCOMMI_REGION_H
+#define DCOMMI_REGION_H
+
+#include "match.h"
+#include "../transport/local/share.h"
+
+#define DCOMMI_REGION_MAPS 4096   /* peers' regions that a context remembers */
+#define DCOMMI_REGION_BUCKETS 256 /* of the cache */
+#define DCOMMI_REGION_REFUSALS 64
+#define DCOMMI_REGION_LEN_MAX ((uint64_t)1 << 46)
+
+/* Payload of REGION, in front of a device's key. */
+typedef struct dcommi_region_card {
+    uint64_t base; /* where messages say that it lies */
+    uint64_t len;
+} dcommi_region_card;
+
+_Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has no padding");
+
+/* A peer that has to do with a region of ours. */
+typedef struct dcommi_reader {
+    int peer;
+    bool told;    /* was given it; of device memory: and has not said that it is shut */
+    bool warned;  /* of device memory: was told that it is gone */
+    int refusals; /* how often it could not read an RTS in place */
+} dcommi_reader;
+
+/* A region of this rank. */
+typedef struct dcommi_own {
+    struct dcommi_own *next;      /* of all in the process, or of all of `shared` */
+    struct dcommi_shared *shared; /* the device memory that it is; NULL: host memory */
+    dcomm_context *context;       /* kept alive */
+    uint8_t *base;
+    size_t len, huge;
+    uint32_t id;    /* 0: nobody can map it */
+    unsigned users; /* of device memory: who wants this context to have it */
+    int file;       /* of host memory, to be handed to peers; -1: none */
+    dcommi_reader *readers;
+    size_t nreaders, readers_capacity;
+} dcommi_own;
+
+enum dcommi_map_state {
+    DCOMMI_MAP_ASKED,
+    DCOMMI_MAP_KNOWN,   /* device memory, to be opened */
+    DCOMMI_MAP_OPENING, /* by a thread without the token */
+    DCOMMI_MAP_OPEN,
+    DCOMMI_MAP_FAILED
+};
+
+/* A region of a peer. */
+typedef struct dcommi_map {
+    struct dcommi_map *next; /* in its bucket */
+    int peer;
+    uint32_t id;
+    uint8_t state;
+    uint8_t named; /* how often since we asked */
+    uint64_t base, len;
+    uint8_t *local; /* OPEN */
+    bool on_device; /* it is device memory; the rest is of that */
+    dcommi_device_key key;
+    bool gone;             /* OPENING: to be shut again */
+    bool borrowed;         /* of this very process: nothing was opened */
+    dcommi_device *device; /* by which it is read */
+    uint64_t used;         /* the last job there that reads it */
+} dcommi_map;
+
+struct dcommi_regions {
+    dcommi_own **own; /* by address; with the token, like all of this */
+    size_t nown, own_capacity;
+    uint32_t last_id;
+    dcommi_map *maps[DCOMMI_REGION_BUCKETS];
+    size_t nmaps;
+    dcommi_own *leaving;  /* device memory that is free but for peers that may have it open */
+    dcommi_map *shutting; /* peers' device memory that is to be shut */
+};
+
+/* device_region.h */
+static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map);
+static void dcommi_device_own_left(dcommi_own *own);
+static void dcommi_device_own_key(const dcommi_own *own, uint8_t *key);
+static void dcommi_device_regions_free(dcomm_context *context);
+static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id);
+static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id);
+static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id);
+
+static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
+                                       const void *data, size_t len);
+
+/* The context's, made when first needed; NULL without memory. */
+static struct dcommi_regions *dcommi_regions_of(dcomm_context *context)
+{
+    if (context->regions == NULL) {
+        context->regions = dcommi_alloc(sizeof *context->regions);
+    }
+    return context->regions;
+}
+
+/* ---- our own ---- */
+
+/* Index of the first own region that begins behind `at`. */
+static size_t dcommi_own_behind(const struct dcommi_regions *regions, uintptr_t at)
+{
+    size_t low = 0, high = regions->nown;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if ((uintptr_t)regions->own[middle]->base > at) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+/* The region that all of this memory lies in; NULL: none. */
+static inline dcommi_own *dcommi_own_find(const dcomm_context *context, const void *at, size_t len)
+{
+    const struct dcommi_regions *regions = context->regions;
+    if (DCOMMI_LIKELY(regions == NULL || regions->nown == 0)) {
+        return NULL;
+    }
+    size_t i = dcommi_own_behind(regions, (uintptr_t)at);
+    if (i == 0) {
+        return NULL;
+    }
+    dcommi_own *own = regions->own[i - 1];
+    size_t offset = (uintptr_t)at - (uintptr_t)own->base;
+    return offset < own->len && len <= own->len - offset ? own : NULL;
+}
+
+/* Its number, for messages. */
+static inline uint32_t dcommi_region_number(const dcomm_context *context, const void *at,
+                                            size_t len)
+{
+    const dcommi_own *own = dcommi_own_find(context, at, len);
+    return own != NULL ? own->id : 0;
+}
+
+/* A peer's entry at a region, made when needed; NULL without memory. */
+static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
+{
+    for (size_t i = 0; i < own->nreaders; i++) {
+        if (own->readers[i].peer == peer) {
+            return &own->readers[i];
+        }
+    }
+    if (dcommi_grow((void **)&own->readers, &own->readers_capacity, own->nreaders + 1,
+                    sizeof *own->readers) < 0) {
+        return NULL;
+    }
+    own->readers[own->nreaders] = (dcommi_reader){.peer = peer};
+    return &own->readers[own->nreaders++];
+}
+
+/* Whether to offer this memory to a peer that cannot read our other memory: a peer that does not
+ * map the region in the end has to ask for each message, so not for ever. */
+static bool dcommi_region_offerable(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    const dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    return reader != NULL && reader->refusals < DCOMMI_REGION_REFUSALS;
+}
+
+/* A peer wants a message that was offered in place after all. */
+static void dcommi_region_refused(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    if (reader != NULL) {
+        reader->refusals++;
+    }
+}
+
+/* Make own->len bytes of shared memory where huge pages can lie, and bring them in. With `collapse`
+ * onto huge pages: the kernel lets the caller wait until work of its own has run on every core,
+ * which took up to 40 s where ranks of other programs kept the cores busy, so only where a caller
+ * asks for memory. DCOMM_ERR_UNSUPPORTED: nobody could map it. After an error: dcommi_own_destroy.
+ */
+static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
+{
+    own->file = dcommi_share_file(own->len);
+    own->base = own->file >= 0 ? dcommi_share_map_huge(own->file, own->len) : NULL;
+    if (own->base == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "no shared memory of %zu bytes: %s", own->len,
+                           strerror(errno));
+    }
+    if (!(collapse ? dcommi_huge_fill(own->base, own->len, &own->huge)
+                   : dcommi_huge_populate(own->base, own->len))) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "no shared memory of %zu bytes: %s (see the memory limit of the "
+                           "container)",
+                           own->len, strerror(errno));
+    }
+    return DCOMM_OK;
+}
+
+/* Give back what there is of it. */
+static void dcommi_own_destroy(dcommi_own *own)
+{
+    dcommi_huge_release(own->base, own->len);
+    own->base = NULL;
+    if (own->file >= 0) {
+        dcommi_sys_close(own->file);
+        own->file = -1;
+    }
+}
+
+static dcomm_status dcommi_own_enter(dcommi_own *own)
+{
+    struct dcommi_regions *regions = dcommi_regions_of(own->context);
+    if (regions == NULL || regions->last_id == UINT32_MAX) {
+        return regions == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK; /* it works, unmapped */
+    }
+    DCOMMI_TRY(dcommi_grow((void **)&regions->own, &regions->own_capacity, regions->nown + 1,
+                           sizeof *regions->own));
+    size_t i = dcommi_own_behind(regions, (uintptr_t)own->base);
+    memmove(&regions->own[i + 1], &regions->own[i], (regions->nown - i) * sizeof *regions->own);
+    regions->own[i] = own;
+    regions->nown++;
+    own->id = ++regions->last_id;
+    return DCOMM_OK;
+}
+
+/* A peer by the first healthy communicator that has it; NULL: none. */
+static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
+            continue;
+        }
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+                *rank = r;
+                return comm;
+            }
+        }
+    }
+    return NULL;
+}
+
+/* Tell a peer that a region is no more. Returns whether that is under way. */
+static bool dcommi_own_warn(const dcommi_own *own, int peer)
+{
+    int rank;
+    dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
+    dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id, .a = own->shared != NULL};
+    return comm != NULL && !own->context->peers[peer].lost &&
+           dcommi_send_header(comm, rank, &gone, NULL, 0) >= 0;
+}
+
+/* It is about to be freed: take it out and tell who may have mapped it. */
+static void dcommi_own_leave(dcommi_own *own)
+{
+    struct dcommi_regions *regions = own->context->regions;
+    size_t at = dcommi_own_behind(regions, (uintptr_t)own->base) - 1;
+    regions->nown--;
+    memmove(&regions->own[at], &regions->own[at + 1], (regions->nown - at) * sizeof *regions->own);
+    for (size_t i = 0; i < own->nreaders; i++) {
+        if (own->readers[i].told) {
+            own->readers[i].warned = dcommi_own_warn(own, own->readers[i].peer);
+        }
+    }
+}
+
+/* A peer asks for a region that we named. */
+static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    const dcommi_remote *peer = &comm->context->peers[comm->members[h->src].peer];
+    dcommi_own *own = NULL;
+    for (size_t i = 0; regions != NULL && i < regions->nown && own == NULL; i++) {
+        own = regions->own[i]->id == h->tag ? regions->own[i] : NULL;
+    }
+    /* Of device memory it must be known when the peer's process has ended. */
+    if (own == NULL || !peer->same_host || (own->shared != NULL && peer->started == 0)) {
+        return; /* or freed meanwhile: the peer does without */
+    }
+    dcommi_reader *reader = dcommi_own_reader(own, comm->members[h->src].peer);
+    if (reader == NULL) {
+        return;
+    }
+    reader->told = true;
+    int peer_index = comm->members[h->src].peer;
+    dcommi_transport *t = comm->context->local;
+    uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_DEVICE];
+    size_t len = sizeof(dcommi_region_card);
+    dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base, .len = own->len};
+    memcpy(payload, &card, sizeof card);
+    if (own->shared != NULL) {
+        dcommi_device_own_key(own, payload + len);
+        len = sizeof payload;
+    } else if (t->call->region_give(t, peer_index, own->id, own->file) != DCOMM_OK) {
+        return; /* the peer asks again */
+    }
+    dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id, .a = own->shared != NULL};
+    dcommi_send_header(comm, (int)h->src, &answer, payload, len);
+}
+
+/* ---- peers' ---- */
+
+static inline dcommi_map **dcommi_map_at(struct dcommi_regions *regions, int peer, uint32_t id)
+{
+    dcommi_map **at = &regions->maps[((uint32_t)peer * 31u + id) % DCOMMI_REGION_BUCKETS];
+    while (*at != NULL && ((*at)->peer != peer || (*at)->id != id)) {
+        at = &(*at)->next;
+    }
+    return at;
+}
+
+static void dcommi_map_drop(dcomm_context *context, dcommi_map **at)
+{
+    dcommi_map *map = *at;
+    if (map->state == DCOMMI_MAP_OPENING) { /* who opens it drops it */
+        map->gone = true;
+        return;
+    }
+    *at = map->next;
+    context->regions->nmaps--;
+    if (map->on_device || map->state == DCOMMI_MAP_ASKED) {
+        dcommi_device_map_drop(context, map);
+        return;
+    }
+    dcommi_huge_release(map->local, (size_t)map->len);
+    dcommi_free(map);
+}
+
+/* Forget the regions of a peer, or of all (-1). */
+static void dcommi_maps_forget(dcomm_context *context, int peer)
+{
+    struct dcommi_regions *regions = context->regions;
+    for (size_t i = 0; regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
+        for (dcommi_map **at = &regions->maps[i]; *at != NULL;) {
+            bool ours = peer < 0 || (*at)->peer == peer;
+            bool stays = !ours || (*at)->state == DCOMMI_MAP_OPENING;
+            if (ours) {
+                dcommi_map_drop(context, at);
+            }
+            at = stays ? &(*at)->next : at;
+        }
+    }
+}
+
+/* The context closes. */
+static void dcommi_regions_free(dcomm_context *context)
+{
+    if (context->regions != NULL) {
+        dcommi_maps_forget(context, -1);
+        dcommi_device_regions_free(context);
+        dcommi_free(context->regions->own);
+        dcommi_free(context->regions);
+        context->regions = NULL;
+    }
+}
+
+/* A region is named that we do not know: remember it, and ask for it; again from time to time, as a
+ * communicator that fails takes question or answer with it. map: NULL the first time. */
+static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id, dcommi_map *map)
+{
+    if (map != NULL && ++map->named != 0) {
+        return;
+    }
+    struct dcommi_regions *regions = dcommi_regions_of(comm->context);
+    if (map == NULL) {
+        bool full = regions == NULL || regions->nmaps >= DCOMMI_REGION_MAPS;
+        map = full ? NULL : dcommi_alloc(sizeof *map);
+        if (map == NULL) {
+            return;
+        }
+        map->peer = comm->members[rank].peer;
+        map->id = id;
+        *dcommi_map_at(regions, map->peer, id) = map;
+        regions->nmaps++;
+    }
+    dcommi_header ask = {.type = DCOMMI_MSG_REGION_ASK, .tag = id};
+    dcommi_send_header(comm, rank, &ask, NULL, 0);
+}
+
+/* Map host memory that a peer has handed to us. */
+static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
+{
+    dcommi_transport *t = context->local;
+    size_t len = (size_t)map->len;
+    int file = -1;
+    DCOMMI_TRY(t->call->region_take(t, map->peer, map->id, len, &file));
+    uint8_t *local = dcommi_share_map_huge(file, len);
+    dcommi_sys_close(file);
+    if (local == NULL || !dcommi_huge_readable(local, len)) {
+        dcommi_huge_release(local, len);
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "%s", strerror(errno));
+    }
+    map->local = local;
+    map->state = DCOMMI_MAP_OPEN;
+    return DCOMM_OK;
+}
+
+/* Take a peer's answer about its memory. If anything is wrong with it, that memory is read by
+ * other means. */
+static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    if (regions == NULL) {
+        return;
+    }
+    int peer = comm->members[h->src].peer;
+    bool device = h->a == 1;
+    dcommi_region_card card;
+    dcommi_map *map = *dcommi_map_at(regions, peer, h->tag);
+    if (map == NULL || map->state != DCOMMI_MAP_ASKED) {
+        if (map == NULL && device) { /* forgotten meanwhile */
+            dcommi_tell_shut(comm->context, peer, h->tag);
+        }
+        return;
+    }
+    map->state = DCOMMI_MAP_FAILED;
+    map->on_device = device;
+    memcpy(&card, data, sizeof card);
+    map->base = card.base;
+    map->len = card.len;
+    size_t page = device ? 1 : (size_t)sysconf(_SC_PAGESIZE);
+    if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX || map->len % page != 0 ||
+        map->base % page != 0 || map->base + map->len < map->base) {
+        return;
+    }
+    if (device) {
+        memcpy(&map->key, (const uint8_t *)data + sizeof card, sizeof map->key);
+        map->state = DCOMMI_MAP_KNOWN;
+        atomic_store_explicit(&comm->context->memory_due, 1, memory_order_relaxed);
+    } else if (dcommi_map_open(comm->context, map) < 0) {
+        dcommi_log(DCOMMI_LOG_INFO, "registered memory of process %d is not mapped: %s",
+                   (int)comm->context->peers[peer].pid, dcommi_message);
+    }
+}
+
+/* Memory that a rank has offered, as region number and address, in our own address space: good
+ * until the next pass of progress. NULL: it is to be read by other means. */
+static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
+                                                 uint64_t address, size_t len)
+{
+    int peer = comm->members[rank].peer;
+    if (DCOMMI_LIKELY(region == 0) || !comm->context->peers[peer].same_host) {
+        return NULL;
+    }
+    struct dcommi_regions *regions = comm->context->regions;
+    dcommi_map *map = regions != NULL ? *dcommi_map_at(regions, peer, region) : NULL;
+    if (DCOMMI_UNLIKELY(map == NULL || map->state == DCOMMI_MAP_ASKED)) {
+        dcommi_map_ask(comm, rank, region, map);
+        return NULL;
+    }
+    if (DCOMMI_UNLIKELY(map->on_device)) {
+        return NULL; /* the peer has named it as the host's */
+    }
+    uint64_t offset = address - map->base;
+    return map->state == DCOMMI_MAP_OPEN && address >= map->base && offset <= map->len &&
+                   len <= map->len - offset
+               ? map->local + offset
+               : NULL;
+}
+
+/* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */
+static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    int peer = comm->members[h->src].peer;
+    if (h->type == DCOMMI_MSG_REGION_ASK) {
+        dcommi_on_region_ask(comm, h);
+    } else if (h->type == DCOMMI_MSG_REGION) {
+        dcommi_on_region(comm, h, data);
+    } else if (h->type == DCOMMI_MSG_REGION_SHUT) {
+        dcommi_on_region_shut(comm->context, peer, h->tag);
+    } else {
+        dcommi_map **at = regions != NULL ? dcommi_map_at(regions, peer, h->tag) : NULL;
+        if (at != NULL && *at != NULL) {
+            dcommi_map_drop(comm->context, at);
+        } else if (h->a == 1) {
+            dcommi_device_map_gone(comm->context, peer, h->tag);
+        }
+    }
+}
+
+#endif

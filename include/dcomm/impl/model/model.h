@@ -1,0 +1,270 @@
+/* model.h - the network that the model prices plans on: times as functions of bytes, what is
+ * between two ranks, and which ranks are alike. Integer picoseconds throughout, so that every rank
+ * comes to the same answer. */
+#ifndef DCOMMI_MODEL_H
+#define DCOMMI_MODEL_H
+
+#include "device.h"
+
+_Static_assert((int)DCOMMI_LEVEL_HOST == (int)DCOMM_LINK_HOST &&
+                   (int)DCOMMI_LEVEL_CORE == (int)DCOMM_LINK_CORE,
+               "links are named after the level at which two ranks part");
+
+/* ---- times as functions of bytes ---- */
+
+#define DCOMMI_MODEL_MOST (INT64_MAX >> 10) /* of one duration: two and a half hours */
+#define DCOMMI_SLOPE_MOST 1000000000000     /* 1 us per byte, in ps per MiB */
+
+/* A dcomm_curve with its slopes: ps per MiB from each point on. */
+typedef struct dcommi_curve {
+    int64_t n;
+    int64_t from[DCOMM_CURVE_POINTS], ps[DCOMM_CURVE_POINTS], slope[DCOMM_CURVE_POINTS];
+} dcommi_curve;
+
+static dcommi_curve dcommi_curve_make(const dcomm_curve *c)
+{
+    dcommi_curve k = {.n = c->n};
+    for (int64_t i = 0; i < c->n; i++) {
+        k.from[i] = c->bytes[i];
+        k.ps[i] = c->ps[i];
+        if (i + 1 < c->n) {
+            /* Double has room for the product, and the quotient is rounded the same everywhere. */
+            double slope = (double)(c->ps[i + 1] - c->ps[i]) * 1048576.0 /
+                           (double)(c->bytes[i + 1] - c->bytes[i]);
+            slope = slope > DCOMMI_SLOPE_MOST ? DCOMMI_SLOPE_MOST : slope;
+            k.slope[i] = (int64_t)(slope < -DCOMMI_SLOPE_MOST ? -DCOMMI_SLOPE_MOST : slope);
+        } else if (i > 0) {
+            k.slope[i] = dcommi_max64(k.slope[i - 1], 0);
+        }
+    }
+    return k;
+}
+
+static inline int64_t dcommi_curve_at(const dcommi_curve *k, int64_t bytes)
+{
+    if (k->n == 0) {
+        return 0;
+    }
+    int64_t i = k->n - 1;
+    while (i > 0 && bytes < k->from[i]) {
+        i--;
+    }
+    int64_t more = dcommi_max64(bytes - k->from[i], 0), whole;
+    if (__builtin_mul_overflow(more >> 20, k->slope[i], &whole) || whole > DCOMMI_MODEL_MOST) {
+        return DCOMMI_MODEL_MOST;
+    }
+    return k->ps[i] + whole + (((more & 1048575) * k->slope[i]) >> 20);
+}
+
+/* A curve that makes sense: points ascending, no time negative or beyond what sums can hold. */
+static bool dcommi_curve_valid(const dcomm_curve *c)
+{
+    bool good = c->n >= 0 && c->n <= DCOMM_CURVE_POINTS;
+    for (int64_t i = 0; good && i < c->n; i++) {
+        good = c->ps[i] >= 0 && c->ps[i] <= DCOMMI_MODEL_MOST && c->bytes[i] >= 0 &&
+               (i == 0 || c->bytes[i] > c->bytes[i - 1]);
+    }
+    return good;
+}
+
+/* ---- the network ---- */
+
+typedef struct dcommi_link {
+    int64_t alpha, overhead, signal, tell, eager;
+    /* What a message's bytes have to go through beside the network, and, where that is another,
+     * those of a long one and of exposed memory. */
+    int64_t stage, straight;
+    bool by_core, mapped; /* mapped: what is exposed is folded where it lies */
+    bool open;            /* device memory that the peer's kernels read where it lies */
+    dcommi_curve message, fold, read, reduce, shared, sustained;
+} dcommi_link;
+
+/* Ranks r and r + period are alike: a plan that looks the same to all ranks is priced by the first
+ * `period` of them, which stand for the others. period == nranks: nobody stands for anybody. */
+typedef struct dcommi_terrain {
+    const dcommi_groups *groups; /* NULL: everybody is near everybody */
+    int nranks, period;
+    bool slots; /* shared scratch is a host's, which its ranks map */
+    bool posts; /* what a rank says to all at once it says on a board */
+    bool rough; /* some of those share a port, where they would take turns that one does not see */
+    dcommi_link link[DCOMM_LINK_COUNT];
+    dcommi_curve copy, fold;
+    dcommi_curve open_read, open_reduce; /* of a peer's device memory */
+    int64_t step, call;
+} dcommi_terrain;
+
+static bool dcommi_trials_valid(const dcomm_trial *trials)
+{
+    bool good = true;
+    for (int i = 0; i < DCOMM_TRIALS && good; i++) {
+        good = dcommi_curve_valid(&trials[i].took) &&
+               memchr(trials[i].algo, 0, sizeof trials[i].algo) != NULL;
+    }
+    return good;
+}
+
+static dcomm_status dcommi_tuning_check(const dcomm_tuning *t)
+{
+    bool good = dcommi_curve_valid(&t->copy) && dcommi_curve_valid(&t->fold) &&
+                dcommi_curve_valid(&t->device_copy) && dcommi_curve_valid(&t->device_fold) &&
+                dcommi_curve_valid(&t->device_read) && dcommi_curve_valid(&t->device_reduce) &&
+                t->device_stage_ps >= 0 && t->device_stage_ps <= DCOMMI_MODEL_MOST &&
+                t->device_ucx_ps >= 0 && t->device_ucx_ps <= DCOMMI_MODEL_MOST &&
+                t->device_ucx >= 0 && t->step_ps >= 0 && t->call_ps >= 0 && t->connections >= 0 &&
+                t->connections <= DCOMM_CONNECTIONS_MAX;
+    for (int k = 0; k < DCOMM_LINK_COUNT && good; k++) {
+        const dcomm_link *l = &t->link[k];
+        const int64_t most = DCOMMI_MODEL_MOST;
+        good = l->alpha_ps >= 0 && l->alpha_ps <= most && l->overhead_ps >= 0 &&
+               l->overhead_ps <= most && l->signal_ps >= 0 && l->signal_ps <= most &&
+               l->tell_ps >= 0 && l->tell_ps <= most && l->eager_bytes >= 0 &&
+               dcommi_curve_valid(&l->message) && dcommi_curve_valid(&l->fold) &&
+               dcommi_curve_valid(&l->read) && dcommi_curve_valid(&l->reduce) &&
+               dcommi_curve_valid(&l->mapped_read) && dcommi_curve_valid(&l->mapped_reduce) &&
+               dcommi_curve_valid(&l->huge_read) && dcommi_curve_valid(&l->huge_reduce) &&
+               dcommi_curve_valid(&l->shared) && dcommi_curve_valid(&l->sustained);
+    }
+    good = good && t->tried >= 0;
+    good = good && dcommi_trials_valid(t->trial) && dcommi_trials_valid(t->huge) &&
+           dcommi_trials_valid(t->registered);
+    return good ? DCOMM_OK
+                : dcommi_fail(
+                      DCOMM_ERR_INVALID,
+                      "tuning: a time is negative or beyond two hours, the points of a curve do "
+                      "not ascend, or there are more than %d connections",
+                      DCOMM_CONNECTIONS_MAX);
+}
+
+/* The trials of an algorithm; the first free ones become its own. NULL: there are none, or this is
+ * no name that they can have. */
+static dcomm_trial *dcommi_trial_slot(dcomm_trial *trials, const char *algo)
+{
+    size_t len = strlen(algo);
+    for (int i = 0; i < DCOMM_TRIALS && len > 0 && len < sizeof trials[i].algo; i++) {
+        if (trials[i].algo[0] == 0) {
+            memcpy(trials[i].algo, algo, len + 1);
+        }
+        if (strcmp(trials[i].algo, algo) == 0) {
+            return &trials[i];
+        }
+    }
+    return NULL;
+}
+
+/* Does adding `shift` to every rank lead each group to a group? */
+static bool dcommi_groups_shift(const dcommi_groups *g, int shift, int32_t *to)
+{
+    for (int l = 0; l < g->nlevels; l++) {
+        for (int i = 0; i < g->count[l]; i++) {
+            to[i] = -1;
+        }
+        for (int r = 0; r < g->nranks; r++) {
+            int32_t from = dcommi_group_of(g, l, r);
+            int32_t at = dcommi_group_of(g, l, (r + shift) % g->nranks);
+            if (to[from] >= 0 && to[from] != at) {
+                return false;
+            }
+            to[from] = at;
+        }
+    }
+    return true;
+}
+
+static dcomm_status dcommi_groups_period(const dcommi_groups *g, int nranks, int *period)
+{
+    *period = g == NULL ? 1 : nranks;
+    if (g == NULL) {
+        return DCOMM_OK;
+    }
+    int32_t *to = dcommi_calloc((size_t)nranks, sizeof *to);
+    if (to == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int p = 1; p < *period; p++) {
+        if (nranks % p == 0 && dcommi_groups_shift(g, p, to)) {
+            *period = p;
+        }
+    }
+    dcommi_free(to);
+    return DCOMM_OK;
+}
+
+/* Whether a rank and others that it stands for share a port. */
+static bool dcommi_terrain_rough(const dcommi_terrain *t)
+{
+    const dcommi_groups *g = t->groups;
+    for (int l = 0; g != NULL && l < g->nlevels; l++) {
+        for (int r = t->period; t->link[g->kind[l]].shared.n > 0 && r < t->nranks; r++) {
+            if (dcommi_group_of(g, l, r) == dcommi_group_of(g, l, r % t->period)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* memory: where what ranks expose lies. */
+static dcomm_status dcommi_terrain_make(const dcommi_groups *groups, int nranks,
+                                        const dcomm_tuning *t, enum dcommi_memory memory,
+                                        dcommi_terrain *terrain)
+{
+    DCOMMI_TRY(dcommi_tuning_check(t));
+    dcomm_tuning there;
+    const bool device = dcommi_memory_of_device(memory);
+    if (device) {
+        there = dcommi_tuning_on_device(t);
+        t = &there;
+    }
+    const int kind = device ? DCOMMI_MEMORY_ANY : memory;
+    memset(terrain, 0, sizeof *terrain);
+    terrain->groups = groups;
+    terrain->slots = !device;
+    terrain->posts = !device && dcommi_groups_post(groups, nranks);
+    terrain->nranks = nranks;
+    DCOMMI_TRY(dcommi_groups_period(groups, nranks, &terrain->period));
+    for (int k = 0; k < DCOMM_LINK_COUNT; k++) {
+        const dcomm_link *from = &t->link[k];
+        dcommi_link *to = &terrain->link[k];
+        to->alpha = from->alpha_ps;
+        to->overhead = from->overhead_ps;
+        to->signal = from->signal_ps;
+        to->tell = from->tell_ps;
+        to->eager = from->eager_bytes > 0 ? from->eager_bytes : INT64_MAX;
+        to->stage = device ? t->device_stage_ps : 0;
+        to->straight =
+            k == DCOMM_LINK_HOST && dcommi_memory_by_ucx(t, memory) ? t->device_ucx_ps : to->stage;
+        to->open = memory == DCOMMI_MEMORY_OPEN && k != DCOMM_LINK_HOST;
+        to->by_core = from->by_core != 0;
+        to->message = dcommi_curve_make(&from->message);
+        to->fold = dcommi_curve_make(&from->fold);
+        const dcomm_curve *read[] = {&from->read, &from->huge_read, &from->mapped_read};
+        const dcomm_curve *fold[] = {&from->reduce, &from->huge_reduce, &from->mapped_reduce};
+        to->mapped = memory == DCOMMI_MEMORY_REGISTERED && from->mapped_reduce.n > 0;
+        to->reduce = dcommi_curve_make(fold[kind]->n > 0 ? fold[kind] : &from->reduce);
+        to->read = dcommi_curve_make(read[kind]->n > 0 ? read[kind] : &from->read);
+        to->shared = dcommi_curve_make(&from->shared);
+        to->sustained = dcommi_curve_make(&from->sustained);
+    }
+    terrain->copy = dcommi_curve_make(&t->copy);
+    terrain->fold = dcommi_curve_make(&t->fold);
+    terrain->open_read = dcommi_curve_make(&t->device_read);
+    terrain->open_reduce = dcommi_curve_make(&t->device_reduce);
+    terrain->step = t->step_ps;
+    terrain->call = t->call_ps;
+    terrain->rough = dcommi_terrain_rough(terrain);
+    return DCOMM_OK;
+}
+
+/* At how many levels two ranks are together, which is the level at which they part. */
+static inline int dcommi_terrain_depth(const dcommi_terrain *t, int a, int b)
+{
+    return t->groups != NULL ? dcommi_groups_depth(t->groups, a, b) : 0;
+}
+
+static inline int dcommi_terrain_kind(const dcommi_terrain *t, int depth)
+{
+    return t->groups != NULL && depth < t->groups->nlevels ? t->groups->kind[depth]
+                                                           : (int)DCOMM_LINK_NEAR;
+}
+
+#endif

@@ -1,0 +1,514 @@
+/* run.h - the priced execution of a set of plans: all ranks of them in order of time, or,
+ * where ranks are alike, those that stand for the others. Loops are not unrolled: an execution
+ * takes memory for its ranks and for the messages under way. */
+#ifndef DCOMMI_MODEL_RUN_H
+#define DCOMMI_MODEL_RUN_H
+
+#include "../plan/check_valid.h"
+#include "step.h"
+
+/* Where the plans come from: get makes or finds rank r's, put gives it back. */
+typedef struct dcommi_plans {
+    dcomm_status (*get)(void *user, int rank, const dcomm_plan **plan_p);
+    void (*put)(void *user, const dcomm_plan *plan);
+    void *user;
+    bool scripted; /* they run by scripts: neither the call nor steps take any time of their own */
+} dcommi_plans;
+
+/* What an execution came to. */
+typedef struct dcommi_price {
+    int64_t ps;
+    int64_t
+        unhurried; /* what it would be if links could go on as fast as they let bursts through */
+    int64_t steps; /* of plans, executed */
+    bool over;     /* given up at the limit, which ps is: it takes longer */
+} dcommi_price;
+
+/* ---- frames and lanes ---- */
+
+static dcommi_sim_frame *dcommi_sim_frame_new(dcommi_sim *s, const dcomm_plan *plan, int rank)
+{
+    dcommi_sim_frame *f = dcommi_alloc(sizeof *f + plan->nlanes * sizeof(dcommi_sim_lane));
+    if (f == NULL) {
+        dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+        return NULL;
+    }
+    f->plan = plan;
+    f->rank = rank;
+    f->lanes_left = plan->nlanes;
+    for (uint32_t i = 0; i < plan->nlanes; i++) {
+        f->lanes[i].frame = f;
+        f->lanes[i].steps = plan->steps + plan->lanes[i].first;
+        f->lanes[i].count = plan->lanes[i].count;
+    }
+    f->next = s->frames;
+    if (s->frames != NULL) {
+        s->frames->prev = f;
+    }
+    s->frames = f;
+    return f;
+}
+
+static void dcommi_sim_frame_free(dcommi_sim *s, dcommi_sim_frame *f)
+{
+    *(f->prev != NULL ? &f->prev->next : &s->frames) = f->next;
+    if (f->next != NULL) {
+        f->next->prev = f->prev;
+    }
+    dcommi_free(f);
+}
+
+/* All lanes of a frame are over. */
+static void dcommi_sim_frame_over(dcommi_sim *s, dcommi_sim_frame *f)
+{
+    if (f->caller == NULL) {
+        s->end = dcommi_max64(s->end, s->now);
+        s->left--;
+        return;
+    }
+    dcommi_sim_resume(s, f->caller, s->now);
+    dcommi_sim_frame_free(s, f);
+}
+
+static int64_t dcommi_sim_call(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    dcommi_sim_frame *parent = lane->frame;
+    dcommi_sim_frame *f = dcommi_sim_frame_new(s, parent->plan->subs[step->sub], parent->rank);
+    if (f == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    f->parent = parent;
+    f->caller = lane;
+    f->open = (uint8_t)(dcommi_sim_open_space(parent, parent->plan->operands[step->src].space)
+                            << DCOMM_SPACE_IN |
+                        dcommi_sim_open_space(parent, step->dst.space) << DCOMM_SPACE_OUT);
+    f->group = parent->plan->table + step->group;
+    f->tag_base = parent->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    f->counter_base = parent->counter_base + step->slot + dcommi_sim_value(s, lane, &step->value);
+    f->slot_base = parent->slot_base + (step->word > 0 ? step->word : 0) +
+                   dcommi_sim_value(s, lane, &step->peer);
+    if (dcommi_sim_rank(f, f->plan->rank) != f->rank) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN,
+                                       "%s: rank %d calls %s as its rank %d, which is another",
+                                       parent->plan->name, f->rank, f->plan->name, f->plan->rank));
+    }
+    lane->state = DCOMMI_SIM_CALLING;
+    for (uint32_t i = 0; i < f->plan->nlanes; i++) {
+        dcommi_sim_resume(s, &f->lanes[i], s->now);
+    }
+    if (f->plan->nlanes == 0) {
+        dcommi_sim_frame_over(s, f);
+    }
+    return DCOMMI_SIM_STOP;
+}
+
+static void dcommi_sim_loop(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int64_t trips = dcommi_sim_value(s, lane, &step->value);
+    if (trips <= 0) {
+        lane->pc += step->body + 1;
+        return;
+    }
+    lane->trips[lane->depth] = trips;
+    lane->index[lane->depth++] = 0;
+}
+
+static void dcommi_sim_end(dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int d = lane->depth - 1;
+    if (++lane->index[d] < lane->trips[d]) {
+        lane->pc -= step->body + 1;
+        return;
+    }
+    lane->index[d] = 0;
+    lane->depth = d;
+}
+
+static int64_t dcommi_sim_wait(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    dcommi_sim_actor *own = &s->actor[lane->frame->rank];
+    lane->counter = lane->frame->counter_base + step->slot;
+    lane->target = dcommi_sim_value(s, lane, &step->value);
+    if (lane->counter >= own->plan->ncounters) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64,
+                                       lane->frame->plan->name, lane->counter));
+        return DCOMMI_SIM_STOP;
+    }
+    if (own->counters[lane->counter] >= lane->target) {
+        return s->now;
+    }
+    lane->state = DCOMMI_SIM_WAITING;
+    lane->next_waiter = own->waiters;
+    own->waiters = lane;
+    return DCOMMI_SIM_STOP;
+}
+
+/* Encoding, and decoding of each source, by what the plan says of its codec. */
+static int64_t dcommi_sim_codec(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *o = &plan->operands[step->src];
+    int64_t len = step->kind == DCOMM_STEP_ENCODE   ? dcommi_sim_length(s, lane, o, 0)
+                  : step->kind == DCOMM_STEP_RECODE ? dcommi_sim_length(s, lane, &step->stage, 0)
+                                                    : dcommi_sim_length(s, lane, &step->dst, 0);
+    int64_t copy = dcommi_curve_at(&s->terrain->copy, len), work = 0;
+    if (step->kind == DCOMM_STEP_ENCODE || step->kind == DCOMM_STEP_RECODE) {
+        work += copy / 1024 * (plan->codec_encode > 0 ? plan->codec_encode : 1024);
+    }
+    for (uint32_t i = 0; step->kind != DCOMM_STEP_ENCODE && i < step->nsrc; i++) {
+        int64_t pieces = dcommi_max64(o[i].repeat, 1);
+        work += pieces * (copy / 1024 * (plan->codec_decode > 0 ? plan->codec_decode : 1024));
+    }
+    bool later = step->slot > 0 && plan->codec_later > 0 && step->kind != DCOMM_STEP_DECODE;
+    work = later ? work / 1024 * plan->codec_later : work;
+    return dcommi_sim_work(s, lane->frame->rank, s->now, work);
+}
+
+/* The caller's kernels: as much as copying what they write or read. */
+static int64_t dcommi_sim_compute(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int64_t len = dcommi_sim_length(s, lane, &step->dst, 0);
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &lane->frame->plan->operands[step->src + i];
+        len = dcommi_max64(len, dcommi_sim_length(s, lane, o, 0));
+    }
+    return dcommi_sim_work(s, lane->frame->rank, s->now, dcommi_curve_at(&s->terrain->copy, len));
+}
+
+static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    switch (step->kind) {
+    case DCOMM_STEP_SEND:
+        return dcommi_sim_send(s, lane, step);
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        return dcommi_sim_recv(s, lane, step);
+    case DCOMM_STEP_COPY:
+    case DCOMM_STEP_REDUCE:
+        return dcommi_sim_transform(s, lane, step);
+    case DCOMM_STEP_EXPOSE:
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_sim_tell(s, lane, step);
+    case DCOMM_STEP_WAIT:
+        return dcommi_sim_wait(s, lane, step);
+    case DCOMM_STEP_CALL:
+        return dcommi_sim_call(s, lane, step);
+    case DCOMM_STEP_FENCE:
+        if (lane->pending > 0) {
+            lane->state = DCOMMI_SIM_FENCED;
+            return DCOMMI_SIM_STOP;
+        }
+        return dcommi_max64(s->now, lane->async_end);
+    case DCOMM_STEP_LOOP:
+        dcommi_sim_loop(s, lane, step);
+        return s->now;
+    case DCOMM_STEP_END:
+        dcommi_sim_end(lane, step);
+        return s->now;
+    case DCOMM_STEP_ENCODE:
+    case DCOMM_STEP_DECODE:
+    case DCOMM_STEP_DECODE_REDUCE:
+    case DCOMM_STEP_RECODE:
+        return dcommi_sim_codec(s, lane, step);
+    default:
+        return dcommi_sim_compute(s, lane, step);
+    }
+}
+
+/* Run a lane until it waits, or until something else happens first. */
+static void dcommi_sim_lane_run(dcommi_sim *s, dcommi_sim_lane *lane)
+{
+    while (s->status == DCOMM_OK) {
+        int64_t next = s->now;
+        if (lane->pc == lane->count) { /* the end of a lane is a fence */
+            if (lane->pending > 0) {
+                lane->state = DCOMMI_SIM_FENCED;
+                return;
+            }
+            if (lane->async_end <= s->now) {
+                lane->state = DCOMMI_SIM_OVER;
+                if (--lane->frame->lanes_left == 0) {
+                    dcommi_sim_frame_over(s, lane->frame);
+                }
+                return;
+            }
+            next = lane->async_end;
+        } else {
+            const dcomm_step *step = &lane->steps[lane->pc];
+            bool free_of_charge = step->kind == DCOMM_STEP_LOOP || step->kind == DCOMM_STEP_END;
+            if (++s->steps > s->budget) {
+                dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                               "%s: more than %" PRId64 " steps to price",
+                                               lane->frame->plan->name, s->budget));
+                return;
+            }
+            next = dcommi_sim_step(s, lane, step);
+            if (next == DCOMMI_SIM_AGAIN) {
+                return;
+            }
+            lane->pc++;
+            if (next == DCOMMI_SIM_STOP) {
+                return;
+            }
+            if (!free_of_charge) {
+                next = dcommi_sim_work(s, lane->frame->rank, next, s->step);
+            }
+        }
+        if (next > s->now && s->nheap > 0 && s->heap[0].time < next) {
+            dcommi_sim_resume(s, lane, next);
+            return;
+        }
+        s->now = next;
+    }
+}
+
+/* ---- the execution ---- */
+
+/* Which ports the actors share, and with how many that they stand for. */
+static dcomm_status dcommi_sim_ports(dcommi_sim *s)
+{
+    const dcommi_groups *g = s->terrain->groups;
+    int n = s->terrain->nranks, levels = g != NULL ? g->nlevels : 0;
+    s->port = dcommi_calloc((size_t)levels * (size_t)s->period + 1, sizeof *s->port);
+    s->until = dcommi_calloc(2 * (size_t)levels * (size_t)n + 1, sizeof *s->until);
+    s->carried = dcommi_calloc(2 * (size_t)levels * (size_t)n + 1, sizeof *s->carried);
+    s->tally = dcommi_calloc((size_t)s->period * DCOMM_LINK_COUNT, sizeof *s->tally);
+    if (s->port == NULL || s->until == NULL || s->carried == NULL || s->tally == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (int i = 0; i < levels * s->period; i++) {
+        int level = i / s->period, actor = i % s->period;
+        dcommi_sim_port_of *port = &s->port[i];
+        int own = port->group = dcommi_group_of(g, level, actor);
+        for (int r = actor; r < n; r += s->period) {
+            int group = dcommi_group_of(g, level, r);
+            port->group = group < port->group ? group : port->group;
+            port->alike += group == own;
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Who takes turns on a processor: actors with each other, or, where they stand for others, each
+ * with as many as sit where it does. */
+static void dcommi_sim_seats(dcommi_sim *s)
+{
+    const dcommi_groups *g = s->terrain->groups;
+    for (int i = 0; i < s->period; i++) {
+        s->actor[i].seat = i;
+        s->actor[i].turns = 1;
+        if (g != NULL && s->period == g->nranks) {
+            s->actor[i].seat = g->seat[i];
+            continue;
+        }
+        for (int r = 0; g != NULL && r < g->nranks; r++) {
+            s->actor[i].turns += r != i && g->seat[r] == g->seat[i];
+        }
+    }
+}
+
+static dcomm_status dcommi_sim_open(dcommi_sim *s, const dcommi_plans *plans)
+{
+    s->actor = dcommi_calloc((size_t)s->period, sizeof *s->actor);
+    s->nbuckets = 64;
+    s->bucket = dcommi_calloc(s->nbuckets, sizeof *s->bucket);
+    if (s->actor == NULL || s->bucket == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    DCOMMI_TRY(dcommi_sim_ports(s));
+    dcommi_sim_seats(s);
+    for (int i = 0; i < s->period; i++) {
+        dcommi_sim_actor *a = &s->actor[i];
+        DCOMMI_TRY(plans->get(plans->user, i, &a->plan));
+        a->counters = dcommi_calloc(a->plan->ncounters + 1, sizeof *a->counters);
+        a->exposed = dcommi_calloc(a->plan->nslots + 1, sizeof *a->exposed);
+        a->offered = dcommi_calloc(a->plan->nslots + 1, sizeof *a->offered);
+        a->root = dcommi_sim_frame_new(s, a->plan, i);
+        if (a->counters == NULL || a->exposed == NULL || a->offered == NULL || a->root == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        a->root->open = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
+        for (uint32_t k = 0; k < a->plan->nslots; k++) {
+            a->exposed[k] = -1;
+        }
+        for (uint32_t k = 0; k < a->plan->nlanes; k++) {
+            dcommi_sim_resume(s, &a->root->lanes[k], 0);
+        }
+        s->left += a->plan->nlanes > 0;
+    }
+    return s->status;
+}
+
+static void dcommi_sim_close(dcommi_sim *s, const dcommi_plans *plans)
+{
+    for (int i = 0; s->actor != NULL && i < s->period; i++) {
+        if (s->actor[i].plan != NULL) {
+            plans->put(plans->user, s->actor[i].plan);
+        }
+        dcommi_free(s->actor[i].counters);
+        dcommi_free(s->actor[i].exposed);
+        dcommi_free(s->actor[i].offered);
+    }
+    while (s->frames != NULL) {
+        dcommi_sim_frame_free(s, s->frames);
+    }
+    for (dcommi_sim_join *j = s->joins, *next; j != NULL; j = next) {
+        next = j->next;
+        dcommi_free(j);
+    }
+    for (size_t i = 0; i < s->nslabs; i++) {
+        dcommi_free(s->slab[i]);
+    }
+    dcommi_free(s->slab);
+    dcommi_free(s->actor);
+    dcommi_free(s->bucket);
+    dcommi_free(s->heap);
+    dcommi_free(s->port);
+    dcommi_free(s->until);
+    dcommi_free(s->carried);
+    dcommi_free(s->tally);
+}
+
+static void dcommi_sim_execute(dcommi_sim *s)
+{
+    while (s->nheap > 0 && s->status == DCOMM_OK && s->now <= s->limit) {
+        dcommi_sim_event e = dcommi_sim_pop(s);
+        s->now = e.time;
+        if (s->now > s->limit) {
+            break;
+        }
+        if (e.kind == DCOMMI_SIM_LANE) {
+            dcommi_sim_lane_run(s, e.at.lane);
+        } else if (e.kind == DCOMMI_SIM_SIGNAL) {
+            dcommi_sim_signal(s, &s->actor[e.at.signal.actor], e.at.signal.counter, e.value);
+        } else {
+            dcommi_sim_happen(s, e.kind, e.at.msg);
+        }
+    }
+}
+
+/* No earlier than all that went through the shared ports can go on to. */
+static int64_t dcommi_sim_sustained(const dcommi_sim *s)
+{
+    const dcommi_groups *g = s->terrain->groups;
+    int64_t end = s->end, n = s->terrain->nranks;
+    for (int l = 0; g != NULL && l < g->nlevels; l++) {
+        const dcommi_curve *curve = &s->terrain->link[g->kind[l]].sustained;
+        for (int64_t i = 2 * l * n; curve->n > 0 && i < 2 * (l + 1) * n; i++) {
+            end = dcommi_max64(end, dcommi_curve_at(curve, s->carried[i]));
+        }
+    }
+    return end;
+}
+
+/* One execution by `period` actors. */
+static dcomm_status dcommi_sim_run(const dcommi_terrain *t, const dcommi_plans *plans, int period,
+                                   int64_t limit, int64_t budget, dcommi_price *price)
+{
+    const int64_t call = plans->scripted ? 0 : t->call;
+    dcommi_sim s = {.terrain = t,
+                    .period = period,
+                    .step = plans->scripted ? 0 : t->step,
+                    .limit = limit - call,
+                    .budget = budget};
+    dcomm_status status = dcommi_sim_open(&s, plans);
+    if (status >= 0) {
+        dcommi_sim_execute(&s);
+        price->unhurried = s.end;
+        s.end = dcommi_sim_sustained(&s);
+        status = s.status;
+    }
+    price->over = status >= 0 && (s.now > s.limit || s.end > s.limit);
+    if (status >= 0 && !price->over && s.left > 0) {
+        status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %d of %d ranks wait for each other for ever",
+                             s.actor[0].plan->name, s.left, period);
+    }
+    price->ps = price->over ? limit : s.end + call;
+    price->steps = s.steps;
+    dcommi_sim_close(&s, plans);
+    return status;
+}
+
+/* ---- ranks that are alike ---- */
+
+/* What a plan looks like to somebody who does not know which rank it is for. */
+static uint64_t dcommi_plan_look(const dcomm_plan *p, uint64_t h)
+{
+    h = dcommi_mix(h, (uint64_t)p->nlanes << 32 | p->nsteps);
+    h = dcommi_mix(h, (uint64_t)p->ncounters << 32 | p->nslots);
+    for (uint32_t i = 0; i < p->nlanes; i++) {
+        h = dcommi_mix(h, p->lanes[i].count);
+    }
+    for (uint32_t i = 0; i < p->nsteps; i++) {
+        const dcomm_step *s = &p->steps[i];
+        h = dcommi_mix(h, (uint64_t)s->kind << 40 | (uint64_t)s->flags << 32 | s->body);
+        h = dcommi_mix(h, (uint64_t)s->dst.max_length);
+        h = dcommi_mix(h, (uint64_t)(s->peer.kind == DCOMM_EXPR_CONST && s->peer.add < 0));
+        if (s->kind == DCOMM_STEP_LOOP || s->kind == DCOMM_STEP_WAIT) {
+            h = dcommi_mix(h, (uint64_t)s->value.add);
+        }
+        bool ordered = s->kind != DCOMM_STEP_REDUCE; /* else a fold in rank order differs */
+        for (uint32_t k = 0; k < s->nsrc && ordered; k++) {
+            const dcomm_operand *o = &p->operands[s->src + k];
+            h = dcommi_mix(h, (uint64_t)o->space << 32 | o->repeat);
+            h = dcommi_mix(h, (uint64_t)o->max_length);
+        }
+        if (s->kind == DCOMM_STEP_CALL) {
+            h = dcommi_plan_look(p->subs[s->sub], h);
+        }
+    }
+    return h;
+}
+
+#define DCOMMI_ALIKE_MIN 33    /* fewer ranks are priced one by one, which is exact */
+#define DCOMMI_ALIKE_ALL 64    /* so many are looked at one by one, */
+#define DCOMMI_ALIKE_SAMPLE 48 /* and of more so many */
+
+/* *alike: as far as we look, every rank's plan looks like that of the rank that stands for it. */
+static dcomm_status dcommi_plans_alike(const dcommi_plans *plans, int nranks, int period,
+                                       bool *alike)
+{
+    uint64_t *look = dcommi_calloc((size_t)period, sizeof *look);
+    dcomm_status status = look != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    int tries = nranks <= DCOMMI_ALIKE_ALL ? nranks : DCOMMI_ALIKE_SAMPLE + period;
+    *alike = true;
+    for (int i = 0; i < tries && status >= 0 && *alike; i++) {
+        int r = i;
+        if (i >= period && nranks > DCOMMI_ALIKE_ALL) { /* spread over all, the last one included */
+            r = nranks - 1 - (int)((int64_t)(i - period) * (nranks - period) / DCOMMI_ALIKE_SAMPLE);
+        }
+        const dcomm_plan *plan = NULL;
+        status = plans->get(plans->user, r, &plan);
+        if (status >= 0) {
+            uint64_t own = dcommi_plan_look(plan, 1);
+            if (i < period) {
+                look[r] = own;
+            }
+            *alike = look[r % period] == own;
+            plans->put(plans->user, plan);
+        }
+    }
+    dcommi_free(look);
+    return status;
+}
+
+/* The price of a set of plans, which is given up beyond `limit` picoseconds. */
+static dcomm_status dcommi_price_plans(const dcommi_terrain *t, const dcommi_plans *plans,
+                                       int64_t limit, int64_t budget, dcommi_price *price)
+{
+    memset(price, 0, sizeof *price);
+    bool few = t->nranks >= (t->rough ? DCOMMI_ALIKE_ALL + 1 : DCOMMI_ALIKE_MIN);
+    bool alike = few && t->period < t->nranks;
+    if (alike) {
+        DCOMMI_TRY(dcommi_plans_alike(plans, t->nranks, t->period, &alike));
+    }
+    if (alike) {
+        dcomm_status status = dcommi_sim_run(t, plans, t->period, limit, budget, price);
+        if (status != DCOMM_ERR_PLAN) { /* else they only look alike */
+            return status;
+        }
+    }
+    return dcommi_sim_run(t, plans, t->nranks, limit, budget, price);
+}
+
+#endif

@@ -1,0 +1,634 @@
+/* step.h - what each step of a plan costs, and what it sets going. */
+#ifndef DCOMMI_MODEL_STEP_H
+#define DCOMMI_MODEL_STEP_H
+
+#include "queue.h"
+
+/* ---- where and how much ---- */
+
+/* Rank of the whole plan that rank r of a frame's plan is; -1: there is none. */
+static int dcommi_sim_rank(const dcommi_sim_frame *f, int64_t r)
+{
+    for (; f != NULL; f = f->parent) {
+        if (r < 0 || r >= f->plan->nranks) {
+            return -1;
+        }
+        r = f->group != NULL ? f->group[r] : r;
+    }
+    return (int)r;
+}
+
+/* A value that no word decides and no table lookup leaves its table for. */
+static int64_t dcommi_sim_value(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_expr *e)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    if (e->kind == DCOMM_EXPR_CONST) {
+        return e->add;
+    }
+    if (e->kind == DCOMM_EXPR_WORD) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                                       "%s: what comes next depends on a word", plan->name));
+        return 0;
+    }
+    if (e->kind == DCOMM_EXPR_TABLE) {
+        dcomm_expr at = *e;
+        at.kind = DCOMM_EXPR_AFFINE;
+        at.scale = 1;
+        at.add = e->first;
+        memset(at.post, 0, sizeof at.post);
+        int64_t x = dcommi_expr_value(&at, lane->index, NULL, NULL);
+        if (x < 0 || x >= plan->ntable) {
+            dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: looks up %" PRId64 " of %u",
+                                           plan->name, x, plan->ntable));
+            return 0;
+        }
+    }
+    return dcommi_expr_value(e, lane->index, plan->table, NULL);
+}
+
+/* Bytes of piece r of an operand; its maximum, where words decide. */
+static int64_t dcommi_sim_length(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_operand *o,
+                                 int64_t r)
+{
+    if (o->length.kind == DCOMM_EXPR_WORD) {
+        uint32_t share = lane->frame->plan->codec_length;
+        return share > 0 ? (int64_t)((double)o->max_length * share / 1024) : o->max_length;
+    }
+    int64_t len = dcommi_max64(dcommi_sim_value(s, lane, &o->length), 0);
+    len = dcommi_min64(len, o->max_length);
+    if (o->clip > 0 && o->offset.kind != DCOMM_EXPR_WORD) {
+        int64_t at = dcommi_sim_value(s, lane, &o->offset) + r * o->stride;
+        len = dcommi_min64(len, dcommi_max64(o->clip - at, 0));
+    }
+    return len;
+}
+
+static inline const dcommi_link *dcommi_sim_link(const dcommi_sim *s, int depth)
+{
+    return &s->terrain->link[dcommi_terrain_kind(s->terrain, depth)];
+}
+
+static inline bool dcommi_sim_open_space(const dcommi_sim_frame *f, uint8_t space)
+{
+    return f->open >> space & 1;
+}
+
+/* Work of a rank's processor that may begin at `from`; returns its end. */
+static inline int64_t dcommi_sim_work(dcommi_sim *s, int actor, int64_t from, int64_t work)
+{
+    if (work > 0) {
+        const dcommi_sim_actor *a = &s->actor[actor];
+        int64_t *core = &s->actor[a->seat].core;
+        *core = from = dcommi_max64(from, *core) + a->turns * work;
+    }
+    return from;
+}
+
+/* `len` bytes through the ports of an actor on the way over a link, from `from` on: when they
+ * begin; *end: when they are through. */
+static int64_t dcommi_sim_port(dcommi_sim *s, int actor, int depth, bool out, int64_t from,
+                               int64_t len, int64_t *end)
+{
+    const dcommi_terrain *t = s->terrain;
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    int64_t *own = out ? &s->actor[actor].out : &s->actor[actor].in;
+    int64_t start = dcommi_max64(from, *own), busy = dcommi_curve_at(&link->message, len);
+    if (link->shared.n > 0 && t->groups != NULL && depth < t->groups->nlevels) {
+        const dcommi_sim_port_of *port = &s->port[depth * s->period + actor];
+        int64_t at = (2 * depth + out) * t->nranks + port->group, *until = &s->until[at];
+        int64_t all = port->alike * dcommi_curve_at(&link->shared, len);
+        s->carried[at] += port->alike * len;
+        start = dcommi_max64(start, *until);
+        busy = dcommi_max64(busy, all);
+        *until = start + all;
+    }
+    *own = *end = start + busy;
+    return start;
+}
+
+/* ---- ends ---- */
+
+/* A move of a lane is over at `end`, which may be yet to come. */
+static void dcommi_sim_complete(dcommi_sim *s, dcommi_sim_lane *lane, bool async, int64_t end)
+{
+    if (!async) {
+        dcommi_sim_resume(s, lane, end);
+        return;
+    }
+    lane->pending--;
+    lane->async_end = dcommi_max64(lane->async_end, end);
+    if (lane->pending == 0 && lane->state == DCOMMI_SIM_FENCED) {
+        dcommi_sim_resume(s, lane, dcommi_max64(s->now, lane->async_end));
+    }
+}
+
+/* A message is there and its receive is posted: the receiver takes it. */
+static void dcommi_sim_take(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    const dcommi_link *link = dcommi_sim_link(s, m->depth);
+    const dcommi_terrain *t = s->terrain;
+    int64_t work = link->overhead;
+    if (m->open) {
+        work += dcommi_curve_at(m->folds ? &t->open_reduce : &t->open_read, m->len);
+    } else {
+        work += (link->by_core ? dcommi_curve_at(&link->message, m->len) : 0) +
+                (m->folds ? dcommi_curve_at(&link->fold, m->len) : 0);
+    }
+    int64_t end = dcommi_sim_work(s, m->to, s->now, work);
+    dcommi_sim_complete(s, m->receiver, m->async, end);
+    if (m->sender != NULL) {
+        dcommi_sim_complete(s, m->sender, m->sender_async, end + link->signal);
+    }
+    dcommi_sim_msg_free(s, m);
+}
+
+/* The bytes of a message leave by the sender's port, which tells the sender. */
+static void dcommi_sim_leave(dcommi_sim *s, dcommi_sim_msg *m, int64_t from)
+{
+    int64_t end, start = dcommi_sim_port(s, m->from, m->depth, true, from, m->len, &end);
+    const dcommi_link *link = dcommi_sim_link(s, m->depth);
+    int64_t stage = m->host ? 0 : m->waits || m->join != NULL ? link->straight : link->stage;
+    dcommi_sim_at(s, start + link->alpha + stage, DCOMMI_SIM_HEAD, m);
+    if (m->sender != NULL) {
+        dcommi_sim_complete(s, m->sender, m->sender_async, end);
+        m->sender = NULL;
+    }
+}
+
+/* Both sides of a message have come; what the receive was is known. */
+static void dcommi_sim_meet(dcommi_sim *s, dcommi_sim_msg *m, dcommi_sim_msg *receive)
+{
+    m->receiver = receive->receiver;
+    m->async = receive->async;
+    m->folds = receive->folds;
+    dcommi_sim_msg_free(s, receive);
+    if (m->waits && !m->open && !dcommi_sim_link(s, m->depth)->by_core) {
+        dcommi_sim_leave(s, m, s->now);
+    } else {
+        dcommi_sim_take(s, m);
+    }
+}
+
+/* ---- events of messages ---- */
+
+static void dcommi_sim_tail(dcommi_sim *s, dcommi_sim_msg *m)
+{
+    dcommi_sim_join *join = m->join;
+    if (join == NULL) {
+        dcommi_sim_msg *receive = m->receiver == NULL ? dcommi_sim_match(s, m) : NULL;
+        if (receive != NULL) {
+            dcommi_sim_meet(s, m, receive);
+        } else if (m->receiver != NULL) {
+            dcommi_sim_take(s, m);
+        }
+        return;
+    }
+    if (--join->left == 0) {
+        int64_t end = dcommi_sim_work(s, m->to, s->now, join->work);
+        dcommi_sim_complete(s, join->lane, join->async, end);
+        *(join->prev != NULL ? &join->prev->next : &s->joins) = join->next;
+        if (join->next != NULL) {
+            join->next->prev = join->prev;
+        }
+        dcommi_free(join);
+    }
+    dcommi_sim_msg_free(s, m);
+}
+
+static void dcommi_sim_happen(dcommi_sim *s, int kind, dcommi_sim_msg *m)
+{
+    int64_t end;
+    if (kind == DCOMMI_SIM_OFFER) {
+        dcommi_sim_msg *receive = dcommi_sim_match(s, m);
+        if (receive != NULL) {
+            dcommi_sim_meet(s, m, receive);
+        }
+    } else if (kind == DCOMMI_SIM_HEAD) {
+        dcommi_sim_port(s, m->to, m->depth, false, s->now, m->len, &end);
+        dcommi_sim_at(s, end, DCOMMI_SIM_TAIL, m);
+    } else if (kind == DCOMMI_SIM_TAIL) {
+        dcommi_sim_tail(s, m);
+    } else {
+        const dcommi_link *link = dcommi_sim_link(s, m->depth);
+        dcommi_sim_leave(s, m, dcommi_sim_work(s, m->from, s->now, link->overhead));
+    }
+}
+
+/* ---- steps: each returns when the lane goes on, or one of these ---- */
+
+enum { DCOMMI_SIM_STOP = -1, DCOMMI_SIM_AGAIN = -2 }; /* AGAIN: the same step, once woken */
+
+/* The rank that a step addresses, and how far it is; -1 after an error. */
+static int dcommi_sim_peer(dcommi_sim *s, const dcommi_sim_lane *lane, int64_t r, int *depth)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    int rank = dcommi_sim_rank(f, r);
+    if (rank < 0 || rank == f->rank) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d exchanges with rank %" PRId64,
+                                       f->plan->name, f->rank, r));
+        return -1;
+    }
+    *depth = dcommi_terrain_depth(s->terrain, f->rank, rank);
+    return rank;
+}
+
+/* A move that was started: the lane waits for it, or counts it. */
+static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now)
+{
+    if (async) {
+        lane->pending++;
+        return now;
+    }
+    lane->state = DCOMMI_SIM_MOVING;
+    return DCOMMI_SIM_STOP;
+}
+
+/* Whether a send only repeats to another rank what the lane's loop has sent: all that is on a
+ * board. */
+static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
+                              const dcomm_step *step, int64_t len)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *o = &plan->operands[step->src];
+    int d = lane->depth - 1;
+    return s->terrain->posts && len <= DCOMMI_BOARD_PAYLOAD && d >= 0 && lane->index[d] > 0 &&
+           lane->trips[d] == s->terrain->nranks - 1 && o->offset.kind == DCOMM_EXPR_CONST &&
+           o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
+}
+
+#define DCOMMI_SIM_CACHED 262144 /* bytes: what is longer has left the nearest caches */
+
+static struct dcommi_sim_place dcommi_sim_place(dcommi_sim *s, const dcommi_sim_lane *lane,
+                                                const dcomm_operand *o, int64_t len)
+{
+    struct dcommi_sim_place place = {.space = o->space};
+    if (len <= DCOMMI_SIM_CACHED && o->offset.kind != DCOMM_EXPR_WORD) {
+        place.at = dcommi_sim_value(s, lane, &o->offset);
+        place.length = len;
+    }
+    return place;
+}
+
+static int64_t dcommi_sim_send(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
+    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    if (m == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    dcommi_sim_frame *f = lane->frame;
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    m->from = f->rank;
+    m->to = rank % s->period;
+    m->tag = f->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    m->depth = (uint8_t)depth;
+    m->len = dcommi_sim_length(s, lane, &f->plan->operands[step->src], 0);
+    m->waits = m->len > link->eager;
+    m->host = f->plan->scratch_on_host && f->plan->operands[step->src].space == DCOMM_SPACE_SCRATCH;
+    m->open =
+        m->waits && link->open && dcommi_sim_open_space(f, f->plan->operands[step->src].space);
+    bool posted = dcommi_sim_posted(s, lane, step, m->len);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, posted ? 0 : link->overhead);
+    if (link->by_core && !m->waits) {
+        lane->read = dcommi_sim_place(s, lane, &f->plan->operands[step->src], m->len);
+        dcommi_sim_at(s, t + link->alpha + (m->host ? 0 : link->stage), DCOMMI_SIM_TAIL, m);
+        return t;
+    }
+    m->sender = lane;
+    m->sender_async = step->flags & DCOMM_STEP_ASYNC;
+    int64_t next = dcommi_sim_started(lane, m->sender_async, t);
+    if (m->waits) {
+        /* By the reader, once it has come that far. */
+        bool copied = link->by_core && !m->open && !m->host;
+        dcommi_sim_at(s, t + link->alpha + (copied ? link->stage : 0), DCOMMI_SIM_OFFER, m);
+    } else {
+        dcommi_sim_leave(s, m, t);
+    }
+    return next;
+}
+
+static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    int depth, rank = dcommi_sim_peer(s, lane, dcommi_sim_value(s, lane, &step->peer), &depth);
+    dcommi_sim_msg *m = rank >= 0 ? dcommi_sim_msg_new(s) : NULL;
+    if (m == NULL) {
+        return DCOMMI_SIM_STOP;
+    }
+    m->from = rank % s->period;
+    m->to = lane->frame->rank;
+    m->tag = lane->frame->tag_base + dcommi_sim_value(s, lane, &step->tag);
+    m->receiver = lane;
+    m->async = step->flags & DCOMM_STEP_ASYNC;
+    m->folds = step->kind == DCOMM_STEP_RECV_REDUCE;
+    int64_t next = dcommi_sim_started(lane, m->async, s->now);
+    dcommi_sim_msg *sent = dcommi_sim_match(s, m);
+    if (sent != NULL) {
+        dcommi_sim_meet(s, sent, m);
+    }
+    return next;
+}
+
+/* Ask the ranks after one's own, or those before it, from time t on. Return when all are asked.
+ * Requests leave one after the other: `order`, the number of those before, is added in ps, so that a
+ * port that several requests reach at the same time serves them in the order of their turns and
+ * not of the ranks that ask. */
+static int64_t dcommi_sim_ask_side(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
+                                   dcommi_sim_join *join, bool after, int64_t t, int64_t *order)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const int own = lane->frame->rank;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &plan->operands[step->src + i];
+        int64_t first = o->space == DCOMM_SPACE_PEER ? dcommi_sim_value(s, lane, &o->peer) : 0;
+        for (int64_t r = 0; o->space == DCOMM_SPACE_PEER && r < dcommi_max64(o->repeat, 1); r++) {
+            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
+            const dcommi_link *link = dcommi_sim_link(s, depth);
+            bool asked = !link->by_core && (rank > own) == after;
+            dcommi_sim_msg *m = asked ? dcommi_sim_msg_new(s) : NULL;
+            if (m == NULL) {
+                continue;
+            }
+            t = dcommi_sim_work(s, own, t, link->overhead);
+            m->from = rank % s->period;
+            m->to = own;
+            m->depth = (uint8_t)depth;
+            m->len = dcommi_sim_length(s, lane, o, r);
+            m->join = join;
+            dcommi_sim_at(s, t + link->alpha + (*order)++, DCOMMI_SIM_REQUEST, m);
+        }
+    }
+    return t;
+}
+
+/* Ask for the pieces of exposed memory that lie on other hosts. */
+static int64_t dcommi_sim_ask(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
+                              int64_t work, int remote)
+{
+    dcommi_sim_join *join = dcommi_alloc(sizeof *join);
+    if (join == NULL) {
+        dcommi_sim_fail(s, DCOMM_ERR_NO_MEMORY);
+        return DCOMMI_SIM_STOP;
+    }
+    join->next = s->joins;
+    if (s->joins != NULL) {
+        s->joins->prev = join;
+    }
+    s->joins = join;
+    join->lane = lane;
+    join->left = remote;
+    join->async = step->flags & DCOMM_STEP_ASYNC;
+    join->work = work;
+    /* The engine asks the ranks after its own first (dcommi_pull_ask). */
+    int64_t order = lane->pending;
+    int64_t t = dcommi_sim_ask_side(s, lane, step, join, true, s->now, &order);
+    t = dcommi_sim_ask_side(s, lane, step, join, false, t, &order);
+    return dcommi_sim_started(lane, join->async, t);
+}
+
+/* A kernel that reads n peers' device memory. */
+static int64_t dcommi_sim_open_work(const dcommi_terrain *t, bool fold, int64_t n, int64_t len)
+{
+    const dcommi_curve *curve = fold ? &t->open_reduce : &t->open_read;
+    int64_t launch = dcommi_curve_at(curve, 0);
+    int64_t bytes = dcommi_max64(dcommi_curve_at(curve, len) - launch, 0);
+    return launch + n * dcommi_min64(bytes, DCOMMI_MODEL_MOST / n);
+}
+
+static inline bool dcommi_sim_slot_space(const dcommi_terrain *t, const dcomm_plan *plan,
+                                         uint8_t space)
+{
+    return t->slots && plan->scratch_shared && space == DCOMM_SPACE_SCRATCH;
+}
+
+/* To read a peer's slot, which is in a cache: half of what messages take that are copied into a
+ * fifo and out of it; and to hear that it is filled, and another time that one's own was read. */
+static int64_t dcommi_sim_staged(const dcommi_link *link, int64_t len, bool fold)
+{
+    int64_t record = dcommi_min64(len, link->eager);
+    double records = record > 0 ? (double)len / (double)record : 0;
+    int64_t copy = (int64_t)((double)(dcommi_curve_at(&link->message, record) / 2) * records);
+    return copy + (fold ? dcommi_curve_at(&link->fold, len) : 0) + 2 * link->overhead;
+}
+
+/* A copy within a rank's memory. One end of it is in a cache where it passes a slot, or is of what
+ * was read just before: half of a copy between memories; into a slot as into a fifo, which is half
+ * of a message. */
+static int64_t dcommi_sim_copy(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
+                               int64_t len)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcomm_operand *src = &plan->operands[step->src];
+    struct dcommi_sim_place was = lane->read;
+    int depth;
+    lane->read = dcommi_sim_place(s, lane, src, len);
+    if (dcommi_sim_slot_space(s->terrain, plan, step->dst.space) &&
+        dcommi_sim_peer(s, lane, (plan->rank + 1) % plan->nranks, &depth) >= 0) {
+        const dcommi_link *link = dcommi_sim_link(s, depth);
+        if (link->by_core) {
+            return len <= link->eager ? dcommi_curve_at(&link->message, len) / 2
+                                      : dcommi_curve_at(&s->terrain->copy, len) / 2;
+        }
+    }
+    bool cached = was.length >= len && was.space == lane->read.space && was.at == lane->read.at;
+    int64_t copy = dcommi_curve_at(&s->terrain->copy, len);
+    return cached || dcommi_sim_slot_space(s->terrain, plan, src->space) ? copy / 2 : copy;
+}
+
+/* Work of one step that reads n peers, each of which would take its part of `sum` alone. Measured
+ * with one rank that is read; a fold's own operand and its result are passed over once, however
+ * many there are. */
+static int64_t dcommi_sim_together(int64_t sum, int64_t n, bool fold)
+{
+    return n == 0 || !fold ? sum : dcommi_min64(sum / n / 3, DCOMMI_MODEL_MOST / (n + 2)) * (n + 2);
+}
+
+/* COPY and REDUCE. */
+static int64_t dcommi_sim_transform(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    const dcommi_terrain *t = s->terrain;
+    bool fold = step->kind == DCOMM_STEP_REDUCE;
+    int64_t len = dcommi_sim_length(s, lane, &step->dst, 0), work = 0, ready = s->now, local = 0;
+    int64_t mapped = 0, nmapped = 0, peers = 0, nopen = 0, staged = 0, nstaged = 0;
+    int remote = 0;
+    for (uint32_t i = 0; i < step->nsrc && len > 0; i++) {
+        const dcomm_operand *o = &plan->operands[step->src + i];
+        int64_t repeat = dcommi_max64(o->repeat, 1);
+        if (o->space != DCOMM_SPACE_PEER) {
+            local += repeat;
+            continue;
+        }
+        int64_t first = dcommi_sim_value(s, lane, &o->peer);
+        for (int64_t r = 0; r < repeat; r++) {
+            int depth, rank = dcommi_sim_peer(s, lane, (first + r) % plan->nranks, &depth);
+            int64_t slot = lane->frame->slot_base + o->slot;
+            if (rank < 0 || slot >= s->actor[rank % s->period].plan->nslots) {
+                dcommi_sim_fail(s,
+                                dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, plan->name, slot));
+                return DCOMMI_SIM_STOP;
+            }
+            dcommi_sim_actor *owner = &s->actor[rank % s->period];
+            if (owner->exposed[slot] < 0) {
+                lane->state = DCOMMI_SIM_READING;
+                lane->next_waiter = owner->readers;
+                owner->readers = lane;
+                return DCOMMI_SIM_AGAIN;
+            }
+            const dcommi_link *link = dcommi_sim_link(s, depth);
+            ready = dcommi_max64(ready, owner->exposed[slot] + link->signal);
+            remote += !link->by_core;
+            peers++;
+            nopen += link->open && (owner->offered[slot] & DCOMMI_SIM_OPEN);
+            if (link->by_core && (owner->offered[slot] & DCOMMI_SIM_STAGED)) {
+                staged += dcommi_sim_staged(link, len, fold);
+                nstaged++;
+            } else if (link->by_core && fold && link->mapped) {
+                mapped += dcommi_curve_at(&link->reduce, len);
+                nmapped++;
+            } else if (link->by_core) {
+                work += dcommi_curve_at(fold ? &link->reduce : &link->read, len);
+            } else if (fold) {
+                work += dcommi_curve_at(&link->fold, len);
+            }
+        }
+    }
+    if (ready > s->now) {
+        dcommi_sim_resume(s, lane, ready);
+        return DCOMMI_SIM_AGAIN;
+    }
+    if (nopen > 0 && nopen == peers) { /* one kernel; else all come by message */
+        work = dcommi_sim_open_work(t, fold, nopen, len);
+        remote = 0;
+    }
+    work += dcommi_sim_together(mapped, nmapped, fold) + dcommi_sim_together(staged, nstaged, fold);
+    if (fold && local > 1) {
+        work += (local - 1) * dcommi_curve_at(&t->fold, len);
+    } else if (!fold && local > 0 && len > 0) {
+        work += dcommi_sim_copy(s, lane, step, len);
+    }
+    if (remote > 0) {
+        return dcommi_sim_ask(s, lane, step, work, remote);
+    }
+    return dcommi_sim_work(s, lane->frame->rank, s->now, work);
+}
+
+/* ---- signals ---- */
+
+static void dcommi_sim_signal(dcommi_sim *s, dcommi_sim_actor *a, int64_t counter, int64_t value)
+{
+    a->counters[counter] += value;
+    for (dcommi_sim_lane **at = &a->waiters; *at != NULL;) {
+        dcommi_sim_lane *lane = *at;
+        if (lane->counter == counter && a->counters[counter] >= lane->target) {
+            *at = lane->next_waiter;
+            dcommi_sim_resume(s, lane, s->now);
+        } else {
+            at = &lane->next_waiter;
+        }
+    }
+}
+
+/* A signal to every other rank: one event for all that hear of it at the same time. */
+static int64_t dcommi_sim_signal_all(dcommi_sim *s, dcommi_sim_lane *lane, int64_t counter,
+                                     int64_t value)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    int64_t work = 0;
+    for (int64_t r = 0; r < f->plan->nranks; r++) {
+        int rank = dcommi_sim_rank(f, r);
+        if (rank < 0 || rank == f->rank) {
+            continue;
+        }
+        int kind = dcommi_terrain_kind(s->terrain, dcommi_terrain_depth(s->terrain, f->rank, rank));
+        s->tally[rank % s->period * DCOMM_LINK_COUNT + kind]++;
+        int64_t tell = s->terrain->link[kind].tell;
+        work = s->terrain->posts ? dcommi_max64(work, tell) : work + tell;
+    }
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, work);
+    for (int a = 0; a < s->period; a++) {
+        for (int kind = 0; kind < DCOMM_LINK_COUNT; kind++) {
+            int64_t *n = &s->tally[a * DCOMM_LINK_COUNT + kind];
+            if (*n > 0) {
+                dcommi_sim_event e = {.time = t + s->terrain->link[kind].signal,
+                                      .kind = DCOMMI_SIM_SIGNAL,
+                                      .at = {.signal = {a, (int32_t)counter}},
+                                      .value = *n * value};
+                dcommi_sim_push(s, e);
+                *n = 0;
+            }
+        }
+    }
+    return t;
+}
+
+static int64_t dcommi_sim_expose(dcommi_sim *s, const dcommi_sim_lane *lane, const dcomm_step *step,
+                                 int64_t peer)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    dcommi_sim_actor *own = &s->actor[f->rank];
+    int64_t slot = f->slot_base + step->slot, work = 0;
+    if (slot >= own->plan->nslots) {
+        dcommi_sim_fail(s, dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %" PRId64, f->plan->name, slot));
+        return DCOMMI_SIM_STOP;
+    }
+    const uint8_t space = f->plan->operands[step->src].space;
+    bool staged = dcommi_sim_slot_space(s->terrain, f->plan, space);
+    int64_t last = peer == DCOMM_ALL_PEERS ? f->plan->nranks - 1 : peer;
+    for (int64_t r = peer == DCOMM_ALL_PEERS ? 0 : peer; r <= last; r++) {
+        int rank = dcommi_sim_rank(f, r);
+        if (rank >= 0 && rank != f->rank) {
+            const dcommi_link *link =
+                dcommi_sim_link(s, dcommi_terrain_depth(s->terrain, f->rank, rank));
+            /* Instead of a script of messages the engine runs: measured, about a signal more. */
+            work += link->tell + (staged ? link->signal : 0);
+        }
+    }
+    int64_t t = own->exposed[slot] = dcommi_sim_work(s, f->rank, s->now, work);
+    own->offered[slot] =
+        (dcommi_sim_open_space(f, space) ? DCOMMI_SIM_OPEN : 0) | (staged ? DCOMMI_SIM_STAGED : 0);
+    while (own->readers != NULL) {
+        dcommi_sim_lane *reader = own->readers;
+        own->readers = reader->next_waiter;
+        dcommi_sim_resume(s, reader, t);
+    }
+    return t;
+}
+
+/* SIGNAL and EXPOSE. */
+static int64_t dcommi_sim_tell(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step)
+{
+    const dcommi_sim_frame *f = lane->frame;
+    dcommi_sim_actor *own = &s->actor[f->rank];
+    int64_t peer = dcommi_sim_value(s, lane, &step->peer);
+    if (step->kind == DCOMM_STEP_EXPOSE) {
+        return dcommi_sim_expose(s, lane, step, peer);
+    }
+    int64_t counter = f->counter_base + step->slot, value = dcommi_sim_value(s, lane, &step->value);
+    if (counter >= own->plan->ncounters) {
+        dcommi_sim_fail(
+            s, dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %" PRId64, f->plan->name, counter));
+        return DCOMMI_SIM_STOP;
+    }
+    if (peer == DCOMM_ALL_PEERS) {
+        return dcommi_sim_signal_all(s, lane, counter, value);
+    }
+    int rank = dcommi_sim_rank(f, peer);
+    if (rank == f->rank) {
+        dcommi_sim_signal(s, own, counter, value);
+        return s->now;
+    }
+    int depth;
+    rank = dcommi_sim_peer(s, lane, peer, &depth);
+    const dcommi_link *link = dcommi_sim_link(s, depth);
+    int64_t t = dcommi_sim_work(s, f->rank, s->now, link->tell);
+    if (rank >= 0) {
+        dcommi_sim_event e = {.time = t + link->signal,
+                              .kind = DCOMMI_SIM_SIGNAL,
+                              .at = {.signal = {rank % s->period, (int32_t)counter}},
+                              .value = value};
+        dcommi_sim_push(s, e);
+    }
+    return t;
+}
+
+#endif

@@ -1,0 +1,294 @@
+/* agree.h - ranks compare what they have registered, so that a difference is a sentence on
+ * all of them and not a wrong sum. */
+#ifndef DCOMMI_BUCKET_AGREE_H
+#define DCOMMI_BUCKET_AGREE_H
+
+#include "layout.h"
+
+/* What all ranks must have set alike. */
+#define DCOMMI_BKT_OPTIONS(X)                                \
+    X(bucket_bytes, b->opts.bucket_bytes)                    \
+    X(first_bytes, b->opts.first_bytes)                      \
+    X(sum, b->opts.sum)                                      \
+    X(weighted, b->opts.weighted)                            \
+    X(unused, b->opts.unused)                                \
+    X(rebuild, b->opts.rebuild)                              \
+    X(sharded, b->opts.sharded)                              \
+    X(values, b->has_values)                                 \
+    X(feedback, b->has_feedback)                             \
+    X(feedback->variant, b->feedback_opts.variant)           \
+    X(feedback->bf16, b->feedback_opts.bf16)                 \
+    X(feedback->scale, b->feedback_opts.scale)               \
+    X(feedback->seed, b->feedback_opts.seed)                 \
+    X(feedback->tensor, b->feedback_opts.tensor)             \
+    X(feedback->warmup_steps, b->feedback_opts.warmup_steps) \
+    X(coll.deterministic, b->opts.coll.deterministic)        \
+    X(coll.accumulate, b->opts.coll.accumulate)              \
+    X(predivide, b->opts.predivide)                          \
+    X(coll.lanes, b->opts.coll.lanes)                        \
+    X(coll.chunk_bytes, b->opts.coll.chunk_bytes)            \
+    X(coll.registered, b->opts.coll.registered)              \
+    X(coll.huge_pages, b->opts.coll.huge_pages)              \
+    X(coll.device, b->opts.coll.device)                      \
+    X(coll.codec_seed, b->opts.coll.codec_seed)
+#define DCOMMI_BKT_REALS(X)                          \
+    X(feedback->momentum, b->feedback_opts.momentum) \
+    X(feedback->clip, b->feedback_opts.clip)
+
+enum {
+#define DCOMMI_BKT_COUNT(name, value) +1
+    DCOMMI_BKT_NOPTIONS = 0 DCOMMI_BKT_OPTIONS(DCOMMI_BKT_COUNT),
+    DCOMMI_BKT_NREALS = 0 DCOMMI_BKT_REALS(DCOMMI_BKT_COUNT)
+#undef DCOMMI_BKT_COUNT
+};
+
+/* What one rank tells the others. */
+typedef struct dcommi_bkt_card {
+    int64_t status;
+    uint64_t options[DCOMMI_BKT_NOPTIONS];
+    double reals[DCOMMI_BKT_NREALS];
+    uint64_t nparams, hash;
+    char text[DCOMMI_TEXT_MAX]; /* why status is an error; its parameter that differs */
+} dcommi_bkt_card;
+
+static uint64_t dcommi_bkt_text_hash(uint64_t h, const char *text)
+{
+    for (; *text != 0; text++) {
+        h = dcommi_mix(h, (uint8_t)*text);
+    }
+    return dcommi_mix(h, 0x100);
+}
+
+static const char *dcommi_bkt_codec_name(const dcomm_buckets *b, const dcommi_bkt_param *p)
+{
+    const dcomm_codec *codec = b->kinds[p->kind].codec;
+    return codec != NULL ? dcomm_codec_spec(codec) : "no codec";
+}
+
+static uint64_t dcommi_bkt_param_hash(const dcomm_buckets *b, size_t i)
+{
+    const dcommi_bkt_param *p = &b->params[i];
+    uint64_t h = dcommi_bkt_text_hash(p->count, p->name);
+    h = dcommi_mix(h, (uint64_t)p->dtype << 1 | p->aside);
+    h = dcommi_mix(h, p->place);
+    const dcommi_bkt_feedback_words w = dcommi_bkt_feedback_of(&b->kinds[p->kind]);
+    for (size_t k = 0; k < sizeof w.word / sizeof *w.word; k++) {
+        h = dcommi_mix(h, w.word[k]);
+    }
+    return dcommi_bkt_text_hash(h, dcommi_bkt_codec_name(b, p));
+}
+
+/* Error feedback as a difference names it; "" where there is none. */
+static void dcommi_bkt_feedback_text(const dcommi_bkt_kind *kind, char *text, size_t room)
+{
+    static const char *const variants[] = {"classic", "EF21", "DGC"};
+    const dcomm_feedback_opts *o = &kind->feedback;
+    text[0] = 0;
+    if (kind->has_feedback) {
+        dcommi_snprintf(text, room,
+                        " and feedback (%s, bf16 %d, scale %d, seed %" PRIu64 ", tensor %" PRIu32
+                        ", momentum %g, clip %g, warmup_steps %" PRIu64 ")",
+                        (unsigned)o->variant < 3 ? variants[o->variant] : "unknown", o->bf16,
+                        o->scale, o->seed, o->tensor, o->momentum, o->clip, o->warmup_steps);
+    }
+}
+
+static void dcommi_bkt_describe(const dcomm_buckets *b, size_t i, char *text, size_t room)
+{
+    if (i >= b->nparams) {
+        snprintf(text, room, "no parameter %zu", i);
+        return;
+    }
+    const dcommi_bkt_param *p = &b->params[i];
+    char more[256];
+    int n = 0;
+    if (p->place > 0) { /* its own number may differ */
+        n = snprintf(more, sizeof more, " on the rank's device no. %zu", p->place);
+    }
+    dcommi_bkt_feedback_text(&b->kinds[p->kind], more + n, sizeof more - (size_t)n);
+    snprintf(text, room, "\"%.80s\" of %zu %s%s with %.80s%.199s", p->name, p->count,
+             dcomm_dtype_name(p->dtype), p->aside ? ", aside," : "", dcommi_bkt_codec_name(b, p),
+             more);
+}
+
+/* Zeroed memory for an exchange. After an error other ranks may still read it: then it goes with
+ * the communicator. */
+static void *dcommi_bkt_borrow(dcomm_buckets *b, size_t n, size_t size)
+{
+    size_t bytes = dcommi_size_mul(n, size);
+    unsigned char *memory =
+        bytes <= SIZE_MAX - DCOMMI_BKT_LOAN ? dcommi_calloc(1, bytes + DCOMMI_BKT_LOAN) : NULL;
+    if (memory == NULL) { /* the others must not wait */
+        dcommi_fail(DCOMM_ERR_NO_MEMORY, "buckets: no memory for %zu times %zu bytes", n, size);
+        dcomm_comm_abort(b->comm, dcomm_last_error());
+        return NULL;
+    }
+    dcommi_bkt_loan *loan = (dcommi_bkt_loan *)(void *)memory;
+    loan->next = b->loans;
+    b->loans = loan;
+    return memory + DCOMMI_BKT_LOAN;
+}
+
+static void dcommi_bkt_give_back(dcomm_buckets *b, void *memory)
+{
+    if (memory == NULL || dcomm_comm_status(b->comm) < 0) {
+        return;
+    }
+    dcommi_bkt_loan **at = &b->loans;
+    while ((unsigned char *)*at + DCOMMI_BKT_LOAN != (unsigned char *)memory) {
+        at = &(*at)->next;
+    }
+    dcommi_bkt_loan *loan = *at;
+    *at = loan->next;
+    dcommi_free(loan);
+}
+
+/* Of the exchanges of the buckets' own. */
+static inline dcomm_coll_opts dcommi_bkt_patience(const dcomm_buckets *b)
+{
+    double s = b->opts.coll.timeout_s;
+    return (dcomm_coll_opts){.timeout_s = s > 0 ? s : 0};
+}
+
+/* Every rank's card, and the first error among them, on all ranks. *cards_p is to be given back. */
+static dcomm_status dcommi_bkt_exchange(dcomm_buckets *b, const dcommi_bkt_card *own,
+                                        dcommi_bkt_card **cards_p)
+{
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    dcommi_bkt_card *cards = dcommi_bkt_borrow(b, (size_t)b->size + 1, sizeof *cards);
+    *cards_p = cards;
+    if (cards == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    cards[b->size] = *own;
+    DCOMMI_TRY(dcomm_allgather(b->comm, &cards[b->size], cards, sizeof *own, DCOMM_U8, &opts));
+    for (int r = 0; r < b->size; r++) {
+        if (cards[r].status < 0) {
+            cards[r].text[sizeof cards[r].text - 1] = 0;
+            return r == b->rank ? dcommi_fail((dcomm_status)own->status, "%s", own->text)
+                                : dcommi_fail((dcomm_status)cards[r].status, "rank %d: %s", r,
+                                              cards[r].text);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Whether all ranks have come this far without an error. */
+static dcomm_status dcommi_bkt_all_good(dcomm_buckets *b, dcomm_status status)
+{
+    dcommi_bkt_card own = {.status = status}, *cards;
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    status = dcommi_bkt_exchange(b, &own, &cards);
+    dcommi_bkt_give_back(b, cards);
+    return status;
+}
+
+/* The first parameter in which a rank differs from rank 0: all ranks are here. */
+static dcomm_status dcommi_bkt_name_difference(dcomm_buckets *b, const dcommi_bkt_card *cards)
+{
+    uint64_t least = cards[0].nparams;
+    for (int r = 1; r < b->size; r++) {
+        least = cards[r].nparams < least ? cards[r].nparams : least;
+    }
+    dcomm_coll_opts opts = dcommi_bkt_patience(b);
+    uint64_t *hashes = dcommi_bkt_borrow(b, least + 1, sizeof *hashes);
+    dcommi_bkt_card *theirs = NULL, own = {.nparams = least};
+    if (hashes == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    for (size_t i = 0; i < least && b->rank == 0; i++) {
+        hashes[i] = dcommi_bkt_param_hash(b, i);
+    }
+    dcomm_status status = dcomm_broadcast(b->comm, hashes, hashes, least, DCOMM_U64, 0, &opts);
+    for (size_t i = 0; i < least && status >= 0 && own.nparams == least; i++) {
+        own.nparams = hashes[i] != dcommi_bkt_param_hash(b, i) ? i : least;
+    }
+    DCOMMI_TRY(status);
+    hashes[least] = own.nparams;
+    DCOMMI_TRY(
+        dcomm_allreduce(b->comm, DCOMM_IN_PLACE, &hashes[least], 1, DCOMM_U64, DCOMM_MIN, &opts));
+    uint64_t first = hashes[least];
+    dcommi_bkt_give_back(b, hashes);
+    dcommi_bkt_describe(b, first, own.text, sizeof own.text);
+    status = dcommi_bkt_exchange(b, &own, &theirs);
+    if (status >= 0) {
+        int other = b->size - 1;
+        for (int r = b->size - 1; r > 0; r--) {
+            bool differs =
+                first < least ? theirs[r].nparams == first : cards[r].nparams != cards[0].nparams;
+            other = differs ? r : other;
+        }
+        theirs[0].text[sizeof own.text - 1] = theirs[other].text[sizeof own.text - 1] = 0;
+        status = dcommi_fail(DCOMM_ERR_MISMATCH,
+                             "buckets: parameter %" PRIu64
+                             " is not the same on all ranks: rank 0 has %.180s, rank %d has %.180s",
+                             first, theirs[0].text, other, theirs[other].text);
+    }
+    dcommi_bkt_give_back(b, theirs);
+    return status;
+}
+
+/* The first option in which rank r differs from rank 0. */
+static dcomm_status dcommi_bkt_compare_options(const dcommi_bkt_card *cards, int r)
+{
+    static const char *const names[] = {
+#define DCOMMI_BKT_NAME(name, value) #name,
+        DCOMMI_BKT_OPTIONS(DCOMMI_BKT_NAME) DCOMMI_BKT_REALS(DCOMMI_BKT_NAME)
+#undef DCOMMI_BKT_NAME
+    };
+    const dcommi_bkt_card *x = &cards[0], *y = &cards[r];
+    for (int i = 0; i < DCOMMI_BKT_NOPTIONS; i++) {
+        if (x->options[i] != y->options[i]) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "buckets: opts.%s is %" PRIu64 " on rank 0 and %" PRIu64
+                               " on rank %d",
+                               names[i], x->options[i], y->options[i], r);
+        }
+    }
+    for (int i = 0; i < DCOMMI_BKT_NREALS; i++) {
+        if (dcommi_f64_bits(x->reals[i]) != dcommi_f64_bits(y->reals[i])) {
+            return dcommi_fail(DCOMM_ERR_MISMATCH,
+                               "buckets: opts.%s is %.17g on rank 0 and %.17g on rank %d",
+                               names[DCOMMI_BKT_NOPTIONS + i], x->reals[i], y->reals[i], r);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* All ranks have registered the same, with the same options. `status` is what became of this
+ * rank's registration. */
+static dcomm_status dcommi_bkt_agree(dcomm_buckets *b, dcomm_status status)
+{
+    dcommi_bkt_card own = {.status = status, .nparams = b->nparams}, *cards;
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    if (status >= 0) {
+        const uint64_t values[] = {
+#define DCOMMI_BKT_VALUE(name, value) (uint64_t)(value),
+            DCOMMI_BKT_OPTIONS(DCOMMI_BKT_VALUE)
+#undef DCOMMI_BKT_VALUE
+        };
+        const double reals[] = {
+#define DCOMMI_BKT_REAL(name, value) (value),
+            DCOMMI_BKT_REALS(DCOMMI_BKT_REAL)
+#undef DCOMMI_BKT_REAL
+        };
+        memcpy(own.options, values, sizeof values);
+        memcpy(own.reals, reals, sizeof reals);
+        for (size_t i = 0; i < b->nparams; i++) {
+            own.hash = dcommi_mix(own.hash, dcommi_bkt_param_hash(b, i));
+        }
+    }
+    status = dcommi_bkt_exchange(b, &own, &cards);
+    bool alike = true;
+    for (int r = 1; r < b->size && status >= 0; r++) {
+        status = dcommi_bkt_compare_options(cards, r);
+        alike = alike && cards[r].nparams == cards[0].nparams && cards[r].hash == cards[0].hash;
+    }
+    if (status >= 0 && !alike) {
+        status = dcommi_bkt_name_difference(b, cards);
+    }
+    dcommi_bkt_give_back(b, cards);
+    return status;
+}
+
+#endif

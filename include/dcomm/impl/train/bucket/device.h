@@ -1,0 +1,229 @@
+/* device.h - buckets in a device's memory: on which device a parameter lies, and what is
+ * done there instead of memcpy. The host touches none of it. A bucket has a stream of the buckets'
+ * own: on it gradients are brought to their places behind what the caller's streams held when they
+ * were marked, the bucket is summed, and results are brought back. The caller's streams wait for
+ * nothing. */
+#ifndef DCOMMI_BUCKET_DEVICE_H
+#define DCOMMI_BUCKET_DEVICE_H
+
+#include "types.h"
+#include "../../engine/coded/device.h"
+
+#include <sched.h>
+
+/* ---- devices ---- */
+
+/* Where `at` lies, which is not touched: 0 or 1 + a number in b->devices, new or known. */
+static dcomm_status dcommi_bkt_locate(dcomm_buckets *b, const void *at, size_t *place_p)
+{
+    int number = dcommi_device_locate(at);
+    size_t place = 0;
+    if (number >= 0) {
+        for (place = 1; place <= b->ndevices && b->devices[place - 1].number != number; place++) {
+        }
+        if (place > b->ndevices) {
+            DCOMMI_TRY(dcommi_grow((void **)&b->devices, &b->devices_capacity, b->ndevices + 1,
+                                   sizeof *b->devices));
+            b->devices[b->ndevices++] = (dcommi_bkt_device){.number = number};
+        }
+    }
+    *place_p = place;
+    return DCOMM_OK;
+}
+
+/* Once all parameters are known: what may wait for a device does so here. */
+static dcomm_status dcommi_bkt_open_devices(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices; i++) {
+        dcommi_bkt_device *d = &b->devices[i];
+        dcommi_device *device = NULL;
+        DCOMMI_TRY(dcommi_device_of(b->comm->context, d->number, &device));
+        d->handle = &device->handle;
+        for (int s = 0; s < DCOMMI_BKT_STREAMS; s++) {
+            DCOMMI_TRY(dcommi_devices->own_open(d->number, &d->streams[s]));
+        }
+        dcommi_device_before before = dcommi_devices->enter(d->number);
+        dcomm_status status = dcommi_devices->stream_check("dcomm_buckets_create", d->streams[0]);
+        dcommi_devices->leave(before);
+        DCOMMI_TRY(status);
+    }
+    return b->ndevices > 0 ? dcommi_context_need_thread(b->comm->context) : DCOMM_OK;
+}
+
+/* What gradients were marked behind on the caller's streams may still be under way, and then they
+ * are still copied: no longer than the communicator's time. It is gone. */
+static void dcommi_bkt_drain_devices(dcomm_buckets *b, double timeout_s)
+{
+    double until = dcommi_now() + timeout_s;
+    for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
+        const dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        void *stream = d->streams[i % DCOMMI_BKT_STREAMS], *event = NULL;
+        if (stream == NULL || dcommi_devices->stream_mark(d->number, stream, &event) < 0) {
+            continue;
+        }
+        while (dcommi_devices->poll(event) == DCOMM_IN_PROGRESS && dcommi_now() < until) {
+            sched_yield();
+        }
+        dcommi_devices->stream_unmark(event);
+    }
+}
+
+static void dcommi_bkt_close_devices(dcomm_buckets *b)
+{
+    for (size_t i = 0; i < b->ndevices * DCOMMI_BKT_STREAMS; i++) {
+        dcommi_bkt_device *d = &b->devices[i / DCOMMI_BKT_STREAMS];
+        if (d->streams[i % DCOMMI_BKT_STREAMS] != NULL) {
+            dcommi_devices->own_close(d->number, d->streams[i % DCOMMI_BKT_STREAMS]);
+        }
+    }
+    dcommi_free(b->devices);
+}
+
+/* ---- what cannot be ---- */
+
+/* A parameter whose kind is known, and its value. */
+static dcomm_status dcommi_bkt_check_place(dcomm_buckets *b, const dcomm_buckets_opts *o,
+                                           const dcommi_bkt_param *p)
+{
+    size_t number = (size_t)(p - b->params), place = p->place;
+    if (p->value != NULL && o->sharded && p->count > 0) {
+        DCOMMI_TRY(dcommi_bkt_locate(b, p->value, &place));
+    }
+    if (place != p->place) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: parameter %zu, \"%s\": its gradient and its "
+                           "value do not both lie in host memory, or on one device",
+                           number, p->name);
+    }
+    if (place == 0) {
+        return DCOMM_OK;
+    }
+    int device = b->devices[place - 1].number;
+    if ((uintptr_t)p->grad % dcomm_dtype_size(p->dtype) != 0 ||
+        (o->sharded && (uintptr_t)p->value % dcomm_dtype_size(p->dtype) != 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_buckets_create: parameter %zu, \"%s\", on device %d is not "
+                           "aligned to the %zu bytes of its elements",
+                           number, p->name, device, dcomm_dtype_size(p->dtype));
+    }
+    return DCOMM_OK;
+}
+
+/* Parameter p is marked behind what a stream holds: all that its bucket does from now on comes
+ * after that, also in a later step, where this one does not send. An error leaves the step as it
+ * is. */
+static dcomm_status dcommi_bkt_follow(const char *what, const dcomm_buckets *b,
+                                      const dcommi_bkt_param *p, void *stream)
+{
+    if (stream == NULL) {
+        return DCOMM_OK;
+    }
+    if (dcommi_devices == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: stream is %p, and the implementation was built without "
+                           "DCOMM_WITH_CUDA",
+                           what, stream);
+    }
+    if (p->place == 0) {
+        return p->count == 0 ? DCOMM_OK
+                             : dcommi_fail(DCOMM_ERR_INVALID,
+                                           "%s: stream is %p, and the gradient of parameter %zu, "
+                                           "\"%s\", lies in host memory, for which it is NULL",
+                                           what, stream, (size_t)(p - b->params), p->name);
+    }
+    int number = b->devices[p->place - 1].number;
+    dcommi_device_before before = dcommi_devices->enter(number);
+    dcomm_status status = dcommi_devices->stream_check(what, stream);
+    dcommi_devices->leave(before);
+    DCOMMI_TRY(status);
+    return dcommi_devices->own_after(number, b->layout.buckets[p->bucket].stream, stream);
+}
+
+/* ---- what a bucket does in its memory ---- */
+
+/* On a device: in the order of the bucket's stream. */
+static dcomm_status dcommi_bkt_copy(const dcommi_bkt *k, void *dst, const void *src, size_t len)
+{
+    if (len > 0 && k->device != NULL) {
+        return dcommi_devices->own_copy(k->device->number, k->stream, dst, src, len);
+    }
+    if (len > 0) {
+        memcpy(dst, src, len);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_bkt_zero(const dcommi_bkt *k, void *dst, size_t len)
+{
+    if (len > 0 && k->device != NULL) {
+        return dcommi_devices->own_zero(k->device->number, k->stream, dst, len);
+    }
+    if (len > 0) {
+        memset(dst, 0, len);
+    }
+    return DCOMM_OK;
+}
+
+/* What a device or its kernels report is told with its number. */
+static dcomm_status dcommi_bkt_of_device(int number, dcomm_status status)
+{
+    if (status < 0) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "%s", dcommi_message);
+        return dcommi_fail(status, "buckets: device %d: %.400s", number, text);
+    }
+    return status;
+}
+
+/* All that was put on its stream so far is to be waited for by dcommi_bkt_settled. */
+static dcomm_status dcommi_bkt_unsettle(dcommi_bkt *k)
+{
+    return k->device == NULL ? DCOMM_OK
+                             : dcommi_devices->stream_mark(k->device->number, k->stream, &k->event);
+}
+
+/* DCOMM_IN_PROGRESS: it is not over. */
+static dcomm_status dcommi_bkt_settled(dcommi_bkt *k)
+{
+    dcomm_status status = k->event != NULL ? dcommi_devices->poll(k->event) : DCOMM_OK;
+    if (k->event != NULL && status != DCOMM_IN_PROGRESS) {
+        dcommi_devices->stream_unmark(k->event);
+        k->event = NULL;
+        status = dcommi_bkt_of_device(k->device->number, status);
+    }
+    return status;
+}
+
+static dcomm_status dcommi_bkt_settle_all(dcomm_buckets *b, dcommi_bkt *k)
+{
+    dcomm_status status;
+    while ((status = dcommi_bkt_settled(k)) == DCOMM_IN_PROGRESS) {
+        dcommi_progress_or_yield(b->comm->context);
+    }
+    return status;
+}
+
+/* Options of a bucket's operation. All ranks know that it lies on devices. */
+static void dcommi_bkt_on_stream(const dcommi_bkt *k, dcomm_coll_opts *opts)
+{
+    if (k->device != NULL) {
+        opts->device = true;
+        opts->stream = k->stream;
+    }
+}
+
+/* Its stream belongs to its device, and not to the caller's current one. */
+static dcommi_device_before dcommi_bkt_enter(const dcommi_bkt *k)
+{
+    return k->device != NULL ? dcommi_devices->enter(k->device->number)
+                             : (dcommi_device_before){.device = -1};
+}
+
+static void dcommi_bkt_leave(const dcommi_bkt *k, dcommi_device_before before)
+{
+    if (k->device != NULL) {
+        dcommi_devices->leave(before);
+    }
+}
+
+#endif

@@ -1,0 +1,178 @@
+/* types.h - gradient buckets as their parts see them. */
+#ifndef DCOMMI_BUCKET_TYPES_H
+#define DCOMMI_BUCKET_TYPES_H
+
+#include "../../../bucket.h"
+#include "../../comm/api_coll.h"
+#include "../../feedback/feedback.h"
+
+#define DCOMMI_BKT_BYTES ((size_t)25 << 20)
+#define DCOMMI_BKT_FIRST_BYTES ((size_t)1 << 20)
+#define DCOMMI_BKT_HISTORY 256
+#define DCOMMI_BKT_SPEC_MAX 256 /* of a codec as the caller writes it */
+
+enum { DCOMMI_BKT_IDLE, DCOMMI_BKT_READY, DCOMMI_BKT_UNUSED }; /* marks */
+
+typedef struct dcommi_bkt_param {
+    const char *name;
+    unsigned char *grad; /* the caller's; NULL: inside the bucket */
+    unsigned char *value;
+    size_t count, bytes;
+    dcomm_dtype dtype;
+    bool aside;
+    size_t place;  /* 0: in host memory; else 1 + its device in dcomm_buckets.devices */
+    size_t kind;   /* in dcomm_buckets.kinds */
+    size_t bucket; /* that it is in ... */
+    size_t first;  /* ... behind so many elements */
+    _Atomic int mark;
+    bool touched; /* has a gradient of a step that only accumulated */
+    void *look;   /* on its device, for a scaler: what kernels need that look at it */
+    uint32_t order;
+    double ready_at;
+} dcommi_bkt_param;
+
+/* A device that gradients lie on. Its buckets take turns on a few streams: one that waits for other
+ * ranks may hold up what shares a hardware queue with it, the caller's streams too. */
+enum { DCOMMI_BKT_STREAMS = 4 };
+typedef struct dcommi_bkt_device {
+    int number;
+    dcommi_device_handle *handle; /* the context's */
+    void *streams[DCOMMI_BKT_STREAMS];
+    unsigned char *looks; /* of all its parameters */
+} dcommi_bkt_device;
+
+/* What parameters of one bucket have in common. */
+typedef struct dcommi_bkt_kind {
+    dcomm_dtype dtype;
+    size_t place;
+    dcomm_codec *codec; /* NULL: exact */
+    bool has_feedback;
+    dcomm_feedback_opts feedback;
+} dcommi_bkt_kind;
+
+typedef struct dcommi_bkt {
+    size_t kind, count, bytes, nparams;
+    size_t *params;        /* in the order of registration, as they lie in it */
+    size_t closed_at;      /* place of its last parameter in the order that is expected */
+    unsigned char *data;   /* what is summed */
+    unsigned char *memory; /* its own; NULL: the gradients lie one behind another in the caller's */
+    bool registered;
+    const dcommi_bkt_device *device; /* whose memory it is; NULL: the host's ... */
+    void *stream;                    /* ... on which all of its own is done, in this order */
+    bool copies;                     /* some gradients are gathered and scattered */
+    size_t *shards;        /* [size] elements of each rank, in rank order; NULL: not sharded */
+    unsigned char *values; /* where the parameters lie one behind another ... */
+    unsigned char *values_memory; /* ... to which they are copied; NULL: the caller's own */
+    dcomm_feedback *feedback;
+    double alone_s;
+    float *durations; /* of the last steps, a ring */
+    /* of the step under way */
+    _Atomic size_t pending; /* gradients that are not ready */
+    dcomm_request *request;
+    void *event; /* on its stream, behind the last copy */
+    _Atomic bool started, finished;
+    double ready_at, start_at, done_at;
+} dcommi_bkt;
+
+/* Memory of an exchange of the buckets' own, which begins DCOMMI_BKT_LOAN bytes behind this. */
+typedef struct dcommi_bkt_loan {
+    struct dcommi_bkt_loan *next;
+} dcommi_bkt_loan;
+
+enum { DCOMMI_BKT_LOAN = 64 };
+
+/* What a rank tells all others at the end of a step that has a scaler. */
+typedef struct dcommi_bkt_sight {
+    uint64_t scale, good; /* bits of the scaler's: are they alike */
+    uint64_t found;       /* 0: all its gradients are finite; else 1 + the place, in the order
+                             of readiness, of the first that is not, */
+    uint64_t param, index, value; /* which one it is, where, and the bits of what is there as f64 */
+} dcommi_bkt_sight;
+
+/* Buckets as they were built from one order of the parameters. */
+typedef struct dcommi_bkt_layout {
+    dcommi_bkt *buckets;
+    size_t n;
+} dcommi_bkt_layout;
+
+enum {
+    DCOMMI_BKT_STEP,
+    DCOMMI_BKT_BACKWARD,
+    DCOMMI_BKT_COMM,
+    DCOMMI_BKT_EXPOSED,
+    DCOMMI_BKT_SPANS
+};
+
+/* A step kept for the trace. */
+typedef struct dcommi_bkt_kept {
+    uint64_t step;
+    double begin_at, wait_at, end_at;
+    double *ready;        /* [nparams]; 0: it had no gradient */
+    double *start, *done; /* [nbuckets] */
+    size_t nbuckets;
+} dcommi_bkt_kept;
+
+struct dcomm_buckets {
+    dcomm_comm *comm; /* their own */
+    int rank, size;
+    dcomm_buckets_opts opts; /* without the caller's pointers */
+    dcomm_feedback_opts feedback_opts;
+    bool has_feedback, has_values;
+    char *names; /* all of them */
+    dcommi_bkt_param *params;
+    size_t nparams, bytes;
+    dcommi_bkt_kind *kinds;
+    size_t nkinds, kinds_capacity;
+    dcommi_bkt_device *devices; /* in the order in which parameters name them */
+    size_t ndevices, devices_capacity;
+    dcommi_bkt_layout layout;
+    uint32_t *sequence; /* [nparams] the order from which it was dealt */
+    struct dcomm_scaler *scaler; /* NULL: none */
+    int built;
+    dcommi_bkt_loan *loans;
+    pthread_mutex_t lock; /* starts buckets, ends them, fails */
+    bool has_lock;
+    /* of the step under way; with lock */
+    _Atomic bool open;
+    bool begun;   /* by dcomm_buckets_begin */
+    bool closing; /* all is sent, and the books are done: nothing is started */
+    dcomm_buckets_step step;
+    size_t next; /* bucket to be started */
+    _Atomic uint32_t marked;
+    uint64_t *card, *cards; /* (step, weight) of this rank, of all */
+    dcomm_request *cards_request;
+    bool cards_here;
+    double factor; /* weighted: on this rank's gradients */
+    double begin_at, wait_at;
+    /* with a scaler (bucket/watch.h) */
+    bool watched, told;
+    double scale;
+    uint64_t good;         /* steps in a row */
+    dcommi_bkt_sight seen; /* by this rank in this step, in host memory; in the end everywhere */
+    dcomm_cuda_sight *seen_there; /* [nparams], pinned: of each on a device; NULL: there is none */
+    dcommi_bkt_sight *sights;     /* [size] of all in the last step, and what this rank sends */
+    dcomm_request *sights_request;
+    /* over steps */
+    uint64_t steps, sent_steps, built_at;
+    _Atomic int failed; /* the status, 0: none */
+    char message[DCOMMI_MESSAGE_MAX];
+    float *spans[DCOMMI_BKT_SPANS]; /* [history], rings */
+    size_t history;
+    dcommi_bkt_kept *kept; /* [trace_steps], a ring */
+};
+
+static inline dcomm_op dcommi_bkt_op(const dcomm_buckets *b)
+{
+    return b->opts.weighted || b->opts.predivide ? DCOMM_PREMUL_SUM
+           : b->opts.sum                         ? DCOMM_SUM
+                                                 : DCOMM_AVG;
+}
+
+/* Where parameter i's gradient lies in its bucket. */
+static inline unsigned char *dcommi_bkt_place(const dcomm_buckets *b, const dcommi_bkt_param *p)
+{
+    const dcommi_bkt *k = &b->layout.buckets[p->bucket];
+    return k->data != NULL ? k->data + p->first * dcomm_dtype_size(p->dtype) : NULL;
+}
+
+#endif

@@ -1,0 +1,137 @@
+/* agree.h - what one rank finds wrong, all ranks say. */
+#ifndef DCOMMI_MOE_AGREE_H
+#define DCOMMI_MOE_AGREE_H
+
+#include "types.h"
+
+static dcomm_status dcommi_moe_broken(const dcomm_moe *m)
+{
+    return m->failed < 0 ? dcommi_fail(m->failed, "%s", m->message) : DCOMM_OK;
+}
+
+/* The step cannot go on: the others are told why, on every communicator that they may wait on. */
+static dcomm_status dcommi_moe_fail(dcomm_moe *m, dcomm_status status)
+{
+    if (m->failed < 0) {
+        return dcommi_moe_broken(m);
+    }
+    snprintf(m->message, sizeof m->message, "%s", dcommi_message);
+    m->failed = status;
+    dcomm_comm *all[] = {m->comm, m->back, m->host[0], m->host[1]};
+    for (int i = 0; i < 4; i++) {
+        if (all[i] != NULL) {
+            dcomm_comm_abort(all[i], m->message);
+        }
+    }
+    return dcommi_moe_broken(m);
+}
+
+static dcomm_status dcommi_moe_check(const char *what, dcomm_moe *m)
+{
+    if (m == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: m is NULL", what);
+    }
+    DCOMMI_TRY(dcommi_check_fork());
+    DCOMMI_TRY(dcommi_check_no_group(what));
+    return dcommi_moe_broken(m);
+}
+
+/* Every rank comes with what it has found; every rank leaves with the first error by rank. */
+static dcomm_status dcommi_moe_all_good(dcomm_comm *comm, dcomm_status status, double timeout_s)
+{
+    typedef struct card {
+        int32_t status;
+        char text[DCOMMI_TEXT_MAX];
+    } card;
+    dcomm_coll_opts opts = {.timeout_s = timeout_s};
+    card own = {.status = status}, *cards = dcommi_calloc((size_t)comm->size, sizeof *cards);
+    if (cards == NULL) { /* the others must not wait */
+        dcomm_comm_abort(comm, dcomm_last_error());
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    snprintf(own.text, sizeof own.text, "%.399s", status < 0 ? dcomm_last_error() : "");
+    status = dcomm_allgather(comm, &own, cards, sizeof own, DCOMM_U8, &opts);
+    for (int r = 0; r < comm->size && status >= 0; r++) {
+        if (cards[r].status < 0) {
+            cards[r].text[sizeof cards[r].text - 1] = 0;
+            status = dcommi_fail((dcomm_status)cards[r].status, "rank %d: %s", r, cards[r].text);
+        }
+    }
+    dcommi_free(cards);
+    return status;
+}
+
+/* ---- options ---- */
+
+static uint64_t dcommi_moe_text_hash(const char *text)
+{
+    uint64_t h = 0;
+    for (; text != NULL && *text != 0; text++) {
+        h = dcommi_mix(h, (uint8_t)*text);
+    }
+    return h;
+}
+
+static uint64_t dcommi_moe_owner_hash(const dcomm_moe *m)
+{
+    uint64_t h = 0;
+    for (size_t e = 0; e < m->opts.experts; e++) {
+        h = dcommi_mix(h, (uint64_t)m->owner[e]);
+    }
+    return h;
+}
+
+#define DCOMMI_MOE_OPTIONS(X)                                             \
+    X(experts, m->opts.experts)                                           \
+    X(hidden, m->opts.hidden)                                             \
+    X(k, m->opts.k)                                                       \
+    X(dtype, m->opts.dtype)                                               \
+    X(owner, dcommi_moe_owner_hash(m))                                    \
+    X(capacity, m->opts.capacity * 65536)                                 \
+    X(policy, m->opts.policy)                                             \
+    X(chunks, m->opts.chunks)                                             \
+    X(form, m->opts.form)                                                 \
+    X(algo, dcommi_moe_text_hash(m->opts.algo))                           \
+    X(codec, m->codec != NULL ? dcommi_moe_text_hash(m->codec->spec) : 0) \
+    X(codec_seed, m->opts.codec_seed)
+
+enum {
+#define DCOMMI_MOE_COUNT(name, value) +1
+    DCOMMI_MOE_NOPTIONS = 0 DCOMMI_MOE_OPTIONS(DCOMMI_MOE_COUNT)
+#undef DCOMMI_MOE_COUNT
+};
+
+/* All ranks have the same options; all have come this far without an error. */
+static dcomm_status dcommi_moe_agree(const dcomm_moe *m)
+{
+    static const char *const names[] = {
+#define DCOMMI_MOE_NAME(name, value) #name,
+        DCOMMI_MOE_OPTIONS(DCOMMI_MOE_NAME)
+#undef DCOMMI_MOE_NAME
+    };
+    const uint64_t own[] = {
+#define DCOMMI_MOE_VALUE(name, value) (uint64_t)(value),
+        DCOMMI_MOE_OPTIONS(DCOMMI_MOE_VALUE)
+#undef DCOMMI_MOE_VALUE
+    };
+    uint64_t *all = dcommi_calloc((size_t)m->size, sizeof own);
+    dcomm_status status = all != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
+    status = dcommi_moe_all_good(m->comm, status, m->opts.timeout_s);
+    if (status >= 0) {
+        status = dcomm_allgather(m->comm, own, all, DCOMMI_MOE_NOPTIONS, DCOMM_U64, NULL);
+    }
+    for (int r = 1; r < m->size && status >= 0; r++) {
+        for (int i = 0; i < DCOMMI_MOE_NOPTIONS && status >= 0; i++) {
+            if (all[r * DCOMMI_MOE_NOPTIONS + i] != all[i]) {
+                status = dcommi_fail(DCOMM_ERR_MISMATCH,
+                                     "dcomm_moe_create: opts.%s is not the same on rank 0 and "
+                                     "rank %d (%" PRIu64 " and %" PRIu64 ")",
+                                     names[i], r, all[i], all[r * DCOMMI_MOE_NOPTIONS + i]);
+            }
+        }
+    }
+    dcommi_free(all);
+    return status;
+}
+
+#endif

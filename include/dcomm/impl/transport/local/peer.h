@@ -1,0 +1,379 @@
+/* peer.h - what the transport between the processes of a host knows of each: the fifo in
+ * which it writes to us, ours at it, and what has found no room yet. */
+#ifndef DCOMMI_LOCAL_PEER_H
+#define DCOMMI_LOCAL_PEER_H
+
+#include "../../device/host.h"
+#include "fifo.h"
+#include "fill.h"
+#include "hand.h"
+#include "../transport.h"
+#include "watch.h"
+
+#define DCOMMI_LOCAL_EAGER 32768 /* longest payload of one record */
+#define DCOMMI_LOCAL_FIFO 262144
+#define DCOMMI_LOCAL_PEERS 1024      /* of one transport, over its life */
+#define DCOMMI_LOCAL_LOCK UINT64_MAX /* the number of a process's locked file (watch.h) */
+
+/* Kinds of records. OFFER, GO, NO and FRAG carry a long message: the sender offers it, the receiver
+ * says go when it has a place (or no), then it comes in fragments between other records. */
+enum dcommi_local_kind {
+    DCOMMI_LOCAL_MSG = 1,
+    DCOMMI_LOCAL_OFFER, /* behind the header: dcommi_local_offer_tail */
+    DCOMMI_LOCAL_GO,    /* header: the offer's id */
+    DCOMMI_LOCAL_NO,    /* likewise */
+    DCOMMI_LOCAL_FRAG   /* likewise */
+};
+
+typedef struct dcommi_local_offer_tail {
+    uint64_t id, len;
+} dcommi_local_offer_tail;
+
+/* ---- what lies in shared memory ---- */
+
+/* Each process has one file: this directory, then the fifos that others write to it. The directory
+ * says which fifo is whose. Fifos are mapped as peers are added; until then they take no memory. */
+typedef struct dcommi_local_directory {
+    _Atomic uint32_t count, closed;
+    uint64_t writer[DCOMMI_LOCAL_PEERS]; /* id of the transport that writes to fifo i */
+    _Alignas(DCOMMI_LINE) unsigned char common[DCOMMI_COMMON_BYTES];
+} dcommi_local_directory;
+
+/* The address of a transport. */
+typedef struct dcommi_local_card {
+    dcommi_hand_address hand;
+    dcommi_watch_card process;
+} dcommi_local_card;
+
+/* ---- peers ---- */
+
+/* A long message under way, out or in; in a list of its peer, then of those that are done. */
+typedef struct dcommi_local_flight {
+    struct dcommi_local_flight *next;
+    dcommi_op *op;
+    uint64_t id;
+    unsigned char *bytes; /* read from, or written to */
+    size_t len, at;
+    bool going;
+} dcommi_local_flight;
+
+/* A record for which the fifo had no room. A payload of some length stays where it is. */
+typedef struct dcommi_local_queued {
+    struct dcommi_local_queued *next;
+    dcommi_op *op; /* NULL: the payload was copied */
+    const void *data;
+    unsigned kind;
+    size_t header_len, len;
+    unsigned char bytes[]; /* header, payload that was copied */
+} dcommi_local_queued;
+
+typedef struct dcommi_local dcommi_local;
+
+typedef struct dcommi_local_peer {
+    dcommi_fifo_end in, out; /* out.lines NULL: not connected yet */
+    dcommi_local *local;
+    struct dcommi_local_peer *next; /* among the removed */
+    int index, pidfd;
+    int lock;      /* its locked file, where it has no pid here; -1: none */
+    uint32_t fifo; /* number of the one that it writes to */
+    dcommi_local_card card;
+    int file;                          /* until our fifo in it is mapped; -1: not open */
+    dcommi_local_directory *directory; /* mapped */
+    dcommi_local_queued *queue, *queue_last;
+    dcommi_local_flight *sends, *fetches;
+    dcommi_filler filler; /* of its fifo */
+    unsigned in_place;    /* > 0: a long payload was written in place lately */
+    bool waiting;         /* something is queued or going: to be looked at in progress */
+    bool ended;           /* its process, or its transport; what it wrote is still read */
+    bool lost, removed;
+    const char *why;
+} dcommi_local_peer;
+
+/* A long message that was offered to us and not taken yet: the engine knows it as desc. */
+typedef struct dcommi_local_offer {
+    struct dcommi_local_offer *next, **prev;
+    dcommi_local_peer *peer; /* NULL: lost or removed */
+    uint64_t id;
+} dcommi_local_offer;
+
+struct dcommi_local {
+    dcommi_transport base;
+    dcommi_hands hands;
+    dcommi_local_card card;
+    int file;                          /* -1: none */
+    int lock;                          /* likewise: for those to whom our pid says nothing */
+    dcommi_local_directory *directory; /* its beginning */
+    dcommi_local_peer **polled;        /* all that are not removed or lost */
+    size_t npolled, polled_capacity;
+    unsigned turns; /* of progress */
+    size_t nwaiting, nended;
+    struct dcommi_local_done {
+        dcommi_op *op;
+        dcomm_status status;
+    } * done; /* to be told at the end of progress */
+    size_t ndone, npromised, done_capacity;
+    dcommi_local_peer *removed; /* in the course of progress */
+    bool inside;                /* progress is on the stack */
+    bool closing;
+    dcommi_record peeked;
+    uint64_t next_flight;
+    double last_watch;
+    int epoll; /* of the peers' pidfds; -1: none */
+    dcommi_local_peer **peers;
+    size_t peers_capacity;
+    dcommi_local_offer *offers;
+    dcommi_fifo_end
+        fifos[DCOMMI_LOCAL_PEERS]; /* the reader's ends, while nobody is added for them */
+};
+
+static inline dcommi_local_peer *dcommi_local_peer_at(const dcommi_local *u, int peer)
+{
+    return peer >= 0 && (size_t)peer < u->peers_capacity ? u->peers[peer] : NULL;
+}
+
+/* ---- the fifos that peers write to ---- */
+
+static size_t dcommi_local_pages(size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page;
+}
+
+static size_t dcommi_local_fifo_len(void)
+{
+    return dcommi_local_pages(dcommi_fifo_bytes(DCOMMI_LOCAL_FIFO));
+}
+
+/* Return the place of a fifo in its owner's file, in bytes. */
+static size_t dcommi_local_fifo_at(size_t fifo)
+{
+    return dcommi_local_pages(sizeof(dcommi_local_directory)) + fifo * dcommi_local_fifo_len();
+}
+
+/* Map a fifo of some process's file; NULL: no address space. */
+static dcommi_fifo *dcommi_local_fifo_map(int file, size_t fifo)
+{
+    return dcommi_share_map(file, dcommi_local_fifo_at(fifo), dcommi_local_fifo_len());
+}
+
+static void dcommi_local_fifo_unmap(dcommi_fifo_end *end)
+{
+    if (end->fifo != NULL) {
+        munmap(end->fifo, dcommi_local_fifo_len());
+    }
+    end->fifo = NULL;
+    end->lines = NULL;
+}
+
+/* The fifo of a writer: its own from an earlier time, or a new one. */
+static dcomm_status dcommi_local_fifo_find(dcommi_local *u, uint64_t writer, uint32_t *fifo_p)
+{
+    dcommi_local_directory *d = u->directory;
+    uint32_t count = atomic_load_explicit(&d->count, memory_order_relaxed);
+    for (uint32_t i = 0; i < count; i++) {
+        if (d->writer[i] == writer) {
+            *fifo_p = i;
+            return DCOMM_OK;
+        }
+    }
+    if (count == DCOMMI_LOCAL_PEERS) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "local: more than %d processes of this host, counting those that have "
+                           "left; make a new context",
+                           DCOMMI_LOCAL_PEERS);
+    }
+    dcommi_fifo *fifo = dcommi_local_fifo_map(u->file, count);
+    if (fifo == NULL) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "local: shared memory cannot be mapped: %s",
+                           strerror(errno));
+    }
+    u->fifos[count] = dcommi_fifo_reader(fifo, DCOMMI_LOCAL_FIFO);
+    d->writer[count] = writer;
+    atomic_store_explicit(&d->count, count + 1, memory_order_release);
+    *fifo_p = count;
+    return DCOMM_OK;
+}
+
+/* ---- reaching a peer ---- */
+
+/* A peer's file `number`, of at least `len` bytes, which is the caller's now. DCOMM_IN_PROGRESS:
+ * it has not come yet. */
+static dcomm_status dcommi_local_take(dcommi_local_peer *p, uint64_t number, size_t len, int *file)
+{
+    dcommi_hands *hands = &p->local->hands;
+    *file = dcommi_hands_take(hands, p->card.hand.id, number);
+    if (*file < 0) {
+        DCOMMI_TRY(dcommi_hands_look(hands));
+        *file = dcommi_hands_take(hands, p->card.hand.id, number);
+    }
+    if (*file < 0) {
+        return DCOMM_IN_PROGRESS;
+    }
+    if (!dcommi_share_holds(*file, len)) {
+        dcommi_sys_close(*file);
+        *file = -1;
+        return dcommi_fail(DCOMM_ERR_CORRUPT,
+                           "local: process %d handed over no memory of %zu bytes",
+                           (int)p->card.process.pid, len);
+    }
+    return DCOMM_OK;
+}
+
+/* Map the peer's directory. DCOMM_IN_PROGRESS: it has not handed it over yet. */
+static dcomm_status dcommi_local_look_up(dcommi_local_peer *p)
+{
+    if (p->directory != NULL) {
+        return DCOMM_OK;
+    }
+    if (p->file < 0) {
+        dcomm_status status =
+            dcommi_local_take(p, 0, dcommi_local_fifo_at(DCOMMI_LOCAL_PEERS), &p->file);
+        if (status != DCOMM_OK) {
+            return status;
+        }
+    }
+    if (p->lock < 0) {
+        p->lock = dcommi_hands_take(&p->local->hands, p->card.hand.id, DCOMMI_LOCAL_LOCK);
+    }
+    p->directory = dcommi_share_map(p->file, 0, dcommi_local_fifo_at(0));
+    return p->directory != NULL
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_SYSTEM, "local: a peer's memory cannot be mapped: %s",
+                             strerror(errno));
+}
+
+/* Find our fifo at the peer. DCOMM_IN_PROGRESS: it has not added us yet. */
+static dcomm_status dcommi_local_connect(dcommi_local_peer *p)
+{
+    dcomm_status status = dcommi_local_look_up(p);
+    if (status != DCOMM_OK) {
+        return status;
+    }
+    uint32_t count = atomic_load_explicit(&p->directory->count, memory_order_acquire);
+    for (uint32_t i = 0; i < count && i < DCOMMI_LOCAL_PEERS; i++) {
+        if (p->directory->writer[i] != p->local->card.hand.id) {
+            continue;
+        }
+        dcommi_fifo *fifo = dcommi_local_fifo_map(p->file, i);
+        if (fifo == NULL) {
+            return dcommi_fail(DCOMM_ERR_SYSTEM, "local: a peer's memory cannot be mapped: %s",
+                               strerror(errno));
+        }
+        p->out = dcommi_fifo_writer(fifo, DCOMMI_LOCAL_FIFO);
+        dcommi_sys_close(p->file);
+        p->file = -1;
+        return DCOMM_OK;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+
+static void dcommi_local_disconnect(dcommi_local_peer *p)
+{
+    if (p->out.lines != NULL) {
+        dcommi_fifo_leave(&p->out);
+        dcommi_local_fifo_unmap(&p->out);
+    }
+    if (p->directory != NULL) {
+        munmap(p->directory, dcommi_local_fifo_at(0));
+        p->directory = NULL;
+    }
+    if (p->file >= 0) {
+        dcommi_sys_close(p->file);
+        p->file = -1;
+    }
+    dcommi_hands_forget(&p->local->hands, p->card.hand.id);
+    dcommi_hands_part(&p->local->hands, p->card.hand.id);
+}
+
+/* ---- the end of a peer ---- */
+
+/* Room for one more op: kept free ahead of time, so that being done needs no memory. */
+static dcomm_status dcommi_local_promise(dcommi_local *u)
+{
+    DCOMMI_TRY(dcommi_grow((void **)&u->done, &u->done_capacity, u->ndone + u->npromised + 1,
+                           sizeof *u->done));
+    u->npromised++;
+    return DCOMM_OK;
+}
+
+static void dcommi_local_done(dcommi_local *u, dcommi_op *op, dcomm_status status)
+{
+    u->npromised--;
+    u->done[u->ndone].op = op;
+    u->done[u->ndone++].status = status;
+}
+
+static dcommi_local_flight *dcommi_local_flight_new(dcommi_local *u, dcommi_op *op)
+{
+    dcommi_local_flight *f = dcommi_local_promise(u) < 0 ? NULL : dcommi_alloc(sizeof *f);
+    if (f != NULL) {
+        f->op = op;
+    }
+    return f;
+}
+
+static void dcommi_local_flight_done(dcommi_local *u, dcommi_local_flight *f, dcomm_status status)
+{
+    dcommi_local_done(u, f->op, status);
+    dcommi_free(f);
+}
+
+static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
+{
+    if (p->waiting != waiting) {
+        p->waiting = waiting;
+        p->local->nwaiting += waiting ? 1 : (size_t)-1;
+    }
+}
+
+/* Nothing more will go to or come from the peer. */
+static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
+{
+    dcommi_local *u = p->local;
+    while (p->queue != NULL) {
+        dcommi_local_queued *q = p->queue;
+        p->queue = q->next;
+        if (q->op != NULL) {
+            dcommi_local_done(u, q->op, status);
+        }
+        dcommi_free(q);
+    }
+    p->queue_last = NULL;
+    for (dcommi_local_flight **list = &p->sends; list != NULL;
+         list = list == &p->sends ? &p->fetches : NULL) {
+        while (*list != NULL) {
+            dcommi_local_flight *f = *list;
+            *list = f->next;
+            dcommi_local_flight_done(u, f, status);
+        }
+    }
+    for (dcommi_local_offer *o = u->offers; o != NULL; o = o->next) {
+        o->peer = o->peer == p ? NULL : o->peer;
+    }
+    dcommi_local_waiting(p, false);
+}
+
+static void dcommi_local_peer_free(dcommi_local_peer *p)
+{
+    dcommi_local_disconnect(p);
+    if (p->pidfd >= 0) {
+        epoll_ctl(p->local->epoll, EPOLL_CTL_DEL, p->pidfd, NULL); /* a forked child may hold it */
+        dcommi_sys_close(p->pidfd);
+    }
+    if (p->lock >= 0) {
+        dcommi_sys_close(p->lock);
+    }
+    dcommi_free(p);
+}
+
+static void dcommi_local_unpoll(dcommi_local *u, const dcommi_local_peer *p)
+{
+    for (size_t i = 0; i < u->npolled; i++) {
+        if (u->polled[i] == p) {
+            u->polled[i] = u->polled[--u->npolled];
+            return;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,157 @@
+/* message.h - the header of every message between engines, and its validation. All ranks of a
+ * communicator run on machines of one byte order (checked when it is created). */
+#ifndef DCOMMI_MESSAGE_H
+#define DCOMMI_MESSAGE_H
+
+#include "../device/device.h"
+#include "transport.h"
+
+/* Of device memory offered to a rank of another host, 1 in place of a region: it comes straight
+ * (straight.h). a, b and the payload by type:
+ *   DATA        payload of a send                         a = length
+ *   RTS         a send that waits in the sender's memory  a = address, b = length; slot and
+ *               reserved = its region's number, low and high bits (0: in no region)
+ *   PULL        the receiver of an RTS cannot read that memory: answer with DATA
+ *   OFFER       a send that waits in a device's memory    the same
+ *   FIN         the receiver has read what RTS or OFFER offered
+ *   EXPOSE      `slot` of the sender can be read          a = address, b = length; tag = region;
+ *               reserved = 1 + number of the device whose memory it is (0: the host's)
+ *   READ        asks for a part of an exposed slot        a = offset, b = length; tag = reader's id
+ *   READ_SENT   the same of what OFFER offered as `tag`   slot and reserved = reader's id
+ *   READ_REPLY  the part                                  a = length, tag = reader's id
+ *   SIGNAL      counter `slot` grows                      a = by how much
+ *   CREDIT      only carries `done`                       b = 1: and asks for the receiver's
+ *   QUERY       have you entered `seq`?                   a = its signature without those before;
+ *               payload = the asker's description of it
+ *   REPLY       a = dcommi_entry, b = how often it has entered; payload = where it waits
+ *   ABORT       a = status (two's complement)             payload = sentence
+ *   GOODBYE     a = number of collectives it took part in
+ *   SHRINK      begins attempt b at leaving out ranks     a = hash of those that stay,
+ *               seq = the highest attempt at that which has succeeded, tag = with which error
+ *               (negated) b has failed here before the others could know; also of a communicator
+ *               that has failed
+ *   REGION_ASK  how is region `tag` mapped?
+ *   REGION      so                                        a = 1: it is device memory;
+ *               payload = card and key (region.h)
+ *   REGION_GONE region `tag` is no more                   a = 1: it is device memory
+ *   REGION_SHUT region `tag`, device memory, is not open at its reader any more
+ *   REFUSED     rank `a` has refused operation `seq`      payload = sentence */
+enum dcommi_message_type {
+    DCOMMI_MSG_DATA = 1,
+    DCOMMI_MSG_RTS,
+    DCOMMI_MSG_PULL,
+    DCOMMI_MSG_FIN,
+    DCOMMI_MSG_EXPOSE,
+    DCOMMI_MSG_READ,
+    DCOMMI_MSG_READ_REPLY,
+    DCOMMI_MSG_SIGNAL,
+    DCOMMI_MSG_CREDIT,
+    DCOMMI_MSG_QUERY,
+    DCOMMI_MSG_REPLY,
+    DCOMMI_MSG_ABORT,
+    DCOMMI_MSG_GOODBYE,
+    DCOMMI_MSG_REGION_ASK,
+    DCOMMI_MSG_REGION,
+    DCOMMI_MSG_REGION_GONE,
+    DCOMMI_MSG_OFFER,
+    DCOMMI_MSG_READ_SENT,
+    DCOMMI_MSG_REGION_SHUT,
+    DCOMMI_MSG_SHRINK,
+    DCOMMI_MSG_REFUSED,
+    DCOMMI_MSG_TYPE_END
+};
+
+/* Collectives and point-to-point count their sequence numbers apart. */
+enum dcommi_stream { DCOMMI_STREAM_COLL = 0, DCOMMI_STREAM_P2P = 1 };
+
+/* BEHIND: it has been called on a stream that has not come to it. */
+enum dcommi_entry {
+    DCOMMI_NOT_ENTERED = 0,
+    DCOMMI_ENTERED = 1,
+    DCOMMI_COMPLETED = 2,
+    DCOMMI_BEHIND = 3
+};
+
+typedef struct dcommi_header {
+    uint8_t type;
+    uint8_t stream;
+    uint16_t stage;
+    uint16_t slot;
+    uint16_t reserved; /* 0, but where it is named above */
+    uint32_t signature;
+    uint32_t src; /* rank in the communicator */
+    uint64_t comm;
+    uint64_t seq;
+    uint32_t tag;
+    uint32_t done; /* low bits of the number of collectives that src has completed */
+    uint64_t a, b;
+} dcommi_header;
+
+_Static_assert(sizeof(dcommi_header) == 56, "the header has no padding");
+_Static_assert(sizeof(dcommi_header) <= DCOMMI_HEADER_MAX, "the header fits the transport");
+
+/* A short payload's header may end before a, which is its length, and b, which is 0: header and
+ * payload are one cache line of a fifo then. */
+#define DCOMMI_HEADER_SHORT 40
+#define DCOMMI_SHORT_MAX 16
+
+_Static_assert(offsetof(dcommi_header, a) == DCOMMI_HEADER_SHORT, "a and b come last");
+
+#define DCOMMI_REGION_CARD 16 /* bytes in front of the key in REGION */
+#define DCOMMI_REGION_KEY_DEVICE sizeof(dcommi_device_key)
+#define DCOMMI_TEXT_MAX 400 /* bytes of text in QUERY, REPLY, ABORT and REFUSED */
+
+/* A number of 32 bits in slot and reserved, where these are free. */
+static inline void dcommi_header_set_wide(dcommi_header *h, uint32_t number)
+{
+    h->slot = (uint16_t)number;
+    h->reserved = (uint16_t)(number >> 16);
+}
+
+static inline uint32_t dcommi_header_wide(const dcommi_header *h)
+{
+    return (uint32_t)h->reserved << 16 | h->slot;
+}
+
+/* Whether bytes are a header that may be acted upon, as far as can be said without knowing the
+ * communicator: length, type, and a payload that the type can have. `len` is the payload's. */
+static bool dcommi_header_parse(const void *bytes, size_t bytes_len, size_t len,
+                                dcommi_header *header)
+{
+    if (bytes_len != sizeof *header && bytes_len != DCOMMI_HEADER_SHORT) {
+        return false;
+    }
+    memcpy(header, bytes, bytes_len);
+    if (bytes_len == DCOMMI_HEADER_SHORT) {
+        header->a = len;
+        header->b = 0;
+        if (header->type != DCOMMI_MSG_DATA) {
+            return false;
+        }
+    }
+    if (header->type < DCOMMI_MSG_DATA || header->type >= DCOMMI_MSG_TYPE_END ||
+        header->stream > DCOMMI_STREAM_P2P ||
+        (header->reserved != 0 && header->type != DCOMMI_MSG_RTS &&
+         header->type != DCOMMI_MSG_OFFER && header->type != DCOMMI_MSG_EXPOSE &&
+         header->type != DCOMMI_MSG_READ_SENT)) {
+        return false;
+    }
+    switch (header->type) {
+    case DCOMMI_MSG_DATA:
+    case DCOMMI_MSG_READ_REPLY:
+        return header->a == len;
+    case DCOMMI_MSG_QUERY:
+    case DCOMMI_MSG_REPLY:
+    case DCOMMI_MSG_ABORT:
+    case DCOMMI_MSG_REFUSED:
+        return len <= DCOMMI_TEXT_MAX;
+    case DCOMMI_MSG_REGION:
+        return header->a == 0
+                   ? len == DCOMMI_REGION_CARD
+                   : header->a == 1 && len == DCOMMI_REGION_CARD + DCOMMI_REGION_KEY_DEVICE;
+    default:
+        return len == 0;
+    }
+}
+
+#endif

@@ -1,0 +1,199 @@
+/* iface.h - which network interface connects this host with the others. */
+#ifndef DCOMMI_UCX_IFACE_H
+#define DCOMMI_UCX_IFACE_H
+
+#include "../../base/sys.h"
+#include "config.h"
+
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+/* The interface of the IPv4, else the IPv6 default route with the lowest metric. */
+static bool dcommi_ucx_default_iface(dcommi_ucx_name name)
+{
+    char line[512], device[64];
+    unsigned long best = ~0ul;
+    FILE *f = fopen("/proc/net/route", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        unsigned destination, gateway, flags, mask;
+        unsigned long metric;
+        if (sscanf(line, "%63s %x %x %x %*d %*d %lu %x", device, &destination, &gateway, &flags,
+                   &metric, &mask) == 6 &&
+            destination == 0 && mask == 0 && (flags & 1) != 0 && metric < best) {
+            best = metric;
+            strcpy(name, device);
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    if (best != ~0ul) {
+        return true;
+    }
+    f = fopen("/proc/net/ipv6_route", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        char destination[33];
+        unsigned prefix, flags;
+        unsigned long metric;
+        if (sscanf(line, "%32s %x %*s %*x %*s %lx %*x %*x %x %63s", destination, &prefix, &metric,
+                   &flags, device) == 5 &&
+            prefix == 0 && strspn(destination, "0") == 32 && (flags & 1) != 0 &&
+            (flags & 0x200) == 0 && strcmp(device, "lo") != 0 && metric < best) {
+            best = metric;
+            strcpy(name, device);
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return best != ~0ul;
+}
+
+/* The interface that has an address and is not the loopback; false: none is. */
+static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_ucx_name name)
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all) != 0) {
+        return false;
+    }
+    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
+        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != wanted->sa_family ||
+            strlen(i->ifa_name) >= sizeof(dcommi_ucx_name)) {
+            continue;
+        }
+        bool same =
+            wanted->sa_family == AF_INET
+                ? memcmp(&((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr,
+                         &((const struct sockaddr_in *)(const void *)wanted)->sin_addr,
+                         sizeof(struct in_addr)) == 0
+                : memcmp(&((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr,
+                         &((const struct sockaddr_in6 *)(const void *)wanted)->sin6_addr,
+                         sizeof(struct in6_addr)) == 0;
+        found = same && (i->ifa_flags & IFF_LOOPBACK) == 0; /* a name may mean 127.0.1.1 at home */
+        if (found) {
+            strcpy(name, i->ifa_name);
+        }
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+/* The interface by which a host is reached: its ranks will be, too. Sends nothing. */
+static bool dcommi_ucx_iface_towards(const char *host, dcommi_ucx_name name)
+{
+    char plain[256];
+    size_t len = strlen(host);
+    bool brackets = len > 2 && host[0] == '[' && host[len - 1] == ']';
+    snprintf(plain, sizeof plain, "%.*s", (int)(brackets ? len - 2 : len),
+             brackets ? host + 1 : host);
+    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *list = NULL;
+    if (getaddrinfo(plain, "9", &hints, &list) != 0) {
+        return false;
+    }
+    bool found = false;
+    for (struct addrinfo *a = list; a != NULL && !found; a = a->ai_next) {
+        struct sockaddr_storage own;
+        socklen_t own_len = sizeof own;
+        int fd = dcommi_sys_socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
+                getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
+                dcommi_ucx_iface_with((struct sockaddr *)&own, name);
+        if (fd >= 0) {
+            dcommi_sys_close(fd);
+        }
+    }
+    freeaddrinfo(list);
+    return found;
+}
+
+/* The first interface that is up, has an address and is not the loopback. */
+static bool dcommi_ucx_first_iface(dcommi_ucx_name name)
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all) != 0) {
+        return false;
+    }
+    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
+        found = i->ifa_addr != NULL &&
+                (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6) &&
+                (i->ifa_flags & IFF_RUNNING) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0 &&
+                strlen(i->ifa_name) < sizeof(dcommi_ucx_name);
+        if (found) {
+            strcpy(name, i->ifa_name);
+        }
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+/* "eth0 lo mlx5_0": what a user may choose from. */
+static void dcommi_ucx_list_devices(char *text, size_t size)
+{
+    static const char *const folders[] = {"/sys/class/net", "/sys/class/infiniband"};
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        DIR *dir = opendir(folders[i]);
+        for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
+            if (e->d_name[0] != '.' && used < size) {
+                int n = snprintf(text + used, size - used, "%s%s", used > 0 ? " " : "", e->d_name);
+                used += n > 0 ? (size_t)n : 0;
+            }
+        }
+        if (dir != NULL) {
+            closedir(dir);
+        }
+    }
+}
+
+/* The interface that is used where nobody has named one. */
+static void dcommi_ucx_usual_iface(dcommi_ucx_name name)
+{
+    const char *master = dcommi_env("MASTER_ADDR");
+    bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
+    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
+        strcpy(name, "lo");
+    }
+}
+
+/* What UCX is to use, and whether it is a network interface (TCP) or an RDMA device, which may
+ * carry a port: "mlx5_0:1". */
+static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name name, bool *tcp)
+{
+    const char *source = "iface";
+    if (wanted == NULL || *wanted == '\0') {
+        wanted = dcommi_env("DCOMM_IFACE");
+        source = "DCOMM_IFACE";
+    }
+    *tcp = true;
+    if (wanted == NULL) {
+        dcommi_ucx_usual_iface(name);
+        return DCOMM_OK;
+    }
+    bool fits = strlen(wanted) + 2 < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
+    if (fits && dcommi_ucx_is_netdev(wanted)) {
+        strcpy(name, wanted);
+        return DCOMM_OK;
+    }
+    if (fits) {
+        char path[sizeof(dcommi_ucx_name) + 32];
+        int device = (int)strcspn(wanted, ":");
+        snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
+        if (device > 0 && dcommi_sys_access(path, F_OK) == 0) {
+            *tcp = false;
+            snprintf(name, sizeof(dcommi_ucx_name), "%.*s%s", (int)sizeof(dcommi_ucx_name) - 3,
+                     wanted, wanted[device] == ':' ? "" : ":1");
+            return DCOMM_OK;
+        }
+    }
+    char devices[256];
+    dcommi_ucx_list_devices(devices, sizeof devices);
+    return dcommi_fail(DCOMM_ERR_INVALID, "%s: no network interface '%.64s'; this host has: %s",
+                       source, wanted, devices);
+}
+
+#endif

@@ -1,0 +1,171 @@
+/* parts.h - a long message in parts, each of them over a connection of its own: cut by the
+ * sender, brought together where it is received. */
+#ifndef DCOMMI_UCX_PARTS_H
+#define DCOMMI_UCX_PARTS_H
+
+#include "peer.h"
+
+#define DCOMMI_UCX_PART_MIN 32768 /* bytes of a part */
+#define DCOMMI_UCX_PART_GRAIN 4096
+
+/* ---- where to cut ---- */
+
+static int dcommi_ucx_parts_of(const dcommi_ucx_peer *p, size_t len)
+{
+    size_t most = len / DCOMMI_UCX_PART_MIN;
+    int n = p->connections;
+    return most < 2 ? 1 : most < (size_t)n ? (int)most : n;
+}
+
+/* Where part i begins; that of i = parts is the end. Both ends compute it. */
+static size_t dcommi_ucx_part_at(size_t total, int parts, int i)
+{
+    size_t grain = DCOMMI_UCX_PART_GRAIN, n = (size_t)parts;
+    size_t each = (total / n + (total % n != 0) + grain - 1) / grain * grain;
+    return i == parts || each * (size_t)i > total ? total : each * (size_t)i;
+}
+
+/* ---- one op for all parts ---- */
+
+static void dcommi_ucx_joint_put(dcommi_ucx_joint *j)
+{
+    j->next = j->ucx->spare_joint;
+    j->ucx->spare_joint = j;
+}
+
+static void dcommi_ucx_joint_done(dcommi_op *part, dcomm_status status)
+{
+    dcommi_ucx_joint *j = (dcommi_ucx_joint *)part;
+    j->status = status < 0 && j->status >= 0 ? status : j->status;
+    if (--j->left == 0) {
+        dcommi_op *op = j->op;
+        status = j->status;
+        dcommi_ucx_joint_put(j);
+        op->handle = NULL;
+        op->done(op, status);
+    }
+}
+
+/* Holds one part back until `launched`, so that op is not done before. */
+static dcommi_ucx_joint *dcommi_ucx_joint_make(dcommi_ucx *u, dcommi_op *op, int parts)
+{
+    if (u->spare_joint == NULL && !dcommi_ucx_refill(u)) {
+        return NULL;
+    }
+    dcommi_ucx_joint *j = u->spare_joint;
+    u->spare_joint = j->next;
+    j->part = (dcommi_op){.done = dcommi_ucx_joint_done};
+    j->op = op;
+    j->left = parts + 1;
+    j->status = DCOMM_OK;
+    return j;
+}
+
+/* What starting a part said; false: the others need not be tried. */
+static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
+{
+    if (status != DCOMM_IN_PROGRESS) {
+        j->left--;
+        j->status = status < 0 && j->status >= 0 ? status : j->status;
+    }
+    return status >= 0;
+}
+
+/* All parts are started but `rest`: how all of it stands. */
+static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
+{
+    j->left -= rest + 1;
+    if (j->left > 0) {
+        return DCOMM_IN_PROGRESS;
+    }
+    dcomm_status status = j->status;
+    dcommi_ucx_joint_put(j);
+    return status;
+}
+
+/* ---- receiving ---- */
+
+/* A single message, not what it leads. */
+static void dcommi_ucx_drop(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
+        k->dropped = true;
+        return;
+    }
+    ucp_am_data_release(u->worker, k->data);
+    dcommi_ucx_kept_put(u, k);
+}
+
+static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    bool direct = u->direct;
+    u->direct = false;
+    while (k != NULL) {
+        dcommi_ucx_kept *more = k->more;
+        dcommi_ucx_drop(u, k);
+        k = more;
+    }
+    u->direct = direct;
+}
+
+/* What a lost peer did not complete. */
+static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
+{
+    for (dcommi_ucx_kept **at = &u->incomplete; *at != NULL;) {
+        dcommi_ucx_kept *k = *at;
+        if (k->tail.id != p->id) {
+            at = &k->incomplete;
+            continue;
+        }
+        *at = k->incomplete;
+        dcommi_ucx_drop_all(u, k);
+    }
+}
+
+static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
+{
+    if (t->connection >= DCOMM_CONNECTIONS_MAX) {
+        return false;
+    }
+    if (t->parts == 1) {
+        return t->part == 0 && t->total == len;
+    }
+    return t->parts > 1 && t->parts <= DCOMM_CONNECTIONS_MAX && t->part < t->parts && len > 0 &&
+           len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
+                      dcommi_ucx_part_at(t->total, t->parts, t->part);
+}
+
+/* A part has come. The leader of its message once that is complete, else NULL; *good is false where
+ * it does not belong to what came before. */
+static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, bool *good)
+{
+    const dcommi_ucx_tail *t = &k->tail;
+    dcommi_ucx_kept **at = &u->incomplete;
+    *good = true;
+    while (*at != NULL && ((*at)->tail.id != t->id || (*at)->tail.number != t->number)) {
+        at = &(*at)->incomplete;
+    }
+    dcommi_ucx_kept *leader = *at;
+    uint32_t bit = UINT32_C(1) << t->part, all = (UINT32_C(1) << t->parts) - 1;
+    if (leader == NULL) {
+        k->incomplete = NULL;
+        k->there = bit;
+        *at = k;
+        return NULL;
+    }
+    if (leader->tail.total != t->total || leader->tail.parts != t->parts ||
+        (leader->there & bit) != 0) {
+        *good = false;
+        return NULL;
+    }
+    k->more = leader->more;
+    leader->more = k;
+    leader->there |= bit;
+    if (leader->there != all) {
+        return NULL;
+    }
+    *at = leader->incomplete;
+    return leader;
+}
+
+#endif

@@ -1,0 +1,524 @@
+/* peer.h - one UCX worker's state: its peers and their endpoints, each of which is a connection
+ * of its own, the sends and fetches under way, the messages that the engine keeps. */
+#ifndef DCOMMI_UCX_PEER_H
+#define DCOMMI_UCX_PEER_H
+
+#include "../transport.h"
+#include "config.h"
+
+typedef struct dcommi_ucx dcommi_ucx;
+
+typedef struct dcommi_ucx_peer {
+    struct dcommi_ucx_peer *next; /* among the removed */
+    dcommi_ucx *ucx;
+    int index;
+    uint64_t id;
+    void *address;
+    ucp_ep_h ep[DCOMM_CONNECTIONS_MAX]; /* NULL: not opened yet, or closed */
+    size_t load[DCOMM_CONNECTIONS_MAX]; /* bytes of the sends under way on each */
+    int connections;                    /* to send over */
+    int used_by_peer;                   /* so many of ours are opened as well */
+    int opened, turn;
+    double opened_at;     /* the last of them; coarse clock */
+    ucs_status_t failure; /* of the first endpoint that failed */
+    const char *why;      /* NULL: as UCX says */
+    uint32_t failed;      /* a bit for each */
+    double failed_at;     /* coarse clock */
+    bool reported;        /* its loss */
+    int flushing;         /* endpoints */
+    double closed_at;     /* coarse clock; 0: not closed */
+    size_t flights;       /* under way, to or from it */
+} dcommi_ucx_peer;
+
+/* What follows the header of a message whose payload is fetched. The payload comes whole, or in
+ * `parts` messages that say the same but for `part`. */
+typedef struct dcommi_ucx_tail {
+    uint64_t id;    /* the sender's */
+    uint64_t total; /* bytes of all parts */
+    uint32_t number;
+    uint8_t part, parts;
+    uint8_t connection; /* of the sender's, from 0 */
+    uint8_t zero;
+} dcommi_ucx_tail;
+
+/* One send or fetch that UCX has not finished. UCX reads the header from here until then. */
+typedef struct dcommi_ucx_flight {
+    struct dcommi_ucx_flight *prev, *next;
+    dcommi_ucx *ucx;
+    dcommi_ucx_peer *peer; /* NULL: not known */
+    dcommi_op *op;         /* NULL: given up; only UCX still knows it */
+    bool is_fetch;
+    int connection;
+    size_t load; /* what it adds there */
+    dcomm_status status;
+    unsigned char header[DCOMMI_HEADER_MAX + sizeof(dcommi_ucx_tail)];
+} dcommi_ucx_flight;
+
+/* The op of a payload that travels in parts: done when all of them are. */
+typedef struct dcommi_ucx_joint {
+    dcommi_op part; /* each flight's; first, so that it leads here */
+    dcommi_ucx *ucx;
+    struct dcommi_ucx_joint *next;
+    dcommi_op *op;
+    int left;
+    dcomm_status status;
+} dcommi_ucx_joint;
+
+/* A message that may be, or is, kept: what the engine knows as desc. */
+typedef struct dcommi_ucx_kept {
+    struct dcommi_ucx_kept *prev, *next;
+    void *data;
+    bool is_long;
+    bool arriving, dropped; /* in its callback; released there */
+    dcommi_ucx_peer *peer;  /* of a long message; NULL: not known, or removed */
+    bool removed;
+    /* Of a message in parts, the one that came first leads the others. */
+    dcommi_ucx_tail tail;
+    struct dcommi_ucx_kept *more;
+    struct dcommi_ucx_kept *incomplete; /* the next leader that waits for parts */
+    uint32_t there;                     /* of a leader: a bit for each part */
+} dcommi_ucx_kept;
+
+#define DCOMMI_UCX_SLAB 32
+#define DCOMMI_UCX_LAST_WORDS_S 0.3 /* how long a peer's other connections outlive the first */
+#define DCOMMI_UCX_FRESH_S 0.1      /* so long it may take until a connection is there */
+
+typedef struct dcommi_ucx_slab {
+    struct dcommi_ucx_slab *next;
+    dcommi_ucx_flight flights[DCOMMI_UCX_SLAB];
+    dcommi_ucx_kept kept[DCOMMI_UCX_SLAB];
+    dcommi_ucx_joint joints[DCOMMI_UCX_SLAB];
+} dcommi_ucx_slab;
+
+struct dcommi_ucx {
+    dcommi_transport base;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    uint64_t id;
+    bool inside; /* UCX's progress is on the stack */
+    bool direct; /* an op's done may be called from UCX's callback: only straight in progress */
+    bool chores; /* something waits for the end of progress */
+    bool closing;
+    unsigned turns;    /* of progress */
+    double last_watch; /* coarse clock */
+    dcommi_ucx_peer **peers;
+    size_t peers_capacity;
+    dcommi_ucx_peer *removed;        /* not yet closed, or UCX still works for them */
+    dcommi_ucx_flight pending, done; /* heads of rings */
+    dcommi_ucx_flight *spare;
+    dcommi_ucx_kept kept; /* head of a ring */
+    dcommi_ucx_kept *spare_kept, *incomplete;
+    dcommi_ucx_joint *spare_joint;
+    uint32_t cut; /* messages sent in parts */
+    dcommi_ucx_slab *slabs;
+};
+
+/* ---- flights ---- */
+
+static bool dcommi_ucx_refill(dcommi_ucx *u)
+{
+    dcommi_ucx_slab *slab = dcommi_alloc(sizeof *slab);
+    if (slab == NULL) {
+        return false;
+    }
+    slab->next = u->slabs;
+    u->slabs = slab;
+    for (size_t i = 0; i < DCOMMI_UCX_SLAB; i++) {
+        slab->flights[i].ucx = u;
+        slab->flights[i].next = u->spare;
+        u->spare = &slab->flights[i];
+        slab->kept[i].next = u->spare_kept;
+        u->spare_kept = &slab->kept[i];
+        slab->joints[i].ucx = u;
+        slab->joints[i].next = u->spare_joint;
+        u->spare_joint = &slab->joints[i];
+    }
+    return true;
+}
+
+static void dcommi_ucx_flight_link(dcommi_ucx_flight *ring, dcommi_ucx_flight *f)
+{
+    f->next = ring;
+    f->prev = ring->prev;
+    ring->prev->next = f;
+    ring->prev = f;
+}
+
+static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
+{
+    f->prev->next = f->next;
+    f->next->prev = f->prev;
+}
+
+/* load: bytes that it adds to a connection of p. */
+static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer *p, bool is_fetch,
+                                                  int connection, size_t load, dcommi_op *op)
+{
+    if (DCOMMI_UNLIKELY(u->spare == NULL) && !dcommi_ucx_refill(u)) {
+        return NULL;
+    }
+    dcommi_ucx_flight *f = u->spare;
+    u->spare = f->next;
+    f->peer = p;
+    f->op = op;
+    f->is_fetch = is_fetch;
+    f->connection = connection;
+    f->load = load;
+    op->handle = f;
+    if (p != NULL) {
+        p->flights++;
+        p->load[connection] += load;
+    }
+    dcommi_ucx_flight_link(&u->pending, f);
+    return f;
+}
+
+/* Out of its ring; its peer no longer waits for it. */
+static void dcommi_ucx_flight_leave(dcommi_ucx_flight *f)
+{
+    dcommi_ucx_flight_unlink(f);
+    if (f->peer != NULL) {
+        f->peer->flights--;
+        f->peer->load[f->connection] -= f->load;
+        f->peer = NULL;
+    }
+}
+
+static void dcommi_ucx_flight_end(dcommi_ucx_flight *f)
+{
+    dcommi_ucx_flight_leave(f);
+    f->next = f->ucx->spare;
+    f->ucx->spare = f;
+}
+
+static void dcommi_ucx_flight_finish(dcommi_ucx_flight *f)
+{
+    dcommi_op *op = f->op;
+    dcomm_status status = f->status;
+    dcommi_ucx_flight_end(f);
+    if (op != NULL) {
+        op->handle = NULL;
+        op->done(op, status);
+    }
+}
+
+static void dcommi_ucx_flight_landed(void *request, ucs_status_t status, dcommi_ucx_flight *f)
+{
+    dcommi_ucx *u = f->ucx;
+    ucp_request_free(request);
+    f->status = dcommi_ucx_status(status);
+    if (u->direct) {
+        dcommi_ucx_flight_finish(f);
+        return;
+    }
+    dcommi_ucx_flight_leave(f);
+    dcommi_ucx_flight_link(&u->done, f);
+    u->chores = true;
+}
+
+static void dcommi_ucx_on_sent(void *request, ucs_status_t status, void *user)
+{
+    dcommi_ucx_flight_landed(request, status, user);
+}
+
+static void dcommi_ucx_on_fetched(void *request, ucs_status_t status, size_t length, void *user)
+{
+    (void)length;
+    dcommi_ucx_flight_landed(request, status, user);
+}
+
+static unsigned dcommi_ucx_deliver(dcommi_ucx *u)
+{
+    unsigned n = 0;
+    while (u->done.next != &u->done) {
+        dcommi_ucx_flight_finish(u->done.next);
+        n++;
+    }
+    return n;
+}
+
+/* UCX cannot cancel what is under way to a dead process whose queue is full: give such ops back
+ * a moment after the endpoint was closed. A fetch from a peer that may be alive has to wait: its
+ * data might still arrive in the buffer. */
+static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
+{
+    unsigned n = 0;
+    for (dcommi_ucx_flight *f = u->pending.next, *next; f != &u->pending; f = next) {
+        dcommi_ucx_peer *p = f->peer;
+        next = f->next;
+        if (p == NULL || p->closed_at <= 0 || now < p->closed_at + 0.1 ||
+            (f->is_fetch && p->failure == UCS_OK)) {
+            continue;
+        }
+        dcommi_op *op = f->op;
+        f->op = NULL;
+        f->peer = NULL;
+        p->flights--;
+        if (op != NULL) {
+            op->handle = NULL;
+            op->done(op, DCOMM_ERR_PEER);
+            n++;
+            next = u->pending.next; /* done may have started others */
+        }
+    }
+    return n;
+}
+
+/* ---- kept messages ---- */
+
+static void dcommi_ucx_kept_link(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    k->next = u->kept.next;
+    k->prev = &u->kept;
+    k->next->prev = k;
+    u->kept.next = k;
+}
+
+static void dcommi_ucx_kept_put(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    k->prev->next = k->next;
+    k->next->prev = k->prev;
+    k->next = u->spare_kept;
+    u->spare_kept = k;
+}
+
+static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
+{
+    for (dcommi_ucx_kept *k = u->kept.next; k != &u->kept; k = k->next) {
+        if (k->peer == p) {
+            k->peer = NULL;
+            k->removed = true;
+        }
+    }
+}
+
+/* ---- peers ---- */
+
+static void dcommi_ucx_on_failure(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    dcommi_ucx_peer *p = arg;
+    for (int i = 0; i < p->opened; i++) {
+        p->failed |= p->ep[i] == ep ? UINT32_C(1) << i : 0;
+    }
+    if (p->failure == UCS_OK) {
+        p->failure = status;
+        p->failed_at = dcommi_coarse_now();
+    }
+    p->ucx->chores = true;
+}
+
+static dcommi_ucx_peer *dcommi_ucx_peer_at(dcommi_ucx *u, int peer)
+{
+    return peer >= 0 && (size_t)peer < u->peers_capacity ? u->peers[peer] : NULL;
+}
+
+static dcommi_ucx_peer *dcommi_ucx_peer_by_id(dcommi_ucx *u, uint64_t id)
+{
+    for (size_t i = 0; i < u->peers_capacity; i++) {
+        if (u->peers[i] != NULL && u->peers[i]->id == id) {
+            return u->peers[i];
+        }
+    }
+    return NULL;
+}
+
+/* The first `n` endpoints of a peer, in order, so that both sides' come to share connections. */
+static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
+{
+    while (p->opened < n) {
+        ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                                UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                                UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                                  .address = p->address,
+                                  .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                                  .err_handler = {.cb = dcommi_ucx_on_failure, .arg = p}};
+        ucp_ep_h ep = NULL;
+        dcommi_ucx_hush++;
+        ucs_status_t status = ucp_ep_create(u->worker, &params, &ep);
+        dcommi_ucx_hush--;
+        if (status != UCS_OK) {
+            return dcommi_fail(dcommi_ucx_status(status), "%s: peer %d cannot be reached: %s",
+                               u->base.name, p->index, ucs_status_string(status));
+        }
+        p->ep[p->opened++] = ep;
+        p->opened_at = dcommi_coarse_now();
+    }
+    return DCOMM_OK;
+}
+
+static const char *dcommi_ucx_why(const dcommi_ucx_peer *p)
+{
+    return p->why != NULL ? p->why : ucs_status_string(p->failure);
+}
+
+static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_peer **p_p)
+{
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at(u, peer);
+    if (DCOMMI_UNLIKELY(p == NULL)) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d was never added", u->base.name, peer);
+    }
+    if (DCOMMI_UNLIKELY(p->failure != UCS_OK || u->closing)) {
+        return dcommi_fail(DCOMM_ERR_PEER, "%s: peer %d is lost: %s", u->base.name, peer,
+                           p->failure != UCS_OK ? dcommi_ucx_why(p) : "closed");
+    }
+    if (DCOMMI_UNLIKELY(p->opened == 0)) {
+        DCOMMI_TRY(dcommi_ucx_endpoints(u, p, 1));
+    }
+    *p_p = p;
+    return DCOMM_OK;
+}
+
+/* As many endpoints as are to be used; without the others it works too. */
+static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
+{
+    if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
+        dcommi_ucx_endpoints(u, p, p->connections) < 0) {
+        dcommi_log(DCOMMI_LOG_WARN, "%d connections instead of %d: %s", p->opened, p->connections,
+                   dcommi_message);
+        p->connections = p->opened;
+    }
+}
+
+/* The connection with the least to do, of those that `taken` does not name; among equals each in
+ * turn. */
+static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
+{
+    int best = -1;
+    for (int k = 0; k < p->connections; k++) {
+        int i = (p->turn + k) % p->connections;
+        if ((taken >> i & 1) == 0 && (best < 0 || p->load[i] < p->load[best])) {
+            best = i;
+        }
+    }
+    p->turn = best + 1;
+    return best;
+}
+
+/* Not inside UCX's progress: closing calls back. */
+static void dcommi_ucx_peer_close(dcommi_ucx_peer *p)
+{
+    if (p->closed_at <= 0) {
+        p->closed_at = dcommi_coarse_now();
+    }
+    for (int i = 0; i < p->opened; i++) {
+        ucp_ep_h ep = p->ep[i];
+        p->ep[i] = NULL;
+        ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                     .flags = UCP_EP_CLOSE_FLAG_FORCE};
+        ucs_status_ptr_t request = ep != NULL ? ucp_ep_close_nbx(ep, &param) : NULL;
+        if (UCS_PTR_IS_PTR(request)) {
+            ucp_request_free(request);
+        }
+    }
+}
+
+static void dcommi_ucx_on_flushed(void *request, ucs_status_t status, void *user)
+{
+    dcommi_ucx_peer *p = user;
+    (void)status;
+    ucp_request_free(request);
+    p->flushing--;
+    p->ucx->chores = true;
+}
+
+/* Everything is closed by force in the end, so that closing never waits; before that, flush. */
+static void dcommi_ucx_peer_flush(dcommi_ucx_peer *p)
+{
+    if (p->failure != UCS_OK || p->flushing > 0) {
+        return;
+    }
+    ucp_request_param_t param = {.op_attr_mask =
+                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                                 .cb.send = dcommi_ucx_on_flushed,
+                                 .user_data = p};
+    for (int i = 0; i < p->opened; i++) {
+        if (p->ep[i] != NULL) {
+            p->flushing += UCS_PTR_IS_PTR(ucp_ep_flush_nbx(p->ep[i], &param));
+        }
+    }
+}
+
+static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
+{
+    if (p == NULL) {
+        return;
+    }
+    dcommi_free(p->address);
+    dcommi_free(p);
+}
+
+/* UCX 1.13 aborts a process whose answer to a new connection is still queued when that one breaks:
+ * let connections that others follow become old before they are closed. */
+static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
+{
+    return p->opened > 1 && p->failure == UCS_OK &&
+           dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
+}
+
+static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
+{
+    for (dcommi_ucx_peer **link = &u->removed; *link != NULL;) {
+        dcommi_ucx_peer *p = *link;
+        bool fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
+        if ((p->flushing == 0 || p->failure != UCS_OK) && !fresh) {
+            dcommi_ucx_peer_close(p);
+        }
+        if (p->flushing > 0 || p->flights > 0 || fresh) { /* they name p */
+            link = &p->next;
+            continue;
+        }
+        *link = p->next;
+        dcommi_ucx_peer_free(p);
+    }
+}
+
+static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p);
+
+/* What a peer sent before it closed may still be under way on another of its connections: a peer is
+ * lost when all of them have broken, or a while after the first. */
+static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
+{
+    bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
+    return all || dcommi_coarse_now() > p->failed_at + DCOMMI_UCX_LAST_WORDS_S;
+}
+
+static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
+{
+    unsigned n = 0;
+    for (size_t i = 0; i < u->peers_capacity; i++) {
+        dcommi_ucx_peer *p = u->peers[i];
+        if (p == NULL || p->failure == UCS_OK || p->reported) {
+            continue;
+        }
+        if (!u->closing && !dcommi_ucx_is_lost(p)) {
+            u->chores = true;
+            continue;
+        }
+        p->reported = true;
+        dcommi_ucx_forget_parts(u, p);
+        dcommi_ucx_peer_close(p);
+        n++;
+        if (!u->closing) {
+            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
+                                          dcommi_ucx_why(p));
+        }
+    }
+    return n;
+}
+
+/* Now and then: must ops be given up? */
+static unsigned dcommi_ucx_watch(dcommi_ucx *u)
+{
+    double now = dcommi_coarse_now();
+    if (now - u->last_watch < 0.05) {
+        return 0;
+    }
+    u->last_watch = now;
+    unsigned given_up = u->pending.next != &u->pending ? dcommi_ucx_give_up(u, now) : 0;
+    if (u->removed != NULL) {
+        dcommi_ucx_sweep_removed(u);
+    }
+    return given_up;
+}
+
+#endif

@@ -1,0 +1,158 @@
+/* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
+#ifndef DCOMMI_CODEC_ISA_H
+#define DCOMMI_CODEC_ISA_H
+
+#include "isa.h"
+#include "lanes_portable.h"
+#include "../tally.h"
+#include "../wire.h"
+
+#if defined(__x86_64__)
+#include "lanes_avx2.h"
+#include "lanes_avx512.h"
+#endif
+
+#define DCOMMI_CODEC_SOON 4     /* groups whose random numbers are made together */
+#define DCOMMI_DEQUANT_WIRES 64 /* summed at once, at most */
+
+/* The encoding of a bucket, or for casts of a block. */
+typedef struct dcommi_quant {
+    const float *x;
+    size_t count; /* whole groups and lines */
+    unsigned char *wire;
+    float inverse, step;
+    uint32_t mask, half;   /* what is taken of a random number, and added to it */
+    const dcommi_rng *rng; /* NULL: to nearest */
+    uint64_t group;        /* of x[0], for rng */
+    const float *ahead;    /* as many elements, measured on the way; NULL: none */
+    /* With feedback (next is not NULL): ahead + ahead_residual goes to ahead_sum and is measured,
+     * and next = x - decoded. */
+    const float *ahead_residual;
+    float *ahead_sum;
+    float *next;
+    bool stream, stream_next;
+    uint64_t soon_group; /* the first of those whose random numbers are in soon */
+    _Alignas(64) uint32_t soon[DCOMMI_CODEC_SOON][32];
+} dcommi_quant;
+
+typedef struct dcommi_dequant {
+    const unsigned char *const *wires;
+    const float *steps; /* of each wire */
+    size_t n;
+    float *x;
+    size_t count;
+    float factor; /* of sums */
+    bool add, stream;
+} dcommi_dequant;
+
+/* Elements that inputs are asked for ahead of their use, into the second cache. AMD's Zen 5 wants
+ * them far ahead (3 KiB or less is slower). Intel's fetch by themselves a little way ahead within a
+ * page; asking far beyond takes the room of those, and what an encoder reads then no longer
+ * overlaps what it computes: 0.77 of memcpy's speed instead of 1.05. */
+static size_t dcommi_codec_lead(void)
+{
+    static _Atomic size_t known = 0;
+    size_t lead = atomic_load_explicit(&known, memory_order_relaxed);
+    if (DCOMMI_UNLIKELY(lead == 0)) {
+        lead = dcommi_isa_is_intel() ? 544 : 3072;
+        atomic_store_explicit(&known, lead, memory_order_relaxed);
+    }
+    return lead;
+}
+
+typedef struct dcommi_codec_kernels {
+    uint32_t (*measure)(const float *x, size_t n, bool sign);
+    uint32_t (*add_measure)(const float *x, const float *r, float *e, size_t n, bool sign);
+    double (*squares)(const float *x, size_t n);
+    uint32_t (*encode[DCOMMI_FORMAT_COUNT])(dcommi_quant *q);
+    bool (*decode[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d);
+    bool (*sum[DCOMMI_FORMAT_COUNT])(const dcommi_dequant *d, uint32_t *measured);
+    uint32_t (*cast)(const dcommi_quant *q, bool half);
+    uint32_t (*uncast)(const dcommi_dequant *d, bool half);
+    void (*settle)(void); /* after streaming */
+    void (*compare)(dcommi_tally *t, const float *x, const float *y, size_t n);
+    void (*held)(dcommi_tally *t, const float *sent, const float *next, size_t n);
+} dcommi_codec_kernels;
+
+/* These loops take compilers half a minute. Tests that need them only to link define
+ * DCOMMI_CODEC_KERNELS as extern, and tests/codec_kernels.c as nothing, for all. */
+#ifndef DCOMMI_CODEC_KERNELS
+#define DCOMMI_CODEC_KERNELS static
+#define DCOMMI_CODEC_LOOPS
+#endif
+
+#ifndef DCOMMI_CODEC_LOOPS
+extern const dcommi_codec_kernels dcommi_vport_codec_kernels, dcommi_v256_codec_kernels,
+    dcommi_v512_codec_kernels;
+#else
+
+#define DCOMMI_UNROLL_8 /* lanes are loops already */
+#define DCOMMI_L(name) dcommi_vport_##name
+#define DCOMMI_MARKS DCOMMI_vport_MARKS
+#define DCOMMI_CHAINS DCOMMI_vport_CHAINS
+#if defined(__x86_64__) /* hardly ever run: half the time to compile */
+#define DCOMMI_LANE __attribute__((noinline, unused)) static
+#else
+#define DCOMMI_LANE DCOMMI_vport_INLINE
+#endif
+#define DCOMMI_LOOP DCOMMI_vport_TARGET static
+#include "tally_loops.h"
+#include "codec_loops.h"
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_MARKS
+#undef DCOMMI_CHAINS
+#undef DCOMMI_LOOP
+#undef DCOMMI_UNROLL_8
+
+#ifdef __clang__
+#define DCOMMI_UNROLL_8 _Pragma("unroll")
+#else
+#define DCOMMI_UNROLL_8 _Pragma("GCC unroll 8")
+#endif
+
+#if defined(__x86_64__)
+#define DCOMMI_L(name) dcommi_v256_##name
+#define DCOMMI_MARKS DCOMMI_v256_MARKS
+#define DCOMMI_CHAINS DCOMMI_v256_CHAINS
+#define DCOMMI_LANE DCOMMI_v256_INLINE
+#define DCOMMI_LOOP DCOMMI_v256_TARGET static
+#include "tally_loops.h"
+#include "codec_loops.h"
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_MARKS
+#undef DCOMMI_CHAINS
+#undef DCOMMI_LOOP
+
+#define DCOMMI_L(name) dcommi_v512_##name
+#define DCOMMI_MARKS DCOMMI_v512_MARKS
+#define DCOMMI_CHAINS DCOMMI_v512_CHAINS
+#define DCOMMI_LANE DCOMMI_v512_INLINE
+#define DCOMMI_LOOP DCOMMI_v512_TARGET static
+#include "tally_loops.h"
+#include "codec_loops.h"
+#undef DCOMMI_L
+#undef DCOMMI_LANE
+#undef DCOMMI_MARKS
+#undef DCOMMI_CHAINS
+#undef DCOMMI_LOOP
+#endif
+
+#endif
+
+static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
+{
+    switch (dcommi_isa_get()) {
+#if defined(__x86_64__)
+    case DCOMMI_ISA_AVX512:
+        return &dcommi_v512_codec_kernels;
+    case DCOMMI_ISA_AVX2:
+        return &dcommi_v256_codec_kernels;
+#endif
+    default:
+        return &dcommi_vport_codec_kernels;
+    }
+}
+
+#endif

@@ -1,0 +1,169 @@
+/* base.cuh - what all CUDA kernels share: the launch, errors, memory, single operations.
+ *
+ * The code is C++17. Tests compile it for the CPU too, after tests/cuda_shim.h, which stands in for
+ * CUDA's runtime and runs a block's threads in lock step.
+ *
+ * Arithmetic is by intrinsics of one rounding each, so that nvcc, which fuses products with sums
+ * where it can, leaves results alone. */
+#ifndef DCOMMI_CUDA_BASE_H
+#define DCOMMI_CUDA_BASE_H
+
+#include "../rng.h"
+#include "../wire.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#ifndef DCOMMI_CUDA_SHIM
+#include <cuda_runtime.h>
+
+/* Start a kernel of one argument, a structure. */
+template <class P>
+static cudaError_t dcommi_cuda_start(void (*kernel)(P), unsigned blocks, unsigned threads,
+                                     const P &p, cudaStream_t stream)
+{
+    void *args[] = {const_cast<P *>(&p)};
+    return cudaLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(blocks), dim3(threads),
+                            args, 0, stream);
+}
+#endif
+
+#define DCOMMI_CUDA_INLINE __device__ static __forceinline__
+
+/* ---- the host's side ---- */
+
+__attribute__((format(printf, 2, 3))) static dcomm_status dcommi_cuda_fail(dcomm_status status,
+                                                                           const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return dcomm_set_error(status, text);
+}
+
+template <class P>
+static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint64_t blocks,
+                                       unsigned threads, const P &p, void *stream)
+{
+    if (blocks > 0x7fffffffu) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: the arrays are too long for one launch",
+                                call);
+    }
+    cudaError_t error =
+        dcommi_cuda_start(kernel, (unsigned)blocks, threads, p, static_cast<cudaStream_t>(stream));
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError(); /* the caller has the status: the program's next check need not */
+        return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s", call,
+                                cudaGetErrorString(error));
+    }
+    return DCOMM_OK;
+}
+
+static bool dcommi_cuda_aligned(const void *p, size_t to)
+{
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+}
+
+/* Operands of a call, by value, as kernels take them. */
+struct dcommi_cuda_operands {
+    const void *at[DCOMM_CUDA_OPERANDS];
+    uint32_t n;
+};
+
+/* All of them are there and aligned to `to`. */
+static dcomm_status dcommi_cuda_operands_make(const char *call, const void *const *at, size_t n,
+                                              size_t to, bool empty, dcommi_cuda_operands *out)
+{
+    if (at == NULL || n == 0) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: there are no operands", call);
+    }
+    if (n > DCOMM_CUDA_OPERANDS) {
+        return dcommi_cuda_fail(DCOMM_ERR_UNSUPPORTED, "%s: %zu operands are more than %d", call, n,
+                                DCOMM_CUDA_OPERANDS);
+    }
+    out->n = (uint32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        out->at[i] = at[i];
+        if ((at[i] == NULL && !empty) || !dcommi_cuda_aligned(at[i], to)) {
+            return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: operand number %zu is %s", call, i,
+                                    at[i] == NULL ? "NULL" : "not aligned to its elements");
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* ---- memory: what is used once passes the caches by ---- */
+
+template <class T> DCOMMI_CUDA_INLINE T dcommi_cuda_load(const void *p)
+{
+    return __ldcs(static_cast<const T *>(p));
+}
+
+template <class T> DCOMMI_CUDA_INLINE void dcommi_cuda_store(void *p, T v)
+{
+    __stcs(static_cast<T *>(p), v);
+}
+
+/* ---- single operations ---- */
+
+/* What x86 makes of a sum with a NaN: the first NaN, made quiet, so that sums of what was decoded
+ * are the same bytes on both. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_add(float a, float b)
+{
+    float sum = __fadd_rn(a, b);
+    if (dcommi_f32_isnan(dcommi_f32_bits(sum))) {
+        uint32_t x = dcommi_f32_bits(a), y = dcommi_f32_bits(b);
+        uint32_t nan = dcommi_f32_isnan(x)   ? x | 0x400000u
+                       : dcommi_f32_isnan(y) ? y | 0x400000u
+                                             : 0xffc00000u;
+        sum = dcommi_f32_from_bits(nan);
+    }
+    return sum;
+}
+
+/* Likewise a product with a number that is finite. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_mul(float a, float b)
+{
+    const uint32_t bits = dcommi_f32_bits(a);
+    const float product = __fmul_rn(a, b);
+    return dcommi_f32_isnan(bits)                       ? dcommi_f32_from_bits(bits | 0x400000u)
+           : dcommi_f32_isnan(dcommi_f32_bits(product)) ? dcommi_f32_from_bits(0xffc00000u)
+                                                        : product;
+}
+
+/* What is not finite becomes the largest number of its sign. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_finite(float x)
+{
+    const uint32_t bits = dcommi_f32_bits(x);
+    return (bits & 0x7f800000u) == 0x7f800000u
+               ? dcommi_f32_from_bits((bits & 0x80000000u) | 0x7f7fffffu)
+               : x;
+}
+
+/* Of a NaN, some NaN. */
+DCOMMI_CUDA_INLINE float dcommi_cuda_from_f16(uint16_t h)
+{
+#ifdef __CUDA_ARCH__
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+#else
+    return dcommi_f16_to_f32(h);
+#endif
+}
+
+/* Of a NaN, the canonical one. */
+DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_to_f16(float x)
+{
+#ifdef __CUDA_ARCH__
+    uint16_t h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (uint16_t)0x7e00 : h;
+#else
+    return dcommi_f32_isnan(dcommi_f32_bits(x)) ? (uint16_t)0x7e00 : dcommi_f32_to_f16(x);
+#endif
+}
+
+#endif

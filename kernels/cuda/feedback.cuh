@@ -1,0 +1,142 @@
+/* feedback.cuh - what error feedback does to its arrays beside encoding, element by element.
+ */
+#ifndef DCOMMI_CUDA_FEEDBACK_H
+#define DCOMMI_CUDA_FEEDBACK_H
+
+#include "job.cuh"
+#include "topk.cuh"
+
+#define DCOMMI_CUDA_FEEDBACK_THREADS 256u
+#define DCOMMI_CUDA_FEEDBACK_OWN 4u /* elements of a thread */
+
+struct dcommi_cuda_feedback {
+    void *dst;
+    const void *a;
+    const float *b;
+    float factor;
+    uint64_t count;
+    dcomm_cuda_report *report;
+    bool refuses; /* see dcommi_cuda_job */
+};
+
+DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_bounded(float e, dcommi_cuda_found *found)
+{
+    found->clipped += dcommi_cuda_odd(dcommi_f32_bits(e));
+    return dcommi_cuda_finite(e);
+}
+
+/* One element, of f32. */
+template <int OP>
+DCOMMI_CUDA_INLINE float dcommi_cuda_feedback_one(float a, float b, float factor, uint64_t i,
+                                                  dcommi_cuda_found *found)
+{
+    const bool odd = dcommi_cuda_odd(dcommi_f32_bits(a));
+    const float gone = dcommi_cuda_odd(dcommi_f32_bits(b)) ? 0 : b;
+    switch (OP) {
+    case DCOMM_CUDA_FEEDBACK_ADD:
+    case DCOMM_CUDA_FEEDBACK_LACK:
+        if (odd) {
+            found->nonfinite++;
+            found->first = UINT64_MAX - i > found->first ? UINT64_MAX - i : found->first;
+            return OP == DCOMM_CUDA_FEEDBACK_ADD ? b : 0;
+        }
+        return dcommi_cuda_feedback_bounded(
+            OP == DCOMM_CUDA_FEEDBACK_ADD ? __fadd_rn(a, b) : __fsub_rn(a, b), found);
+    case DCOMM_CUDA_FEEDBACK_MISSING:
+        return odd ? 0 : __fsub_rn(a, b);
+    case DCOMM_CUDA_FEEDBACK_LEFT:
+        return dcommi_cuda_finite(__fsub_rn(a, gone));
+    case DCOMM_CUDA_FEEDBACK_LEARN:
+        return dcommi_cuda_finite(dcommi_cuda_add(a, gone));
+    case DCOMM_CUDA_FEEDBACK_MOMENTUM:
+        return (float)__dadd_rn((double)a, __dmul_rn((double)factor, (double)b));
+    case DCOMM_CUDA_FEEDBACK_FORGET:
+        return b != 0 || odd ? 0 : a;
+    default: /* DCOMM_CUDA_FEEDBACK_FINISH */
+        return dcommi_cuda_add(a, b);
+    }
+}
+
+/* Not up to infinity; see dcommi_feedback_narrow. */
+DCOMMI_CUDA_INLINE uint16_t dcommi_cuda_feedback_narrow(float x)
+{
+    const uint16_t h = dcommi_f32_to_bf16(x);
+    return (uint16_t)((h & 0x7fffu) == 0x7f80u ? h - 1 : h);
+}
+
+template <int OP>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_FEEDBACK_THREADS)
+    dcommi_cuda_feedback_kernel(const __grid_constant__ dcommi_cuda_feedback p)
+{
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN +
+                 threadIdx.x;
+    dcommi_cuda_found found = {};
+#pragma unroll
+    for (uint32_t k = 0; k < DCOMMI_CUDA_FEEDBACK_OWN; k++, i += DCOMMI_CUDA_FEEDBACK_THREADS) {
+        if (i >= p.count) {
+            continue;
+        }
+        if (OP == DCOMM_CUDA_FEEDBACK_WIDEN) {
+            static_cast<float *>(p.dst)[i] =
+                dcommi_bf16_to_f32(static_cast<const uint16_t *>(p.a)[i]);
+        } else if (OP == DCOMM_CUDA_FEEDBACK_NARROW) {
+            static_cast<uint16_t *>(p.dst)[i] =
+                dcommi_cuda_feedback_narrow(static_cast<const float *>(p.a)[i]);
+        } else {
+            static_cast<float *>(p.dst)[i] = dcommi_cuda_feedback_one<OP>(
+                static_cast<const float *>(p.a)[i], p.b[i], p.factor, i, &found);
+        }
+    }
+    if (found.nonfinite > 0 || found.clipped > 0) {
+        dcommi_cuda_report_add(p.report, found, p.refuses);
+    }
+}
+
+template <int OP>
+static dcomm_status dcommi_cuda_feedback_launch(const char *call, const dcommi_cuda_feedback &p,
+                                                void *stream)
+{
+    const uint64_t tile = DCOMMI_CUDA_FEEDBACK_THREADS * DCOMMI_CUDA_FEEDBACK_OWN;
+    return dcommi_cuda_launch(call, dcommi_cuda_feedback_kernel<OP>, (p.count + tile - 1) / tile,
+                              DCOMMI_CUDA_FEEDBACK_THREADS, p, stream);
+}
+
+static dcomm_status dcommi_cuda_feedback_run(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                             float factor, const float *b, size_t count,
+                                             dcomm_cuda_report *report, bool refuses, void *stream)
+{
+    const char *call = "dcomm_cuda_feedback";
+    static dcomm_status (*const launch[])(const char *, const dcommi_cuda_feedback &, void *) = {
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_WIDEN>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_NARROW>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_ADD>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LACK>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_MISSING>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LEFT>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_LEARN>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_MOMENTUM>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_FORGET>,
+        dcommi_cuda_feedback_launch<DCOMM_CUDA_FEEDBACK_FINISH>};
+    if ((unsigned)op >= sizeof launch / sizeof *launch) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: op %d is unknown", call, (int)op);
+    }
+    const size_t half = sizeof(uint16_t), whole = sizeof(float);
+    const bool casts = op == DCOMM_CUDA_FEEDBACK_WIDEN || op == DCOMM_CUDA_FEEDBACK_NARROW;
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "dst", dst, count,
+                                      op == DCOMM_CUDA_FEEDBACK_NARROW ? half : whole));
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_array(call, "a", a, count, op == DCOMM_CUDA_FEEDBACK_WIDEN ? half : whole));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "b", b, casts ? 0 : count, whole));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    const dcommi_cuda_feedback p = {dst, a, b, factor, count, report, refuses};
+    return count == 0 ? DCOMM_OK : launch[op](call, p, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
+                                            float factor, const float *b, size_t count,
+                                            dcomm_cuda_report *report, void *stream)
+{
+    return dcommi_cuda_feedback_run(op, dst, a, factor, b, count, report, false, stream);
+}
+
+#endif

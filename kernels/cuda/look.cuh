@@ -1,0 +1,172 @@
+/* look.cuh - looking at an array of floats: the first element that is not finite, the sum of
+ * squares; and unscaling it on the way. What a gradient scaler needs.
+ *
+ * Blocks leave what they have seen of tiles of one length, which one block then adds up in an order
+ * that the count alone decides. */
+#ifndef DCOMMI_CUDA_LOOK_H
+#define DCOMMI_CUDA_LOOK_H
+
+#include "job.cuh"
+#include "reduce.cuh"
+
+#define DCOMMI_CUDA_LOOK_THREADS 256u
+#define DCOMMI_CUDA_LOOK_OWN 16u /* elements of a thread */
+#define DCOMMI_CUDA_LOOK_TILE (DCOMMI_CUDA_LOOK_THREADS * DCOMMI_CUDA_LOOK_OWN)
+
+struct dcommi_cuda_seen {
+    double squares;
+    uint64_t index; /* of the first that is not finite; UINT64_MAX: none */
+};
+
+struct dcommi_cuda_look {
+    void *x;
+    uint64_t count, blocks;
+    double factor;
+    dcommi_cuda_seen *seen; /* by each block; by all, in the end, the first of them */
+    dcomm_cuda_sight *sight;
+};
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_seen_add(dcommi_cuda_seen *s, double squares, uint64_t index)
+{
+    s->squares = __dadd_rn(s->squares, squares);
+    s->index = index < s->index ? index : s->index;
+}
+
+/* What the block has seen, complete in thread 0; all threads call it. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_seen_block(dcommi_cuda_seen *s)
+{
+    __shared__ dcommi_cuda_seen room[DCOMMI_CUDA_LOOK_THREADS / 32];
+    for (unsigned far = 1; far < 32; far *= 2) {
+        const double squares = __shfl_xor_sync(0xffffffffu, s->squares, far);
+        const uint64_t index = __shfl_xor_sync(0xffffffffu, s->index, far);
+        dcommi_cuda_seen_add(s, squares, index);
+    }
+    if (threadIdx.x % 32 == 0) {
+        room[threadIdx.x / 32] = *s;
+    }
+    __syncthreads();
+    for (unsigned w = 1; threadIdx.x == 0 && w < DCOMMI_CUDA_LOOK_THREADS / 32; w++) {
+        dcommi_cuda_seen_add(s, room[w].squares, room[w].index);
+    }
+}
+
+template <class E>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
+    dcommi_cuda_look_kernel(const __grid_constant__ dcommi_cuda_look p)
+{
+    typedef typename E::stored stored;
+    stored *x = static_cast<stored *>(p.x);
+    dcommi_cuda_seen seen = {0, UINT64_MAX};
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
+#pragma unroll 4
+    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++, i += DCOMMI_CUDA_LOOK_THREADS) {
+        if (i < p.count) {
+            const typename E::acc a = E::from(dcommi_cuda_load<stored>(x + i));
+            const double v = (double)a;
+            const bool odd = (dcommi_f64_bits(v) >> 52 & 0x7ff) == 0x7ff;
+            seen.squares = __fma_rn(v, v, seen.squares);
+            seen.index = odd && i < seen.index ? i : seen.index;
+            if (p.factor != 1) {
+                dcommi_cuda_store<stored>(x + i, E::to(E::scale(a, p.factor)));
+            }
+        }
+    }
+    dcommi_cuda_seen_block(&seen);
+    if (threadIdx.x == 0) {
+        p.seen[blockIdx.x] = seen;
+    }
+}
+
+template <class E>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
+    dcommi_cuda_sight_kernel(const __grid_constant__ dcommi_cuda_look p)
+{
+    dcommi_cuda_seen seen = {0, UINT64_MAX};
+    for (uint64_t b = threadIdx.x; b < p.blocks; b += DCOMMI_CUDA_LOOK_THREADS) {
+        dcommi_cuda_seen_add(&seen, p.seen[b].squares, p.seen[b].index);
+    }
+    dcommi_cuda_seen_block(&seen);
+    if (threadIdx.x == 0) {
+        dcomm_cuda_sight sight = {seen.index, 0, seen.squares};
+        if (seen.index < p.count) {
+            sight.value = (double)E::from(static_cast<typename E::stored *>(p.x)[seen.index]);
+        }
+        *p.sight = sight;
+        if (p.blocks > 0) {
+            p.seen[0] = seen;
+        }
+    }
+}
+
+/* All of it becomes 0 if some of it is not finite. */
+template <class E>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_LOOK_THREADS)
+    dcommi_cuda_drop_kernel(const __grid_constant__ dcommi_cuda_look p)
+{
+    uint64_t i = (uint64_t)blockIdx.x * DCOMMI_CUDA_LOOK_TILE + threadIdx.x;
+    if (p.seen[0].index == UINT64_MAX) {
+        return;
+    }
+    for (uint32_t k = 0; k < DCOMMI_CUDA_LOOK_OWN; k++, i += DCOMMI_CUDA_LOOK_THREADS) {
+        if (i < p.count) {
+            static_cast<typename E::stored *>(p.x)[i] = typename E::stored();
+        }
+    }
+}
+
+template <class E>
+static dcomm_status dcommi_cuda_look_launch(const char *call, const dcommi_cuda_look &p, bool drop,
+                                            void *stream)
+{
+    const unsigned threads = DCOMMI_CUDA_LOOK_THREADS;
+    if (p.blocks > 0) {
+        DCOMMI_CUDA_TRY(
+            dcommi_cuda_launch(call, dcommi_cuda_look_kernel<E>, p.blocks, threads, p, stream));
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_sight_kernel<E>, 1, threads, p, stream));
+    return drop && p.blocks > 0
+               ? dcommi_cuda_launch(call, dcommi_cuda_drop_kernel<E>, p.blocks, threads, p, stream)
+               : DCOMM_OK;
+}
+
+static uint64_t dcommi_cuda_look_blocks(size_t count)
+{
+    return count / DCOMMI_CUDA_LOOK_TILE + (count % DCOMMI_CUDA_LOOK_TILE != 0 ? 1 : 0);
+}
+
+extern "C" size_t dcomm_cuda_look_workspace_bytes(size_t count)
+{
+    return (size_t)dcommi_cuda_look_blocks(count) * sizeof(dcommi_cuda_seen);
+}
+
+extern "C" dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
+                                        bool drop, dcomm_cuda_sight *sight, void *workspace,
+                                        void *stream)
+{
+    const char *call = "dcomm_cuda_look";
+    const dcommi_cuda_look p = {x,
+                                count,
+                                dcommi_cuda_look_blocks(count),
+                                factor,
+                                static_cast<dcommi_cuda_seen *>(workspace),
+                                sight};
+    if ((int)dtype < 0 || dtype > DCOMM_BF16) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: dtype %d is not of floats", call,
+                                (int)dtype);
+    }
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", x, count, dcomm_dtype_size(dtype)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "sight", sight, 1, 8));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "workspace", workspace, count, 8));
+    switch ((int)dtype) {
+    case DCOMM_F64:
+        return dcommi_cuda_look_launch<dcommi_cuda_f64>(call, p, drop, stream);
+    case DCOMM_F32:
+        return dcommi_cuda_look_launch<dcommi_cuda_f32>(call, p, drop, stream);
+    case DCOMM_F16:
+        return dcommi_cuda_look_launch<dcommi_cuda_f16>(call, p, drop, stream);
+    default:
+        return dcommi_cuda_look_launch<dcommi_cuda_bf16>(call, p, drop, stream);
+    }
+}
+
+#endif

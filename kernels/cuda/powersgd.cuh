@@ -1,0 +1,409 @@
+/* powersgd.cuh - the steps of powersgd on device memory, with the bytes of cpu_powersgd.h:
+ * products of two f32 are exact in f64, and sums are taken in that file's order. Of M Q and of dots
+ * that is eight sums, of every eighth element; of M^T P one, over the rows; of P Q^T one, over the
+ * rank. What the order leaves is done side by side: rows, columns, elements. */
+#ifndef DCOMMI_CUDA_POWERSGD_H
+#define DCOMMI_CUDA_POWERSGD_H
+
+#include "compare.cuh"
+
+#define DCOMMI_CUDA_MATRIX_THREADS 256u
+#define DCOMMI_CUDA_MATRIX_LANES 8u
+#define DCOMMI_CUDA_MATRIX_SIDE 4u /* columns of P or Q in one reading of the matrix */
+#define DCOMMI_CUDA_MATRIX_SOME 8u /* elements of a thread, where they are computed one by one */
+#define DCOMMI_CUDA_MATRIX_STRIP 64u
+/* Turns of a thread that also counts: its elements are those of a comparison's thread. */
+#define DCOMMI_CUDA_MATRIX_TURNS (DCOMMI_CUDA_COMPARE_OWN / DCOMMI_CUDA_MATRIX_SOME)
+static_assert(DCOMMI_CUDA_MATRIX_THREADS == DCOMMI_CUDA_LEDGER_THREADS, "a comparison's blocks");
+
+struct dcommi_cuda_matrix {
+    uint64_t count, rows, cols;
+    uint32_t rank;
+    const float *m, *from; /* the matrix; P or Q, what is read of them */
+    const float *q;        /* of a product */
+    float *to;
+    int how; /* of a product: 0 to = it, 1 added, -1 subtracted */
+    dcommi_rng rng;
+    dcomm_cuda_report *report;
+    bool refuses;             /* see dcommi_cuda_job */
+    dcommi_cuda_tally *tally; /* of each block */
+};
+
+/* An element of the matrix: 0 where it is denormal or not finite. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_number(float x)
+{
+    const uint32_t exponent = dcommi_f32_bits(x) & 0x7f800000u;
+    return exponent != 0 && exponent != 0x7f800000u ? (double)x : 0;
+}
+
+/* Elements of row i that are there. */
+DCOMMI_CUDA_INLINE uint64_t dcommi_cuda_matrix_row(const dcommi_cuda_matrix &p, uint64_t i)
+{
+    const uint64_t from = i * p.cols;
+    return i >= p.rows || from >= p.count ? 0 : p.count - from < p.cols ? p.count - from : p.cols;
+}
+
+/* Over eight lanes: l and l + 4, then + 2, + 1. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_sum(double s)
+{
+    for (unsigned far = DCOMMI_CUDA_MATRIX_LANES / 2; far > 0; far /= 2) {
+        s = __dadd_rn(s, __shfl_xor_sync(DCOMMI_CUDA_ALL, s, far));
+    }
+    return s;
+}
+
+/* P = M Q: eight threads a row. COUNT: what is not finite is counted on the way. */
+template <bool COUNT>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_p_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    dcommi_cuda_found found = {};
+    const unsigned lane = threadIdx.x % DCOMMI_CUDA_MATRIX_LANES;
+    const uint64_t own = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_THREADS + threadIdx.x;
+    const uint64_t i = own / DCOMMI_CUDA_MATRIX_LANES, length = dcommi_cuda_matrix_row(p, i);
+    const float *row = p.m + (length > 0 ? i * p.cols : 0);
+    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
+        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
+#pragma unroll 4
+        for (uint64_t c = lane; c < length; c += DCOMMI_CUDA_MATRIX_LANES) {
+            const float number = row[c];
+            const double x = dcommi_cuda_matrix_number(number);
+            if (COUNT && j == 0 && dcommi_cuda_odd(dcommi_f32_bits(number))) {
+                const uint64_t first = UINT64_MAX - (i * p.cols + c);
+                found.nonfinite++;
+                found.first = first > found.first ? first : found.first;
+            }
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                const uint32_t column = j + k < p.rank ? j + k : j;
+                sum[k] = __fma_rn(x, (double)p.from[column * p.cols + c], sum[k]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            const double all = dcommi_cuda_matrix_sum(sum[k]);
+            if (lane == 0 && i < p.rows && j + k < p.rank) {
+                p.to[(j + k) * p.rows + i] = __double2float_rn(all);
+            }
+        }
+    }
+    if (COUNT && found.nonfinite > 0) {
+        dcommi_cuda_report_add(p.report, found, p.refuses);
+    }
+}
+
+/* Q = M^T P: a thread a column, so that a warp reads whole lines of each row. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_STRIP)
+    dcommi_cuda_matrix_q_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const uint64_t c = (uint64_t)blockIdx.x * DCOMMI_CUDA_MATRIX_STRIP + threadIdx.x;
+    if (c >= p.cols) {
+        return;
+    }
+    const uint64_t rows = (p.count - c + p.cols - 1) / p.cols; /* that have this column */
+    dcommi_cuda_found found = {};
+    for (uint32_t j = 0; j < p.rank; j += DCOMMI_CUDA_MATRIX_SIDE) {
+        double sum[DCOMMI_CUDA_MATRIX_SIDE] = {};
+#pragma unroll 16
+        for (uint64_t i = 0; i < rows; i++) {
+            const double x = dcommi_cuda_matrix_number(p.m[i * p.cols + c]);
+#pragma unroll
+            for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+                const uint32_t column = j + k < p.rank ? j + k : j;
+                sum[k] = __fma_rn(x, (double)p.from[column * p.rows + i], sum[k]);
+            }
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < DCOMMI_CUDA_MATRIX_SIDE; k++) {
+            if (j + k < p.rank) {
+                float q = __double2float_rn(sum[k]);
+                if ((dcommi_f32_bits(q) & 0x7f800000u) == 0x7f800000u) {
+                    q = dcommi_f32_from_bits(dcommi_f32_bits(q) - 1);
+                    found.clipped++;
+                }
+                p.to[(j + k) * p.cols + c] = q;
+            }
+        }
+    }
+    dcommi_cuda_report_add(p.report, found, false);
+}
+
+/* The dot of two columns, in all threads of the block, which all call it. */
+DCOMMI_CUDA_INLINE double dcommi_cuda_matrix_dot(const float *a, const float *b, uint64_t n)
+{
+    __shared__ double room;
+    double s = 0;
+    __syncthreads(); /* columns are written, and the last dot has been read */
+    if (threadIdx.x < DCOMMI_CUDA_MATRIX_LANES) {
+#pragma unroll 8
+        for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_LANES) {
+            s = __fma_rn((double)a[i], (double)b[i], s);
+        }
+    }
+    if (threadIdx.x < DCOMMI_CUDA_WARP) {
+        s = dcommi_cuda_matrix_sum(s);
+    }
+    if (threadIdx.x == 0) {
+        room = s;
+    }
+    __syncthreads();
+    return room;
+}
+
+DCOMMI_CUDA_INLINE void dcommi_cuda_matrix_times(float *column, uint64_t n, double scale)
+{
+    for (uint64_t i = threadIdx.x; i < n; i += DCOMMI_CUDA_MATRIX_THREADS) {
+        column[i] = __double2float_rn(__dmul_rn((double)column[i], scale));
+    }
+}
+
+/* Columns become orthonormal in order; see dcommi_matrix_orthonormal. One block. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_orthonormal_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    for (uint32_t j = 0; j < p.rank; j++) {
+        float *column = p.to + j * p.rows;
+        double before = dcommi_cuda_matrix_dot(column, column, p.rows);
+        for (int turn = 0; turn < 2; turn++) {
+            for (uint32_t k = 0; k < j; k++) {
+                const float *other = p.to + k * p.rows;
+                const double share =
+                    (double)__double2float_rn(dcommi_cuda_matrix_dot(column, other, p.rows));
+                for (uint64_t i = threadIdx.x; i < p.rows; i += DCOMMI_CUDA_MATRIX_THREADS) {
+                    column[i] =
+                        __double2float_rn(__fma_rn(-share, (double)other[i], (double)column[i]));
+                }
+            }
+            const double after = dcommi_cuda_matrix_dot(column, column, p.rows);
+            const bool spanned = !(after > __dmul_rn(1e-11, before)) || !(after > 0x1p-240);
+            const double scale = spanned ? 0 : __ddiv_rn(1, __dsqrt_rn(after));
+            dcommi_cuda_matrix_times(column, p.rows, scale);
+            before = __dmul_rn(__dmul_rn(after, scale), scale);
+        }
+    }
+}
+
+/* Columns of Q get their length, and numbers where they have none; see dcommi_powersgd_start. A
+ * block a column. */
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_start_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    float *column = p.to + blockIdx.x * p.cols;
+    double length = dcommi_cuda_matrix_dot(column, column, p.cols);
+    if (!(length > 0) || length > 1.7976931348623157e308) {
+        for (uint64_t c = threadIdx.x; c < p.cols; c += DCOMMI_CUDA_MATRIX_THREADS) {
+            const uint32_t bits = dcommi_rng_element(&p.rng, blockIdx.x * p.cols + c);
+            column[c] = __fmul_rn((float)(int32_t)(bits | 1), 0x1p-31f);
+        }
+        length = dcommi_cuda_matrix_dot(column, column, p.cols);
+    }
+    dcommi_cuda_matrix_times(column, p.cols, __ddiv_rn(0x1p-20, __dsqrt_rn(length)));
+}
+
+/* P Q^T to the matrix, added to it, or taken from it, element by element. LEDGER: what sending it
+ * does to m is counted; of this, `to` is what is left, or NULL. */
+template <bool LEDGER>
+static __global__ void __launch_bounds__(DCOMMI_CUDA_MATRIX_THREADS)
+    dcommi_cuda_matrix_product_kernel(const __grid_constant__ dcommi_cuda_matrix p)
+{
+    const unsigned turns = LEDGER ? DCOMMI_CUDA_MATRIX_TURNS : 1;
+    const unsigned tile = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
+    const uint64_t more = DCOMMI_CUDA_MATRIX_THREADS / p.cols;
+    const uint64_t rest = DCOMMI_CUDA_MATRIX_THREADS % p.cols;
+    const double most = (double)dcommi_f32_from_bits(0x7f7fffffu);
+    uint64_t first = (uint64_t)blockIdx.x * turns * tile + threadIdx.x;
+    uint64_t i = first / p.cols, c = first % p.cols;
+    dcommi_cuda_tally tally = {};
+#pragma unroll 1
+    for (unsigned turn = 0; turn < turns; turn++, first += tile) {
+        float old[DCOMMI_CUDA_MATRIX_SOME], x[DCOMMI_CUDA_MATRIX_SOME];
+#pragma unroll
+        for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+            old[u] = p.how != 0 && at < p.count ? dcommi_cuda_load<float>(p.to + at) : 0;
+            x[u] = LEDGER && at < p.count ? dcommi_cuda_load<float>(p.m + at) : 0;
+        }
+#pragma unroll
+        for (unsigned u = 0; u < DCOMMI_CUDA_MATRIX_SOME; u++) {
+            const uint64_t at = first + u * DCOMMI_CUDA_MATRIX_THREADS;
+            if (at < p.count) {
+                double s = 0;
+                for (uint32_t j = 0; j < p.rank; j++) {
+                    s = __fma_rn((double)p.q[j * p.cols + c], (double)p.from[j * p.rows + i], s);
+                }
+                s = s > most ? most : s < -most ? -most : s;
+                const float v =
+                    s == s ? __double2float_rn(s) : dcommi_f32_from_bits(DCOMMI_F32_NAN);
+                const float next = p.how > 0   ? dcommi_cuda_add(old[u], v)
+                                   : p.how < 0 ? dcommi_cuda_finite(__fsub_rn(old[u], v))
+                                               : v;
+                if (!LEDGER || p.to != NULL) {
+                    dcommi_cuda_store<float>(p.to + at, next);
+                }
+                if (LEDGER) {
+                    dcommi_cuda_tally_one(&tally, x[u], v, p.to != NULL, next);
+                }
+            }
+            c += rest;
+            i += more + (c >= p.cols ? 1 : 0);
+            c -= c >= p.cols ? p.cols : 0;
+        }
+    }
+    if (LEDGER) {
+        dcommi_cuda_tally_block(&tally);
+        if (threadIdx.x == 0) {
+            p.tally[blockIdx.x] = tally;
+        }
+    }
+}
+
+/* ---- launchers ---- */
+
+/* What all read. */
+static dcomm_status dcommi_cuda_matrix_read(dcommi_cuda_matrix *p, const char *call,
+                                            const dcomm_codec_matrix *shape, const float *m,
+                                            const char *name, const float *from)
+{
+    if (shape == NULL ||
+        (shape->count > 0 && (shape->cols == 0 || shape->rank == 0 ||
+                              shape->rows != (shape->count - 1) / shape->cols + 1))) {
+        return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: shape is %s", call,
+                                shape == NULL ? "NULL" : "not of dcomm_codec_get_matrix");
+    }
+    *p = dcommi_cuda_matrix();
+    p->count = shape->count;
+    p->rows = shape->rows;
+    p->cols = shape->cols;
+    p->rank = (uint32_t)shape->rank;
+    p->m = m;
+    p->from = from;
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "x", m, shape->count, sizeof(float)));
+    return dcommi_cuda_array(call, name, from, shape->count, sizeof(float));
+}
+
+static dcomm_status dcommi_cuda_matrix_make(dcommi_cuda_matrix *p, const char *call,
+                                            const dcomm_codec_matrix *shape, const float *m,
+                                            const char *name, const float *from, float *to)
+{
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_read(p, call, shape, m, name, from));
+    p->to = to;
+    return dcommi_cuda_array(call, "the output", to, p->count, sizeof(float));
+}
+
+static uint64_t dcommi_cuda_matrix_blocks(uint64_t n, uint64_t each)
+{
+    return n / each + (n % each != 0 ? 1 : 0);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
+                                                  const dcomm_codec_key *key, float *q,
+                                                  void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_start";
+    dcommi_cuda_matrix p;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&p, call, shape, q, "q", q, q));
+    const dcomm_codec_key none = dcomm_codec_key();
+    const dcomm_codec_key &k = key != NULL ? *key : none;
+    p.rng = dcommi_rng_make(k.seed, k.tensor, k.step, 0, k.first);
+    return p.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_start_kernel, p.rank,
+                                             DCOMMI_CUDA_MATRIX_THREADS, p, stream);
+}
+
+static dcomm_status dcommi_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                           const float *q, float *p, dcomm_cuda_report *report,
+                                           bool refuses, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_p";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "q", q, p));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    m.report = report;
+    m.refuses = refuses;
+    const uint64_t rows = DCOMMI_CUDA_MATRIX_THREADS / DCOMMI_CUDA_MATRIX_LANES;
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call,
+                                             report != NULL ? dcommi_cuda_matrix_p_kernel<true>
+                                                            : dcommi_cuda_matrix_p_kernel<false>,
+                                             dcommi_cuda_matrix_blocks(m.rows, rows),
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *q, float *p, dcomm_cuda_report *report,
+                                              void *stream)
+{
+    return dcommi_cuda_powersgd_p(shape, x, q, p, report, false, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
+                                                        void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_orthonormal";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, p, "p", p, p));
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_orthonormal_kernel, 1,
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
+                                              const float *p, float *q, dcomm_cuda_report *report,
+                                              void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_q";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, q));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "report", report, 0, 8));
+    m.report = report;
+    return m.count == 0
+               ? DCOMM_OK
+               : dcommi_cuda_launch(call, dcommi_cuda_matrix_q_kernel,
+                                    dcommi_cuda_matrix_blocks(m.cols, DCOMMI_CUDA_MATRIX_STRIP),
+                                    DCOMMI_CUDA_MATRIX_STRIP, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
+                                                    const float *q, float *x, int how, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_product";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_make(&m, call, shape, x, "p", p, x));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "q", q, m.count, sizeof(float)));
+    m.q = q;
+    m.how = how;
+    const uint64_t each = DCOMMI_CUDA_MATRIX_THREADS * DCOMMI_CUDA_MATRIX_SOME;
+    return m.count == 0 ? DCOMM_OK
+                        : dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<false>,
+                                             dcommi_cuda_matrix_blocks(m.count, each),
+                                             DCOMMI_CUDA_MATRIX_THREADS, m, stream);
+}
+
+extern "C" dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape,
+                                                           const float *p, const float *q,
+                                                           const float *x, float *e,
+                                                           void *workspace,
+                                                           dcomm_cuda_ledger *ledger, void *stream)
+{
+    const char *call = "dcomm_cuda_powersgd_product_ledger";
+    dcommi_cuda_matrix m;
+    DCOMMI_CUDA_TRY(dcommi_cuda_matrix_read(&m, call, shape, x, "p", p));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "q", q, m.count, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "e", e, 0, sizeof(float)));
+    DCOMMI_CUDA_TRY(dcommi_cuda_array(call, "ledger", ledger, 1, 8));
+    DCOMMI_CUDA_TRY(
+        dcommi_cuda_workspace_check(call, workspace, dcomm_cuda_compare_workspace_bytes(m.count)));
+    if (m.count == 0) {
+        return DCOMM_OK;
+    }
+    m.q = q;
+    m.to = e;
+    m.how = e != NULL ? -1 : 0;
+    m.tally = static_cast<dcommi_cuda_tally *>(workspace);
+    const uint64_t blocks = dcommi_cuda_compare_blocks(m.count);
+    DCOMMI_CUDA_TRY(dcommi_cuda_launch(call, dcommi_cuda_matrix_product_kernel<true>, blocks,
+                                       DCOMMI_CUDA_MATRIX_THREADS, m, stream));
+    return dcommi_cuda_ledger_launch(call, m.tally, blocks, ledger, stream);
+}
+
+#endif

@@ -1,0 +1,248 @@
+/* topk.cuh - what the kernels of top-k share: their arguments, their state in device memory,
+ * and how blocks work together.
+ *
+ * The launches are always the same, whatever the data; what they have to do, they find in a state
+ * in the workspace:
+ * - begin: a threshold that some more than k elements should reach, from the last call's outcome
+ *   or from a sample; of the codec threshold, gather takes the sample, whose choice is exact.
+ * - scan: the one pass over the input. Elements that reach the threshold are the candidates; those
+ *   of a tile lie together and in order, tiles lie as they come. With a residual, the pass also
+ *   adds it and stores what stays behind.
+ * - digit, three times: the k-th magnitude of the candidates, by digits.
+ * - count: how many of each tile are sent, and so where they go.
+ * - emit: the wire.
+ * A ledger counts what is below the threshold as it is scanned, and candidates as they are emitted.
+ * Where the threshold has misled, so that there are too few candidates or more than there is room
+ * for, digit, count and emit read all elements instead: that costs time, never exactness.
+ *
+ * Magnitudes are compared as the bits of |x|, as in cpu/topk.h, whose bytes these are. */
+#ifndef DCOMMI_CUDA_TOPK_H
+#define DCOMMI_CUDA_TOPK_H
+
+#include "cast.cuh"
+#include "../topk_sample.h"
+#include "../wire_sparse.h"
+
+#define DCOMMI_CUDA_TOPK_TILE 8192u /* elements that a block scans, and a warp sends */
+#define DCOMMI_CUDA_TOPK_WARPS 8u   /* of blocks that count and emit: a group of tiles */
+#define DCOMMI_CUDA_TOPK_GROUP (DCOMMI_CUDA_TOPK_TILE * DCOMMI_CUDA_TOPK_WARPS)
+#define DCOMMI_CUDA_TOPK_THREADS (DCOMMI_CUDA_WARP * DCOMMI_CUDA_TOPK_WARPS)
+#define DCOMMI_CUDA_TOPK_BINS 4096u
+#define DCOMMI_CUDA_ABS 0x7fffffffu
+#define DCOMMI_CUDA_INF 0x7f800000u
+#define DCOMMI_CUDA_NORMAL 0x00800000u /* of the least number that is no denormal */
+
+static_assert(DCOMMI_CUDA_TOPK_GROUP == DCOMMI_SPARSE_BLOCK, "a group is a block of offsets");
+
+/* In the workspace. The first four outlive a call. */
+struct dcommi_cuda_topk_state {
+    uint32_t known, count, wanted, guess; /* known: what MAGIC is, if `guess` is good for these */
+    uint32_t threshold;                   /* of the scan */
+    uint32_t have;                        /* candidates */
+    /* The choice: of `items` magnitudes, those within low to high are left, of which the `need`
+     * largest are wanted. In the end low is high, and `need` of those that equal it are sent. */
+    uint32_t low, high, need, items;
+    uint32_t full; /* items are all elements, not the candidates */
+    uint32_t kept;
+    uint32_t ticket; /* blocks of this launch that are through */
+    dcomm_cuda_report coded;
+};
+
+#define DCOMMI_CUDA_TOPK_MAGIC 0x746f706bu
+
+struct dcommi_cuda_topk {
+    const float *x, *residual;
+    float *next;
+    unsigned char *wire;
+    dcomm_cuda_report *report;
+    bool refuses;                 /* see dcommi_cuda_job */
+    uint32_t count, wanted, most; /* elements; what is aimed at; what is sent at most */
+    uint32_t room;                /* for candidates */
+    uint32_t lines, rank;         /* of the sample; rank 0: there is none */
+    int values;                   /* dcomm_codec_format */
+    uint64_t value_bytes;         /* of coded values */
+    bool exact, pass, vectors;    /* vectors: arrays are aligned to 16 */
+    bool first;                   /* digit: of a choice */
+    dcommi_cuda_topk_state *state;
+    uint32_t *hist;             /* BINS, zero between launches */
+    uint2 *tile;                /* x: where its candidates begin, y: how many they are */
+    uint2 *found;               /* of a tile: above the k-th magnitude, and equal to it */
+    uint2 *group;               /* likewise of all groups before this one */
+    uint32_t *bits, *index;     /* of candidates */
+    uint32_t *value, *at;       /* of what is sent, where values are coded; else NULL */
+    dcommi_cuda_tally *tally;   /* of each group, where there is a ledger */
+    dcommi_cuda_tally *scanned; /* likewise of each tile: of elements below the threshold */
+};
+
+/* ---- warps and blocks ---- */
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_lane(void)
+{
+    return threadIdx.x % DCOMMI_CUDA_WARP;
+}
+
+/* The sum over the lanes up to this one. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_warp_prefix(uint32_t v)
+{
+    for (unsigned far = 1; far < DCOMMI_CUDA_WARP; far *= 2) {
+        const uint32_t other = __shfl_up_sync(DCOMMI_CUDA_ALL, v, far);
+        v += dcommi_cuda_lane() >= far ? other : 0;
+    }
+    return v;
+}
+
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_warp_sum(uint32_t v)
+{
+    for (unsigned far = DCOMMI_CUDA_WARP / 2; far > 0; far /= 2) {
+        v += __shfl_xor_sync(DCOMMI_CUDA_ALL, v, far);
+    }
+    return v;
+}
+
+/* The sum over the threads of the block before this one. Room for a number of each warp. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_block_before(uint32_t v, uint32_t *room)
+{
+    const uint32_t upto = dcommi_cuda_warp_prefix(v), warp = threadIdx.x / DCOMMI_CUDA_WARP;
+    uint32_t before = upto - v;
+    __syncthreads(); /* what was there has been read */
+    if (dcommi_cuda_lane() == DCOMMI_CUDA_WARP - 1) {
+        room[warp] = upto;
+    }
+    __syncthreads();
+    for (uint32_t w = 0; w < warp; w++) {
+        before += room[w];
+    }
+    return before;
+}
+
+/* Whether this is the last block of the launch to get here: it sees what all others have written,
+ * when it passes by the first cache. */
+DCOMMI_CUDA_INLINE bool dcommi_cuda_last_block(uint32_t *ticket, uint32_t *room)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *room = atomicInc(ticket, gridDim.x - 1);
+    }
+    __syncthreads();
+    __threadfence();
+    return *room == gridDim.x - 1;
+}
+
+/* ---- digits ---- */
+
+/* A bin of magnitudes: from the choice's `low` on, of 2^width. */
+struct dcommi_cuda_bin {
+    uint32_t low, width;
+};
+
+/* Whether a choice begins with bins that widen with the distance from its low end: the k-th is near
+ * it where it is a threshold. There are 128 bins for each power of two. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_bin_of(uint32_t d, bool widening, uint32_t width)
+{
+    if (!widening) {
+        return d >> width;
+    }
+    const uint32_t log2 = d < 128 ? 7 : 31 - (uint32_t)__clz((int)d);
+    return d < 128 ? d : (log2 - 7) * 128 + (d >> (log2 - 7));
+}
+
+DCOMMI_CUDA_INLINE dcommi_cuda_bin dcommi_cuda_bin_at(uint32_t bin, bool widening, uint32_t width)
+{
+    dcommi_cuda_bin b;
+    if (!widening) {
+        b.low = bin << width;
+        b.width = width;
+    } else if (bin < 128) {
+        b.low = bin;
+        b.width = 0;
+    } else {
+        b.width = bin / 128 - 1;
+        b.low = (128 + bin % 128) << b.width;
+    }
+    return b;
+}
+
+/* So that no more than BINS of 2^width cover `span`. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_bin_width(uint32_t span)
+{
+    const uint32_t log2 = 32 - (uint32_t)__clz((int)span);
+    return log2 > 12 ? log2 - 12 : 0;
+}
+
+struct dcommi_cuda_picked {
+    uint32_t before[32];
+    uint32_t bin, need;
+};
+
+/* The bin that the need-th largest is in, and which of that bin it is. All threads of the block
+ * call this, and `bins` are in shared memory. */
+DCOMMI_CUDA_INLINE void dcommi_cuda_pick(const uint32_t *bins, uint32_t need,
+                                         dcommi_cuda_picked *picked)
+{
+    const uint32_t each = DCOMMI_CUDA_TOPK_BINS / blockDim.x;
+    const uint32_t end = DCOMMI_CUDA_TOPK_BINS - threadIdx.x * each;
+    uint32_t own = 0;
+    for (uint32_t i = 1; i <= each; i++) {
+        own += bins[end - i];
+    }
+    const uint32_t before = dcommi_cuda_block_before(own, picked->before);
+    if (before < need && need - before <= own) {
+        uint32_t left = need - before, bin = end - 1;
+        for (; bins[bin] < left; bin--) {
+            left -= bins[bin];
+        }
+        picked->bin = bin;
+        picked->need = left;
+    }
+    __syncthreads();
+}
+
+/* ---- elements ---- */
+
+DCOMMI_CUDA_INLINE bool dcommi_cuda_odd(uint32_t bits)
+{
+    return (bits & DCOMMI_CUDA_ABS) >= DCOMMI_CUDA_INF;
+}
+
+/* What element i counts as, after the scan. */
+DCOMMI_CUDA_INLINE uint32_t dcommi_cuda_topk_again(const dcommi_cuda_topk &p, uint32_t i)
+{
+    if (p.residual == NULL) {
+        const uint32_t b = dcommi_f32_bits(dcommi_cuda_load<float>(p.x + i));
+        return !p.pass && dcommi_cuda_odd(b) ? 0 : b;
+    }
+    const float sum = __ldcg(p.next + i);
+    if (p.pass) {
+        const float x = dcommi_cuda_load<float>(p.x + i);
+        if (dcommi_cuda_odd(dcommi_f32_bits(x))) {
+            return dcommi_f32_bits(dcommi_cuda_add(x, sum));
+        }
+    }
+    return dcommi_f32_bits(sum);
+}
+
+/* Candidates of a tile, or all its elements. */
+struct dcommi_cuda_items {
+    uint32_t begin, n;
+    bool full;
+};
+
+DCOMMI_CUDA_INLINE dcommi_cuda_items dcommi_cuda_items_of(const dcommi_cuda_topk &p, uint32_t tile)
+{
+    dcommi_cuda_items items;
+    const uint64_t begin = (uint64_t)tile * DCOMMI_CUDA_TOPK_TILE;
+    items.full = p.state->full != 0;
+    items.begin = (uint32_t)begin;
+    items.n = 0;
+    if (begin < p.count && items.full) {
+        items.n = p.count - items.begin < DCOMMI_CUDA_TOPK_TILE ? p.count - items.begin
+                                                                : DCOMMI_CUDA_TOPK_TILE;
+    } else if (begin < p.count) {
+        items.begin = p.tile[tile].x;
+        items.n = p.tile[tile].y;
+    }
+    return items;
+}
+
+#endif
