@@ -63,14 +63,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     u->base = (dcommi_transport){.name = "local",
                                  .call = &dcommi_local_vtable,
                                  .handlers = {NULL, on_message, on_lost, NULL}};
-    u->epoll = u->file = u->hands.socket = -1;
+    u->epoll = u->file = u->lock = -1;
     u->peers = calloc(1, sizeof *u->peers);
     u->polled = calloc(1, sizeof *u->polled);
     u->peers_capacity = u->npolled = 1;
     dcommi_local_peer *p = calloc(1, sizeof *p);
     u->peers[0] = u->polled[0] = p;
     p->local = u;
-    p->pidfd = p->file = -1;
+    p->pidfd = p->file = p->lock = -1;
     p->in = dcommi_fifo_reader(memory, SIZE);
     nops = ndone = 0;
     /* Half of the inputs are the memory itself; in the others a writer makes records of them. */
