@@ -4285,7 +4285,7 @@ enum { DCOMMI_CODEC_OPTIONS = 12, DCOMMI_CODEC_SPEC_MAX = 256 };
 /* What `nonfinite` says, which every codec has. */
 enum { DCOMMI_NONFINITE_FAIL = 0, DCOMMI_NONFINITE_ZERO = 1, DCOMMI_NONFINITE_PASS = 2 };
 
-/* What the options of a codec with buckets come to (codec/bucket.h). */
+/* The options of a codec with buckets, read and checked (codec/bucket.h). */
 typedef struct dcommi_bucketing {
     int format;    /* dcommi_format */
     size_t bucket; /* elements, a multiple of `group` */
@@ -38168,7 +38168,7 @@ static void dcommi_hands_show(dcommi_hands *h)
     h->sockets[h->nsockets++] = s;
 }
 
-/* Who has found us goes on reaching us. */
+/* Close our door. A process that has found us still reaches us. */
 static void dcommi_hands_hide(dcommi_hands *h)
 {
     if (h->door) {
@@ -50892,7 +50892,7 @@ static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *
     return status;
 }
 
-/* What measures on a communicator that is being created (tune_comm.h). */
+/* A tuner measures on a communicator that is being created (tune_comm.h). */
 struct dcommi_tuner;
 static dcomm_status dcommi_tuner_new(dcomm_comm *comm, struct dcommi_tuner **t_p);
 static dcomm_status dcommi_tuner_run(struct dcommi_tuner *t, dcomm_comm *comm,
@@ -58504,7 +58504,7 @@ static void dcommi_tune_cache_save(uint64_t key, const dcomm_tuning *tuning)
 #define DCOMMI_BUSY_TIMES 2.0   /* a measurement whose median is so many times its minimum, */
 #define DCOMMI_BUSY_MORE_S 2e-5 /* and so much more: the scheduler took a core away */
 
-/* How often somebody looked who else runs, and found more threads than ours and than processors. */
+/* `looks` counts looks at running threads; `crowds` those that found more than ours and cores. */
 typedef struct dcommi_busy {
     int looks, crowds;
 } dcommi_busy;
@@ -59762,7 +59762,7 @@ static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
     }
 }
 
-/* What measuring takes, with a communicator of its own, so that nothing of it shows: all that can
+/* Make a tuner: a communicator of its own, so that measuring leaves no trace, and all else that can
  * fail on one rank alone while the others do not listen. */
 static dcomm_status dcommi_tuner_new(dcomm_comm *comm, dcommi_tuner **t_p)
 {

@@ -10,7 +10,7 @@
 #define DCOMMI_BUSY_TIMES 2.0   /* a measurement whose median is so many times its minimum, */
 #define DCOMMI_BUSY_MORE_S 2e-5 /* and so much more: the scheduler took a core away */
 
-/* How often somebody looked who else runs, and found more threads than ours and than processors. */
+/* `looks` counts looks at running threads; `crowds` those that found more than ours and cores. */
 typedef struct dcommi_busy {
     int looks, crowds;
 } dcommi_busy;

@@ -32,7 +32,7 @@ enum { DCOMMI_CODEC_OPTIONS = 12, DCOMMI_CODEC_SPEC_MAX = 256 };
 /* What `nonfinite` says, which every codec has. */
 enum { DCOMMI_NONFINITE_FAIL = 0, DCOMMI_NONFINITE_ZERO = 1, DCOMMI_NONFINITE_PASS = 2 };
 
-/* What the options of a codec with buckets come to (codec/bucket.h). */
+/* The options of a codec with buckets, read and checked (codec/bucket.h). */
 typedef struct dcommi_bucketing {
     int format;    /* dcommi_format */
     size_t bucket; /* elements, a multiple of `group` */

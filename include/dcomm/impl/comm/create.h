@@ -593,7 +593,7 @@ static dcomm_status dcommi_comm_peers(dcomm_comm *comm, const dcommi_gathering *
     return status;
 }
 
-/* What measures on a communicator that is being created (tune_comm.h). */
+/* A tuner measures on a communicator that is being created (tune_comm.h). */
 struct dcommi_tuner;
 static dcomm_status dcommi_tuner_new(dcomm_comm *comm, struct dcommi_tuner **t_p);
 static dcomm_status dcommi_tuner_run(struct dcommi_tuner *t, dcomm_comm *comm,

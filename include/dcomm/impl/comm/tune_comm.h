@@ -62,7 +62,7 @@ static void dcommi_tuned_add(uint64_t key, const dcomm_tuning *tuning)
     }
 }
 
-/* What measuring takes, with a communicator of its own, so that nothing of it shows: all that can
+/* Make a tuner: a communicator of its own, so that measuring leaves no trace, and all else that can
  * fail on one rank alone while the others do not listen. */
 static dcomm_status dcommi_tuner_new(dcomm_comm *comm, dcommi_tuner **t_p)
 {

@@ -144,7 +144,7 @@ static void dcommi_hands_show(dcommi_hands *h)
     h->sockets[h->nsockets++] = s;
 }
 
-/* Who has found us goes on reaching us. */
+/* Close our door. A process that has found us still reaches us. */
 static void dcommi_hands_hide(dcommi_hands *h)
 {
     if (h->door) {
