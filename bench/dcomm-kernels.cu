@@ -7,8 +7,8 @@
  * that of a device-to-device copy of as many bytes as the elements take, measured in the same run;
  * kernels_time.h has the rule. Then what is wanted, and whether it was met.
  *
- * Exit status: 0 good, 1 a kernel failed, 2 usage. Tests of what kernels write are tests/gpu.sh's.
- * tests/test_cuda.sh builds this for a CPU, with tests/cuda_shim.h, to see that every row is there.
+ * Exit status: 0 good, 1 a kernel failed, 2 usage. tests/device/gpu.sh tests what kernels write.
+ * tests/kernels/test_cuda.sh builds this for a CPU, with cuda_shim.h, to see that every row is there.
  */
 #ifdef DCOMMI_CUDA_SHIM
 #include "cuda_shim.h"

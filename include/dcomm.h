@@ -5605,7 +5605,7 @@ typedef struct dcommi_codec_kernels {
 } dcommi_codec_kernels;
 
 /* These loops take compilers half a minute. Tests that need them only to link define
- * DCOMMI_CODEC_KERNELS as extern, and tests/codec_kernels.c as nothing, for all. */
+ * DCOMMI_CODEC_KERNELS as extern, and tests/lib/codec_kernels.c as nothing, for all. */
 #ifndef DCOMMI_CODEC_KERNELS
 #define DCOMMI_CODEC_KERNELS static
 #define DCOMMI_CODEC_LOOPS
@@ -65966,7 +65966,7 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
 /* ==== kernels/cuda/base.cuh ================================================================ */
 /* base.cuh - what all CUDA kernels share: the launch, errors, memory, single operations.
  *
- * The code is C++17. Tests compile it for the CPU too, after tests/cuda_shim.h, which stands in for
+ * The code is C++17. Tests compile it for the CPU too, after tests/kernels/cuda_shim.h, which stands in for
  * CUDA's runtime and runs a block's threads in lock step.
  *
  * Arithmetic is by intrinsics of one rounding each, so that nvcc, which fuses products with sums

@@ -7,10 +7,10 @@
 # --full runs the whole run-for-real matrix, tests that need gigabytes, proofs for all numbers of
 # ranks, and more steps where it is tested that nothing is lost. --stage runs only the named stages,
 # of: setup house gcc header cuda examples matrix clang asan tsan fuzz.
-# DCOMM_FUZZ_SECONDS is each fuzz target's time (default 5, with --full 30). Each executable tests/*.sh
-# is a script test: it takes the build directory as its argument and prints TAP ("ok - name", "not ok -
-# name") and "# skipped: name (reason)". A suite, script or stage that ran no test has failed, unless it
-# named what it skipped.
+# DCOMM_FUZZ_SECONDS is each fuzz target's time (default 5, with --full 30). Each executable
+# tests/*/test_*.sh is a script test: it takes the build directory as its argument and prints TAP ("ok -
+# name", "not ok - name") and "# skipped: name (reason)". A suite, script or stage that ran no test has
+# failed, unless it named what it skipped.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 
@@ -153,7 +153,7 @@ besides() {
 
 # suppressions SANITIZER: the option that names its file of known reports, where there is one.
 suppressions() {
-    [ ! -e "tests/$1.supp" ] || echo ":suppressions=$PWD/tests/$1.supp"
+    [ ! -e "tests/lib/$1.supp" ] || echo ":suppressions=$PWD/tests/lib/$1.supp"
 }
 
 # room: wait until a core has nothing to do for us.
@@ -244,14 +244,14 @@ stage_setup() {
 
 lists_complete() {
     local status=0 f
-    for f in tests/test_*.c tests/tsan_*.c tests/fuzz/fuzz_*.c examples/*.c examples/*.cpp examples/nccl/*.c bench/dcomm-*.c; do
+    for f in tests/*/test_*.c tests/*/tsan_*.c tests/fuzz/fuzz_*.c examples/*.c examples/*.cpp examples/nccl/*.c bench/dcomm-*.c; do
         [ -e "$f" ] || continue
         case $f in
         tests/*) list=tests/meson.build ;;
         examples/*) list=examples/meson.build ;;
         *) list=meson.build ;;
         esac
-        if ! grep -q "'$(basename "${f%.*}")\(\.c\|\.cpp\)\?'" "$list"; then
+        if ! grep -q "['/]$(basename "${f%.*}")\(\.c\|\.cpp\)\?'" "$list"; then
             echo "$f is not in $list"
             status=1
         fi
@@ -268,46 +268,44 @@ stage_house() {
 stage_gcc() {
     CC=gcc build "gcc" build "all checked" || return
     # Those that are tested with sanitizers alone are not among "all".
-    check "gcc: no source that is not built has a warning" tests/warnings.py build --unbuilt
+    check "gcc: no source that is not built has a warning" tests/tools/warnings.py build --unbuilt
     local t
     criterion gcc build criterion
-    for t in tests/*.sh; do
+    for t in tests/*/test_*.sh; do
         case $t in
-        */header.sh | */cuda.sh | */examples.sh | */matrix.sh) ;; # stages of their own
-        */same_bytes.sh) ;;                                       # part of the stage header
-        */test_cuda.sh | */test_nccl.sh | */gpu.sh) ;;            # parts of the stage cuda
+        */test_cuda.sh | */test_nccl.sh) ;; # parts of the stage cuda
         *) [ ! -x "$t" ] || script "$(basename "$t" .sh)" "$t" "$PWD/build" ;;
         esac
     done
 }
 
 stage_header() {
-    beside header tests/header.sh "$PWD/build"
-    beside same_bytes tests/same_bytes.sh "$PWD/build"
+    beside header tests/tools/header.sh "$PWD/build"
+    beside same_bytes tests/codec/same_bytes.sh "$PWD/build"
     besides
 }
 
 stage_cuda() {
     local t
-    for t in cuda test_cuda test_nccl; do
-        beside $t tests/$t.sh "$PWD/build"
+    for t in kernels/cuda kernels/test_cuda nccl/test_nccl; do
+        beside "$(basename $t)" tests/$t.sh "$PWD/build"
     done
     besides
-    DCOMM_GPU_BENCH=0 script gpu tests/gpu.sh "$PWD/build/gpu"
+    DCOMM_GPU_BENCH=0 script gpu tests/device/gpu.sh "$PWD/build/gpu"
 }
 
 stage_examples() {
-    script examples tests/examples.sh "$PWD/build"
+    script examples tests/tools/examples.sh "$PWD/build"
 }
 
 stage_matrix() {
     script_timeout=$([ ${#full[@]} -gt 0 ] && echo 86400 || echo 1200) \
-        script matrix tests/matrix.sh "$PWD/build" "${full[@]}"
+        script matrix tests/tools/matrix.sh "$PWD/build" "${full[@]}"
 }
 
 stage_clang() {
     CC=clang CXX=clang++ build "clang" build-clang compiled -Doptimization=1 || return
-    check "clang: no source has a warning" tests/warnings.py build-clang
+    check "clang: no source has a warning" tests/tools/warnings.py build-clang
     criterion clang build-clang compiled
 }
 

@@ -75,7 +75,7 @@ typedef struct dcommi_codec_kernels {
 } dcommi_codec_kernels;
 
 /* These loops take compilers half a minute. Tests that need them only to link define
- * DCOMMI_CODEC_KERNELS as extern, and tests/codec_kernels.c as nothing, for all. */
+ * DCOMMI_CODEC_KERNELS as extern, and tests/lib/codec_kernels.c as nothing, for all. */
 #ifndef DCOMMI_CODEC_KERNELS
 #define DCOMMI_CODEC_KERNELS static
 #define DCOMMI_CODEC_LOOPS

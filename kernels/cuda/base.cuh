@@ -1,6 +1,6 @@
 /* base.cuh - what all CUDA kernels share: the launch, errors, memory, single operations.
  *
- * The code is C++17. Tests compile it for the CPU too, after tests/cuda_shim.h, which stands in for
+ * The code is C++17. Tests compile it for the CPU too, after tests/kernels/cuda_shim.h, which stands in for
  * CUDA's runtime and runs a block's threads in lock step.
  *
  * Arithmetic is by intrinsics of one rounding each, so that nvcc, which fuses products with sums

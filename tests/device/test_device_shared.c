@@ -1,0 +1,259 @@
+/* test_device_shared.c - device memory that peers open: kernels of other processes read it where it
+ * lies, and it may be freed, and its ranks die, at any time. tests/meson.build links it with the
+ * host stand-in for CUDA, which fails the device of who frees what another process has open;
+ * tests/device/gpu.sh with CUDA. */
+#define _GNU_SOURCE
+#include "device_shared.h"
+
+#include <criterion/criterion.h>
+#include <signal.h>
+
+/* ---- the way ---- */
+
+/* Once to be heard of, once to be opened. */
+static void expect(dcomm_comm *comm, float *device, bool open, cudaStream_t stream)
+{
+    static const char *const algos[] = {"one_shot", "two_shot", "ring", "halving_doubling"};
+    for (int a = 0; a < 4; a++) {
+        uint64_t bytes = 0;
+        for (int i = 0; i < TIMES; i++) {
+            bytes = sum(comm, device, i, algos[a], stream);
+        }
+        PROCS_CHECK((bytes > 0) == open, "%s: %lu bytes were read in place", algos[a],
+                    (unsigned long)bytes);
+    }
+}
+
+static int opens(int rank, int n, procs_shared *s, void *arg)
+{
+    ranks_settle(rank, n, *(ranks_place *)arg);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    void *p = allocate(comm, BYTES + 4096), *ordinary = NULL;
+    float *inside = (float *)((char *)p + 4096);
+    cudaStream_t stream;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_OK(cudaMalloc(&ordinary, BYTES));
+    bool near = *(ranks_place *)arg == RANKS_LOCAL || *(ranks_place *)arg == RANKS_MESSAGE;
+    expect(comm, ordinary, false, NULL);
+    expect(comm, inside, near, NULL);
+    expect(comm, inside, near, stream);
+    for (int i = 0; i < 8; i++) { /* one rank's, and the others' not: the right sums */
+        sum(comm, (i / 2) % n == rank ? inside : ordinary, i, i % 2 ? "two_shot" : "ring", stream);
+    }
+    RANKS_OK(dcomm_mem_free(&p));
+    CUDA_OK(cudaFree(ordinary));
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_shared, sums_read_it_where_it_lies, .timeout = 120)
+{
+    const ranks_place places[] = {RANKS_LOCAL, RANKS_MESSAGE, RANKS_HOSTS};
+    for (int p = 0; p < 3; p++) {
+        for (int n = 2; n <= 4 - p; n++) {
+            ranks_place place = places[p];
+            cr_assert_eq(runs(n, opens, &place), 0, "%d ranks, %s", n, ranks_place_name(place));
+        }
+    }
+}
+
+/* Every collective by every algorithm; where all ranks read, all read in place. */
+static int everything(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    cudaStream_t stream;
+    unsigned turn = 0;
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    ranks_registered =
+        (ranks_arena){.memory = aligned_alloc(64, DEVICE_ARENA), .len = DEVICE_ARENA};
+    device_double = allocate(comm, DEVICE_ARENA);
+    for (int coll = 0; coll < DCOMM_COLL_BARRIER; coll++) {
+        dcomm_algo_info info;
+        uint64_t opened = opened_so_far(comm);
+        for (int a = -1; a < 0 || dcomm_algo_get((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
+            for (int f = APART; f < FORMS; f++, turn++) {
+                job j = {.comm = comm,
+                         .rank = rank,
+                         .n = n,
+                         .coll = (dcomm_coll)coll,
+                         .algo = a < 0 ? NULL : info.name,
+                         .dtype = turn % 2 ? DCOMM_F32 : DCOMM_BF16,
+                         .op = turn % 3 == 0 ? DCOMM_AVG : DCOMM_SUM,
+                         .count = turn % 4 == 0 ? 1023 : 50000,
+                         .root = rooted((dcomm_coll)coll) ? (int)(turn % (unsigned)n) : 0,
+                         .form = (form)f,
+                         .blocking = turn % 2 == 0,
+                         .there = device_there,
+                         .back = device_back};
+                device_stream = turn % 3 > 0 ? stream : NULL;
+                j.opts.stream = device_stream;
+                j.opts.device = turn % 5 > 0;
+                j.opts.registered = turn % 7 < 4;
+                if (counted((dcomm_coll)coll)) {
+                    spread(&j, turn % 3 == 0);
+                }
+                run(&j);
+            }
+        }
+        opened = opened_so_far(comm) - opened;
+        bool all = !rooted((dcomm_coll)coll) &&
+                   (!counted((dcomm_coll)coll) || coll == DCOMM_COLL_ALLTOALLV);
+        PROCS_CHECK(opened > 0 || !all, "%s: nothing was read in place",
+                    dcomm_coll_name((dcomm_coll)coll));
+    }
+    RANKS_OK(dcomm_comm_status(comm));
+    void *p = device_double;
+    RANKS_OK(dcomm_mem_free(&p));
+    free(ranks_registered.memory);
+    ranks_registered.memory = NULL;
+    CUDA_OK(cudaStreamDestroy(stream));
+    return ranks_leave(&comm);
+}
+
+Test(device_shared, every_collective, .timeout = 180)
+{
+    for (int n = 2; n <= 4; n++) {
+        cr_assert_eq(device_run(n, false, 50, everything, NULL), 0, "%d ranks", n);
+        cr_assert_eq(device_run(n, true, 50, everything, NULL), 0, "%d threads", n);
+    }
+}
+
+/* ---- lives ---- */
+
+/* Freed while peers have it open, and made again at the same address: never theirs. */
+static int again(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    void *was = NULL;
+    int reused = 0;
+    for (int round = 0; round < 12; round++) {
+        void *p = allocate(comm, BYTES);
+        reused += p == was;
+        was = p;
+        for (int i = 0; i < TIMES; i++) {
+            sum(comm, p, 10 * round + i, i % 2 ? "two_shot" : "ring", NULL);
+        }
+        RANKS_OK(dcomm_mem_free(&p));
+        PROCS_TRUE(p == NULL);
+        talk(comm);
+    }
+#ifdef CUDA_HOST_STAND_IN /* another allocator need not */
+    PROCS_CHECK(reused > 0, "no address came again");
+#else
+    (void)reused;
+#endif
+    PROCS_TRUE(cudaGetLastError() == cudaSuccess);
+    return ranks_leave(&comm);
+}
+
+Test(device_shared, freed_and_made_again, .timeout = 120)
+{
+    for (int n = 2; n <= 3; n++) {
+        cr_assert_eq(runs(n, again, NULL), 0, "%d ranks", n);
+    }
+}
+
+/* A stream that waits for a rank must not be waited for by who frees, or shuts. */
+static int held_streams(int rank, int n, procs_shared *s, void *arg)
+{
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL);
+    cudaStream_t stream;
+    dcomm_coll_opts opts = {.algo = "two_shot", .device = true};
+    CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    opts.stream = stream;
+    float *work = NULL;
+    void *p = opened(comm), *fresh = allocate(comm, BYTES);
+    CUDA_OK(cudaMalloc((void **)&work, BYTES));
+    CUDA_OK(cudaMemset(work, 0, BYTES));
+    CUDA_OK(cudaDeviceSynchronize());
+    meet(s, rank, n, 1);
+    for (int first = 0; first < n; first++) {
+        if (rank != first) { /* the last to come lets the others' streams go on */
+            RANKS_OK(dcomm_allreduce(comm, work, work, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        }
+        meet(s, rank, n, 3 * first + 2);
+        if (first == 0) {
+            RANKS_OK(dcomm_mem_free(&p));
+            RANKS_OK(dcomm_mem_free(&fresh));
+        }
+        meet(s, rank, n, 3 * first + 3);
+        if (rank != first) { /* one more that shuts what it can */
+            RANKS_OK(dcomm_allreduce(comm, work, work, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        }
+        meet(s, rank, n, 3 * first + 4);
+        for (int i = 0; i < 2 && rank == first; i++) {
+            RANKS_OK(dcomm_allreduce(comm, work, work, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        }
+        CUDA_OK(cudaStreamSynchronize(stream));
+    }
+    RANKS_OK(dcomm_comm_status(comm));
+    CUDA_OK(cudaFree(work));
+    CUDA_OK(cudaStreamDestroy(stream));
+    talk(comm);
+    talk(comm);
+    PROCS_TRUE(cudaGetLastError() == cudaSuccess);
+    return ranks_leave(&comm);
+}
+
+Test(device_shared, streams_that_wait_are_not_waited_for, .timeout = 60)
+{
+    for (int n = 2; n <= 3; n++) {
+        cr_assert_eq(runs(n, held_streams, NULL), 0, "%d ranks", n);
+    }
+}
+
+/* ---- death ---- */
+
+enum { RANKS = 3, VICTIM = 1 };
+
+/* A rank is killed in the middle of operations on memory that all have open. */
+static int killed(int rank, int n, procs_shared *s, void *arg)
+{
+    static const char *const algos[] = {"one_shot", "ring", "two_shot", "halving_doubling"};
+    (void)arg;
+    ranks_settle(rank, n, RANKS_LOCAL);
+    dcomm_comm *comm = ranks_join(rank, n, s, NULL), *small = NULL;
+    float *p = opened(comm);
+    void *memory = p;
+    pthread_t thread;
+    meet(s, rank, n, 1);
+    if (rank == VICTIM) {
+        PROCS_TRUE(pthread_create(&thread, NULL, procs_die_soon, NULL) == 0);
+    }
+    dcomm_status status = DCOMM_OK;
+    for (int i = 0; status == DCOMM_OK; i++) {
+        dcomm_coll_opts opts = {.algo = algos[i % 4], .device = true};
+        status = dcomm_allreduce(comm, p, p + COUNT, COUNT, DCOMM_F32, DCOMM_SUM, &opts);
+    }
+    PROCS_CHECK(status == DCOMM_ERR_PEER && strstr(dcomm_last_error(), "rank 1") != NULL, "%s",
+                dcomm_last_error());
+    int dead = VICTIM;
+    RANKS_OK(dcomm_comm_shrink(comm, &dead, 1, &small));
+    RANKS_OK(dcomm_comm_destroy(&comm));
+    uint64_t bytes = 0;
+    for (int i = 0; i < TIMES; i++) {
+        bytes = sum(small, p, i, "two_shot", NULL);
+    }
+    PROCS_TRUE(bytes > 0);
+    RANKS_OK(dcomm_mem_free(&memory)); /* the dead one has it open no more */
+    talk(small);
+    talk(small);
+    RANKS_OK(dcomm_comm_destroy(&small));
+    return procs_leaks();
+}
+
+Test(device_shared, a_peer_that_dies, .timeout = 100)
+{
+    int ended[PROCS_MAX];
+    procs_run(RANKS, 40, killed, NULL, ended);
+    for (int r = 0; r < RANKS; r++) {
+        int want = r == VICTIM ? 128 + SIGKILL : 0;
+        cr_assert_eq(ended[r], want, "rank %d ended with %d, not %d", r, ended[r], want);
+    }
+}

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# test_cuda.sh BUILD - the kernels' logic on the CPU, thread by thread, and their bytes against the
+# CPU's own; see tests/kernels/cuda_kernels.cu and tests/kernels/cuda_shim.h.
+cd "$(dirname "$0")/../.." || exit 2
+. tests/lib/lib.sh
+build=${1:-build}
+libraries=(-lucp -lucs -luct -lhwloc -lm -lpthread -ldl)
+cxx=$(command -v g++ || command -v clang++)
+
+reference() {
+    gcc -std=gnu11 -O1 -I include -c -o "$scratch/reference.o" tests/kernels/cuda_reference.c
+}
+program() {
+    "$cxx" -x c++ -std=c++17 -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror -O1 \
+        -DDCOMMI_CUDA_SHIM -I include -I tests/kernels -c -o "$scratch/kernels.o" tests/kernels/cuda_kernels.cu &&
+        "$cxx" -o "$scratch/kernels" "$scratch/kernels.o" "$scratch/reference.o" \
+            "$build/libdcomm_one.a" "${libraries[@]}"
+}
+check "the CPU's folds compile alone" reference
+check "kernels compile for the CPU" program
+[ "$bad" = 0 ] || finish
+"$scratch/kernels"
+bad=$?
+
+# Every row of the benchmark, with new inputs and a poisoned output for each call.
+benchmark() {
+    "$cxx" -x c++ -std=c++17 -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror -O1 \
+        -DDCOMMI_CUDA_SHIM -I include -I tests/kernels -c -o "$scratch/bench.o" bench/dcomm-kernels.cu &&
+        "$cxx" -o "$scratch/bench" "$scratch/bench.o" "$build/libdcomm_one.a" "${libraries[@]}" &&
+        "$scratch/bench" --log2 12 --iterations 1 --json "$scratch/bench.json" >"$scratch/bench.txt" &&
+        [ "$(grep -c '"time_us_med":[0-9.]*,' "$scratch/bench.json")" -gt 150 ] &&
+        ! grep -q '"time_us_med":null' "$scratch/bench.json"
+}
+check "bench/dcomm-kernels on the CPU" benchmark
+
+# What the shim is for: it must notice what a device would not forgive.
+cat >"$scratch/traps.cpp" <<'END'
+#define DCOMMI_CUDA_SHIM
+#include "cuda_shim.h"
+struct arg {
+    int trap;
+    unsigned salt;
+    unsigned char *p;
+};
+static void kernel(arg a)
+{
+    __shared__ unsigned room[64];
+    if (a.trap == 1 && threadIdx.x < 16) {
+        __syncthreads();
+    } else if (a.trap == 1) {
+        __syncwarp();
+    } else if (a.trap == 2 && threadIdx.x < 16) {
+        (void)__shfl_xor_sync(0xffffffffu, 1, 1);
+    } else if (a.trap == 2) {
+        (void)__shfl_xor_sync(0xffffffffu, 2, 1);
+    } else if (a.trap == 3 && threadIdx.x < 16) {
+        (void)__shfl_sync(0xffffu, 1, 20);
+    } else if (a.trap == 4) {
+        (void)__ldcs(reinterpret_cast<const uint2 *>(a.p + 4));
+    } else if (a.trap == 5) { /* a barrier is missing */
+        room[threadIdx.x] = threadIdx.x * a.salt;
+        a.p[threadIdx.x] = (unsigned char)(room[63 - threadIdx.x] / a.salt);
+    } else if (a.trap == 6) {
+        room[threadIdx.x] = threadIdx.x * a.salt;
+        __syncthreads();
+        a.p[threadIdx.x] = (unsigned char)(room[63 - threadIdx.x] / a.salt);
+    }
+}
+int main(int argc, char **argv)
+{
+    alignas(16) static unsigned char p[64];
+    unsigned sum[3] = {0};
+    for (shim_order = 0; shim_order < 3; shim_order++) {
+        arg a = {argc > 1 ? std::atoi(argv[1]) : 0, 3u + (unsigned)shim_order, p};
+        if (a.trap == 7) {
+            cudaStreamBeginCapture(p, cudaStreamCaptureModeGlobal);
+        }
+        dcommi_cuda_start(kernel, 1, 64, a, nullptr);
+        for (unsigned i = 0; i < 64; i++) {
+            sum[shim_order] += p[i] * i;
+        }
+    }
+    return sum[0] != sum[1] || sum[0] != sum[2];
+}
+END
+traps() {
+    "$cxx" -std=c++17 -O1 -I tests/kernels -o "$scratch/traps" "$scratch/traps.cpp"
+}
+check "traps compile" traps
+expect "the shim: a barrier that some never reach" 3 "wait for each other in vain" "$scratch/traps" 1
+expect "the shim: lanes at different operations" 3 "lanes meet" "$scratch/traps" 2
+expect "the shim: a shuffle from a lane outside" 3 "not in the mask" "$scratch/traps" 3
+expect "the shim: a launch beside a capture" 3 "another stream" "$scratch/traps" 7
+expect "the shim: an access that is not aligned" 3 "not aligned" "$scratch/traps" 4
+missing() {
+    "$scratch/traps" 5
+    [ $? -eq 1 ]
+}
+check "the shim: a missing barrier shows in some order" missing
+check "the shim: the barrier in its place" "$scratch/traps" 6
+finish
