@@ -1,0 +1,25 @@
+#!/usr/bin/env python3
+"""tests.py BUILD LABEL - the tests of a build directory that have this label, as Meson knows them.
+
+A line each: the name; "beside" others or "alone"; the protocol; the command, limited to its time. Those
+that run beside others come first. With DCOMM_TEST_FULL=1 a test has twenty times as long."""
+import json
+import os
+import shlex
+import sys
+
+
+def main():
+    build, label = sys.argv[1:]
+    with open(os.path.join(build, "meson-info", "intro-tests.json"), encoding="utf-8") as file:
+        tests = [t for t in json.load(file) if any(s.split(":")[-1] == label for s in t["suite"])]
+    factor = 20 if os.environ.get("DCOMM_TEST_FULL") else 1
+    for t in sorted(tests, key=lambda t: not t["is_parallel"]):
+        env = [f"{key}={value}" for key, value in t["env"].items()]
+        command = ["timeout", "-k", "10", str(t["timeout"] * factor), "env", *env, *t["cmd"]]
+        print(t["name"], "beside" if t["is_parallel"] else "alone", t["protocol"], shlex.join(command),
+              sep="\t")
+
+
+if __name__ == "__main__":
+    main()
