@@ -140,7 +140,7 @@ static bool cross_wanted(const char *names, const char *name)
 static int cross_open(cross_sweep *s)
 {
     dcomm_algo_info info;
-    for (int i = 0; dcomm_algo_get(s->args->op->coll, i, &info) == DCOMM_OK; i++) {
+    for (int i = 0; dcomm_algo_get_info(s->args->op->coll, i, &info) == DCOMM_OK; i++) {
         if (cross_wanted(s->args->names, info.name) && s->nalgos < CROSS_ALGOS) {
             s->algo[s->nalgos++] = info.name;
         }
@@ -233,7 +233,7 @@ static int cross_together(cross_args *args, cross_sweep *s)
     }
     s->rank = dcomm_comm_rank(comm);
     s->nranks = dcomm_comm_size(comm);
-    dcomm_comm_tuning(comm, &args->tuning);
+    dcomm_comm_get_tuning(comm, &args->tuning);
     int result =
         s->nranks > 1 ? cross_open(s) : tool_refuse("one rank has nothing to choose", NULL);
     for (int r = 0; r < s->nranks && result == TOOL_GOOD; r++) {

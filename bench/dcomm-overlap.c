@@ -47,7 +47,7 @@ static dcomm_status run_step(overlap *o, dcomm_buckets *b)
         }
         grad[0] = (float)(o->rank + p);
         if (b != NULL && status >= 0) {
-            status = dcomm_bucket_ready(b, (size_t)p, NULL);
+            status = dcomm_param_mark_ready(b, (size_t)p, NULL);
         }
     }
     if (b != NULL && status >= 0) {

@@ -104,7 +104,7 @@ static dcomm_status perf_examine(perf_run *run, perf_case *c, const dcomm_coll_o
         return DCOMM_ERR_SYSTEM;
     }
     perf_case_renew(c);
-    dcomm_status status = dcomm_comm_stats(run->comm, &before);
+    dcomm_status status = dcomm_comm_get_stats(run->comm, &before);
     if (status >= 0) {
         status = perf_case_call(c, run->comm, opts);
     }
@@ -112,7 +112,7 @@ static dcomm_status perf_examine(perf_run *run, perf_case *c, const dcomm_coll_o
         status = perf_cuda_copy(&c->pool, true) ? dcomm_comm_status(run->comm) : DCOMM_ERR_SYSTEM;
     }
     if (status >= 0) {
-        status = dcomm_comm_stats(run->comm, &after);
+        status = dcomm_comm_get_stats(run->comm, &after);
     }
     if (status < 0) {
         return status;
@@ -254,7 +254,7 @@ static int perf_row_of(perf_run *run, perf_case *c, const char *algo, dcomm_coll
     dcomm_verdict verdict;
     if (status >= 0 && run->rank == 0 && opts->codec != NULL && opts->algo == NULL &&
         strncmp(dcomm_codec_spec(opts->codec), "auto", 4) == 0 &&
-        dcomm_codec_verdict(run->comm, opts->codec, c->count, opts->device, &verdict) >= 0) {
+        dcomm_codec_measure(run->comm, opts->codec, c->count, opts->device, &verdict) >= 0) {
         printf("# measured once more: %s\n", verdict.text);
     }
     if (status >= 0) {
@@ -309,7 +309,7 @@ static int perf_every_algo(perf_run *run, perf_case *c)
     int result = TOOL_GOOD;
     int i = 0;
     dcomm_status (*get)(dcomm_coll, int, dcomm_algo_info *) =
-        run->codec != NULL ? dcomm_coded_algo_get : dcomm_algo_get;
+        run->codec != NULL ? dcomm_coded_algo_get_info : dcomm_algo_get_info;
     for (; result == TOOL_GOOD && get(coll, i, &info) == DCOMM_OK; i++) {
         result = perf_one(run, c, info.name);
     }

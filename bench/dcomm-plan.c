@@ -55,7 +55,7 @@ static void print_usage(FILE *f)
     for (int coll = 0; coll < DCOMM_COLL_COUNT; coll++) {
         dcomm_algo_info info = {0};
         int column = 0;
-        for (int i = 0; dcomm_algo_get((dcomm_coll)coll, i, &info) == DCOMM_OK; i++) {
+        for (int i = 0; dcomm_algo_get_info((dcomm_coll)coll, i, &info) == DCOMM_OK; i++) {
             if (i == 0) {
                 column = fprintf(f, "  %-16s", dcomm_coll_name((dcomm_coll)coll));
             } else if (column + 1 + (int)strlen(info.name) > TOOL_COLUMNS) {

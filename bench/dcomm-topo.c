@@ -248,7 +248,7 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
                                              &r->nrows);
     }
     if (status >= 0 && codec != NULL && comm != NULL && r->count > 0) {
-        status = dcomm_codec_verdict(comm, codec, r->count, opts.device, &r->verdict);
+        status = dcomm_codec_measure(comm, codec, r->count, opts.device, &r->verdict);
     }
     const int paths = (int)(sizeof r->paths / sizeof *r->paths);
     if (status >= 0 && r->a->mem.device) {

@@ -58,7 +58,7 @@ static void perf_print_header(const perf_run *run)
            hosts == 1 ? "" : "s");
     printf("# %s, %d cores\n", cpu, cores);
     dcomm_tuning tuning;
-    if (hosts > 1 && dcomm_comm_tuning(run->comm, &tuning) == DCOMM_OK) {
+    if (hosts > 1 && dcomm_comm_get_tuning(run->comm, &tuning) == DCOMM_OK) {
         printf("# between hosts: %d connection%s for each pair of ranks\n", (int)tuning.connections,
                tuning.connections == 1 ? "" : "s");
     }

@@ -27,10 +27,10 @@ static inline bool tool_algos(const char *list, dcomm_coll coll, bool coded,
     const char *words[TOOL_ALGOS];
     int n = 0;
     dcomm_algo_info info;
-    for (int i = 0; dcomm_algo_get(coll, i, &info) == DCOMM_OK; i++) {
+    for (int i = 0; dcomm_algo_get_info(coll, i, &info) == DCOMM_OK; i++) {
         n = tool_add_word(words, n, info.name);
     }
-    for (int i = 0; coded && dcomm_coded_algo_get(coll, i, &info) == DCOMM_OK; i++) {
+    for (int i = 0; coded && dcomm_coded_algo_get_info(coll, i, &info) == DCOMM_OK; i++) {
         n = tool_add_word(words, n, info.name + strlen("coded_"));
         n = tool_add_word(words, n, info.name);
     }

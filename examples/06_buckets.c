@@ -31,7 +31,7 @@ int main(void)
     for (int step = 0; step < 3 && status >= 0; step++) {
         for (int l = LAYERS - 1; l >= 0 && status >= 0; l--) {
             backward(l, rank);
-            status = dcomm_bucket_ready(b, (size_t)l, NULL);
+            status = dcomm_param_mark_ready(b, (size_t)l, NULL);
             dcomm_buckets_progress(b); /* or open the context with a progress thread */
         }
         if (status >= 0) {

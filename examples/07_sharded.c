@@ -18,7 +18,7 @@ static void backward(int layer, int rank)
 static dcomm_status update(dcomm_buckets *b, int layer)
 {
     size_t first, count;
-    dcomm_status status = dcomm_bucket_owned(b, (size_t)layer, &first, &count);
+    dcomm_status status = dcomm_param_get_owned(b, (size_t)layer, &first, &count);
     for (size_t i = first; status >= 0 && i < first + count; i++) {
         momentum[layer][i] = 0.5f * momentum[layer][i] + grad[layer][i];
         value[layer][i] -= momentum[layer][i];
@@ -46,7 +46,7 @@ int main(void)
     for (int step = 0; step < STEPS && status >= 0; step++) {
         for (int l = LAYERS - 1; l >= 0 && status >= 0; l--) {
             backward(l, rank);
-            status = dcomm_bucket_ready(b, (size_t)l, NULL);
+            status = dcomm_param_mark_ready(b, (size_t)l, NULL);
         }
         status = status >= 0 ? dcomm_buckets_wait(b) : status;
         for (int l = 0; l < LAYERS && status >= 0; l++) {

@@ -570,7 +570,7 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
                                                 const uint32_t *agreed, size_t nagreed);
 /* For linear codecs, which are no wire of one rank: e = gradient + residual, whole, in memory of
  * the state that the caller may read until the commit ... */
-DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p);
+DCOMM_API dcomm_status dcomm_feedback_correct(dcomm_feedback *fb, const float **e_p);
 /* ... and e - part becomes the residual of elements [first, first + count). */
 DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
                                            const float *part);
@@ -1507,7 +1507,7 @@ typedef struct dcomm_place {
 /* Number of levels, 1 to 5; -1 of NULL and of a communicator that is not created yet. */
 DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm);
 /* Level 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
-DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info);
+DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, dcomm_level *info);
 /* The group of a rank at a level; groups are numbered from 0 in order of their lowest rank. -1 for
  * a bad rank or level. */
 DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
@@ -1515,7 +1515,7 @@ DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
  * ranks of a group stand next to each other. -1 for a bad position. */
 DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
 /* Where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
-DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place);
+DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place);
 
 #ifdef __cplusplus
 }
@@ -1539,7 +1539,7 @@ extern "C" {
  * no faster.
  *
  * The memory is zeroed, starts at a page, and from 256 KiB on at 2 MiB and is a whole number of
- * huge pages, if the kernel gives them (dcomm_mem_query tells). It is in memory from the
+ * huge pages, if the kernel gives them (dcomm_mem_get_info tells). It is in memory from the
  * start: a host that has not enough gives an error here and no SIGBUS later.
  *
  * Each such memory keeps one file descriptor open until it is freed. Where no descriptor is left
@@ -1600,7 +1600,7 @@ typedef struct dcomm_mem_info {
 } dcomm_mem_info;
 /* What is known of the registered memory that `ptr` points into.
  * Errors: DCOMM_ERR_INVALID (none does, info is NULL). */
-DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info);
+DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info);
 
 #ifdef __cplusplus
 }
@@ -1942,7 +1942,7 @@ typedef struct dcomm_request_info {
     const char *algo;  /* the algorithm that runs; constant text */
     uint64_t sequence; /* number of the collective on its communicator, from 0 */
 } dcomm_request_info;
-DCOMM_API dcomm_status dcomm_request_query(const dcomm_request *request, dcomm_request_info *info);
+DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request, dcomm_request_info *info);
 
 /* Queue every operation that this thread starts from here to dcomm_group_end, on any number of
  * communicators, and start them together there. dcomm_group_end waits for the blocking ones among
@@ -1961,7 +1961,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
  *
  *     dcomm_buckets_create(comm, params, n, &opts, &b);      once
  *     for each step:
- *         dcomm_bucket_ready(b, i, NULL);                    as backward is done with gradient i
+ *         dcomm_param_mark_ready(b, i, NULL);                as backward is done with gradient i
  *         dcomm_buckets_progress(b);                         now and then
  *         dcomm_buckets_wait(b);                             all gradients are the average now
  *     dcomm_buckets_destroy(&b);
@@ -1976,7 +1976,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
  * not the communicator that they were made from: destroy them and make new ones.
  *
  * Gradients may be device memory, where the implementation is built with DCOMM_WITH_CUDA
- * (docs/cuda.md): then they are marked in the order of a stream, see dcomm_bucket_ready.
+ * (docs/cuda.md): then they are marked in the order of a stream, see dcomm_param_mark_ready.
  *
  * docs/bucketing.md has the program that one starts from. */
 #ifndef DCOMM_BUCKET_H
@@ -2001,7 +2001,7 @@ typedef struct dcomm_bucket_param {
                          scattered back. Device memory, aligned to its elements, is never read or
                          written by the host; its bucket is on the same device, and summed where the
                          gradient is if it is alone in there (default: NULL, it lives inside its
-                         bucket, which is in host memory then, see dcomm_bucket_grad) */
+                         bucket, which is in host memory then, see dcomm_param_grad) */
     size_t count;     /* elements; may be 0 */
     dcomm_dtype dtype;
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
@@ -2079,7 +2079,7 @@ DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p);
 /* The gradient of parameter i: the caller's own, or where it lies inside its bucket, `count`
  * elements, at first zero. It may move when buckets are rebuilt (see dcomm_buckets_info.built).
  * NULL for a bad i, and for count 0 inside a bucket. */
-DCOMM_API void *dcomm_bucket_grad(dcomm_buckets *b, size_t i);
+DCOMM_API void *dcomm_param_grad(dcomm_buckets *b, size_t i);
 
 /* ---- a step ---- */
 
@@ -2097,7 +2097,7 @@ typedef struct dcomm_buckets_step {
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
                                                          const dcomm_buckets_step *step);
 
-/* The gradient of parameter i is computed. It is the library's until dcomm_bucket_wait or
+/* The gradient of parameter i is computed. It is the library's until dcomm_param_wait or
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
  * may still read it. From any thread; waits for no other rank, nor for a device.
  *
@@ -2110,10 +2110,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
  * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
  * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that
  * device; the step has not failed then), or why the step has failed. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i, void *stream);
 /* Parameter i has no gradient in this step and contributes zeros. Nothing may be under way for it
  * on a device: its memory takes the result. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i);
 /* Move what is under way, and start what can be. From any thread, without blocking. Any waiting of
  * the context's does the same, and so does its progress thread (dcomm_context_opts), with which
  * nobody needs to call this; except with opts.weighted, where weights must have come first. */
@@ -2123,7 +2123,7 @@ DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
  * waits for the device. The step goes on. From any thread.
  * Errors: DCOMM_ERR_INVALID (its bucket or one before lacks a gradient: the sentence names it; the
  * step has not failed then; the step does not send), or why the step has failed. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_wait(dcomm_buckets *b, size_t i);
 /* Wait for all, likewise, and end the step. No other thread may be in a call on b but
  * dcomm_buckets_progress. After a step that does not send, what is under way on streams stays so.
  * Errors: DCOMM_ERR_INVALID (parameters that were never marked, where opts.unused is not set and
@@ -2136,7 +2136,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
 /* Which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
  * After the wait, these elements of its gradient are the result, the others undefined. Each element
  * is owned by one rank, always the same. Without opts.sharded a rank owns all. */
-DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
+DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
                                           size_t *count_p);
 /* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date (in
  * device memory too: nothing may be under way for them): bring all of them to all ranks.
@@ -2177,7 +2177,7 @@ typedef struct dcomm_buckets_info {
     dcomm_status status; /* why they are beyond use; DCOMM_OK: they are not */
 } dcomm_buckets_info;
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info);
-/* Their communicator, for statistics (dcomm_comm_stats) and explanations; not for collectives. NULL
+/* Their communicator, for statistics (dcomm_comm_get_stats) and explanations; not for collectives. NULL
  * of NULL. */
 DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b);
 
@@ -2202,7 +2202,7 @@ typedef struct dcomm_bucket_info {
 /* Bucket k, in the order in which they are sent. Not in a step. */
 DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_bucket_info *info);
 /* The bucket that parameter i is in, and the number of elements before it there. */
-DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t *bucket_p,
+DCOMM_API dcomm_status dcomm_param_get_bucket(const dcomm_buckets *b, size_t i, size_t *bucket_p,
                                        size_t *first_p);
 
 /* Times of this rank, over steps that sent. */
@@ -2249,7 +2249,7 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
  *     dcomm_scaler_create(b, &opts, &s);                        once, behind the buckets
  *     for each step:
  *         backward(loss * dcomm_scaler_scale(s));               gradients are scaled
- *         dcomm_bucket_ready(b, i, NULL); ...
+ *         dcomm_param_mark_ready(b, i, NULL); ...
  *         dcomm_buckets_wait(b);
  *         dcomm_scaler_step(s, &verdict);                       gradients are unscaled, and clipped
  *         if (!verdict.skip) optimizer();
@@ -2261,7 +2261,7 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
  * step, and whose gradient it was.
  *
  * Gradients in device memory are looked at, unscaled and clipped there, by kernels in the order of
- * their bucket's stream: behind what the stream of dcomm_bucket_ready held. What was found goes to
+ * their bucket's stream: behind what the stream of dcomm_param_mark_ready held. What was found goes to
  * all ranks when the last bucket on a device has its result.
  *
  * The scale is halved when a step is skipped, and doubled after so many good ones, by what all
@@ -2574,10 +2574,10 @@ typedef struct dcomm_algo_info {
 } dcomm_algo_info;
 
 /* The i-th algorithm of an operation, for i = 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
-DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
+DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
 
 /* The same of those that run where opts.codec compresses. */
-DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
+DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
 
 /* One rank's plan for an operation, as the engine would run it: arguments as in
  * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
@@ -2726,7 +2726,7 @@ typedef struct dcomm_alternative {
 } dcomm_alternative;
 
 /* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain
- * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get; *n_p, if not
+ * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get_info; *n_p, if not
  * NULL, is how many there are. Prices are those of the size on the model's grid (four to the
  * octave) that is next to `count`, for equal blocks, from rank 0. */
 DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
@@ -2791,7 +2791,7 @@ typedef struct dcomm_verdict {
  * it on comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so
  * do not act on it unless all ranks act on the same rank's. Errors: DCOMM_ERR_INVALID,
  * DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
-DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            bool device, dcomm_verdict *verdict);
 
 /* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec
@@ -2814,7 +2814,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const 
  * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
 /* The numbers that a communicator chooses by. */
-DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
+DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {
@@ -2831,7 +2831,121 @@ typedef struct dcomm_stats {
     uint64_t plans_built, plans_reused;
     uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
-DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats);
+DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+#endif
+/* ==== include/dcomm/old_names.h ============================================================ */
+/* old_names.h - the names that functions had before they were renamed (CHANGELOG.md). Each calls
+ * the function of the new name. Define DCOMM_NO_OLD_NAMES before the include to leave them out. */
+#ifndef DCOMM_OLD_NAMES_H
+#define DCOMM_OLD_NAMES_H
+
+#ifndef DCOMM_NO_COMM
+#endif
+
+#ifndef DCOMM_NO_OLD_NAMES
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+static inline dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p)
+{
+    return dcomm_feedback_correct(fb, e_p);
+}
+
+#ifndef DCOMM_NO_COMM
+
+/* ---- bucket.h ---- */
+
+static inline void *dcomm_bucket_grad(dcomm_buckets *b, size_t i)
+{
+    return dcomm_param_grad(b, i);
+}
+
+static inline DCOMM_CHECKED dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i,
+                                                            void *stream)
+{
+    return dcomm_param_mark_ready(b, i, stream);
+}
+
+static inline DCOMM_CHECKED dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i)
+{
+    return dcomm_param_mark_unused(b, i);
+}
+
+static inline DCOMM_CHECKED dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i)
+{
+    return dcomm_param_wait(b, i);
+}
+
+static inline dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t *bucket_p,
+                                           size_t *first_p)
+{
+    return dcomm_param_get_bucket(b, i, bucket_p, first_p);
+}
+
+static inline dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
+                                              size_t *count_p)
+{
+    return dcomm_param_get_owned(b, i, first_p, count_p);
+}
+
+/* ---- coll.h, comm.h, mem.h ---- */
+
+static inline dcomm_status dcomm_request_query(const dcomm_request *request,
+                                               dcomm_request_info *info)
+{
+    return dcomm_request_get_info(request, info);
+}
+
+static inline dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info)
+{
+    return dcomm_comm_get_level(comm, level, info);
+}
+
+static inline dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place)
+{
+    return dcomm_comm_get_place(comm, rank, place);
+}
+
+static inline dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info)
+{
+    return dcomm_mem_get_info(ptr, info);
+}
+
+/* ---- tune.h ---- */
+
+static inline dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    return dcomm_algo_get_info(coll, i, info);
+}
+
+static inline dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+{
+    return dcomm_coded_algo_get_info(coll, i, info);
+}
+
+static inline dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
+{
+    return dcomm_comm_get_stats(comm, stats);
+}
+
+static inline dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
+{
+    return dcomm_comm_get_tuning(comm, tuning);
+}
+
+static inline dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec,
+                                               size_t count, bool device, dcomm_verdict *verdict)
+{
+    return dcomm_codec_measure(comm, codec, count, device, verdict);
+}
+
+#endif
 
 #ifdef __cplusplus
 }
@@ -13662,10 +13776,10 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
 static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **e_p,
                                               dcomm_codec_report *seen)
 {
-    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_gather", fb));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_correct", fb));
     if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
         return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_feedback_gather: %s",
+                           "dcomm_feedback_correct: %s",
                            e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
     }
     size_t n = fb->now.count;
@@ -13688,14 +13802,14 @@ static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **
     }
     if (seen->nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_gather: %zu of %zu inputs are not finite; the first is "
+                           "dcomm_feedback_correct: %zu of %zu inputs are not finite; the first is "
                            "number %zu",
                            seen->nonfinite, n, seen->first_nonfinite);
     }
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p)
+DCOMM_API dcomm_status dcomm_feedback_correct(dcomm_feedback *fb, const float **e_p)
 {
     return dcommi_feedback_gather_of(fb, e_p, &(dcomm_codec_report){0});
 }
@@ -51539,7 +51653,7 @@ _Static_assert((int)DCOMM_LEVEL_HOST == DCOMMI_LEVEL_HOST &&
                    (int)DCOMM_LEVEL_CORE == DCOMMI_LEVEL_CORE,
                "one numbering");
 
-DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info)
+DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, dcomm_level *info)
 {
     static const char *const names[] = {"host", "package", "numa", "cache", "core"};
     DCOMMI_TRY(dcommi_check_comm(comm));
@@ -51569,7 +51683,7 @@ DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
                : -1;
 }
 
-DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place)
+DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (place == NULL || rank < 0 || rank >= comm->size) {
@@ -51590,7 +51704,7 @@ DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
+DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (stats == NULL) {
@@ -56111,14 +56225,14 @@ static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *co
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            bool device, dcomm_verdict *v)
 {
     const dcomm_coll_opts opts = {.device = device};
     dcommi_shape s;
     int taken;
     if (codec == NULL || v == NULL || count == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_verdict: %s",
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_measure: %s",
                            codec == NULL ? "codec is NULL"
                            : v == NULL   ? "v is NULL"
                                          : "count is 0");
@@ -57388,7 +57502,7 @@ DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p)
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_request_query(const dcomm_request *request, dcomm_request_info *info)
+DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request, dcomm_request_info *info)
 {
     if (request == NULL || info == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", request == NULL ? "request" : "info");
@@ -57862,7 +57976,7 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
     return dcommi_context_release(context);
 }
 
-DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info)
+DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 {
     if (info == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
@@ -57911,7 +58025,7 @@ DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
     return (unsigned)coll < DCOMM_COLL_COUNT ? names[coll] : "?";
 }
 
-DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
     if (info == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
@@ -57929,7 +58043,7 @@ DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *i
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
     if (info == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
@@ -58234,7 +58348,7 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                 dcommi_explain_algos, rows, max, n_p);
 }
 
-DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
+DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (tuning == NULL) {
@@ -61994,7 +62108,7 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
     pthread_mutex_lock(&b->lock);
     dcommi_fail(DCOMM_ERR_INVALID,
                 "buckets: parameter %zu, \"%s\",%s %s never marked ready in step %" PRIu64
-                " of rank %d (see dcomm_bucket_unused and opts.unused)",
+                " of rank %d (see dcomm_param_mark_unused and opts.unused)",
                 first, b->params[first].name, more, missing > 1 ? "were" : "was", b->steps,
                 b->rank);
     dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
@@ -62529,12 +62643,12 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path)
 #define DCOMMI_BUCKET_SHARD_H
 
 
-DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
+DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
                                           size_t *count_p)
 {
     if (b == NULL || first_p == NULL || count_p == NULL || i >= b->nparams) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_bucket_owned: an argument is NULL, or there is no parameter %zu",
+                           "dcomm_param_get_owned: an argument is NULL, or there is no parameter %zu",
                            i);
     }
     dcommi_bkt_owned(b, &b->params[i], first_p, count_p);
@@ -62800,7 +62914,7 @@ DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p)
 
 /* ---- a step ---- */
 
-DCOMM_API void *dcomm_bucket_grad(dcomm_buckets *b, size_t i)
+DCOMM_API void *dcomm_param_grad(dcomm_buckets *b, size_t i)
 {
     if (b == NULL || i >= b->nparams) {
         return NULL;
@@ -62830,14 +62944,14 @@ DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream)
+DCOMM_API dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i, void *stream)
 {
-    return dcommi_bkt_mark("dcomm_bucket_ready", b, i, DCOMMI_BKT_READY, stream);
+    return dcommi_bkt_mark("dcomm_param_mark_ready", b, i, DCOMMI_BKT_READY, stream);
 }
 
-DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i)
+DCOMM_API dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i)
 {
-    return dcommi_bkt_mark("dcomm_bucket_unused", b, i, DCOMMI_BKT_UNUSED, NULL);
+    return dcommi_bkt_mark("dcomm_param_mark_unused", b, i, DCOMMI_BKT_UNUSED, NULL);
 }
 
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b)
@@ -62858,12 +62972,12 @@ DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b)
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i)
+DCOMM_API dcomm_status dcomm_param_wait(dcomm_buckets *b, size_t i)
 {
-    DCOMMI_TRY(dcommi_bkt_check("dcomm_bucket_wait", b));
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_param_wait", b));
     if (i >= b->nparams || !atomic_load_explicit(&b->open, memory_order_acquire) ||
         b->step.accumulate) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_bucket_wait: parameter %zu of %zu, %s", i,
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_param_wait: parameter %zu of %zu, %s", i,
                            b->nparams,
                            !atomic_load(&b->open) ? "and no step is under way"
                            : b->step.accumulate   ? "in a step that does not send"
@@ -62875,7 +62989,7 @@ DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i)
             const dcommi_bkt_param *p = &b->params[bucket->params[j]];
             if (atomic_load(&p->mark) == DCOMMI_BKT_IDLE) {
                 return dcommi_fail(DCOMM_ERR_INVALID,
-                                   "dcomm_bucket_wait: \"%s\" is in bucket %zu, and bucket %zu "
+                                   "dcomm_param_wait: \"%s\" is in bucket %zu, and bucket %zu "
                                    "waits for \"%s\", which is not ready",
                                    b->params[i].name, b->params[i].bucket, k, p->name);
             }
@@ -62932,12 +63046,12 @@ DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b)
     return b != NULL ? b->comm : NULL;
 }
 
-DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t *bucket_p,
+DCOMM_API dcomm_status dcomm_param_get_bucket(const dcomm_buckets *b, size_t i, size_t *bucket_p,
                                        size_t *first_p)
 {
     if (b == NULL || bucket_p == NULL || first_p == NULL || i >= b->nparams) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_bucket_of: an argument is NULL, or there is no parameter %zu", i);
+                           "dcomm_param_get_bucket: an argument is NULL, or there is no parameter %zu", i);
     }
     *bucket_p = b->params[i].bucket;
     *first_p = b->params[i].first;

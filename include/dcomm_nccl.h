@@ -887,7 +887,7 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
     char line[1024];
     dcomm_stats stats = {0};
     const char *path = dcommi_nccl_summary_path();
-    if (path == NULL || dcomm_comm_stats(comm->comm, &stats) != DCOMM_OK) {
+    if (path == NULL || dcomm_comm_get_stats(comm->comm, &stats) != DCOMM_OK) {
         return;
     }
     int n = snprintf(line, sizeof line,
@@ -2257,7 +2257,7 @@ static ncclResult_t dcommi_nccl_register(const char *call, ncclComm_t comm, void
         return dcommi_nccl_no_memory();
     }
     r->buff = buff;
-    if (dcomm_mem_query(buff, &info) == DCOMM_OK && info.device >= 0) {
+    if (dcomm_mem_get_info(buff, &info) == DCOMM_OK && info.device >= 0) {
         dcomm_status status = dcomm_mem_share(dcomm_comm_context(comm->comm), buff);
         if (status < 0) {
             free(r);

@@ -130,7 +130,7 @@ static dcomm_status open_buckets(exchange *e, const options *o, model *m)
         status = dcomm_buckets_calibrate(e->buckets, 5);
     }
     if (status == DCOMM_OK) {
-        status = dcomm_comm_stats(dcomm_buckets_comm(e->buckets), &e->before);
+        status = dcomm_comm_get_stats(dcomm_buckets_comm(e->buckets), &e->before);
     }
     free(params);
     free(specs);
@@ -205,7 +205,7 @@ void exchange_ready(void *user, size_t tensor)
         *e->spoiled = INFINITY;
         e->spoiled = NULL;
     }
-    dcomm_status status = dcomm_bucket_ready(e->buckets, tensor, NULL);
+    dcomm_status status = dcomm_param_mark_ready(e->buckets, tensor, NULL);
     e->status = e->status < 0 ? e->status : status;
     e->seconds += now() - start;
     exchange_pause(e);
@@ -237,7 +237,7 @@ dcomm_status exchange_stats(const exchange *e, dcomm_stats *stats)
     if (e->buckets == NULL) {
         return DCOMM_OK;
     }
-    dcomm_status status = dcomm_comm_stats(dcomm_buckets_comm(e->buckets), stats);
+    dcomm_status status = dcomm_comm_get_stats(dcomm_buckets_comm(e->buckets), stats);
     stats->bytes_sent -= e->before.bytes_sent;
     stats->bytes_read -= e->before.bytes_read;
     stats->codec_ns -= e->before.codec_ns;

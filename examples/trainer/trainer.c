@@ -327,7 +327,7 @@ static void write_sample(trainer *t)
 static dcomm_status sum_up(trainer *t, const dcomm_stats *before, summary *s)
 {
     dcomm_stats after = {0}, apart = {0};
-    dcomm_status status = dcomm_comm_stats(t->comm, &after);
+    dcomm_status status = dcomm_comm_get_stats(t->comm, &after);
     if (status >= 0) {
         status = exchange_stats(&t->exchange, &apart);
     }
@@ -451,7 +451,7 @@ static int run(trainer *t)
     dcomm_stats before = {0};
     summary s = {0};
     bool equal = false;
-    if (dcomm_comm_stats(t->comm, &before) < 0) {
+    if (dcomm_comm_get_stats(t->comm, &before) < 0) {
         return comm_failed(t, "statistics");
     }
     double start = now();

@@ -17,6 +17,7 @@
 #include "moe.h"
 #include "tune.h"
 #endif
+#include "old_names.h"
 
 #if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)
 #include "../../kernels/norm.h"

@@ -3,7 +3,7 @@
  *
  *     dcomm_buckets_create(comm, params, n, &opts, &b);      once
  *     for each step:
- *         dcomm_bucket_ready(b, i, NULL);                    as backward is done with gradient i
+ *         dcomm_param_mark_ready(b, i, NULL);                as backward is done with gradient i
  *         dcomm_buckets_progress(b);                         now and then
  *         dcomm_buckets_wait(b);                             all gradients are the average now
  *     dcomm_buckets_destroy(&b);
@@ -18,7 +18,7 @@
  * not the communicator that they were made from: destroy them and make new ones.
  *
  * Gradients may be device memory, where the implementation is built with DCOMM_WITH_CUDA
- * (docs/cuda.md): then they are marked in the order of a stream, see dcomm_bucket_ready.
+ * (docs/cuda.md): then they are marked in the order of a stream, see dcomm_param_mark_ready.
  *
  * docs/bucketing.md has the program that one starts from. */
 #ifndef DCOMM_BUCKET_H
@@ -44,7 +44,7 @@ typedef struct dcomm_bucket_param {
                          scattered back. Device memory, aligned to its elements, is never read or
                          written by the host; its bucket is on the same device, and summed where the
                          gradient is if it is alone in there (default: NULL, it lives inside its
-                         bucket, which is in host memory then, see dcomm_bucket_grad) */
+                         bucket, which is in host memory then, see dcomm_param_grad) */
     size_t count;     /* elements; may be 0 */
     dcomm_dtype dtype;
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
@@ -122,7 +122,7 @@ DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p);
 /* The gradient of parameter i: the caller's own, or where it lies inside its bucket, `count`
  * elements, at first zero. It may move when buckets are rebuilt (see dcomm_buckets_info.built).
  * NULL for a bad i, and for count 0 inside a bucket. */
-DCOMM_API void *dcomm_bucket_grad(dcomm_buckets *b, size_t i);
+DCOMM_API void *dcomm_param_grad(dcomm_buckets *b, size_t i);
 
 /* ---- a step ---- */
 
@@ -140,7 +140,7 @@ typedef struct dcomm_buckets_step {
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
                                                          const dcomm_buckets_step *step);
 
-/* The gradient of parameter i is computed. It is the library's until dcomm_bucket_wait or
+/* The gradient of parameter i is computed. It is the library's until dcomm_param_wait or
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
  * may still read it. From any thread; waits for no other rank, nor for a device.
  *
@@ -153,10 +153,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
  * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
  * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that
  * device; the step has not failed then), or why the step has failed. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i, void *stream);
 /* Parameter i has no gradient in this step and contributes zeros. Nothing may be under way for it
  * on a device: its memory takes the result. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i);
 /* Move what is under way, and start what can be. From any thread, without blocking. Any waiting of
  * the context's does the same, and so does its progress thread (dcomm_context_opts), with which
  * nobody needs to call this; except with opts.weighted, where weights must have come first. */
@@ -166,7 +166,7 @@ DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
  * waits for the device. The step goes on. From any thread.
  * Errors: DCOMM_ERR_INVALID (its bucket or one before lacks a gradient: the sentence names it; the
  * step has not failed then; the step does not send), or why the step has failed. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i);
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_wait(dcomm_buckets *b, size_t i);
 /* Wait for all, likewise, and end the step. No other thread may be in a call on b but
  * dcomm_buckets_progress. After a step that does not send, what is under way on streams stays so.
  * Errors: DCOMM_ERR_INVALID (parameters that were never marked, where opts.unused is not set and
@@ -179,7 +179,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
 /* Which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
  * After the wait, these elements of its gradient are the result, the others undefined. Each element
  * is owned by one rank, always the same. Without opts.sharded a rank owns all. */
-DCOMM_API dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
+DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
                                           size_t *count_p);
 /* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date (in
  * device memory too: nothing may be under way for them): bring all of them to all ranks.
@@ -220,7 +220,7 @@ typedef struct dcomm_buckets_info {
     dcomm_status status; /* why they are beyond use; DCOMM_OK: they are not */
 } dcomm_buckets_info;
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info);
-/* Their communicator, for statistics (dcomm_comm_stats) and explanations; not for collectives. NULL
+/* Their communicator, for statistics (dcomm_comm_get_stats) and explanations; not for collectives. NULL
  * of NULL. */
 DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b);
 
@@ -245,7 +245,7 @@ typedef struct dcomm_bucket_info {
 /* Bucket k, in the order in which they are sent. Not in a step. */
 DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_bucket_info *info);
 /* The bucket that parameter i is in, and the number of elements before it there. */
-DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t *bucket_p,
+DCOMM_API dcomm_status dcomm_param_get_bucket(const dcomm_buckets *b, size_t i, size_t *bucket_p,
                                        size_t *first_p);
 
 /* Times of this rank, over steps that sent. */

@@ -336,7 +336,7 @@ typedef struct dcomm_request_info {
     const char *algo;  /* the algorithm that runs; constant text */
     uint64_t sequence; /* number of the collective on its communicator, from 0 */
 } dcomm_request_info;
-DCOMM_API dcomm_status dcomm_request_query(const dcomm_request *request, dcomm_request_info *info);
+DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request, dcomm_request_info *info);
 
 /* Queue every operation that this thread starts from here to dcomm_group_end, on any number of
  * communicators, and start them together there. dcomm_group_end waits for the blocking ones among

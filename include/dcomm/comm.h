@@ -206,7 +206,7 @@ typedef struct dcomm_place {
 /* Number of levels, 1 to 5; -1 of NULL and of a communicator that is not created yet. */
 DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm);
 /* Level 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
-DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info);
+DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, dcomm_level *info);
 /* The group of a rank at a level; groups are numbered from 0 in order of their lowest rank. -1 for
  * a bad rank or level. */
 DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
@@ -214,7 +214,7 @@ DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
  * ranks of a group stand next to each other. -1 for a bad position. */
 DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
 /* Where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
-DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place);
+DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place);
 
 #ifdef __cplusplus
 }

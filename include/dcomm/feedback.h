@@ -149,7 +149,7 @@ DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first
                                                 const uint32_t *agreed, size_t nagreed);
 /* For linear codecs, which are no wire of one rank: e = gradient + residual, whole, in memory of
  * the state that the caller may read until the commit ... */
-DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p);
+DCOMM_API dcomm_status dcomm_feedback_correct(dcomm_feedback *fb, const float **e_p);
 /* ... and e - part becomes the residual of elements [first, first + count). */
 DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
                                            const float *part);

@@ -16,7 +16,7 @@ extern "C" {
  * no faster.
  *
  * The memory is zeroed, starts at a page, and from 256 KiB on at 2 MiB and is a whole number of
- * huge pages, if the kernel gives them (dcomm_mem_query tells). It is in memory from the
+ * huge pages, if the kernel gives them (dcomm_mem_get_info tells). It is in memory from the
  * start: a host that has not enough gives an error here and no SIGBUS later.
  *
  * Each such memory keeps one file descriptor open until it is freed. Where no descriptor is left
@@ -77,7 +77,7 @@ typedef struct dcomm_mem_info {
 } dcomm_mem_info;
 /* What is known of the registered memory that `ptr` points into.
  * Errors: DCOMM_ERR_INVALID (none does, info is NULL). */
-DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info);
+DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info);
 
 #ifdef __cplusplus
 }

@@ -5,7 +5,7 @@
  *     dcomm_scaler_create(b, &opts, &s);                        once, behind the buckets
  *     for each step:
  *         backward(loss * dcomm_scaler_scale(s));               gradients are scaled
- *         dcomm_bucket_ready(b, i, NULL); ...
+ *         dcomm_param_mark_ready(b, i, NULL); ...
  *         dcomm_buckets_wait(b);
  *         dcomm_scaler_step(s, &verdict);                       gradients are unscaled, and clipped
  *         if (!verdict.skip) optimizer();
@@ -17,7 +17,7 @@
  * step, and whose gradient it was.
  *
  * Gradients in device memory are looked at, unscaled and clipped there, by kernels in the order of
- * their bucket's stream: behind what the stream of dcomm_bucket_ready held. What was found goes to
+ * their bucket's stream: behind what the stream of dcomm_param_mark_ready held. What was found goes to
  * all ranks when the last bucket on a device has its result.
  *
  * The scale is halved when a step is skipped, and doubled after so many good ones, by what all

@@ -19,10 +19,10 @@ typedef struct dcomm_algo_info {
 } dcomm_algo_info;
 
 /* The i-th algorithm of an operation, for i = 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
-DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
+DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
 
 /* The same of those that run where opts.codec compresses. */
-DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info);
+DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
 
 /* One rank's plan for an operation, as the engine would run it: arguments as in
  * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
@@ -171,7 +171,7 @@ typedef struct dcomm_alternative {
 } dcomm_alternative;
 
 /* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain
- * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get; *n_p, if not
+ * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get_info; *n_p, if not
  * NULL, is how many there are. Prices are those of the size on the model's grid (four to the
  * octave) that is next to `count`, for equal blocks, from rank 0. */
 DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
@@ -236,7 +236,7 @@ typedef struct dcomm_verdict {
  * it on comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so
  * do not act on it unless all ranks act on the same rank's. Errors: DCOMM_ERR_INVALID,
  * DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
-DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            bool device, dcomm_verdict *verdict);
 
 /* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec
@@ -259,7 +259,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const 
  * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
 /* The numbers that a communicator chooses by. */
-DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
+DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {
@@ -276,7 +276,7 @@ typedef struct dcomm_stats {
     uint64_t plans_built, plans_reused;
     uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
-DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats);
+DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats);
 
 #ifdef __cplusplus
 }

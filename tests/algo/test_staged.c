@@ -55,9 +55,9 @@ static int reads(int rank, int n, procs_shared *s, void *place)
     bool local = *(const ranks_place *)place != RANKS_HOSTS;
     for (int salt = 0; salt < 4; salt++) {
         fill(in, COUNT, rank, salt);
-        RANKS_OK(dcomm_comm_stats(comm, &before));
+        RANKS_OK(dcomm_comm_get_stats(comm, &before));
         RANKS_OK(dcomm_allreduce(comm, in, out, COUNT, DCOMM_F32, DCOMM_SUM, &staged));
-        RANKS_OK(dcomm_comm_stats(comm, &after));
+        RANKS_OK(dcomm_comm_get_stats(comm, &after));
         expect_sum(out, n, salt);
     }
     /* Of each share but its own the result, of its own all inputs. */

@@ -461,7 +461,7 @@ static void expect_level(const dcomm_comm *comm, int level, dcomm_level_kind kin
                          int groups)
 {
     dcomm_level info = {0};
-    RANKS_OK(dcomm_comm_level(comm, level, &info));
+    RANKS_OK(dcomm_comm_get_level(comm, level, &info));
     PROCS_CHECK(info.kind == kind && strcmp(info.name, name) == 0 && info.groups == groups,
                 "level %d is %s with %d groups", level, info.name, info.groups);
 }
@@ -477,7 +477,7 @@ static int reads_out(int rank, int n, procs_shared *s, void *arg)
     expect_level(comm, 1, DCOMM_LEVEL_PACKAGE, "package", 4);
     for (int r = 0; r < n; r++) {
         dcomm_place place = {0};
-        RANKS_OK(dcomm_comm_place(comm, r, &place));
+        RANKS_OK(dcomm_comm_get_place(comm, r, &place));
         PROCS_TRUE(dcomm_comm_group(comm, 0, r) == r % 2);
         PROCS_TRUE(dcomm_comm_order(comm, r) == order[r]);
         PROCS_TRUE(place.package == package[r] && place.bound);
@@ -487,25 +487,25 @@ static int reads_out(int rank, int n, procs_shared *s, void *arg)
     }
     dcomm_level info = {0};
     dcomm_place place = {0};
-    PROCS_TRUE(dcomm_comm_level(comm, dcomm_comm_level_count(comm), &info) == DCOMM_ERR_INVALID);
-    PROCS_TRUE(dcomm_comm_level(comm, 0, NULL) == DCOMM_ERR_INVALID);
-    PROCS_TRUE(dcomm_comm_place(comm, n, &place) == DCOMM_ERR_INVALID);
-    PROCS_TRUE(dcomm_comm_place(comm, 0, NULL) == DCOMM_ERR_INVALID);
-    PROCS_TRUE(dcomm_comm_place(NULL, 0, &place) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(dcomm_comm_get_level(comm, dcomm_comm_level_count(comm), &info) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(dcomm_comm_get_level(comm, 0, NULL) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(dcomm_comm_get_place(comm, n, &place) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(dcomm_comm_get_place(comm, 0, NULL) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(dcomm_comm_get_place(NULL, 0, &place) == DCOMM_ERR_INVALID);
     PROCS_TRUE(dcomm_comm_group(comm, 0, -1) == -1 && dcomm_comm_group(comm, 9, 0) == -1);
     PROCS_TRUE(dcomm_comm_order(comm, n) == -1 && dcomm_comm_level_count(NULL) == -1);
 
     /* Backwards, and without the first rank. */
     RANKS_OK(dcomm_comm_split(comm, 0, -rank, &back));
     for (int r = 0; r < n; r++) {
-        RANKS_OK(dcomm_comm_place(back, r, &place));
+        RANKS_OK(dcomm_comm_get_place(back, r, &place));
         PROCS_TRUE(strcmp(place.cpu_list, cpus[n - 1 - r]) == 0);
         PROCS_TRUE(dcomm_comm_group(back, 0, r) == r % 2);
     }
     if (rank != 0) {
         int out = 0;
         RANKS_OK(dcomm_comm_shrink(comm, &out, 1, &few));
-        RANKS_OK(dcomm_comm_place(few, 3, &place));
+        RANKS_OK(dcomm_comm_get_place(few, 3, &place));
         PROCS_TRUE(place.package == 1 && strcmp(place.cpu_list, cpus[4]) == 0);
         RANKS_OK(dcomm_comm_destroy(&few));
     }
@@ -547,7 +547,7 @@ static int warns(int rank, int n, procs_shared *s, void *arg)
                                   strstr(warning, "--bind") != NULL),
                 "%s", warning);
     dcomm_place place = {0};
-    RANKS_OK(dcomm_comm_place(comm, rank, &place));
+    RANKS_OK(dcomm_comm_get_place(comm, rank, &place));
     PROCS_TRUE(place.bound == (rank == 0 || c->hosts == 3));
     return ranks_leave(&comm);
 }

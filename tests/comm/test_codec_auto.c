@@ -110,7 +110,7 @@ static void check_taken(const setting *s, const dcomm_codec *taken)
 static uint64_t operations(dcomm_comm *comm)
 {
     dcomm_stats stats;
-    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     return stats.operations;
 }
 
@@ -207,7 +207,7 @@ static int by_file(int rank, int n, procs_shared *shared, void *arg)
     RANKS_OK(dcomm_codec_decide(comm, codec, COUNT, DCOMM_F32, false, &taken));
     PROCS_TRUE(taken == codec);
     dcomm_verdict verdict;
-    RANKS_OK(dcomm_codec_verdict(comm, codec, COUNT, false, &verdict));
+    RANKS_OK(dcomm_codec_measure(comm, codec, COUNT, false, &verdict));
     PROCS_CHECK(strstr(verdict.text, "auto is the codec") != NULL, "%s", verdict.text);
     dcomm_codec_destroy(&codec);
     return ranks_leave(&comm);
@@ -239,7 +239,7 @@ static int of_many(int rank, int n, procs_shared *shared, void *arg)
         dcomm_codec *codec = make_codec(specs[s]);
         dcomm_verdict verdict;
         double bits = 8.0 * (double)dcomm_codec_max_bytes(codec, MANY) / MANY;
-        RANKS_OK(dcomm_codec_verdict(comm, codec, MANY, false, &verdict));
+        RANKS_OK(dcomm_codec_measure(comm, codec, MANY, false, &verdict));
         PROCS_CHECK(fabs(verdict.bits - bits) < 1e-3 * bits, "%s: %g bits, not %g", specs[s],
                     verdict.bits, bits);
         dcomm_codec_destroy(&codec);

@@ -47,7 +47,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     unsigned turn = 0;
     for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
         dcomm_algo_info info;
-        for (int a = -1; a < 0 || dcomm_algo_get((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
+        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
             for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
                 for (int f = APART; f < FORMS; f++) {
                     bool skip = PROCS_THIN > 1 && n > 2 ? (f + FORMS * (int)c + a + 1) % 5 != 0
@@ -81,7 +81,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
         }
     }
     dcomm_stats stats;
-    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     PROCS_TRUE(stats.operations == turn && stats.plans_built > 0);
     /* Registered memory where there is some, and slots of staged algorithms on each host. */
     bool alone = n == 1 || place == RANKS_HOSTS || (place == RANKS_PAIRS && (rank ^ 1) >= n);
@@ -292,7 +292,7 @@ static int same_bits(int rank, int n, procs_shared *s, void *arg)
         mine[i] = (float)((double)ranks_random(&state) / 1e18 - 9.2);
     }
     dcomm_algo_info info;
-    for (int a = 0; dcomm_algo_get(DCOMM_COLL_ALLREDUCE, a, &info) == DCOMM_OK; a++) {
+    for (int a = 0; dcomm_algo_get_info(DCOMM_COLL_ALLREDUCE, a, &info) == DCOMM_OK; a++) {
         dcomm_coll_opts opts = {.algo = info.name};
         for (int again = 0; again < 2; again++) {
             for (size_t count = 7; count <= COUNT; count += COUNT - 7) {
@@ -335,10 +335,10 @@ static int wire(int rank, int n, procs_shared *s, void *arg)
             dcomm_stats before, after;
             PROCS_TRUE(data != NULL);
             RANKS_OK(dcomm_barrier(comm, NULL));
-            RANKS_OK(dcomm_comm_stats(comm, &before));
+            RANKS_OK(dcomm_comm_get_stats(comm, &before));
             RANKS_OK(dcomm_allreduce(comm, data, data, count, DCOMM_F32, DCOMM_SUM, &opts));
             RANKS_OK(dcomm_barrier(comm, NULL));
-            RANKS_OK(dcomm_comm_stats(comm, &after));
+            RANKS_OK(dcomm_comm_get_stats(comm, &after));
             uint64_t sent = after.bytes_sent - before.bytes_sent;
             uint64_t read = after.bytes_read - before.bytes_read;
             uint64_t cost = 2 * (uint64_t)(n - 1) * (count * sizeof *data / (uint64_t)n);
@@ -380,9 +380,9 @@ static int again(int rank, int n, procs_shared *s, void *arg)
         dcomm_coll_opts opts = {.algo = names[k] != NULL ? strcpy(name, names[k]) : NULL};
         float data[8] = {1}, sum[8] = {0};
         dcomm_stats before, after;
-        RANKS_OK(dcomm_comm_stats(comm, &before));
+        RANKS_OK(dcomm_comm_get_stats(comm, &before));
         RANKS_OK(dcomm_allreduce(comm, data, sum, 8, DCOMM_F32, DCOMM_SUM, &opts));
-        RANKS_OK(dcomm_comm_stats(comm, &after));
+        RANKS_OK(dcomm_comm_get_stats(comm, &after));
         PROCS_TRUE(sum[0] == (float)n && sum[7] == 0);
         uint64_t more = after.messages_sent - before.messages_sent;
         PROCS_CHECK(turn < NAMES || more == sent[k], "%s: %lu messages, then %lu", opts.algo,
@@ -411,7 +411,7 @@ static int without_the_engine(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     dcomm_algo_info info;
     for (size_t c = 0; c < sizeof colls / sizeof *colls; c++) {
-        for (int a = 0; dcomm_algo_get(colls[c], a, &info) == DCOMM_OK; a++) {
+        for (int a = 0; dcomm_algo_get_info(colls[c], a, &info) == DCOMM_OK; a++) {
             for (int turn = 0; turn < TURNS; turn++) {
                 job j = {.comm = comm,
                          .rank = rank,
@@ -519,7 +519,7 @@ static int talk(int rank, int n, procs_shared *s, void *arg)
     dcomm_request *request = NULL;
     dcomm_request_info info;
     RANKS_OK(dcomm_iallreduce(comm, data, more, 64, DCOMM_F32, DCOMM_SUM, NULL, &request));
-    RANKS_OK(dcomm_request_query(request, &info));
+    RANKS_OK(dcomm_request_get_info(request, &info));
     PROCS_CHECK(strcmp(info.algo, "ring") == 0 && info.sequence == 0, "%s #%lu", info.algo,
                 (unsigned long)info.sequence);
     RANKS_OK(dcomm_wait(&request));

@@ -72,7 +72,7 @@ static void sums(dcomm_comm *comm, dcomm_dtype dtype, _Atomic uint64_t *hash)
         same(hash, all, bytes, "the sum in rank order");
     }
     fill(in, dtype, rank);
-    for (int a = -1; a < 0 || dcomm_algo_get(DCOMM_COLL_ALLREDUCE, a, &info) == DCOMM_OK; a++) {
+    for (int a = -1; a < 0 || dcomm_algo_get_info(DCOMM_COLL_ALLREDUCE, a, &info) == DCOMM_OK; a++) {
         dcomm_coll_opts opts = {.algo = a < 0 ? NULL : info.name, .deterministic = true};
         const char *name = a < 0 ? "auto" : info.name;
         if (a >= 0 && !info.rank_order) {
@@ -103,7 +103,7 @@ static void sums(dcomm_comm *comm, dcomm_dtype dtype, _Atomic uint64_t *hash)
         counts[r] = r + 1 < n ? COUNT / (size_t)n - (size_t)(r % 2) : COUNT - at;
         at += counts[r];
     }
-    for (int a = 0; dcomm_algo_get(DCOMM_COLL_REDUCE_SCATTERV, a, &info) == DCOMM_OK; a++) {
+    for (int a = 0; dcomm_algo_get_info(DCOMM_COLL_REDUCE_SCATTERV, a, &info) == DCOMM_OK; a++) {
         dcomm_coll_opts opts = {.algo = info.name, .deterministic = true};
         dcomm_status status = dcomm_reduce_scatterv(comm, in, out, counts, dtype, DCOMM_SUM, &opts);
         PROCS_TRUE(status == (info.rank_order ? DCOMM_OK : DCOMM_ERR_UNSUPPORTED));
@@ -112,7 +112,7 @@ static void sums(dcomm_comm *comm, dcomm_dtype dtype, _Atomic uint64_t *hash)
             same(hash, all, bytes, info.name);
         }
     }
-    for (int a = 0; dcomm_algo_get(DCOMM_COLL_REDUCE, a, &info) == DCOMM_OK; a++) {
+    for (int a = 0; dcomm_algo_get_info(DCOMM_COLL_REDUCE, a, &info) == DCOMM_OK; a++) {
         dcomm_coll_opts opts = {.algo = info.name, .deterministic = true};
         dcomm_status status = dcomm_reduce(comm, in, out, COUNT, dtype, DCOMM_SUM, n - 1, &opts);
         PROCS_TRUE(status == (info.rank_order ? DCOMM_OK : DCOMM_ERR_UNSUPPORTED));

@@ -43,9 +43,9 @@ static uint64_t all_reduce(dcomm_comm *comm, float *data, size_t count, int salt
     for (size_t i = 0; i < count; i++) {
         data[i] = (float)(rank + 1) * (float)((i + (size_t)salt) % 101);
     }
-    RANKS_OK(dcomm_comm_stats(comm, &before));
+    RANKS_OK(dcomm_comm_get_stats(comm, &before));
     RANKS_OK(dcomm_allreduce(comm, data, data, count, DCOMM_F32, DCOMM_SUM, &opts));
-    RANKS_OK(dcomm_comm_stats(comm, &after));
+    RANKS_OK(dcomm_comm_get_stats(comm, &after));
     for (size_t i = 0; i < count; i++) {
         float want = (float)(n * (n + 1) / 2) * (float)((i + (size_t)salt) % 101);
         PROCS_CHECK(data[i] == want, "salt %d: element %zu is %g, not %g", salt, i, (double)data[i],
@@ -107,8 +107,8 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(p == NULL);
     RANKS_OK(dcomm_mem_free(&p));
     RANKS_OK(dcomm_mem_free(NULL));
-    ranks_refused(dcomm_mem_query(&info, NULL), DCOMM_ERR_INVALID, "info");
-    ranks_refused(dcomm_mem_query(&info, &info), DCOMM_ERR_INVALID, "dcomm_mem_alloc");
+    ranks_refused(dcomm_mem_get_info(&info, NULL), DCOMM_ERR_INVALID, "info");
+    ranks_refused(dcomm_mem_get_info(&info, &info), DCOMM_ERR_INVALID, "dcomm_mem_alloc");
 
     static const size_t sizes[] = {1, 4096, 4097, 262143, 262144, 5000000};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -119,10 +119,10 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
             PROCS_TRUE(((char *)p)[k] == 0);
         }
         memset(p, 1, sizes[i]);
-        RANKS_OK(dcomm_mem_query((char *)p + sizes[i] - 1, &info));
+        RANKS_OK(dcomm_mem_get_info((char *)p + sizes[i] - 1, &info));
         PROCS_TRUE(info.base == p && info.bytes >= sizes[i] && info.bytes % grain == 0);
         PROCS_TRUE(info.shared && info.huge_bytes <= info.bytes);
-        ranks_refused(dcomm_mem_query((char *)p + info.bytes, &info), DCOMM_ERR_INVALID,
+        ranks_refused(dcomm_mem_get_info((char *)p + info.bytes, &info), DCOMM_ERR_INVALID,
                       "lies in no");
         q = (char *)p + 1;
         ranks_refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "not from");
@@ -161,7 +161,7 @@ static int no_huge_pages(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, NULL);
     for (int i = 0; i < 2; i++) {
         p[i] = allocate(comm, BYTES);
-        RANKS_OK(dcomm_mem_query(p[i], &info));
+        RANKS_OK(dcomm_mem_get_info(p[i], &info));
         PROCS_TRUE(info.shared && info.bytes >= BYTES && info.huge_bytes == 0);
     }
     PROCS_CHECK(lines_of_huge_pages == 1, "%d lines", lines_of_huge_pages);
@@ -196,7 +196,7 @@ static int again(int rank, int n, procs_shared *s, void *arg)
         if (live[k] != NULL && i % 3 == 0) {
             size_t len;
             dcomm_mem_info info;
-            RANKS_OK(dcomm_mem_query(live[k], &info));
+            RANKS_OK(dcomm_mem_get_info(live[k], &info));
             len = info.bytes;
             void *at = live[k];
             RANKS_OK(dcomm_mem_free(&live[k]));
@@ -308,7 +308,7 @@ static int sends(int rank, int n, procs_shared *s, void *arg)
             PROCS_CHECK(got[k] == 10 * i + 1 - rank, "message %d, byte %zu is %d", i, k, got[k]);
         }
     }
-    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     PROCS_TRUE(stats.bytes_mapped >= 4 * COUNT);
     RANKS_OK(dcomm_mem_free(&p));
     free(got);

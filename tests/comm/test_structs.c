@@ -176,7 +176,7 @@ static int whole(int rank, int n, procs_shared *shared, void *arg)
         RANKS_OK(dcomm_op_create(compose_fn, &w, &op[2]));
         for (int c = 0; c < COLLS; c++) {
             dcomm_algo_info info;
-            for (int a = -1; a < 0 || dcomm_algo_get(colls[c], a, &info) == DCOMM_OK; a++) {
+            for (int a = -1; a < 0 || dcomm_algo_get_info(colls[c], a, &info) == DCOMM_OK; a++) {
                 for (int o = 0; o < 3; o++) {
                     turn++;
                     if (o == 1 + (a + c + (int)k + 2) % 2) {

@@ -17,7 +17,7 @@ static void same(dcomm_comm *comm, int n, dcomm_tuning *tuning)
 {
     uint64_t mine, all[PROCS_MAX];
     memset(tuning, 0, sizeof *tuning);
-    RANKS_OK(dcomm_comm_tuning(comm, tuning));
+    RANKS_OK(dcomm_comm_get_tuning(comm, tuning));
     mine = ranks_hash(tuning, sizeof *tuning);
     RANKS_OK(dcomm_allgather(comm, &mine, all, 1, DCOMM_U64, NULL));
     for (int r = 0; r < n; r++) {
@@ -63,7 +63,7 @@ static int life(int rank, int n, procs_shared *s, void *arg)
     dcomm_request *request = NULL;
     dcomm_request_info info;
     RANKS_OK(dcomm_ibarrier(comm, NULL, &request));
-    RANKS_OK(dcomm_request_query(request, &info));
+    RANKS_OK(dcomm_request_get_info(request, &info));
     RANKS_OK(dcomm_wait(&request));
     PROCS_CHECK(info.sequence < 10, "%lu", (unsigned long)info.sequence);
 

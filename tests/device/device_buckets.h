@@ -181,7 +181,7 @@ static inline void device_set_mark(device_set *d, size_t i, int step, uint64_t *
     if (there && d->device[i] >= 0) {
         CUDA_OK(cudaStreamSynchronize(stream));
     }
-    RANKS_OK(dcomm_bucket_ready(d->t.b, i, there ? NULL : stream));
+    RANKS_OK(dcomm_param_mark_ready(d->t.b, i, there ? NULL : stream));
     if (ranks_random(seed) % 4 == 0) {
         RANKS_OK(dcomm_buckets_progress(d->t.b));
     }

@@ -22,7 +22,7 @@ static inline void *allocate(dcomm_comm *comm, size_t bytes)
 static inline uint64_t opened_so_far(dcomm_comm *comm)
 {
     dcomm_stats stats;
-    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     return stats.bytes_mapped;
 }
 

@@ -14,12 +14,12 @@ static void expect_places(const device_set *d)
     for (size_t i = 0; i < d->t.n; i++) {
         dcomm_bucket_info info;
         size_t k = 0, first = 0;
-        RANKS_OK(dcomm_bucket_of(d->t.b, i, &k, &first));
+        RANKS_OK(dcomm_param_get_bucket(d->t.b, i, &k, &first));
         RANKS_OK(dcomm_bucket_get_info(d->t.b, k, &info));
         PROCS_CHECK(info.device == d->device[i] || d->t.params[i].count == 0,
                     "parameter %zu, of device %d, is in a bucket of device %d", i, d->device[i],
                     info.device);
-        PROCS_TRUE(dcomm_bucket_grad(d->t.b, i) == d->t.params[i].grad);
+        PROCS_TRUE(dcomm_param_grad(d->t.b, i) == d->t.params[i].grad);
     }
 }
 
@@ -44,7 +44,7 @@ static int sums(int rank, int n, procs_shared *s, void *arg)
             device_set_backward(d, step, &seed);
             if (step == 1) {
                 size_t one = ranks_random(&seed) % d->t.n;
-                RANKS_OK(dcomm_bucket_wait(d->t.b, one));
+                RANKS_OK(dcomm_param_wait(d->t.b, one));
                 device_set_compare(d, one, step);
             }
             RANKS_OK(dcomm_buckets_wait(d->t.b));
@@ -84,8 +84,8 @@ static int side_by_side(int rank, int n, procs_shared *s, void *arg)
         params[i] = (dcomm_bucket_param){.grad = grad, .count = COUNT, .dtype = DCOMM_F32};
     }
     RANKS_OK(dcomm_buckets_create(comm, params, 2, &(dcomm_buckets_opts){.sum = true}, &b));
-    RANKS_OK(dcomm_bucket_ready(b, 0, NULL));
-    RANKS_OK(dcomm_bucket_ready(b, 1, NULL));
+    RANKS_OK(dcomm_param_mark_ready(b, 0, NULL));
+    RANKS_OK(dcomm_param_mark_ready(b, 1, NULL));
     RANKS_OK(dcomm_buckets_wait(b));
     for (size_t i = 0; i < 2; i++) {
         CUDA_OK(cudaMemcpy(host, params[i].grad, sizeof host, cudaMemcpyDeviceToHost));
@@ -124,7 +124,7 @@ static int free_to_go(int rank, int n, procs_shared *s, void *arg)
         CUDA_OK(cudaLaunchHostFunc(stream, device_slow_work, &slow));
         for (size_t i = d->t.n; i-- > 0;) {
             device_set_compute(d, i, step, false, stream);
-            RANKS_OK(dcomm_bucket_ready(d->t.b, i, stream));
+            RANKS_OK(dcomm_param_mark_ready(d->t.b, i, stream));
         }
         PROCS_CHECK(atomic_load(&slow.over) == 0, "a mark has waited for the stream");
         CUDA_OK(cudaLaunchHostFunc(stream, device_slow_work, &after));
@@ -165,13 +165,13 @@ static int accumulated(int rank, int n, procs_shared *s, void *arg)
             for (size_t i = 0; i < d->t.n; i++) {
                 cudaStream_t stream = d->streams[0][step];
                 if (i == 3) {
-                    RANKS_OK(dcomm_bucket_unused(d->t.b, i));
+                    RANKS_OK(dcomm_param_mark_unused(d->t.b, i));
                 } else if (i != 2 || step == 0) {
                     if (step == 1) { /* one behind the other, as a backward pass is */
                         CUDA_OK(cudaStreamSynchronize(d->streams[0][0]));
                     }
                     device_set_compute(d, i, step, step == 1, stream);
-                    RANKS_OK(dcomm_bucket_ready(d->t.b, i, d->device[i] < 0 ? NULL : stream));
+                    RANKS_OK(dcomm_param_mark_ready(d->t.b, i, d->device[i] < 0 ? NULL : stream));
                 }
             }
             RANKS_OK(dcomm_buckets_wait(d->t.b));
@@ -218,7 +218,7 @@ static int weighted(int rank, int n, procs_shared *s, void *arg)
         if (rank == 0 && d->device[i] >= 0) {
             CUDA_OK(cudaMemsetAsync(d->there[i], 0xff, d->t.params[i].count * 4, d->streams[0][0]));
         }
-        RANKS_OK(dcomm_bucket_ready(d->t.b, i, d->device[i] < 0 ? NULL : d->streams[0][0]));
+        RANKS_OK(dcomm_param_mark_ready(d->t.b, i, d->device[i] < 0 ? NULL : d->streams[0][0]));
     }
     RANKS_OK(dcomm_buckets_wait(d->t.b));
     for (size_t i = 0; i < d->t.n; i++) {
@@ -320,8 +320,8 @@ static void fed_by(dcomm_comm *comm, const char *codec, const char *algo,
                 x[j] = (float)set_value(i, j * j, rank, step) + 0.3f * (float)j;
             }
             CUDA_OK(cudaMemcpy(there[i].grad, x, bytes, cudaMemcpyHostToDevice));
-            RANKS_OK(dcomm_bucket_ready(host, i, NULL));
-            RANKS_OK(dcomm_bucket_ready(device, i, NULL));
+            RANKS_OK(dcomm_param_mark_ready(host, i, NULL));
+            RANKS_OK(dcomm_param_mark_ready(device, i, NULL));
         }
         RANKS_OK(dcomm_buckets_wait(host));
         RANKS_OK(dcomm_buckets_wait(device));
@@ -399,7 +399,7 @@ static int sharded(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_buckets_wait(d->t.b));
         for (size_t i = 0; i < d->t.n; i++) {
             size_t first = 0, count = 0;
-            RANKS_OK(dcomm_bucket_owned(d->t.b, i, &first, &count));
+            RANKS_OK(dcomm_param_get_owned(d->t.b, i, &first, &count));
             CUDA_OK(cudaMemcpy(d->values[i] + 4 * first,
                                (unsigned char *)d->t.params[i].grad + 4 * first, 4 * count,
                                cudaMemcpyDefault));

@@ -41,7 +41,7 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
     cudaGraph_t graph;
     RANKS_OK(dcomm_buckets_create(comm, params, 2, NULL, &b));
     CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    ranks_refused(dcomm_bucket_ready(b, 0, stream), DCOMM_ERR_INVALID,
+    ranks_refused(dcomm_param_mark_ready(b, 0, stream), DCOMM_ERR_INVALID,
                   "parameter 0, \"host\", lies in host memory");
     int devices = 0;
     CUDA_OK(cudaGetDeviceCount(&devices));
@@ -49,12 +49,12 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
         cudaStream_t other;
         CUDA_OK(cudaSetDevice(1));
         CUDA_OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
-        ranks_refused(dcomm_bucket_ready(b, 1, other), DCOMM_ERR_SYSTEM, "the caller's stream");
+        ranks_refused(dcomm_param_mark_ready(b, 1, other), DCOMM_ERR_SYSTEM, "the caller's stream");
         CUDA_OK(cudaStreamDestroy(other));
         CUDA_OK(cudaSetDevice(0));
     }
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    ranks_refused(dcomm_bucket_ready(b, 1, stream), DCOMM_ERR_UNSUPPORTED, "captured into a graph");
+    ranks_refused(dcomm_param_mark_ready(b, 1, stream), DCOMM_ERR_UNSUPPORTED, "captured into a graph");
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
     CUDA_OK(cudaGraphDestroy(graph));
     /* None of this has marked anything. */
@@ -62,8 +62,8 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
         host[i] = (float)rank;
     }
     CUDA_OK(cudaMemcpyAsync(device, host, COUNT * sizeof *host, cudaMemcpyHostToDevice, stream));
-    RANKS_OK(dcomm_bucket_ready(b, 1, stream));
-    RANKS_OK(dcomm_bucket_ready(b, 0, NULL));
+    RANKS_OK(dcomm_param_mark_ready(b, 1, stream));
+    RANKS_OK(dcomm_param_mark_ready(b, 0, NULL));
     RANKS_OK(dcomm_buckets_wait(b));
     PROCS_TRUE(host[COUNT - 1] == (float)(n - 1) / 2);
     CUDA_OK(cudaMemcpy(host, device, COUNT * sizeof *host, cudaMemcpyDeviceToHost));
@@ -96,9 +96,9 @@ static int failed(int rank, int n, procs_shared *s, void *arg)
         CUDA_OK(cudaLaunchHostFunc(stream, device_slow_work, &slow));
         for (size_t i = d->t.n; i-- > 0 && status == DCOMM_OK;) {
             device_set_compute(d, i, 0, false, stream);
-            status = dcomm_bucket_ready(d->t.b, i, d->device[i] < 0 ? NULL : stream);
+            status = dcomm_param_mark_ready(d->t.b, i, d->device[i] < 0 ? NULL : stream);
             if (rank == 1 && i == 3 + (size_t)round && status == DCOMM_OK) {
-                status = dcomm_bucket_ready(d->t.b, i, NULL);
+                status = dcomm_param_mark_ready(d->t.b, i, NULL);
             }
         }
         if (round != 1) {

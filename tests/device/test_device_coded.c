@@ -409,13 +409,13 @@ static int judged(int rank, int n, procs_shared *s, void *arg)
 #ifdef CUDA_HOST_STAND_IN /* which can be out of memory */
     cuda_host_faults faults = {.fail_malloc = 1};
     cuda_host_set_faults(&faults);
-    PROCS_TRUE(dcomm_codec_verdict(comm, automatic, COUNT, true, &verdict) < 0);
+    PROCS_TRUE(dcomm_codec_measure(comm, automatic, COUNT, true, &verdict) < 0);
     faults.fail_malloc = 0;
     cuda_host_set_faults(&faults);
-    RANKS_OK(dcomm_codec_verdict(comm, automatic, COUNT, false, &verdict));
+    RANKS_OK(dcomm_codec_measure(comm, automatic, COUNT, false, &verdict));
     PROCS_TRUE(verdict.device == -1);
 #endif
-    RANKS_OK(dcomm_codec_verdict(comm, automatic, COUNT, true, &verdict));
+    RANKS_OK(dcomm_codec_measure(comm, automatic, COUNT, true, &verdict));
     PROCS_CHECK(verdict.encode_seconds > 0 && verdict.decode_seconds > 0 && verdict.bits > 0.5 &&
                     verdict.bits < 8 && verdict.device >= 0,
                 "%s", verdict.text);

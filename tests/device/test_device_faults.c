@@ -174,7 +174,7 @@ static int step_fails(int rank, int n, procs_shared *s, void *arg)
     }
     dcomm_status status = DCOMM_OK;
     for (int step = 0; step < 2 && status == DCOMM_OK; step++) { /* others hear in the next one */
-        status = dcomm_bucket_ready(b, 0, NULL);
+        status = dcomm_param_mark_ready(b, 0, NULL);
         status = status < 0 ? status : dcomm_buckets_wait(b);
         status = status < 0 ? status : dcomm_scaler_step(scaler, &verdict);
         cuda_host_set_faults(&none);

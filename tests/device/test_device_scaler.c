@@ -34,7 +34,7 @@ static size_t backward(device_set *d, int step, double scale, flaw f, uint64_t *
             CUDA_OK(cudaMemcpyAsync(d->there[i], d->host[i], p->count * dcomm_dtype_size(p->dtype),
                                     cudaMemcpyHostToDevice, stream));
         }
-        RANKS_OK(dcomm_bucket_ready(d->t.b, i, d->device[i] < 0 ? NULL : stream));
+        RANKS_OK(dcomm_param_mark_ready(d->t.b, i, d->device[i] < 0 ? NULL : stream));
     }
     RANKS_OK(dcomm_buckets_wait(d->t.b));
     return place;
@@ -59,7 +59,7 @@ static void compare(device_set *d, int step, double factor, double scale)
         const dcomm_bucket_param *p = &d->t.params[i];
         const unsigned char *got = device_set_result(d, i);
         size_t first, count;
-        RANKS_OK(dcomm_bucket_owned(d->t.b, i, &first, &count));
+        RANKS_OK(dcomm_param_get_owned(d->t.b, i, &first, &count));
         for (size_t j = first; j < first + count; j++) {
             double want = set_sum(&d->t, i, j, step) * (p->aside ? scale : factor);
             double is = ranks_get(got, j, p->dtype);
@@ -219,7 +219,7 @@ static int free_to_go(int rank, int n, procs_shared *s, void *arg)
     CUDA_OK(cudaLaunchHostFunc(stream, device_slow_work, &slow));
     for (size_t i = d->t.n; i-- > 0;) {
         device_set_compute(d, i, 0, false, stream);
-        RANKS_OK(dcomm_bucket_ready(d->t.b, i, stream));
+        RANKS_OK(dcomm_param_mark_ready(d->t.b, i, stream));
     }
     PROCS_CHECK(atomic_load(&slow.over) == 0, "a mark has waited for the stream");
     RANKS_OK(dcomm_buckets_wait(d->t.b));

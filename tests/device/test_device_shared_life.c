@@ -50,9 +50,9 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_mem_alloc_device(context, 0, &p));
     PROCS_TRUE(p == NULL);
     RANKS_OK(dcomm_mem_alloc_device(context, 5000, &p));
-    RANKS_OK(dcomm_mem_query((char *)p + 4999, &info));
+    RANKS_OK(dcomm_mem_get_info((char *)p + 4999, &info));
     PROCS_TRUE(info.base == p && info.bytes == GRAIN && info.shared && info.device == 1);
-    ranks_refused(dcomm_mem_query((char *)p + GRAIN, &info), DCOMM_ERR_INVALID, "lies in no");
+    ranks_refused(dcomm_mem_get_info((char *)p + GRAIN, &info), DCOMM_ERR_INVALID, "lies in no");
     q = (char *)p + 1;
     ranks_refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "not from");
     RANKS_OK(dcomm_mem_share(context, p)); /* counted */
@@ -62,7 +62,7 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_mem_unshare(context, p));
     RANKS_OK(dcomm_mem_unshare(context, p));
     ranks_refused(dcomm_mem_unshare(context, p), DCOMM_ERR_INVALID, "this context");
-    RANKS_OK(dcomm_mem_query(p, &info));
+    RANKS_OK(dcomm_mem_get_info(p, &info));
     PROCS_TRUE(!info.shared);
     ranks_refused(dcomm_mem_share(NULL, p), DCOMM_ERR_INVALID, "context");
     ranks_refused(dcomm_mem_share(context, &info), DCOMM_ERR_INVALID, "dcomm_mem_alloc_device");
@@ -73,7 +73,7 @@ static int calls(int rank, int n, procs_shared *s, void *arg)
     PROCS_TRUE(p == NULL && available() == before);
     ranks_refused(dcomm_mem_free(&q), DCOMM_ERR_INVALID, "free already");
     RANKS_OK(dcomm_mem_alloc_device(NULL, 5000, &p));
-    RANKS_OK(dcomm_mem_query(p, &info));
+    RANKS_OK(dcomm_mem_get_info(p, &info));
     PROCS_TRUE(!info.shared);
     RANKS_OK(dcomm_mem_share(context, p));
     RANKS_OK(dcomm_mem_free(&p));

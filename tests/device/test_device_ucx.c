@@ -30,7 +30,7 @@ static dcomm_comm *join(int rank, int n, procs_shared *s, const where *w)
 static uint64_t straight(dcomm_comm *comm)
 {
     dcomm_stats stats;
-    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     return stats.bytes_straight;
 }
 
@@ -49,7 +49,7 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
         dcomm_algo_info info;
         uint64_t before = straight(comm);
-        for (int a = -1; a < 0 || dcomm_algo_get((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
+        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
             for (int c = 0; c < 3; c++, turn++) {
                 job j = {.comm = comm,
                          .rank = rank,
@@ -154,7 +154,7 @@ static int whole_way(int rank, int n, procs_shared *s, void *arg)
     const dcomm_coll_opts promised = {.device = true};
     RANKS_OK(dcomm_explain_paths(comm, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32, DCOMM_SUM, &promised,
                                  paths, 4, &npaths));
-    RANKS_OK(dcomm_comm_tuning(comm, &tuning));
+    RANKS_OK(dcomm_comm_get_tuning(comm, &tuning));
     PROCS_TRUE(npaths == 3 && strcmp(paths[2].name, "ucx") == 0);
     PROCS_CHECK(paths[2].taken == goes && paths[0].taken == !goes && tuning.device_ucx == goes,
                 "%s", paths[2].why);

@@ -27,7 +27,7 @@ static dcomm_comm *join(int rank, int n, procs_shared *s)
 static uint64_t posted(dcomm_comm *comm)
 {
     dcomm_stats stats;
-    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     return stats.messages_posted;
 }
 

@@ -609,9 +609,9 @@ static int low_rank(int rank, int n, procs_shared *shared, void *arg)
     for (int i = 0; i < COUNT; i++) {
         x[i] = (float)(rank + 1) * (float)(i / SIDE % 7 - 3) * (float)(i % SIDE % 5 + 1);
     }
-    RANKS_OK(dcomm_comm_stats(comm, &before));
+    RANKS_OK(dcomm_comm_get_stats(comm, &before));
     RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_AVG, &opts));
-    RANKS_OK(dcomm_comm_stats(comm, &after));
+    RANKS_OK(dcomm_comm_get_stats(comm, &after));
     same_everywhere(comm, y, sizeof y, "powersgd");
     double mean = (n + 1) / 2.0;
     for (int i = 0; i < COUNT; i++) {
@@ -654,9 +654,9 @@ static int turned(int rank, int n, procs_shared *shared, void *arg)
         dcomm_codec_report report;
         dcomm_coll_opts opts = {.codec = codec, .codec_report = &report};
         dcomm_stats before, after;
-        RANKS_OK(dcomm_comm_stats(comm, &before));
+        RANKS_OK(dcomm_comm_get_stats(comm, &before));
         RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_AVG, &opts));
-        RANKS_OK(dcomm_comm_stats(comm, &after));
+        RANKS_OK(dcomm_comm_get_stats(comm, &after));
         same_everywhere(comm, y, sizeof y, specs[t]);
         for (int i = 0; i < COUNT; i++) {
             off[t] += ((double)y[i] - (double)x[i]) * ((double)y[i] - (double)x[i]);

@@ -391,7 +391,7 @@ static int not_there_yet(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(dcomm_comm_rank(comm) == -1 && dcomm_comm_size(comm) == -1);
         PROCS_TRUE(dcomm_comm_context(comm) == NULL && dcomm_comm_hostname(comm, 0) == NULL);
         PROCS_TRUE(dcomm_comm_host(comm, 0) == -1);
-        PROCS_TRUE(dcomm_comm_stats(comm, &stats) == DCOMM_ERR_INVALID);
+        PROCS_TRUE(dcomm_comm_get_stats(comm, &stats) == DCOMM_ERR_INVALID);
         PROCS_TRUE(dcomm_comm_abort(comm, "too early") == DCOMM_ERR_INVALID);
         PROCS_TRUE(dcomm_barrier(comm, NULL) == DCOMM_ERR_INVALID);
         procs_give(s, 0, &opts.id, sizeof opts.id);
@@ -406,7 +406,7 @@ static int not_there_yet(int rank, int n, procs_shared *s, void *arg)
     dcomm_request *request = NULL;
     dcomm_request_info info;
     RANKS_OK(dcomm_iallreduce(comm, in, out, 4, DCOMM_I32, DCOMM_SUM, NULL, &request));
-    RANKS_OK(dcomm_request_query(request, &info));
+    RANKS_OK(dcomm_request_get_info(request, &info));
     PROCS_CHECK(strcmp(info.algo, "ring") == 0, "%s runs", info.algo);
     RANKS_OK(dcomm_wait(&request));
     PROCS_TRUE(out[0] == n * (n - 1) / 2 && out[3] == 3 * n);

@@ -211,7 +211,7 @@ static int many_shapes(int rank, int n, procs_shared *s, void *arg)
             }
         }
     }
-    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     PROCS_TRUE(stats.plans_built + stats.plans_reused == 5 * SHAPES);
     return ranks_leave(&comm);
 }
@@ -404,7 +404,7 @@ static int far_ahead(int rank, int n, procs_shared *s, void *arg)
         RANKS_OK(dcomm_broadcast(comm, data, data, BYTES, DCOMM_U8, 0, NULL));
         PROCS_TRUE(data[0] == i % 251 && data[BYTES - 1] == i % 251);
     }
-    RANKS_OK(dcomm_comm_stats(comm, &stats));
+    RANKS_OK(dcomm_comm_get_stats(comm, &stats));
     PROCS_CHECK(stats.unexpected_bytes_max <= 2 * 64 * BYTES, "held %lu bytes",
                 (unsigned long)stats.unexpected_bytes_max);
 #ifndef __SANITIZE_ADDRESS__ /* which keeps what is freed */
@@ -516,7 +516,7 @@ static int not_yet(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(dcomm_comm_ready(comm) == DCOMM_IN_PROGRESS);
         PROCS_TRUE(dcomm_allreduce(comm, &x, &x, 1, DCOMM_F32, DCOMM_SUM, NULL) ==
                    DCOMM_ERR_INVALID);
-        PROCS_TRUE(dcomm_comm_stats(comm, &stats) == DCOMM_ERR_INVALID);
+        PROCS_TRUE(dcomm_comm_get_stats(comm, &stats) == DCOMM_ERR_INVALID);
         PROCS_TRUE(dcomm_comm_abort(comm, NULL) == DCOMM_ERR_INVALID);
         procs_give(s, 0, &opts.id, sizeof opts.id);
     } else {
@@ -639,7 +639,7 @@ static int overlap(int rank, int n, procs_shared *s, void *arg)
             dcomm_stats stats = {0};
             while (stats.operations < 8 && procs_now() < until) {
                 procs_nap();
-                RANKS_OK(dcomm_comm_stats(comm, &stats));
+                RANKS_OK(dcomm_comm_get_stats(comm, &stats));
             }
             PROCS_TRUE(stats.operations == 8);
         }

@@ -62,9 +62,9 @@ static int clusters(int rank, int n, procs_shared *shared, void *arg)
         dcomm_coll_opts opts = {.algo = "coded_sparse", .codec = codec, .codec_report = &report};
         dcomm_stats before, after;
         fill(x, rank, n, shape);
-        RANKS_OK(dcomm_comm_stats(comm, &before));
+        RANKS_OK(dcomm_comm_get_stats(comm, &before));
         RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
-        RANKS_OK(dcomm_comm_stats(comm, &after));
+        RANKS_OK(dcomm_comm_get_stats(comm, &after));
         size_t all = sum_of(codec, n, shape, sum), got = 0;
         double in_result = 0, dropped = 0;
         for (size_t i = 0; i < COUNT; i++) {

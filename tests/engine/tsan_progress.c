@@ -26,7 +26,7 @@ static int busy(int rank, int n, procs_shared *s, void *arg)
             RANKS_OK(dcomm_iallreduce(k % 2 ? comm : twin, data[k], data[k], count, DCOMM_F32,
                                       DCOMM_SUM, NULL, &requests[k]));
         }
-        RANKS_OK(dcomm_comm_stats(comm, &stats));
+        RANKS_OK(dcomm_comm_get_stats(comm, &stats));
         RANKS_OK(dcomm_group_start());
         int32_t x = rank, y = -1;
         RANKS_OK(dcomm_send(comm, &x, 1, DCOMM_I32, (rank + 1) % n, NULL));

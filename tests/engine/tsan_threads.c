@@ -50,7 +50,7 @@ static void *work(void *arg)
     worker *w = arg;
     dcomm_stats stats;
     sums(w->own, 30);
-    RANKS_OK(dcomm_comm_stats(w->own, &stats));
+    RANKS_OK(dcomm_comm_get_stats(w->own, &stats));
     /* All share the world for messages: this thread sends, another one receives. */
     int rank = dcomm_comm_rank(w->world), n = dcomm_comm_size(w->world);
     for (int32_t i = 0; i < 50 && w->index < 2; i++) {

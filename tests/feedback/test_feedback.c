@@ -406,7 +406,7 @@ Test(feedback, a_linear_codec_keeps_what_the_group_did_not_say)
             float part[N];
             input_fill(&in, 0, s, 0, N, gradient[0]);
             GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
-            GOOD(dcomm_feedback_gather(fb, &e));
+            GOOD(dcomm_feedback_correct(fb, &e));
             for (int i = 0; i < N; i++) {
                 part[i] = 0.25f * (e[i] + e[i ^ 1]);
                 in_sum[i] += (double)gradient[0][i];
@@ -597,7 +597,7 @@ Test(feedback, what_is_given_back_is_finite)
     part[5] = NAN;
     part[6] = gradient[0][6];
     GOOD(dcomm_feedback_begin(fb, &(dcomm_feedback_step){.x = gradient[0]}));
-    GOOD(dcomm_feedback_gather(fb, &e));
+    GOOD(dcomm_feedback_correct(fb, &e));
     memcpy(before, e, sizeof before);
     GOOD(dcomm_feedback_keep(fb, 0, N, part));
     GOOD(dcomm_feedback_commit(fb));

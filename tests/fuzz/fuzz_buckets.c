@@ -59,7 +59,7 @@ static void step(run *r)
         for (size_t e = 0; e < COUNT; e++) {
             r->grad[i][e] = (float)((e * 7 + i) % 11) - 5;
         }
-        must(dcomm_bucket_ready(r->b, (i + 2) % PARAMS, NULL));
+        must(dcomm_param_mark_ready(r->b, (i + 2) % PARAMS, NULL));
     }
     must(dcomm_buckets_wait(r->b));
 }

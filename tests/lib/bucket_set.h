@@ -100,7 +100,7 @@ static inline void set_settle(set *t, dcomm_comm *comm, set_place place)
 static inline void set_compute(set *t, size_t i, int step, bool add)
 {
     const dcomm_bucket_param *p = &t->params[i];
-    void *grad = dcomm_bucket_grad(t->b, i);
+    void *grad = dcomm_param_grad(t->b, i);
     for (size_t j = 0; j < p->count; j++) {
         double was = add ? ranks_get(grad, j, p->dtype) : 0;
         ranks_put(grad, j, p->dtype, was + set_value(i, j, t->rank, step));
@@ -110,7 +110,7 @@ static inline void set_compute(set *t, size_t i, int step, bool add)
 static inline void set_compare(set *t, size_t i, int step)
 {
     const dcomm_bucket_param *p = &t->params[i];
-    const void *grad = dcomm_bucket_grad(t->b, i);
+    const void *grad = dcomm_param_grad(t->b, i);
     for (size_t j = 0; j < p->count; j++) {
         PROCS_CHECK(ranks_get(grad, j, p->dtype) == set_sum(t, i, j, step),
                     "rank %d, step %d, parameter %zu, element %zu: %g instead of %g", t->rank, step,
@@ -144,7 +144,7 @@ static inline void *set_work(void *arg)
     set_worker *w = arg;
     for (size_t at = w->first; at < w->t->n; at += w->stride) {
         set_compute(w->t, w->order[at], w->step, false);
-        RANKS_OK(dcomm_bucket_ready(w->t->b, w->order[at], NULL));
+        RANKS_OK(dcomm_param_mark_ready(w->t->b, w->order[at], NULL));
         if (ranks_random(&w->seed) % 3 == 0) {
             RANKS_OK(dcomm_buckets_progress(w->t->b));
         }

@@ -340,7 +340,7 @@ static inline void run(const job *j)
         dcomm_request_info info = {.algo = "none"};
         status = call(j, send, recv, &opts, &request);
         if (status == DCOMM_OK) {
-            RANKS_OK(dcomm_request_query(request, &info));
+            RANKS_OK(dcomm_request_get_info(request, &info));
             PROCS_CHECK(info.coll == j->coll, "%s", what);
             PROCS_CHECK(j->algo == NULL || strcmp(info.algo, j->algo) == 0, "%s ran %s", what,
                         info.algo);

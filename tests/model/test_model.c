@@ -149,7 +149,7 @@ Test(model, alike, .timeout = 120)
             cr_assert_eq(period, strided || hosts == 1 ? 1 : n / hosts);
             for (size_t c = 0; c < sizeof colls / sizeof colls[0]; c++) {
                 dcomm_algo_info info;
-                for (int i = 0; dcomm_algo_get(colls[c], i, &info) == DCOMM_OK; i++) {
+                for (int i = 0; dcomm_algo_get_info(colls[c], i, &info) == DCOMM_OK; i++) {
                     for (size_t count = 16; count <= 1 << 18; count *= 128) {
                         source s = {.spec = {.coll = colls[c], .count = count, .dtype = DCOMM_F32},
                                     .algo = info.name,

@@ -34,11 +34,11 @@ each_compiler() {
 echo '#include "dcomm.h"' >"$scratch/declare.c"
 cp "$scratch/declare.c" "$scratch/declare.cpp"
 for cc in "${compilers[@]}"; do
-    for std in c11 c17 gnu17; do
+    for std in c99 c11 c17 c2x gnu17; do
         check "declarations: $cc -std=$std" $cc -std=$std "${warnings[@]}" -I include \
             -fsyntax-only "$scratch/declare.c"
     done
-    for std in c++17 c++20; do
+    for std in c++98 c++11 c++17 c++20 c++2b; do
         check "declarations: $(cxx_of $cc) -std=$std" "$(cxx_of $cc)" -std=$std \
             "${cxx_warnings[@]}" -I include -fsyntax-only "$scratch/declare.cpp"
     done
@@ -67,6 +67,34 @@ public_macros() {
     ! comm -23 "$scratch/with" "$scratch/without" | grep -v '^DCOMM_'
 }
 check "declarations define only macros in DCOMM_" public_macros
+
+# ---- renamed functions: CHANGELOG.md's table has the old name and the new one of each ----
+sed -nE 's/^\| `(dcomm_[a-z0-9_]+)` \| `(dcomm_[a-z0-9_]+)` .*/\1 \2/p' CHANGELOG.md >"$scratch/renamed"
+names_file() { # NAME...: a file that names these functions
+    printf '#include "dcomm.h"\ntypedef void (*any)(void);\nextern const any names[];\nconst any names[] = {\n'
+    printf '    (any)%s,\n' "$@"
+    printf '};\n'
+}
+# shellcheck disable=SC2046
+names_file $(tr ' ' '\n' <"$scratch/renamed" | sort -u) >"$scratch/names.c"
+cp "$scratch/names.c" "$scratch/names.cpp"
+for cc in "${compilers[@]}"; do
+    check "old and new names: $cc -std=c99" $cc -std=c99 "${warnings[@]}" -I include -fsyntax-only "$scratch/names.c"
+    check "old and new names: $(cxx_of $cc) -std=c++98" "$(cxx_of $cc)" -std=c++98 "${cxx_warnings[@]}" \
+        -I include -fsyntax-only "$scratch/names.cpp"
+done
+no_old_names() {
+    [ "$(wc -l <"$scratch/renamed")" -gt 10 ] || return 1
+    gcc -E -P -DDCOMM_NO_OLD_NAMES -I include "$scratch/declare.c" >"$scratch/no_old_names.i" || return 1
+    cut -d' ' -f2 "$scratch/renamed" | while read -r name; do
+        grep -qw "$name" "$scratch/no_old_names.i" || echo "$name is not declared"
+    done >"$scratch/missing"
+    cat "$scratch/missing"
+    [ ! -s "$scratch/missing" ] || return 1
+    cut -d' ' -f1 "$scratch/renamed" >"$scratch/old_names"
+    ! grep -wFf "$scratch/old_names" "$scratch/no_old_names.i"
+}
+check "DCOMM_NO_OLD_NAMES leaves old names out, and new ones in" no_old_names
 
 # ---- the implementation ----
 printf '#define DCOMM_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/impl.c"

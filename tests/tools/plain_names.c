@@ -74,7 +74,7 @@ int main(int argc, char **argv)
         compressed(comm, x, specs[i]);
     }
     snprintf(path, sizeof path, "%s/tuning.%d", argv[1], dcomm_comm_rank(comm));
-    must(dcomm_comm_tuning(comm, &tuning), "tuning");
+    must(dcomm_comm_get_tuning(comm, &tuning), "tuning");
     must(dcomm_tuning_save(&tuning, path), "save");
     must(dcomm_tuning_load(path, &tuning), "load");
     must(dcomm_comm_destroy(&comm), "destroy");

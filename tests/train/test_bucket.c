@@ -18,8 +18,8 @@ static int smallest(int rank, int n, procs_shared *s, void *arg)
                                    {.name = "bias", .grad = bias, .count = 1, .dtype = DCOMM_F32}};
     dcomm_buckets *b = NULL;
     RANKS_OK(dcomm_buckets_create(comm, params, 2, NULL, &b));
-    RANKS_OK(dcomm_bucket_ready(b, 1, NULL));
-    RANKS_OK(dcomm_bucket_ready(b, 0, NULL));
+    RANKS_OK(dcomm_param_mark_ready(b, 1, NULL));
+    RANKS_OK(dcomm_param_mark_ready(b, 0, NULL));
     RANKS_OK(dcomm_buckets_wait(b));
     PROCS_TRUE(w[0] == 1 && w[1] == 2 && w[2] == 0.5f && bias[0] == 2);
     RANKS_OK(dcomm_buckets_destroy(&b));
@@ -60,7 +60,7 @@ static int sums(int rank, int n, procs_shared *s, void *arg)
             PROCS_TRUE(own == n * (n - 1) / 2);
             size_t one = ranks_random(&seed) % t.n;
             if (step % 2 == 0) {
-                RANKS_OK(dcomm_bucket_wait(t.b, one));
+                RANKS_OK(dcomm_param_wait(t.b, one));
                 set_compare(&t, one, step);
             }
             RANKS_OK(dcomm_buckets_wait(t.b));
@@ -114,7 +114,7 @@ static int layout(int rank, int n, procs_shared *s, void *arg)
                 all.bytes);
     for (size_t i = 0; i < 7; i++) {
         size_t k, at;
-        RANKS_OK(dcomm_bucket_of(b, i, &k, &at));
+        RANKS_OK(dcomm_param_get_bucket(b, i, &k, &at));
         PROCS_CHECK(k == bucket[i] && at == first[i], "parameter %zu: bucket %zu, at %zu", i, k,
                     at);
     }
@@ -162,7 +162,7 @@ static int many(int rank, int n, procs_shared *s, void *arg)
         PROCS_TRUE(info.codec == NULL ? info.count == 1 : info.count >= 2048);
     }
     for (size_t i = MANY; i-- > 0;) { /* sent in the order in which gradients come */
-        RANKS_OK(dcomm_bucket_of(b, i, &k, &at));
+        RANKS_OK(dcomm_param_get_bucket(b, i, &k, &at));
         PROCS_TRUE(params[i].codec != NULL || k >= before);
         before = params[i].codec == NULL ? k : before;
     }
@@ -195,7 +195,7 @@ static int accumulation(int rank, int n, procs_shared *s, void *arg)
             dcomm_buckets_step skip = {.accumulate = true};
             for (size_t i = 0; i < t.n; i++) {
                 for (size_t j = 0; j < t.params[i].count; j++) {
-                    ranks_put(dcomm_bucket_grad(t.b, i), j, DCOMM_F32, 0);
+                    ranks_put(dcomm_param_grad(t.b, i), j, DCOMM_F32, 0);
                 }
             }
             for (int micro = 0; micro < 3; micro++) {
@@ -210,16 +210,16 @@ static int accumulation(int rank, int n, procs_shared *s, void *arg)
                         continue;
                     }
                     set_compute(&t, i, micro, true);
-                    RANKS_OK(dcomm_bucket_ready(t.b, i, NULL));
+                    RANKS_OK(dcomm_param_mark_ready(t.b, i, NULL));
                 }
                 if (micro == 1) {
-                    PROCS_TRUE(dcomm_bucket_wait(t.b, 5) == DCOMM_ERR_INVALID);
+                    PROCS_TRUE(dcomm_param_wait(t.b, 5) == DCOMM_ERR_INVALID);
                     PROCS_TRUE(strstr(dcomm_last_error(), "does not send") != NULL);
                 }
                 RANKS_OK(dcomm_buckets_wait(t.b));
             }
             for (size_t i = 0; i < t.n; i++) {
-                const float *grad = dcomm_bucket_grad(t.b, i);
+                const float *grad = dcomm_param_grad(t.b, i);
                 for (size_t j = 0; j < t.params[i].count; j++) {
                     double sum = 0;
                     for (int micro = 0; micro < 3; micro++) {
@@ -277,9 +277,9 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
             }
             for (size_t i = 0; i < t.n && begin.weight == 0; i++) { /* whatever is in there */
                 if (t.params[i].count > 0 && t.params[i].dtype <= DCOMM_F32) {
-                    ranks_put(dcomm_bucket_grad(t.b, i), 0, t.params[i].dtype, (double)NAN);
+                    ranks_put(dcomm_param_grad(t.b, i), 0, t.params[i].dtype, (double)NAN);
                 }
-                RANKS_OK(dcomm_bucket_ready(t.b, i, NULL));
+                RANKS_OK(dcomm_param_mark_ready(t.b, i, NULL));
             }
             RANKS_OK(dcomm_buckets_wait(t.b));
             for (int r = 0; r < n; r++) {
@@ -288,7 +288,7 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
             for (size_t i = 0; i < t.n; i++) {
                 for (size_t j = 0; j < t.params[i].count; j++) {
                     double sum = 0,
-                           got = ranks_get(dcomm_bucket_grad(t.b, i), j, t.params[i].dtype);
+                           got = ranks_get(dcomm_param_grad(t.b, i), j, t.params[i].dtype);
                     for (int r = 0; r < n && total > 0; r++) {
                         sum += set_value(i, j, r, step) *
                                (double)((long double)of[step % WEIGHTS][r] / total);
@@ -412,7 +412,7 @@ static void saved_step(saved_run *r, int rank, int step, float size)
         }
     }
     for (int i = 0; i < SAVED_PARAMS; i++) {
-        RANKS_OK(dcomm_bucket_ready(r->b, order[i], NULL));
+        RANKS_OK(dcomm_param_mark_ready(r->b, order[i], NULL));
     }
     RANKS_OK(dcomm_buckets_wait(r->b));
     if (r->scaler != NULL) {

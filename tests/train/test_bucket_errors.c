@@ -211,7 +211,7 @@ static int calibration(int rank, int n, procs_shared *s, void *arg)
     }
     dcomm_status status = DCOMM_OK;
     for (size_t i = 0; i < t.n && status == DCOMM_OK; i++) {
-        status = dcomm_bucket_ready(t.b, i, NULL);
+        status = dcomm_param_mark_ready(t.b, i, NULL);
     }
     PROCS_TRUE(status == DCOMM_OK || status == DCOMM_ERR_TIMEOUT);
     expect(dcomm_buckets_wait(t.b), DCOMM_ERR_TIMEOUT, "timed out");
@@ -252,12 +252,12 @@ static void err(set *t, int what)
             i < (what == NEVER ? 3u : 5u)) {
             continue;
         }
-        status = dcomm_bucket_ready(t->b, i, NULL);
+        status = dcomm_param_mark_ready(t->b, i, NULL);
         if (odd && what == TWICE && i == 3) {
-            status = dcomm_bucket_ready(t->b, i, NULL);
+            status = dcomm_param_mark_ready(t->b, i, NULL);
         }
         if (odd && what == UNUSED_TWICE && i == 4) {
-            status = dcomm_bucket_unused(t->b, i);
+            status = dcomm_param_mark_unused(t->b, i);
         }
         if (odd && what == GONE && i == 4) {
             RANKS_OK(dcomm_buckets_destroy(&t->b));
@@ -270,7 +270,7 @@ static void err(set *t, int what)
     if (what == APART && odd) {
         PROCS_TRUE(status == DCOMM_OK); /* rank 1 sends a step later than the others */
         for (size_t i = 0; i < t->n && status == DCOMM_OK; i++) {
-            status = dcomm_bucket_ready(t->b, i, NULL);
+            status = dcomm_param_mark_ready(t->b, i, NULL);
         }
         status = status == DCOMM_OK ? dcomm_buckets_wait(t->b) : status;
     }
@@ -289,9 +289,9 @@ static void err(set *t, int what)
     RANKS_OK(dcomm_buckets_get_info(t->b, &info));
     PROCS_TRUE(info.status < 0);
     for (int call = 0; call < 5; call++) {
-        status = call == 0   ? dcomm_bucket_ready(t->b, 0, NULL)
+        status = call == 0   ? dcomm_param_mark_ready(t->b, 0, NULL)
                  : call == 1 ? dcomm_buckets_wait(t->b)
-                 : call == 2 ? dcomm_bucket_wait(t->b, 0)
+                 : call == 2 ? dcomm_param_wait(t->b, 0)
                  : call == 3 ? dcomm_buckets_progress(t->b)
                              : dcomm_buckets_begin(t->b, &step);
         PROCS_TRUE(status == info.status);
@@ -341,24 +341,24 @@ static int slips(int rank, int n, procs_shared *s, void *arg)
     set_settle(&t, comm, SET_MIXED);
     set_make(&t, &opts);
     for (int step = 0; step < 2; step++) {
-        expect(dcomm_bucket_wait(t.b, 0), DCOMM_ERR_INVALID, "no step is under way");
+        expect(dcomm_param_wait(t.b, 0), DCOMM_ERR_INVALID, "no step is under way");
         expect(dcomm_buckets_begin(t.b, &wrong), DCOMM_ERR_INVALID, "weight");
         expect(dcomm_buckets_begin(t.b, NULL), DCOMM_ERR_INVALID, "NULL");
         set_compute(&t, 0, step, false);
-        expect(dcomm_bucket_ready(t.b, 0, &t), DCOMM_ERR_UNSUPPORTED, "without DCOMM_WITH_CUDA");
-        expect(dcomm_bucket_ready(t.b, 12, NULL), DCOMM_ERR_INVALID, "parameter 12 of 12");
-        expect(dcomm_bucket_ready(NULL, 0, NULL), DCOMM_ERR_INVALID, "b is NULL");
+        expect(dcomm_param_mark_ready(t.b, 0, &t), DCOMM_ERR_UNSUPPORTED, "without DCOMM_WITH_CUDA");
+        expect(dcomm_param_mark_ready(t.b, 12, NULL), DCOMM_ERR_INVALID, "parameter 12 of 12");
+        expect(dcomm_param_mark_ready(NULL, 0, NULL), DCOMM_ERR_INVALID, "b is NULL");
         RANKS_OK(dcomm_group_start());
-        expect(dcomm_bucket_ready(t.b, 0, NULL), DCOMM_ERR_INVALID, "dcomm_group_start");
+        expect(dcomm_param_mark_ready(t.b, 0, NULL), DCOMM_ERR_INVALID, "dcomm_group_start");
         RANKS_OK(dcomm_group_end());
-        RANKS_OK(dcomm_bucket_ready(t.b, 0, NULL));
-        expect(dcomm_bucket_wait(t.b, 0), DCOMM_ERR_INVALID,
+        RANKS_OK(dcomm_param_mark_ready(t.b, 0, NULL));
+        expect(dcomm_param_wait(t.b, 0), DCOMM_ERR_INVALID,
                "\"layer11.weight\", which is not ready");
-        expect(dcomm_bucket_wait(t.b, 12), DCOMM_ERR_INVALID, "parameter 12 of 12");
+        expect(dcomm_param_wait(t.b, 12), DCOMM_ERR_INVALID, "parameter 12 of 12");
         expect(dcomm_buckets_calibrate(t.b, 1), DCOMM_ERR_INVALID, "under way");
         for (size_t i = 1; i < t.n; i++) {
             set_compute(&t, i, step, false);
-            RANKS_OK(dcomm_bucket_ready(t.b, i, NULL));
+            RANKS_OK(dcomm_param_mark_ready(t.b, i, NULL));
         }
         RANKS_OK(dcomm_buckets_wait(t.b));
         for (size_t i = 0; i < t.n; i++) {
@@ -367,8 +367,8 @@ static int slips(int rank, int n, procs_shared *s, void *arg)
     }
     expect(dcomm_buckets_calibrate(t.b, 0), DCOMM_ERR_INVALID, "0 rounds");
     expect(dcomm_buckets_trace(t.b, "x"), DCOMM_ERR_INVALID, "trace_steps is 0");
-    expect(dcomm_bucket_of(t.b, 12, &bucket, &first), DCOMM_ERR_INVALID, "no parameter 12");
-    PROCS_TRUE(dcomm_bucket_grad(t.b, 12) == NULL && dcomm_bucket_grad(NULL, 0) == NULL);
+    expect(dcomm_param_get_bucket(t.b, 12, &bucket, &first), DCOMM_ERR_INVALID, "no parameter 12");
+    PROCS_TRUE(dcomm_param_grad(t.b, 12) == NULL && dcomm_param_grad(NULL, 0) == NULL);
     set_end(&t);
     return ranks_leave(&comm);
 }
@@ -392,7 +392,7 @@ static int death(int rank, int n, procs_shared *s, void *arg)
         if (rank == 1 && i == 4) {
             _exit(0);
         }
-        status = dcomm_bucket_ready(t.b, i, NULL);
+        status = dcomm_param_mark_ready(t.b, i, NULL);
     }
     status = status == DCOMM_OK ? dcomm_buckets_wait(t.b) : status;
     expect(status, DCOMM_ERR_PEER, "rank 1");

@@ -40,16 +40,16 @@ static int rank_order(int rank, int n, procs_shared *s, void *arg)
         for (int step = 0; step < 3; step++) {
             set_shuffle(&t, order, &seed);
             for (size_t i = 0; i < N; i++) {
-                float *grad = dcomm_bucket_grad(t.b, order[i]);
+                float *grad = dcomm_param_grad(t.b, order[i]);
                 for (size_t j = 0; j < t.params[order[i]].count; j++) {
                     grad[j] = noise(order[i], j, rank);
                 }
-                RANKS_OK(dcomm_bucket_ready(t.b, order[i], NULL));
+                RANKS_OK(dcomm_param_mark_ready(t.b, order[i], NULL));
             }
             RANKS_OK(dcomm_buckets_wait(t.b));
             for (size_t i = 0; i < N; i++) {
                 PROCS_CHECK(t.params[i].count == 0 ||
-                                memcmp(dcomm_bucket_grad(t.b, i), expected[i],
+                                memcmp(dcomm_param_grad(t.b, i), expected[i],
                                        t.params[i].count * sizeof(float)) == 0,
                             "round %d, parameter %zu", round, i);
             }
@@ -94,7 +94,7 @@ static int rules(int rank, int n, procs_shared *s, void *arg)
     for (size_t i = 0; i < 7; i++) {
         size_t k, at;
         dcomm_bucket_info info;
-        RANKS_OK(dcomm_bucket_of(b, i, &k, &at));
+        RANKS_OK(dcomm_param_get_bucket(b, i, &k, &at));
         RANKS_OK(dcomm_bucket_get_info(b, k, &info));
         PROCS_TRUE((info.codec == NULL) == (codecs[i] == NULL));
         PROCS_TRUE(codecs[i] == NULL || strncmp(info.codec, codecs[i], strlen(codecs[i])) == 0);
@@ -105,16 +105,16 @@ static int rules(int rank, int n, procs_shared *s, void *arg)
         }
         PROCS_TRUE((state.variant == DCOMM_FEEDBACK_EF21) == (i == 0));
         for (size_t j = 0; j < 4000; j++) {
-            ranks_put(dcomm_bucket_grad(b, i), j, params[i].dtype, (double)(j % 7));
+            ranks_put(dcomm_param_grad(b, i), j, params[i].dtype, (double)(j % 7));
         }
     }
     for (size_t i = 0; i < 7; i++) {
-        RANKS_OK(dcomm_bucket_ready(b, i, NULL));
+        RANKS_OK(dcomm_param_mark_ready(b, i, NULL));
     }
     RANKS_OK(dcomm_buckets_wait(b));
     for (size_t i = 1; i < 7; i++) {
         for (size_t j = 0; j < 4000; j++) {
-            double got = ranks_get(dcomm_bucket_grad(b, i), j, params[i].dtype);
+            double got = ranks_get(dcomm_param_grad(b, i), j, params[i].dtype);
             double off = fabs(got - (double)(j % 7));
             PROCS_CHECK(codecs[i] == NULL ? off == 0 : off < (i == 4 ? 6 : 1), "parameter %zu: %g",
                         i, got);
@@ -128,7 +128,7 @@ static int rules(int rank, int n, procs_shared *s, void *arg)
     params[2].codec = "qsgd:bits=4";
     opts = (dcomm_buckets_opts){.feedback = &feedback};
     RANKS_OK(dcomm_buckets_create(comm, params, 7, &opts, &b));
-    RANKS_OK(dcomm_bucket_of(b, 2, &k, &at));
+    RANKS_OK(dcomm_param_get_bucket(b, 2, &k, &at));
     RANKS_OK(dcomm_bucket_get_info(b, k, &info));
     PROCS_TRUE(info.feedback != NULL && info.nparams == 1);
     RANKS_OK(dcomm_buckets_destroy(&b));
@@ -164,27 +164,27 @@ static int drained(int rank, int n, procs_shared *s, void *arg)
         set_make(&t, &opts);
         set_shuffle(&t, order, &seed);
         for (size_t i = 0; i < t.n; i++) {
-            RANKS_OK(dcomm_bucket_of(t.b, i, &was[i][0], &was[i][1]));
+            RANKS_OK(dcomm_param_get_bucket(t.b, i, &was[i][0], &was[i][1]));
         }
         for (int step = 0; step < 25; step++) {
             for (size_t at = 0; at < t.n; at++) {
                 size_t i = order[at];
-                float *grad = dcomm_bucket_grad(t.b, i);
+                float *grad = dcomm_param_grad(t.b, i);
                 for (size_t j = 0; j < t.params[i].count; j++) {
                     grad[j] = step == 0 ? noise(i, j, rank) : 0;
                 }
-                RANKS_OK(dcomm_bucket_ready(t.b, i, NULL));
+                RANKS_OK(dcomm_param_mark_ready(t.b, i, NULL));
             }
             RANKS_OK(dcomm_buckets_wait(t.b));
             for (size_t i = 0; i < t.n; i++) {
-                const float *grad = dcomm_bucket_grad(t.b, i);
+                const float *grad = dcomm_param_grad(t.b, i);
                 for (size_t j = 0; j < t.params[i].count; j++) {
                     sum[i][j] += (double)grad[j];
                 }
             }
         }
         for (size_t i = 0; i < t.n; i++) {
-            RANKS_OK(dcomm_bucket_of(t.b, i, &bucket, &first));
+            RANKS_OK(dcomm_param_get_bucket(t.b, i, &bucket, &first));
             moved += bucket != was[i][0] || first != was[i][1];
             for (size_t j = 0; j < t.params[i].count; j++) {
                 double all = 0;
@@ -227,15 +227,15 @@ static int estimates(int rank, int n, procs_shared *s, void *arg)
     for (int step = 0; step < 6; step++) {
         double error = 0;
         for (size_t at = 0; at < t.n; at++) {
-            float *grad = dcomm_bucket_grad(t.b, order[at]);
+            float *grad = dcomm_param_grad(t.b, order[at]);
             for (size_t j = 0; j < t.params[order[at]].count; j++) {
                 grad[j] = noise(order[at], j, rank);
             }
-            RANKS_OK(dcomm_bucket_ready(t.b, order[at], NULL));
+            RANKS_OK(dcomm_param_mark_ready(t.b, order[at], NULL));
         }
         RANKS_OK(dcomm_buckets_wait(t.b));
         for (size_t i = 0; i < t.n; i++) {
-            const float *grad = dcomm_bucket_grad(t.b, i);
+            const float *grad = dcomm_param_grad(t.b, i);
             for (size_t j = 0; j < t.params[i].count; j++) {
                 double all = 0;
                 for (int r = 0; r < n; r++) {

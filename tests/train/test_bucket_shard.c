@@ -15,7 +15,7 @@ typedef struct weights {
 /* A gradient that depends on the weights, so that any difference grows. */
 static void compute(set *t, const weights *w, size_t i, int step)
 {
-    float *grad = dcomm_bucket_grad(t->b, i);
+    float *grad = dcomm_param_grad(t->b, i);
     for (size_t j = 0; j < t->params[i].count; j++) {
         uint64_t seed = i * 1000003 + j * 31 + (uint64_t)t->rank * 77 + (uint64_t)step;
         grad[j] = (float)((double)ranks_random(&seed) / 1e19) + w->value[w->at[i] + j] / 3;
@@ -24,7 +24,7 @@ static void compute(set *t, const weights *w, size_t i, int step)
 
 static void update(set *t, weights *w, size_t i, size_t first, size_t count)
 {
-    const float *grad = dcomm_bucket_grad(t->b, i);
+    const float *grad = dcomm_param_grad(t->b, i);
     for (size_t j = first; j < first + count; j++) {
         float *value = &w->value[w->at[i] + j], *momentum = &w->momentum[w->at[i] + j];
         *momentum = 0.9f * *momentum + grad[j];
@@ -58,12 +58,12 @@ static void train(dcomm_comm *comm, weights *w, bool sharded, int round)
         set_shuffle(&t, order, &seed);
         for (size_t i = 0; i < N; i++) {
             compute(&t, w, order[i], step);
-            RANKS_OK(dcomm_bucket_ready(t.b, order[i], NULL));
+            RANKS_OK(dcomm_param_mark_ready(t.b, order[i], NULL));
         }
         RANKS_OK(dcomm_buckets_wait(t.b));
         size_t owned = 0, all = 0;
         for (size_t i = 0; i < N; i++) {
-            RANKS_OK(dcomm_bucket_owned(t.b, i, &first, &count));
+            RANKS_OK(dcomm_param_get_owned(t.b, i, &first, &count));
             PROCS_TRUE(first + count <= t.params[i].count);
             update(&t, w, i, first, count);
             owned += count;
@@ -139,11 +139,11 @@ static int refused(int rank, int n, procs_shared *s, void *arg)
     params[0].value = params[1].value = NULL;
     RANKS_OK(dcomm_buckets_create(comm, params, 2, &opts, &b));
     expect(dcomm_buckets_gather(b), "no parameter has a value");
-    expect(dcomm_bucket_owned(b, 2, &first, &count), "no parameter 2");
+    expect(dcomm_param_get_owned(b, 2, &first, &count), "no parameter 2");
     RANKS_OK(dcomm_buckets_destroy(&b));
     RANKS_OK(dcomm_buckets_create(comm, params, 2, NULL, &b));
     expect(dcomm_buckets_gather(b), "opts.sharded is not set");
-    RANKS_OK(dcomm_bucket_owned(b, 1, &first, &count));
+    RANKS_OK(dcomm_param_get_owned(b, 1, &first, &count));
     PROCS_TRUE(first == 0 && count == 10);
     RANKS_OK(dcomm_buckets_destroy(&b));
     return ranks_leave(&comm);

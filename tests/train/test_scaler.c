@@ -27,13 +27,13 @@ static size_t step(set *t, dcomm_scaler *s, int number, uint64_t *seed, size_t b
     }
     for (size_t at = 0; at < t->n; at++) {
         size_t i = order[at];
-        void *grad = dcomm_bucket_grad(t->b, i);
+        void *grad = dcomm_param_grad(t->b, i);
         for (size_t j = 0; j < t->params[i].count; j++) {
             double x = set_value(i, j, t->rank, number) * dcomm_scaler_scale(s);
             ranks_put(grad, j, t->params[i].dtype, i == bad && j == index ? value : x);
         }
         place = i == bad ? at : place;
-        RANKS_OK(dcomm_bucket_ready(t->b, i, NULL));
+        RANKS_OK(dcomm_param_mark_ready(t->b, i, NULL));
     }
     RANKS_OK(dcomm_buckets_wait(t->b));
     return place;
@@ -55,9 +55,9 @@ static double expected_norm(const set *t, int number)
 static void compare(set *t, int number, double clipped)
 {
     for (size_t i = 0; i < t->n; i++) {
-        const void *grad = dcomm_bucket_grad(t->b, i);
+        const void *grad = dcomm_param_grad(t->b, i);
         size_t first, count;
-        RANKS_OK(dcomm_bucket_owned(t->b, i, &first, &count));
+        RANKS_OK(dcomm_param_get_owned(t->b, i, &first, &count));
         for (size_t j = first; j < first + count; j++) {
             double got = ranks_get(grad, j, t->params[i].dtype);
             double wanted = set_sum(t, i, j, number) * (t->params[i].aside ? 64 : clipped);
@@ -185,8 +185,8 @@ static int overflow(int rank, int n, procs_shared *sh, void *arg)
                         v.value);
         } else {
             size_t first, count;
-            RANKS_OK(dcomm_bucket_owned(t.b, 3, &first, &count));
-            double got = ranks_get(dcomm_bucket_grad(t.b, 3), 7, DCOMM_F16);
+            RANKS_OK(dcomm_param_get_owned(t.b, 3, &first, &count));
+            double got = ranks_get(dcomm_param_grad(t.b, 3), 7, DCOMM_F16);
             PROCS_CHECK(first > 7 || first + count <= 7 || fabs(got - 60000) < 64, "%g", got);
         }
         RANKS_OK(dcomm_scaler_destroy(&s));
@@ -239,7 +239,7 @@ static int residuals(int rank, int n, procs_shared *sh, void *arg)
                 float *to = results[run][number];
                 for (size_t i = 0; i < t.n; i++) {
                     if (t.params[i].count > 0) {
-                        memcpy(to + i * 3000, dcomm_bucket_grad(t.b, i),
+                        memcpy(to + i * 3000, dcomm_param_grad(t.b, i),
                                t.params[i].count * sizeof *to);
                     }
                 }
@@ -307,7 +307,7 @@ static int refused(int rank, int n, procs_shared *sh, void *arg)
     PROCS_TRUE(info.scale == 32768 && info.good == 1 && info.steps == 1 && info.skipped == 0);
     RANKS_OK(dcomm_scaler_load(s, odd ? other : state));
     for (size_t i = 0; i < t.n; i++) {
-        RANKS_OK(dcomm_bucket_ready(t.b, i, NULL));
+        RANKS_OK(dcomm_param_mark_ready(t.b, i, NULL));
     }
     dcomm_status status = dcomm_buckets_wait(t.b);
     PROCS_TRUE(status == DCOMM_ERR_MISMATCH || status == DCOMM_ERR_ABORTED);

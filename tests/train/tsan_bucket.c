@@ -21,7 +21,7 @@ static void *wait_here_and_there(void *arg)
     uint64_t seed = (uint64_t)w->step;
     while (atomic_load(&w->stop) == 0) {
         size_t i = ranks_random(&seed) % w->t->n;
-        dcomm_status status = dcomm_bucket_wait(w->t->b, i);
+        dcomm_status status = dcomm_param_wait(w->t->b, i);
         if (status == DCOMM_OK && !w->sharded) {
             set_compare(w->t, i, w->step);
         } else if (status != DCOMM_OK) {

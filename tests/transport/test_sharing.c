@@ -143,9 +143,9 @@ static void sums(fault_rank *f, dcomm_comm *comm)
         for (size_t k = 0; k < COUNT; k++) {
             data[k] = (float)(f->rank + 1) * (float)((k + (size_t)i) % 101);
         }
-        RANKS_OK(dcomm_comm_stats(comm, &before));
+        RANKS_OK(dcomm_comm_get_stats(comm, &before));
         RANKS_OK(dcomm_allreduce(comm, data, data, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
-        RANKS_OK(dcomm_comm_stats(comm, &after));
+        RANKS_OK(dcomm_comm_get_stats(comm, &after));
         for (size_t k = 0; k < COUNT; k++) {
             float want = (float)(f->n * (f->n + 1) / 2) * (float)((k + (size_t)i) % 101);
             PROCS_CHECK(data[k] == want, "element %zu is %g", k, (double)data[k]);

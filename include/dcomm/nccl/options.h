@@ -135,7 +135,7 @@ static void dcommi_nccl_summarize(const struct ncclComm *comm)
     char line[1024];
     dcomm_stats stats = {0};
     const char *path = dcommi_nccl_summary_path();
-    if (path == NULL || dcomm_comm_stats(comm->comm, &stats) != DCOMM_OK) {
+    if (path == NULL || dcomm_comm_get_stats(comm->comm, &stats) != DCOMM_OK) {
         return;
     }
     int n = snprintf(line, sizeof line,

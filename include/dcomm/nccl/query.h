@@ -128,7 +128,7 @@ static ncclResult_t dcommi_nccl_register(const char *call, ncclComm_t comm, void
         return dcommi_nccl_no_memory();
     }
     r->buff = buff;
-    if (dcomm_mem_query(buff, &info) == DCOMM_OK && info.device >= 0) {
+    if (dcomm_mem_get_info(buff, &info) == DCOMM_OK && info.device >= 0) {
         dcomm_status status = dcomm_mem_share(dcomm_comm_context(comm->comm), buff);
         if (status < 0) {
             free(r);

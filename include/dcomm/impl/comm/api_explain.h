@@ -175,7 +175,7 @@ DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, 
                                 dcommi_explain_algos, rows, max, n_p);
 }
 
-DCOMM_API dcomm_status dcomm_comm_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
+DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (tuning == NULL) {

@@ -160,7 +160,7 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p)
     return dcommi_context_release(context);
 }
 
-DCOMM_API dcomm_status dcomm_mem_query(const void *ptr, dcomm_mem_info *info)
+DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 {
     if (info == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");

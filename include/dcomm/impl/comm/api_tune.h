@@ -27,7 +27,7 @@ DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
     return (unsigned)coll < DCOMM_COLL_COUNT ? names[coll] : "?";
 }
 
-DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
     if (info == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");
@@ -45,7 +45,7 @@ DCOMM_API dcomm_status dcomm_algo_get(dcomm_coll coll, int i, dcomm_algo_info *i
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_coded_algo_get(dcomm_coll coll, int i, dcomm_algo_info *info)
+DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
     if (info == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "info is NULL");

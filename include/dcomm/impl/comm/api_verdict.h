@@ -196,14 +196,14 @@ static dcomm_status dcommi_verdict_judge(dcomm_comm *comm, const dcomm_codec *co
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            bool device, dcomm_verdict *v)
 {
     const dcomm_coll_opts opts = {.device = device};
     dcommi_shape s;
     int taken;
     if (codec == NULL || v == NULL || count == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_verdict: %s",
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_codec_measure: %s",
                            codec == NULL ? "codec is NULL"
                            : v == NULL   ? "v is NULL"
                                          : "count is 0");

@@ -473,7 +473,7 @@ _Static_assert((int)DCOMM_LEVEL_HOST == DCOMMI_LEVEL_HOST &&
                    (int)DCOMM_LEVEL_CORE == DCOMMI_LEVEL_CORE,
                "one numbering");
 
-DCOMM_API dcomm_status dcomm_comm_level(const dcomm_comm *comm, int level, dcomm_level *info)
+DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, dcomm_level *info)
 {
     static const char *const names[] = {"host", "package", "numa", "cache", "core"};
     DCOMMI_TRY(dcommi_check_comm(comm));
@@ -503,7 +503,7 @@ DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position)
                : -1;
 }
 
-DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_place *place)
+DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (place == NULL || rank < 0 || rank >= comm->size) {
@@ -524,7 +524,7 @@ DCOMM_API dcomm_status dcomm_comm_place(const dcomm_comm *comm, int rank, dcomm_
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_comm_stats(const dcomm_comm *comm, dcomm_stats *stats)
+DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats)
 {
     DCOMMI_TRY(dcommi_check_comm(comm));
     if (stats == NULL) {

@@ -560,10 +560,10 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
 static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **e_p,
                                               dcomm_codec_report *seen)
 {
-    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_gather", fb));
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_correct", fb));
     if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
         return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_feedback_gather: %s",
+                           "dcomm_feedback_correct: %s",
                            e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
     }
     size_t n = fb->now.count;
@@ -586,14 +586,14 @@ static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **
     }
     if (seen->nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_gather: %zu of %zu inputs are not finite; the first is "
+                           "dcomm_feedback_correct: %zu of %zu inputs are not finite; the first is "
                            "number %zu",
                            seen->nonfinite, n, seen->first_nonfinite);
     }
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float **e_p)
+DCOMM_API dcomm_status dcomm_feedback_correct(dcomm_feedback *fb, const float **e_p)
 {
     return dcommi_feedback_gather_of(fb, e_p, &(dcomm_codec_report){0});
 }

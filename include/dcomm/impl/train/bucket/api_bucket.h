@@ -190,7 +190,7 @@ DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p)
 
 /* ---- a step ---- */
 
-DCOMM_API void *dcomm_bucket_grad(dcomm_buckets *b, size_t i)
+DCOMM_API void *dcomm_param_grad(dcomm_buckets *b, size_t i)
 {
     if (b == NULL || i >= b->nparams) {
         return NULL;
@@ -220,14 +220,14 @@ DCOMM_API dcomm_status dcomm_buckets_begin(dcomm_buckets *b, const dcomm_buckets
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_bucket_ready(dcomm_buckets *b, size_t i, void *stream)
+DCOMM_API dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i, void *stream)
 {
-    return dcommi_bkt_mark("dcomm_bucket_ready", b, i, DCOMMI_BKT_READY, stream);
+    return dcommi_bkt_mark("dcomm_param_mark_ready", b, i, DCOMMI_BKT_READY, stream);
 }
 
-DCOMM_API dcomm_status dcomm_bucket_unused(dcomm_buckets *b, size_t i)
+DCOMM_API dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i)
 {
-    return dcommi_bkt_mark("dcomm_bucket_unused", b, i, DCOMMI_BKT_UNUSED, NULL);
+    return dcommi_bkt_mark("dcomm_param_mark_unused", b, i, DCOMMI_BKT_UNUSED, NULL);
 }
 
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b)
@@ -248,12 +248,12 @@ DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b)
     return status;
 }
 
-DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i)
+DCOMM_API dcomm_status dcomm_param_wait(dcomm_buckets *b, size_t i)
 {
-    DCOMMI_TRY(dcommi_bkt_check("dcomm_bucket_wait", b));
+    DCOMMI_TRY(dcommi_bkt_check("dcomm_param_wait", b));
     if (i >= b->nparams || !atomic_load_explicit(&b->open, memory_order_acquire) ||
         b->step.accumulate) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_bucket_wait: parameter %zu of %zu, %s", i,
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_param_wait: parameter %zu of %zu, %s", i,
                            b->nparams,
                            !atomic_load(&b->open) ? "and no step is under way"
                            : b->step.accumulate   ? "in a step that does not send"
@@ -265,7 +265,7 @@ DCOMM_API dcomm_status dcomm_bucket_wait(dcomm_buckets *b, size_t i)
             const dcommi_bkt_param *p = &b->params[bucket->params[j]];
             if (atomic_load(&p->mark) == DCOMMI_BKT_IDLE) {
                 return dcommi_fail(DCOMM_ERR_INVALID,
-                                   "dcomm_bucket_wait: \"%s\" is in bucket %zu, and bucket %zu "
+                                   "dcomm_param_wait: \"%s\" is in bucket %zu, and bucket %zu "
                                    "waits for \"%s\", which is not ready",
                                    b->params[i].name, b->params[i].bucket, k, p->name);
             }
@@ -322,12 +322,12 @@ DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b)
     return b != NULL ? b->comm : NULL;
 }
 
-DCOMM_API dcomm_status dcomm_bucket_of(const dcomm_buckets *b, size_t i, size_t *bucket_p,
+DCOMM_API dcomm_status dcomm_param_get_bucket(const dcomm_buckets *b, size_t i, size_t *bucket_p,
                                        size_t *first_p)
 {
     if (b == NULL || bucket_p == NULL || first_p == NULL || i >= b->nparams) {
         return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_bucket_of: an argument is NULL, or there is no parameter %zu", i);
+                           "dcomm_param_get_bucket: an argument is NULL, or there is no parameter %zu", i);
     }
     *bucket_p = b->params[i].bucket;
     *first_p = b->params[i].first;

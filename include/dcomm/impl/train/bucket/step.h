@@ -407,7 +407,7 @@ static dcomm_status dcommi_bkt_complete(dcomm_buckets *b)
     pthread_mutex_lock(&b->lock);
     dcommi_fail(DCOMM_ERR_INVALID,
                 "buckets: parameter %zu, \"%s\",%s %s never marked ready in step %" PRIu64
-                " of rank %d (see dcomm_bucket_unused and opts.unused)",
+                " of rank %d (see dcomm_param_mark_unused and opts.unused)",
                 first, b->params[first].name, more, missing > 1 ? "were" : "was", b->steps,
                 b->rank);
     dcomm_status status = dcommi_bkt_fail(b, DCOMM_ERR_INVALID);
