@@ -82,12 +82,16 @@ static void cross_explain(cross_sweep *s, dcomm_comm *comm, int size)
 {
     dcomm_alternative rows[CROSS_ALGOS];
     dcomm_coll_opts opts = {.chunk_bytes = s->args->chunk, .registered = s->args->registered};
-    int n = 0;
-    if (dcomm_explain_all(comm, s->args->op->coll, cross_count(s, s->bytes[size]), DCOMM_F32,
-                          DCOMM_SUM, &opts, rows, CROSS_ALGOS, &n) < 0) {
+    dcomm_explanation e = {.coll = s->args->op->coll,
+                           .count = cross_count(s, s->bytes[size]),
+                           .dtype = DCOMM_F32,
+                           .opts = &opts,
+                           .alternatives = rows,
+                           .max_alternatives = CROSS_ALGOS};
+    if (dcomm_comm_explain(comm, &e) < 0) {
         return;
     }
-    for (int i = 0; i < n && i < CROSS_ALGOS; i++) {
+    for (int i = 0; i < e.nalternatives && i < CROSS_ALGOS; i++) {
         for (int a = 0; a < s->nalgos; a++) {
             if (strcmp(rows[i].algo, s->algo[a]) == 0 && rows[i].seconds > 0) {
                 *cross_time(s, CROSS_PREDICTED, size, a) = rows[i].seconds;

@@ -92,22 +92,27 @@ static dcomm_status predict(overlap *o, dcomm_buckets *b, size_t nbuckets, doubl
         dcomm_alternative rows[32];
         dcomm_codec *codec = NULL;
         dcomm_coll_opts opts = {.algo = o->a.algo};
-        int n = 0;
+        dcomm_explanation e = {.coll = DCOMM_COLL_ALLREDUCE,
+                               .dtype = DCOMM_F32,
+                               .op = DCOMM_AVG,
+                               .opts = &opts,
+                               .alternatives = rows,
+                               .max_alternatives = 32};
         dcomm_status status = dcomm_bucket_get_info(b, k, &info);
         if (status >= 0 && info.codec != NULL) {
             status = dcomm_codec_create(info.codec, &codec);
         }
         opts.codec = codec;
         if (status >= 0) {
-            status = dcomm_explain_all(dcomm_buckets_comm(b), DCOMM_COLL_ALLREDUCE, info.count,
-                                       DCOMM_F32, DCOMM_AVG, &opts, rows, 32, &n);
+            e.count = info.count;
+            status = dcomm_comm_explain(dcomm_buckets_comm(b), &e);
         }
         dcomm_codec_destroy(&codec);
         if (status < 0) {
             return status;
         }
         double price = NAN;
-        for (int i = 0; i < n && i < 32; i++) {
+        for (int i = 0; i < e.nalternatives && i < 32; i++) {
             price = rows[i].chosen && rows[i].seconds >= 0 ? rows[i].seconds : price;
         }
         seen += info.nparams;

@@ -193,14 +193,14 @@ static int perf_comm_error(const perf_run *run, const char *what, dcomm_status s
 static void perf_name_algo(perf_run *run, const perf_case *c, const char *algo,
                            const dcomm_coll_opts *opts, char *text, size_t len)
 {
-    const char *chosen = NULL;
+    dcomm_explanation e = {.coll = perf_ops[c->op].coll,
+                           .count = c->count,
+                           .dtype = c->values.dtype,
+                           .op = perf_ops[c->op].reduces ? c->values.op : DCOMM_SUM,
+                           .opts = opts};
     snprintf(text, len, "%s", algo);
-    dcomm_op op = perf_ops[c->op].reduces ? c->values.op : DCOMM_SUM;
-    if (opts->algo == NULL &&
-        dcomm_explain(run->comm, perf_ops[c->op].coll, c->count, c->values.dtype, op, opts,
-                      &chosen) == DCOMM_OK &&
-        chosen != NULL) {
-        snprintf(text, len, "%s:%s", algo, chosen);
+    if (opts->algo == NULL && dcomm_comm_explain(run->comm, &e) == DCOMM_OK) {
+        snprintf(text, len, "%s:%s", algo, e.algo);
     }
 }
 

@@ -234,36 +234,32 @@ static size_t explain_count(const arguments *a, int nranks)
 static dcomm_status explain(report *r, dcomm_comm *comm)
 {
     r->count = explain_count(r->a, r->view.n);
-    int most = (int)(sizeof r->rows / sizeof *r->rows);
+    const int most = (int)(sizeof r->rows / sizeof *r->rows);
+    const int paths = (int)(sizeof r->paths / sizeof *r->paths);
     dcomm_codec *codec = NULL;
     dcomm_status status = r->a->codec != NULL ? dcomm_codec_create(r->a->codec, &codec) : DCOMM_OK;
     dcomm_coll_opts opts = r->a->mem;
     opts.codec = codec;
+    dcomm_explanation e = {.coll = r->a->coll,
+                           .count = r->count,
+                           .dtype = DCOMM_F32,
+                           .opts = &opts,
+                           .nranks = comm != NULL ? 0 : r->view.n,
+                           .alternatives = r->rows,
+                           .max_alternatives = most,
+                           .paths = r->paths,
+                           .max_paths = opts.device ? paths : 0};
     if (status >= 0) {
-        status = comm != NULL
-                     ? dcomm_explain_all(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM, &opts,
-                                         r->rows, most, &r->nrows)
-                     : dcommi_explain_groups(NULL, r->view.n, r->view.groups, r->a->coll, r->count,
-                                             DCOMM_F32, &opts, dcommi_explain_algos, r->rows, most,
-                                             &r->nrows);
+        status = comm != NULL ? dcomm_comm_explain(comm, &e)
+                              : dcommi_explain_groups(r->view.groups, &e);
     }
     if (status >= 0 && codec != NULL && comm != NULL && r->count > 0) {
         status = dcomm_codec_measure(comm, codec, r->count, opts.device, &r->verdict);
     }
-    const int paths = (int)(sizeof r->paths / sizeof *r->paths);
-    if (status >= 0 && r->a->mem.device) {
-        status = comm != NULL
-                     ? dcomm_explain_paths(comm, r->a->coll, r->count, DCOMM_F32, DCOMM_SUM, &opts,
-                                           r->paths, paths, &r->npaths)
-                     : dcommi_explain_groups(NULL, r->view.n, r->view.groups, r->a->coll, r->count,
-                                             DCOMM_F32, &opts, dcommi_explain_each_path, r->paths,
-                                             paths, &r->npaths);
-    }
     dcomm_codec_destroy(&codec);
-    r->nrows = r->nrows < most ? r->nrows : most;
-    for (int i = 0; i < r->nrows; i++) {
-        r->algo = r->rows[i].chosen ? r->rows[i].algo : r->algo;
-    }
+    r->algo = e.algo;
+    r->nrows = e.nalternatives < most ? e.nalternatives : most;
+    r->npaths = opts.device ? e.npaths : 0;
     return status;
 }
 

@@ -23,10 +23,10 @@ int main(void)
         fprintf(stderr, "rank %d: %s\n", rank, dcomm_last_error());
         return 3;
     }
-    const char *algorithm = NULL;
-    dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, DCOMM_SUM, NULL, &algorithm);
+    dcomm_explanation why = {.coll = DCOMM_COLL_ALLREDUCE, .count = 1, .dtype = DCOMM_F32};
+    dcomm_comm_explain(comm, &why);
     printf("rank %d of %d on %s: the sum is %g, by %s\n", rank, size,
-           dcomm_comm_hostname(comm, rank), (double)sum, algorithm);
+           dcomm_comm_hostname(comm, rank), (double)sum, why.algo);
 
     dcomm_comm_destroy(&comm);
     return sum == (float)(size * (size + 1) / 2) ? 0 : 1;

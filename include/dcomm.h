@@ -2591,11 +2591,6 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *s
                                                        dcomm_plan **plan_p);
 DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
 
-/* Which algorithm a call with these arguments would run on comm. */
-DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                     dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
-                                     const char **algo_p);
-
 /* ---- what things cost: the numbers that the model works with ---- */
 
 /* What separates two ranks: the coarsest thing that they do not share. */
@@ -2715,62 +2710,69 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
                                         const int *hosts, const dcomm_tuning *tuning,
                                         double *seconds);
 
+/* ---- why a call runs this algorithm ---- */
+
 /* One algorithm, as the choice sees it. */
 typedef struct dcomm_alternative {
     const char *algo;
-    double seconds; /* by the model; below 0: it has no price */
+    double seconds; /* the model's price; below 0: it has none */
     bool chosen;    /* this one runs */
-    bool assumed;   /* the price goes by numbers of devices that nobody has measured */
-    char why[192];  /* why it does not; "" where it does */
-    char note[96];  /* what of the topology it leaves aside, and why; "": nothing */
+    bool assumed;   /* the price uses numbers of devices that nobody has measured */
+    char why[192];  /* why this one does not run; "": it runs */
+    char note[96];  /* which levels of the topology it ignores, and why; "": none */
 } dcomm_alternative;
 
-/* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain
- * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get_info; *n_p, if not
- * NULL, is how many there are. Prices are those of the size on the model's grid (four to the
- * octave) that is next to `count`, for equal blocks, from rank 0. */
-DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                         dcomm_dtype dtype, dcomm_op op,
-                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                         int max, int *n_p);
-/* The same without a communicator: by `tuning` (NULL: the built-in numbers) for nranks ranks on
- * hosts[nranks] (NULL: on one). */
-DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
-                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
-                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                        int max, int *n_p);
-
-/* A path that bytes of device memory may go. The same plan runs on any: each pair of ranks has the
- * one that the memory at hand allows, and the choice of the algorithm counts on what opts promises.
+/* One path for bytes of device memory. A plan runs on any path: each pair of ranks takes the path
+ * that its memory allows, and the choice of the algorithm relies on what the options promise.
  *
- * "staged": copied out to pinned memory, sent, copied in and folded on the device, piece by piece.
- * "direct": read by the fold's kernel where it lies, by ranks of one host; between hosts the
- * others. "ucx": between hosts sent by UCX out of the device and received into it, where the UCX of
- * all ranks has CUDA transports; staged on a host. */
+ * "staged": copy to pinned memory, send, copy in and fold on the device, piece by piece.
+ * "direct": within a host, the folding kernel reads the peer's memory; between hosts as the others.
+ * "ucx": between hosts, UCX sends from device memory and receives into it, where UCX has CUDA
+ * transports on all ranks; within a host staged. */
 typedef struct dcomm_path {
     const char *name;
-    const char *algo; /* what opts asks for, or what the choice would be; NULL: none */
-    double seconds;   /* by the model; below 0: it has no price */
-    bool taken;       /* the choice counts on it */
-    bool assumed;     /* the price goes by numbers that nobody has measured */
-    int64_t direct_pairs, staged_pairs, ucx_pairs; /* of ranks */
-    char why[192]; /* why the choice does not count on it, "" where it does */
+    const char *algo; /* the options' algorithm, or the choice for this path; NULL: none */
+    double seconds;   /* the model's price; below 0: it has none */
+    bool taken;       /* the choice relies on this path */
+    bool assumed;     /* the price uses numbers that nobody has measured */
+    int64_t direct_pairs, staged_pairs, ucx_pairs; /* pairs of ranks that take each */
+    char why[192]; /* why the choice does not rely on this path; "": it does */
 } dcomm_path;
 
-/* The paths with their prices, for a call with these arguments on device memory: "staged",
- * "direct", "ucx". Which one opts has the choice count on: opts.device the first, or the third
- * where there are other hosts and UCX takes device memory on all ranks; opts.device and
- * opts.registered the second; else none. At most `max` rows are written; *n_p, if not NULL, is how
- * many there are. Errors: as dcomm_explain_all. */
-DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                           dcomm_dtype dtype, dcomm_op op,
-                                           const dcomm_coll_opts *opts, dcomm_path *rows, int max,
-                                           int *n_p);
-/* The same without a communicator, as dcomm_explain_on. */
-DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
-                                              const int *hosts, dcomm_coll coll, size_t count,
-                                              dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                              dcomm_path *rows, int max, int *n_p);
+/* A question and its answer. Zero all of it, then set the call's arguments. */
+typedef struct dcomm_explanation {
+    /* The call. */
+    dcomm_coll coll;
+    size_t count; /* elements, as in the call; all blocks of a v-collective have this size */
+    dcomm_dtype dtype;
+    dcomm_op op;
+    const dcomm_coll_opts *opts; /* NULL: the defaults */
+    /* Where it would run, if comm is NULL. Else all zero. */
+    int nranks;                 /* at least 1 */
+    const int *hosts;           /* [nranks] number of each rank's host; NULL: all share one */
+    const dcomm_tuning *tuning; /* NULL: the built-in numbers (dcomm_tuning_default) */
+    /* The caller's room for rows. NULL and 0: these rows are not wanted. */
+    dcomm_alternative *alternatives; /* every algorithm, in the order of dcomm_algo_get_info */
+    int max_alternatives;
+    dcomm_path *paths; /* "staged", "direct", "ucx" */
+    int max_paths;
+    /* The answer. */
+    const char *algo;  /* the algorithm that runs; constant text */
+    int nalternatives; /* algorithms that there are; may be more than max_alternatives */
+    int npaths;        /* paths that there are; may be more than max_paths */
+} dcomm_explanation;
+
+/* Say which algorithm a call runs on comm, and, if the caller brings room for rows, what the others
+ * cost. comm NULL: explain for ranks that do not exist yet. Any rank may ask by itself.
+ *
+ * Prices are for root 0 and equal blocks, at the size next to `count` on the model's grid (four
+ * sizes an octave). The choice relies on path "staged" with opts.device; on "ucx" with opts.device,
+ * if there are several hosts and UCX takes device memory on all ranks; on "direct" with opts.device
+ * and opts.registered; on none without opts.device.
+ * Errors: DCOMM_ERR_INVALID (explanation is NULL, a field is out of range, nranks, hosts or tuning
+ * beside a comm), DCOMM_ERR_NO_MEMORY, and those of the call itself, such as DCOMM_ERR_UNSUPPORTED
+ * (opts.algo cannot do this). */
+DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *explanation);
 
 /* Whether compression is worth it for an all-reduce of f32. */
 typedef struct dcomm_verdict {
@@ -2943,6 +2945,108 @@ static inline dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_cod
                                                size_t count, bool device, dcomm_verdict *verdict)
 {
     return dcomm_codec_measure(comm, codec, count, device, verdict);
+}
+
+/* A question for dcomm_comm_explain. */
+static inline dcomm_explanation dcommi_old_explanation(dcomm_coll coll, size_t count,
+                                                       dcomm_dtype dtype, dcomm_op op,
+                                                       const dcomm_coll_opts *opts)
+{
+    dcomm_explanation e;
+    e.coll = coll;
+    e.count = count;
+    e.dtype = dtype;
+    e.op = op;
+    e.opts = opts;
+    e.nranks = 0;
+    e.hosts = NULL;
+    e.tuning = NULL;
+    e.alternatives = NULL;
+    e.max_alternatives = 0;
+    e.paths = NULL;
+    e.max_paths = 0;
+    e.algo = NULL;
+    e.nalternatives = 0;
+    e.npaths = 0;
+    return e;
+}
+
+static inline dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, const char **algo_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, op, opts);
+    dcomm_status status = dcomm_comm_explain(comm, &e);
+    if (status == DCOMM_OK) {
+        *algo_p = e.algo;
+    }
+    return status;
+}
+
+static inline dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                             dcomm_dtype dtype, dcomm_op op,
+                                             const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                             int max, int *n_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, op, opts);
+    e.alternatives = rows;
+    e.max_alternatives = max;
+    dcomm_status status = dcomm_comm_explain(comm, &e);
+    if (status == DCOMM_OK && n_p != NULL) {
+        *n_p = e.nalternatives;
+    }
+    return status;
+}
+
+static inline dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks,
+                                            const int *hosts, dcomm_coll coll, size_t count,
+                                            dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                            dcomm_alternative *rows, int max, int *n_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, DCOMM_SUM, opts);
+    e.tuning = tuning;
+    e.nranks = nranks;
+    e.hosts = hosts;
+    e.alternatives = rows;
+    e.max_alternatives = max;
+    dcomm_status status = dcomm_comm_explain(NULL, &e);
+    if (status == DCOMM_OK && n_p != NULL) {
+        *n_p = e.nalternatives;
+    }
+    return status;
+}
+
+static inline dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                               dcomm_dtype dtype, dcomm_op op,
+                                               const dcomm_coll_opts *opts, dcomm_path *rows,
+                                               int max, int *n_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, op, opts);
+    e.paths = rows;
+    e.max_paths = max;
+    dcomm_status status = dcomm_comm_explain(comm, &e);
+    if (status == DCOMM_OK && n_p != NULL) {
+        *n_p = e.npaths;
+    }
+    return status;
+}
+
+static inline dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
+                                                  const int *hosts, dcomm_coll coll, size_t count,
+                                                  dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                                  dcomm_path *rows, int max, int *n_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, DCOMM_SUM, opts);
+    e.tuning = tuning;
+    e.nranks = nranks;
+    e.hosts = hosts;
+    e.paths = rows;
+    e.max_paths = max;
+    dcomm_status status = dcomm_comm_explain(NULL, &e);
+    if (status == DCOMM_OK && n_p != NULL) {
+        *n_p = e.npaths;
+    }
+    return status;
 }
 
 #endif
@@ -58146,223 +58250,15 @@ DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p)
     }
 }
 
-DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                     dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
-                                     const char **algo_p)
-{
-    dcommi_shape s;
-    const dcommi_algo *algo = NULL;
-    if (algo_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "algo_p is NULL");
-    }
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    dcommi_coding coding;
-    dcomm_coll_opts decided;
-    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
-    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
-    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
-    bool soft = opts->algo == NULL;
-    dcommi_comm_lock(comm);
-    dcomm_status status =
-        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->chooser, &algo);
-    dcommi_comm_unlock(comm);
-    DCOMMI_TRY(status);
-    *algo_p = algo->name;
-    return DCOMM_OK;
-}
-
 #endif
 /* ==== include/dcomm/impl/comm/api_explain.h ================================================ */
-/* api_explain.h - the public read-out of the choice: every algorithm with its price. */
+/* api_explain.h - the public read-out of the choice: every algorithm with its price, and every path
+ * that bytes of device memory may take. */
 #ifndef DCOMMI_API_EXPLAIN_H
 #define DCOMMI_API_EXPLAIN_H
 
-
-/* Fill in the rows for a shape. `chosen` is what runs, `forced` whether somebody asked for it. */
-static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
-                                const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
-                                int max, int *n_p)
-{
-    dcommi_price price, best = {.ps = 0};
-    const dcommi_algo *algo;
-    int n = 0;
-    bool known = chosen != NULL && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
-                                                       DCOMMI_CHOICE_BUDGET, &best) >= 0;
-    for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
-           NULL;
-         n++) {
-        if (n >= max) {
-            continue;
-        }
-        dcomm_alternative *row = &rows[n];
-        memset(row, 0, sizeof *row);
-        row->algo = algo->name;
-        row->seconds = -1;
-        row->chosen = algo == chosen;
-        row->assumed = dcommi_device_assumed(&c->tuning, s->memory);
-        if (algo->note != NULL) {
-            algo->note(s, row->note, sizeof row->note);
-        }
-        dcomm_status status =
-            dcommi_choice_price(c, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
-        if (status < 0) {
-            snprintf(row->why, sizeof row->why, "%.190s", dcommi_message);
-            continue;
-        }
-        row->seconds = 1e-12 * (double)price.ps;
-        if (row->chosen) {
-            continue;
-        }
-        if (forced) {
-            snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
-        } else if (known && best.ps > 0) {
-            bool close = price.ps <= dcommi_choice_close(s, best.ps);
-            dcommi_snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
-                            (double)price.ps / (double)best.ps, chosen->name,
-                            close ? ", too close to tell" : "");
-        } else {
-            snprintf(row->why, sizeof row->why, "nothing to choose between");
-        }
-    }
-    if (n_p != NULL) {
-        *n_p = n;
-    }
-}
-
-/* A call as it would be, for explanations. */
-typedef struct dcommi_explained {
-    dcommi_shape shape;
-    dcommi_coding coding; /* the shape's */
-    const char *name;     /* of the algorithm that is asked for; NULL: none */
-    bool soft;            /* by the communicator */
-} dcommi_explained;
-
-/* What is said of it, in rows of its own kind. */
-typedef dcomm_status (*dcommi_explain_fn)(dcommi_chooser *c, const dcommi_explained *e, void *rows,
-                                          int max, int *n_p);
-
-static dcomm_status dcommi_explain_say(dcommi_chooser *c, const dcommi_explained *e,
-                                       dcommi_explain_fn say, void *rows, int max, int *n_p)
-{
-    if (max < 0 || (rows == NULL && max > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
-    }
-    return say(c, e, rows, max, n_p);
-}
-
-static dcomm_status dcommi_explain_in(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                      dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
-                                      dcommi_explain_fn say, void *rows, int max, int *n_p)
-{
-    dcommi_explained e;
-    dcomm_coll_opts decided;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
-    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &e.shape));
-    DCOMMI_TRY(dcommi_coded_begin(&e.shape, opts, &e.coding));
-    e.soft = opts->algo == NULL;
-    e.name = e.soft ? comm->algo : opts->algo;
-    dcommi_comm_lock(comm);
-    dcomm_status status = dcommi_explain_say(comm->chooser, &e, say, rows, max, n_p);
-    dcommi_comm_unlock(comm);
-    return status;
-}
-
-/* The same of ranks that are nowhere yet, in these groups. */
-static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks,
-                                          const dcommi_groups *groups, dcomm_coll coll,
-                                          size_t count, dcomm_dtype dtype,
-                                          const dcomm_coll_opts *opts, dcommi_explain_fn say,
-                                          void *rows, int max, int *n_p)
-{
-    dcomm_tuning usual;
-    dcomm_comm fake; /* in name only: the checks of a call */
-    memset(&fake, 0, sizeof fake);
-    fake.size = nranks;
-    fake.device_ucx = tuning != NULL && tuning->device_ucx != 0 && !dcommi_within_host(groups);
-    fake.groups = (dcommi_groups *)(uintptr_t)groups; /* read only */
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    if (tuning == NULL) {
-        dcomm_tuning_default(&usual);
-        tuning = &usual;
-    }
-    dcommi_explained e = {.name = opts->algo};
-    dcommi_chooser *c = dcommi_alloc(sizeof *c);
-    dcomm_status status =
-        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, nranks, tuning);
-    if (status >= 0) {
-        status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &e.shape);
-    }
-    if (status >= 0) {
-        status = dcommi_coded_begin(&e.shape, opts, &e.coding);
-    }
-    if (status >= 0) {
-        status = dcommi_explain_say(c, &e, say, rows, max, n_p);
-    }
-    dcommi_free(c);
-    return status;
-}
-
-/* And on these hosts. */
-static dcomm_status dcommi_explain_hosts(const dcomm_tuning *tuning, int nranks, const int *hosts,
-                                         dcomm_coll coll, size_t count, dcomm_dtype dtype,
-                                         const dcomm_coll_opts *opts, dcommi_explain_fn say,
-                                         void *rows, int max, int *n_p)
-{
-    dcommi_groups *groups = NULL;
-    if (nranks < 1) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
-    }
-    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
-    dcomm_status status = dcommi_explain_groups(tuning, nranks, groups, coll, count, dtype, opts,
-                                                say, rows, max, n_p);
-    dcommi_groups_free(&groups);
-    return status;
-}
-
-static dcomm_status dcommi_explain_algos(dcommi_chooser *c, const dcommi_explained *e, void *rows,
-                                         int max, int *n_p)
-{
-    const dcommi_algo *chosen = NULL;
-    DCOMMI_TRY(dcommi_algo_pick(&e->shape, e->name, e->soft, c, &chosen));
-    bool forced = e->name != NULL && strcmp(e->name, chosen->name) == 0;
-    dcommi_explain_rows(c, &e->shape, chosen, forced, rows, max, n_p);
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                         dcomm_dtype dtype, dcomm_op op,
-                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                         int max, int *n_p)
-{
-    return dcommi_explain_in(comm, coll, count, dtype, op, opts, dcommi_explain_algos, rows, max,
-                             n_p);
-}
-
-DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
-                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
-                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                        int max, int *n_p)
-{
-    return dcommi_explain_hosts(tuning, nranks, hosts, coll, count, dtype, opts,
-                                dcommi_explain_algos, rows, max, n_p);
-}
-
-DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
-{
-    DCOMMI_TRY(dcommi_check_comm(comm));
-    if (tuning == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
-    }
-    dcommi_comm_lock(comm);
-    *tuning = comm->chooser->tuning;
-    dcommi_comm_unlock(comm);
-    return DCOMM_OK;
-}
-
-#endif
 /* ==== include/dcomm/impl/comm/api_paths.h ================================================== */
-/* api_paths.h - the public read-out of the paths that bytes of device memory may go, priced. */
+/* api_paths.h - the paths that bytes of device memory may take, with their prices. */
 #ifndef DCOMMI_API_PATHS_H
 #define DCOMMI_API_PATHS_H
 
@@ -58431,13 +58327,14 @@ static void dcommi_path_price(dcommi_chooser *c, const dcommi_shape *s, const ch
     }
 }
 
-static dcomm_status dcommi_explain_each_path(dcommi_chooser *c, const dcommi_explained *e,
-                                             void *rows, int max, int *n_p)
+/* Fill in at most `max` rows for a shape, and return how many there are. */
+static int dcommi_explain_paths(dcommi_chooser *c, const dcommi_shape *s, const char *name,
+                                bool soft, dcomm_path *rows, int max)
 {
-    const dcommi_shape *s = &e->shape;
-    const int64_t all = (int64_t)s->nranks * (s->nranks - 1) / 2, near = dcommi_path_pairs(s);
+    const int64_t all = (int64_t)s->nranks * (s->nranks - 1) / 2;
+    const int64_t near = max > 0 ? dcommi_path_pairs(s) : 0;
     for (int i = 0; i < DCOMMI_PATHS && i < max; i++) {
-        dcomm_path *row = (dcomm_path *)rows + i;
+        dcomm_path *row = &rows[i];
         dcommi_shape q = *s;
         q.memory = dcommi_paths[i].memory;
         q.chunk_bytes = q.chunk_bytes > 0 ? q.chunk_bytes : (int64_t)DCOMMI_SLOT_BYTES;
@@ -58448,31 +58345,172 @@ static dcomm_status dcommi_explain_each_path(dcommi_chooser *c, const dcommi_exp
         row->staged_pairs = all - row->direct_pairs - row->ucx_pairs;
         row->taken = s->memory == q.memory;
         row->assumed = dcommi_device_assumed(&c->tuning, q.memory);
-        dcommi_path_price(c, &q, e->name, e->soft, row);
+        dcommi_path_price(c, &q, name, soft, row);
         dcommi_path_why(s, q.memory, row);
     }
-    if (n_p != NULL) {
-        *n_p = DCOMMI_PATHS;
+    return DCOMMI_PATHS;
+}
+
+#endif
+
+/* Fill in at most `max` rows for a shape, and return how many there are. `chosen` runs; `forced`:
+ * somebody asked for it. */
+static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
+                               const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
+                               int max)
+{
+    dcommi_price price, best = {.ps = 0};
+    const dcommi_algo *algo;
+    int n = 0;
+    bool known = max > 0 && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
+                                                       DCOMMI_CHOICE_BUDGET, &best) >= 0;
+    for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
+           NULL;
+         n++) {
+        if (n >= max) {
+            continue;
+        }
+        dcomm_alternative *row = &rows[n];
+        memset(row, 0, sizeof *row);
+        row->algo = algo->name;
+        row->seconds = -1;
+        row->chosen = algo == chosen;
+        row->assumed = dcommi_device_assumed(&c->tuning, s->memory);
+        if (algo->note != NULL) {
+            algo->note(s, row->note, sizeof row->note);
+        }
+        dcomm_status status =
+            dcommi_choice_price(c, s, algo, DCOMMI_PRICE_LIMIT, DCOMMI_CHOICE_BUDGET, &price);
+        if (status < 0) {
+            snprintf(row->why, sizeof row->why, "%.190s", dcommi_message);
+            continue;
+        }
+        row->seconds = 1e-12 * (double)price.ps;
+        if (row->chosen) {
+            continue;
+        }
+        if (forced) {
+            snprintf(row->why, sizeof row->why, "%s is asked for", chosen->name);
+        } else if (known && best.ps > 0) {
+            bool close = price.ps <= dcommi_choice_close(s, best.ps);
+            dcommi_snprintf(row->why, sizeof row->why, "%.2f times the price of %s%s",
+                            (double)price.ps / (double)best.ps, chosen->name,
+                            close ? ", too close to tell" : "");
+        } else {
+            snprintf(row->why, sizeof row->why, "nothing to choose between");
+        }
     }
+    return n;
+}
+
+/* Answer for the shape of a call. `name` is the algorithm that is asked for (NULL: none), by the
+ * call or, if `soft`, by the communicator. */
+static dcomm_status dcommi_explain_shape(dcommi_chooser *c, const dcommi_shape *s, const char *name,
+                                         bool soft, dcomm_explanation *e)
+{
+    const dcommi_algo *chosen = NULL;
+    DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
+    bool forced = name != NULL && strcmp(name, chosen->name) == 0;
+    e->algo = chosen->name;
+    e->nalternatives = dcommi_explain_rows(c, s, chosen, forced, e->alternatives, e->max_alternatives);
+    e->npaths = dcommi_explain_paths(c, s, name, soft, e->paths, e->max_paths);
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                           dcomm_dtype dtype, dcomm_op op,
-                                           const dcomm_coll_opts *opts, dcomm_path *rows, int max,
-                                           int *n_p)
+static dcomm_status dcommi_explain_comm(dcomm_comm *comm, dcomm_explanation *e)
 {
-    return dcommi_explain_in(comm, coll, count, dtype, op, opts, dcommi_explain_each_path, rows,
-                             max, n_p);
+    const dcomm_coll_opts *opts = e->opts != NULL ? e->opts : &dcommi_default_opts;
+    dcommi_shape s;
+    dcommi_coding coding;
+    dcomm_coll_opts decided;
+    DCOMMI_TRY(dcommi_auto_peek(comm, e->coll, e->count, e->dtype, e->op, &opts, &decided));
+    DCOMMI_TRY(dcommi_shape_begin(comm, e->coll, e->count, e->dtype, e->op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
+    const bool soft = opts->algo == NULL;
+    dcommi_comm_lock(comm);
+    dcomm_status status =
+        dcommi_explain_shape(comm->chooser, &s, soft ? comm->algo : opts->algo, soft, e);
+    dcommi_comm_unlock(comm);
+    return status;
 }
 
-DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
-                                              const int *hosts, dcomm_coll coll, size_t count,
-                                              dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                              dcomm_path *rows, int max, int *n_p)
+/* The same for e->nranks ranks that are nowhere yet, in these groups. */
+static dcomm_status dcommi_explain_groups(const dcommi_groups *groups, dcomm_explanation *e)
 {
-    return dcommi_explain_hosts(tuning, nranks, hosts, coll, count, dtype, opts,
-                                dcommi_explain_each_path, rows, max, n_p);
+    const dcomm_coll_opts *opts = e->opts != NULL ? e->opts : &dcommi_default_opts;
+    const dcomm_tuning *tuning = e->tuning;
+    dcomm_tuning usual;
+    dcommi_shape s;
+    dcommi_coding coding;
+    dcomm_comm fake; /* in name only: the checks of a call */
+    memset(&fake, 0, sizeof fake);
+    fake.size = e->nranks;
+    fake.device_ucx = tuning != NULL && tuning->device_ucx != 0 && !dcommi_within_host(groups);
+    fake.groups = (dcommi_groups *)(uintptr_t)groups; /* read only */
+    if (tuning == NULL) {
+        dcomm_tuning_default(&usual);
+        tuning = &usual;
+    }
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_status status =
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, e->nranks, tuning);
+    if (status >= 0) {
+        status = dcommi_shape_begin(&fake, e->coll, e->count, e->dtype, e->op, 0, opts, &s);
+    }
+    if (status >= 0) {
+        status = dcommi_coded_begin(&s, opts, &coding);
+    }
+    if (status >= 0) {
+        status = dcommi_explain_shape(c, &s, opts->algo, false, e);
+    }
+    dcommi_free(c);
+    return status;
+}
+
+static dcomm_status dcommi_explain_hosts(dcomm_explanation *e)
+{
+    dcommi_groups *groups = NULL;
+    DCOMMI_TRY(dcommi_groups_of_hosts(e->hosts, e->nranks, &groups));
+    dcomm_status status = dcommi_explain_groups(groups, e);
+    dcommi_groups_free(&groups);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e)
+{
+    if (e == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "explanation is NULL");
+    }
+    e->algo = NULL;
+    e->nalternatives = e->npaths = 0;
+    if (e->max_alternatives < 0 || (e->alternatives == NULL && e->max_alternatives > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "alternatives is NULL, or max_alternatives is %d",
+                           e->max_alternatives);
+    }
+    if (e->max_paths < 0 || (e->paths == NULL && e->max_paths > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "paths is NULL, or max_paths is %d", e->max_paths);
+    }
+    if (comm == NULL && e->nranks < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL, and nranks is %d", e->nranks);
+    }
+    if (comm != NULL && (e->nranks != 0 || e->hosts != NULL || e->tuning != NULL)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "nranks, hosts and tuning are for a comm that is NULL, and one of "
+                           "them is set");
+    }
+    return comm != NULL ? dcommi_explain_comm(comm, e) : dcommi_explain_hosts(e);
+}
+
+DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (tuning == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "tuning is NULL");
+    }
+    dcommi_comm_lock(comm);
+    *tuning = comm->chooser->tuning;
+    dcommi_comm_unlock(comm);
+    return DCOMM_OK;
 }
 
 #endif

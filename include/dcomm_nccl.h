@@ -1771,7 +1771,7 @@ ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *info)
     }
     return dcommi_nccl_fail(ncclInvalidUsage,
                             "ncclGroupSimulateEnd: dcomm prices single collectives "
-                            "(dcomm_explain_all, dcomm-crossover), and not groups");
+                            "(dcomm_comm_explain, dcomm-crossover), and not groups");
 }
 
 DCOMMI_NCCL_CALL(ncclGroupStart);

@@ -249,6 +249,17 @@ dcomm_status exchange_report(const exchange *e, dcomm_buckets_report *report)
     return dcomm_buckets_get_report(e->buckets, report);
 }
 
+/* The algorithm that sums `count` floats. */
+static dcomm_status explain_sum(dcomm_comm *comm, size_t count, const dcomm_coll_opts *opts,
+                                const char **algo)
+{
+    dcomm_explanation why = {
+        .coll = DCOMM_COLL_ALLREDUCE, .count = count, .dtype = DCOMM_F32, .opts = opts};
+    dcomm_status status = dcomm_comm_explain(comm, &why);
+    *algo = why.algo;
+    return status;
+}
+
 /* Of the largest bucket. */
 static dcomm_status explain_buckets(const exchange *e, const char **algo)
 {
@@ -266,8 +277,7 @@ static dcomm_status explain_buckets(const exchange *e, const char **algo)
     }
     coll.codec = codec;
     if (status >= 0) {
-        status = dcomm_explain(dcomm_buckets_comm(e->buckets), DCOMM_COLL_ALLREDUCE, largest.count,
-                               DCOMM_F32, DCOMM_SUM, &coll, algo);
+        status = explain_sum(dcomm_buckets_comm(e->buckets), largest.count, &coll, algo);
     }
     dcomm_codec_destroy(&codec);
     return status;
@@ -286,5 +296,5 @@ dcomm_status exchange_explain(const exchange *e, const char **algo)
     coll.codec = longest->codec;
     coll.feedback = longest->feedback;
     size_t count = longest->codec == NULL ? longest->count + 1 : longest->count;
-    return dcomm_explain(e->comm, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, DCOMM_SUM, &coll, algo);
+    return explain_sum(e->comm, count, &coll, algo);
 }

@@ -48,7 +48,6 @@
 #include "impl/comm/api_mem.h"
 #include "impl/comm/api_tune.h"
 #include "impl/comm/api_explain.h"
-#include "impl/comm/api_paths.h"
 #include "impl/comm/tune_comm.h"
 #include "impl/train/bucket/api_bucket.h"
 #include "impl/train/scaler.h"

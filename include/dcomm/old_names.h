@@ -108,6 +108,108 @@ static inline dcomm_status dcomm_codec_verdict(dcomm_comm *comm, const dcomm_cod
     return dcomm_codec_measure(comm, codec, count, device, verdict);
 }
 
+/* A question for dcomm_comm_explain. */
+static inline dcomm_explanation dcommi_old_explanation(dcomm_coll coll, size_t count,
+                                                       dcomm_dtype dtype, dcomm_op op,
+                                                       const dcomm_coll_opts *opts)
+{
+    dcomm_explanation e;
+    e.coll = coll;
+    e.count = count;
+    e.dtype = dtype;
+    e.op = op;
+    e.opts = opts;
+    e.nranks = 0;
+    e.hosts = NULL;
+    e.tuning = NULL;
+    e.alternatives = NULL;
+    e.max_alternatives = 0;
+    e.paths = NULL;
+    e.max_paths = 0;
+    e.algo = NULL;
+    e.nalternatives = 0;
+    e.npaths = 0;
+    return e;
+}
+
+static inline dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                         dcomm_dtype dtype, dcomm_op op,
+                                         const dcomm_coll_opts *opts, const char **algo_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, op, opts);
+    dcomm_status status = dcomm_comm_explain(comm, &e);
+    if (status == DCOMM_OK) {
+        *algo_p = e.algo;
+    }
+    return status;
+}
+
+static inline dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                             dcomm_dtype dtype, dcomm_op op,
+                                             const dcomm_coll_opts *opts, dcomm_alternative *rows,
+                                             int max, int *n_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, op, opts);
+    e.alternatives = rows;
+    e.max_alternatives = max;
+    dcomm_status status = dcomm_comm_explain(comm, &e);
+    if (status == DCOMM_OK && n_p != NULL) {
+        *n_p = e.nalternatives;
+    }
+    return status;
+}
+
+static inline dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks,
+                                            const int *hosts, dcomm_coll coll, size_t count,
+                                            dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                            dcomm_alternative *rows, int max, int *n_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, DCOMM_SUM, opts);
+    e.tuning = tuning;
+    e.nranks = nranks;
+    e.hosts = hosts;
+    e.alternatives = rows;
+    e.max_alternatives = max;
+    dcomm_status status = dcomm_comm_explain(NULL, &e);
+    if (status == DCOMM_OK && n_p != NULL) {
+        *n_p = e.nalternatives;
+    }
+    return status;
+}
+
+static inline dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
+                                               dcomm_dtype dtype, dcomm_op op,
+                                               const dcomm_coll_opts *opts, dcomm_path *rows,
+                                               int max, int *n_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, op, opts);
+    e.paths = rows;
+    e.max_paths = max;
+    dcomm_status status = dcomm_comm_explain(comm, &e);
+    if (status == DCOMM_OK && n_p != NULL) {
+        *n_p = e.npaths;
+    }
+    return status;
+}
+
+static inline dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
+                                                  const int *hosts, dcomm_coll coll, size_t count,
+                                                  dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                                  dcomm_path *rows, int max, int *n_p)
+{
+    dcomm_explanation e = dcommi_old_explanation(coll, count, dtype, DCOMM_SUM, opts);
+    e.tuning = tuning;
+    e.nranks = nranks;
+    e.hosts = hosts;
+    e.paths = rows;
+    e.max_paths = max;
+    dcomm_status status = dcomm_comm_explain(NULL, &e);
+    if (status == DCOMM_OK && n_p != NULL) {
+        *n_p = e.npaths;
+    }
+    return status;
+}
+
 #endif
 
 #ifdef __cplusplus

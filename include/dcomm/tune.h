@@ -36,11 +36,6 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *s
                                                        dcomm_plan **plan_p);
 DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
 
-/* Which algorithm a call with these arguments would run on comm. */
-DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                     dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
-                                     const char **algo_p);
-
 /* ---- what things cost: the numbers that the model works with ---- */
 
 /* What separates two ranks: the coarsest thing that they do not share. */
@@ -160,62 +155,69 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
                                         const int *hosts, const dcomm_tuning *tuning,
                                         double *seconds);
 
+/* ---- why a call runs this algorithm ---- */
+
 /* One algorithm, as the choice sees it. */
 typedef struct dcomm_alternative {
     const char *algo;
-    double seconds; /* by the model; below 0: it has no price */
+    double seconds; /* the model's price; below 0: it has none */
     bool chosen;    /* this one runs */
-    bool assumed;   /* the price goes by numbers of devices that nobody has measured */
-    char why[192];  /* why it does not; "" where it does */
-    char note[96];  /* what of the topology it leaves aside, and why; "": nothing */
+    bool assumed;   /* the price uses numbers of devices that nobody has measured */
+    char why[192];  /* why this one does not run; "": it runs */
+    char note[96];  /* which levels of the topology it ignores, and why; "": none */
 } dcomm_alternative;
 
-/* All algorithms of an operation with their prices, and why one of them runs: what dcomm_explain
- * tells the name of. At most `max` rows are written, in the order of dcomm_algo_get_info; *n_p, if not
- * NULL, is how many there are. Prices are those of the size on the model's grid (four to the
- * octave) that is next to `count`, for equal blocks, from rank 0. */
-DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                         dcomm_dtype dtype, dcomm_op op,
-                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                         int max, int *n_p);
-/* The same without a communicator: by `tuning` (NULL: the built-in numbers) for nranks ranks on
- * hosts[nranks] (NULL: on one). */
-DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
-                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
-                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                        int max, int *n_p);
-
-/* A path that bytes of device memory may go. The same plan runs on any: each pair of ranks has the
- * one that the memory at hand allows, and the choice of the algorithm counts on what opts promises.
+/* One path for bytes of device memory. A plan runs on any path: each pair of ranks takes the path
+ * that its memory allows, and the choice of the algorithm relies on what the options promise.
  *
- * "staged": copied out to pinned memory, sent, copied in and folded on the device, piece by piece.
- * "direct": read by the fold's kernel where it lies, by ranks of one host; between hosts the
- * others. "ucx": between hosts sent by UCX out of the device and received into it, where the UCX of
- * all ranks has CUDA transports; staged on a host. */
+ * "staged": copy to pinned memory, send, copy in and fold on the device, piece by piece.
+ * "direct": within a host, the folding kernel reads the peer's memory; between hosts as the others.
+ * "ucx": between hosts, UCX sends from device memory and receives into it, where UCX has CUDA
+ * transports on all ranks; within a host staged. */
 typedef struct dcomm_path {
     const char *name;
-    const char *algo; /* what opts asks for, or what the choice would be; NULL: none */
-    double seconds;   /* by the model; below 0: it has no price */
-    bool taken;       /* the choice counts on it */
-    bool assumed;     /* the price goes by numbers that nobody has measured */
-    int64_t direct_pairs, staged_pairs, ucx_pairs; /* of ranks */
-    char why[192]; /* why the choice does not count on it, "" where it does */
+    const char *algo; /* the options' algorithm, or the choice for this path; NULL: none */
+    double seconds;   /* the model's price; below 0: it has none */
+    bool taken;       /* the choice relies on this path */
+    bool assumed;     /* the price uses numbers that nobody has measured */
+    int64_t direct_pairs, staged_pairs, ucx_pairs; /* pairs of ranks that take each */
+    char why[192]; /* why the choice does not rely on this path; "": it does */
 } dcomm_path;
 
-/* The paths with their prices, for a call with these arguments on device memory: "staged",
- * "direct", "ucx". Which one opts has the choice count on: opts.device the first, or the third
- * where there are other hosts and UCX takes device memory on all ranks; opts.device and
- * opts.registered the second; else none. At most `max` rows are written; *n_p, if not NULL, is how
- * many there are. Errors: as dcomm_explain_all. */
-DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                           dcomm_dtype dtype, dcomm_op op,
-                                           const dcomm_coll_opts *opts, dcomm_path *rows, int max,
-                                           int *n_p);
-/* The same without a communicator, as dcomm_explain_on. */
-DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
-                                              const int *hosts, dcomm_coll coll, size_t count,
-                                              dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                              dcomm_path *rows, int max, int *n_p);
+/* A question and its answer. Zero all of it, then set the call's arguments. */
+typedef struct dcomm_explanation {
+    /* The call. */
+    dcomm_coll coll;
+    size_t count; /* elements, as in the call; all blocks of a v-collective have this size */
+    dcomm_dtype dtype;
+    dcomm_op op;
+    const dcomm_coll_opts *opts; /* NULL: the defaults */
+    /* Where it would run, if comm is NULL. Else all zero. */
+    int nranks;                 /* at least 1 */
+    const int *hosts;           /* [nranks] number of each rank's host; NULL: all share one */
+    const dcomm_tuning *tuning; /* NULL: the built-in numbers (dcomm_tuning_default) */
+    /* The caller's room for rows. NULL and 0: these rows are not wanted. */
+    dcomm_alternative *alternatives; /* every algorithm, in the order of dcomm_algo_get_info */
+    int max_alternatives;
+    dcomm_path *paths; /* "staged", "direct", "ucx" */
+    int max_paths;
+    /* The answer. */
+    const char *algo;  /* the algorithm that runs; constant text */
+    int nalternatives; /* algorithms that there are; may be more than max_alternatives */
+    int npaths;        /* paths that there are; may be more than max_paths */
+} dcomm_explanation;
+
+/* Say which algorithm a call runs on comm, and, if the caller brings room for rows, what the others
+ * cost. comm NULL: explain for ranks that do not exist yet. Any rank may ask by itself.
+ *
+ * Prices are for root 0 and equal blocks, at the size next to `count` on the model's grid (four
+ * sizes an octave). The choice relies on path "staged" with opts.device; on "ucx" with opts.device,
+ * if there are several hosts and UCX takes device memory on all ranks; on "direct" with opts.device
+ * and opts.registered; on none without opts.device.
+ * Errors: DCOMM_ERR_INVALID (explanation is NULL, a field is out of range, nranks, hosts or tuning
+ * beside a comm), DCOMM_ERR_NO_MEMORY, and those of the call itself, such as DCOMM_ERR_UNSUPPORTED
+ * (opts.algo cannot do this). */
+DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *explanation);
 
 /* Whether compression is worth it for an all-reduce of f32. */
 typedef struct dcomm_verdict {

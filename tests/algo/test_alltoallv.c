@@ -3,6 +3,7 @@
  * run by processes. */
 #define _GNU_SOURCE
 #include "proof_step.h"
+#include "explained.h"
 #include "run_ranks.h"
 
 #include "dcomm/impl/device/host.h"
@@ -264,7 +265,7 @@ static double price_of(dcomm_coll coll, size_t count, dcomm_dtype dtype, const c
     dcomm_alternative all[32];
     dcomm_coll_opts opts = {0};
     int n = 0;
-    cr_assert_eq(dcomm_explain_on(NULL, 8, hosts, coll, count, dtype, &opts, all, 32, &n), DCOMM_OK,
+    cr_assert_eq(explained_on(NULL, 8, hosts, coll, count, dtype, &opts, all, 32, &n), DCOMM_OK,
                  "%s", dcomm_last_error());
     for (int i = 0; i < n; i++) {
         if (strcmp(all[i].algo, algo) == 0) {

@@ -5,6 +5,7 @@
 #include "dcomm/all.h"
 
 #include "expect_seconds.h"
+#include "explained.h"
 
 /* What an all-reduce of `count` f32 by an algorithm costs as the choice sees it, on nranks ranks of
  * so many hosts. */
@@ -17,7 +18,7 @@ static double corrected(const dcomm_tuning *tuning, int nranks, int nhosts, dcom
         hosts[r] = r * nhosts / nranks;
     }
     cr_assert_eq(
-        dcomm_explain_on(tuning, nranks, hosts, coll, count, DCOMM_F32, opts, rows, 16, &n),
+        explained_on(tuning, nranks, hosts, coll, count, DCOMM_F32, opts, rows, 16, &n),
         DCOMM_OK);
     for (int i = 0; i < n; i++) {
         if (strcmp(rows[i].algo, algo) == 0) {
@@ -105,11 +106,11 @@ Test(choice, trials, .timeout = 30)
     }
     tried.trial[1].took.bytes[1] = 1;
     cr_assert_eq(
-        dcomm_explain_on(&tried, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),
+        explained_on(&tried, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),
         DCOMM_ERR_INVALID);
     memset(plain.trial[0].algo, 'x', sizeof plain.trial[0].algo);
     cr_assert_eq(
-        dcomm_explain_on(&plain, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),
+        explained_on(&plain, 4, NULL, DCOMM_COLL_ALLREDUCE, 1, DCOMM_F32, NULL, NULL, 0, NULL),
         DCOMM_ERR_INVALID);
 }
 
@@ -188,7 +189,7 @@ Test(choice, explain, .timeout = 30)
     int n = 0;
     cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0, &tuning), DCOMM_OK);
     for (size_t count = 1; count < 1 << 24; count *= 8) {
-        cr_assert_eq(dcomm_explain_on(&tuning, 8, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
+        cr_assert_eq(explained_on(&tuning, 8, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
                                       NULL, rows, 16, &n),
                      DCOMM_OK);
         int chosen = -1;
@@ -205,16 +206,52 @@ Test(choice, explain, .timeout = 30)
     }
     dcomm_coll_opts opts = {.deterministic = true};
     cr_assert_eq(
-        dcomm_explain_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
+        explained_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
         DCOMM_OK);
     cr_assert(rows[0].seconds < 0 && strstr(rows[0].why, "rank order") != NULL, "%s", rows[0].why);
     opts = (dcomm_coll_opts){.algo = "star"};
     cr_assert_eq(
-        dcomm_explain_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
+        explained_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, 1000, DCOMM_F32, &opts, rows, 16, &n),
         DCOMM_OK);
     for (int i = 0; i < n; i++) {
         cr_assert_eq(rows[i].chosen, strcmp(rows[i].algo, "star") == 0);
     }
+}
+
+/* What an explanation is not made for; it says how many rows there are without room for any. */
+Test(choice, explanations, .timeout = 20)
+{
+    dcomm_comm *const none = NULL, *const some = (dcomm_comm *)&(long[64]){0};
+    dcomm_alternative rows[3];
+    dcomm_path path;
+    const struct {
+        dcomm_comm *comm;
+        dcomm_explanation e;
+        const char *word;
+    } bad[] = {{none, {.nranks = 0}, "nranks is 0"},
+               {none, {.nranks = 2, .max_alternatives = 1}, "alternatives is NULL"},
+               {none, {.nranks = 2, .alternatives = rows, .max_alternatives = -1}, "is -1"},
+               {none, {.nranks = 2, .max_paths = 1}, "paths is NULL"},
+               {some, {.nranks = 2}, "one of them is set"},
+               {some, {.hosts = &(int){0}}, "one of them is set"}};
+    cr_assert_eq(dcomm_comm_explain(NULL, NULL), DCOMM_ERR_INVALID);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        dcomm_explanation e = bad[i].e;
+        cr_expect_eq(dcomm_comm_explain(bad[i].comm, &e), DCOMM_ERR_INVALID, "%zu", i);
+        cr_expect(strstr(dcomm_last_error(), bad[i].word) != NULL, "%s", dcomm_last_error());
+    }
+    dcomm_explanation e = {.count = 1000, .dtype = DCOMM_F32, .nranks = 4};
+    cr_assert_eq(dcomm_comm_explain(NULL, &e), DCOMM_OK, "%s", dcomm_last_error());
+    cr_assert(e.algo != NULL && e.nalternatives > 3 && e.npaths == 3);
+    const int all = e.nalternatives;
+    e.alternatives = rows;
+    e.max_alternatives = 2;
+    e.paths = &path;
+    e.max_paths = 1;
+    rows[2].algo = "untouched";
+    cr_assert_eq(dcomm_comm_explain(NULL, &e), DCOMM_OK, "%s", dcomm_last_error());
+    cr_assert(e.nalternatives == all && strcmp(rows[2].algo, "untouched") == 0);
+    cr_assert_str_eq(path.name, "staged");
 }
 
 /* ---- hierarchies ---- */
@@ -234,7 +271,7 @@ Test(choice, few_steps_for_short_calls_between_hosts, .timeout = 20)
         t.link[DCOMM_LINK_HOST].alpha_ps = us * INT64_C(1000000);
         t.link[DCOMM_LINK_HOST].message = t.link[DCOMM_LINK_HOST].shared = dcommi_curve_line(2);
         t.link[DCOMM_LINK_HOST].sustained = dcommi_curve_line(40);
-        cr_assert_eq(dcomm_explain_on(&t, 8, hosts, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32, NULL,
+        cr_assert_eq(explained_on(&t, 8, hosts, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32, NULL,
                                       rows, 16, &n),
                      DCOMM_OK);
         for (int i = 0; i < n; i++) {
@@ -295,11 +332,14 @@ Test(choice, chosen_between_hosts_with_several_ranks, .timeout = 20)
 static const char *note_of(const dcommi_groups *groups, dcomm_coll coll, size_t count)
 {
     static dcomm_alternative rows[32];
-    int n = 0;
-    cr_assert_eq(dcommi_explain_groups(NULL, groups->nranks, groups, coll, count, DCOMM_F32, NULL,
-                                       dcommi_explain_algos, rows, 32, &n),
-                 DCOMM_OK, "%s", dcomm_last_error());
-    for (int i = 0; i < n; i++) {
+    dcomm_explanation e = {.coll = coll,
+                           .count = count,
+                           .dtype = DCOMM_F32,
+                           .nranks = groups->nranks,
+                           .alternatives = rows,
+                           .max_alternatives = 32};
+    cr_assert_eq(dcommi_explain_groups(groups, &e), DCOMM_OK, "%s", dcomm_last_error());
+    for (int i = 0; i < e.nalternatives; i++) {
         if (strcmp(rows[i].algo, "hier") == 0) {
             return rows[i].note;
         }

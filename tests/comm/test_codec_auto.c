@@ -2,6 +2,7 @@
  * nothing is compressed, over a network that the tuning calls slow it is; decisions are kept. */
 #define _GNU_SOURCE
 #include "coded_ranks.h"
+#include "explained.h"
 
 #include <math.h>
 
@@ -154,7 +155,7 @@ static int decides(int rank, int n, procs_shared *shared, void *arg)
     PROCS_TRUE(operations(comm) == before);
     allreduce_error(comm, &opts, COUNT);
     PROCS_TRUE(operations(comm) == before + 2); /* it and the comparison of hashes */
-    RANKS_OK(dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32, DCOMM_SUM, &opts, &algo));
+    RANKS_OK(explained_algo(comm, DCOMM_COLL_ALLREDUCE, COUNT, &opts, &algo));
     PROCS_CHECK((strncmp(algo, "coded", 5) == 0) == (s->taken[0] != 0), "%s", algo);
     /* What is never compressed asks nobody. */
     before = operations(comm);

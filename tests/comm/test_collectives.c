@@ -3,6 +3,7 @@
  * operator; what the calls say of themselves. */
 #define _GNU_SOURCE
 #include "collective_jobs.h"
+#include "explained.h"
 
 #include <criterion/criterion.h>
 
@@ -508,12 +509,12 @@ static int talk(int rank, int n, procs_shared *s, void *arg)
     dcomm_comm *comm = ranks_join(rank, n, s, &(dcomm_comm_opts){.algo = "ring"});
     float data[64] = {0}, more[64] = {0};
     const char *algo = NULL;
-    RANKS_OK(dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, 4, DCOMM_F32, DCOMM_SUM, NULL, &algo));
+    RANKS_OK(explained_algo(comm, DCOMM_COLL_ALLREDUCE, 4, NULL, &algo));
     PROCS_CHECK(strcmp(algo, "ring") == 0, "%s", algo);
-    RANKS_OK(dcomm_explain(comm, DCOMM_COLL_BROADCAST, 4, DCOMM_F32, DCOMM_SUM, NULL, &algo));
+    RANKS_OK(explained_algo(comm, DCOMM_COLL_BROADCAST, 4, NULL, &algo));
     PROCS_CHECK(strcmp(algo, "ring") != 0, "%s", algo); /* broadcast has none */
     dcomm_coll_opts opts = {.algo = "auto"};
-    RANKS_OK(dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, 4, DCOMM_F32, DCOMM_SUM, &opts, &algo));
+    RANKS_OK(explained_algo(comm, DCOMM_COLL_ALLREDUCE, 4, &opts, &algo));
     PROCS_CHECK(strcmp(algo, "ring") != 0, "%s", algo);
 
     dcomm_request *request = NULL;

@@ -104,6 +104,48 @@ static void of_algorithms(dcomm_comm *comm)
     RANKS_OK(dcomm_codec_destroy(&codec));
 }
 
+static void of_explanations(dcomm_comm *comm)
+{
+    const dcomm_coll coll = DCOMM_COLL_ALLREDUCE;
+    const dcomm_coll_opts opts = {.deterministic = true};
+    const int hosts[4] = {0, 0, 1, 1};
+    dcomm_alternative rows[2][32];
+    dcomm_path paths[2][3];
+    dcomm_tuning tuning;
+    dcomm_explanation e = {.coll = coll,
+                           .count = 5000,
+                           .dtype = DCOMM_F32,
+                           .op = DCOMM_MAX,
+                           .opts = &opts,
+                           .alternatives = rows[1],
+                           .max_alternatives = 32,
+                           .paths = paths[1],
+                           .max_paths = 3};
+    const char *algo = NULL;
+    int n = 0;
+    RANKS_OK(dcomm_comm_explain(comm, &e));
+    RANKS_OK(dcomm_explain(comm, coll, 5000, DCOMM_F32, DCOMM_MAX, &opts, &algo));
+    PROCS_TRUE(algo == e.algo);
+    RANKS_OK(dcomm_explain_all(comm, coll, 5000, DCOMM_F32, DCOMM_MAX, &opts, rows[0], 32, &n));
+    PROCS_TRUE(n == e.nalternatives && n > 5 && n <= 32);
+    same("dcomm_explain_all", rows[0], rows[1], (size_t)n * sizeof rows[0][0]);
+    RANKS_OK(dcomm_explain_paths(comm, coll, 5000, DCOMM_F32, DCOMM_MAX, &opts, paths[0], 3, &n));
+    PROCS_TRUE(n == 3 && e.npaths == 3);
+    same("dcomm_explain_paths", paths[0], paths[1], sizeof paths[0]);
+    RANKS_OK(dcomm_tuning_uniform(1000, 1, 1, &tuning));
+    e.tuning = &tuning;
+    e.nranks = 4;
+    e.hosts = hosts;
+    e.op = DCOMM_SUM;
+    RANKS_OK(dcomm_comm_explain(NULL, &e));
+    RANKS_OK(dcomm_explain_on(&tuning, 4, hosts, coll, 5000, DCOMM_F32, &opts, rows[0], 32, &n));
+    PROCS_TRUE(n == e.nalternatives);
+    same("dcomm_explain_on", rows[0], rows[1], (size_t)n * sizeof rows[0][0]);
+    RANKS_OK(dcomm_explain_paths_on(&tuning, 4, hosts, coll, 5000, DCOMM_F32, &opts, paths[0], 3, &n));
+    PROCS_TRUE(n == 3);
+    same("dcomm_explain_paths_on", paths[0], paths[1], sizeof paths[0]);
+}
+
 static void of_feedback(void)
 {
     float x[64];
@@ -131,6 +173,7 @@ static int life(int rank, int n, procs_shared *s, void *arg)
     of_comm(comm, n);
     of_memory(comm);
     of_algorithms(comm);
+    of_explanations(comm);
     of_feedback();
     return ranks_leave(&comm);
 }

@@ -2,6 +2,7 @@
  * of the same call in host memory, and only encodings leave the device. */
 #define _GNU_SOURCE
 #include "device_ranks.h"
+#include "explained.h"
 #ifdef CUDA_HOST_STAND_IN
 #include "cuda_host.h"
 #endif
@@ -367,13 +368,13 @@ static int chosen(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_feedback_create(codec, k.count, NULL, &fb));
     dcomm_coll_opts opts = {.feedback = fb};
     RANKS_OK(
-        dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, k.count, DCOMM_F32, DCOMM_SUM, &opts, &algo));
+        explained_algo(comm, DCOMM_COLL_ALLREDUCE, k.count, &opts, &algo));
     PROCS_CHECK(strcmp(algo, "coded_sparse") == 0, "%s", algo);
     steps_of(comm, &k, 1, stream);
     steps_of(comm, &k, -1, stream);
     opts.device = true;
     RANKS_OK(
-        dcomm_explain(comm, DCOMM_COLL_ALLREDUCE, k.count, DCOMM_F32, DCOMM_SUM, &opts, &algo));
+        explained_algo(comm, DCOMM_COLL_ALLREDUCE, k.count, &opts, &algo));
     PROCS_CHECK(strcmp(algo, "coded_sparse") == 0, "%s", algo);
     /* "auto" compresses what it is given, bf16 among it. */
     RANKS_OK(dcomm_codec_create("auto", &automatic));

@@ -150,12 +150,16 @@ static int whole_way(int rank, int n, procs_shared *s, void *arg)
     }
     dcomm_path paths[4];
     dcomm_tuning tuning;
-    int npaths;
     const dcomm_coll_opts promised = {.device = true};
-    RANKS_OK(dcomm_explain_paths(comm, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32, DCOMM_SUM, &promised,
-                                 paths, 4, &npaths));
+    dcomm_explanation e = {.coll = DCOMM_COLL_ALLREDUCE,
+                           .count = COUNT,
+                           .dtype = DCOMM_F32,
+                           .opts = &promised,
+                           .paths = paths,
+                           .max_paths = 4};
+    RANKS_OK(dcomm_comm_explain(comm, &e));
     RANKS_OK(dcomm_comm_get_tuning(comm, &tuning));
-    PROCS_TRUE(npaths == 3 && strcmp(paths[2].name, "ucx") == 0);
+    PROCS_TRUE(e.npaths == 3 && strcmp(paths[2].name, "ucx") == 0);
     PROCS_CHECK(paths[2].taken == goes && paths[0].taken == !goes && tuning.device_ucx == goes,
                 "%s", paths[2].why);
     return ranks_leave(&comm);

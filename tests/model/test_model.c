@@ -5,6 +5,7 @@
 #include "dcomm/all.h"
 
 #include "expect_seconds.h"
+#include "explained.h"
 
 #define WHOLE ((size_t)1 << 40) /* a chunk so large that nothing is cut into chunks */
 
@@ -303,10 +304,10 @@ Test(model, registered, .timeout = 30)
     const size_t count = 1 << 20;
     const double bytes = 4.0 * (double)count;
     for (int nranks = 2; nranks <= 8; nranks *= 2) {
-        cr_assert_eq(dcomm_explain_on(&tuning, nranks, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
+        cr_assert_eq(explained_on(&tuning, nranks, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
                                       NULL, plain, 16, &n),
                      DCOMM_OK);
-        cr_assert_eq(dcomm_explain_on(&tuning, nranks, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
+        cr_assert_eq(explained_on(&tuning, nranks, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
                                       &opts, promised, 16, &n),
                      DCOMM_OK);
         for (int i = 0; i < n; i++) {
@@ -333,7 +334,7 @@ Test(model, huge_pages, .timeout = 30)
         dcomm_coll_opts opts = {.huge_pages = promises & 1, .registered = promises & 2};
         dcomm_alternative rows[16];
         int n = 0;
-        cr_assert_eq(dcomm_explain_on(&tuning, 2, NULL, DCOMM_COLL_ALLREDUCE, 1 << 20, DCOMM_F32,
+        cr_assert_eq(explained_on(&tuning, 2, NULL, DCOMM_COLL_ALLREDUCE, 1 << 20, DCOMM_F32,
                                       &opts, rows, 16, &n),
                      DCOMM_OK);
         for (int i = 0; i < n; i++) {
@@ -370,7 +371,7 @@ Test(model, just_read, .timeout = 30)
     for (size_t k = 0; k < sizeof tries / sizeof tries[0]; k++) {
         dcomm_alternative rows[16];
         int n = 0, found = -1;
-        cr_assert_eq(dcomm_explain_on(&tuning, 2, NULL, tries[k].coll, tries[k].bytes / 4,
+        cr_assert_eq(explained_on(&tuning, 2, NULL, tries[k].coll, tries[k].bytes / 4,
                                       DCOMM_F32, NULL, rows, 16, &n),
                      DCOMM_OK);
         for (int i = 0; i < n; i++) {

@@ -4,6 +4,8 @@
 #define DCOMM_IMPLEMENTATION
 #include "dcomm/all.h"
 
+#include "explained.h"
+
 #include <criterion/criterion.h>
 
 enum { BYTES = 1 << 20, COUNT = BYTES / sizeof(float) };
@@ -17,7 +19,7 @@ static double priced(const dcomm_tuning *tuning, int nranks, const int *hosts,
 {
     dcomm_alternative rows[16];
     int n = 0;
-    cr_assert_eq(dcomm_explain_on(tuning, nranks, hosts, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32,
+    cr_assert_eq(explained_on(tuning, nranks, hosts, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32,
                                   opts, rows, 16, &n),
                  DCOMM_OK, "%s", dcomm_last_error());
     for (int i = 0; i < n; i++) {
@@ -88,7 +90,7 @@ Test(model_device, whose_numbers, .timeout = 30)
     t = measured();
     t.device_fold.ps[0] = -1;
     cr_assert_eq(
-        dcomm_explain_on(&t, 4, NULL, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32, NULL, NULL, 0, NULL),
+        explained_on(&t, 4, NULL, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32, NULL, NULL, 0, NULL),
         DCOMM_ERR_INVALID);
     dcomm_tuning_default(&t);
     for (int open = 0; open < 2; open++) {
@@ -148,7 +150,7 @@ Test(model_device, moved_by_ucx, .timeout = 30)
     cr_assert(alone == priced(&ucx, 4, one, &promised_device, "ring", &assumed) && !assumed);
     dcomm_alternative rows[16];
     int n = 0; /* elements of short messages */
-    cr_assert_eq(dcomm_explain_on(&ucx, 4, apart, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32,
+    cr_assert_eq(explained_on(&ucx, 4, apart, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32,
                                   &promised_device, rows, 16, &n),
                  DCOMM_OK);
     for (int i = 0; i < n; i++) {
@@ -264,11 +266,17 @@ Test(model_device, what_is_open, .timeout = 30)
 static void paths_of(const dcomm_tuning *tuning, const int *hosts, const dcomm_coll_opts *opts,
                      dcomm_path rows[3])
 {
-    int n = 0;
-    cr_assert_eq(dcomm_explain_paths_on(tuning, 4, hosts, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32,
-                                        opts, rows, 3, &n),
-                 DCOMM_OK, "%s", dcomm_last_error());
-    cr_assert_eq(n, 3);
+    dcomm_explanation e = {.coll = DCOMM_COLL_ALLREDUCE,
+                           .count = COUNT,
+                           .dtype = DCOMM_F32,
+                           .opts = opts,
+                           .nranks = 4,
+                           .hosts = hosts,
+                           .tuning = tuning,
+                           .paths = rows,
+                           .max_paths = 3};
+    cr_assert_eq(dcomm_comm_explain(NULL, &e), DCOMM_OK, "%s", dcomm_last_error());
+    cr_assert_eq(e.npaths, 3);
     cr_assert_str_eq(rows[0].name, "staged");
     cr_assert_str_eq(rows[1].name, "direct");
     cr_assert_str_eq(rows[2].name, "ucx");
@@ -296,7 +304,7 @@ Test(model_device, paths, .timeout = 30)
     cr_assert_lt(rows[1].seconds, rows[0].seconds);
     cr_assert(strstr(rows[1].why, "dcomm_mem_alloc_device") != NULL, "%s", rows[1].why);
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(dcomm_explain_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32,
+        cr_assert_eq(explained_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32,
                                       i == 0 ? &promised_device : &promised_open, all, 16, &n),
                      DCOMM_OK);
         for (int k = 0; k < n; k++) {

@@ -1,19 +1,20 @@
-/* api_explain.h - the public read-out of the choice: every algorithm with its price. */
+/* api_explain.h - the public read-out of the choice: every algorithm with its price, and every path
+ * that bytes of device memory may take. */
 #ifndef DCOMMI_API_EXPLAIN_H
 #define DCOMMI_API_EXPLAIN_H
 
-#include "../model/api_model.h"
-#include "call.h"
+#include "api_paths.h"
 
-/* Fill in the rows for a shape. `chosen` is what runs, `forced` whether somebody asked for it. */
-static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
-                                const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
-                                int max, int *n_p)
+/* Fill in at most `max` rows for a shape, and return how many there are. `chosen` runs; `forced`:
+ * somebody asked for it. */
+static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
+                               const dcommi_algo *chosen, bool forced, dcomm_alternative *rows,
+                               int max)
 {
     dcommi_price price, best = {.ps = 0};
     const dcommi_algo *algo;
     int n = 0;
-    bool known = chosen != NULL && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
+    bool known = max > 0 && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
                                                        DCOMMI_CHOICE_BUDGET, &best) >= 0;
     for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
            NULL;
@@ -51,128 +52,105 @@ static void dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
             snprintf(row->why, sizeof row->why, "nothing to choose between");
         }
     }
-    if (n_p != NULL) {
-        *n_p = n;
-    }
+    return n;
 }
 
-/* A call as it would be, for explanations. */
-typedef struct dcommi_explained {
-    dcommi_shape shape;
-    dcommi_coding coding; /* the shape's */
-    const char *name;     /* of the algorithm that is asked for; NULL: none */
-    bool soft;            /* by the communicator */
-} dcommi_explained;
-
-/* What is said of it, in rows of its own kind. */
-typedef dcomm_status (*dcommi_explain_fn)(dcommi_chooser *c, const dcommi_explained *e, void *rows,
-                                          int max, int *n_p);
-
-static dcomm_status dcommi_explain_say(dcommi_chooser *c, const dcommi_explained *e,
-                                       dcommi_explain_fn say, void *rows, int max, int *n_p)
+/* Answer for the shape of a call. `name` is the algorithm that is asked for (NULL: none), by the
+ * call or, if `soft`, by the communicator. */
+static dcomm_status dcommi_explain_shape(dcommi_chooser *c, const dcommi_shape *s, const char *name,
+                                         bool soft, dcomm_explanation *e)
 {
-    if (max < 0 || (rows == NULL && max > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "rows is NULL, or max is %d", max);
-    }
-    return say(c, e, rows, max, n_p);
+    const dcommi_algo *chosen = NULL;
+    DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
+    bool forced = name != NULL && strcmp(name, chosen->name) == 0;
+    e->algo = chosen->name;
+    e->nalternatives = dcommi_explain_rows(c, s, chosen, forced, e->alternatives, e->max_alternatives);
+    e->npaths = dcommi_explain_paths(c, s, name, soft, e->paths, e->max_paths);
+    return DCOMM_OK;
 }
 
-static dcomm_status dcommi_explain_in(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                      dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
-                                      dcommi_explain_fn say, void *rows, int max, int *n_p)
+static dcomm_status dcommi_explain_comm(dcomm_comm *comm, dcomm_explanation *e)
 {
-    dcommi_explained e;
+    const dcomm_coll_opts *opts = e->opts != NULL ? e->opts : &dcommi_default_opts;
+    dcommi_shape s;
+    dcommi_coding coding;
     dcomm_coll_opts decided;
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
-    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &e.shape));
-    DCOMMI_TRY(dcommi_coded_begin(&e.shape, opts, &e.coding));
-    e.soft = opts->algo == NULL;
-    e.name = e.soft ? comm->algo : opts->algo;
+    DCOMMI_TRY(dcommi_auto_peek(comm, e->coll, e->count, e->dtype, e->op, &opts, &decided));
+    DCOMMI_TRY(dcommi_shape_begin(comm, e->coll, e->count, e->dtype, e->op, 0, opts, &s));
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
+    const bool soft = opts->algo == NULL;
     dcommi_comm_lock(comm);
-    dcomm_status status = dcommi_explain_say(comm->chooser, &e, say, rows, max, n_p);
+    dcomm_status status =
+        dcommi_explain_shape(comm->chooser, &s, soft ? comm->algo : opts->algo, soft, e);
     dcommi_comm_unlock(comm);
     return status;
 }
 
-/* The same of ranks that are nowhere yet, in these groups. */
-static dcomm_status dcommi_explain_groups(const dcomm_tuning *tuning, int nranks,
-                                          const dcommi_groups *groups, dcomm_coll coll,
-                                          size_t count, dcomm_dtype dtype,
-                                          const dcomm_coll_opts *opts, dcommi_explain_fn say,
-                                          void *rows, int max, int *n_p)
+/* The same for e->nranks ranks that are nowhere yet, in these groups. */
+static dcomm_status dcommi_explain_groups(const dcommi_groups *groups, dcomm_explanation *e)
 {
+    const dcomm_coll_opts *opts = e->opts != NULL ? e->opts : &dcommi_default_opts;
+    const dcomm_tuning *tuning = e->tuning;
     dcomm_tuning usual;
+    dcommi_shape s;
+    dcommi_coding coding;
     dcomm_comm fake; /* in name only: the checks of a call */
     memset(&fake, 0, sizeof fake);
-    fake.size = nranks;
+    fake.size = e->nranks;
     fake.device_ucx = tuning != NULL && tuning->device_ucx != 0 && !dcommi_within_host(groups);
     fake.groups = (dcommi_groups *)(uintptr_t)groups; /* read only */
-    opts = opts != NULL ? opts : &dcommi_default_opts;
     if (tuning == NULL) {
         dcomm_tuning_default(&usual);
         tuning = &usual;
     }
-    dcommi_explained e = {.name = opts->algo};
     dcommi_chooser *c = dcommi_alloc(sizeof *c);
     dcomm_status status =
-        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, nranks, tuning);
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, groups, e->nranks, tuning);
     if (status >= 0) {
-        status = dcommi_shape_begin(&fake, coll, count, dtype, DCOMM_SUM, 0, opts, &e.shape);
+        status = dcommi_shape_begin(&fake, e->coll, e->count, e->dtype, e->op, 0, opts, &s);
     }
     if (status >= 0) {
-        status = dcommi_coded_begin(&e.shape, opts, &e.coding);
+        status = dcommi_coded_begin(&s, opts, &coding);
     }
     if (status >= 0) {
-        status = dcommi_explain_say(c, &e, say, rows, max, n_p);
+        status = dcommi_explain_shape(c, &s, opts->algo, false, e);
     }
     dcommi_free(c);
     return status;
 }
 
-/* And on these hosts. */
-static dcomm_status dcommi_explain_hosts(const dcomm_tuning *tuning, int nranks, const int *hosts,
-                                         dcomm_coll coll, size_t count, dcomm_dtype dtype,
-                                         const dcomm_coll_opts *opts, dcommi_explain_fn say,
-                                         void *rows, int max, int *n_p)
+static dcomm_status dcommi_explain_hosts(dcomm_explanation *e)
 {
     dcommi_groups *groups = NULL;
-    if (nranks < 1) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "nranks is %d", nranks);
-    }
-    DCOMMI_TRY(dcommi_groups_of_hosts(hosts, nranks, &groups));
-    dcomm_status status = dcommi_explain_groups(tuning, nranks, groups, coll, count, dtype, opts,
-                                                say, rows, max, n_p);
+    DCOMMI_TRY(dcommi_groups_of_hosts(e->hosts, e->nranks, &groups));
+    dcomm_status status = dcommi_explain_groups(groups, e);
     dcommi_groups_free(&groups);
     return status;
 }
 
-static dcomm_status dcommi_explain_algos(dcommi_chooser *c, const dcommi_explained *e, void *rows,
-                                         int max, int *n_p)
+DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *e)
 {
-    const dcommi_algo *chosen = NULL;
-    DCOMMI_TRY(dcommi_algo_pick(&e->shape, e->name, e->soft, c, &chosen));
-    bool forced = e->name != NULL && strcmp(e->name, chosen->name) == 0;
-    dcommi_explain_rows(c, &e->shape, chosen, forced, rows, max, n_p);
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_explain_all(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                         dcomm_dtype dtype, dcomm_op op,
-                                         const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                         int max, int *n_p)
-{
-    return dcommi_explain_in(comm, coll, count, dtype, op, opts, dcommi_explain_algos, rows, max,
-                             n_p);
-}
-
-DCOMM_API dcomm_status dcomm_explain_on(const dcomm_tuning *tuning, int nranks, const int *hosts,
-                                        dcomm_coll coll, size_t count, dcomm_dtype dtype,
-                                        const dcomm_coll_opts *opts, dcomm_alternative *rows,
-                                        int max, int *n_p)
-{
-    return dcommi_explain_hosts(tuning, nranks, hosts, coll, count, dtype, opts,
-                                dcommi_explain_algos, rows, max, n_p);
+    if (e == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "explanation is NULL");
+    }
+    e->algo = NULL;
+    e->nalternatives = e->npaths = 0;
+    if (e->max_alternatives < 0 || (e->alternatives == NULL && e->max_alternatives > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "alternatives is NULL, or max_alternatives is %d",
+                           e->max_alternatives);
+    }
+    if (e->max_paths < 0 || (e->paths == NULL && e->max_paths > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "paths is NULL, or max_paths is %d", e->max_paths);
+    }
+    if (comm == NULL && e->nranks < 1) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL, and nranks is %d", e->nranks);
+    }
+    if (comm != NULL && (e->nranks != 0 || e->hosts != NULL || e->tuning != NULL)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "nranks, hosts and tuning are for a comm that is NULL, and one of "
+                           "them is set");
+    }
+    return comm != NULL ? dcommi_explain_comm(comm, e) : dcommi_explain_hosts(e);
 }
 
 DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning)

@@ -1,8 +1,9 @@
-/* api_paths.h - the public read-out of the paths that bytes of device memory may go, priced. */
+/* api_paths.h - the paths that bytes of device memory may take, with their prices. */
 #ifndef DCOMMI_API_PATHS_H
 #define DCOMMI_API_PATHS_H
 
-#include "api_explain.h"
+#include "../model/api_model.h"
+#include "call.h"
 
 static const struct dcommi_path {
     const char *name;
@@ -68,13 +69,14 @@ static void dcommi_path_price(dcommi_chooser *c, const dcommi_shape *s, const ch
     }
 }
 
-static dcomm_status dcommi_explain_each_path(dcommi_chooser *c, const dcommi_explained *e,
-                                             void *rows, int max, int *n_p)
+/* Fill in at most `max` rows for a shape, and return how many there are. */
+static int dcommi_explain_paths(dcommi_chooser *c, const dcommi_shape *s, const char *name,
+                                bool soft, dcomm_path *rows, int max)
 {
-    const dcommi_shape *s = &e->shape;
-    const int64_t all = (int64_t)s->nranks * (s->nranks - 1) / 2, near = dcommi_path_pairs(s);
+    const int64_t all = (int64_t)s->nranks * (s->nranks - 1) / 2;
+    const int64_t near = max > 0 ? dcommi_path_pairs(s) : 0;
     for (int i = 0; i < DCOMMI_PATHS && i < max; i++) {
-        dcomm_path *row = (dcomm_path *)rows + i;
+        dcomm_path *row = &rows[i];
         dcommi_shape q = *s;
         q.memory = dcommi_paths[i].memory;
         q.chunk_bytes = q.chunk_bytes > 0 ? q.chunk_bytes : (int64_t)DCOMMI_SLOT_BYTES;
@@ -85,31 +87,10 @@ static dcomm_status dcommi_explain_each_path(dcommi_chooser *c, const dcommi_exp
         row->staged_pairs = all - row->direct_pairs - row->ucx_pairs;
         row->taken = s->memory == q.memory;
         row->assumed = dcommi_device_assumed(&c->tuning, q.memory);
-        dcommi_path_price(c, &q, e->name, e->soft, row);
+        dcommi_path_price(c, &q, name, soft, row);
         dcommi_path_why(s, q.memory, row);
     }
-    if (n_p != NULL) {
-        *n_p = DCOMMI_PATHS;
-    }
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_explain_paths(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                           dcomm_dtype dtype, dcomm_op op,
-                                           const dcomm_coll_opts *opts, dcomm_path *rows, int max,
-                                           int *n_p)
-{
-    return dcommi_explain_in(comm, coll, count, dtype, op, opts, dcommi_explain_each_path, rows,
-                             max, n_p);
-}
-
-DCOMM_API dcomm_status dcomm_explain_paths_on(const dcomm_tuning *tuning, int nranks,
-                                              const int *hosts, dcomm_coll coll, size_t count,
-                                              dcomm_dtype dtype, const dcomm_coll_opts *opts,
-                                              dcomm_path *rows, int max, int *n_p)
-{
-    return dcommi_explain_hosts(tuning, nranks, hosts, coll, count, dtype, opts,
-                                dcommi_explain_each_path, rows, max, n_p);
+    return DCOMMI_PATHS;
 }
 
 #endif

@@ -148,29 +148,4 @@ DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p)
     }
 }
 
-DCOMM_API dcomm_status dcomm_explain(dcomm_comm *comm, dcomm_coll coll, size_t count,
-                                     dcomm_dtype dtype, dcomm_op op, const dcomm_coll_opts *opts,
-                                     const char **algo_p)
-{
-    dcommi_shape s;
-    const dcommi_algo *algo = NULL;
-    if (algo_p == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "algo_p is NULL");
-    }
-    opts = opts != NULL ? opts : &dcommi_default_opts;
-    dcommi_coding coding;
-    dcomm_coll_opts decided;
-    DCOMMI_TRY(dcommi_auto_peek(comm, coll, count, dtype, op, &opts, &decided));
-    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, 0, opts, &s));
-    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
-    bool soft = opts->algo == NULL;
-    dcommi_comm_lock(comm);
-    dcomm_status status =
-        dcommi_algo_pick(&s, soft ? comm->algo : opts->algo, soft, comm->chooser, &algo);
-    dcommi_comm_unlock(comm);
-    DCOMMI_TRY(status);
-    *algo_p = algo->name;
-    return DCOMM_OK;
-}
-
 #endif
