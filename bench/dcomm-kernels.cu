@@ -19,6 +19,7 @@
 #include "kernels_targets.h"
 
 static const int WIRES = 4;
+static void *const stream = cudaStreamLegacy; /* that of the events */
 
 static bool said(dcomm_status status)
 {
@@ -55,7 +56,7 @@ static void reductions(size_t n, const memories &in, const memory &out)
                         " of " + std::to_string(operands),
                     n, (operands + 1) * len, out.p, len, anew(n, first(in, operands)), [&] {
                         return said(
-                            dcomm_cuda_reduce(out.p, src, operands, n, o.dtype, o.op, 0, NULL));
+                            dcomm_cuda_reduce(out.p, src, operands, n, o.dtype, o.op, 0, stream));
                     });
         }
     }
@@ -70,16 +71,16 @@ static void arrays(size_t n, const memories &in, const memory &out, const memory
         const std::string name = dcomm_dtype_name(dtype);
         const size_t bytes = f32 + 2 * n;
         measure(name + " to f32", n, bytes, out.p, f32, one,
-                [&] { return said(dcomm_cuda_to_f32(out.f(), in[0]->p, n, dtype, 1, NULL)); });
+                [&] { return said(dcomm_cuda_to_f32(out.f(), in[0]->p, n, dtype, 1, stream)); });
         measure(name + " from f32", n, bytes, out.p, 2 * n, one,
-                [&] { return said(dcomm_cuda_from_f32(out.p, in[0]->f(), n, dtype, NULL)); });
+                [&] { return said(dcomm_cuda_from_f32(out.p, in[0]->f(), n, dtype, stream)); });
         measure("scale " + name, n, 4 * n, out.p, 2 * n, one,
-                [&] { return said(dcomm_cuda_scale(out.p, in[0]->p, n, dtype, 0.5, NULL)); });
+                [&] { return said(dcomm_cuda_scale(out.p, in[0]->p, n, dtype, 0.5, stream)); });
     }
     measure("scale f32", n, 2 * f32, out.p, f32, one,
-            [&] { return said(dcomm_cuda_scale(out.p, in[0]->p, n, DCOMM_F32, 0.5, NULL)); });
+            [&] { return said(dcomm_cuda_scale(out.p, in[0]->p, n, DCOMM_F32, 0.5, stream)); });
     measure("add scaled", n, 3 * f32, next.p, f32, anew(n, {in[0], &next}),
-            [&] { return said(dcomm_cuda_add_scaled(next.f(), 1e-3f, in[0]->f(), n, NULL)); });
+            [&] { return said(dcomm_cuda_add_scaled(next.f(), 1e-3f, in[0]->f(), n, stream)); });
     const struct {
         dcomm_cuda_feedback_op op;
         const char *name;
@@ -93,13 +94,13 @@ static void arrays(size_t n, const memories &in, const memory &out, const memory
         const float *b = s.bytes == 12 ? in[1]->f() : NULL;
         measure(std::string("feedback ") + s.name, n, s.bytes * n, out.p, s.written * n,
                 anew(n, first(in, b != NULL ? 2 : 1)), [&] {
-                    return said(dcomm_cuda_feedback(s.op, out.p, in[0]->p, 0.9f, b, n, NULL, NULL));
+                    return said(dcomm_cuda_feedback(s.op, out.p, in[0]->p, 0.9f, b, n, NULL, stream));
                 });
     }
     memory clip(sizeof(dcomm_cuda_clip)), tiles(dcomm_cuda_feedback_clip_workspace_bytes(n));
     dcomm_cuda_clip *found = static_cast<dcomm_cuda_clip *>(clip.p);
     const timed_call clips = [&] {
-        return said(dcomm_cuda_feedback_clip(found, in[0]->f(), n, 1, tiles.p, NULL));
+        return said(dcomm_cuda_feedback_clip(found, in[0]->f(), n, 1, tiles.p, stream));
     };
     measure("feedback clip", n, f32, clip.p, sizeof *found, one, clips);
     measure(
@@ -107,15 +108,15 @@ static void arrays(size_t n, const memories &in, const memory &out, const memory
         [&] { return anew(n, first(in, 2))() && clips(); },
         [&] {
             return said(
-                dcomm_cuda_feedback_clipped(out.f(), in[0]->f(), found, 0.9f, in[1]->f(), n, NULL));
+                dcomm_cuda_feedback_clipped(out.f(), in[0]->f(), found, 0.9f, in[1]->f(), n, stream));
         });
     memory sight(sizeof(dcomm_cuda_sight)), room(dcomm_cuda_look_workspace_bytes(n));
     dcomm_cuda_sight *seen = static_cast<dcomm_cuda_sight *>(sight.p);
     measure("look f32", n, f32, sight.p, sizeof *seen, one, [&] {
-        return said(dcomm_cuda_look(in[0]->p, n, DCOMM_F32, 1, false, seen, room.p, NULL));
+        return said(dcomm_cuda_look(in[0]->p, n, DCOMM_F32, 1, false, seen, room.p, stream));
     });
     measure("look f32, unscale", n, 2 * f32, sight.p, sizeof *seen, anew(n, {&next}), [&] {
-        return said(dcomm_cuda_look(next.p, n, DCOMM_F32, 1.0 / 3, false, seen, room.p, NULL));
+        return said(dcomm_cuda_look(next.p, n, DCOMM_F32, 1.0 / 3, false, seen, room.p, stream));
     });
 }
 
@@ -143,7 +144,7 @@ static void codec(const char *spec, size_t n, const memories &in, const memory &
         for (size_t w = 0; w < some && good; w++) {
             key.step++;
             good = said(dcomm_cuda_encode(c, in[w]->f(), NULL, NULL, n, &key, wires[w]->p, len,
-                                          NULL, NULL, NULL));
+                                          NULL, NULL, stream));
         }
         return good;
     };
@@ -154,12 +155,12 @@ static void codec(const char *spec, size_t n, const memories &in, const memory &
     measure(name + " encode", n, 4 * n + len, wire.p, len, one, [&] {
         key.step++;
         return said(
-            dcomm_cuda_encode(c, in[0]->f(), NULL, NULL, n, &key, wire.p, len, NULL, NULL, NULL));
+            dcomm_cuda_encode(c, in[0]->f(), NULL, NULL, n, &key, wire.p, len, NULL, NULL, stream));
     });
     measure(name + " encode, feedback", n, 12 * n + len, wire.p, len, two, [&] {
         key.step++;
         return said(dcomm_cuda_encode(c, in[0]->f(), in[1]->f(), next.f(), n, &key, wire.p, len,
-                                      NULL, NULL, NULL));
+                                      NULL, NULL, stream));
     });
     memory sums(sizeof(dcomm_cuda_ledger)), room(dcomm_cuda_ledger_workspace_bytes(c, n));
     fine(cudaMemset(sums.p, 0, sizeof(dcomm_cuda_ledger)), "a ledger");
@@ -167,29 +168,29 @@ static void codec(const char *spec, size_t n, const memories &in, const memory &
         key.step++;
         return said(dcomm_cuda_encode_ledger(c, in[0]->f(), NULL, NULL, n, &key, wire.p, len,
                                              room.p, NULL, static_cast<dcomm_cuda_ledger *>(sums.p),
-                                             NULL));
+                                             stream));
     });
     measure(name + " decode", n, 4 * n + len, out.p, 4 * n, one_wire, [&] {
-        return said(dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, NULL, NULL, NULL));
+        return said(dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, NULL, NULL, stream));
     });
     measure(
         name + " decode-and-add of 4", n, 8 * n + WIRES * len, out.p, 4 * n,
         [&] { return all() && renew(out, n); },
         [&] {
-            return said(dcomm_cuda_decode_add(c, at, lens, WIRES, out.f(), n, NULL, NULL, NULL));
+            return said(dcomm_cuda_decode_add(c, at, lens, WIRES, out.f(), n, NULL, NULL, stream));
         });
     dcomm_codec_layout layout;
     if (dcomm_codec_get_layout(c, &layout) == DCOMM_OK &&
         (layout.format == DCOMM_FORMAT_E4M3 || layout.format == DCOMM_FORMAT_E5M2)) {
         measure("reduce " + name + " max of 4", n, 4 * n + WIRES * len, out.p, 4 * n, all, [&] {
             return said(
-                dcomm_cuda_reduce_fp8(c, at, lens, WIRES, out.f(), n, DCOMM_MAX, 1, NULL, NULL));
+                dcomm_cuda_reduce_fp8(c, at, lens, WIRES, out.f(), n, DCOMM_MAX, 1, NULL, stream));
         });
     }
     measure(name + " decode-sum-re-encode of 4", n, (WIRES + 1) * len, wire.p, len, all, [&] {
         key.step++;
         return said(dcomm_cuda_recode(c, at, lens, WIRES, 1, NULL, NULL, n, &key, wire.p, len, NULL,
-                                      NULL, NULL));
+                                      NULL, stream));
     });
     for (memory *m : wires) {
         delete m;
@@ -231,7 +232,7 @@ static void sparse(const char *spec, size_t n, const memories &in, const memory 
         for (size_t w = 0; w < some && good; w++) {
             good = said(dcomm_cuda_encode(c, in[w]->f(), NULL, NULL, n, NULL, wires[w]->p, most,
                                           workspace.p, static_cast<dcomm_cuda_report *>(found.p),
-                                          NULL));
+                                          stream));
         }
         return good;
     };
@@ -248,7 +249,7 @@ static void sparse(const char *spec, size_t n, const memories &in, const memory 
     const auto encode = [&](bool feedback) {
         return said(dcomm_cuda_encode(c, in[0]->f(), feedback ? in[1]->f() : NULL,
                                       feedback ? next.f() : NULL, n, NULL, wire.p, most,
-                                      workspace.p, NULL, NULL));
+                                      workspace.p, NULL, stream));
     };
     const size_t sure = len / 2; /* bytes of any wire */
     measure(name + " encode", n, 4 * n + len, wire.p, sure, one, [&] { return encode(false); });
@@ -262,16 +263,16 @@ static void sparse(const char *spec, size_t n, const memories &in, const memory 
                 [&] { return encode(true); });
     }
     measure(name + " decode", n, 4 * n + len, out.p, 4 * n, one_wire, [&] {
-        return said(dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, scatter.p, NULL, NULL));
+        return said(dcomm_cuda_decode_sum(c, at, lens, 1, out.f(), n, scatter.p, NULL, stream));
     });
     measure(name + " decode-sum of 4", n, 4 * n + scattered, out.p, 4 * n, all, [&] {
-        return said(dcomm_cuda_decode_sum(c, at, lens, WIRES, out.f(), n, scatter.p, NULL, NULL));
+        return said(dcomm_cuda_decode_sum(c, at, lens, WIRES, out.f(), n, scatter.p, NULL, stream));
     });
     /* The sum is an array, which is written and read. */
     measure(name + " decode-sum-re-encode of 4", n, 8 * n + scattered + len, wire.p, sure, all,
             [&] {
                 return said(dcomm_cuda_recode(c, at, lens, WIRES, 1, NULL, NULL, n, NULL, wire.p,
-                                              most, again.p, NULL, NULL));
+                                              most, again.p, NULL, stream));
             });
     for (memory *m : wires) {
         delete m;
@@ -297,21 +298,21 @@ static void lowrank(const char *spec, size_t n, const memories &in, const memory
     measure(
         name + " P = M Q", n, 4 * n + q_bytes + p_bytes, p.p, p_bytes,
         [&] { return new_q() && renew(*in[0], n); },
-        [&] { return said(dcomm_cuda_powersgd_p(&m, in[0]->f(), q.f(), p.f(), NULL, NULL)); });
+        [&] { return said(dcomm_cuda_powersgd_p(&m, in[0]->f(), q.f(), p.f(), NULL, stream)); });
     measure(name + " orthonormal P", n, 2 * p_bytes, p.p, p_bytes, new_p,
-            [&] { return said(dcomm_cuda_powersgd_orthonormal(&m, p.f(), NULL)); });
+            [&] { return said(dcomm_cuda_powersgd_orthonormal(&m, p.f(), stream)); });
     measure(
         name + " Q = M^T P", n, 4 * n + q_bytes + p_bytes, q.p, q_bytes,
         [&] { return new_p() && renew(*in[0], n); },
-        [&] { return said(dcomm_cuda_powersgd_q(&m, in[0]->f(), p.f(), q.f(), NULL, NULL)); });
+        [&] { return said(dcomm_cuda_powersgd_q(&m, in[0]->f(), p.f(), q.f(), NULL, stream)); });
     measure(name + " start", n, 2 * q_bytes, q.p, q_bytes, new_q,
-            [&] { return said(dcomm_cuda_powersgd_start(&m, &key, q.f(), NULL)); });
+            [&] { return said(dcomm_cuda_powersgd_start(&m, &key, q.f(), stream)); });
     measure(name + " decode", n, 4 * n + q_bytes + p_bytes, out.p, 4 * n, both,
-            [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), 0, NULL)); });
+            [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), 0, stream)); });
     measure(
         name + " residual", n, 8 * n + q_bytes + p_bytes, out.p, 4 * n,
         [&] { return both() && renew(out, n); },
-        [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), -1, NULL)); });
+        [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), -1, stream)); });
     memory sums(sizeof(dcomm_cuda_ledger)), room(dcomm_cuda_compare_workspace_bytes(n));
     fine(cudaMemset(sums.p, 0, sizeof(dcomm_cuda_ledger)), "a ledger");
     measure(
@@ -320,7 +321,7 @@ static void lowrank(const char *spec, size_t n, const memories &in, const memory
         [&] {
             return said(
                 dcomm_cuda_powersgd_product_ledger(&m, p.f(), q.f(), in[0]->f(), out.f(), room.p,
-                                                   static_cast<dcomm_cuda_ledger *>(sums.p), NULL));
+                                                   static_cast<dcomm_cuda_ledger *>(sums.p), stream));
         });
     dcomm_codec_destroy(&c);
 }

@@ -638,21 +638,27 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback
  *     #define DCOMM_CUDA_IMPLEMENTATION
  *     #include "dcomm.h"
  * and linked with the file that has DCOMM_IMPLEMENTATION and with CUDA's runtime. Callers need no
- * CUDA header: a stream is a void * (a cudaStream_t; NULL: the default stream), and the file that
- * calls may be C. They need no communicator either. docs/cuda.md shows a program.
+ * CUDA header and may be C; they need no communicator either. docs/cuda.md shows a program.
+ *
+ * A stream is a cudaStream_t, passed as void *. NULL means the same everywhere in dcomm (here, in
+ * dcomm_coll_opts.stream, in dcomm_param_mark_ready): no stream. The call reads data that is there
+ * already, and its results are there when it returns or when its request is complete. CUDA's
+ * default stream is cudaStreamLegacy.
  *
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
  * - A call launches one kernel on the stream (with sparse codecs and powersgd, a few; with a
  *   ledger, two more), and returns. It allocates nothing, waits for nothing, and launches the same
- *   whatever the data: it can be captured into a graph, and keeps its arguments there.
+ *   whatever the data: it can be captured into a graph, and keeps its arguments there. Without a
+ *   stream it launches on the default stream, and returns when the kernel has ended.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
  * - Errors: DCOMM_ERR_INVALID (an argument), DCOMM_ERR_UNSUPPORTED (a codec without kernels, more
  *   than DCOMM_CUDA_OPERANDS operands), DCOMM_ERR_SYSTEM (the launch failed); dcomm_last_error has
- *   the sentence. What goes wrong while the kernel runs is the stream's to report, as always. */
+ *   the sentence. The stream reports what goes wrong while the kernel runs; without a stream, the
+ *   call itself does. */
 #ifndef DCOMM_CUDA_H
 #define DCOMM_CUDA_H
 
@@ -1681,8 +1687,7 @@ typedef struct dcomm_coll_opts {
      * errors show in dcomm_comm_status, and never hold the stream up. A request may be asked for
      * all the same. Of operations in a group, the stream counts at dcomm_group_end. May differ by
      * rank; buffers may be host memory too. From the first such call on, the context has a progress
-     * thread. NULL is no stream: for CUDA's default stream give cudaStreamLegacy. A call on device
-     * memory without a stream begins at once, on data that must be there.
+     * thread. NULL is no stream (cuda.h): the operation begins at once.
      * Errors: DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured
      * into a graph; the driver cannot let a stream wait), DCOMM_ERR_INVALID (another rank of this
      * process has put the same operation on this stream, or one of the two is the legacy default
@@ -2101,11 +2106,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
  * may still read it. From any thread; waits for no other rank, nor for a device.
  *
- * `stream` is for gradients in device memory: a cudaStream_t of that device (its default stream is
- * cudaStreamLegacy). The gradient is computed when what the stream holds now has been done. The
+ * `stream` is for gradients in device memory: a cudaStream_t of that device. The gradient is computed when what the stream holds now has been done. The
  * stream itself waits for nothing: what is put on it next runs while the bucket is summed, on a
- * stream of the buckets' own. Gradients of a bucket may be marked on different streams. NULL: the
- * gradient is there already. From the first device on, the context has a progress thread.
+ * stream of the buckets' own. Gradients of a bucket may be marked on different streams. NULL is
+ * no stream (cuda.h): the gradient is there already. From the first device on, the context has a progress thread.
  * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream, and the gradient is in
  * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
  * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that
@@ -66159,6 +66163,20 @@ __attribute__((format(printf, 2, 3))) static dcomm_status dcommi_cuda_fail(dcomm
     return dcomm_set_error(status, text);
 }
 
+/* Return the status of work that was given to a stream. Without a stream, wait for it. */
+static dcomm_status dcommi_cuda_given(const char *call, cudaError_t error, void *stream)
+{
+    if (error == cudaSuccess && stream == NULL) {
+        error = cudaStreamSynchronize(NULL);
+    }
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError(); /* the caller has the status: the program's next check need not */
+        return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s", call,
+                                cudaGetErrorString(error));
+    }
+    return DCOMM_OK;
+}
+
 template <class P>
 static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint64_t blocks,
                                        unsigned threads, const P &p, void *stream)
@@ -66167,14 +66185,10 @@ static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint
         return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: the arrays are too long for one launch",
                                 call);
     }
-    cudaError_t error =
-        dcommi_cuda_start(kernel, (unsigned)blocks, threads, p, static_cast<cudaStream_t>(stream));
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError(); /* the caller has the status: the program's next check need not */
-        return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s", call,
-                                cudaGetErrorString(error));
-    }
-    return DCOMM_OK;
+    return dcommi_cuda_given(
+        call,
+        dcommi_cuda_start(kernel, (unsigned)blocks, threads, p, static_cast<cudaStream_t>(stream)),
+        stream);
 }
 
 static bool dcommi_cuda_aligned(const void *p, size_t to)
@@ -69084,10 +69098,8 @@ static dcomm_status dcommi_cuda_workspace_check(const char *call, const void *wo
 
 static dcomm_status dcommi_cuda_zero(const char *call, void *p, size_t bytes, void *stream)
 {
-    cudaError_t error = cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream));
-    return error == cudaSuccess ? DCOMM_OK
-                                : dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s",
-                                                   call, cudaGetErrorString(error));
+    return dcommi_cuda_given(
+        call, cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream)), stream);
 }
 
 /* What kernels of all codecs are told alike. */

@@ -144,11 +144,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
  * may still read it. From any thread; waits for no other rank, nor for a device.
  *
- * `stream` is for gradients in device memory: a cudaStream_t of that device (its default stream is
- * cudaStreamLegacy). The gradient is computed when what the stream holds now has been done. The
+ * `stream` is for gradients in device memory: a cudaStream_t of that device. The gradient is computed when what the stream holds now has been done. The
  * stream itself waits for nothing: what is put on it next runs while the bucket is summed, on a
- * stream of the buckets' own. Gradients of a bucket may be marked on different streams. NULL: the
- * gradient is there already. From the first device on, the context has a progress thread.
+ * stream of the buckets' own. Gradients of a bucket may be marked on different streams. NULL is
+ * no stream (cuda.h): the gradient is there already. From the first device on, the context has a progress thread.
  * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream, and the gradient is in
  * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
  * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that

@@ -75,8 +75,7 @@ typedef struct dcomm_coll_opts {
      * errors show in dcomm_comm_status, and never hold the stream up. A request may be asked for
      * all the same. Of operations in a group, the stream counts at dcomm_group_end. May differ by
      * rank; buffers may be host memory too. From the first such call on, the context has a progress
-     * thread. NULL is no stream: for CUDA's default stream give cudaStreamLegacy. A call on device
-     * memory without a stream begins at once, on data that must be there.
+     * thread. NULL is no stream (cuda.h): the operation begins at once.
      * Errors: DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured
      * into a graph; the driver cannot let a stream wait), DCOMM_ERR_INVALID (another rank of this
      * process has put the same operation on this stream, or one of the two is the legacy default

@@ -4,21 +4,27 @@
  *     #define DCOMM_CUDA_IMPLEMENTATION
  *     #include "dcomm.h"
  * and linked with the file that has DCOMM_IMPLEMENTATION and with CUDA's runtime. Callers need no
- * CUDA header: a stream is a void * (a cudaStream_t; NULL: the default stream), and the file that
- * calls may be C. They need no communicator either. docs/cuda.md shows a program.
+ * CUDA header and may be C; they need no communicator either. docs/cuda.md shows a program.
+ *
+ * A stream is a cudaStream_t, passed as void *. NULL means the same everywhere in dcomm (here, in
+ * dcomm_coll_opts.stream, in dcomm_param_mark_ready): no stream. The call reads data that is there
+ * already, and its results are there when it returns or when its request is complete. CUDA's
+ * default stream is cudaStreamLegacy.
  *
  * What they all do alike:
  * - Data pointers are of memory that the current device can read and write. Arrays of such
  *   pointers, codecs and keys are read before the call returns, and are host memory.
  * - A call launches one kernel on the stream (with sparse codecs and powersgd, a few; with a
  *   ledger, two more), and returns. It allocates nothing, waits for nothing, and launches the same
- *   whatever the data: it can be captured into a graph, and keeps its arguments there.
+ *   whatever the data: it can be captured into a graph, and keeps its arguments there. Without a
+ *   stream it launches on the default stream, and returns when the kernel has ended.
  * - Bytes are those that the function of the same name in compress.h writes. What that function
  *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
  * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
  * - Errors: DCOMM_ERR_INVALID (an argument), DCOMM_ERR_UNSUPPORTED (a codec without kernels, more
  *   than DCOMM_CUDA_OPERANDS operands), DCOMM_ERR_SYSTEM (the launch failed); dcomm_last_error has
- *   the sentence. What goes wrong while the kernel runs is the stream's to report, as always. */
+ *   the sentence. The stream reports what goes wrong while the kernel runs; without a stream, the
+ *   call itself does. */
 #ifndef DCOMM_CUDA_H
 #define DCOMM_CUDA_H
 

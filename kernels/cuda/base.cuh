@@ -43,6 +43,20 @@ __attribute__((format(printf, 2, 3))) static dcomm_status dcommi_cuda_fail(dcomm
     return dcomm_set_error(status, text);
 }
 
+/* Return the status of work that was given to a stream. Without a stream, wait for it. */
+static dcomm_status dcommi_cuda_given(const char *call, cudaError_t error, void *stream)
+{
+    if (error == cudaSuccess && stream == NULL) {
+        error = cudaStreamSynchronize(NULL);
+    }
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError(); /* the caller has the status: the program's next check need not */
+        return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s", call,
+                                cudaGetErrorString(error));
+    }
+    return DCOMM_OK;
+}
+
 template <class P>
 static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint64_t blocks,
                                        unsigned threads, const P &p, void *stream)
@@ -51,14 +65,10 @@ static dcomm_status dcommi_cuda_launch(const char *call, void (*kernel)(P), uint
         return dcommi_cuda_fail(DCOMM_ERR_INVALID, "%s: the arrays are too long for one launch",
                                 call);
     }
-    cudaError_t error =
-        dcommi_cuda_start(kernel, (unsigned)blocks, threads, p, static_cast<cudaStream_t>(stream));
-    if (error != cudaSuccess) {
-        (void)cudaGetLastError(); /* the caller has the status: the program's next check need not */
-        return dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s", call,
-                                cudaGetErrorString(error));
-    }
-    return DCOMM_OK;
+    return dcommi_cuda_given(
+        call,
+        dcommi_cuda_start(kernel, (unsigned)blocks, threads, p, static_cast<cudaStream_t>(stream)),
+        stream);
 }
 
 static bool dcommi_cuda_aligned(const void *p, size_t to)

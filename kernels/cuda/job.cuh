@@ -78,10 +78,8 @@ static dcomm_status dcommi_cuda_workspace_check(const char *call, const void *wo
 
 static dcomm_status dcommi_cuda_zero(const char *call, void *p, size_t bytes, void *stream)
 {
-    cudaError_t error = cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream));
-    return error == cudaSuccess ? DCOMM_OK
-                                : dcommi_cuda_fail(DCOMM_ERR_SYSTEM, "%s: the launch failed: %s",
-                                                   call, cudaGetErrorString(error));
+    return dcommi_cuda_given(
+        call, cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream)), stream);
 }
 
 /* What kernels of all codecs are told alike. */

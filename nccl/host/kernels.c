@@ -125,6 +125,9 @@ dcomm_status cuhost_launch(const char *call, const void *work, size_t bytes, cuh
     if (error == cudaSuccess) {
         error = cuhost_enqueue(stream, CUHOST_KERNEL, run, NULL, work, bytes);
     }
+    if (error == cudaSuccess && stream == NULL) { /* no stream: done when the call returns */
+        error = cudaStreamSynchronize(NULL);
+    }
     return error == cudaSuccess
                ? DCOMM_OK
                : fail(DCOMM_ERR_SYSTEM, call, "the launch failed: %s", cudaGetErrorString(error));

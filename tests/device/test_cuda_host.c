@@ -675,6 +675,42 @@ Test(cuda_host, kernels_are_the_cpus_own)
     dcomm_codec_destroy(&codec);
 }
 
+static void slow(void *user)
+{
+    for (int i = 0; i < 20; i++) {
+        procs_nap();
+    }
+    atomic_fetch_add((_Atomic int *)user, 1);
+}
+
+/* NULL is no stream: the kernel has ended when the call returns, and its fault is the call's. */
+Test(cuda_host, a_kernel_without_a_stream_has_ended)
+{
+    enum { N = 100 };
+    float *x, on_stack[N] = {0};
+    cudaStream_t stream;
+    _Atomic int before = 0;
+    gate g = {0};
+    GOOD(cudaMallocHost((void **)&x, N * sizeof *x));
+    for (int i = 0; i < N; i++) {
+        x[i] = (float)i;
+    }
+    GOOD(cudaLaunchHostFunc(NULL, slow, (void *)&before));
+    cr_assert_eq(dcomm_cuda_scale(x, x, N, DCOMM_F32, 2, NULL), DCOMM_OK);
+    cr_assert_eq(atomic_load(&before), 1);
+    cr_assert_eq(x[N - 1], 2 * (N - 1));
+    /* On a stream it is only launched. */
+    GOOD(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    GOOD(cudaLaunchHostFunc(stream, pass, &g));
+    cr_assert_eq(dcomm_cuda_scale(x, x, N, DCOMM_F32, 2, stream), DCOMM_OK);
+    cr_assert_eq(x[N - 1], 2 * (N - 1));
+    atomic_store(&g.open, 1);
+    GOOD(cudaStreamSynchronize(stream));
+    cr_assert_eq(x[N - 1], 4 * (N - 1));
+    GOOD(cudaStreamDestroy(stream));
+    cr_assert_eq(dcomm_cuda_scale(on_stack, x, N, DCOMM_F32, 2, NULL), DCOMM_ERR_SYSTEM);
+}
+
 /* The kernels' reports know sums beyond f32 from other trouble. */
 Test(cuda_host, sums_of_wires_beyond_f32)
 {

@@ -123,6 +123,31 @@ static void test_arguments(void)
     ok("arguments");
 }
 
+/* NULL is no stream: the kernel has ended when the call returns. */
+static void test_no_stream(void)
+{
+    const size_t n = (size_t)1 << 20;
+    area a(4 * n);
+    float *x = reinterpret_cast<float *>(a.at);
+    good(dcomm_cuda_scale(x, x, n, DCOMM_F32, 0.5, NULL), "scale without a stream");
+#ifdef DCOMMI_CUDA_SHIM
+    const unsigned long waits = shim_waits;
+    good(dcomm_cuda_scale(x, x, n, DCOMM_F32, 0.5, NULL), "scale without a stream");
+    if (shim_waits == waits) {
+        wrong("nobody waits for a kernel without a stream");
+    }
+    good(dcomm_cuda_scale(x, x, n, DCOMM_F32, 0.5, cudaStreamLegacy), "scale on a stream");
+    if (shim_waits != waits + 1) {
+        wrong("a call waits for a kernel on a stream");
+    }
+#else
+    if (cudaStreamQuery(cudaStreamLegacy) != cudaSuccess) {
+        wrong("a kernel without a stream runs when its call has returned");
+    }
+#endif
+    ok("no stream");
+}
+
 static void test_kernels(void)
 {
     int turn = 0;
@@ -165,6 +190,7 @@ static void test_once(void)
         far_product_ledger();
     }
     test_arguments();
+    test_no_stream();
 }
 
 #ifdef DCOMMI_CUDA_SHIM

@@ -51,6 +51,8 @@ typedef shim_graph *cudaGraph_t;
 typedef shim_graph *cudaGraphExec_t;
 enum { cudaStreamNonBlocking = 1, cudaStreamCaptureModeGlobal = 0 };
 
+#define cudaStreamLegacy ((cudaStream_t)1)
+
 static shim_graph *shim_captured; /* NULL: no stream is being captured */
 static cudaStream_t shim_captured_stream;
 
@@ -81,9 +83,12 @@ static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsign
     return cudaSuccess;
 }
 
-static inline cudaError_t cudaStreamSynchronize(cudaStream_t)
+static unsigned long shim_waits; /* for the default stream */
+
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     shim_not_captured("a stream is waited for during a capture, after nodes");
+    shim_waits += stream == nullptr;
     return cudaSuccess;
 }
 
