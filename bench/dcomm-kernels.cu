@@ -94,7 +94,8 @@ static void arrays(size_t n, const memories &in, const memory &out, const memory
         const float *b = s.bytes == 12 ? in[1]->f() : NULL;
         measure(std::string("feedback ") + s.name, n, s.bytes * n, out.p, s.written * n,
                 anew(n, first(in, b != NULL ? 2 : 1)), [&] {
-                    return said(dcomm_cuda_feedback(s.op, out.p, in[0]->p, 0.9f, b, n, NULL, stream));
+                    return said(
+                        dcomm_cuda_feedback(s.op, out.p, in[0]->p, 0.9f, b, n, NULL, stream));
                 });
     }
     memory clip(sizeof(dcomm_cuda_clip)), tiles(dcomm_cuda_feedback_clip_workspace_bytes(n));
@@ -107,8 +108,8 @@ static void arrays(size_t n, const memories &in, const memory &out, const memory
         "feedback clipped", n, 3 * f32, out.p, f32,
         [&] { return anew(n, first(in, 2))() && clips(); },
         [&] {
-            return said(
-                dcomm_cuda_feedback_clipped(out.f(), in[0]->f(), found, 0.9f, in[1]->f(), n, stream));
+            return said(dcomm_cuda_feedback_clipped(out.f(), in[0]->f(), found, 0.9f, in[1]->f(), n,
+                                                    stream));
         });
     memory sight(sizeof(dcomm_cuda_sight)), room(dcomm_cuda_look_workspace_bytes(n));
     dcomm_cuda_sight *seen = static_cast<dcomm_cuda_sight *>(sight.p);
@@ -307,8 +308,9 @@ static void lowrank(const char *spec, size_t n, const memories &in, const memory
         [&] { return said(dcomm_cuda_powersgd_q(&m, in[0]->f(), p.f(), q.f(), NULL, stream)); });
     measure(name + " start", n, 2 * q_bytes, q.p, q_bytes, new_q,
             [&] { return said(dcomm_cuda_powersgd_start(&m, &key, q.f(), stream)); });
-    measure(name + " decode", n, 4 * n + q_bytes + p_bytes, out.p, 4 * n, both,
-            [&] { return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), 0, stream)); });
+    measure(name + " decode", n, 4 * n + q_bytes + p_bytes, out.p, 4 * n, both, [&] {
+        return said(dcomm_cuda_powersgd_product(&m, p.f(), q.f(), out.f(), 0, stream));
+    });
     measure(
         name + " residual", n, 8 * n + q_bytes + p_bytes, out.p, 4 * n,
         [&] { return both() && renew(out, n); },
@@ -319,9 +321,9 @@ static void lowrank(const char *spec, size_t n, const memories &in, const memory
         name + " residual, ledger", n, 12 * n + q_bytes + p_bytes, out.p, 4 * n,
         [&] { return both() && renew(out, n) && renew(*in[0], n); },
         [&] {
-            return said(
-                dcomm_cuda_powersgd_product_ledger(&m, p.f(), q.f(), in[0]->f(), out.f(), room.p,
-                                                   static_cast<dcomm_cuda_ledger *>(sums.p), stream));
+            return said(dcomm_cuda_powersgd_product_ledger(
+                &m, p.f(), q.f(), in[0]->f(), out.f(), room.p,
+                static_cast<dcomm_cuda_ledger *>(sums.p), stream));
         });
     dcomm_codec_destroy(&c);
 }

@@ -250,8 +250,8 @@ static dcomm_status explain(report *r, dcomm_comm *comm)
                            .paths = r->paths,
                            .max_paths = opts.device ? paths : 0};
     if (status >= 0) {
-        status = comm != NULL ? dcomm_comm_explain(comm, &e)
-                              : dcommi_explain_groups(r->view.groups, &e);
+        status =
+            comm != NULL ? dcomm_comm_explain(comm, &e) : dcommi_explain_groups(r->view.groups, &e);
     }
     if (status >= 0 && codec != NULL && comm != NULL && r->count > 0) {
         status = dcomm_codec_measure(comm, codec, r->count, opts.device, &r->verdict);

@@ -68,15 +68,15 @@ extern "C" {
 #define DCOMM_API extern
 #endif
 
-/* Compilers warn of a call whose status nobody looks at: of what creates, communicates or waits.
- * Define DCOMM_NO_WARN_UNUSED before the include to have no such warnings. */
+/* Marks functions that create, communicate or wait: compilers warn if a caller ignores their
+ * status. Define DCOMM_NO_WARN_UNUSED before the include to turn these warnings off. */
 #if defined(__GNUC__) && !defined(DCOMM_NO_WARN_UNUSED)
 #define DCOMM_CHECKED __attribute__((warn_unused_result))
 #else
 #define DCOMM_CHECKED
 #endif
 
-/* Status of every call: 0 is good, positive is in progress, negative is an error.
+/* Status of a call: 0 is success, a positive value is in progress, a negative value is an error.
  * X(name, number, text) */
 #define DCOMM_STATUS_TABLE(X)                                      \
     X(DCOMM_OK, 0, "success")                                      \
@@ -105,8 +105,8 @@ typedef enum dcomm_status {
         DCOMM_STATUS_FORCE_INT = 0x7fffffff
 } dcomm_status;
 
-/* Element types. 16-bit floats accumulate in f32 and round to nearest even when stored. Values from
- * DCOMM_DTYPE_COUNT on are opaque types of the caller's own (dcomm_dtype_create). */
+/* Element types. Sums of 16-bit floats accumulate in f32 and round to nearest even when stored.
+ * Values from DCOMM_DTYPE_COUNT on are the caller's opaque types (dcomm_dtype_create). */
 typedef enum dcomm_dtype {
     DCOMM_F64 = 0,
     DCOMM_F32 = 1,
@@ -122,14 +122,14 @@ typedef enum dcomm_dtype {
     DCOMM_DTYPE_OPAQUE_MAX = 0x7fffffff
 } dcomm_dtype;
 
-#define DCOMM_DTYPE_BYTES_MAX 4096 /* of an element of dcomm_dtype_create */
+#define DCOMM_DTYPE_BYTES_MAX 4096 /* longest element of dcomm_dtype_create */
 
 /* Reduction operators.
- * min/max on floats, on every back end: a NaN operand gives a NaN (min(1, NaN) = NaN), and
- * -0 < +0. avg is the sum divided by the number of ranks (integers: truncated towards zero).
- * pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul or premul_p first.
- * Values from DCOMM_OP_USER on are the caller's own (dcomm_op_create): DCOMM_OP_USER + n is the
- * n-th operator that the process created, counted from 0. */
+ * min and max of floats: a NaN operand gives a NaN, and -0 < +0, on every back end.
+ * avg divides the sum by the number of ranks; integers truncate towards zero.
+ * The pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul or premul_p first.
+ * Values from DCOMM_OP_USER on are the caller's operators (dcomm_op_create): DCOMM_OP_USER + n is
+ * the n-th operator that the process created, counted from 0. */
 typedef enum dcomm_op {
     DCOMM_SUM = 0,
     DCOMM_PROD = 1,
@@ -142,70 +142,72 @@ typedef enum dcomm_op {
     DCOMM_OP_USER_MAX = 0x7fffffff
 } dcomm_op;
 
-/* The constant text of a status ("a peer failed or was lost"). Never NULL. */
+/* Return the text of a status ("a peer failed or was lost"): constant, never NULL. */
 DCOMM_API const char *dcomm_strerror(dcomm_status status);
-/* The name of a status ("DCOMM_ERR_PEER"). Never NULL. */
+/* Return the name of a status ("DCOMM_ERR_PEER"): constant, never NULL. */
 DCOMM_API const char *dcomm_status_name(dcomm_status status);
-/* The sentence of the last error returned to this thread, naming the argument, the ranks and the
- * values; "" when there was none. Valid until the thread's next failing dcomm call. */
+/* Return the sentence of the last error in this thread, with the argument, the ranks and the
+ * values;
+ * "" if there was none. Valid until a dcomm call fails in this thread again. */
 DCOMM_API const char *dcomm_last_error(void);
-/* Bytes of one element; 0 for an unknown dtype. */
+/* Return the bytes of one element; 0 for an unknown dtype. */
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);
-/* "f32", "bf16", ...; "opaque" for the caller's own; "?" for an unknown dtype. */
+/* Return "f32", "bf16", ...; "opaque" for the caller's types; "?" for an unknown dtype. */
 DCOMM_API const char *dcomm_dtype_name(dcomm_dtype dtype);
-/* "sum", "min", ...; "user" for the caller's own; "?" for an unknown operator. */
+/* Return "sum", "min", ...; "user" for the caller's operators; "?" for an unknown operator. */
 DCOMM_API const char *dcomm_op_name(dcomm_op op);
-/* "0.1.0" */
+/* Return the version of the implementation, "0.1.0". */
 DCOMM_API const char *dcomm_version(void);
 
-/* Make an element type of `bytes` bytes, for structs; *dtype_p is a value for dtype arguments. It
- * stays as long as the process. Every collective moves such elements, and nothing cuts one. Only
- * operators of the caller's own reduce them: built-in ones, codecs and buckets refuse them. Types
- * are numbered in the order of their creation: ranks that create the same types in the same order
- * have the same values.
+/* Create an element type of `bytes` bytes, for structs, and set *dtype_p to its value. The type
+ * lasts as long as the process. Collectives move such elements and never cut one. Only the caller's
+ * operators reduce them: built-in operators, codecs and buckets refuse them. Types are numbered in
+ * the order of creation: ranks that create the same types in the same order get the same values.
  * Errors: DCOMM_ERR_INVALID (bytes is 0 or more than DCOMM_DTYPE_BYTES_MAX; dtype_p is NULL),
- * DCOMM_ERR_UNSUPPORTED (2^18 - 1 have been created). */
+ * DCOMM_ERR_UNSUPPORTED (2^18 - 1 types exist). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_dtype_create(size_t bytes, dcomm_dtype *dtype_p);
 
-/* A reduction of the caller's own: inout[i] = op(in[i], inout[i]) for `count` elements of dtype.
- * It must be associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding.
- * It must not call dcomm. `in` and `inout` need not be aligned. `count` is what one message, chunk
- * or block holds: any number of elements, which need not be those of one struct. An operator on
- * structs that are passed as several elements (24 bytes as 3 of DCOMM_I64) sees parts of structs:
- * give structs a type of their own (dcomm_dtype_create). */
+/* Reduce: inout[i] = op(in[i], inout[i]) for `count` elements of dtype. The operator must be
+ * associative, and commutative unless dcomm_op_opts.ordered is set, both up to rounding. It must
+ * not call dcomm. `in` and `inout` need not be aligned. `count` is any number of elements: those of
+ * one message, chunk or block. If a struct is passed as several elements (24 bytes as 3 of
+ * DCOMM_I64), the operator may see a part of it: give structs a type of their own
+ * (dcomm_dtype_create). */
 typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dtype dtype,
                             void *user);
-/* Register an operator for the whole process; *op_p is a value for dcomm_op arguments. Operators
- * are numbered in the order of their creation, and no number comes again: ranks that create the
- * same operators in the same order have the same values, whenever they destroy them. At most 64
- * can be alive.
- * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
+/* Create an operator for the whole process and set *op_p to its value. `user` is passed to fn.
+ * Operators are numbered in the order of creation, and numbers are not reused: ranks that create
+ * the same operators in the same order get the same values, whenever they destroy them. At most 64
+ * can be alive. Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive).
+ */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
 
-/* All zero means the defaults. The same on every rank. */
+/* All zero means the defaults. Must be the same on every rank. */
 typedef struct dcomm_op_opts {
-    bool
-        ordered; /* the operator does not commute: contributions are folded in rank order, as with
-                    dcomm_coll_opts.deterministic. `inout` is what lower ranks gave, `in` what the
-                    next rank gave, so inout = inout * in makes x0 * x1 * x2 ... (default: false) */
+    /* The operator does not commute: fold in rank order, as with dcomm_coll_opts.deterministic.
+     * `inout` holds the fold of the lower ranks, `in` the next rank's input, so that
+     * inout = inout * in makes x0 * x1 * x2 ... (default: false) */
+    bool ordered;
 } dcomm_op_opts;
-/* dcomm_op_create with options; opts may be NULL. */
+/* Create an operator with options; opts may be NULL. Otherwise as dcomm_op_create. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create_with(dcomm_op_fn fn, void *user,
                                                           const dcomm_op_opts *opts,
                                                           dcomm_op *op_p);
-/* Destroy an operator: no new call can use it. Collectives that are outstanding still do, so `fn`
- * and `user` must stay until these are complete. Until then the operator counts as alive.
- * Errors: DCOMM_ERR_INVALID (there is none of this value). */
+/* Destroy an operator: no new call can use it. Outstanding collectives still call `fn`, so `fn` and
+ * `user` must stay valid until they are complete. Until then the operator counts as alive.
+ * Errors: DCOMM_ERR_INVALID (no operator has this value). */
 DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op);
 
 /* Replace the allocator that dcomm uses for its own memory (not for UCX's or hwloc's). Call it
- * before any other dcomm function, from one thread. NULLs restore aligned_alloc and free. */
+ * before any other dcomm function, from one thread. NULL for both restores aligned_alloc and free.
+ * `user` is passed to both. */
 typedef void *(*dcomm_alloc_fn)(size_t alignment, size_t bytes, void *user);
 typedef void (*dcomm_free_fn)(void *p, void *user);
 DCOMM_API void dcomm_set_allocator(dcomm_alloc_fn alloc, dcomm_free_fn release, void *user);
 
-/* Where dcomm's warnings go; the default writes one line to stderr. level: 0 error, 1 warning,
- * 2 information (DCOMM_LOG=error|warn|info chooses what is passed on; default warn). */
+/* Set the function that takes dcomm's warnings; NULL restores the default, one line to stderr.
+ * level: 0 error, 1 warning, 2 information. DCOMM_LOG=error|warn|info chooses which levels are
+ * passed on (default: warn). `user` is passed to fn. */
 typedef void (*dcomm_log_fn)(int level, const char *message, void *user);
 DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 
@@ -214,22 +216,22 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 #endif
 #endif
 /* ==== include/dcomm/compress.h ============================================================= */
-/* compress.h - codecs: lossy encodings of f32 arrays. They need no communicator; a program that
+/* compress.h - codecs: lossy encodings of f32 arrays. They need no communicator: a program that
  * wants nothing else defines DCOMM_NO_COMM and links neither UCX nor hwloc.
  *
- * A codec is made from a text, its spec: a name and options, "qsgd:bits=4,bucket=512,norm=max".
+ * A codec is created from a spec, a name and options: "qsgd:bits=4,bucket=512,norm=max".
  * docs/codecs.md has each codec's formula, wire format and bound.
  *
- * The bytes are the same from every instruction set, compiler and set of compiler flags, and depend
- * on nothing but the codec, the input and the key. What every codec does alike:
- * - A denormal input is coded as zero; with error feedback its value stays in the residual.
- * - An input that is NaN or infinite is counted, and codec option `nonfinite` says what then:
- *   "fail" (default): it is coded as zero, and encode returns DCOMM_ERR_INVALID with a sentence
- * that names the first one; "zero": the same without the error; "pass": it reaches the decoder, as
- * itself where the format has room for it, else as a block of NaN. It never enters a residual.
- * - A finite input stays finite: what exceeds the format's largest number becomes that number, and
- * is counted as clipped (beyond 2^127 with the buckets of qsgd, tern, sign and fp8). With error
- * feedback the rest stays in the residual. */
+ * Encoded bytes depend on the codec, the input and the key alone: they are the same from every
+ * instruction set, compiler and set of compiler flags. All codecs have in common:
+ * - A denormal input is encoded as zero; with error feedback its value stays in the residual.
+ * - An input that is NaN or infinite is counted. Codec option `nonfinite` decides: "fail" (default)
+ *   encodes it as zero, and encode returns DCOMM_ERR_INVALID with a sentence that names the first
+ *   one; "zero" does the same without the error; "pass" passes it to the decoder, as itself if the
+ *   format has room for it, else as a block of NaN. It never enters a residual.
+ * - A finite input stays finite: a value beyond the format's largest number becomes that number and
+ *   is counted as clipped (beyond 2^127 with the buckets of qsgd, tern, sign and fp8). With error
+ *   feedback the rest stays in the residual. */
 #ifndef DCOMM_COMPRESS_H
 #define DCOMM_COMPRESS_H
 
@@ -238,125 +240,126 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
 extern "C" {
 #endif
 
-/* A codec with all its options. It does not change once it is made: threads may share it. */
+/* A codec with all its options. It is immutable: threads may share it. */
 typedef struct dcomm_codec dcomm_codec;
 
-/* What the random numbers of an encoding depend on. Encodings that must be independent, of two
- * ranks or two steps, need different keys; the same key gives the same bytes. Each element has
- * random numbers of its own, by its index in the whole tensor: a tensor that is encoded in pieces
- * gets the bytes that it would get as a whole if the pieces begin at multiples of
- * dcomm_codec_info.granule. */
+/* The key of an encoding's random numbers: the same key gives the same bytes. Encodings that must
+ * be independent, such as those of two ranks or two steps, need different keys. Random numbers
+ * belong to an element's index in the whole tensor: pieces that begin at multiples of
+ * dcomm_codec_info.granule get the bytes that the whole tensor would get. */
 typedef struct dcomm_codec_key {
     uint64_t seed;   /* of the training run (default: 0) */
-    uint64_t step;   /* counts encodings of this tensor (default: 0) */
+    uint64_t step;   /* number of the encoding of this tensor (default: 0) */
     uint64_t first;  /* index of x[0] in the whole tensor (default: 0) */
-    uint32_t rank;   /* who encodes (default: 0) */
-    uint32_t tensor; /* which tensor (default: 0) */
+    uint32_t rank;   /* rank that encodes (default: 0) */
+    uint32_t tensor; /* number of the tensor (default: 0) */
 } dcomm_codec_key;
 
-/* What an encoding did. */
+/* Counts of an encoding. */
 typedef struct dcomm_codec_report {
     size_t bytes;           /* written to the wire */
-    size_t kept;            /* elements that the codec selected, zeros among them included: fewer
-                               than all with sparse codecs only */
-    size_t clipped;         /* finite, but beyond the largest number of the format */
-    size_t nonfinite;       /* NaN or infinite */
-    size_t first_nonfinite; /* index of the first of them; SIZE_MAX: none */
-    /* Of an all-reduce by a sparse codec; 0 otherwise. `nonzero`: elements of the result that are
-     * not 0. `summed`: those of the sum of all that ranks selected, before owners left any of it
-     * out (coded_sparse: also those whose sum is 0; 0: not known, where an owner has encoded the
-     * sum again). summed / kept is how far the sum fills in, at most nranks where `kept` is of one
+    size_t kept;            /* elements that the codec selected, including zeros; with codecs that
+                               are not sparse, all */
+    size_t clipped;         /* finite elements beyond the largest number of the format */
+    size_t nonfinite;       /* elements that are NaN or infinite */
+    size_t first_nonfinite; /* index of the first of these; SIZE_MAX: none */
+    /* After an all-reduce by a sparse codec; else 0. `nonzero`: elements of the result that are not
+     * 0. `summed`: elements of the sum of all that ranks selected, before owners left any out
+     * (coded_sparse: including elements whose sum is 0; 0: unknown, because an owner encoded the
+     * sum again). summed / kept says how far the sum fills in, at most nranks if `kept` counts one
      * encoding. */
     size_t nonzero;
     size_t summed;
 } dcomm_codec_report;
 
-/* What is known of a codec without data, for arrays of a given length. */
+/* Properties of a codec for arrays of a given length. */
 typedef struct dcomm_codec_info {
     const char *name;   /* "qsgd" */
-    bool unbiased;      /* the mean of what is decoded, over all keys, is the input */
+    bool unbiased;      /* the mean of the decoded values over all keys is the input */
     bool linear;        /* wires of all ranks can be summed (powersgd, randk) */
     bool sparse;        /* sends some elements only */
     bool exact_bytes;   /* every wire has max_bytes bytes */
-    size_t granule;     /* elements; where pieces of a tensor may begin without a trace */
-    size_t max_bytes;   /* of a wire */
-    double bits;        /* per element, of max_bytes */
+    size_t granule;     /* elements; pieces of a tensor may begin at its multiples */
+    size_t max_bytes;   /* longest wire */
+    double bits;        /* per element of such a wire */
     double omega;       /* bound of E|C(x)-x|^2 / |x|^2 if unbiased; NaN: unknown */
-    double contraction; /* bound of |C(x)-x|^2 / |x|^2 for every x; NaN: none below 1 (f16
-                           values among them, which end at 65504) */
+    double contraction; /* bound of |C(x)-x|^2 / |x|^2 for every x; NaN: no bound below 1 (such as
+                           f16, whose values end at 65504) */
 } dcomm_codec_info;
 
-/* Make a codec. spec: "name" or "name:option=value,option=value"; options that are not named have
- * their default. "auto:SPEC" is the codec SPEC, which all-reduce uses where that is worth it (see
- * dcomm_codec_decide in tune.h); "auto" is "auto:qsgd:bits=8". *codec_p is the caller's until
- * dcomm_codec_destroy. Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range:
- * the sentence lists what is allowed), DCOMM_ERR_NO_MEMORY. */
+/* Create a codec. spec: "name" or "name:option=value,option=value"; other options have their
+ * defaults. "auto:SPEC" is the codec SPEC, which all-reduce uses if it is worth it
+ * (dcomm_codec_decide in tune.h); "auto" is "auto:qsgd:bits=8". The caller owns *codec_p.
+ * Errors: DCOMM_ERR_INVALID (an unknown name or option, a value out of range: the sentence lists
+ * what is allowed), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_create(const char *spec, dcomm_codec **codec_p);
-/* Free it and set *codec_p to NULL; NULL is fine. No call may be using it. */
+/* Destroy a codec and set *codec_p to NULL. NULL and *codec_p NULL are fine. No call may be using
+ * it. */
 DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p);
-/* The spec with all options written out; lives as long as the codec. */
+/* Return the spec with all options written out; lives as long as the codec. */
 DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec);
-/* What is known of it for arrays of `count` elements. */
+/* Describe the codec for arrays of `count` elements in *info. Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
                                             dcomm_codec_info *info);
-/* The most bytes that encoding `count` elements may write: a function of codec and count alone.
- * SIZE_MAX when there is no such number. */
+/* Return the most bytes that encoding `count` elements may write; it depends on codec and count
+ * alone. SIZE_MAX: there is no bound. */
 DCOMM_API size_t dcomm_codec_max_bytes(const dcomm_codec *codec, size_t count);
-/* Bytes of scratch memory that encoding `count` elements needs. */
+/* Return the bytes of workspace that encoding `count` elements needs. */
 DCOMM_API size_t dcomm_codec_workspace_bytes(const dcomm_codec *codec, size_t count);
-/* The name of codec number i of those compiled in; NULL from the last one on. */
+/* Return the name of the i-th codec of the library, i = 0, 1, ...; NULL past the last one. */
 DCOMM_API const char *dcomm_codec_name(size_t i);
-/* The options of the codec of this name, one to a line: name, default, what is allowed, meaning.
- * NULL for an unknown name. Lives until the thread's next call. */
+/* Return the options of the codec `name`, one a line: name, default, allowed values, meaning. NULL
+ * for an unknown name. Lives until the thread's next call. */
 DCOMM_API const char *dcomm_codec_help(const char *name);
 
-/* Encode x[0..count). wire has room for `capacity` bytes, at least dcomm_codec_max_bytes; *bytes_p
- * is what was written. key: NULL is all zeros. workspace: dcomm_codec_workspace_bytes, aligned to
- * 64; NULL: memory is allocated for the call. report may be NULL. Nothing may overlap. wire is best
- * aligned to 64.
- * Errors: DCOMM_ERR_INVALID (an argument; or non-finite inputs with nonfinite=fail, in which case
- * the wire and the report are complete and as with nonfinite=zero), DCOMM_ERR_NO_MEMORY. */
+/* Encode x[0..count) into wire, and set *bytes_p to the bytes written. wire has room for `capacity`
+ * bytes, at least dcomm_codec_max_bytes; it is fastest aligned to 64. key: NULL is all zeros.
+ * workspace: dcomm_codec_workspace_bytes, aligned to 64; NULL: the call allocates it. report may be
+ * NULL. No arguments may overlap.
+ * Errors: DCOMM_ERR_INVALID (an argument; or non-finite inputs with nonfinite=fail: then wire and
+ * report are complete, as with nonfinite=zero), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, size_t count,
                                     const dcomm_codec_key *key, void *wire, size_t capacity,
                                     size_t *bytes_p, void *workspace, dcomm_codec_report *report);
 
-/* Encode with error feedback, in one pass where the codec can: with e = x + residual,
- * wire = C(e) and next = e - decode(wire), where a sum beyond f32 counts as its largest number.
- * next may be residual itself, or memory that does not overlap, which leaves residual as it is
- * until the caller knows that the wire has arrived. residual must be finite. Where x is not, it
- * counts as 0 with nonfinite=fail and zero; with pass, next is what residual was wherever the
- * decoder gets something that is not finite. Errors: as dcomm_encode; after non-finite inputs with
- * nonfinite=fail, wire and next are complete and as with nonfinite=zero. */
+/* Encode with error feedback: with e = x + residual, wire = C(e) and next = e - decode(wire), in
+ * one pass if the codec can. A sum beyond f32 counts as the largest f32. next may be residual
+ * itself, or memory that does not overlap it: then residual stays as it is, until the caller knows
+ * that the wire has arrived. residual must be finite. A non-finite x counts as 0 with
+ * nonfinite=fail and zero; with pass, next equals residual wherever the decoder gets a non-finite
+ * value. Errors: as dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are
+ * complete, as with nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
                                              const float *residual, float *next, size_t count,
                                              const dcomm_codec_key *key, void *wire,
                                              size_t capacity, size_t *bytes_p, void *workspace,
                                              dcomm_codec_report *report);
 
-/* x = the decoded wire. Errors: DCOMM_ERR_CORRUPT when these bytes cannot come from this codec and
- * count; DCOMM_ERR_RANGE when a linear codec's number is not finite, as where wires were summed
- * beyond f32 (not with nonfinite=pass). x is undefined then. */
+/* Decode: x = decode(wire). Errors: DCOMM_ERR_CORRUPT (these bytes cannot come from this codec and
+ * count), DCOMM_ERR_RANGE (a linear codec's number is not finite, for example because wires were
+ * summed beyond f32; not with nonfinite=pass). x is undefined then. */
 DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                     float *x, size_t count);
-/* acc += the decoded wire, one f32 addition an element. Errors as dcomm_decode. */
+/* Decode and add: acc += decode(wire), one f32 addition an element. Errors: as dcomm_decode. */
 DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
                                         float *acc, size_t count);
-/* x = ((wires[0] + wires[1]) + ...) + wires[n-1], decoded and added in f32, n >= 1, in one pass
- * where the codec can. Errors as dcomm_decode. */
+/* Decode and sum n >= 1 wires: x = ((wires[0] + wires[1]) + ...) + wires[n-1], in f32, in one pass
+ * if the codec can. Errors: as dcomm_decode. */
 DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                         const size_t *bytes, size_t n, float *x, size_t count);
 
-/* The owner's part of a two-shot exchange, in one pass where the codec can: decode n wires, add
- * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result again,
- * with error feedback where residual is not NULL (see dcomm_encode_feedback; next as there). factor
+/* Do the owner's part of a two-shot exchange, in one pass if the codec can: decode n wires, add
+ * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result, with
+ * error feedback unless residual is NULL (residual and next as in dcomm_encode_feedback). factor
  * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL. Errors: those of
- * dcomm_encode and dcomm_decode; DCOMM_ERR_RANGE with nonfinite=fail where a sum is beyond f32: it
+ * dcomm_encode and dcomm_decode; DCOMM_ERR_RANGE with nonfinite=fail if a sum is beyond f32: it
  * counts as 0, and wire, next and report are complete. */
 DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
                                     const size_t *bytes, size_t n, float factor,
                                     const float *residual, float *next, size_t count,
                                     const dcomm_codec_key *key, void *wire, size_t capacity,
                                     size_t *bytes_p, void *workspace, dcomm_codec_report *report);
+/* Return the bytes of workspace that recoding `count` elements needs. */
 DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
 
 #ifdef __cplusplus
@@ -364,11 +367,11 @@ DCOMM_API size_t dcomm_codec_recode_workspace_bytes(const dcomm_codec *codec, si
 #endif
 #endif
 /* ==== include/dcomm/ledger.h =============================================================== */
-/* ledger.h - what a lossy encoding did to numbers: errors, bits, and what error feedback holds.
+/* ledger.h - errors and bits of lossy encodings, and the norm that error feedback holds back.
  *
- * A ledger is a plain struct, zero at first. Each call adds to it, so that one ledger serves a
- * call, the pieces of a tensor, or a training run. Sums are taken in f64, in an order that depends
- * on the count (topk and randk: and on what is kept) alone; errors are rounded to f32 first. */
+ * A ledger is a plain struct; zero it first. Each call adds to it, so one ledger serves a call, the
+ * pieces of a tensor, or a training run. Sums are in f64, in an order that depends on the count
+ * alone (topk and randk: also on the kept elements); errors are rounded to f32 first. */
 #ifndef DCOMM_LEDGER_H
 #define DCOMM_LEDGER_H
 
@@ -379,32 +382,31 @@ extern "C" {
 
 typedef struct dcomm_ledger {
     uint64_t count; /* elements compared */
-    double nmse;    /* sum (y-x)^2 / sum x^2: 0 is exact; 0 too where all x and y are 0 */
-    double cosine;  /* of the angle between x and y; NaN where one of them is 0 */
-    /* sum sign(x)(y-x) / sum |x|: below 0, y is too small; where rounding is unbiased, near 0 */
+    double nmse;    /* sum (y-x)^2 / sum x^2; 0: exact, or all x and y are 0 */
+    double cosine;  /* of the angle between x and y; NaN: one of them is 0 */
+    /* sum sign(x)(y-x) / sum |x|: below 0, y is too small; near 0 with unbiased rounding */
     double mean_signed_error;
     uint64_t clipped, nonfinite, kept; /* as in dcomm_codec_report */
-    uint64_t encoded;                  /* elements */
-    uint64_t wire_bytes;
+    uint64_t encoded;                  /* elements encoded */
+    uint64_t wire_bytes;               /* bytes of all wires */
     double bits;          /* on the wire per encoded element */
-    double residual_norm; /* two-norm of what error feedback holds back since the last encoding */
-    double contraction;   /* measured: sum |e-C(e)|^2 / sum |e|^2, e being gradient + residual */
-    double sums[8];       /* what the rest is computed from */
+    double residual_norm; /* two-norm of the residual since the last encoding */
+    double contraction;   /* measured: sum |e-C(e)|^2 / sum |e|^2 with e = gradient + residual */
+    double sums[8];       /* sums that the other fields are computed from */
 } dcomm_ledger;
 
-/* Compare y with x. Elements where one of them, or y - x, is not finite are left out. */
+/* Compare y with x. Elements with a non-finite x, y or y - x are left out. */
 DCOMM_API void dcomm_ledger_compare(dcomm_ledger *ledger, const float *x, const float *y,
                                     size_t count);
-/* The same where x is known in f64: a sum over ranks. */
+/* Compare y with x in f64, such as a sum over ranks. */
 DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, const float *y,
                                         size_t count);
-/* dcomm_encode, or where residual is not NULL dcomm_encode_feedback, and in the same pass what it
- * did into the ledger: what arrives is compared with x, and with feedback the residual and the
- * contraction are counted. Sums are the same from every instruction set. powersgd knows what
- * arrives only after its last product, so that it is compared as the residual is taken; sparse
- * codecs take a decoding and a second pass where numbers were not finite or were clipped, or where
- * what was sent makes up all but 2^-24 of the squares. Errors:
- * as these two; of non-finite inputs the ledger has counted the others. */
+/* Encode as dcomm_encode does, or with residual as dcomm_encode_feedback does, and count it in the
+ * ledger in the same pass: compare the decoded values with x, and with feedback count residual and
+ * contraction. Sums are the same from every instruction set. powersgd compares when it computes the
+ * residual, after its last product. Sparse codecs decode and take a second pass if numbers were not
+ * finite or were clipped, or if the sent elements make up all but 2^-24 of the squares. Errors: as
+ * these two; after non-finite inputs the ledger has counted the finite ones. */
 DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
                                            const float *residual, float *next, size_t count,
                                            const dcomm_codec_key *key, void *wire, size_t capacity,
@@ -413,7 +415,7 @@ DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float
 /* Count an encoding of `count` elements. */
 DCOMM_API void dcomm_ledger_encoded(dcomm_ledger *ledger, size_t count,
                                     const dcomm_codec_report *report);
-/* Add what another ledger saw (of another piece, or received from another rank). */
+/* Add another ledger, of another piece or from another rank. */
 DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *other);
 
 #ifdef __cplusplus
@@ -421,24 +423,24 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
 #endif
 #endif
 /* ==== include/dcomm/feedback.h ============================================================= */
-/* feedback.h - error feedback: what a codec rounds away is kept and sent later.
+/* feedback.h - error feedback: keep a codec's error, and add it to the next input.
  *
  * One state per tensor and rank. It holds the worker residual, of the whole tensor, and the owner
  * residual, of the shard whose sum this rank encodes again in a two-shot exchange. A step:
  *
  *     dcomm_feedback_begin(fb, &step);                      the gradient, and what this rank owns
- *     dcomm_feedback_encode(fb, first, count, wire, ...);   each range of the tensor once
+ *     dcomm_feedback_encode(fb, first, count, wire, ...);   once for each range of the tensor
  *     dcomm_feedback_recode(fb, wires, ...);                the owned shard: sum, encode again
  *     dcomm_feedback_finish(fb, first, count, result);      EF21: differences become gradients
  *     dcomm_feedback_commit(fb);                            or dcomm_feedback_fail(fb)
  *
- * Until the commit the residuals are those of the step before: a step that failed can be begun
- * again. But other ranks may have used what they got of it, so the state is then stale, and begin
- * refuses it until dcomm_feedback_recover says how to go on. What the codec remembers from step to
- * step (powersgd's Q) is part of the state, and as it was until the commit. A range that is encoded
- * with other bounds than in the last step begins anew.
+ * Until the commit the residuals are those of the step before, so a step that failed can begin
+ * again. But other ranks may have used its wires: the state is then stale, and begin refuses it
+ * until dcomm_feedback_recover says how to go on. The codec's memory from step to step (powersgd's
+ * Q) is part of the state and also changes at the commit. A range that is encoded with other bounds
+ * than in the last step begins anew.
  *
- * What is kept, with g the gradient, r the residual and C what arrives after rounding:
+ * Variants, with g the gradient, r the residual and C(x) the decoded encoding of x:
  *
  *     classic   e = g + r, sends C(e), r = e - C(e)
  *               (Seide 2014; Karimireddy 2019)
@@ -446,18 +448,18 @@ DCOMM_API void dcomm_ledger_merge(dcomm_ledger *ledger, const dcomm_ledger *othe
  *     ef21      sends C(g - w), w += C(g - w); the sum of all w stands for the sum of all g
  *               (Richtarik 2021)
  *
- *     dgc       u = m u + g, v += u, sends C(v), v -= C(v), u = 0 where something was sent
+ *     dgc       u = m u + g, v += u, sends C(v), v -= C(v), u = 0 for the elements sent
  *               (Lin 2018)
  *
- * Nothing is lost: the sum of what was sent and of the residuals is the sum of what came in, to the
- * rounding of f32 additions (with bf16 residuals: of bf16).
+ * Nothing is lost: sent values and residuals add up to the inputs, to the rounding of f32 additions
+ * (with bf16 residuals: of bf16).
  *
- * A state is used by one thread at a time. The collectives of coll.h do all this by themselves.
- * With buffers in device memory, its residuals lie there after the first call. What is said here
- * works all the same, but not while a collective is under way: saving and asking copy them, undo
- * leaves them there, and the rest brings them back to host memory, for the next collective to take
- * along. Such calls wait for the device's work on residuals, never for a rank or a stream of the
- * caller's. To destroy a state waits for nothing. */
+ * One thread at a time uses a state. The collectives of coll.h take all these steps by themselves.
+ * With buffers in device memory, the residuals lie on the device after the first call. The
+ * functions below still work, but not while a collective is under way: save and get_info copy the
+ * residuals, undo leaves them on the device, and the others bring them back to host memory until
+ * the next collective. Such calls wait for the device's work on residuals, never for a rank or for
+ * a stream of the caller's. Destroy waits for nothing. */
 #ifndef DCOMM_FEEDBACK_H
 #define DCOMM_FEEDBACK_H
 
@@ -480,22 +482,21 @@ typedef struct dcomm_feedback_opts {
     dcomm_feedback_variant variant; /* (default: classic) */
     bool bf16;                      /* keep residuals in bf16: half the memory, but each loses up to
                                        2^-8 of itself in every step (default: f32) */
-    bool
-        in_place; /* one buffer instead of two: a failed step cannot be begun again (default: no) */
-    bool scale;   /* an unbiased codec whose variance factor is 1 or more is scaled by
-                     1/(1+omega), which makes it contractive (default: it is refused) */
+    bool in_place;   /* one buffer instead of two: a failed step cannot begin again (default: no) */
+    bool scale;      /* scale an unbiased codec whose variance factor omega is 1 or more by
+                        1/(1+omega), which makes it contractive (default: refuse it) */
     uint64_t seed;   /* of the random numbers of stochastic codecs (default: 0) */
-    uint32_t tensor; /* likewise, which tensor this is (default: 0) */
+    uint32_t tensor; /* number of the tensor, for the same random numbers (default: 0) */
     double momentum; /* dgc: m; below 0: none (default: 0.9) */
-    double clip;     /* dgc: the gradient's norm over all ranks is clipped to this, each rank's to
-                        clip / sqrt(nranks) (default: no clipping) */
-    uint64_t warmup_steps; /* dgc: sparsity grows over so many steps, in four stages that send 25%,
-                              6.25%, 1.6% and 0.4% of the elements, as long as that is more than the
+    double clip; /* dgc: clip the two-norm of the gradient over all ranks to this, each rank's to
+                    clip / sqrt(nranks) (default: 0, no clipping) */
+    uint64_t warmup_steps; /* dgc: sparsity grows over this many steps, in four stages that send
+                              25%, 6.25%, 1.6% and 0.4% of the elements, while that is more than the
                               codec's own k (default: 0, none) */
 } dcomm_feedback_opts;
 
-/* The gradient of a step, and what this rank has to do with it. The same ranges in each step: when
- * they change, an owner residual that nobody owns any more goes into the worker residual. */
+/* The gradient of a step, and this rank's part. Ranges should be the same in each step: when they
+ * change, an owner residual that no rank owns any more goes into the worker residual. */
 typedef struct dcomm_feedback_step {
     const float *x;   /* the gradient from element `first` on; in use until the commit */
     size_t first;     /* this rank encodes [first, first + count) of the tensor ... */
@@ -504,124 +505,135 @@ typedef struct dcomm_feedback_step {
     size_t own_count;
     uint32_t rank, nranks; /* nranks 0 is taken as 1 */
     bool average;          /* the result is the average over the ranks (default: the sum) */
-    bool partly; /* only some of [first, first + count) will be encoded, and the residual of the
-                    rest stays as it is (default: all of it) */
+    bool partly;           /* encode only some of [first, first + count); the residual of the rest
+                              stays as it is (default: all of it) */
 } dcomm_feedback_step;
 
-/* What a state holds. */
+/* A state. */
 typedef struct dcomm_feedback_info {
     dcomm_feedback_variant variant;
     size_t count;
-    uint64_t step; /* steps committed */
-    bool stale, begun;
-    size_t own_first, own_count;
+    uint64_t step;                  /* steps committed */
+    bool stale;                     /* a step failed: see dcomm_feedback_recover */
+    bool begun;                     /* a step is under way */
+    size_t own_first, own_count;    /* elements of the owner residual */
     double worker_norm, owner_norm; /* two-norms of the residuals (ef21: of gradient estimates) */
-    double factor;                  /* what is encoded is multiplied by this: 1, or 1/(1+omega) */
-    size_t state_bytes;             /* memory */
-    int device;                     /* whose memory the residuals lie in; -1: the host's */
+    double factor;                  /* the encoder multiplies its input by this: 1 or 1/(1+omega) */
+    size_t state_bytes;             /* bytes of memory */
+    int device;                     /* number of the device that holds the residuals; -1: host */
 } dcomm_feedback_info;
 
-/* A state of zeros for a tensor of `count` elements. The codec must live as long.
- * Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive, see opts.scale),
- * DCOMM_ERR_NO_MEMORY. */
+/* Create a state of zeros for a tensor of `count` elements. opts may be NULL. The codec must live
+ * as long as the state. Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive,
+ * see opts.scale), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
                                                            const dcomm_feedback_opts *opts,
                                                            dcomm_feedback **fb_p);
+/* Destroy a state and set *fb_p to NULL. NULL and *fb_p NULL are fine. */
 DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p);
+/* Describe a state in *info. Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info);
-/* The codec of the step that comes or is under way, by which its wires are decoded: the one of
- * create, except while DGC warms up. The same on every rank. */
+/* Return the codec of the current or next step, which decodes its wires: that of create, except
+ * while DGC warms up. The same on every rank. */
 DCOMM_API const dcomm_codec *dcomm_feedback_codec(dcomm_feedback *fb);
-/* The most bytes that one encoding of `count` elements writes in any step. */
+/* Return the most bytes that encoding `count` elements writes in any step. */
 DCOMM_API size_t dcomm_feedback_max_bytes(dcomm_feedback *fb, size_t count);
-/* Count everything that is done from now on in this ledger; NULL: no more. The sums are taken as
- * the codec encodes (see dcomm_encode_ledger); with EF21 and scaled codecs, as the residual is
- * written. Its residual_norm follows what is given back. */
+/* Count all later encodings of this state in a ledger; NULL: stop counting. Sums are taken as the
+ * codec encodes (dcomm_encode_ledger); with EF21 and scaled codecs, as the residual is written.
+ * residual_norm follows dcomm_feedback_give_back. */
 DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledger *ledger);
 
 /* ---- a step ---- */
 
-/* Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY. */
+/* Begin a step. Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY.
+ */
 DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *step);
-/* Encode elements [first, first + count) of the tensor with their residual. Ranges of one step must
- * not overlap, and together be what begin was told. Non-finite gradients count as 0, and the error
- * says so when the codec's policy is to fail. */
+/* Encode elements [first, first + count) of the tensor with their residual, and set *bytes_p to the
+ * bytes written. wire has room for `capacity` bytes, at least dcomm_feedback_max_bytes. report may
+ * be NULL. The ranges of a step must not overlap, and together be those of dcomm_feedback_begin.
+ * Errors: DCOMM_ERR_INVALID (an argument; no step has begun; non-finite gradients, with
+ * nonfinite=fail: they count as 0, and the wire is complete). */
 DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, size_t count,
                                              void *wire, size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report);
-/* Decode n wires of elements [first, first + count) of the owned shard, add them in order, multiply
- * by `factor` (1: a sum; 1/nranks: an average), encode that again with the owner residual. */
+/* Recode elements [first, first + count) of the owned shard: decode n wires, add them in order,
+ * multiply by `factor` (1: a sum; 1/nranks: an average), and encode the result with the owner
+ * residual. Errors: as dcomm_recode. */
 DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
                                              const size_t *bytes, size_t n, float factor,
                                              size_t first, size_t count, void *wire,
                                              size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report);
-/* The same where the sum is already there: sum[0] is element `first`. */
+/* Recode without wires: encode `factor` * sum with the owner residual; sum[0] is element `first`.
+ */
 DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
                                                    float factor, size_t first, size_t count,
                                                    void *wire, size_t capacity, size_t *bytes_p,
                                                    dcomm_codec_report *report);
-/* A sparse exchange sums only the elements that were selected globally. Of the n elements first +
- * index[i] of the tensor (ascending) that this rank sent with value[i] (as decoded), those that are
- * not among the `nagreed` of first + agreed[i] (ascending) go back into the worker residual. A
- * value that is not finite is left out: its residual was never reduced by it. */
+/* Give values that a sparse exchange left out back to the worker residual. This rank sent n
+ * elements first + index[i] (ascending) with the decoded values value[i]; the exchange summed only
+ * the `nagreed` elements first + agreed[i] (ascending). Non-finite values are left out: the
+ * residual was never reduced by them. */
 DCOMM_API dcomm_status dcomm_feedback_give_back(dcomm_feedback *fb, size_t first,
                                                 const uint32_t *index, const float *value, size_t n,
                                                 const uint32_t *agreed, size_t nagreed);
-/* For linear codecs, which are no wire of one rank: e = gradient + residual, whole, in memory of
- * the state that the caller may read until the commit ... */
+/* For linear codecs, whose wire is not one rank's: set *e_p to gradient + residual of the whole
+ * step, in memory of the state that the caller may read until the commit. */
 DCOMM_API dcomm_status dcomm_feedback_correct(dcomm_feedback *fb, const float **e_p);
-/* ... and e - part becomes the residual of elements [first, first + count). */
+/* For linear codecs: set the residual of elements [first, first + count) to e - part, where e is
+ * from dcomm_feedback_correct and part[0] is the sent value of element `first`. */
 DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
                                            const float *part);
-/* The result of the exchange, as all ranks have it: elements [first, first + count). With EF21 it
- * becomes the estimate of the gradients' sum, else nothing changes. */
+/* Finish elements [first, first + count) of the exchange's result, which is the same on all ranks.
+ * With EF21, result becomes the estimate of the gradients' sum; else it does not change. */
 DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
                                              float *result);
-/* The step is through on every rank: its residuals are now the state's.
+/* Commit a step that succeeded on every rank: its residuals become the state's.
  * Errors: DCOMM_ERR_INVALID (no step was begun, or parts of it are missing). */
 DCOMM_API dcomm_status dcomm_feedback_commit(dcomm_feedback *fb);
-/* The step failed: the state is stale until it is recovered. */
+/* Fail a step: the state is stale until dcomm_feedback_recover. */
 DCOMM_API dcomm_status dcomm_feedback_fail(dcomm_feedback *fb);
 
 typedef enum dcomm_feedback_recovery {
-    DCOMM_FEEDBACK_RETRY = 0, /* as before the step (not in place): right if no rank used it */
-    DCOMM_FEEDBACK_RESET = 1  /* all residuals zero, on every rank */
+    DCOMM_FEEDBACK_RETRY =
+        0, /* as before the step (not in_place): right if no rank used its wires */
+    DCOMM_FEEDBACK_RESET = 1 /* zero all residuals, on every rank */
 } dcomm_feedback_recovery;
-/* Make a stale state (or any other) usable; every rank must do the same. *lost_p (may be NULL): the
- * two-norm of the residuals that were thrown away. */
+/* Make a stale state (or any other) usable; every rank must do the same. Sets *lost_p (may be NULL)
+ * to the two-norm of the residuals that were thrown away. */
 DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback_recovery how,
                                               double *lost_p);
 
 /* ---- between steps ---- */
 
-/* Take back the step that was committed last, whose result nobody has used: residuals are as before
+/* Undo the step that was committed last, if no rank has used its result: residuals are as before
  * it, and nothing is stale. Every rank must do the same. Errors: DCOMM_ERR_INVALID (there is no
- * such step, or the next was begun; in place). */
+ * such step, or the next has begun; in_place). */
 DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb);
 
-/* Multiply what is held back by `factor`, old learning rate over new one: it was meant for steps of
- * the old size. */
+/* Multiply the residuals by `factor`, the old learning rate over the new one, when it changes:
+ * residuals were meant for steps of the old size. */
 DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor);
 
-/* Write the state to memory of dcomm_feedback_save_bytes. */
+/* Return the bytes that dcomm_feedback_save writes. */
 DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
+/* Save the state to memory of `capacity` bytes. Errors: DCOMM_ERR_INVALID (too small, NULL). */
 DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
-/* Read it back, also what older versions saved. The codec's spec must be the one that was saved.
- * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
+/* Create a state from saved bytes, also those of older versions. The codec's spec must be the saved
+ * one. Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from,
                                                          size_t bytes, dcomm_feedback **fb_p);
 
 typedef struct dcomm_feedback_loss {
-    size_t missing;     /* states that were not given: what they held is lost */
-    double carried;     /* two-norm of the sum of all residuals that were given, owners' included */
-    double lost;        /* two-norm of what the new states' sum lacks of it (rounding); EF21: of
+    size_t missing;     /* states that were not given: their residuals are lost */
+    double carried;     /* two-norm of the sum of all given residuals, including owners' */
+    double lost;        /* two-norm of its difference from the new states' sum (rounding); EF21: of
                            what the missing states had contributed to the estimate */
-    double lost_signed; /* sum of those elements */
+    double lost_signed; /* sum of the elements of that difference */
 } dcomm_feedback_loss;
-/* The state of rank `rank` of `nranks` from the states old[0..nold) of all ranks of a job of
- * another size; NULL where one is missing. Old rank r goes to rank r mod nranks, owner residuals
- * into worker residuals. loss may be NULL; it is the same on each rank. */
+/* Create the state of rank `rank` of `nranks` from the states old[0..nold) of all ranks of a job of
+ * another size; old[r] is NULL if it is missing. Old rank r goes to rank r mod nranks, owner
+ * residuals into worker residuals. loss may be NULL; it is the same on each rank. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old,
                                                             size_t nold, uint32_t rank,
                                                             uint32_t nranks, dcomm_feedback **fb_p,
@@ -634,10 +646,10 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback
 /* ==== include/dcomm/cuda.h ================================================================= */
 /* cuda.h - codecs and reductions on device memory, as CUDA kernels.
  *
- * These functions are there where one .cu file of the program is compiled with
+ * A program that calls these functions has one .cu file with
  *     #define DCOMM_CUDA_IMPLEMENTATION
  *     #include "dcomm.h"
- * and linked with the file that has DCOMM_IMPLEMENTATION and with CUDA's runtime. Callers need no
+ * and links it with the file that has DCOMM_IMPLEMENTATION and with CUDA's runtime. Callers need no
  * CUDA header and may be C; they need no communicator either. docs/cuda.md shows a program.
  *
  * A stream is a cudaStream_t, passed as void *. NULL means the same everywhere in dcomm (here, in
@@ -645,16 +657,16 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback
  * already, and its results are there when it returns or when its request is complete. CUDA's
  * default stream is cudaStreamLegacy.
  *
- * What they all do alike:
- * - Data pointers are of memory that the current device can read and write. Arrays of such
- *   pointers, codecs and keys are read before the call returns, and are host memory.
+ * All functions have in common:
+ * - Data pointers point to memory that the current device can read and write. Arrays of such
+ *   pointers, codecs and keys are host memory and are read before the call returns.
  * - A call launches one kernel on the stream (with sparse codecs and powersgd, a few; with a
  *   ledger, two more), and returns. It allocates nothing, waits for nothing, and launches the same
  *   whatever the data: it can be captured into a graph, and keeps its arguments there. Without a
  *   stream it launches on the default stream, and returns when the kernel has ended.
- * - Bytes are those that the function of the same name in compress.h writes. What that function
- *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
- * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
+ * - They write the bytes that the function of the same name in compress.h writes. What that
+ * function reports or refuses after reading the data goes into a dcomm_cuda_report.
+ * - Elements must be aligned to their size, wires to 4 bytes; an alignment of 16 is fastest.
  * - Errors: DCOMM_ERR_INVALID (an argument), DCOMM_ERR_UNSUPPORTED (a codec without kernels, more
  *   than DCOMM_CUDA_OPERANDS operands), DCOMM_ERR_SYSTEM (the launch failed); dcomm_last_error has
  *   the sentence. The stream reports what goes wrong while the kernel runs; without a stream, the
@@ -667,250 +679,255 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback
 extern "C" {
 #endif
 
-#define DCOMM_CUDA_OPERANDS 128 /* arrays or wires that one call takes, at most */
+#define DCOMM_CUDA_OPERANDS 128 /* most arrays or wires of one call */
 
-/* What kernels found in the data, added up over calls: device memory, aligned to 8, that was set to
- * zero before the first of them. */
+/* Findings of kernels, added up over calls: device memory, aligned to 8. Zero it before the first
+ * call. */
 typedef struct dcomm_cuda_report {
-    uint64_t clipped;
-    uint64_t nonfinite;
-    uint64_t first;   /* UINT64_MAX - index of the first non-finite input; 0: none */
-    uint64_t corrupt; /* not 0: a wire cannot come from this codec */
-    uint64_t beyond;  /* not 0: a sum of wires is beyond f32, where the codec refuses that */
-    uint64_t kept;    /* elements that the last encoding by a sparse codec sent; not added up */
+    uint64_t clipped;   /* as in dcomm_codec_report */
+    uint64_t nonfinite; /* likewise */
+    uint64_t first;     /* UINT64_MAX - index of the first non-finite input; 0: none */
+    uint64_t corrupt;   /* not 0: a wire cannot come from this codec */
+    uint64_t beyond;    /* not 0: a sum of wires is beyond f32, and the codec refuses that */
+    uint64_t kept;      /* elements that the last encoding by a sparse codec sent; not added up */
 } dcomm_cuda_report;
 
 /* Return the status of one call whose report was copied to host memory, as the function of the same
- * name in compress.h would: DCOMM_ERR_CORRUPT; DCOMM_ERR_RANGE where a recoding with nonfinite=fail
- * has a sum beyond f32, or where a linear codec's wire (randk, powersgd) has a number that is not
- * finite, without nonfinite=pass; DCOMM_ERR_INVALID after non-finite inputs with nonfinite=fail.
- * *out (NULL: not wanted) becomes the report of an encoding. */
+ * name in compress.h would: DCOMM_ERR_CORRUPT; DCOMM_ERR_RANGE if a recoding with nonfinite=fail
+ * has a sum beyond f32, or if a linear codec's wire (randk, powersgd) has a non-finite number,
+ * without nonfinite=pass; DCOMM_ERR_INVALID after non-finite inputs with nonfinite=fail. Set *out
+ * (may be NULL) to the report of an encoding. */
 DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t count,
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out);
 
-/* Load all of these kernels onto the current device. CUDA loads a kernel when it is first launched,
- * unless CUDA_MODULE_LOADING=EAGER is set, and may wait for all that streams of the device hold to
- * do so: after this no launch does. It may wait itself. Collectives on device memory call it.
- * DCOMM_ERR_UNSUPPORTED: the driver is older than CUDA 12.4's, and loads when kernels are launched.
- */
+/* Load all kernels onto the current device. Unless CUDA_MODULE_LOADING=EAGER is set, CUDA loads a
+ * kernel at its first launch, and may wait for all work on the device's streams to do so. After
+ * this call no launch does; the call itself may wait. Collectives on device memory call it. Errors:
+ * DCOMM_ERR_UNSUPPORTED (a driver older than CUDA 12.4's, which loads at launches),
+ * DCOMM_ERR_SYSTEM. */
 DCOMM_API dcomm_status dcomm_cuda_load(void);
 
 /* ---- reductions ---- */
 
-/* dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <= nsrc <=
- * DCOMM_CUDA_OPERANDS; dst may be any src, or memory that overlaps none. 16-bit floats are
- * accumulated in f32 and rounded once. divisor > 1: the result is then divided by it, which is what
- * DCOMM_AVG means; for sums and averages alone. DCOMM_PREMUL_SUM is a sum. No caller's operators.
- */
+/* Reduce: dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <= nsrc
+ * <= DCOMM_CUDA_OPERANDS. dst may be any src, or memory that overlaps none. 16-bit floats
+ * accumulate in f32 and round once. divisor > 1: divide the result by it, as DCOMM_AVG does; for
+ * sums and averages only. DCOMM_PREMUL_SUM is a sum. The caller's operators are not supported. */
 DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc,
                                          size_t count, dcomm_dtype dtype, dcomm_op op,
                                          int64_t divisor, void *stream);
-/* dst[i] = factor * src[i], as DCOMM_PREMUL_SUM scales its inputs: in f64 for f64, in f32 for other
- * floats; for integers the product is an f64, rounded towards zero. dst may be src. */
+/* Scale: dst[i] = factor * src[i], as DCOMM_PREMUL_SUM scales its inputs: in f64 for f64, in f32
+ * for other floats; for integers the product is an f64, rounded towards zero. dst may be src. */
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
-/* f32 <- factor * src, of any floats: the product is an f64 and rounded once; and dst <- f32,
- * rounded to nearest even. A NaN becomes the canonical one. What compressed all-reduces do to
- * elements that are no f32, with factor 1, and to pre-multiplied sums. dst overlaps src nowhere, or
- * is src and of f32. */
+/* Convert any floats to f32: dst = factor * src; the product is an f64 and is rounded once. A NaN
+ * becomes the canonical one. Compressed all-reduces do this to elements that are not f32, with
+ * factor 1, and to pre-multiplied sums. dst must not overlap src, unless it is src and of f32. */
 DCOMM_API dcomm_status dcomm_cuda_to_f32(float *dst, const void *src, size_t count,
                                          dcomm_dtype dtype, double factor, void *stream);
+/* Convert f32 to any floats, rounding to nearest even; otherwise as dcomm_cuda_to_f32. */
 DCOMM_API dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t count,
                                            dcomm_dtype dtype, void *stream);
 
-/* x[i] += factor * y[i], of f32: the product is exact, the sum rounded once, and what is too large
- * for f32 becomes its largest number. For residuals of error feedback. y is no part of x. */
+/* Add: x[i] += factor * y[i], in f32: the product is exact and the sum is rounded once; a sum
+ * beyond f32 becomes the largest f32. For residuals of error feedback. y must not overlap x. */
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
-/* A few elements of x, `count` f32: x[index[i]] = value[i] for n pairs whose indices differ; with
- * `add` x[index[i]] += value[i], where what is too large for f32 becomes its largest number. What
- * no index names stays as it is, and an index that is not below count does nothing. */
+/* Scatter into x, `count` f32: x[index[i]] = value[i] for n pairs whose indices differ; with `add`
+ * x[index[i]] += value[i], and a sum beyond f32 becomes the largest f32. Other elements stay as
+ * they are; an index that is not below count does nothing. */
 DCOMM_API dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index,
                                           const float *value, size_t n, bool add, void *stream);
 
-/* What error feedback does to its arrays beside encoding, of a gradient g, a residual or estimate
- * r, a velocity u, e that is encoded, and s, what is sent of it, as decoded. */
+/* Steps of error feedback beside encoding, with a gradient g, a residual or estimate r, a velocity
+ * u, the encoder's input e, and its decoded output s. */
 typedef enum dcomm_cuda_feedback_op {
     DCOMM_CUDA_FEEDBACK_WIDEN = 0,    /* f32 <- bf16: dst = a */
     DCOMM_CUDA_FEEDBACK_NARROW = 1,   /* bf16 <- f32, to nearest even, but not to an infinity */
-    DCOMM_CUDA_FEEDBACK_ADD = 2,      /* e = g + r; r where g is not finite, which is counted */
-    DCOMM_CUDA_FEEDBACK_LACK = 3,     /* e = g - r; 0 where g is not finite, likewise */
-    DCOMM_CUDA_FEEDBACK_MISSING = 4,  /* g - r; 0 where g is not finite */
-    DCOMM_CUDA_FEEDBACK_LEFT = 5,     /* e - s, a value that is not finite being none */
-    DCOMM_CUDA_FEEDBACK_LEARN = 6,    /* r + s, likewise */
+    DCOMM_CUDA_FEEDBACK_ADD = 2,      /* e = g + r; e = r if g is not finite, which is counted */
+    DCOMM_CUDA_FEEDBACK_LACK = 3,     /* e = g - r; e = 0 if g is not finite, which is counted */
+    DCOMM_CUDA_FEEDBACK_MISSING = 4,  /* g - r; 0 if g is not finite */
+    DCOMM_CUDA_FEEDBACK_LEFT = 5,     /* e - s; non-finite values count as 0 */
+    DCOMM_CUDA_FEEDBACK_LEARN = 6,    /* r + s; non-finite values count as 0 */
     DCOMM_CUDA_FEEDBACK_MOMENTUM = 7, /* g + factor u: the product exact, the sum rounded once */
-    DCOMM_CUDA_FEEDBACK_FORGET = 8,   /* u; 0 where s is not 0, or u not finite */
-    DCOMM_CUDA_FEEDBACK_FINISH = 9    /* r + s, all as it is */
+    DCOMM_CUDA_FEEDBACK_FORGET = 8,   /* u; 0 if s is not 0, or u is not finite */
+    DCOMM_CUDA_FEEDBACK_FINISH = 9    /* r + s, as they are */
 } dcomm_cuda_feedback_op;
 
-/* One of them: dst of a, the first that is named, and b, the second (NULL for WIDEN and NARROW).
- * Arrays are f32 but for what is bf16; dst may be a or b, if their elements are as wide. What
- * exceeds f32 in ADD and LACK becomes its largest number, which is counted, too. factor is for
- * MOMENTUM alone, report (NULL: not wanted) for ADD and LACK. */
+/* Do one of these steps: a is its first array, b its second (NULL for WIDEN and NARROW), dst its
+ * result. Arrays are f32, except the bf16 of WIDEN and NARROW. dst may be a or b if their elements
+ * have equal size. In ADD and LACK a value beyond f32 becomes the largest f32 and is counted. Only
+ * MOMENTUM uses factor, only ADD and LACK use report (may be NULL). */
 DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
                                            float factor, const float *b, size_t count,
                                            dcomm_cuda_report *report, void *stream);
 
-/* What clips a gradient, as DGC does: in device memory, aligned to 8. */
+/* A clipping factor, as DGC needs it: in device memory, aligned to 8. */
 typedef struct dcomm_cuda_clip {
-    double squares; /* their sum */
-    float factor;   /* by which the root of that becomes `most`; 1 where it is no more than that */
+    double squares; /* sum of the elements' squares */
+    float factor;   /* at most 1; multiplies the two-norm down to `most` */
 } dcomm_cuda_clip;
 
-/* *clip is set for g, `count` elements. Squares are summed in f64 in the CPU's order, which
- * docs/codecs.md states; elements that are denormal or not finite count as 0. Two launches.
+/* Set *clip for the array g, `count` elements. Squares are summed in f64 in the CPU's order
+ * (docs/codecs.md); denormal and non-finite elements count as 0. Two launches.
  * workspace: dcomm_cuda_feedback_clip_workspace_bytes of device memory, aligned to 8. */
 DCOMM_API dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g, size_t count,
                                                 double most, void *workspace, void *stream);
+/* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_feedback_clip_workspace_bytes(size_t count);
-/* DCOMM_CUDA_FEEDBACK_MOMENTUM of what is clipped: u = factor g + momentum before, with
- * clip->factor, the product with which is rounded, where g is finite. u may be g or before. */
+/* Do DCOMM_CUDA_FEEDBACK_MOMENTUM with clipping: u = clip->factor * g + momentum * before; the
+ * product with g is rounded, if g is finite. u may be g or before. */
 DCOMM_API dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
                                                    const dcomm_cuda_clip *clip, float momentum,
                                                    const float *before, size_t count, void *stream);
 
-/* What dcomm_cuda_look has seen: in device memory, or in pinned memory of the host, aligned to 8.
- */
+/* Findings of dcomm_cuda_look: in device memory, or in pinned host memory, aligned to 8. */
 typedef struct dcomm_cuda_sight {
-    uint64_t index; /* of the first element that is not finite; UINT64_MAX: all are */
-    double value;   /* this element; 0 where there is none */
-    double squares; /* the sum of all elements' squares: not finite where one of them is not */
+    uint64_t index; /* of the first non-finite element; UINT64_MAX: none */
+    double value;   /* of that element; 0: none */
+    double squares; /* sum of all elements' squares; not finite if an element is not */
 } dcomm_cuda_sight;
 
-/* Look at x, `count` floats (f64, f32, f16, bf16): *sight is set. For gradients that may have
- * overflowed. x[i] = factor * x[i] as dcomm_cuda_scale has it, in the same pass; of factor 1 x is
- * only read. `squares` is of what x was, summed in f64 in an order that the count alone decides.
- * drop: where an element is not finite, all of x becomes 0. Two launches, with drop three.
- * workspace: dcomm_cuda_look_workspace_bytes of device memory, aligned to 8. */
+/* Look for overflow in x, `count` floats (f64, f32, f16, bf16): set *sight, and unscale x in the
+ * same pass: x[i] = factor * x[i], as dcomm_cuda_scale does; with factor 1 x is only read.
+ * `squares` is of x before, summed in f64 in an order that depends on the count alone. drop: if an
+ * element is not finite, all of x becomes 0. Two launches, with drop three. workspace:
+ * dcomm_cuda_look_workspace_bytes of device memory, aligned to 8. */
 DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
                                        bool drop, dcomm_cuda_sight *sight, void *workspace,
                                        void *stream);
+/* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
 
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign, topk, threshold, topk+qsgd, randk, powersgd -- */
 
-/* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
- * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
- * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk
- * leaves in it makes its next call with this workspace faster, if that has the same k and count: a
- * tensor's own workspace, kept from step to step, is best, and what is in it never changes a byte.
- * report may be NULL. */
+/* Encode as dcomm_encode does, and with residual (NULL: none) as dcomm_encode_feedback does. A wire
+ * has exactly dcomm_codec_max_bytes; only that of `threshold` may be shorter: the report has the
+ * number of its elements. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64.
+ * topk leaves hints in it that make its next call with the same k and count faster; they never
+ * change a byte. Keep one workspace per tensor from step to step. report may be NULL. */
 DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* What encodings did to numbers, added up over calls: device memory, aligned to 8, that was set to
- * zero before the first of them. Elements compared, and the sums behind a dcomm_ledger. */
+/* The sums behind a dcomm_ledger, added up over calls: device memory, aligned to 8. Zero it before
+ * the first call. */
 typedef struct dcomm_cuda_ledger {
-    uint64_t count;
+    uint64_t count; /* elements compared */
     double sums[8];
 } dcomm_cuda_ledger;
 
-/* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. It is counted in the
- * passes that encode, and one or two short launches follow; the wires of powersgd and topk+qsgd
- * with nonfinite=pass are decoded and compared. The sums are taken in an order that depends on
- * codec and count alone (of sparse codecs: and on numbers and key), and which is not the CPU's:
- * they are the same from run to run, and differ from the CPU's by what rounding of f64 sums amounts
- * to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not
- * use what an earlier call has left in it. */
+/* Encode as dcomm_cuda_encode does, and count it in a ledger (dcomm_encode_ledger). The encoding
+ * passes count, and one or two short launches follow; wires of powersgd, and of topk+qsgd with
+ * nonfinite=pass, are decoded and compared. The order of the sums depends on codec and count alone
+ * (sparse codecs: also on numbers and key): they are the same from run to run, and differ from the
+ * CPU's by the rounding of f64 sums. workspace: dcomm_cuda_ledger_workspace_bytes of device memory,
+ * aligned to 64; topk uses no hints of earlier calls in it. */
 DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
                                                 const float *residual, float *next, size_t count,
                                                 const dcomm_codec_key *key, void *wire,
                                                 size_t capacity, void *workspace,
                                                 dcomm_cuda_report *report,
                                                 dcomm_cuda_ledger *ledger, void *stream);
+/* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
-/* dcomm_ledger_compare of y with x (NULL: nothing is compared), and where next is not NULL what an
- * encoding with feedback that sent y has left. For what is decoded anyway, and for recodings, whose
- * input nobody has: x is NULL, and y the wire decoded. Two or three launches. workspace:
- * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+/* Compare y with x (NULL: do not) as dcomm_ledger_compare does, and unless next is NULL count the
+ * residual `next` of an encoding with feedback that sent y. For values that are decoded anyway, and
+ * for recodings, which have no input: x is NULL, and y is the decoded wire. Two or three launches.
+ * workspace: dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
                                                  const float *y, const float *next, size_t count,
                                                  void *workspace, void *stream);
+/* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_compare_workspace_bytes(size_t count);
-/* Add to a ledger what copies in host memory of a device's ledger and of a report say that `count`
- * elements' encoding did; `report` is what dcomm_cuda_report_check made of it. The residual's norm
- * becomes that of all encodings in `sums`: of the last one, where it was zero before that. */
+/* Add an encoding of `count` elements to a ledger in host memory: `sums` is a copy of the device's
+ * ledger, `report` comes from dcomm_cuda_report_check. The residual's norm becomes that of all
+ * encodings in `sums`: of the last one only, if `sums` was zeroed before it. */
 DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
                                      const dcomm_cuda_ledger *sums,
                                      const dcomm_codec_report *report);
-/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. Who does not
- * know the length of a wire of `threshold` gives dcomm_codec_max_bytes, if so many can be read.
- * workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; nothing in it outlives the call. */
+/* Decode and sum n wires, bytes[i] long, as dcomm_decode_sum does; n = 1: as dcomm_decode does. If
+ * the length of a wire of `threshold` is unknown, give dcomm_codec_max_bytes, if so many bytes can
+ * be read. workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; used within the call only.
+ */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
                                              void *workspace, dcomm_cuda_report *report,
                                              void *stream);
-/* acc = ((acc + wires[0]) + wires[1]) + ...: dcomm_decode_add of n wires, one after the other. */
+/* Decode and add n wires, one after the other, as dcomm_decode_add does: acc = ((acc + wires[0]) +
+ * wires[1]) + ... */
 DCOMM_API dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *acc,
                                              size_t count, void *workspace,
                                              dcomm_cuda_report *report, void *stream);
-/* dcomm_cuda_reduce of the f32 arrays that n wires of codec fp8 stand for, with all its operators,
- * in one pass. */
+/* Decode n wires of codec fp8 and reduce them as dcomm_cuda_reduce does, with all its operators, in
+ * one pass. */
 DCOMM_API dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *dst,
                                              size_t count, dcomm_op op, int64_t divisor,
                                              dcomm_cuda_report *report, void *stream);
-/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. Of dense codecs the
- * sum never goes to memory; of others it is in the workspace, which is best kept as that of
- * dcomm_cuda_encode: dcomm_cuda_recode_workspace_bytes. */
+/* Decode n wires, add them, multiply by `factor` and encode again, as dcomm_recode does. Dense
+ * codecs keep the sum in registers, others in the workspace: dcomm_cuda_recode_workspace_bytes,
+ * best kept from step to step as that of dcomm_cuda_encode. */
 DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                          const size_t *bytes, size_t n, float factor,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* Bytes of device memory that an encoding, a decoding (of any number of wires) or a recoding needs
- * as workspace, aligned to 64; 0: none, and NULL will do. */
+/* Return the bytes of device memory that an encoding, a decoding (of any number of wires) or a
+ * recoding needs as workspace, aligned to 64; 0: none, and it may be NULL. */
 DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
 DCOMM_API size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count);
 DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
 
 /* ---- powersgd, step by step ---- */
 
-/* An array of `count` elements as a matrix of rows x cols, row by row, what lacks in the last row
- * being 0. P is `rank` columns of `rows` elements, one column after the other, and Q `rank` columns
- * of `cols`. A wire is P, and Q behind it. */
+/* An array of `count` elements as a matrix of rows x cols, row by row, with zeros at the end of the
+ * last row. P is `rank` columns of `rows` elements, one column after the other, and Q `rank`
+ * columns of `cols` elements. A wire is P followed by Q. */
 typedef struct dcomm_codec_matrix {
     size_t count, rows, cols, rank;
-    int turns;     /* how often both products are taken */
+    int turns;     /* times that both products are computed */
     int nonfinite; /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_matrix;
 
-/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not powersgd). */
+/* Describe the matrix of `count` elements in *shape.
+ * Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not powersgd). */
 DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
                                               dcomm_codec_matrix *shape);
 
-/* An encoding is start, p, orthonormal, q (with turns=N, N times), and with error feedback product
- * with how = -1 onto x + residual. Ranks that sum P before orthonormal, and Q after q, approximate
- * the sum. Each is one launch and writes the CPU's bytes; elements of x that are denormal or not
- * finite count as 0. Costs: p and q read x once for each four columns of the rank, product reads
- * and writes x once; start and orthonormal are short, but grow with cols and rows * rank^2.
+/* An encoding is start, p, orthonormal, q (the last three `turns` times), and with error feedback
+ * product with how = -1 onto x + residual. Ranks that sum P before orthonormal, and Q after q,
+ * approximate the sum. Each is one launch and writes the CPU's bytes; denormal and non-finite
+ * elements of x count as 0. Costs: p and q read x once for each four columns of the rank, product
+ * reads and writes x once; start and orthonormal are short, but grow with cols and rows * rank^2.
  *
- * Q ready for a step: columns that are not 0 keep their direction, those that are 0 become random
- * by the key without its rank. Zero q before the first step. */
+ * Start: prepare q for a step. Columns that are not 0 keep their direction; columns of zeros become
+ * random by the key without its rank. Zero q before the first step. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
                                                  const dcomm_codec_key *key, float *q,
                                                  void *stream);
-/* p = x q; in a report (NULL: not wanted) elements of x that are not finite are counted. */
+/* Multiply: p = x q. Non-finite elements of x are counted in report (may be NULL). */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
                                              const float *q, float *p, dcomm_cuda_report *report,
                                              void *stream);
+/* Make the columns of p orthonormal. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
                                                        void *stream);
-/* q = x^T p; what exceeds f32 becomes its largest number, and is counted in report->clipped. */
+/* Multiply: q = x^T p. A value beyond f32 becomes the largest f32 and is counted in
+ * report->clipped. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
                                              const float *p, float *q, dcomm_cuda_report *report,
                                              void *stream);
-/* x = p q^T (how = 0: a decoding), x += p q^T (1), x -= p q^T (-1). */
+/* Multiply: x = p q^T (how = 0: decode), x += p q^T (1), x -= p q^T (-1). */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
                                                    const float *q, float *x, int how, void *stream);
-/* e -= p q^T, where e is x + residual, and what an encoding of x that sent p q^T did into a ledger,
- * in the same pass: the sums of dcomm_cuda_ledger_compare(ledger, x, p q^T, e, ...), bit by bit.
- * e NULL: there is no feedback, and x is read only. Two or three launches. workspace:
+/* Compute e -= p q^T, where e is x + residual, and in the same pass count an encoding of x that
+ * sent p q^T in a ledger: the same bits as dcomm_cuda_ledger_compare(ledger, x, p q^T, e, ...). e
+ * NULL: there is no feedback, and x is only read. Two or three launches. workspace:
  * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape,
                                                           const float *p, const float *q,
@@ -919,7 +936,7 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matr
 
 /* ---- for other back ends ---- */
 
-/* How a dense codec writes; docs/codecs.md has the formats. */
+/* Format of a dense codec's values (docs/codecs.md). */
 typedef enum dcomm_codec_format {
     DCOMM_FORMAT_Q1 = 0,
     DCOMM_FORMAT_Q2 = 1,
@@ -930,45 +947,50 @@ typedef enum dcomm_codec_format {
     DCOMM_FORMAT_E5M2 = 6,
     DCOMM_FORMAT_F16 = 7,
     DCOMM_FORMAT_BF16 = 8,
-    DCOMM_FORMAT_F32 = 9 /* of sparse codecs' values alone */
+    DCOMM_FORMAT_F32 = 9 /* sparse codecs only */
 } dcomm_codec_format;
 
+/* A dense codec's format and options. */
 typedef struct dcomm_codec_layout {
     dcomm_codec_format format;
-    size_t bucket;   /* elements that share a step; 0: there are no steps */
-    bool two_norm;   /* the step follows from the 2-norm, not from the largest */
-    bool stochastic; /* rounded by chance, not to the nearest */
+    size_t bucket;   /* elements that share a quantization step; 0: there are no steps */
+    bool two_norm;   /* the step follows from the two-norm, not from the largest element */
+    bool stochastic; /* rounding is stochastic, not to nearest */
     int nonfinite;   /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_layout;
 
-/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not dense). */
+/* Describe a dense codec in *layout.
+ * Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not dense). */
 DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout);
 
-/* How topk, threshold and topk+qsgd choose from `count` elements, and write. */
+/* Selection and format of topk, threshold and topk+qsgd for an array of `count` elements. */
 typedef struct dcomm_sparse_layout {
-    dcomm_codec_layout values; /* of those that are sent */
-    size_t wanted;             /* elements that are aimed at */
-    size_t least, most;        /* elements of a wire */
-    bool exact;                /* the `wanted` largest; else what reaches a sampled threshold: */
-    size_t lines;              /* runs of 16 elements in the sample, ... */
-    size_t rank;               /* ... and which of it, by size, the threshold is; 0: 2^-126 */
+    dcomm_codec_layout values; /* of the sent elements */
+    size_t wanted;             /* elements that it aims at */
+    size_t least, most;        /* limits of the elements in a wire */
+    bool exact;                /* select the `wanted` largest; else all that reach a threshold that
+                                  is sampled: */
+    size_t lines;              /* runs of 16 elements in the sample */
+    size_t rank;               /* place of the threshold in the sorted sample; 0: 2^-126 */
 } dcomm_sparse_layout;
 
-/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
+/* Describe a sparse codec for arrays of `count` elements in *layout.
+ * Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
 DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
                                                      dcomm_sparse_layout *layout);
-/* How randk chooses from `count` elements (kernels/randk.h), and what it sends of them. */
+/* Selection and format of randk for an array of `count` elements (kernels/randk.h). */
 typedef struct dcomm_randk_layout {
-    size_t kept;   /* elements */
-    bool unbiased; /* multiplied by the length of their part */
+    size_t kept;   /* elements sent */
+    bool unbiased; /* they are multiplied by the length of their part */
     int nonfinite; /* 0 fail, 1 zero, 2 pass */
 } dcomm_randk_layout;
 
-/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
+/* Describe randk for arrays of `count` elements in *layout.
+ * Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
 DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, size_t count,
                                                     dcomm_randk_layout *layout);
-/* Leave a sentence for dcomm_last_error; returns the status. For code beside the library that
- * reports as it does. */
+/* Set the sentence of dcomm_last_error for this thread, and return status. For code beside the
+ * library that reports errors as dcomm does. */
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence);
 
 #ifdef __cplusplus
@@ -1315,8 +1337,8 @@ DCOMM_API dcomm_status dcomm_plan_print(const dcomm_plan *plan, char *buf, size_
 extern "C" {
 #endif
 
-/* One rank's transport: UCX, the connections, the progress. Usually one per process; several work
- * (each is a rank of its own). Communicators share it and keep it alive. */
+/* One rank's transport: UCX, the connections, progress. A process usually has one; it may have
+ * several, each for a rank of its own. Communicators share a context and keep it alive. */
 typedef struct dcomm_context dcomm_context;
 /* An ordered group of ranks that run collectives together. */
 typedef struct dcomm_comm dcomm_comm;
@@ -1324,39 +1346,44 @@ typedef struct dcomm_comm dcomm_comm;
 typedef struct dcomm_request dcomm_request;
 
 #define DCOMM_ID_BYTES 128
-/* Names a rendezvous: addresses, port and a 128-bit secret. Made by one rank, handed to the others
- * by whatever means the program has (a file, MPI, a socket); plain bytes, safe to copy. Whoever
- * holds it can join: keep it as secret as the training data. */
+/* Names a rendezvous: addresses, port and a 128-bit secret. One rank creates it and hands it to the
+ * others by any means (a file, MPI, a socket). It is plain bytes and may be copied. Whoever holds
+ * it can join: keep it as secret as the training data. */
 typedef struct dcomm_id {
     uint8_t bytes[DCOMM_ID_BYTES];
 } dcomm_id;
 
-/* Gathers `bytes` bytes from every rank, in rank order, into `all` (size * bytes). Called from the
- * thread that creates the communicator, several times, in the same order on every rank. Returns 0
- * or an error of its own. */
+/* Gather `bytes` bytes from every rank, in rank order, into `all` (size * bytes). Return 0, or an
+ * error code of the caller's. dcomm calls it from the thread that creates the communicator, several
+ * times, in the same order on every rank. */
 typedef int (*dcomm_allgather_fn)(const void *mine, size_t bytes, void *all, void *user);
 
+/* All zero means the defaults. Strings are copied. */
 typedef struct dcomm_context_opts {
-    bool progress_thread; /* a thread that progresses while the caller computes (default: no;
-                             environment DCOMM_PROGRESS_THREAD=1) */
-    const char *iface;    /* network interface for other hosts, e.g. "eth0" (default: DCOMM_IFACE,
-                             else the one towards MASTER_ADDR, else the default route's, else
-                             the first that is up; the loopback only when there is no other) */
-    const char *host_id;  /* ranks share memory only where this is equal (default: DCOMM_HOSTID,
-                             else the machine's boot id) and where they can hand each other
-                             descriptors: one user, and one network namespace or one /dev/shm */
+    /* Start a thread that makes progress while the caller computes (default: no; environment
+     * DCOMM_PROGRESS_THREAD=1). */
+    bool progress_thread;
+    /* Network interface towards other hosts, such as "eth0" (default: DCOMM_IFACE, else the one
+     * towards MASTER_ADDR, else the default route's, else the first that is up; the loopback only
+     * if there is no other). */
+    const char *iface;
+    /* Ranks share memory only if their host ids are equal (default: DCOMM_HOSTID, else the
+     * machine's boot id) and if they can pass each other descriptors: one user, and one network
+     * namespace or one /dev/shm. */
+    const char *host_id;
 } dcomm_context_opts;
 
-/* Open a context. It is closed when its creator has destroyed it and neither a communicator nor
- * memory from dcomm_mem_alloc is left.
- * Errors: DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (no socket, no thread). */
+/* Open a context; opts may be NULL. It closes when its creator has destroyed it and no communicator
+ * and no memory from dcomm_mem_alloc is left.
+ * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_TRANSPORT (UCX), DCOMM_ERR_SYSTEM (no socket, no thread). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
                                                           dcomm_context **context_p);
+/* Give the context up and set *context_p to NULL. NULL and *context_p NULL are fine. */
 DCOMM_API dcomm_status dcomm_context_destroy(dcomm_context **context_p);
 
-/* Progress every communicator of the context once, without blocking. Any wait does the same; call
- * it in long computations when there is no progress thread. Yields the core where nothing has
- * happened for some calls. */
+/* Make progress once, without blocking, on every communicator of the context. Every wait does the
+ * same. Call it in long computations if there is no progress thread. It yields the core after some
+ * calls in which nothing happened. */
 DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context);
 
 typedef enum dcomm_boot {
@@ -1367,114 +1394,127 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
-/* Actions of a communicator that is poisoned, beside failing its calls (docs/errors.md). */
+/* What a poisoned communicator does, beside failing its calls (docs/errors.md). */
 typedef enum dcomm_on_error {
     DCOMM_ON_ERROR_DEFAULT = 0, /* as DCOMM_ERRORS=return|print|abort says, else print */
     DCOMM_ON_ERROR_RETURN = 1,  /* nothing more */
     DCOMM_ON_ERROR_PRINT = 2,   /* tell the logger (or stderr) once: rank and sentence */
-    DCOMM_ON_ERROR_ABORT = 3    /* the same, then abort(); also where creation fails */
+    DCOMM_ON_ERROR_ABORT = 3    /* the same, then abort(); also if creation fails */
 } dcomm_on_error;
 
 #define DCOMM_CONNECTIONS_MAX 16 /* between two ranks on different hosts */
 
+/* All zero means the defaults. Strings are copied. */
 typedef struct dcomm_comm_opts {
+    /* ---- how the ranks meet ---- */
+
     dcomm_context *context; /* (default: a new one that lives as long as the communicator) */
     dcomm_context_opts context_opts; /* for that new one */
     dcomm_boot boot;                 /* (default: DCOMM_BOOT_AUTO) */
     int rank, size;                  /* with DCOMM_BOOT_ID and DCOMM_BOOT_ALLGATHER */
     dcomm_id id;                     /* with DCOMM_BOOT_ID */
     dcomm_allgather_fn allgather;    /* with DCOMM_BOOT_ALLGATHER */
-    void *allgather_user;
-    double timeout_s;   /* creation and every operation (default: DCOMM_TIMEOUT, else 300) */
-    const char *algo;   /* algorithm forced for every call of an operation that has it; other
-                           operations choose theirs. Where it cannot fold in rank order and a call
-                           asks for that (deterministic, accumulate, an ordered operator), the call
-                           fails with DCOMM_ERR_UNSUPPORTED (default: DCOMM_ALGO, else "auto"); rank
-                           0's is taken by all ranks */
-    bool deterministic; /* fold in rank order always (default: DCOMM_DETERMINISTIC, else no);
-                           rank 0's is taken by all ranks */
-    size_t chunk_bytes; /* pipelining grain of long messages (default: DCOMM_CHUNK, else
-                           chosen per algorithm); rank 0's is taken by all ranks */
-    int tune;           /* 1: measure what things cost, once per process and set of hosts, so that
-                           algorithms are chosen by it: 0.2 s on a host, 0.6 s where ranks share
-                           its cores or links are slow (or read it, where DCOMM_TUNE_FILE names a
-                           file, or where an earlier run on this host has kept it:
-                           DCOMM_TUNE_CACHE); -1: choose by built-in numbers (default:
-                           DCOMM_TUNE=1|0, else 1); rank 0's is taken by all ranks */
-    int connections;    /* over which a rank sends to a rank of another host, 1 to 16. Several are
-                           faster where the network limits each by itself (default:
-                           DCOMM_CONNECTIONS, else chosen: as few as nearly fill the link, where
-                           tuning measures, those of the tuning where it is read, else 1); rank 0's
-                           is taken by all ranks. Communicators of a context share connections: the
-                           one created or tuned last decides */
-    dcomm_on_error on_error; /* of this rank alone; communicators derived from this one do alike
-                                (default: DCOMM_ON_ERROR_DEFAULT) */
+    void *allgather_user;            /* passed to allgather */
+
+    /* ---- every operation; all ranks take rank 0's algo, deterministic and chunk_bytes ---- */
+
+    double timeout_s; /* seconds for creation and for each operation (default: DCOMM_TIMEOUT, else
+                         300) */
+    /* Force this algorithm for every operation that has it; others choose theirs. If it cannot fold
+     * in rank order and a call needs that (deterministic, accumulate, an ordered operator), the
+     * call fails with DCOMM_ERR_UNSUPPORTED (default: DCOMM_ALGO, else "auto"). */
+    const char *algo;
+    bool deterministic; /* always fold in rank order (default: DCOMM_DETERMINISTIC, else no) */
+    size_t chunk_bytes; /* bytes of a piece that is pipelined, in long messages (default:
+                           DCOMM_CHUNK, else chosen for each algorithm) */
+
+    /* ---- this machine and network; all ranks take rank 0's tune and connections ---- */
+
+    /* 1: measure what things cost, once per process and set of hosts, and choose algorithms by it.
+     * Takes 0.2 s on one host, 0.6 s if ranks share cores or links are slow. The numbers are read
+     * instead if DCOMM_TUNE_FILE names a file, or if an earlier run on this host kept them
+     * (DCOMM_TUNE_CACHE). -1: choose by built-in numbers (default: DCOMM_TUNE=1|0, else 1). */
+    int tune;
+    /* Connections from a rank to a rank of another host, 1 to DCOMM_CONNECTIONS_MAX. Several are
+     * faster if the network limits each one. Communicators of a context share connections: the one
+     * created or tuned last decides (default: DCOMM_CONNECTIONS, else the fewest that nearly fill
+     * the link if tuning measures, else those of the tuning that is read, else 1). */
+    int connections;
+
+    /* ---- errors, of this rank alone ---- */
+
+    dcomm_on_error on_error; /* also of communicators derived from this one (default:
+                                DCOMM_ON_ERROR_DEFAULT) */
 } dcomm_comm_opts;
 
-/* Make an id on one rank, and serve the rendezvous from a thread of this process until all `size`
- * ranks have come or the communicator that uses it is destroyed. Children that are forked after it
- * may be the ranks.
+/* Create an id, on one rank. A thread of this process serves the rendezvous until all `size` ranks
+ * have come or the communicator that uses the id is destroyed. Children that are forked afterwards
+ * may be the ranks. There is nothing to destroy.
  * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_SYSTEM (no socket, no randomness). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
 
-/* Create a communicator; collective over all its ranks. opts may be NULL. It may be tried again
- * after an error. Measuring (opts.tune) included, it fails on all ranks or on none. A rank that
- * fails alone (bad options, no shared memory, no memory) takes up to 5 s to tell the others, whose
- * sentence names it. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing),
- * DCOMM_ERR_AUTH (wrong secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID,
- * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_TRANSPORT. */
+/* Create a communicator; collective over all its ranks. opts may be NULL. It fails on all ranks or
+ * on none, measuring (opts.tune) included, and may be tried again. A rank that fails alone (bad
+ * options, no shared memory, no memory) takes up to 5 s to tell the others, whose sentence names
+ * it. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
+ * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY,
+ * DCOMM_ERR_TRANSPORT. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
                                                        dcomm_comm **comm_p);
-/* The same without blocking: *comm_p exists at once; dcomm_comm_ready tells when it can be used.
- * Any other call on it before then fails with DCOMM_ERR_INVALID; destroying it cancels. */
+/* Start to create a communicator, without blocking: *comm_p exists at once, and dcomm_comm_ready
+ * tells when it can be used. Until then any other call on it fails with DCOMM_ERR_INVALID; destroy
+ * cancels. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create_start(const dcomm_comm_opts *opts,
                                                              dcomm_comm **comm_p);
-/* DCOMM_OK, DCOMM_IN_PROGRESS, or why creation failed. */
+/* Return DCOMM_OK if the communicator can be used, DCOMM_IN_PROGRESS, or the error that creation
+ * failed with. */
 DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm);
 
-/* Close a communicator and set *comm_p to NULL. No other thread may be inside a call on it: abort,
- * join, then destroy. Waits until the operations that are outstanding are complete or have timed
- * out (dcomm_comm_abort before it ends them at once); their requests are still to be waited for, or
- * freed. Then waits up to 5 s for the goodbyes of its peers. NULL and *comm_p NULL are good.
+/* Close a communicator and set *comm_p to NULL. NULL and *comm_p NULL are fine. No other thread may
+ * be inside a call on it: abort, join, then destroy. Waits until the outstanding operations are
+ * complete or have timed out; dcomm_comm_abort ends them at once. The caller still waits for their
+ * requests, or frees them. Then waits up to 5 s for the goodbyes of its peers.
  * Errors: DCOMM_ERR_INVALID (this thread has queued operations on it in a group); the error that
- * poisoned the communicator, where nobody has looked at it: no call and no wait has returned it,
- * nor will the wait for an outstanding request; dcomm_comm_status, _error, _ready and _shrink were
- * not called since. The communicator is closed all the same. */
+ * poisoned the communicator, if the program has not seen it: no call and no wait has returned it or
+ * will, and dcomm_comm_status, _error, _ready and _shrink were not called since. The communicator
+ * is closed all the same. */
 DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p);
 
-/* Split by colour (ranks with equal colour end up together, ordered by key, then by old rank);
- * collective. A negative colour takes part and gets *new_p = NULL. Like dup and shrink it waits,
- * and so cannot stand between dcomm_group_start and dcomm_group_end. Where one rank has no memory
- * for its part, all get an error, and may try again; where it cannot even take part,
+/* Split by colour; collective. Ranks with equal colour form a communicator, ordered by key, then by
+ * old rank. A rank with a negative colour takes part and gets *new_p = NULL. Like dup and shrink it
+ * waits, so it cannot stand between dcomm_group_start and dcomm_group_end. If one rank has no
+ * memory for its part, all ranks get an error and may try again; if it cannot even take part,
  * `comm` is poisoned. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key,
                                                       dcomm_comm **new_p);
-/* A communicator with the same ranks and a message space of its own; collective. */
+/* Create a communicator with the same ranks and a message space of its own; collective. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p);
-/* A communicator without the n ranks in `excluded`; collective over the others, which must all
- * name the same ranks. Works after an error, which is what it is for. Survivors keep their order.
- * Waits for the others at most as long as the communicator's operations; after an error it can be
- * called again, also by ranks that have called it a different number of times.
+/* Create a communicator without the n ranks in `excluded`; collective over the others, which must
+ * all name the same ranks. It is made for use after an error. Survivors keep their order. It waits
+ * for the others at most as long as an operation does. After an error it can be called again, also
+ * by ranks that have called it a different number of times.
  * Errors: DCOMM_ERR_INVALID (own rank excluded, bad rank), DCOMM_ERR_NO_MEMORY (here, or on a rank
  * that the sentence names), DCOMM_ERR_TIMEOUT, DCOMM_ERR_PEER. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_shrink(dcomm_comm *comm, const int *excluded, int n,
                                                        dcomm_comm **new_p);
 /* Fail every outstanding and future operation on every rank with DCOMM_ERR_ABORTED and `reason`
- * (NULL: none given). From any thread; does not block. */
+ * (NULL: none). May be called from any thread; does not block. */
 DCOMM_API dcomm_status dcomm_comm_abort(dcomm_comm *comm, const char *reason);
 
-/* -1, -1 and NULL of NULL, and of a communicator that is not created yet. */
+/* Return the caller's rank, the number of ranks, the context; -1, -1 and NULL if comm is NULL or
+ * not created yet. */
 DCOMM_API int dcomm_comm_rank(const dcomm_comm *comm);
 DCOMM_API int dcomm_comm_size(const dcomm_comm *comm);
 DCOMM_API dcomm_context *dcomm_comm_context(const dcomm_comm *comm);
-/* The error that poisoned the communicator (DCOMM_OK: none), and its sentence ("": none; valid
- * until the communicator is destroyed). */
+/* Return the error that poisoned the communicator (DCOMM_OK: none). */
 DCOMM_API dcomm_status dcomm_comm_status(const dcomm_comm *comm);
+/* Return its sentence ("": none); valid until the communicator is destroyed. */
 DCOMM_API const char *dcomm_comm_error(const dcomm_comm *comm);
-/* Index of the host that a rank is on: ranks that share memory have equal numbers, from 0 in
- * order of lowest rank. -1 for a bad rank. */
+/* Return the number of the host that a rank is on, from 0 in order of lowest rank: ranks that share
+ * memory have equal numbers. -1 for a bad rank. */
 DCOMM_API int dcomm_comm_host(const dcomm_comm *comm, int rank);
-/* Name of the machine that a rank runs on. NULL for a bad rank; owned by the communicator. */
+/* Return the name of the machine that a rank runs on; NULL for a bad rank. It lives as long as the
+ * communicator. */
 DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
 
 /* ---- topology: who is near whom ----
@@ -1482,9 +1522,9 @@ DCOMM_API const char *dcomm_comm_hostname(const dcomm_comm *comm, int rank);
  * The ranks of a communicator form groups, level by level, coarsest first: those of one host, then
  * of one package (socket), NUMA node, last-level cache, core; NUMA nodes come before packages on
  * machines with several packages in a node. A group lies within one group of the level above. Level
- * 0 is always the host; of the others only those are there that divide a group
- * of the level above. What is known is read when the context is created, and kept by the
- * communicators that are derived from one (docs/topology.md). */
+ * 0 is always the host; another level exists only if it divides a group of the level above. The
+ * topology is read when the context is created; derived communicators keep it (docs/topology.md).
+ */
 
 typedef enum dcomm_level_kind {
     DCOMM_LEVEL_HOST = 0,
@@ -1495,32 +1535,32 @@ typedef enum dcomm_level_kind {
 } dcomm_level_kind;
 
 typedef struct dcomm_level {
-    dcomm_level_kind kind; /* what the ranks of one of its groups share */
+    dcomm_level_kind kind; /* the ranks of a group share one of these */
     const char *name;      /* "host", "package", "numa", "cache", "core" */
-    int groups;
+    int groups;            /* number of groups */
 } dcomm_level;
 
 /* Where a rank runs. Numbers are hwloc's logical indices on the rank's machine. */
 typedef struct dcomm_place {
     int package, numa, cache, core; /* -1: it may run on several, or there is none */
-    int cpus;                       /* hardware threads that it may run on; 0: not known */
+    int cpus;                       /* hardware threads that it may run on; 0: unknown */
     bool bound;        /* the scheduler cannot move it to where another rank of its host runs */
     char cpu_list[64]; /* those hardware threads, by the system's numbers: "0-3,8" */
     char nic[16];      /* device of the network interface towards other hosts, or "none" */
     char gpu[16];      /* PCI address of the nearest GPU, or "none" */
 } dcomm_place;
 
-/* Number of levels, 1 to 5; -1 of NULL and of a communicator that is not created yet. */
+/* Return the number of levels, 1 to 5; -1 if comm is NULL or not created yet. */
 DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm);
-/* Level 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
+/* Describe level 0, 1, ... in *info. Errors: DCOMM_ERR_INVALID (past the last level, NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, dcomm_level *info);
-/* The group of a rank at a level; groups are numbered from 0 in order of their lowest rank. -1 for
- * a bad rank or level. */
+/* Return the group of a rank at a level; groups are numbered from 0 in order of their lowest rank.
+ * -1 for a bad rank or level. */
 DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
-/* The rank at a position of the order in which rings pass through the ranks: at every level the
- * ranks of a group stand next to each other. -1 for a bad position. */
+/* Return the rank at a position of the order in which rings pass through the ranks: at every level
+ * the ranks of a group stand next to each other. -1 for a bad position. */
 DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
-/* Where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
+/* Say in *place where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place);
 
 #ifdef __cplusplus
@@ -1537,75 +1577,71 @@ DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dc
 extern "C" {
 #endif
 
-/* Registered memory: collectives on it (on all of it or any part) are read by the other ranks of
- * the host straight from where it lies, without a system call and without a copy in between.
- * Nothing else differs: it may be used wherever other memory may, by one rank and not by another,
- * and by any communicator of the context; ranks of other hosts, and ranks of this one that cannot
- * map it, are served as with ordinary memory. The first operation on it tells the peers, so it is
- * no faster.
+/* Allocate registered memory: in collectives, the other ranks of the host read it (all of it or any
+ * part) in place, without a system call and without a copy. It may be used wherever other memory
+ * may, by some ranks and not by others, and by any communicator of the context. Ranks of other
+ * hosts, and ranks that cannot map it, are served as with ordinary memory. The first operation on
+ * it tells the peers and is no faster.
  *
- * The memory is zeroed, starts at a page, and from 256 KiB on at 2 MiB and is a whole number of
- * huge pages, if the kernel gives them (dcomm_mem_get_info tells). It is in memory from the
- * start: a host that has not enough gives an error here and no SIGBUS later.
+ * The memory is zeroed and page-aligned; from 256 KiB on it is aligned to 2 MiB and a whole number
+ * of huge pages, if the kernel gives them (dcomm_mem_get_info tells). All pages are allocated at
+ * once: a host without enough memory gives an error here, not SIGBUS later. It lies on the NUMA
+ * node of the calling thread. Each allocation keeps one file descriptor open; if none is left
+ * (ulimit -n), it is served as ordinary memory (dcomm_mem_info.shared is false).
  *
- * Each such memory keeps one file descriptor open until it is freed. Where no descriptor is left
- * (ulimit -n), the memory is served as ordinary memory is (dcomm_mem_info.shared is false).
+ * The caller owns it until dcomm_mem_free, even if communicators and `context` (a communicator's is
+ * dcomm_comm_context) are destroyed: the context closes when its last memory is freed, too. The end
+ * of the process frees all. The functions of this header may be called from any thread.
  *
- * It is placed on the NUMA node of the thread that allocates it. Freed memory is the system's again
- * when the peers that have mapped it have heard of it, in their next progress.
- *
- * It belongs to the caller until dcomm_mem_free, whatever becomes of communicators and of `context`
- * (a communicator's: dcomm_comm_context): the context is closed when also its last such memory is
- * free. All of it goes with the process. These functions may be called from any thread.
- *
- * Errors of alloc: DCOMM_ERR_INVALID (context or ptr_p is NULL), DCOMM_ERR_SYSTEM (no shared memory
- * of that size: the sentence says what to raise), DCOMM_ERR_NO_MEMORY. *ptr_p is NULL then, and
- * also for 0 bytes. */
+ * Errors: DCOMM_ERR_INVALID (context or ptr_p is NULL), DCOMM_ERR_SYSTEM (no shared memory of that
+ * size: the sentence says what to raise), DCOMM_ERR_NO_MEMORY. *ptr_p is NULL then, and also for 0
+ * bytes. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc(dcomm_context *context, size_t bytes,
                                                      void **ptr_p);
-/* Free memory from dcomm_mem_alloc or dcomm_mem_alloc_device and set *ptr_p to NULL. No operation
- * on it may be outstanding; after an error its communicator must be destroyed first
- * (docs/errors.md). NULL and *ptr_p NULL are good. Errors: DCOMM_ERR_INVALID (not from one of them,
- * or not its beginning). */
+/* Free memory from dcomm_mem_alloc or dcomm_mem_alloc_device and set *ptr_p to NULL. NULL and
+ * *ptr_p NULL are fine. No operation on it may be outstanding; after an error, destroy its
+ * communicator first (docs/errors.md). The system gets host memory back when the peers that mapped
+ * it make progress next. Errors: DCOMM_ERR_INVALID (not from one of them, or not its beginning). */
 DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
 
-/* The same of a device: memory of the calling thread's current device, a whole number of 2 MiB so
+/* Allocate registered memory on the calling thread's current device: a whole number of 2 MiB, so
  * that nothing else is shared with it, aligned as cudaMalloc's and not zeroed. Processes of this
- * host whose devices can read it open it once, by CUDA IPC, and their kernels read it where it
- * lies: nothing goes through host memory then. All others are served as with other device memory,
- * and so is everybody at the first operations, until they have heard of it. It may be used wherever
- * other device memory may.
+ * host whose devices can read it open it once, by CUDA IPC, and their kernels read it in place:
+ * nothing goes through host memory then. Other ranks, and all ranks in the first operations until
+ * they know it, are served as with other device memory. It may be used wherever other device memory
+ * may.
  *
- * context: whose communicators' peers may open it; NULL: nobody's until dcomm_mem_share.
+ * context: peers of its communicators may open the memory; NULL: no peer until dcomm_mem_share.
  *
- * Freed memory is the device's again when the peers that have opened it have shut it, which they do
- * in their next call on device memory or when they destroy the last communicator with this rank,
- * while none of their streams waits for an operation; what a process that has ended had open is
- * shut. A call that allocates or frees, destroys a communicator or starts an operation on device
- * memory gives back what can be by then, and may take as long as cudaFree. What a peer that lives
- * on never shuts goes with this process.
+ * The device gets freed memory back when all peers that opened it have closed it: in their next
+ * call on device memory, when they destroy the last communicator with this rank, or when they end,
+ * but not while one of their streams waits for an operation. A call that allocates or frees,
+ * destroys a communicator or starts an operation on device memory then returns it to CUDA and may
+ * take as long as cudaFree. Memory that a peer never closes lasts as long as this process.
  *
  * Errors: DCOMM_ERR_INVALID (ptr_p is NULL), DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA),
  * DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (CUDA's, in the sentence). *ptr_p is NULL then, and also
  * for 0 bytes. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes,
                                                             void **ptr_p);
-/* Let peers of one more context open all of the memory from dcomm_mem_alloc_device that `ptr`
- * points into; counted. unshare takes that back, with no operation on it of this context's
- * outstanding; dcomm_mem_free does so for all. Errors: DCOMM_ERR_INVALID (no such memory; context
- * is NULL; unshare: was not given to it), DCOMM_ERR_NO_MEMORY. */
+/* Let peers of one more context open the whole allocation of dcomm_mem_alloc_device that `ptr`
+ * points into. Calls are counted. Errors: DCOMM_ERR_INVALID (no such memory; context is NULL),
+ * DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr);
+/* Take one dcomm_mem_share back; no operation of this context on the memory may be outstanding.
+ * dcomm_mem_free takes all back. Errors: DCOMM_ERR_INVALID (no such memory; context is NULL, or has
+ * no share of it). */
 DCOMM_API dcomm_status dcomm_mem_unshare(dcomm_context *context, const void *ptr);
 
 typedef struct dcomm_mem_info {
-    void *base;        /* what dcomm_mem_alloc or dcomm_mem_alloc_device gave */
-    size_t bytes;      /* of it; may be more than was asked for */
-    size_t huge_bytes; /* of them, how many lie on huge pages */
+    void *base;        /* pointer from dcomm_mem_alloc or dcomm_mem_alloc_device */
+    size_t bytes;      /* size of the allocation; may be more than was asked for */
+    size_t huge_bytes; /* bytes of it on huge pages */
     bool shared;       /* ranks of this host can map or open it */
-    int device;        /* whose memory it is; -1: the host's */
+    int device;        /* number of its device; -1: host memory */
 } dcomm_mem_info;
-/* What is known of the registered memory that `ptr` points into.
- * Errors: DCOMM_ERR_INVALID (none does, info is NULL). */
+/* Describe the registered memory that `ptr` points into in *info.
+ * Errors: DCOMM_ERR_INVALID (it points into none, info is NULL). */
 DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info);
 
 #ifdef __cplusplus
@@ -1615,21 +1651,23 @@ DCOMM_API dcomm_status dcomm_mem_get_info(const void *ptr, dcomm_mem_info *info)
 /* ==== include/dcomm/coll.h ================================================================= */
 /* coll.h - collectives, point-to-point, requests and groups.
  *
- * Where the implementation is built with DCOMM_WITH_CUDA, buffers may also be device memory, all of
- * one call's on one device, aligned to their element; docs/cuda.md says how they travel.
+ * Buffers belong to the caller and may have any alignment. They are in use from the call until the
+ * operation is complete. Counts are in elements. `opts` may be NULL. A NULL buffer is legal only
+ * with count 0. In place: pass DCOMM_IN_PLACE as sendbuf, or the pointer that NCCL's rules name
+ * (noted at each collective). Otherwise input and output must not overlap; a call on buffers that
+ * overlap in part is refused.
  *
- * Buffers are the caller's, of any alignment, and are in use from the call until the operation is
- * complete. Counts are elements. `opts` may be NULL. In place: pass DCOMM_IN_PLACE as sendbuf, or
- * the pointer that NCCL's rules name (noted at each collective). A NULL buffer is legal only with
- * count 0. What is read and what is written must not overlap but as in place; a call on buffers that
- * overlap in part is refused. Every rank calls the collectives of one communicator in the same order
- * with fitting arguments; where they do not fit, or one rank's call is refused, every other rank gets
- * DCOMM_ERR_MISMATCH (docs/errors.md).
+ * Every rank calls the collectives of one communicator in the same order with fitting arguments. If
+ * they do not fit, or one rank's call is refused, every other rank gets DCOMM_ERR_MISMATCH
+ * (docs/errors.md).
  *
- * The blocking form of dcomm_ix is dcomm_x: the same arguments without the request. Between
+ * With an implementation built with DCOMM_WITH_CUDA, buffers may also be device memory: all buffers
+ * of a call on one device, aligned to their elements (docs/cuda.md).
+ *
+ * dcomm_x blocks; dcomm_ix is the same operation without blocking, with a request. Between
  * dcomm_group_start and dcomm_group_end both only queue the operation.
  *
- * Results are bitwise the same on every rank, and from run to run with the same algorithm. */
+ * Results are bitwise equal on all ranks, and from run to run with the same algorithm. */
 #ifndef DCOMM_COLL_H
 #define DCOMM_COLL_H
 
@@ -1640,93 +1678,99 @@ extern "C" {
 
 #define DCOMM_IN_PLACE ((const void *)(uintptr_t)-1)
 
-/* All zero means the defaults. Everything here must be the same on every rank of the call, where it
- * does not say otherwise. */
+/* All zero means the defaults. A field must be the same on every rank of the call unless it says
+ * otherwise. */
 typedef struct dcomm_coll_opts {
-    const char *algo;       /* algorithm by name; it runs or the call fails (default: the
-                               communicator's, else chosen by size) */
-    bool deterministic;     /* fold in rank order, so that bits do not depend on size, bucketing,
-                               chunking or placement (default: the communicator's; ordered
-                               operators always, dcomm_op_opts) */
-    dcomm_dtype accumulate; /* DCOMM_F32: f16 and bf16 are sent once, all contributions to an
-                               element added in f32 by one rank and rounded once, so that the error
-                               does not grow with the number of ranks; by the algorithms that fold
-                               in rank order. Other dtypes: no effect. DCOMM_F64 is 0 and means
-                               the default: adding in f64 cannot be asked for (default: 0,
-                               algorithms that pass sums on round them at each rank, unless
-                               deterministic) */
-    double timeout_s;       /* (default: 0, the communicator's) */
-    double premul;          /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank.
-                               Floats are multiplied as floats. Integers below 64 bits are
-                               multiplied in f64 and clamped; those of 64 bits as integers that
-                               wrap around, where the factor is an integer (default: 0 is taken as
-                               1: give a factor of 0 by premul_p) */
-    const void *premul_p;   /* likewise the factor, as one value of the call's dtype, exact, and 0
-                               where it is 0. Read before the call returns, of any alignment; may
-                               be NULL on some ranks and not on others (default: NULL, premul) */
-    int lanes;              /* parallel rings or trees, where the algorithm has them (default: 1) */
-    size_t chunk_bytes;     /* pipelining grain (default: the communicator's) */
-    /* All-to-all-v: [size * size], what rank i sends to rank j at i * size + j, where every rank
-     * knows all of it. The algorithm is chosen by it, and bruck and hier need not ask for it first.
-     * Read before the call returns (default: NULL, each rank knows its own counts; the algorithm
-     * is chosen as for blocks of 64 KiB) */
+    /* ---- any call ---- */
+
+    const char *algo;   /* algorithm by name: it runs, or the call fails (default: the
+                           communicator's, else chosen by size) */
+    bool deterministic; /* fold in rank order: bits do not depend on size, bucketing, chunking or
+                           placement (default: the communicator's; always with ordered operators,
+                           dcomm_op_opts) */
+    /* DCOMM_F32: f16 and bf16 are sent once; one rank adds all contributions to an element in f32
+     * and rounds once, so that the error does not grow with the number of ranks. Limits the choice
+     * to algorithms that fold in rank order. No effect on other dtypes. DCOMM_F64 is 0 and means
+     * the default (default: 0, algorithms that pass sums on round them at each rank, unless
+     * deterministic). */
+    dcomm_dtype accumulate;
+    double timeout_s; /* seconds (default: 0, the communicator's) */
+    /* DCOMM_PREMUL_SUM: factor on this rank's input; may differ by rank. Floats are multiplied as
+     * floats. Integers below 64 bits are multiplied in f64 and clamped; those of 64 bits as
+     * integers that wrap around, if the factor is an integer (default: 0, taken as 1; for a factor
+     * of 0 use premul_p). */
+    double premul;
+    const void *premul_p; /* the same factor as one value of the call's dtype, exact, and 0 if it is
+                             0. Read before the call returns; any alignment; may be NULL on some
+                             ranks only (default: NULL, premul) */
+    int lanes;            /* parallel rings or trees, if the algorithm has them (default: 1) */
+    size_t chunk_bytes;   /* bytes of a piece that is pipelined (default: the communicator's) */
+    /* All-to-all-v: [size * size], elements from rank i to rank j at i * size + j. With it the
+     * choice knows all sizes, and bruck and hier need not exchange them. Read before the call
+     * returns (default: NULL, each rank knows its own counts; the choice assumes blocks of 64 KiB).
+     */
     const size_t *matrix;
-    bool registered; /* a promise that the buffers of all ranks are registered (mem.h), by which
-                        the algorithm is chosen, and blocks of 4 to 32 KiB are read where they lie
-                        instead of sent. The same on all ranks. What is not registered after all is
-                        served, if slower (default: false) */
-    bool huge_pages; /* likewise a promise that they lie on huge pages (madvise MADV_HUGEPAGE),
-                        which are read by the kernel at up to twice the speed; registered says
-                        more (default: false) */
-    bool device; /* likewise a promise that they are device memory: messages are longer then, and
-                    what is between host and device is counted. With registered, that ranks of one
-                    host read each other's where it lies: memory from dcomm_mem_alloc_device on
-                    devices that can, or threads that share one device (default: false) */
-    /* A cudaStream_t. The operation begins when what the stream holds now has been done, and what
-     * is put on the stream later waits for its result. The call returns once that is arranged; its
-     * errors show in dcomm_comm_status, and never hold the stream up. A request may be asked for
-     * all the same. Of operations in a group, the stream counts at dcomm_group_end. May differ by
-     * rank; buffers may be host memory too. From the first such call on, the context has a progress
-     * thread. NULL is no stream (cuda.h): the operation begins at once.
-     * Errors: DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured
-     * into a graph; the driver cannot let a stream wait), DCOMM_ERR_INVALID (another rank of this
-     * process has put the same operation on this stream, or one of the two is the legacy default
-     * stream and the other waits for that, so that each would wait for the other: one group may
-     * hold both). (default: NULL) */
+
+    /* ---- promises about the memory of all ranks, by which the algorithm is chosen ---- */
+
+    bool registered; /* buffers are registered (mem.h): blocks of 4 to 32 KiB are read in place
+                        instead of sent. A buffer that is not is still served, but slower (default:
+                        false) */
+    bool huge_pages; /* buffers lie on huge pages (madvise MADV_HUGEPAGE), which the kernel reads up
+                        to twice as fast; `registered` promises more (default: false) */
+    bool device;     /* buffers are device memory: messages are longer, and copies between host and
+                        device count. With `registered`: ranks of one host read each other's memory
+                        in place (dcomm_mem_alloc_device on devices that can, or threads that share
+                        one device) (default: false) */
+
+    /* ---- a stream ---- */
+
+    /* A cudaStream_t of the thread's current device. The operation begins when the work that the
+     * stream holds now is done; later work on the stream waits for the result. The call returns
+     * once that is arranged. Errors show in dcomm_comm_status and never hold the stream up. A
+     * request may be asked for all the same. In a group, the stream counts at dcomm_group_end. May
+     * differ by rank; buffers may be host memory too. From the first such call on, the context has
+     * a progress thread. NULL is no stream (cuda.h): the operation begins at once. Errors:
+     * DCOMM_ERR_UNSUPPORTED (built without DCOMM_WITH_CUDA; the stream is being captured into a
+     * graph; the driver cannot let a stream wait), DCOMM_ERR_INVALID (another rank of this process
+     * has put the same operation on this stream, or one of the two streams is the legacy default
+     * stream and the other waits for it: the two would wait for each other, unless one group holds
+     * both). (default: NULL) */
     void *stream;
-    /* All-reduce of sums and averages of floats: what is sent is encoded with this codec, lossily;
-     * tensors of fewer than 2,048 elements and integers are not. The spec must be the same on every
-     * rank. In use until the operation is complete. Without feedback nothing is remembered from call
-     * to call: powersgd begins each one cold. See docs/codecs.md (default: NULL, exact) */
+
+    /* ---- lossy compression, of all-reduces of sums and averages of floats ---- */
+
+    /* Encode everything that is sent. Tensors of fewer than 2,048 elements stay exact. The spec
+     * must be the same on every rank. In use until the operation is complete. Without feedback
+     * nothing is remembered from call to call: powersgd begins each one cold. See docs/codecs.md
+     * (default: NULL, exact). */
     const dcomm_codec *codec;
-    dcomm_feedback *feedback; /* what the codec rounds away is kept here and sent the next time; one
-                                 per tensor and rank, in use until the operation is complete, of
-                                 `count` elements. Its codec is taken where codec is NULL, and its
-                                 seed. Committed when the operation succeeds, stale when it fails.
-                                 Its residuals move to where the buffers are, on a device or in host
-                                 memory. A call may come while one before it with this state is
-                                 under way on the same stream, but not where the codec is linear or
-                                 the state warms up (default: NULL, none) */
-    uint64_t codec_seed;      /* of the codec's random numbers (default: 0). Of linear codecs, whose
-                                 encodings are summed, it must be the same on every rank, and
-                                 codec_step too; with feedback its seed, tensor and step */
-    uint64_t codec_step; /* likewise: differs from call to call. Count from 1 (default: 0 is taken
-                            as the number of the collective on its communicator) */
-    dcomm_codec_report *codec_report; /* what this rank's encodings did, all together (`kept` and
-                                         `bytes` are sums over them; `nonzero` and `summed` are of
-                                         the result); written until the operation is complete; may
-                                         differ by rank (default: NULL) */
-    dcomm_ledger *codec_ledger; /* errors of this rank's encodings are added to it: what arrives of
-                                   what it sends, and with feedback what it holds back (instead of
-                                   the state's own ledger). A sum that this rank encodes again is
-                                   compared with nothing: its bits count, and what feedback holds
-                                   back of it. In use until the operation is complete; may differ by
-                                   rank (default: NULL) */
+    /* Error feedback: keeps the encoding's error and adds it to the next input. One state per
+     * tensor and rank, of `count` elements, in use until the operation is complete. Its codec is
+     * taken if codec is NULL, and its seed. It is committed when the operation succeeds and stale
+     * when it fails. Its residuals move to where the buffers are, on a device or in host memory. A
+     * call may come while an earlier call with this state is outstanding on the same stream, except
+     * with a linear codec or while the state warms up (default: NULL, none). */
+    dcomm_feedback *feedback;
+    uint64_t codec_seed; /* seed of the codec's random numbers (default: 0). Linear codecs sum their
+                            encodings: seed and step must be the same on every rank, and with
+                            feedback its seed, tensor and step */
+    uint64_t codec_step; /* differs from call to call; count from 1 (default: 0, taken as the number
+                            of the collective on its communicator) */
+    /* Totals of this rank's encodings: `kept` and `bytes` are sums, `nonzero` and `summed` describe
+     * the result. Written until the operation is complete; may differ by rank (default: NULL). */
+    dcomm_codec_report *codec_report;
+    /* Errors of this rank's encodings are added to it: what arrives of what it sends, and with
+     * feedback what it holds back (instead of the state's own ledger). A sum that this rank encodes
+     * again is compared with nothing; only its bits and what feedback holds back of it count. In
+     * use until the operation is complete; may differ by rank (default: NULL). */
+    dcomm_ledger *codec_ledger;
 } dcomm_coll_opts;
 
-/* Sum over ranks: recvbuf[i] = op over ranks of sendbuf[i], on every rank. In place: sendbuf ==
- * recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling, one_shot,
- * two_shot, staged, star, hier, hier_leader; see docs/algorithms.md for the cost of each. */
+/* All-reduce: set recvbuf[i], on every rank, to the fold of all ranks' sendbuf[i]. In place:
+ * sendbuf
+ * == recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling, one_shot,
+ * two_shot, staged, star, hier, hier_leader (docs/algorithms.md has the cost of each). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf,
                                                       void *recvbuf, size_t count,
                                                       dcomm_dtype dtype, dcomm_op op,
@@ -1736,9 +1780,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allreduce(dcomm_comm *comm, const voi
                                                      void *recvbuf, size_t count, dcomm_dtype dtype,
                                                      dcomm_op op, const dcomm_coll_opts *opts);
 
-/* sendbuf holds size*recvcount elements; rank r gets the reduced block r. In place: recvbuf ==
- * sendbuf + rank*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer, and rank's block of it
- * takes the result). */
+/* Reduce-scatter: fold all ranks' sendbuf (size*recvcount elements) and give block r of the result
+ * to rank r. In place: recvbuf == sendbuf + rank*recvcount (DCOMM_IN_PLACE: recvbuf is the whole
+ * buffer, and the rank's block of it takes the result). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce_scatter(dcomm_comm *comm, const void *sendbuf,
                                                            void *recvbuf, size_t recvcount,
                                                            dcomm_dtype dtype, dcomm_op op,
@@ -1748,7 +1792,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce_scatter(dcomm_comm *comm, cons
                                                           void *recvbuf, size_t recvcount,
                                                           dcomm_dtype dtype, dcomm_op op,
                                                           const dcomm_coll_opts *opts);
-/* The same with recvcounts[size] elements per rank, packed in rank order in sendbuf. */
+/* Reduce-scatter with recvcounts[r] elements for rank r; the blocks are packed in rank order in
+ * sendbuf. recvcounts is the same on every rank. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce_scatterv(dcomm_comm *comm, const void *sendbuf,
                                                             void *recvbuf, const size_t *recvcounts,
                                                             dcomm_dtype dtype, dcomm_op op,
@@ -1759,8 +1804,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce_scatterv(dcomm_comm *comm, con
                                                            dcomm_dtype dtype, dcomm_op op,
                                                            const dcomm_coll_opts *opts);
 
-/* recvbuf holds size*sendcount elements, block r from rank r. In place: sendbuf == recvbuf +
- * rank*sendcount. */
+/* All-gather: fill recvbuf (size*sendcount elements) with every rank's sendbuf, block r from rank
+ * r. In place: sendbuf == recvbuf + rank*sendcount. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallgather(dcomm_comm *comm, const void *sendbuf,
                                                       void *recvbuf, size_t sendcount,
                                                       dcomm_dtype dtype,
@@ -1770,8 +1815,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgather(dcomm_comm *comm, const voi
                                                      void *recvbuf, size_t sendcount,
                                                      dcomm_dtype dtype,
                                                      const dcomm_coll_opts *opts);
-/* Rank r's recvcounts[r] elements go to recvbuf + displs[r] (displs NULL: packed in rank order).
- * In place: rank's own part already lies there. Blocks must not overlap. */
+/* All-gather with recvcounts[r] elements from rank r, to recvbuf + displs[r] elements (displs NULL:
+ * packed in rank order). Blocks must not overlap. In place: the rank's own block lies in recvbuf.
+ */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf,
                                                        void *recvbuf, const size_t *recvcounts,
                                                        const size_t *displs, dcomm_dtype dtype,
@@ -1782,8 +1828,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgatherv(dcomm_comm *comm, const vo
                                                       const size_t *displs, dcomm_dtype dtype,
                                                       const dcomm_coll_opts *opts);
 
-/* root's sendbuf to every recvbuf. sendbuf is read on root only; in place on root: sendbuf ==
- * recvbuf. */
+/* Broadcast: copy root's sendbuf to every recvbuf. Only root reads sendbuf. In place on root:
+ * sendbuf
+ * == recvbuf. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf,
                                                       void *recvbuf, size_t count,
                                                       dcomm_dtype dtype, int root,
@@ -1793,7 +1840,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_broadcast(dcomm_comm *comm, const voi
                                                      void *recvbuf, size_t count, dcomm_dtype dtype,
                                                      int root, const dcomm_coll_opts *opts);
 
-/* Like all-reduce, with the result on root only; recvbuf is not touched elsewhere (may be NULL). */
+/* Reduce: as all-reduce, with the result on root only. Elsewhere recvbuf is not touched and may be
+ * NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ireduce(dcomm_comm *comm, const void *sendbuf,
                                                    void *recvbuf, size_t count, dcomm_dtype dtype,
                                                    dcomm_op op, int root,
@@ -1804,8 +1852,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_reduce(dcomm_comm *comm, const void *
                                                   dcomm_op op, int root,
                                                   const dcomm_coll_opts *opts);
 
-/* sendcount elements from each rank to root's recvbuf, in rank order. In place on root: sendbuf
- * == recvbuf + root*sendcount. */
+/* Gather: copy every rank's sendbuf (sendcount elements) to root's recvbuf, in rank order. In place
+ * on root: sendbuf == recvbuf + root*sendcount. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_igather(dcomm_comm *comm, const void *sendbuf,
                                                    void *recvbuf, size_t sendcount,
                                                    dcomm_dtype dtype, int root,
@@ -1815,7 +1863,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_gather(dcomm_comm *comm, const void *
                                                   void *recvbuf, size_t sendcount,
                                                   dcomm_dtype dtype, int root,
                                                   const dcomm_coll_opts *opts);
-/* counts[size] and displs[size] (NULL: packed) are given, alike, on every rank. */
+/* Gather with counts[r] elements from rank r, to recvbuf + displs[r] elements (displs NULL:
+ * packed). counts and displs are the same on every rank. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_igatherv(dcomm_comm *comm, const void *sendbuf,
                                                     void *recvbuf, const size_t *counts,
                                                     const size_t *displs, dcomm_dtype dtype,
@@ -1826,8 +1875,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_gatherv(dcomm_comm *comm, const void 
                                                    const size_t *displs, dcomm_dtype dtype,
                                                    int root, const dcomm_coll_opts *opts);
 
-/* recvcount elements from root's sendbuf to each rank, in rank order. In place on root: recvbuf
- * == sendbuf + root*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer). */
+/* Scatter: copy block r of root's sendbuf (recvcount elements) to rank r's recvbuf. In place on
+ * root: recvbuf == sendbuf + root*recvcount (DCOMM_IN_PLACE: recvbuf is the whole buffer). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iscatter(dcomm_comm *comm, const void *sendbuf,
                                                     void *recvbuf, size_t recvcount,
                                                     dcomm_dtype dtype, int root,
@@ -1837,6 +1886,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scatter(dcomm_comm *comm, const void 
                                                    void *recvbuf, size_t recvcount,
                                                    dcomm_dtype dtype, int root,
                                                    const dcomm_coll_opts *opts);
+/* Scatter with counts[r] elements for rank r, from sendbuf + displs[r] elements (displs NULL:
+ * packed). counts and displs are the same on every rank. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iscatterv(dcomm_comm *comm, const void *sendbuf,
                                                      void *recvbuf, const size_t *counts,
                                                      const size_t *displs, dcomm_dtype dtype,
@@ -1847,8 +1898,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scatterv(dcomm_comm *comm, const void
                                                     const size_t *displs, dcomm_dtype dtype,
                                                     int root, const dcomm_coll_opts *opts);
 
-/* Block p of sendbuf (count elements) goes to rank p, which puts it at block `rank` of its recvbuf.
- * In place: sendbuf == recvbuf. Algorithms: pairwise, bruck, linear. */
+/* All-to-all: send block p of sendbuf (count elements) to rank p, which stores it at block `rank`
+ * of its recvbuf. In place: sendbuf == recvbuf. Algorithms: docs/algorithms.md. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoall(dcomm_comm *comm, const void *sendbuf,
                                                      void *recvbuf, size_t count, dcomm_dtype dtype,
                                                      const dcomm_coll_opts *opts,
@@ -1856,11 +1907,11 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoall(dcomm_comm *comm, const voi
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoall(dcomm_comm *comm, const void *sendbuf,
                                                     void *recvbuf, size_t count, dcomm_dtype dtype,
                                                     const dcomm_coll_opts *opts);
-/* sendcounts[p] elements at sendbuf + sdispls[p] go to rank p, and recvcounts[p] come from it to
- * recvbuf + rdispls[p]; displacements may be NULL for packed, and are not looked at where the count
- * is 0. What p sends me must equal my recvcounts[p]: a message of another length is
- * DCOMM_ERR_MISMATCH on every rank. Not in place: no block that is sent may overlap one that is
- * received. */
+/* All-to-all with counts: send sendcounts[p] elements at sendbuf + sdispls[p] to rank p, and
+ * receive recvcounts[p] elements from it at recvbuf + rdispls[p]. Displacements are in elements;
+ * NULL: packed; ignored if the count is 0. Rank p's count for this rank must equal recvcounts[p],
+ * else every rank gets DCOMM_ERR_MISMATCH. Not in place: no sent block may overlap a received one.
+ */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoallv(
     dcomm_comm *comm, const void *sendbuf, const size_t *sendcounts, const size_t *sdispls,
     void *recvbuf, const size_t *recvcounts, const size_t *rdispls, dcomm_dtype dtype,
@@ -1872,14 +1923,14 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoallv(dcomm_comm *comm, const voi
                                                      const size_t *rdispls, dcomm_dtype dtype,
                                                      const dcomm_coll_opts *opts);
 
-/* Nobody leaves before everybody has come. */
+/* Barrier: wait until every rank has called it. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibarrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
                                                     dcomm_request **request_p);
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts);
 
-/* Point-to-point: the n-th send from a to b meets the n-th receive of b from a, on one
- * communicator, with equal counts; a rank does not send to itself. A send may complete before the
- * receive is posted, and may also not: write programs that do not depend on it. */
+/* Point-to-point: on one communicator, the n-th send from a to b meets the n-th receive of b from
+ * a, with equal counts. A rank does not send to itself. A send may or may not complete before the
+ * receive is posted: do not depend on it. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_isend(dcomm_comm *comm, const void *buf, size_t count,
                                                  dcomm_dtype dtype, int peer,
                                                  const dcomm_coll_opts *opts,
@@ -1895,13 +1946,13 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, siz
                                                 dcomm_dtype dtype, int peer,
                                                 const dcomm_coll_opts *opts);
 
-/* Run a plan of the caller's own as the next collective of comm: plan is this rank's part, for
- * plan->rank == comm's rank and plan->nranks == comm's size. `signature` must be equal on all
- * ranks (it is what mismatches are found by). state is plan->state_bytes of persistent memory, or
- * NULL if that is 0. The plan stays in use until the operation is complete. The call refuses, with
- * DCOMM_ERR_PLAN, what is wrong on the face of it; an operand outside its space fails the operation
- * when the engine comes to it. Table lookups out of bounds, races and deadlocks are not found here:
- * check a plan first (dcomm_plan_check). */
+/* Run the caller's plan as the next collective of comm. plan is this rank's part: plan->rank is the
+ * rank and plan->nranks the size of comm. `signature` must be equal on all ranks: by it mismatches
+ * are found. state is plan->state_bytes of persistent memory, or NULL if that is 0. The plan stays
+ * in use until the operation is complete.
+ * Errors: DCOMM_ERR_PLAN (the plan is malformed). An operand outside its space fails the operation
+ * when it runs. Table lookups out of bounds, races and deadlocks are not found here: check a plan
+ * first (dcomm_plan_check). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan,
                                                      const void *in, void *out, void *state,
                                                      uint32_t signature,
@@ -1912,48 +1963,55 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcom
                                                     uint32_t signature,
                                                     const dcomm_coll_opts *opts);
 
-/* Wait until *request_p is complete, give its result and set *request_p to NULL. Progresses every
+/* Wait until *request_p is complete, set it to NULL and return its result. Makes progress on every
  * communicator of the context, so the order of waits cannot deadlock. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait(dcomm_request **request_p);
-/* The same for n requests (NULL ones are skipped); the first error in order is returned. */
+/* Wait for all of n requests; NULL ones are skipped. Returns the first error in order. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_all(dcomm_request **requests, size_t n);
-/* DCOMM_IN_PROGRESS, or the result, with *request_p set to NULL. Progresses once. After some tests
- * in a row in which nothing happened, each yields the core as waiting does (so does
- * dcomm_context_progress): a loop of tests leaves it to ranks that share it. */
+/* Make progress once. Return DCOMM_IN_PROGRESS, or set *request_p to NULL and return its result.
+ * After some tests in a row in which nothing happened, each yields the core, as a wait does: a loop
+ * of tests leaves the core to ranks that share it. */
 DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p);
 
-/* Of n requests, NULL ones are skipped. What is complete is given its result and set to NULL; who
- * waits or tests progresses, and yields, as above. Requests that are queued in a group are not
- * complete; waiting for nothing else is DCOMM_ERR_INVALID. */
-/* DCOMM_IN_PROGRESS, with no request changed, until all are complete; then as dcomm_wait_all. */
+/* Test all of n requests; NULL ones are skipped. Return DCOMM_IN_PROGRESS, with no request changed,
+ * until all are complete; then as dcomm_wait_all. Requests that are queued in a group are not
+ * complete. */
 DCOMM_API dcomm_status dcomm_test_all(dcomm_request **requests, size_t n);
-/* Wait for one of them: its result, and its index in *index_p; n where all are NULL. */
+/* Wait for any one of n requests; NULL ones are skipped. Set it to NULL, *index_p to its index (n
+ * if all are NULL), and return its result. Errors: its own; DCOMM_ERR_INVALID (all of them are
+ * queued in a group). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n,
                                                     size_t *index_p);
-/* The same without waiting: DCOMM_IN_PROGRESS where none is complete. */
+/* As dcomm_wait_any without waiting: returns DCOMM_IN_PROGRESS if none is complete. */
 DCOMM_API dcomm_status dcomm_test_any(dcomm_request **requests, size_t n, size_t *index_p);
-/* Wait until at least one is complete, and take all that are: *count_p of them, 0 where all are
- * NULL, whose indices go to indices[n] (may be NULL), ascending. The first error is returned. */
+/* Wait until at least one of n requests is complete. Set all complete ones to NULL, *count_p to
+ * their number (0 if all are NULL), and indices[0..*count_p) to their indices, ascending; indices
+ * has room for n, or is NULL. Returns the first error; DCOMM_ERR_INVALID if all are queued in a
+ * group. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_some(dcomm_request **requests, size_t n,
                                                      size_t *indices, size_t *count_p);
-/* Give a request up and set it to NULL: its operation goes on, nobody is told when it is complete,
- * and its buffers stay in use until then (dcomm_comm_destroy waits for it). If it fails, so does
- * the communicator. NULL and *request_p NULL are good. */
+/* Give a request up and set *request_p to NULL. Its operation goes on and uses its buffers until it
+ * is complete, which nobody is told (dcomm_comm_destroy waits for it). If it fails, so does the
+ * communicator. NULL and *request_p NULL are fine. */
 DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p);
 
-/* What ran. Ask between the call and the wait. */
+/* An operation. */
 typedef struct dcomm_request_info {
     dcomm_coll coll;
     const char *algo;  /* the algorithm that runs; constant text */
     uint64_t sequence; /* number of the collective on its communicator, from 0 */
 } dcomm_request_info;
-DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request, dcomm_request_info *info);
+/* Describe the operation of a request in *info: ask between the call and the wait.
+ * Errors: DCOMM_ERR_INVALID (request or info is NULL). */
+DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request,
+                                              dcomm_request_info *info);
 
-/* Queue every operation that this thread starts from here to dcomm_group_end, on any number of
- * communicators, and start them together there. dcomm_group_end waits for the blocking ones among
- * them, progressing every context involved; requests of the non-blocking ones are valid after it.
- * Groups nest; the outermost end starts. Errors: the first one, with the others still started. */
+/* Begin a group: queue every operation that this thread starts until dcomm_group_end, on any number
+ * of communicators. Groups nest; the outermost end counts. */
 DCOMM_API dcomm_status dcomm_group_start(void);
+/* End a group: start its operations together and wait for the blocking ones, with progress on every
+ * context involved. Requests of the non-blocking ones are valid afterwards. Returns the first
+ * error; the other operations are started all the same. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
 
 #ifdef __cplusplus
@@ -1961,29 +2019,32 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
 #endif
 #endif
 /* ==== include/dcomm/bucket.h =============================================================== */
-/* bucket.h - gradients in buckets: each bucket is summed over the ranks as soon as the last of its
- * gradients is ready, while the backward pass goes on with the rest.
+/* bucket.h - gradients in buckets: each bucket is summed over the ranks as soon as its last
+ * gradient is ready, while the backward pass goes on with the rest.
  *
  *     dcomm_buckets_create(comm, params, n, &opts, &b);      once
  *     for each step:
- *         dcomm_param_mark_ready(b, i, NULL);                as backward is done with gradient i
+ *         dcomm_param_mark_ready(b, i, NULL);                when backward is done with gradient i
  *         dcomm_buckets_progress(b);                         now and then
  *         dcomm_buckets_wait(b);                             all gradients are the average now
  *     dcomm_buckets_destroy(&b);
  *
+ * Names: dcomm_buckets_x acts on all buckets, dcomm_param_x(b, i, ...) on parameter i, and
+ * dcomm_bucket_x(b, k, ...) on bucket k.
+ *
  * All ranks register the same parameters in the same order: names, counts, dtypes and codecs. A
- * rank may mark them ready in any order, from any thread. Buckets are sent in the same order on
- * every rank. They have a communicator of their own, so the caller's other collectives may come
- * between; its memory is some KiB a rank.
+ * rank may mark them ready in any order, from any thread; buckets are sent in the same order on
+ * every rank. Buckets have a communicator of their own, so the caller's other collectives may come
+ * in between; its memory is some KiB a rank.
  *
- * An error of one rank – a parameter marked twice, one that is never marked – fails the step on all
- * ranks, and the sentence names the rank and the parameter. The buckets are then beyond use, but
- * not the communicator that they were made from: destroy them and make new ones.
+ * An error of one rank – a parameter marked twice, or never – fails the step on all ranks, and the
+ * sentence names the rank and the parameter. Then destroy the buckets and create new ones; the
+ * communicator that they were created from still works.
  *
- * Gradients may be device memory, where the implementation is built with DCOMM_WITH_CUDA
- * (docs/cuda.md): then they are marked in the order of a stream, see dcomm_param_mark_ready.
+ * Gradients may be device memory, with an implementation built with DCOMM_WITH_CUDA (docs/cuda.md):
+ * then they are marked in the order of a stream, see dcomm_param_mark_ready.
  *
- * docs/bucketing.md has the program that one starts from. */
+ * docs/bucketing.md has a program to start from. */
 #ifndef DCOMM_BUCKET_H
 #define DCOMM_BUCKET_H
 
@@ -1994,198 +2055,218 @@ extern "C" {
 
 typedef struct dcomm_buckets dcomm_buckets;
 
-/* One parameter. Name, count, dtype, codec and aside must be the same on every rank, and whether
- * its gradient is device memory. Where a rank has gradients on several devices, which parameters
- * are on one must be the same, too; the devices' numbers need not be. */
+/* One parameter. Every rank must give the same name, count, dtype, codec and aside, and agree on
+ * whether the gradient is device memory. If a rank has gradients on several devices, the same
+ * parameters must share a device on every rank; device numbers may differ. */
 typedef struct dcomm_bucket_param {
     const char *name; /* for errors, reports and rules; copied (default: "param" and its number) */
-    void *grad;       /* its gradient, `count` elements, the caller's and alive as long as the
-                         buckets; it may be anywhere, also elsewhere on other ranks. Where the
-                         gradients of a bucket lie one behind another, in the order of registration,
-                         they are summed where they are; else they are gathered into the bucket and
-                         scattered back. Device memory, aligned to its elements, is never read or
-                         written by the host; its bucket is on the same device, and summed where the
-                         gradient is if it is alone in there (default: NULL, it lives inside its
-                         bucket, which is in host memory then, see dcomm_param_grad) */
-    size_t count;     /* elements; may be 0 */
+    /* The gradient, `count` elements; the caller's, valid as long as the buckets. Its place may
+     * differ by rank. If the gradients of a bucket lie one behind another in the order of
+     * registration, they are summed in place; else they are gathered into the bucket and scattered
+     * back. The host never reads or writes device memory, which must be aligned to its elements:
+     * its bucket is on the same device, and a gradient that is alone in its bucket is summed in
+     * place (default: NULL, the gradient lives inside its bucket in host memory, see
+     * dcomm_param_grad). */
+    void *grad;
+    size_t count; /* elements; may be 0 */
     dcomm_dtype dtype;
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
                           opts.codec) */
     void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
-                    which dcomm_buckets_gather completes; of all parameters or of none, and where
-                    the gradient is, in host memory or on its device */
-    bool aside;  /* no gradient but a loss, a count: a scaler (scaler.h) neither looks at it nor
+                    which dcomm_buckets_gather completes. For all parameters or for none; where the
+                    gradient is, in host memory or on its device */
+    bool aside;  /* not a gradient but a loss or a count: a scaler (scaler.h) neither checks nor
                     changes it (default: a gradient) */
 } dcomm_bucket_param;
 
-/* Parameters whose name matches a pattern, and which name no codec themselves, have this one. */
+/* Gives a codec to parameters whose name matches a pattern and that name no codec themselves. */
 typedef struct dcomm_bucket_rule {
-    const char *match; /* as in a shell: "*", "?", "[a-z]"; the first that matches decides */
+    const char *match; /* as in a shell: "*", "?", "[a-z]"; the first match decides */
     const char *codec; /* spec, or "none" */
-    const dcomm_feedback_opts *feedback; /* its error feedback; copied (default: opts.feedback) */
+    const dcomm_feedback_opts *feedback; /* error feedback; copied (default: opts.feedback) */
     bool no_feedback;                    /* none, whatever opts.feedback is */
 } dcomm_bucket_rule;
 
-/* All zero means the defaults. The same on every rank. */
+/* All zero means the defaults. Must be the same on every rank unless a field says otherwise. */
 typedef struct dcomm_buckets_opts {
-    size_t bucket_bytes; /* a bucket is closed before the parameter that would make it larger; a
-                            parameter is never split, a larger one has a bucket to itself (default:
-                            25 MiB) */
-    size_t first_bytes;  /* the same for the first bucket of each dtype and codec, which is smaller
-                            so that sending begins early (default: 1 MiB, and at most bucket_bytes)
-                            */
-    bool sum;            /* the result is the sum over the ranks (default: the average) */
-    bool weighted;       /* the result is the average weighted by what dcomm_buckets_begin is told,
-                            the number of samples say; floats only (default: ranks weigh the same) */
-    bool predivide; /* each rank divides by the number of ranks before the sum instead of behind
-                       it, so that no partial sum overflows, and small numbers underflow sooner;
-                       floats only (docs/mixed-precision.md; default: behind it, and opts.weighted
-                       before it in any case) */
-    bool unused;    /* parameters that were not marked when dcomm_buckets_wait is called
-                       contribute zeros (default: they are an error) */
-    bool rebuild;   /* after the first step that is summed, buckets are built again by the order
-                       in which rank 0's gradients became ready (default: no) */
+    /* ---- how parameters are put into buckets ---- */
+
+    size_t bucket_bytes; /* close a bucket before the parameter that would make it larger; a larger
+                            parameter has a bucket to itself and is never split (default: 25 MiB) */
+    size_t first_bytes;  /* the same for the first bucket of each dtype and codec, so that sending
+                            begins early (default: 1 MiB, and at most bucket_bytes) */
+
+    /* ---- the result ---- */
+
+    bool sum;       /* sum over the ranks (default: average) */
+    bool weighted;  /* average weighted by what dcomm_buckets_begin is told, such as the number of
+                       samples; floats only (default: ranks weigh the same) */
+    bool predivide; /* divide by the number of ranks before the sum, so that no partial sum
+                       overflows, while small numbers underflow sooner; floats only
+                       (docs/mixed-precision.md; default: divide after the sum, or before it with
+                       `weighted`) */
+    bool unused;    /* parameters that were not marked when dcomm_buckets_wait is called contribute
+                       zeros (default: they are an error) */
+    bool rebuild;   /* after the first step that is summed, build the buckets again, in the order in
+                       which rank 0's gradients became ready (default: no) */
     bool sharded; /* each rank gets the result of its shard of each bucket only (ZeRO, stages 1 and
                      2), by reduce-scatter; not with codecs and not with rebuild (default: no) */
+
+    /* ---- lossy compression ---- */
+
     const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
-    const dcomm_bucket_rule *rules; /* that come before `codec`; copied (default: none) */
-    size_t nrules;
-    const dcomm_feedback_opts *feedback; /* each bucket with a codec has error feedback, unless its
+    const dcomm_bucket_rule *rules;      /* take precedence over `codec`; copied (default: none) */
+    size_t nrules;                       /* number of rules */
+    const dcomm_feedback_opts *feedback; /* error feedback for each bucket with a codec, unless its
                                             rule says otherwise; copied (default: NULL, none) */
-    dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, accumulate, timeout_s, lanes,
-                             chunk_bytes, codec_seed; the rest must be zero */
-    bool registered;    /* host memory of buckets comes from dcomm_mem_alloc, which ranks of a host
-                           read faster and which takes shared memory; ordinary memory where there
-                           is not enough (default: ordinary; may differ by rank) */
-    size_t history;     /* steps that percentiles are taken over; may differ by rank (default: 256)
-                         */
-    size_t trace_steps; /* the last so many steps are kept for dcomm_buckets_trace; may differ by
-                           rank (default: 0, none) */
+
+    /* ---- the all-reduce of each bucket ---- */
+
+    dcomm_coll_opts coll; /* algo, deterministic, accumulate, timeout_s, lanes, chunk_bytes and
+                             codec_seed may be set; the rest must be zero */
+
+    /* ---- memory and reports; may differ by rank ---- */
+
+    bool registered; /* host memory of buckets comes from dcomm_mem_alloc: ranks of a host read it
+                        faster, and it takes shared memory; ordinary memory if there is not
+                        enough (default: ordinary memory) */
+    size_t history;  /* steps that percentiles are taken over (default: 256) */
+    size_t
+        trace_steps; /* number of last steps that are kept for dcomm_buckets_trace (default: 0) */
 } dcomm_buckets_opts;
 
-/* Make buckets; collective. `params` and `opts` (may be NULL) are not needed afterwards; gradients
- * are, and `comm` is not. Parameters are taken in the reverse order of registration, which is about
- * the order in which backward is done with them.
- * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks have registered something else; the sentence
- * names the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two names
- * that are the same, a codec that is none), DCOMM_ERR_UNSUPPORTED (a parameter on a device has
- * error feedback that is not classic in f32, or a codec that all-reduce does not take there, or
- * "auto": the sentence names it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other
- * ranks not know. */
+/* Create buckets; collective. `params`, `opts` (may be NULL) and `comm` are not needed afterwards;
+ * gradients are. Parameters are taken in the reverse order of registration, which is about the
+ * order in which backward is done with them. Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks
+ * registered different things; the sentence names the first such parameter or option),
+ * DCOMM_ERR_INVALID (an argument of some rank; two equal names; a bad codec), DCOMM_ERR_UNSUPPORTED
+ * (a parameter on a device has error feedback that is not classic in f32, or a codec that
+ * all-reduce does not take there, or "auto"; the sentence names it), DCOMM_ERR_NO_MEMORY. The other
+ * ranks are not told if comm or b_p is NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_create(dcomm_comm *comm,
                                                           const dcomm_bucket_param *params,
                                                           size_t nparams,
                                                           const dcomm_buckets_opts *opts,
                                                           dcomm_buckets **b_p);
-/* Destroy them and set *b_p to NULL; gradients that live inside buckets are gone. No other thread
+/* Destroy buckets and set *b_p to NULL; gradients that live inside them are gone. No other thread
  * may be in a call on them. A step under way fails on all ranks. */
 DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p);
 
-/* The gradient of parameter i: the caller's own, or where it lies inside its bucket, `count`
- * elements, at first zero. It may move when buckets are rebuilt (see dcomm_buckets_info.built).
+/* Return the gradient of parameter i: the caller's memory, or its place inside its bucket, `count`
+ * elements, zero at first. It may move when buckets are rebuilt (see dcomm_buckets_info.built).
  * NULL for a bad i, and for count 0 inside a bucket. */
 DCOMM_API void *dcomm_param_grad(dcomm_buckets *b, size_t i);
 
 /* ---- a step ---- */
 
-/* What a step is to do. The same on every rank, but for the weight. */
+/* Options of a step. Must be the same on every rank, except the weight. */
 typedef struct dcomm_buckets_step {
-    double weight;   /* with opts.weighted: of this rank, 0 or more. A rank of weight 0 contributes
-                        zeros; where all have weight 0 the result is zero */
+    double weight;   /* this rank's weight with opts.weighted, 0 or more. A rank of weight 0
+                        contributes zeros; if all have weight 0 the result is zero */
     bool accumulate; /* do not send: a later step sends what has been added up in the gradients by
                         then (default: send) */
 } dcomm_buckets_step;
 
-/* Begin a step. Not needed where all of it has its default and opts.weighted is not set: the first
- * gradient that is ready begins it.
+/* Begin a step. The first gradient that is marked ready begins a step with the defaults, so this is
+ * needed only for other options and with opts.weighted.
  * Errors: DCOMM_ERR_INVALID (a step is under way, the weight is negative or not finite). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
                                                          const dcomm_buckets_step *step);
 
-/* The gradient of parameter i is computed. It is the library's until dcomm_param_wait or
+/* Mark the gradient of parameter i ready. The library owns it until dcomm_param_wait or
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
- * may still read it. From any thread; waits for no other rank, nor for a device.
+ * may still read it. May be called from any thread; waits for no other rank and no device.
  *
- * `stream` is for gradients in device memory: a cudaStream_t of that device. The gradient is computed when what the stream holds now has been done. The
- * stream itself waits for nothing: what is put on it next runs while the bucket is summed, on a
- * stream of the buckets' own. Gradients of a bucket may be marked on different streams. NULL is
- * no stream (cuda.h): the gradient is there already. From the first device on, the context has a progress thread.
- * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream, and the gradient is in
- * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
- * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that
- * device; the step has not failed then), or why the step has failed. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i, void *stream);
-/* Parameter i has no gradient in this step and contributes zeros. Nothing may be under way for it
- * on a device: its memory takes the result. */
+ * `stream` is for gradients in device memory: a cudaStream_t of that device. The gradient is ready
+ * when the work that the stream holds now is done. The stream itself waits for nothing: later work
+ * on it runs while the bucket is summed, on a stream of the buckets' own. Gradients of one bucket
+ * may be marked on different streams. NULL is no stream (cuda.h): the gradient is there already. As
+ * soon as a gradient is on a device, the context has a progress thread.
+ * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream for a gradient in host
+ * memory), DCOMM_ERR_UNSUPPORTED (a stream, and built without DCOMM_WITH_CUDA, or the stream is
+ * being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that device; the step has not
+ * failed then), or the error that the step failed with. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i,
+                                                            void *stream);
+/* Mark parameter i unused: it has no gradient in this step and contributes zeros. No work on a
+ * device may be under way for it: its memory takes the result. Errors: as dcomm_param_mark_ready.
+ */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i);
-/* Move what is under way, and start what can be. From any thread, without blocking. Any waiting of
- * the context's does the same, and so does its progress thread (dcomm_context_opts), with which
- * nobody needs to call this; except with opts.weighted, where weights must have come first. */
+/* Make progress, and start the buckets that can start, without blocking. May be called from any
+ * thread. Every wait of the context does the same, and so does its progress thread
+ * (dcomm_context_opts): then nobody needs to call this, except with opts.weighted, where the
+ * weights must have arrived first. */
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
 
-/* Wait until the gradient of parameter i is the result, in device memory too: the calling thread
- * waits for the device. The step goes on. From any thread.
- * Errors: DCOMM_ERR_INVALID (its bucket or one before lacks a gradient: the sentence names it; the
- * step has not failed then; the step does not send), or why the step has failed. */
+/* Wait until the gradient of parameter i is the result; for device memory the calling thread waits
+ * for the device. The step goes on. May be called from any thread.
+ * Errors: DCOMM_ERR_INVALID (its bucket or an earlier one lacks a gradient: the sentence names it;
+ * the step does not send; the step has not failed then), or the error that the step failed with. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_wait(dcomm_buckets *b, size_t i);
-/* Wait for all, likewise, and end the step. No other thread may be in a call on b but
- * dcomm_buckets_progress. After a step that does not send, what is under way on streams stays so.
- * Errors: DCOMM_ERR_INVALID (parameters that were never marked, where opts.unused is not set and
- * the step sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or why the step has failed,
- * here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
+/* Wait until all gradients are the result, and end the step. No other thread may be in a call on b
+ * but dcomm_buckets_progress. After a step that does not send, work on streams may still be under
+ * way.
+ * Errors: DCOMM_ERR_INVALID (parameters were never marked, opts.unused is not set, and the step
+ * sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or the error that the step failed
+ * with, here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
 
 /* ---- shards (opts.sharded) ---- */
 
-/* Which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
+/* Say which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
  * After the wait, these elements of its gradient are the result, the others undefined. Each element
- * is owned by one rank, always the same. Without opts.sharded a rank owns all. */
+ * is owned by one rank, always the same. Without opts.sharded a rank owns all.
+ * Errors: DCOMM_ERR_INVALID (a bad i, NULL). */
 DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
-                                          size_t *count_p);
-/* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date (in
- * device memory too: nothing may be under way for them): bring all of them to all ranks.
- * Collective, between steps. Buckets are sent last one first, since forward begins with what
- * backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way),
- * those of all-gather. */
+                                             size_t *count_p);
+/* Gather the parameters: every rank has updated the elements of dcomm_bucket_param.value that it
+ * owns, and all ranks get all of them. In device memory nothing may be under way for them.
+ * Collective, between steps. The last bucket is sent first, since forward begins with what backward
+ * ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way), those of
+ * all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- between runs ---- */
 
-/* Write all that the next run needs to go on as if there had been no end: the order of the buckets
- * (of opts.rebuild too), the step, the scaler if there is one, and each bucket's error feedback.
- * Each rank saves its own, between steps, into dcomm_buckets_save_bytes. Gradients are not in it.
- * Errors: DCOMM_ERR_INVALID (no room, a step is under way), DCOMM_ERR_SYSTEM (a device). */
+/* Return the bytes that dcomm_buckets_save writes. */
 DCOMM_API size_t dcomm_buckets_save_bytes(const dcomm_buckets *b);
+/* Save what the next run needs to go on as if this one had not ended: the order of the buckets, the
+ * step, the scaler if there is one, and each bucket's error feedback; not the gradients. Each rank
+ * saves its own state, between steps.
+ * Errors: DCOMM_ERR_INVALID (capacity is too small, a step is under way), DCOMM_ERR_SYSTEM (a
+ * device). */
 DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t capacity);
-/* Read it back into buckets of the same parameters, codecs, sizes and feedback; the scaler, where
- * there was one, is created before. Collective, between steps. states[r] of bytes[r] is what rank r
- * of the old job saved, for all its `nstates` ranks. Where as many ranks load, each reads its own
- * state alone, and the others may be NULL; the run goes on with the bits of one that never ended
- * (but a stochastic codec without feedback draws other numbers: by the calls of this communicator).
- * Another number of ranks needs all states, and does with feedback what dcomm_feedback_reshard does:
- * what a NULL one held back is lost.
- * Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save wrote),
- * DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place; no
- * scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
+/* Load a saved state into buckets of the same parameters, codecs, sizes and feedback; if a scaler
+ * was saved, create it before. Collective, between steps. states[r], bytes[r] long, is what rank r
+ * of the old job saved, for all its `nstates` ranks.
+ *
+ * If as many ranks load as saved, each reads its own state, and the others may be NULL. The run
+ * goes on with the bits of one that never ended, except that a stochastic codec without feedback
+ * draws other numbers (they depend on the calls of this communicator). Another number of ranks
+ * needs all states and treats feedback as dcomm_feedback_reshard does: what a NULL state held back
+ * is lost. Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save
+ * wrote), DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place;
+ * no scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *states,
                                           const size_t *bytes, size_t nstates);
 
-/* ---- what there is, and how it went ---- */
+/* ---- reports ---- */
 
 typedef struct dcomm_buckets_info {
     size_t nparams, nbuckets;
     size_t bytes;        /* of all gradients */
-    uint64_t steps;      /* ended, those included that only accumulated */
-    uint64_t sent_steps; /* of them, those that did not */
-    int built;           /* how often buckets were built: 1, or 2 after opts.rebuild */
-    dcomm_status status; /* why they are beyond use; DCOMM_OK: they are not */
+    uint64_t steps;      /* ended, including those that only accumulated */
+    uint64_t sent_steps; /* ended, without those that only accumulated */
+    int built;           /* times that buckets were built: 1, or 2 after opts.rebuild */
+    dcomm_status status; /* the error that made them unusable; DCOMM_OK: none */
 } dcomm_buckets_info;
+/* Describe the buckets in *info. Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info);
-/* Their communicator, for statistics (dcomm_comm_get_stats) and explanations; not for collectives. NULL
- * of NULL. */
+/* Return the buckets' communicator, for dcomm_comm_get_stats and dcomm_comm_explain, not for
+ * collectives. NULL if b is NULL. */
 DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b);
 
-/* A time in seconds: of the last step, and of 50, 95 and 99 of 100 steps no more than. */
+/* Seconds: the last step's, and percentiles over opts.history steps. */
 typedef struct dcomm_bucket_time {
     double last, p50, p95, p99;
 } dcomm_bucket_time;
@@ -2193,52 +2274,56 @@ typedef struct dcomm_bucket_time {
 typedef struct dcomm_bucket_info {
     size_t nparams, count, bytes;
     dcomm_dtype dtype;
-    const char *codec;        /* its spec, NULL: exact; lives as long as the buckets */
-    dcomm_feedback *feedback; /* NULL: none; not to be used while a step is under way */
+    const char *codec;        /* spec; NULL: exact; lives as long as the buckets */
+    dcomm_feedback *feedback; /* NULL: none; do not use it while a step is under way */
     bool in_place;            /* no gradient of it is copied */
-    int device;               /* in whose memory it lies; -1: the host's */
-    double ready_s;           /* of the last step that sent, from its beginning: when the last of
-                                 its gradients was ready, */
-    double start_s, done_s;   /* when it was sent, when the result was there */
-    double alone_s;           /* see dcomm_buckets_calibrate; 0: not known */
-    dcomm_bucket_time time;   /* from sent to result */
+    int device;               /* number of the device that holds it; -1: host memory */
+    /* In the last step that sent, seconds from its beginning. */
+    double ready_s;         /* the last of its gradients was ready */
+    double start_s, done_s; /* it was sent; the result was there */
+    double alone_s;         /* seconds that it takes alone (dcomm_buckets_calibrate); 0: unknown */
+    dcomm_bucket_time time; /* from sent to result */
 } dcomm_bucket_info;
-/* Bucket k, in the order in which they are sent. Not in a step. */
+/* Describe bucket k, in the order of sending, in *info. Not in a step.
+ * Errors: DCOMM_ERR_INVALID (a bad k, NULL, a step is under way). */
 DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_bucket_info *info);
-/* The bucket that parameter i is in, and the number of elements before it there. */
+/* Say which bucket holds parameter i, and how many elements come before it there.
+ * Errors: DCOMM_ERR_INVALID (a bad i, NULL). */
 DCOMM_API dcomm_status dcomm_param_get_bucket(const dcomm_buckets *b, size_t i, size_t *bucket_p,
-                                       size_t *first_p);
+                                              size_t *first_p);
 
 /* Times of this rank, over steps that sent. */
 typedef struct dcomm_buckets_report {
-    uint64_t steps;             /* that percentiles are taken over */
-    size_t bytes;               /* of gradients, in each */
+    uint64_t steps;             /* steps that percentiles are taken over */
+    size_t bytes;               /* of gradients, in each step */
     dcomm_bucket_time step;     /* from its beginning to the end of dcomm_buckets_wait */
     dcomm_bucket_time backward; /* from its beginning to the call of dcomm_buckets_wait */
-    dcomm_bucket_time comm;     /* in which at least one bucket was under way */
+    dcomm_bucket_time comm;     /* while at least one bucket was under way */
     dcomm_bucket_time exposed;  /* within dcomm_buckets_wait */
-    double alone_s;             /* all buckets one after another with nothing else to do, see
-                                   dcomm_buckets_calibrate; 0: not known */
-    double hidden_s;            /* of the last step: alone_s (comm, where that is not known; but a
-                                   bucket that nobody progresses is under way too) less exposed, not
-                                   below 0 */
-    double efficiency;          /* hidden_s over what can be hidden, which is the shorter of
-                                   backward and alone_s (comm); from 0 to 1 */
+    double alone_s;             /* all buckets one after another with nothing else to do
+                                   (dcomm_buckets_calibrate); 0: unknown */
+    double hidden_s;   /* in the last step: alone_s less exposed, at least 0. comm stands in
+                          for an unknown alone_s, though it counts buckets that wait for
+                          progress, too */
+    double efficiency; /* hidden_s over what could be hidden, the shorter of backward and
+                          alone_s (or comm); 0 to 1 */
 } dcomm_buckets_report;
-/* Not in a step. All zero before the first step that sent. */
+/* Report times in *report; all zero before the first step that sent. Not in a step.
+ * Errors: DCOMM_ERR_INVALID (NULL, a step is under way). */
 DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report);
 
-/* Measure what each bucket takes alone: the median of `rounds` all-reduces of zeros (at least 1;
- * without error feedback). Collective, not in a step. Gradients that are not copied are zero
- * afterwards. Errors: DCOMM_ERR_INVALID on all ranks (`rounds` of one rank is not from 1 to 10000),
- * DCOMM_ERR_MISMATCH (`rounds` differ), those of all-reduce: a rank that calls it alone waits for
- * the others no longer than opts.coll.timeout_s. */
+/* Measure the seconds that each bucket takes alone: the median of `rounds` all-reduces of zeros (1
+ * to 10000, without error feedback). Collective, not in a step. Gradients that are summed in place
+ * are zero afterwards. Errors: DCOMM_ERR_INVALID on all ranks (one rank's `rounds` is out of
+ * range), DCOMM_ERR_MISMATCH (`rounds` differ), those of all-reduce. A rank that calls it alone
+ * waits at most opts.coll.timeout_s for the others. */
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
 
-/* Write the steps that are kept (opts.trace_steps) as a Chrome trace: JSON that chrome://tracing
- * and Perfetto show; backward, the gradients as they became ready, and each bucket on one time
- * line. Times are microseconds of the machine's monotonic clock; the rank is the process number.
- * Not in a step. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps is 0). */
+/* Write the kept steps (opts.trace_steps) to the file `path` as a Chrome trace, JSON that
+ * chrome://tracing and Perfetto show: backward, the gradients as they became ready, and each bucket
+ * on one time line. Times are microseconds of the machine's monotonic clock; the process number is
+ * the rank. Not in a step. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps
+ * is 0). */
 DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
 
 #ifdef __cplusplus
@@ -2246,11 +2331,10 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
 #endif
 #endif
 /* ==== include/dcomm/scaler.h =============================================================== */
-/* scaler.h - mixed precision that is safe across ranks: the loss is scaled so that small gradients
- * survive 16 bits, and a step in which any gradient of any rank is infinite or NaN is skipped by
- * all ranks.
+/* scaler.h - safe mixed precision: scale the loss so that small gradients survive 16 bits, and skip
+ * a step on all ranks if any gradient of any rank is infinite or NaN.
  *
- *     dcomm_scaler_create(b, &opts, &s);                        once, behind the buckets
+ *     dcomm_scaler_create(b, &opts, &s);                        once, after the buckets
  *     for each step:
  *         backward(loss * dcomm_scaler_scale(s));               gradients are scaled
  *         dcomm_param_mark_ready(b, i, NULL); ...
@@ -2259,20 +2343,20 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
  *         if (!verdict.skip) optimizer();
  *     dcomm_scaler_destroy(&s);                                 before the buckets
  *
- * Each gradient is looked at when it is marked ready: while it is copied into its bucket, or where
- * it lies. What was found goes to all ranks behind the last bucket, 48 bytes a rank, while that is
- * under way. The sums are looked at in the pass that makes the norm. So all ranks know in the same
- * step, and whose gradient it was.
+ * Each gradient is checked when it is marked ready, while it is copied into its bucket or in place.
+ * The findings go to all ranks after the last bucket, 48 bytes a rank, while that is under way. The
+ * pass that computes the norm checks the sums. So all ranks know the same in the same step,
+ * including whose gradient it was.
  *
- * Gradients in device memory are looked at, unscaled and clipped there, by kernels in the order of
- * their bucket's stream: behind what the stream of dcomm_param_mark_ready held. What was found goes to
- * all ranks when the last bucket on a device has its result.
+ * Kernels check, unscale and clip gradients in device memory, in the order of their bucket's
+ * stream: after the work that the stream of dcomm_param_mark_ready held. The findings go to all
+ * ranks when the last bucket on a device has its result.
  *
- * The scale is halved when a step is skipped, and doubled after so many good ones, by what all
- * ranks know, so it is the same everywhere; ranks whose scales differ all the same (one has loaded
- * another state) find out in the next step.
+ * A skipped step halves the scale, and a number of good steps doubles it, by findings that all
+ * ranks share: the scale is the same everywhere. If scales differ all the same (a rank loaded
+ * another state), the next step finds out.
  *
- * docs/mixed-precision.md has the program that one starts from, and what 16 bits do to sums. */
+ * docs/mixed-precision.md has a program to start from, and explains sums in 16 bits. */
 #ifndef DCOMM_SCALER_H
 #define DCOMM_SCALER_H
 
@@ -2283,76 +2367,79 @@ extern "C" {
 
 typedef struct dcomm_scaler dcomm_scaler;
 
-/* All zero means the defaults. The same on every rank. Powers of two lose no bits. */
+/* All zero means the defaults. Must be the same on every rank. Powers of two lose no bits. */
 typedef struct dcomm_scaler_opts {
-    double scale;   /* to begin with (default: 32768) */
-    double growth;  /* factor after `interval` good steps in a row, at least 1; 1: the scale
-                       never grows (default: 2) */
-    double backoff; /* factor after a step that is skipped, above 0 and at most 1 (default: 0.5) */
-    uint64_t interval;  /* (default: 2000) */
-    double least, most; /* the scale stays within (default: 2^-14, 2^24) */
-    double clip;        /* the two-norm of all gradients, unscaled, is clipped to this (default: 0,
-                           not clipped) */
-    bool leave; /* gradients stay as they are, and verdict.factor is for the optimizer to multiply
-                   them with: f16 gradients, once they are unscaled, are too small for f16 (default:
-                   they are multiplied where they lie) */
+    double scale;      /* at the beginning (default: 32768) */
+    double growth;     /* multiplies the scale after `interval` good steps in a row; at least 1; 1:
+                          the scale never grows (default: 2) */
+    double backoff;    /* multiplies the scale after a skipped step; above 0 and at most 1 (default:
+                          0.5) */
+    uint64_t interval; /* good steps in a row before the scale grows (default: 2000) */
+    double least, most; /* limits of the scale (default: 2^-14, 2^24) */
+    double clip; /* clip the two-norm of all unscaled gradients to this (default: 0, do not) */
+    bool leave;  /* leave the gradients as they are; the optimizer multiplies them with
+                    verdict.factor. For f16 gradients, which are too small for f16 once they
+                    are unscaled (default: multiply them in place) */
 } dcomm_scaler_opts;
 
-/* What became of a step; the same on all ranks. */
+/* The outcome of a step; the same on all ranks. */
 typedef struct dcomm_scaler_verdict {
-    bool skip;     /* do not use the gradients, which mean nothing now */
-    double scale;  /* that the step was computed with */
-    double next;   /* that the next one is to be computed with */
-    double norm;   /* of the gradients, unscaled, before they were clipped; 0 if skip */
-    double factor; /* 1/scale, times what clips: the gradients were multiplied with it, or are to
-                      be (opts.leave); 0 if skip */
-    int bad_ranks; /* that had a gradient which was not finite */
-    int rank;      /* one of them: that had it earliest in its order of readiness, the lowest of
-                      those; -1: all gradients were finite, and their sum is not */
-    size_t param;  /* which one: the first that this rank marked ready; of a sum the first of all;
-                      the number of parameters: none, only the norm is not finite */
-    const char *name; /* its name, as long as the buckets live; NULL: none */
-    size_t index;     /* the first of its elements that is not finite */
-    double value;     /* which is this */
+    bool skip;     /* do not use the gradients: they are undefined */
+    double scale;  /* of this step */
+    double next;   /* scale of the next step */
+    double norm;   /* two-norm of the unscaled gradients before clipping; 0 if skip */
+    double factor; /* 1/scale, times the clipping factor: the gradients were multiplied with it, or
+                      with opts.leave should be; 0 if skip */
+    int bad_ranks; /* number of ranks that had a non-finite gradient */
+    int rank; /* the rank that had one earliest in its order of readiness, the lowest of several;
+                 -1: all gradients were finite, and their sum is not */
+    size_t param; /* parameter: the first bad one that this rank marked ready, or the first bad sum;
+                     the number of parameters: none, only the norm is not finite */
+    const char *name; /* of the parameter, as long as the buckets live; NULL: none */
+    size_t index;     /* its first non-finite element */
+    double value;     /* of that element */
 } dcomm_scaler_verdict;
 
-/* Make a scaler for buckets; collective, not in a step. The buckets must outlive it, and have one
- * at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler
- * already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device
- * has no memory, or fails). */
+/* Create a scaler for buckets; collective, not in a step. opts may be NULL. The buckets must
+ * outlive it, and have one at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some
+ * rank; there is a scaler already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY,
+ * DCOMM_ERR_SYSTEM (a device has no memory, or fails). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_create(dcomm_buckets *b,
                                                          const dcomm_scaler_opts *opts,
                                                          dcomm_scaler **s_p);
-/* Destroy it and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
+/* Destroy a scaler and set *s_p to NULL. Not in a step, and between the same steps on all ranks. */
 DCOMM_API dcomm_status dcomm_scaler_destroy(dcomm_scaler **s_p);
 
-/* What to multiply the loss with before backward. 1 of NULL. */
+/* Return the scale: multiply the loss with it before backward. 1 if s is NULL. */
 DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
 
-/* After dcomm_buckets_wait of a step that sent: judge it, unscale and clip what this rank owns of
- * the gradients of floats, and move the scale. Parameters with dcomm_bucket_param.aside are left
- * alone. What error feedback has sent in a step that is skipped is taken back (not with its
- * in_place). Collective with opts.sharded, where it exchanges 48 bytes a rank; else this rank's own
- * affair, with the same outcome on all. Costs one pass over the gradients, two where they are
- * clipped. Returns when gradients on devices are what they are to be, too: nothing of the caller's
- * may be under way for them. Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the
- * last call), those of all-gather, DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the others
- * have DCOMM_ERR_ABORTED in their next call). */
+/* Judge a step that sent, after dcomm_buckets_wait: unscale and clip this rank's part of the
+ * gradients of floats, and move the scale. Parameters with dcomm_bucket_param.aside are left alone.
+ * After a skipped step, error feedback is undone (not with its in_place). With opts.sharded it is
+ * collective and exchanges 48 bytes a rank; else each rank calls it alone, with the same outcome.
+ * It takes one pass over the gradients, two if they are clipped. It returns when gradients on
+ * devices are done, too: no work of the caller's may be under way for them. Errors:
+ * DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of all-gather,
+ * DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the other ranks get DCOMM_ERR_ABORTED in their
+ * next call). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_step(dcomm_scaler *s,
                                                        dcomm_scaler_verdict *verdict);
 
 typedef struct dcomm_scaler_info {
     double scale;
     uint64_t good;           /* steps in a row that were not skipped, towards opts.interval */
-    uint64_t steps, skipped; /* since creation, those of a loaded state included */
+    uint64_t steps, skipped; /* since creation, including those of a loaded state */
 } dcomm_scaler_info;
+/* Describe the scaler in *info. Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_scaler_get_info(const dcomm_scaler *s, dcomm_scaler_info *info);
 
-/* The state as bytes that any machine can load, DCOMM_SCALER_BYTES of them, and back. All ranks
- * must load the same, between the same steps. Errors: DCOMM_ERR_INVALID (an argument, a step is
- * under way), DCOMM_ERR_CORRUPT (no state; the scaler is as it was). */
-enum { DCOMM_SCALER_BYTES = 40 };
+enum { DCOMM_SCALER_BYTES = 40 }; /* of a saved state */
+/* Save the state as DCOMM_SCALER_BYTES bytes that any machine can load. Errors: DCOMM_ERR_INVALID
+ * (an argument, a step is under way). */
 DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes);
+/* Load a saved state. All ranks must load the same, between the same steps. Errors:
+ * DCOMM_ERR_INVALID (an argument, a step is under way), DCOMM_ERR_CORRUPT (not what save wrote; the
+ * scaler is as it was). */
 DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
 
 #ifdef __cplusplus
@@ -2360,38 +2447,40 @@ DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
 #endif
 #endif
 /* ==== include/dcomm/moe.h ================================================================== */
-/* moe.h - experts on different ranks: token rows go to the experts that a router has chosen, and
- * what the experts make of them comes back and is added up.
+/* moe.h - mixture of experts across ranks: send token rows to the experts that a router has chosen,
+ * bring back the experts' outputs, and add them up.
  *
  *     dcomm_moe_create(comm, &opts, &m);                        once per layer
  *     for each step:
- *         dcomm_moe_route(m, tokens, experts, weights);         who sends what to whom
+ *         dcomm_moe_route(m, tokens, experts, weights);         which token goes to which expert
  *         for each chunk c: dcomm_moe_dispatch_start(m, c, x);
  *         for each chunk c: dcomm_moe_dispatch_wait(m, c, &batch);
- *                           out = the experts' work on batch.rows, in the same places
+ *                           out = the experts' outputs for batch.rows, in the same places
  *                           dcomm_moe_combine_start(m, c, out);
  *         for each chunk c: dcomm_moe_combine_wait(m, c, y);    y[t] = sum over j of w[t][j] out
  *     dcomm_moe_destroy(&m);
  *
- * and backwards, of the same routing: combine_backward brings the gradients of y to the experts and
- * makes those of the weights, dispatch_backward brings the gradients of the experts' inputs back.
+ * Backward uses the same routing: combine_backward brings the gradients of y to the experts and
+ * computes those of the weights; dispatch_backward brings the gradients of the experts' inputs
+ * back.
  *
- * All ranks make the same calls in the same order, those of chunks included; tokens, experts and
- * weights are each rank's own. A chunk is a part of every rank's tokens, chunk c the tokens from
- * c * tokens / chunks to (c + 1) * tokens / chunks: while experts work on one chunk the next is on
- * its way. Rows are `hidden` elements without gaps, in host memory. One thread at a time calls; a
- * progress thread of the context, waiting, or dcomm_moe_progress moves what is under way.
+ * All ranks make the same calls in the same order, with the same chunks; tokens, experts and
+ * weights are each rank's own. Chunk c of a rank holds its tokens from c * tokens / chunks to (c +
+ * 1) * tokens / chunks: while experts work on one chunk, the next one travels. A row is `hidden`
+ * elements; rows lie without gaps in host memory. One thread at a time calls. A progress thread of
+ * the context, any wait, or dcomm_moe_progress makes progress.
  *
- * Buffers belong to the object and are kept from step to step: a step allocates only where it needs
- * more than any before. Sums are in f32, in an order that depends on nothing but the routing and
- * the form; rows of 16 bits are rounded once when they are stored. In the flat form y depends on
- * how experts are spread over ranks in no bit.
+ * The object owns its buffers and keeps them from step to step: a step allocates only if it needs
+ * more than any before. Sums are in f32, in an order that depends on the routing and the form
+ * alone; rows of 16 bits are rounded once when they are stored. In the flat form, no bit of y
+ * depends on how experts are spread over ranks.
  *
- * An error of one rank – an expert that does not exist – is an error of the call on all ranks, and
- * the sentence names rank and token; after one of dcomm_moe_route the object can be used again.
- * After any other the object is beyond use, but not the communicator that it was made from.
+ * An error of one rank, such as an expert that does not exist, is an error of the call on all
+ * ranks, and the sentence names rank and token. After an error of dcomm_moe_route the object can be
+ * used again. After any other error it cannot; the communicator that it was created from still
+ * works.
  *
- * docs/moe.md has the program that one starts from, costs and figures. */
+ * docs/moe.md has a program to start from, costs and figures. */
 #ifndef DCOMM_MOE_H
 #define DCOMM_MOE_H
 
@@ -2400,157 +2489,173 @@ DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
 extern "C" {
 #endif
 
-#define DCOMM_MOE_K_MAX 8
+#define DCOMM_MOE_K_MAX 8 /* most experts of a token */
 
 typedef struct dcomm_moe dcomm_moe;
 
-/* What becomes of a token that an expert has no room for. */
+/* For a token whose expert has no room. */
 typedef enum dcomm_moe_policy {
-    DCOMM_MOE_DROP = 0,   /* it goes without that expert: nothing is added to its sum */
-    DCOMM_MOE_REROUTE = 1 /* it goes to another expert that has room, with the same weight; where
-                             there is none that it does not have already, it is dropped */
+    DCOMM_MOE_DROP = 0,   /* drop it: nothing is added to its sum for this expert */
+    DCOMM_MOE_REROUTE = 1 /* send it to another expert that has room, with the same weight; drop it
+                             if it has all of these already */
 } dcomm_moe_policy;
 
 /* How rows travel. */
 typedef enum dcomm_moe_form {
-    DCOMM_MOE_AUTO = 0, /* what costs less by the communicator's tuning, for each routing anew */
-    DCOMM_MOE_FLAT = 1, /* a row for each expert of a token, straight to its rank */
+    DCOMM_MOE_AUTO = 0, /* the cheaper form by the communicator's tuning, for each routing anew */
+    DCOMM_MOE_FLAT = 1, /* a row for each expert of a token, directly to the expert's rank */
     DCOMM_MOE_HIER = 2  /* a row for each host that has an expert of the token, to one rank there,
-                           which spreads it inside; its sums come back the same way. Needs ranks on
-                           several hosts, some of them on one */
+                           which spreads it; sums come back the same way. Needs several hosts, one of
+                           them with several ranks */
 } dcomm_moe_form;
 
-/* All zero means the defaults, but for experts, hidden and k. The same on every rank. */
+/* All zero means the defaults, except experts, hidden and k. Must be the same on every rank. */
 typedef struct dcomm_moe_opts {
-    size_t experts;    /* of all ranks, at least 1 */
+    /* ---- the layer ---- */
+
+    size_t experts;    /* on all ranks, at least 1 */
     size_t hidden;     /* elements of a row, at least 1 */
     int k;             /* experts of a token, 1 to DCOMM_MOE_K_MAX */
     dcomm_dtype dtype; /* of rows: DCOMM_F32, DCOMM_F16 or DCOMM_BF16; there is no default */
-    const int *owner;  /* [experts] the rank that each is on; copied. Ranks may have none (default:
-                          in order and evenly: expert e is on rank e * size / experts) */
-    double capacity;   /* an expert takes at most this many times its even share of what tokens ask
-                          for, rounded up: tokens * k / experts over all ranks. First come, first
-                          served, by rank, then token, then place among its k (default: 0, no
-                          limit) */
+    const int *owner;  /* [experts] rank of each expert; copied. Ranks may have none (default: in
+                          order and evenly: expert e is on rank e * size / experts) */
+    /* An expert takes at most this many times its even share, rounded up: tokens * k / experts over
+     * all ranks. First come, first served, by rank, then token, then place among its k (default: 0,
+     * no limit). */
+    double capacity;
     dcomm_moe_policy policy; /* beyond capacity (default: DCOMM_MOE_DROP) */
-    int chunks;              /* (default: 1) */
-    dcomm_moe_form form;     /* (default: DCOMM_MOE_AUTO) */
-    const char *algo;        /* of the exchanges between all ranks, one of all-to-all-v's: "linear",
-                                "pairwise", "bruck", "hier"; copied (default: NULL, "auto": the cheapest by
-                                what the busiest rank sends or gets, for each exchange anew) */
-    /* Spec of a codec for rows that are dispatched, dtype DCOMM_F32 only: "bf16", "fp8",
-     * "qsgd:bits=8"; one whose wires all have one length. Experts get the decoded rows; what comes
-     * back, and gradients, are exact (default: NULL, exact) */
+
+    /* ---- the exchanges ---- */
+
+    int chunks;          /* (default: 1) */
+    dcomm_moe_form form; /* (default: DCOMM_MOE_AUTO) */
+    const char *algo;    /* all-to-all-v's algorithm: "linear", "pairwise", "bruck", "hier"; copied
+                            (default: NULL, "auto": for each exchange the cheapest, by the bytes that
+                            the busiest rank sends or receives) */
+
+    /* ---- lossy compression ---- */
+
+    /* Spec of a codec for dispatched rows, of dtype DCOMM_F32 only, whose wires all have one
+     * length: "bf16", "fp8", "qsgd:bits=8". Experts get the decoded rows; outputs and gradients are
+     * exact (default: NULL, exact). */
     const char *codec;
-    uint64_t codec_seed; /* of its random numbers */
-    double timeout_s;    /* of each exchange (default: the communicator's) */
-    bool registered;     /* buffers are from dcomm_mem_alloc, which ranks of a host read faster and
-                            which takes shared memory; ordinary memory where there is not enough
-                            (default: ordinary) */
+    uint64_t codec_seed; /* seed of its random numbers (default: 0) */
+
+    /* ---- time and memory ---- */
+
+    double timeout_s; /* seconds for each exchange (default: the communicator's) */
+    bool registered;  /* buffers come from dcomm_mem_alloc: ranks of a host read them faster, and
+                         they  take shared memory; ordinary memory if there is not enough (default:
+                         ordinary memory) */
 } dcomm_moe_opts;
 
-/* Make one; collective. opts is not needed afterwards, nor is `comm`.
+/* Create an object; collective. opts and `comm` are not needed afterwards.
  * Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank), DCOMM_ERR_MISMATCH (options
- * that differ: the sentence names the first), DCOMM_ERR_UNSUPPORTED (DCOMM_MOE_HIER on hosts where
- * it is nothing else than flat; no such algorithm; a codec that does not fit), DCOMM_ERR_NO_MEMORY.
- * Only where comm, opts or m_p is NULL do the other ranks not know. */
+ * differ: the sentence names the first), DCOMM_ERR_UNSUPPORTED (DCOMM_MOE_HIER on hosts where it
+ * equals flat; no such algorithm; a codec that does not fit), DCOMM_ERR_NO_MEMORY. The other ranks
+ * are not told if comm, opts or m_p is NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_create(dcomm_comm *comm, const dcomm_moe_opts *opts,
                                                       dcomm_moe **m_p);
-/* Destroy it and set *m_p to NULL; batches are gone. What is under way fails on all ranks. */
+/* Destroy an object and set *m_p to NULL; its batches are gone. Exchanges under way fail on all
+ * ranks. */
 DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
 
 /* ---- a step ---- */
 
-/* Where the tokens of this step go: token t of this rank to experts[t * k + j] with
+/* Route the tokens of a step; collective. Token t of this rank goes to experts[t * k + j] with
  * weights[t * k + j], j < k; -1 is no expert. Both are copied; weights NULL: all are 1. tokens may
- * be 0 and may differ by rank. All ranks tell each other how many rows each expert gets of each
- * chunk, 4 * experts * chunks * size bytes to every rank, twice where opts.capacity is set.
- * Ends the step before, all of whose chunks must have been waited for.
- * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
- * token and expert; experts is NULL; a chunk of the step before is under way),
- * DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those of all-gather. */
+ * be 0 and may differ by rank. Ranks exchange how many rows of each chunk each expert gets: 4 *
+ * experts
+ * * chunks * size bytes to every rank, twice if opts.capacity is set. It ends the step before,
+ * whose chunks must all have been waited for. Errors, on all ranks: DCOMM_ERR_INVALID (an expert
+ * that does not exist: the sentence names rank, token and expert; experts is NULL; a chunk of the
+ * step before is under way), DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those
+ * of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens,
                                                      const int32_t *experts, const float *weights);
 
-/* A chunk's rows as the experts of this rank see them. Rows of expert experts[i] are first[i] to
+/* A chunk's rows for the experts of this rank. Rows of expert experts[i] are first[i] to
  * first[i + 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
 typedef struct dcomm_moe_batch {
-    void *rows; /* [nrows * hidden], the object's; may be overwritten by the caller. NULL
-                   where nrows is 0 */
+    void *rows; /* [nrows * hidden], the object's; the caller may overwrite them. NULL if nrows
+                   is 0 */
     size_t nrows;
     size_t nexperts;     /* of this rank */
     const int *experts;  /* [nexperts] their numbers, ascending */
     const size_t *first; /* [nexperts + 1] */
 } dcomm_moe_batch;
 
-/* Send the rows of chunk c: x has all tokens, [tokens * hidden], and is read before this returns.
- * Errors of this and all below: DCOMM_ERR_INVALID (no such chunk, not the time for it, NULL),
- * DCOMM_ERR_UNSUPPORTED (what is given lies in device memory), DCOMM_ERR_ABORTED (the same on
- * another rank; the sentence says what and where), those of all-to-all-v. */
+/* Send the rows of chunk c. x holds all tokens, [tokens * hidden], and is read before the call
+ * returns. Errors of this call and of all below: DCOMM_ERR_INVALID (no such chunk, a wrong order of
+ * calls, NULL), DCOMM_ERR_UNSUPPORTED (an argument lies in device memory), DCOMM_ERR_ABORTED (an
+ * error on another rank; the sentence says what and where), those of all-to-all-v. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
-/* Wait for the rows of chunk c. batch->rows stay until the next dcomm_moe_dispatch_start of this
- * chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
+/* Wait for the rows of chunk c. batch->rows are valid until the next dcomm_moe_dispatch_start of
+ * this chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_wait(dcomm_moe *m, int c,
                                                              dcomm_moe_batch *batch);
 
-/* Send back what the experts have made of chunk c: rows, in the places of the batch; the batch's
- * own memory is good. In use until dcomm_moe_combine_wait. */
+/* Send back the experts' outputs of chunk c: rows in the places of the batch, which may be the
+ * batch's own memory. rows is in use until dcomm_moe_combine_wait. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_start(dcomm_moe *m, int c, const void *rows);
-/* Wait for them, and write y of the chunk's tokens: y has all tokens, [tokens * hidden]. Of a token
- * without experts it is zero. */
+/* Wait for the outputs of chunk c, and write their weighted sums for the chunk's tokens into y,
+ * which has room for all tokens, [tokens * hidden]. A token without experts gets zeros. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_wait(dcomm_moe *m, int c, void *y);
 
-/* Send gradients of y of chunk c: dy has all tokens and is read before this returns. What combine
- * brought must still be here: not before dcomm_moe_combine_wait of the chunk, not after
- * dcomm_moe_dispatch_backward_start of it. */
+/* Send the gradients of y of chunk c. dy holds all tokens and is read before the call returns. It
+ * needs the outputs that combine brought: call it after dcomm_moe_combine_wait of the chunk, and
+ * before dcomm_moe_dispatch_backward_start of it. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_backward_start(dcomm_moe *m, int c,
                                                                       const void *dy);
-/* Wait for the gradients of the experts' outputs, weights times dy, as a batch with memory of its
- * own, which stays until the next dcomm_moe_combine_backward_start of this chunk; and write
- * dweights[t * k + j] of the chunk's tokens, the scalar product of dy and what came back from that
- * expert, 0 where there was none. dweights may be NULL. */
+/* Wait for the gradients of the experts' outputs, weights times dy: a batch with memory of its own,
+ * valid until the next dcomm_moe_combine_backward_start of this chunk. Write dweights[t * k + j]
+ * for the chunk's tokens: the scalar product of dy and that expert's output, 0 without an expert.
+ * dweights may be NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_combine_backward_wait(dcomm_moe *m, int c,
                                                                      float *dweights,
                                                                      dcomm_moe_batch *batch);
 
-/* Send back the gradients of the experts' inputs, in the places of the batch; in use until the
- * wait, which writes dx of the chunk's tokens: the sum over the experts of a token. */
+/* Send back the gradients of the experts' inputs of chunk c: rows in the places of the batch. rows
+ * is in use until dcomm_moe_dispatch_backward_wait. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_backward_start(dcomm_moe *m, int c,
                                                                        const void *rows);
+/* Wait for the gradients of chunk c, and write dx for the chunk's tokens: the sum over a token's
+ * experts. dx has room for all tokens. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_backward_wait(dcomm_moe *m, int c,
                                                                       void *dx);
 
-/* Move what is under way, without blocking. In the hierarchical form a chunk's second exchange
- * begins only in a call of this object, so call this now and then in long computations. */
+/* Make progress without blocking. In the hierarchical form, only a call on this object starts a
+ * chunk's second exchange: call this now and then in long computations. */
 DCOMM_API dcomm_status dcomm_moe_progress(dcomm_moe *m);
 
-/* ---- what there is, and how it went ---- */
+/* ---- statistics ---- */
 
-/* Of the last routing. Pointers are the object's, until the next dcomm_moe_route. */
+/* Statistics of the last routing. Pointers are valid until the next dcomm_moe_route. */
 typedef struct dcomm_moe_stats {
-    size_t asked;             /* pairs of token and expert that tokens of all ranks asked for */
-    size_t dropped, rerouted; /* of them, beyond capacity */
+    size_t asked;             /* pairs of token and expert that the tokens of all ranks ask for */
+    size_t dropped, rerouted; /* pairs beyond capacity */
     size_t own_dropped, own_rerouted; /* of this rank's tokens */
-    size_t capacity;                  /* rows that an expert takes; SIZE_MAX: any number */
-    const uint64_t *demand;           /* [experts] rows asked for, of all ranks ... */
-    const uint64_t *load;             /* [experts] ... and what it gets */
+    size_t capacity;                  /* rows that an expert takes at most; SIZE_MAX: no limit */
+    const uint64_t *demand;           /* [experts] rows that all ranks ask for */
+    const uint64_t *load;             /* [experts] rows that the expert gets */
     double cv;                        /* coefficient of variation of load: deviation over mean */
     double drop_rate;                 /* dropped / asked */
     const uint64_t *rank_rows;        /* [size] rows that the experts of each rank get */
-    const uint64_t *rank_bytes; /* [size] of one dispatch: the larger of what the rank sends to and
-                                   gets from others */
-    uint64_t network_bytes;     /* of one dispatch: what the busiest host sends or gets */
-    int heaviest_rank;          /* the one with most rows */
-    int slowest_rank; /* whose experts took longest in the step before (time between the calls from
-                         its first dispatch_wait to its last combine_start); -1: there was none */
-    double slowest_s;
-    double permute_s;       /* what this rank has spent since the routing on bringing rows that are
-                               dispatched into the order of ranks, and then of experts, ... */
-    uint64_t permute_bytes; /* ... and the bytes of those rows, each copy counted once */
-    bool hier;              /* the form that this routing takes */
-    double flat_s, hier_s;  /* what the model says a dispatch takes, hier_s with what gates are told
-                               before; 0: not priced */
+    const uint64_t *rank_bytes; /* [size] in one dispatch: the larger of the bytes that the rank
+                                   sends to and receives from others */
+    uint64_t network_bytes;     /* in one dispatch: bytes that the busiest host sends or receives */
+    int heaviest_rank;          /* the rank with most rows */
+    int slowest_rank; /* the rank whose experts took longest in the step before (time between calls
+                         from its first dispatch_wait to its last combine_start); -1: none */
+    double slowest_s; /* seconds that they took */
+    double permute_s; /* seconds since the routing in which this rank sorted dispatched rows by rank
+                         and by expert */
+    uint64_t permute_bytes; /* bytes of these rows, each copy counted once */
+    bool hier;              /* this routing takes the hierarchical form */
+    double flat_s, hier_s;  /* the model's seconds for a dispatch in each form, hier_s with the
+                               messages before it that describe the rows; 0: not priced */
 } dcomm_moe_stats;
+/* Report statistics in *stats. Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
 
 #ifdef __cplusplus
@@ -2558,8 +2663,7 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
 #endif
 #endif
 /* ==== include/dcomm/tune.h ================================================================= */
-/* tune.h - which algorithms there are, what the model says they cost, which one runs, and what was
- * moved. */
+/* tune.h - the algorithms, their prices by the model, the choice among them, and counters. */
 #ifndef DCOMM_TUNE_H
 #define DCOMM_TUNE_H
 
@@ -2568,148 +2672,152 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
 extern "C" {
 #endif
 
-/* An algorithm as the tools and docs show it. */
+/* An algorithm, as tools and docs show it. Texts are constant. */
 typedef struct dcomm_algo_info {
     const char *name;
     dcomm_coll coll;
     bool rank_order;    /* can fold in rank order (deterministic) */
-    const char *cost;   /* steps and bytes on the wire, in N ranks and S bytes */
+    const char *cost;   /* steps and bytes on the wire, for N ranks and S bytes */
     const char *source; /* paper or origin */
 } dcomm_algo_info;
 
-/* The i-th algorithm of an operation, for i = 0, 1, ...; DCOMM_ERR_INVALID past the last one. */
+/* Describe the i-th algorithm of an operation, i = 0, 1, ..., in *info.
+ * Errors: DCOMM_ERR_INVALID (past the last one, NULL). */
 DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
 
-/* The same of those that run where opts.codec compresses. */
+/* Describe the i-th algorithm that runs if opts.codec compresses; otherwise as
+ * dcomm_algo_get_info. */
 DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
 
-/* One rank's plan for an operation, as the engine would run it: arguments as in
- * dcomm_check_spec (hosts too: algorithms keep neighbours on one host together), opts for algo,
- * lanes, chunk_bytes and codec (a compressed plan is for looking at: what a run brings along for
- * its codec is not in it). Free with dcomm_plan_destroy. Errors: DCOMM_ERR_INVALID (unknown
- * algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm cannot do this: the sentence says
- * why). */
+/* Create one rank's plan for an operation, as the engine would run it. spec has the arguments of
+ * the call, and the hosts: algorithms keep ranks of one host together. opts (may be NULL) has algo,
+ * lanes, chunk_bytes and codec. A plan with a codec cannot be run: it lacks the codec's memory and
+ * keys. Destroy it with dcomm_plan_destroy. Errors: DCOMM_ERR_INVALID (unknown algorithm, bad
+ * rank), DCOMM_ERR_UNSUPPORTED (the algorithm cannot do this: the sentence says why),
+ * DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op,
                                                        int rank, int nranks,
                                                        const dcomm_coll_opts *opts,
                                                        dcomm_plan **plan_p);
+/* Destroy a plan of dcomm_plan_create and set *plan_p to NULL. NULL and *plan_p NULL are fine. */
 DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
 
-/* ---- what things cost: the numbers that the model works with ---- */
+/* ---- the model's numbers ---- */
 
-/* What separates two ranks: the coarsest thing that they do not share. */
+/* A link between two ranks is named by the coarsest level that they do not share. */
 typedef enum dcomm_link_kind {
-    DCOMM_LINK_HOST = 0,    /* they are on different hosts */
+    DCOMM_LINK_HOST = 0,    /* on different hosts */
     DCOMM_LINK_PACKAGE = 1, /* on one host, on different packages */
     DCOMM_LINK_NUMA = 2,    /* on different NUMA nodes of one package, or of a host whose nodes
                              * hold packages */
     DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
     DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
-    DCOMM_LINK_NEAR = 5,    /* nothing that is known of */
+    DCOMM_LINK_NEAR = 5,    /* they share all known levels */
     DCOMM_LINK_COUNT = 6
 } dcomm_link_kind;
 
 #define DCOMM_CURVE_POINTS 12
 
-/* A time as a function of bytes: straight lines through n points, bytes ascending; ps[0] before the
- * first, the slope of the last two behind the last. n = 0 is 0 everywhere. Picoseconds. */
+/* Picoseconds as a function of bytes: straight lines through n points, bytes ascending. Before the
+ * first point it is ps[0]; after the last point the last slope goes on. n = 0: 0 everywhere. */
 typedef struct dcomm_curve {
     int64_t n;
     int64_t bytes[DCOMM_CURVE_POINTS];
     int64_t ps[DCOMM_CURVE_POINTS];
 } dcomm_curve;
 
-/* What it costs to get from one rank to another. */
+/* Costs between two ranks. */
 typedef struct dcomm_link {
-    int64_t alpha_ps;    /* latency: a message is seen so long after its sender is done with it */
-    int64_t overhead_ps; /* work per message, of its sender and again of its receiver */
+    int64_t alpha_ps;    /* latency from the end of the sender's work to the receiver's notice */
+    int64_t overhead_ps; /* work per message, of the sender and again of the receiver */
     int64_t signal_ps;   /* latency of SIGNAL and EXPOSE */
-    int64_t tell_ps;     /* work of who signals or exposes, for each rank addressed */
-    int64_t eager_bytes; /* a longer message moves when its receive is posted (0: any is sent) */
-    /* by_core: the reader's processor moves the bytes (memory of one host). Otherwise each rank has
-     * a port that sends and one that receives, both at the same time, one message each. */
+    int64_t tell_ps;     /* work of the rank that signals or exposes, for each rank addressed */
+    int64_t eager_bytes; /* a longer message waits for its receive (0: no message waits) */
+    /* Not 0: the reader's processor moves the bytes (memory of one host). 0: each rank has a port
+     * that sends and one that receives, both at the same time, one message each. */
     int64_t by_core;
-    dcomm_curve message; /* for so long a message of so many bytes keeps each end busy */
-    dcomm_curve fold;    /* and for so much longer its receiver, where it folds the message */
-    dcomm_curve read;    /* copying so many bytes of exposed memory */
-    dcomm_curve reduce;  /* folding so many bytes of exposed memory, for each rank that is read */
-    /* The same of memory that a call promises to be registered (n = 0: as other memory). */
+    dcomm_curve message; /* time that a message keeps each end busy */
+    dcomm_curve fold;    /* additional time of a receiver that folds the message */
+    dcomm_curve read;    /* copying exposed memory */
+    dcomm_curve reduce;  /* folding exposed memory, for each rank that is read */
+    /* The same for memory that a call promises to be registered (n = 0: as other memory) ... */
     dcomm_curve mapped_read, mapped_reduce;
-    /* And of memory that a call promises to be on huge pages. */
+    /* ... and for memory that it promises to be on huge pages. */
     dcomm_curve huge_read, huge_reduce;
-    /* The port of all ranks that are together on this side of the link (the host's network
-     * interface) is busy for so long with a message. */
+    /* Time that a message keeps busy the port shared by all ranks on this side of the link (the
+     * host's network interface). */
     dcomm_curve shared;
-    /* And over a whole operation it takes at least so long, with so many bytes. A shaped link lets
-     * a burst through faster than it can go on. */
+    /* Least time of that port for all bytes of an operation: a shaped link lets a burst through
+     * faster than it can go on. */
     dcomm_curve sustained;
 } dcomm_link;
 
-/* What all-reduces by an algorithm took, on ranks of one host. */
+/* Measured times of all-reduces by one algorithm, on ranks of one host. */
 typedef struct dcomm_trial {
     char algo[24]; /* "": none */
     dcomm_curve took;
 } dcomm_trial;
 
-#define DCOMM_TRIALS 12
+#define DCOMM_TRIALS 12 /* most algorithms that are tried */
 
-/* All the numbers: plain data, the same on all ranks of a communicator. All zero: everything is
- * free. */
+/* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is free.
+ */
 typedef struct dcomm_tuning {
     dcomm_link link[DCOMM_LINK_COUNT];
     dcomm_curve copy; /* within a rank's own memory */
-    dcomm_curve fold; /* of each operand but the first, in its own memory */
-    /* Of device memory; 0, or n = 0: assumed numbers are taken, which nobody has measured. stage:
-     * what a message, or a read of a peer, takes longer on its way through pinned memory. copy,
-     * fold: as above, on the device, from the launch until it has been seen to end; fold is also
-     * what a message's takes. read, reduce: of a peer's device memory that is read where it lies,
-     * likewise; of a fold of several peers the launch counts once. */
+    dcomm_curve fold; /* each operand after the first, in the rank's own memory */
+    /* Device memory. 0, or n = 0: the model takes assumed numbers that nobody has measured.
+     * device_stage_ps: additional time of a message, or of a read of a peer, through pinned memory.
+     */
     int64_t device_stage_ps;
-    /* 1: UCX moves device memory itself between all hosts (path "ucx"). A communicator puts in what
-     * its ranks have found. Then a message between hosts takes so much longer than one of host
-     * memory, unless it is short, which goes through pinned memory. 0 as above. */
+    /* device_ucx 1: UCX moves device memory between all hosts (path "ucx"); a communicator sets it
+     * to what its ranks have found. device_ucx_ps: additional time of such a message over one of
+     * host memory; short messages go through pinned memory. */
     int64_t device_ucx, device_ucx_ps;
+    /* From a launch until its end is noticed. copy, fold: as above, on the device, fold also for
+     * messages. read, reduce: a peer's device memory, read in place; in a fold of several peers the
+     * launch counts once. */
     dcomm_curve device_copy, device_fold, device_read, device_reduce;
-    /* Work for each step of a plan, whatever it does, and of the call itself, whatever the plan.
-     * Short calls on ranks of one host run past the engine, where the plan allows that
-     * (docs/design.md), and are priced without either. */
+    /* Work of each step of any plan, and of each call. The fast path for short calls on ranks of
+     * one host (docs/design.md) is priced without either. */
     int64_t step_ps, call_ps;
-    /* So many connections from a rank to one on another host, at most 16, give the numbers of
-     * link[DCOMM_LINK_HOST], and a communicator that takes the numbers uses as many, unless
-     * dcomm_comm_opts.connections says otherwise. 0: it goes on with those that it uses. */
+    /* The numbers of link[DCOMM_LINK_HOST] are for this many connections from a rank to a rank of
+     * another host, at most DCOMM_CONNECTIONS_MAX. A communicator with these numbers uses as many,
+     * unless dcomm_comm_opts.connections says otherwise. 0: it keeps those that it has. */
     int64_t connections;
-    /* The model's prices of all-reduces on `tried` ranks of one host (0: no trials) are multiplied
-     * by what trials took over what the model says of them: at the points of a curve, by what lies
-     * between two of them, below the first and beyond the last as there. What was not tried was
-     * dear: it is multiplied by the largest factor that another one has. `registered` is of memory
-     * that is promised to be, `huge` of memory that is promised to be on huge pages, in calls from
-     * its first point on; `trial` is of all other memory of the host's. */
+    /* Trials of all-reduces on `tried` ranks of one host (0: no trials) correct the model's prices:
+     * a price is multiplied by the trial's time over its price. Between two points of a curve the
+     * factor is interpolated; outside them it is that of the nearest point. An algorithm that was
+     * not tried, because it was expensive, takes the largest factor of another one. `registered` is
+     * for memory that is promised to be registered; `huge` for memory promised to be on huge pages,
+     * from its first point on; `trial` for all other host memory. */
     int64_t tried;
     dcomm_trial trial[DCOMM_TRIALS], huge[DCOMM_TRIALS], registered[DCOMM_TRIALS];
-    char source[128]; /* where the numbers are from, for people */
+    char source[128]; /* origin of the numbers, for people */
 } dcomm_tuning;
 
-/* The textbook's network: every message takes alpha + bytes*beta, a rank can send one and receive
- * one at the same time, folding takes gamma a byte, all else is free.
- * Errors: DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
+/* Set *tuning to the textbook's network: every message takes alpha + bytes*beta, a rank sends one
+ * and receives one at the same time, folding takes gamma a byte, all else is free. Errors:
+ * DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
 DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
                                             double gamma_ns_per_B, dcomm_tuning *tuning);
 
-/* The numbers that are used where nothing is measured. */
+/* Set *tuning to the built-in numbers, which are used if nothing is measured. */
 DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning);
 
-/* Write them to a file, and read them: text, a setting a line. What a file does not name is as
- * built in. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (a line of it, which the
- * sentence names). */
+/* Write a tuning to the file `path`: text, one setting a line.
+ * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path);
+/* Read a tuning from the file `path`. Settings that it does not name have the built-in numbers.
+ * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (a line: the sentence names it). */
 DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning);
 
-/* What the model says a set of plans takes, from the call on all ranks to the end on the last:
- * plans[r] is rank r's. hosts[r] is the number of the host that rank r is on; NULL: all are on one,
- * and DCOMM_LINK_NEAR is what is between them. Where a plan has stages, the first is priced; where
- * a length comes from a word, its maximum is.
- * Errors: DCOMM_ERR_PLAN (a step that no execution would get past), DCOMM_ERR_UNSUPPORTED (what
- * follows depends on a word), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY. */
+/* Price a set of plans: set *seconds to the model's time from the call on all ranks to the end on
+ * the last one. plans[r] is rank r's plan, hosts[r] the number of its host; hosts NULL: all ranks
+ * share one, linked by DCOMM_LINK_NEAR. Of a plan with stages the first is priced; a length that
+ * comes from a word counts as its maximum. Errors: DCOMM_ERR_PLAN (a step that blocks in every
+ * execution), DCOMM_ERR_UNSUPPORTED (the steps depend on a word), DCOMM_ERR_INVALID,
+ * DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
                                         const int *hosts, const dcomm_tuning *tuning,
                                         double *seconds);
@@ -2778,65 +2886,71 @@ typedef struct dcomm_explanation {
  * (opts.algo cannot do this). */
 DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *explanation);
 
-/* Whether compression is worth it for an all-reduce of f32. */
+/* ---- is a codec worth it? ---- */
+
+/* The verdict on a codec for an all-reduce of f32. */
 typedef struct dcomm_verdict {
-    bool worth;                            /* it is faster than an all-reduce of as many bf16 */
+    bool worth;                            /* faster than an all-reduce of as many bf16 */
     const char *algo;                      /* the compressed algorithm that would run */
-    double seconds;                        /* by the model, with the codec's times as measured */
-    double bf16_seconds, exact_seconds;    /* by the model: of bf16, and of f32 */
-    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core or
-                                              the device, without
-                                              error feedback (about as long again) */
-    double bits;                           /* measured: on the wire per element of an encoding */
-    int device;                            /* where that was; -1: on the CPU */
-    char text[640];                        /* all of it in a sentence */
+    double seconds;                        /* the model's price, with the codec's measured times */
+    double bf16_seconds, exact_seconds;    /* the model's prices for bf16 and for f32 */
+    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core or on the
+                                              device, without error feedback (which takes about as
+                                              long again) */
+    double bits;                           /* measured: bits on the wire per element */
+    int device;                            /* device that it was measured on; -1: the CPU */
+    char text[640];                        /* all of this in a sentence */
 } dcomm_verdict;
 
-/* Measure a codec on at most 2^20 made-up numbers (device: its kernels on the current device, if it
- * has any, for calls with opts.device; else on the CPU), price the all-reduce of `count` f32 with
- * it on comm, and compare with bf16. Every rank may ask by itself; what each measures differs, so
- * do not act on it unless all ranks act on the same rank's. Errors: DCOMM_ERR_INVALID,
+/* Measure a codec on at most 2^20 artificial numbers, price the all-reduce of `count` f32 with it
+ * on comm, and compare with bf16. device: measure its kernels on the current device, if it has any,
+ * for calls with opts.device; else the CPU's code. Any rank may ask by itself. Ranks measure
+ * different times: act on one rank's verdict, on all ranks. Errors: DCOMM_ERR_INVALID,
  * DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            bool device, dcomm_verdict *verdict);
 
-/* The codec that all-reduces of sums or averages of `count` elements use on comm where opts.codec
- * is `codec`: *taken_p is NULL where they are exact. It is `codec` itself, unless that is "auto" or
- * "auto:SPEC": then rank 0's verdict decides between exact, a cast to bf16 and SPEC (default:
- * qsgd:bits=8), which all ranks are told, once for each class of lengths (four to the octave), and
- * for calls with opts.device
- * (`device`) apart. What
- * loses more must be a tenth faster, and SPEC faster than an all-reduce of as many bf16. Collective
- * where the class is new: every rank calls it with the same arguments. A blocking all-reduce
- * outside of groups decides likewise, on all ranks or on none; others are refused until somebody
- * has. DCOMM_LOG=info prints the verdict. The codec taken lives as long as `codec`. Forgotten by
- * dcomm_comm_tune. Not between dcomm_group_start and dcomm_group_end. */
+/* Decide which codec all-reduces of sums or averages of `count` elements use on comm if opts.codec
+ * is `codec`: sets *taken_p to it, or to NULL if they are exact. It lives as long as `codec`.
+ *
+ * It is `codec` itself unless that is "auto" or "auto:SPEC". Then rank 0's verdict decides for all
+ * ranks between exact, a cast to bf16 and SPEC (default: qsgd:bits=8): a lossier one must be a
+ * tenth faster, and SPEC faster than an all-reduce of as many bf16. The decision holds for a class
+ * of lengths (four an octave), apart for calls with opts.device (`device`), until dcomm_comm_tune.
+ *
+ * Collective if the class is new: every rank calls it with the same arguments. Not between
+ * dcomm_group_start and dcomm_group_end. A blocking all-reduce outside of groups decides by itself,
+ * on all ranks or on none; other all-reduces are refused until the class is decided. DCOMM_LOG=info
+ * prints the verdict. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec,
                                                         size_t count, dcomm_dtype dtype,
                                                         bool device, const dcomm_codec **taken_p);
 
-/* Give a communicator other numbers to choose by, collectively: rank 0's `tuning`, or, where that
- * is NULL, what is measured now. The other ranks' argument is not looked at. Communicators derived
- * from this one later inherit them. Not between dcomm_group_start and dcomm_group_end. */
+/* ---- a communicator's numbers, and its counters ---- */
+
+/* Set the numbers that a communicator chooses by; collective. Rank 0's `tuning` counts; if it is
+ * NULL, the numbers are measured now. Communicators that are derived later inherit them. Not
+ * between dcomm_group_start and dcomm_group_end. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
-/* The numbers that a communicator chooses by. */
+/* Copy the numbers that a communicator chooses by to *tuning. Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
 /* Counters of one rank of a communicator since its creation. */
 typedef struct dcomm_stats {
-    uint64_t operations;      /* completed */
+    uint64_t operations;      /* completed operations */
     uint64_t messages_sent;   /* payload messages */
-    uint64_t messages_posted; /* of them, those that were written once for all ranks of the host,
-                                 counted for each */
-    uint64_t bytes_sent;      /* payload bytes sent, headers not counted */
+    uint64_t messages_posted; /* of these, messages that were written once for all ranks of the
+                                 host; counted for each rank */
+    uint64_t bytes_sent;      /* payload bytes sent, without headers */
     uint64_t bytes_read;      /* payload bytes read from peers' exposed memory */
-    uint64_t bytes_mapped;    /* payload bytes, received or read, that were used where they
-                                 lie in a peer's registered memory, or scratch */
-    uint64_t bytes_straight;  /* payload bytes that UCX has sent itself out of device memory */
-    uint64_t unexpected_bytes_max; /* most memory held for messages that came early */
+    uint64_t bytes_mapped;   /* payload bytes, received or read, that were used in place in a peer's
+                                registered memory or scratch */
+    uint64_t bytes_straight; /* payload bytes that UCX has sent from device memory */
+    uint64_t unexpected_bytes_max; /* most bytes held for messages that came early */
     uint64_t plans_built, plans_reused;
-    uint64_t codec_ns; /* time in codecs: encoding, decoding, error feedback */
+    uint64_t codec_ns; /* nanoseconds in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
+/* Copy the counters to *stats. Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats);
 
 #ifdef __cplusplus
@@ -57610,7 +57724,8 @@ DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p)
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request, dcomm_request_info *info)
+DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request,
+                                              dcomm_request_info *info)
 {
     if (request == NULL || info == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", request == NULL ? "request" : "info");
@@ -58367,7 +58482,7 @@ static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
     const dcommi_algo *algo;
     int n = 0;
     bool known = max > 0 && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
-                                                       DCOMMI_CHOICE_BUDGET, &best) >= 0;
+                                                DCOMMI_CHOICE_BUDGET, &best) >= 0;
     for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
            NULL;
          n++) {
@@ -58416,7 +58531,8 @@ static dcomm_status dcommi_explain_shape(dcommi_chooser *c, const dcommi_shape *
     DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
     bool forced = name != NULL && strcmp(name, chosen->name) == 0;
     e->algo = chosen->name;
-    e->nalternatives = dcommi_explain_rows(c, s, chosen, forced, e->alternatives, e->max_alternatives);
+    e->nalternatives =
+        dcommi_explain_rows(c, s, chosen, forced, e->alternatives, e->max_alternatives);
     e->npaths = dcommi_explain_paths(c, s, name, soft, e->paths, e->max_paths);
     return DCOMM_OK;
 }
@@ -62686,12 +62802,12 @@ DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path)
 
 
 DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
-                                          size_t *count_p)
+                                             size_t *count_p)
 {
     if (b == NULL || first_p == NULL || count_p == NULL || i >= b->nparams) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_param_get_owned: an argument is NULL, or there is no parameter %zu",
-                           i);
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_param_get_owned: an argument is NULL, or there is no parameter %zu", i);
     }
     dcommi_bkt_owned(b, &b->params[i], first_p, count_p);
     return DCOMM_OK;
@@ -63089,11 +63205,12 @@ DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b)
 }
 
 DCOMM_API dcomm_status dcomm_param_get_bucket(const dcomm_buckets *b, size_t i, size_t *bucket_p,
-                                       size_t *first_p)
+                                              size_t *first_p)
 {
     if (b == NULL || bucket_p == NULL || first_p == NULL || i >= b->nparams) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_param_get_bucket: an argument is NULL, or there is no parameter %zu", i);
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_param_get_bucket: an argument is NULL, or there is no parameter %zu", i);
     }
     *bucket_p = b->params[i].bucket;
     *first_p = b->params[i].first;
@@ -69098,8 +69215,8 @@ static dcomm_status dcommi_cuda_workspace_check(const char *call, const void *wo
 
 static dcomm_status dcommi_cuda_zero(const char *call, void *p, size_t bytes, void *stream)
 {
-    return dcommi_cuda_given(
-        call, cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream)), stream);
+    return dcommi_cuda_given(call, cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream)),
+                             stream);
 }
 
 /* What kernels of all codecs are told alike. */

@@ -1,26 +1,29 @@
-/* bucket.h - gradients in buckets: each bucket is summed over the ranks as soon as the last of its
- * gradients is ready, while the backward pass goes on with the rest.
+/* bucket.h - gradients in buckets: each bucket is summed over the ranks as soon as its last
+ * gradient is ready, while the backward pass goes on with the rest.
  *
  *     dcomm_buckets_create(comm, params, n, &opts, &b);      once
  *     for each step:
- *         dcomm_param_mark_ready(b, i, NULL);                as backward is done with gradient i
+ *         dcomm_param_mark_ready(b, i, NULL);                when backward is done with gradient i
  *         dcomm_buckets_progress(b);                         now and then
  *         dcomm_buckets_wait(b);                             all gradients are the average now
  *     dcomm_buckets_destroy(&b);
  *
+ * Names: dcomm_buckets_x acts on all buckets, dcomm_param_x(b, i, ...) on parameter i, and
+ * dcomm_bucket_x(b, k, ...) on bucket k.
+ *
  * All ranks register the same parameters in the same order: names, counts, dtypes and codecs. A
- * rank may mark them ready in any order, from any thread. Buckets are sent in the same order on
- * every rank. They have a communicator of their own, so the caller's other collectives may come
- * between; its memory is some KiB a rank.
+ * rank may mark them ready in any order, from any thread; buckets are sent in the same order on
+ * every rank. Buckets have a communicator of their own, so the caller's other collectives may come
+ * in between; its memory is some KiB a rank.
  *
- * An error of one rank – a parameter marked twice, one that is never marked – fails the step on all
- * ranks, and the sentence names the rank and the parameter. The buckets are then beyond use, but
- * not the communicator that they were made from: destroy them and make new ones.
+ * An error of one rank – a parameter marked twice, or never – fails the step on all ranks, and the
+ * sentence names the rank and the parameter. Then destroy the buckets and create new ones; the
+ * communicator that they were created from still works.
  *
- * Gradients may be device memory, where the implementation is built with DCOMM_WITH_CUDA
- * (docs/cuda.md): then they are marked in the order of a stream, see dcomm_param_mark_ready.
+ * Gradients may be device memory, with an implementation built with DCOMM_WITH_CUDA (docs/cuda.md):
+ * then they are marked in the order of a stream, see dcomm_param_mark_ready.
  *
- * docs/bucketing.md has the program that one starts from. */
+ * docs/bucketing.md has a program to start from. */
 #ifndef DCOMM_BUCKET_H
 #define DCOMM_BUCKET_H
 
@@ -32,198 +35,218 @@ extern "C" {
 
 typedef struct dcomm_buckets dcomm_buckets;
 
-/* One parameter. Name, count, dtype, codec and aside must be the same on every rank, and whether
- * its gradient is device memory. Where a rank has gradients on several devices, which parameters
- * are on one must be the same, too; the devices' numbers need not be. */
+/* One parameter. Every rank must give the same name, count, dtype, codec and aside, and agree on
+ * whether the gradient is device memory. If a rank has gradients on several devices, the same
+ * parameters must share a device on every rank; device numbers may differ. */
 typedef struct dcomm_bucket_param {
     const char *name; /* for errors, reports and rules; copied (default: "param" and its number) */
-    void *grad;       /* its gradient, `count` elements, the caller's and alive as long as the
-                         buckets; it may be anywhere, also elsewhere on other ranks. Where the
-                         gradients of a bucket lie one behind another, in the order of registration,
-                         they are summed where they are; else they are gathered into the bucket and
-                         scattered back. Device memory, aligned to its elements, is never read or
-                         written by the host; its bucket is on the same device, and summed where the
-                         gradient is if it is alone in there (default: NULL, it lives inside its
-                         bucket, which is in host memory then, see dcomm_param_grad) */
-    size_t count;     /* elements; may be 0 */
+    /* The gradient, `count` elements; the caller's, valid as long as the buckets. Its place may
+     * differ by rank. If the gradients of a bucket lie one behind another in the order of
+     * registration, they are summed in place; else they are gathered into the bucket and scattered
+     * back. The host never reads or writes device memory, which must be aligned to its elements:
+     * its bucket is on the same device, and a gradient that is alone in its bucket is summed in
+     * place (default: NULL, the gradient lives inside its bucket in host memory, see
+     * dcomm_param_grad). */
+    void *grad;
+    size_t count; /* elements; may be 0 */
     dcomm_dtype dtype;
     const char *codec; /* spec of its codec, or "none"; copied (default: by opts.rules, else
                           opts.codec) */
     void *value; /* with opts.sharded: the parameter itself, `count` elements of the same dtype,
-                    which dcomm_buckets_gather completes; of all parameters or of none, and where
-                    the gradient is, in host memory or on its device */
-    bool aside;  /* no gradient but a loss, a count: a scaler (scaler.h) neither looks at it nor
+                    which dcomm_buckets_gather completes. For all parameters or for none; where the
+                    gradient is, in host memory or on its device */
+    bool aside;  /* not a gradient but a loss or a count: a scaler (scaler.h) neither checks nor
                     changes it (default: a gradient) */
 } dcomm_bucket_param;
 
-/* Parameters whose name matches a pattern, and which name no codec themselves, have this one. */
+/* Gives a codec to parameters whose name matches a pattern and that name no codec themselves. */
 typedef struct dcomm_bucket_rule {
-    const char *match; /* as in a shell: "*", "?", "[a-z]"; the first that matches decides */
+    const char *match; /* as in a shell: "*", "?", "[a-z]"; the first match decides */
     const char *codec; /* spec, or "none" */
-    const dcomm_feedback_opts *feedback; /* its error feedback; copied (default: opts.feedback) */
+    const dcomm_feedback_opts *feedback; /* error feedback; copied (default: opts.feedback) */
     bool no_feedback;                    /* none, whatever opts.feedback is */
 } dcomm_bucket_rule;
 
-/* All zero means the defaults. The same on every rank. */
+/* All zero means the defaults. Must be the same on every rank unless a field says otherwise. */
 typedef struct dcomm_buckets_opts {
-    size_t bucket_bytes; /* a bucket is closed before the parameter that would make it larger; a
-                            parameter is never split, a larger one has a bucket to itself (default:
-                            25 MiB) */
-    size_t first_bytes;  /* the same for the first bucket of each dtype and codec, which is smaller
-                            so that sending begins early (default: 1 MiB, and at most bucket_bytes)
-                            */
-    bool sum;            /* the result is the sum over the ranks (default: the average) */
-    bool weighted;       /* the result is the average weighted by what dcomm_buckets_begin is told,
-                            the number of samples say; floats only (default: ranks weigh the same) */
-    bool predivide; /* each rank divides by the number of ranks before the sum instead of behind
-                       it, so that no partial sum overflows, and small numbers underflow sooner;
-                       floats only (docs/mixed-precision.md; default: behind it, and opts.weighted
-                       before it in any case) */
-    bool unused;    /* parameters that were not marked when dcomm_buckets_wait is called
-                       contribute zeros (default: they are an error) */
-    bool rebuild;   /* after the first step that is summed, buckets are built again by the order
-                       in which rank 0's gradients became ready (default: no) */
+    /* ---- how parameters are put into buckets ---- */
+
+    size_t bucket_bytes; /* close a bucket before the parameter that would make it larger; a larger
+                            parameter has a bucket to itself and is never split (default: 25 MiB) */
+    size_t first_bytes;  /* the same for the first bucket of each dtype and codec, so that sending
+                            begins early (default: 1 MiB, and at most bucket_bytes) */
+
+    /* ---- the result ---- */
+
+    bool sum;       /* sum over the ranks (default: average) */
+    bool weighted;  /* average weighted by what dcomm_buckets_begin is told, such as the number of
+                       samples; floats only (default: ranks weigh the same) */
+    bool predivide; /* divide by the number of ranks before the sum, so that no partial sum
+                       overflows, while small numbers underflow sooner; floats only
+                       (docs/mixed-precision.md; default: divide after the sum, or before it with
+                       `weighted`) */
+    bool unused;    /* parameters that were not marked when dcomm_buckets_wait is called contribute
+                       zeros (default: they are an error) */
+    bool rebuild;   /* after the first step that is summed, build the buckets again, in the order in
+                       which rank 0's gradients became ready (default: no) */
     bool sharded; /* each rank gets the result of its shard of each bucket only (ZeRO, stages 1 and
                      2), by reduce-scatter; not with codecs and not with rebuild (default: no) */
+
+    /* ---- lossy compression ---- */
+
     const char *codec; /* spec of the codec of parameters of floats; copied (default: exact) */
-    const dcomm_bucket_rule *rules; /* that come before `codec`; copied (default: none) */
-    size_t nrules;
-    const dcomm_feedback_opts *feedback; /* each bucket with a codec has error feedback, unless its
+    const dcomm_bucket_rule *rules;      /* take precedence over `codec`; copied (default: none) */
+    size_t nrules;                       /* number of rules */
+    const dcomm_feedback_opts *feedback; /* error feedback for each bucket with a codec, unless its
                                             rule says otherwise; copied (default: NULL, none) */
-    dcomm_coll_opts coll; /* of each all-reduce: algo, deterministic, accumulate, timeout_s, lanes,
-                             chunk_bytes, codec_seed; the rest must be zero */
-    bool registered;    /* host memory of buckets comes from dcomm_mem_alloc, which ranks of a host
-                           read faster and which takes shared memory; ordinary memory where there
-                           is not enough (default: ordinary; may differ by rank) */
-    size_t history;     /* steps that percentiles are taken over; may differ by rank (default: 256)
-                         */
-    size_t trace_steps; /* the last so many steps are kept for dcomm_buckets_trace; may differ by
-                           rank (default: 0, none) */
+
+    /* ---- the all-reduce of each bucket ---- */
+
+    dcomm_coll_opts coll; /* algo, deterministic, accumulate, timeout_s, lanes, chunk_bytes and
+                             codec_seed may be set; the rest must be zero */
+
+    /* ---- memory and reports; may differ by rank ---- */
+
+    bool registered; /* host memory of buckets comes from dcomm_mem_alloc: ranks of a host read it
+                        faster, and it takes shared memory; ordinary memory if there is not
+                        enough (default: ordinary memory) */
+    size_t history;  /* steps that percentiles are taken over (default: 256) */
+    size_t
+        trace_steps; /* number of last steps that are kept for dcomm_buckets_trace (default: 0) */
 } dcomm_buckets_opts;
 
-/* Make buckets; collective. `params` and `opts` (may be NULL) are not needed afterwards; gradients
- * are, and `comm` is not. Parameters are taken in the reverse order of registration, which is about
- * the order in which backward is done with them.
- * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks have registered something else; the sentence
- * names the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two names
- * that are the same, a codec that is none), DCOMM_ERR_UNSUPPORTED (a parameter on a device has
- * error feedback that is not classic in f32, or a codec that all-reduce does not take there, or
- * "auto": the sentence names it), DCOMM_ERR_NO_MEMORY. Only where comm or b_p is NULL do the other
- * ranks not know. */
+/* Create buckets; collective. `params`, `opts` (may be NULL) and `comm` are not needed afterwards;
+ * gradients are. Parameters are taken in the reverse order of registration, which is about the
+ * order in which backward is done with them. Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks
+ * registered different things; the sentence names the first such parameter or option),
+ * DCOMM_ERR_INVALID (an argument of some rank; two equal names; a bad codec), DCOMM_ERR_UNSUPPORTED
+ * (a parameter on a device has error feedback that is not classic in f32, or a codec that
+ * all-reduce does not take there, or "auto"; the sentence names it), DCOMM_ERR_NO_MEMORY. The other
+ * ranks are not told if comm or b_p is NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_create(dcomm_comm *comm,
                                                           const dcomm_bucket_param *params,
                                                           size_t nparams,
                                                           const dcomm_buckets_opts *opts,
                                                           dcomm_buckets **b_p);
-/* Destroy them and set *b_p to NULL; gradients that live inside buckets are gone. No other thread
+/* Destroy buckets and set *b_p to NULL; gradients that live inside them are gone. No other thread
  * may be in a call on them. A step under way fails on all ranks. */
 DCOMM_API dcomm_status dcomm_buckets_destroy(dcomm_buckets **b_p);
 
-/* The gradient of parameter i: the caller's own, or where it lies inside its bucket, `count`
- * elements, at first zero. It may move when buckets are rebuilt (see dcomm_buckets_info.built).
+/* Return the gradient of parameter i: the caller's memory, or its place inside its bucket, `count`
+ * elements, zero at first. It may move when buckets are rebuilt (see dcomm_buckets_info.built).
  * NULL for a bad i, and for count 0 inside a bucket. */
 DCOMM_API void *dcomm_param_grad(dcomm_buckets *b, size_t i);
 
 /* ---- a step ---- */
 
-/* What a step is to do. The same on every rank, but for the weight. */
+/* Options of a step. Must be the same on every rank, except the weight. */
 typedef struct dcomm_buckets_step {
-    double weight;   /* with opts.weighted: of this rank, 0 or more. A rank of weight 0 contributes
-                        zeros; where all have weight 0 the result is zero */
+    double weight;   /* this rank's weight with opts.weighted, 0 or more. A rank of weight 0
+                        contributes zeros; if all have weight 0 the result is zero */
     bool accumulate; /* do not send: a later step sends what has been added up in the gradients by
                         then (default: send) */
 } dcomm_buckets_step;
 
-/* Begin a step. Not needed where all of it has its default and opts.weighted is not set: the first
- * gradient that is ready begins it.
+/* Begin a step. The first gradient that is marked ready begins a step with the defaults, so this is
+ * needed only for other options and with opts.weighted.
  * Errors: DCOMM_ERR_INVALID (a step is under way, the weight is negative or not finite). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
                                                          const dcomm_buckets_step *step);
 
-/* The gradient of parameter i is computed. It is the library's until dcomm_param_wait or
+/* Mark the gradient of parameter i ready. The library owns it until dcomm_param_wait or
  * dcomm_buckets_wait has succeeded; after an error until dcomm_buckets_destroy, since other ranks
- * may still read it. From any thread; waits for no other rank, nor for a device.
+ * may still read it. May be called from any thread; waits for no other rank and no device.
  *
- * `stream` is for gradients in device memory: a cudaStream_t of that device. The gradient is computed when what the stream holds now has been done. The
- * stream itself waits for nothing: what is put on it next runs while the bucket is summed, on a
- * stream of the buckets' own. Gradients of a bucket may be marked on different streams. NULL is
- * no stream (cuda.h): the gradient is there already. From the first device on, the context has a progress thread.
- * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream, and the gradient is in
- * host memory), DCOMM_ERR_UNSUPPORTED (a stream, and the implementation was built without
- * DCOMM_WITH_CUDA, or it is being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that
- * device; the step has not failed then), or why the step has failed. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i, void *stream);
-/* Parameter i has no gradient in this step and contributes zeros. Nothing may be under way for it
- * on a device: its memory takes the result. */
+ * `stream` is for gradients in device memory: a cudaStream_t of that device. The gradient is ready
+ * when the work that the stream holds now is done. The stream itself waits for nothing: later work
+ * on it runs while the bucket is summed, on a stream of the buckets' own. Gradients of one bucket
+ * may be marked on different streams. NULL is no stream (cuda.h): the gradient is there already. As
+ * soon as a gradient is on a device, the context has a progress thread.
+ * Errors: DCOMM_ERR_INVALID (a bad i; marked twice in this step; a stream for a gradient in host
+ * memory), DCOMM_ERR_UNSUPPORTED (a stream, and built without DCOMM_WITH_CUDA, or the stream is
+ * being captured into a graph), DCOMM_ERR_SYSTEM (not a stream of that device; the step has not
+ * failed then), or the error that the step failed with. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i,
+                                                            void *stream);
+/* Mark parameter i unused: it has no gradient in this step and contributes zeros. No work on a
+ * device may be under way for it: its memory takes the result. Errors: as dcomm_param_mark_ready.
+ */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i);
-/* Move what is under way, and start what can be. From any thread, without blocking. Any waiting of
- * the context's does the same, and so does its progress thread (dcomm_context_opts), with which
- * nobody needs to call this; except with opts.weighted, where weights must have come first. */
+/* Make progress, and start the buckets that can start, without blocking. May be called from any
+ * thread. Every wait of the context does the same, and so does its progress thread
+ * (dcomm_context_opts): then nobody needs to call this, except with opts.weighted, where the
+ * weights must have arrived first. */
 DCOMM_API dcomm_status dcomm_buckets_progress(dcomm_buckets *b);
 
-/* Wait until the gradient of parameter i is the result, in device memory too: the calling thread
- * waits for the device. The step goes on. From any thread.
- * Errors: DCOMM_ERR_INVALID (its bucket or one before lacks a gradient: the sentence names it; the
- * step has not failed then; the step does not send), or why the step has failed. */
+/* Wait until the gradient of parameter i is the result; for device memory the calling thread waits
+ * for the device. The step goes on. May be called from any thread.
+ * Errors: DCOMM_ERR_INVALID (its bucket or an earlier one lacks a gradient: the sentence names it;
+ * the step does not send; the step has not failed then), or the error that the step failed with. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_wait(dcomm_buckets *b, size_t i);
-/* Wait for all, likewise, and end the step. No other thread may be in a call on b but
- * dcomm_buckets_progress. After a step that does not send, what is under way on streams stays so.
- * Errors: DCOMM_ERR_INVALID (parameters that were never marked, where opts.unused is not set and
- * the step sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or why the step has failed,
- * here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
+/* Wait until all gradients are the result, and end the step. No other thread may be in a call on b
+ * but dcomm_buckets_progress. After a step that does not send, work on streams may still be under
+ * way.
+ * Errors: DCOMM_ERR_INVALID (parameters were never marked, opts.unused is not set, and the step
+ * sends), DCOMM_ERR_MISMATCH (ranks are in different steps), or the error that the step failed
+ * with, here or on another rank (DCOMM_ERR_ABORTED; the sentence says what and where). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_wait(dcomm_buckets *b);
 
 /* ---- shards (opts.sharded) ---- */
 
-/* Which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
+/* Say which elements of parameter i this rank owns: [*first_p, *first_p + *count_p), perhaps none.
  * After the wait, these elements of its gradient are the result, the others undefined. Each element
- * is owned by one rank, always the same. Without opts.sharded a rank owns all. */
+ * is owned by one rank, always the same. Without opts.sharded a rank owns all.
+ * Errors: DCOMM_ERR_INVALID (a bad i, NULL). */
 DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
-                                          size_t *count_p);
-/* Every rank has brought the elements of dcomm_bucket_param.value that it owns up to date (in
- * device memory too: nothing may be under way for them): bring all of them to all ranks.
- * Collective, between steps. Buckets are sent last one first, since forward begins with what
- * backward ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way),
- * those of all-gather. */
+                                             size_t *count_p);
+/* Gather the parameters: every rank has updated the elements of dcomm_bucket_param.value that it
+ * owns, and all ranks get all of them. In device memory nothing may be under way for them.
+ * Collective, between steps. The last bucket is sent first, since forward begins with what backward
+ * ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way), those of
+ * all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- between runs ---- */
 
-/* Write all that the next run needs to go on as if there had been no end: the order of the buckets
- * (of opts.rebuild too), the step, the scaler if there is one, and each bucket's error feedback.
- * Each rank saves its own, between steps, into dcomm_buckets_save_bytes. Gradients are not in it.
- * Errors: DCOMM_ERR_INVALID (no room, a step is under way), DCOMM_ERR_SYSTEM (a device). */
+/* Return the bytes that dcomm_buckets_save writes. */
 DCOMM_API size_t dcomm_buckets_save_bytes(const dcomm_buckets *b);
+/* Save what the next run needs to go on as if this one had not ended: the order of the buckets, the
+ * step, the scaler if there is one, and each bucket's error feedback; not the gradients. Each rank
+ * saves its own state, between steps.
+ * Errors: DCOMM_ERR_INVALID (capacity is too small, a step is under way), DCOMM_ERR_SYSTEM (a
+ * device). */
 DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t capacity);
-/* Read it back into buckets of the same parameters, codecs, sizes and feedback; the scaler, where
- * there was one, is created before. Collective, between steps. states[r] of bytes[r] is what rank r
- * of the old job saved, for all its `nstates` ranks. Where as many ranks load, each reads its own
- * state alone, and the others may be NULL; the run goes on with the bits of one that never ended
- * (but a stochastic codec without feedback draws other numbers: by the calls of this communicator).
- * Another number of ranks needs all states, and does with feedback what dcomm_feedback_reshard does:
- * what a NULL one held back is lost.
- * Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save wrote),
- * DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place; no
- * scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
+/* Load a saved state into buckets of the same parameters, codecs, sizes and feedback; if a scaler
+ * was saved, create it before. Collective, between steps. states[r], bytes[r] long, is what rank r
+ * of the old job saved, for all its `nstates` ranks.
+ *
+ * If as many ranks load as saved, each reads its own state, and the others may be NULL. The run
+ * goes on with the bits of one that never ended, except that a stochastic codec without feedback
+ * draws other numbers (they depend on the calls of this communicator). Another number of ranks
+ * needs all states and treats feedback as dcomm_feedback_reshard does: what a NULL state held back
+ * is lost. Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save
+ * wrote), DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place;
+ * no scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *states,
                                           const size_t *bytes, size_t nstates);
 
-/* ---- what there is, and how it went ---- */
+/* ---- reports ---- */
 
 typedef struct dcomm_buckets_info {
     size_t nparams, nbuckets;
     size_t bytes;        /* of all gradients */
-    uint64_t steps;      /* ended, those included that only accumulated */
-    uint64_t sent_steps; /* of them, those that did not */
-    int built;           /* how often buckets were built: 1, or 2 after opts.rebuild */
-    dcomm_status status; /* why they are beyond use; DCOMM_OK: they are not */
+    uint64_t steps;      /* ended, including those that only accumulated */
+    uint64_t sent_steps; /* ended, without those that only accumulated */
+    int built;           /* times that buckets were built: 1, or 2 after opts.rebuild */
+    dcomm_status status; /* the error that made them unusable; DCOMM_OK: none */
 } dcomm_buckets_info;
+/* Describe the buckets in *info. Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info);
-/* Their communicator, for statistics (dcomm_comm_get_stats) and explanations; not for collectives. NULL
- * of NULL. */
+/* Return the buckets' communicator, for dcomm_comm_get_stats and dcomm_comm_explain, not for
+ * collectives. NULL if b is NULL. */
 DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b);
 
-/* A time in seconds: of the last step, and of 50, 95 and 99 of 100 steps no more than. */
+/* Seconds: the last step's, and percentiles over opts.history steps. */
 typedef struct dcomm_bucket_time {
     double last, p50, p95, p99;
 } dcomm_bucket_time;
@@ -231,52 +254,56 @@ typedef struct dcomm_bucket_time {
 typedef struct dcomm_bucket_info {
     size_t nparams, count, bytes;
     dcomm_dtype dtype;
-    const char *codec;        /* its spec, NULL: exact; lives as long as the buckets */
-    dcomm_feedback *feedback; /* NULL: none; not to be used while a step is under way */
+    const char *codec;        /* spec; NULL: exact; lives as long as the buckets */
+    dcomm_feedback *feedback; /* NULL: none; do not use it while a step is under way */
     bool in_place;            /* no gradient of it is copied */
-    int device;               /* in whose memory it lies; -1: the host's */
-    double ready_s;           /* of the last step that sent, from its beginning: when the last of
-                                 its gradients was ready, */
-    double start_s, done_s;   /* when it was sent, when the result was there */
-    double alone_s;           /* see dcomm_buckets_calibrate; 0: not known */
-    dcomm_bucket_time time;   /* from sent to result */
+    int device;               /* number of the device that holds it; -1: host memory */
+    /* In the last step that sent, seconds from its beginning. */
+    double ready_s;         /* the last of its gradients was ready */
+    double start_s, done_s; /* it was sent; the result was there */
+    double alone_s;         /* seconds that it takes alone (dcomm_buckets_calibrate); 0: unknown */
+    dcomm_bucket_time time; /* from sent to result */
 } dcomm_bucket_info;
-/* Bucket k, in the order in which they are sent. Not in a step. */
+/* Describe bucket k, in the order of sending, in *info. Not in a step.
+ * Errors: DCOMM_ERR_INVALID (a bad k, NULL, a step is under way). */
 DCOMM_API dcomm_status dcomm_bucket_get_info(dcomm_buckets *b, size_t k, dcomm_bucket_info *info);
-/* The bucket that parameter i is in, and the number of elements before it there. */
+/* Say which bucket holds parameter i, and how many elements come before it there.
+ * Errors: DCOMM_ERR_INVALID (a bad i, NULL). */
 DCOMM_API dcomm_status dcomm_param_get_bucket(const dcomm_buckets *b, size_t i, size_t *bucket_p,
-                                       size_t *first_p);
+                                              size_t *first_p);
 
 /* Times of this rank, over steps that sent. */
 typedef struct dcomm_buckets_report {
-    uint64_t steps;             /* that percentiles are taken over */
-    size_t bytes;               /* of gradients, in each */
+    uint64_t steps;             /* steps that percentiles are taken over */
+    size_t bytes;               /* of gradients, in each step */
     dcomm_bucket_time step;     /* from its beginning to the end of dcomm_buckets_wait */
     dcomm_bucket_time backward; /* from its beginning to the call of dcomm_buckets_wait */
-    dcomm_bucket_time comm;     /* in which at least one bucket was under way */
+    dcomm_bucket_time comm;     /* while at least one bucket was under way */
     dcomm_bucket_time exposed;  /* within dcomm_buckets_wait */
-    double alone_s;             /* all buckets one after another with nothing else to do, see
-                                   dcomm_buckets_calibrate; 0: not known */
-    double hidden_s;            /* of the last step: alone_s (comm, where that is not known; but a
-                                   bucket that nobody progresses is under way too) less exposed, not
-                                   below 0 */
-    double efficiency;          /* hidden_s over what can be hidden, which is the shorter of
-                                   backward and alone_s (comm); from 0 to 1 */
+    double alone_s;             /* all buckets one after another with nothing else to do
+                                   (dcomm_buckets_calibrate); 0: unknown */
+    double hidden_s;   /* in the last step: alone_s less exposed, at least 0. comm stands in
+                          for an unknown alone_s, though it counts buckets that wait for
+                          progress, too */
+    double efficiency; /* hidden_s over what could be hidden, the shorter of backward and
+                          alone_s (or comm); 0 to 1 */
 } dcomm_buckets_report;
-/* Not in a step. All zero before the first step that sent. */
+/* Report times in *report; all zero before the first step that sent. Not in a step.
+ * Errors: DCOMM_ERR_INVALID (NULL, a step is under way). */
 DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_report *report);
 
-/* Measure what each bucket takes alone: the median of `rounds` all-reduces of zeros (at least 1;
- * without error feedback). Collective, not in a step. Gradients that are not copied are zero
- * afterwards. Errors: DCOMM_ERR_INVALID on all ranks (`rounds` of one rank is not from 1 to 10000),
- * DCOMM_ERR_MISMATCH (`rounds` differ), those of all-reduce: a rank that calls it alone waits for
- * the others no longer than opts.coll.timeout_s. */
+/* Measure the seconds that each bucket takes alone: the median of `rounds` all-reduces of zeros (1
+ * to 10000, without error feedback). Collective, not in a step. Gradients that are summed in place
+ * are zero afterwards. Errors: DCOMM_ERR_INVALID on all ranks (one rank's `rounds` is out of
+ * range), DCOMM_ERR_MISMATCH (`rounds` differ), those of all-reduce. A rank that calls it alone
+ * waits at most opts.coll.timeout_s for the others. */
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
 
-/* Write the steps that are kept (opts.trace_steps) as a Chrome trace: JSON that chrome://tracing
- * and Perfetto show; backward, the gradients as they became ready, and each bucket on one time
- * line. Times are microseconds of the machine's monotonic clock; the rank is the process number.
- * Not in a step. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps is 0). */
+/* Write the kept steps (opts.trace_steps) to the file `path` as a Chrome trace, JSON that
+ * chrome://tracing and Perfetto show: backward, the gradients as they became ready, and each bucket
+ * on one time line. Times are microseconds of the machine's monotonic clock; the process number is
+ * the rank. Not in a step. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps
+ * is 0). */
 DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
 
 #ifdef __cplusplus

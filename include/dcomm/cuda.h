@@ -1,9 +1,9 @@
 /* cuda.h - codecs and reductions on device memory, as CUDA kernels.
  *
- * These functions are there where one .cu file of the program is compiled with
+ * A program that calls these functions has one .cu file with
  *     #define DCOMM_CUDA_IMPLEMENTATION
  *     #include "dcomm.h"
- * and linked with the file that has DCOMM_IMPLEMENTATION and with CUDA's runtime. Callers need no
+ * and links it with the file that has DCOMM_IMPLEMENTATION and with CUDA's runtime. Callers need no
  * CUDA header and may be C; they need no communicator either. docs/cuda.md shows a program.
  *
  * A stream is a cudaStream_t, passed as void *. NULL means the same everywhere in dcomm (here, in
@@ -11,16 +11,16 @@
  * already, and its results are there when it returns or when its request is complete. CUDA's
  * default stream is cudaStreamLegacy.
  *
- * What they all do alike:
- * - Data pointers are of memory that the current device can read and write. Arrays of such
- *   pointers, codecs and keys are read before the call returns, and are host memory.
+ * All functions have in common:
+ * - Data pointers point to memory that the current device can read and write. Arrays of such
+ *   pointers, codecs and keys are host memory and are read before the call returns.
  * - A call launches one kernel on the stream (with sparse codecs and powersgd, a few; with a
  *   ledger, two more), and returns. It allocates nothing, waits for nothing, and launches the same
  *   whatever the data: it can be captured into a graph, and keeps its arguments there. Without a
  *   stream it launches on the default stream, and returns when the kernel has ended.
- * - Bytes are those that the function of the same name in compress.h writes. What that function
- *   reports or refuses after looking at the data is found in a dcomm_cuda_report.
- * - Elements have to be aligned to their size, wires to 4 bytes; with 16 both are fastest.
+ * - They write the bytes that the function of the same name in compress.h writes. What that
+ * function reports or refuses after reading the data goes into a dcomm_cuda_report.
+ * - Elements must be aligned to their size, wires to 4 bytes; an alignment of 16 is fastest.
  * - Errors: DCOMM_ERR_INVALID (an argument), DCOMM_ERR_UNSUPPORTED (a codec without kernels, more
  *   than DCOMM_CUDA_OPERANDS operands), DCOMM_ERR_SYSTEM (the launch failed); dcomm_last_error has
  *   the sentence. The stream reports what goes wrong while the kernel runs; without a stream, the
@@ -34,250 +34,255 @@
 extern "C" {
 #endif
 
-#define DCOMM_CUDA_OPERANDS 128 /* arrays or wires that one call takes, at most */
+#define DCOMM_CUDA_OPERANDS 128 /* most arrays or wires of one call */
 
-/* What kernels found in the data, added up over calls: device memory, aligned to 8, that was set to
- * zero before the first of them. */
+/* Findings of kernels, added up over calls: device memory, aligned to 8. Zero it before the first
+ * call. */
 typedef struct dcomm_cuda_report {
-    uint64_t clipped;
-    uint64_t nonfinite;
-    uint64_t first;   /* UINT64_MAX - index of the first non-finite input; 0: none */
-    uint64_t corrupt; /* not 0: a wire cannot come from this codec */
-    uint64_t beyond;  /* not 0: a sum of wires is beyond f32, where the codec refuses that */
-    uint64_t kept;    /* elements that the last encoding by a sparse codec sent; not added up */
+    uint64_t clipped;   /* as in dcomm_codec_report */
+    uint64_t nonfinite; /* likewise */
+    uint64_t first;     /* UINT64_MAX - index of the first non-finite input; 0: none */
+    uint64_t corrupt;   /* not 0: a wire cannot come from this codec */
+    uint64_t beyond;    /* not 0: a sum of wires is beyond f32, and the codec refuses that */
+    uint64_t kept;      /* elements that the last encoding by a sparse codec sent; not added up */
 } dcomm_cuda_report;
 
 /* Return the status of one call whose report was copied to host memory, as the function of the same
- * name in compress.h would: DCOMM_ERR_CORRUPT; DCOMM_ERR_RANGE where a recoding with nonfinite=fail
- * has a sum beyond f32, or where a linear codec's wire (randk, powersgd) has a number that is not
- * finite, without nonfinite=pass; DCOMM_ERR_INVALID after non-finite inputs with nonfinite=fail.
- * *out (NULL: not wanted) becomes the report of an encoding. */
+ * name in compress.h would: DCOMM_ERR_CORRUPT; DCOMM_ERR_RANGE if a recoding with nonfinite=fail
+ * has a sum beyond f32, or if a linear codec's wire (randk, powersgd) has a non-finite number,
+ * without nonfinite=pass; DCOMM_ERR_INVALID after non-finite inputs with nonfinite=fail. Set *out
+ * (may be NULL) to the report of an encoding. */
 DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t count,
                                                const dcomm_cuda_report *report,
                                                dcomm_codec_report *out);
 
-/* Load all of these kernels onto the current device. CUDA loads a kernel when it is first launched,
- * unless CUDA_MODULE_LOADING=EAGER is set, and may wait for all that streams of the device hold to
- * do so: after this no launch does. It may wait itself. Collectives on device memory call it.
- * DCOMM_ERR_UNSUPPORTED: the driver is older than CUDA 12.4's, and loads when kernels are launched.
- */
+/* Load all kernels onto the current device. Unless CUDA_MODULE_LOADING=EAGER is set, CUDA loads a
+ * kernel at its first launch, and may wait for all work on the device's streams to do so. After
+ * this call no launch does; the call itself may wait. Collectives on device memory call it. Errors:
+ * DCOMM_ERR_UNSUPPORTED (a driver older than CUDA 12.4's, which loads at launches),
+ * DCOMM_ERR_SYSTEM. */
 DCOMM_API dcomm_status dcomm_cuda_load(void);
 
 /* ---- reductions ---- */
 
-/* dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <= nsrc <=
- * DCOMM_CUDA_OPERANDS; dst may be any src, or memory that overlaps none. 16-bit floats are
- * accumulated in f32 and rounded once. divisor > 1: the result is then divided by it, which is what
- * DCOMM_AVG means; for sums and averages alone. DCOMM_PREMUL_SUM is a sum. No caller's operators.
- */
+/* Reduce: dst[i] = src[0][i] op src[1][i] op ..., from the left, for `count` elements and 1 <= nsrc
+ * <= DCOMM_CUDA_OPERANDS. dst may be any src, or memory that overlaps none. 16-bit floats
+ * accumulate in f32 and round once. divisor > 1: divide the result by it, as DCOMM_AVG does; for
+ * sums and averages only. DCOMM_PREMUL_SUM is a sum. The caller's operators are not supported. */
 DCOMM_API dcomm_status dcomm_cuda_reduce(void *dst, const void *const *src, size_t nsrc,
                                          size_t count, dcomm_dtype dtype, dcomm_op op,
                                          int64_t divisor, void *stream);
-/* dst[i] = factor * src[i], as DCOMM_PREMUL_SUM scales its inputs: in f64 for f64, in f32 for other
- * floats; for integers the product is an f64, rounded towards zero. dst may be src. */
+/* Scale: dst[i] = factor * src[i], as DCOMM_PREMUL_SUM scales its inputs: in f64 for f64, in f32
+ * for other floats; for integers the product is an f64, rounded towards zero. dst may be src. */
 DCOMM_API dcomm_status dcomm_cuda_scale(void *dst, const void *src, size_t count, dcomm_dtype dtype,
                                         double factor, void *stream);
 
-/* f32 <- factor * src, of any floats: the product is an f64 and rounded once; and dst <- f32,
- * rounded to nearest even. A NaN becomes the canonical one. What compressed all-reduces do to
- * elements that are no f32, with factor 1, and to pre-multiplied sums. dst overlaps src nowhere, or
- * is src and of f32. */
+/* Convert any floats to f32: dst = factor * src; the product is an f64 and is rounded once. A NaN
+ * becomes the canonical one. Compressed all-reduces do this to elements that are not f32, with
+ * factor 1, and to pre-multiplied sums. dst must not overlap src, unless it is src and of f32. */
 DCOMM_API dcomm_status dcomm_cuda_to_f32(float *dst, const void *src, size_t count,
                                          dcomm_dtype dtype, double factor, void *stream);
+/* Convert f32 to any floats, rounding to nearest even; otherwise as dcomm_cuda_to_f32. */
 DCOMM_API dcomm_status dcomm_cuda_from_f32(void *dst, const float *src, size_t count,
                                            dcomm_dtype dtype, void *stream);
 
-/* x[i] += factor * y[i], of f32: the product is exact, the sum rounded once, and what is too large
- * for f32 becomes its largest number. For residuals of error feedback. y is no part of x. */
+/* Add: x[i] += factor * y[i], in f32: the product is exact and the sum is rounded once; a sum
+ * beyond f32 becomes the largest f32. For residuals of error feedback. y must not overlap x. */
 DCOMM_API dcomm_status dcomm_cuda_add_scaled(float *x, float factor, const float *y, size_t count,
                                              void *stream);
 
-/* A few elements of x, `count` f32: x[index[i]] = value[i] for n pairs whose indices differ; with
- * `add` x[index[i]] += value[i], where what is too large for f32 becomes its largest number. What
- * no index names stays as it is, and an index that is not below count does nothing. */
+/* Scatter into x, `count` f32: x[index[i]] = value[i] for n pairs whose indices differ; with `add`
+ * x[index[i]] += value[i], and a sum beyond f32 becomes the largest f32. Other elements stay as
+ * they are; an index that is not below count does nothing. */
 DCOMM_API dcomm_status dcomm_cuda_scatter(float *x, size_t count, const uint32_t *index,
                                           const float *value, size_t n, bool add, void *stream);
 
-/* What error feedback does to its arrays beside encoding, of a gradient g, a residual or estimate
- * r, a velocity u, e that is encoded, and s, what is sent of it, as decoded. */
+/* Steps of error feedback beside encoding, with a gradient g, a residual or estimate r, a velocity
+ * u, the encoder's input e, and its decoded output s. */
 typedef enum dcomm_cuda_feedback_op {
     DCOMM_CUDA_FEEDBACK_WIDEN = 0,    /* f32 <- bf16: dst = a */
     DCOMM_CUDA_FEEDBACK_NARROW = 1,   /* bf16 <- f32, to nearest even, but not to an infinity */
-    DCOMM_CUDA_FEEDBACK_ADD = 2,      /* e = g + r; r where g is not finite, which is counted */
-    DCOMM_CUDA_FEEDBACK_LACK = 3,     /* e = g - r; 0 where g is not finite, likewise */
-    DCOMM_CUDA_FEEDBACK_MISSING = 4,  /* g - r; 0 where g is not finite */
-    DCOMM_CUDA_FEEDBACK_LEFT = 5,     /* e - s, a value that is not finite being none */
-    DCOMM_CUDA_FEEDBACK_LEARN = 6,    /* r + s, likewise */
+    DCOMM_CUDA_FEEDBACK_ADD = 2,      /* e = g + r; e = r if g is not finite, which is counted */
+    DCOMM_CUDA_FEEDBACK_LACK = 3,     /* e = g - r; e = 0 if g is not finite, which is counted */
+    DCOMM_CUDA_FEEDBACK_MISSING = 4,  /* g - r; 0 if g is not finite */
+    DCOMM_CUDA_FEEDBACK_LEFT = 5,     /* e - s; non-finite values count as 0 */
+    DCOMM_CUDA_FEEDBACK_LEARN = 6,    /* r + s; non-finite values count as 0 */
     DCOMM_CUDA_FEEDBACK_MOMENTUM = 7, /* g + factor u: the product exact, the sum rounded once */
-    DCOMM_CUDA_FEEDBACK_FORGET = 8,   /* u; 0 where s is not 0, or u not finite */
-    DCOMM_CUDA_FEEDBACK_FINISH = 9    /* r + s, all as it is */
+    DCOMM_CUDA_FEEDBACK_FORGET = 8,   /* u; 0 if s is not 0, or u is not finite */
+    DCOMM_CUDA_FEEDBACK_FINISH = 9    /* r + s, as they are */
 } dcomm_cuda_feedback_op;
 
-/* One of them: dst of a, the first that is named, and b, the second (NULL for WIDEN and NARROW).
- * Arrays are f32 but for what is bf16; dst may be a or b, if their elements are as wide. What
- * exceeds f32 in ADD and LACK becomes its largest number, which is counted, too. factor is for
- * MOMENTUM alone, report (NULL: not wanted) for ADD and LACK. */
+/* Do one of these steps: a is its first array, b its second (NULL for WIDEN and NARROW), dst its
+ * result. Arrays are f32, except the bf16 of WIDEN and NARROW. dst may be a or b if their elements
+ * have equal size. In ADD and LACK a value beyond f32 becomes the largest f32 and is counted. Only
+ * MOMENTUM uses factor, only ADD and LACK use report (may be NULL). */
 DCOMM_API dcomm_status dcomm_cuda_feedback(dcomm_cuda_feedback_op op, void *dst, const void *a,
                                            float factor, const float *b, size_t count,
                                            dcomm_cuda_report *report, void *stream);
 
-/* What clips a gradient, as DGC does: in device memory, aligned to 8. */
+/* A clipping factor, as DGC needs it: in device memory, aligned to 8. */
 typedef struct dcomm_cuda_clip {
-    double squares; /* their sum */
-    float factor;   /* by which the root of that becomes `most`; 1 where it is no more than that */
+    double squares; /* sum of the elements' squares */
+    float factor;   /* at most 1; multiplies the two-norm down to `most` */
 } dcomm_cuda_clip;
 
-/* *clip is set for g, `count` elements. Squares are summed in f64 in the CPU's order, which
- * docs/codecs.md states; elements that are denormal or not finite count as 0. Two launches.
+/* Set *clip for the array g, `count` elements. Squares are summed in f64 in the CPU's order
+ * (docs/codecs.md); denormal and non-finite elements count as 0. Two launches.
  * workspace: dcomm_cuda_feedback_clip_workspace_bytes of device memory, aligned to 8. */
 DCOMM_API dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g, size_t count,
                                                 double most, void *workspace, void *stream);
+/* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_feedback_clip_workspace_bytes(size_t count);
-/* DCOMM_CUDA_FEEDBACK_MOMENTUM of what is clipped: u = factor g + momentum before, with
- * clip->factor, the product with which is rounded, where g is finite. u may be g or before. */
+/* Do DCOMM_CUDA_FEEDBACK_MOMENTUM with clipping: u = clip->factor * g + momentum * before; the
+ * product with g is rounded, if g is finite. u may be g or before. */
 DCOMM_API dcomm_status dcomm_cuda_feedback_clipped(float *u, const float *g,
                                                    const dcomm_cuda_clip *clip, float momentum,
                                                    const float *before, size_t count, void *stream);
 
-/* What dcomm_cuda_look has seen: in device memory, or in pinned memory of the host, aligned to 8.
- */
+/* Findings of dcomm_cuda_look: in device memory, or in pinned host memory, aligned to 8. */
 typedef struct dcomm_cuda_sight {
-    uint64_t index; /* of the first element that is not finite; UINT64_MAX: all are */
-    double value;   /* this element; 0 where there is none */
-    double squares; /* the sum of all elements' squares: not finite where one of them is not */
+    uint64_t index; /* of the first non-finite element; UINT64_MAX: none */
+    double value;   /* of that element; 0: none */
+    double squares; /* sum of all elements' squares; not finite if an element is not */
 } dcomm_cuda_sight;
 
-/* Look at x, `count` floats (f64, f32, f16, bf16): *sight is set. For gradients that may have
- * overflowed. x[i] = factor * x[i] as dcomm_cuda_scale has it, in the same pass; of factor 1 x is
- * only read. `squares` is of what x was, summed in f64 in an order that the count alone decides.
- * drop: where an element is not finite, all of x becomes 0. Two launches, with drop three.
- * workspace: dcomm_cuda_look_workspace_bytes of device memory, aligned to 8. */
+/* Look for overflow in x, `count` floats (f64, f32, f16, bf16): set *sight, and unscale x in the
+ * same pass: x[i] = factor * x[i], as dcomm_cuda_scale does; with factor 1 x is only read.
+ * `squares` is of x before, summed in f64 in an order that depends on the count alone. drop: if an
+ * element is not finite, all of x becomes 0. Two launches, with drop three. workspace:
+ * dcomm_cuda_look_workspace_bytes of device memory, aligned to 8. */
 DCOMM_API dcomm_status dcomm_cuda_look(void *x, size_t count, dcomm_dtype dtype, double factor,
                                        bool drop, dcomm_cuda_sight *sight, void *workspace,
                                        void *stream);
+/* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_look_workspace_bytes(size_t count);
 
 /* ---- codecs: f16, bf16, fp8, qsgd, tern, sign, topk, threshold, topk+qsgd, randk, powersgd -- */
 
-/* dcomm_encode, and with residual (NULL: none) dcomm_encode_feedback. A wire has exactly
- * dcomm_codec_max_bytes; that of `threshold` may be shorter: the report says how many
- * elements it has. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64. What topk
- * leaves in it makes its next call with this workspace faster, if that has the same k and count: a
- * tensor's own workspace, kept from step to step, is best, and what is in it never changes a byte.
- * report may be NULL. */
+/* Encode as dcomm_encode does, and with residual (NULL: none) as dcomm_encode_feedback does. A wire
+ * has exactly dcomm_codec_max_bytes; only that of `threshold` may be shorter: the report has the
+ * number of its elements. workspace: dcomm_cuda_workspace_bytes of device memory, aligned to 64.
+ * topk leaves hints in it that make its next call with the same k and count faster; they never
+ * change a byte. Keep one workspace per tensor from step to step. report may be NULL. */
 DCOMM_API dcomm_status dcomm_cuda_encode(const dcomm_codec *codec, const float *x,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* What encodings did to numbers, added up over calls: device memory, aligned to 8, that was set to
- * zero before the first of them. Elements compared, and the sums behind a dcomm_ledger. */
+/* The sums behind a dcomm_ledger, added up over calls: device memory, aligned to 8. Zero it before
+ * the first call. */
 typedef struct dcomm_cuda_ledger {
-    uint64_t count;
+    uint64_t count; /* elements compared */
     double sums[8];
 } dcomm_cuda_ledger;
 
-/* dcomm_cuda_encode, and what it did into a ledger: dcomm_encode_ledger. It is counted in the
- * passes that encode, and one or two short launches follow; the wires of powersgd and topk+qsgd
- * with nonfinite=pass are decoded and compared. The sums are taken in an order that depends on
- * codec and count alone (of sparse codecs: and on numbers and key), and which is not the CPU's:
- * they are the same from run to run, and differ from the CPU's by what rounding of f64 sums amounts
- * to. workspace: dcomm_cuda_ledger_workspace_bytes of device memory, aligned to 64; topk does not
- * use what an earlier call has left in it. */
+/* Encode as dcomm_cuda_encode does, and count it in a ledger (dcomm_encode_ledger). The encoding
+ * passes count, and one or two short launches follow; wires of powersgd, and of topk+qsgd with
+ * nonfinite=pass, are decoded and compared. The order of the sums depends on codec and count alone
+ * (sparse codecs: also on numbers and key): they are the same from run to run, and differ from the
+ * CPU's by the rounding of f64 sums. workspace: dcomm_cuda_ledger_workspace_bytes of device memory,
+ * aligned to 64; topk uses no hints of earlier calls in it. */
 DCOMM_API dcomm_status dcomm_cuda_encode_ledger(const dcomm_codec *codec, const float *x,
                                                 const float *residual, float *next, size_t count,
                                                 const dcomm_codec_key *key, void *wire,
                                                 size_t capacity, void *workspace,
                                                 dcomm_cuda_report *report,
                                                 dcomm_cuda_ledger *ledger, void *stream);
+/* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_ledger_workspace_bytes(const dcomm_codec *codec, size_t count);
-/* dcomm_ledger_compare of y with x (NULL: nothing is compared), and where next is not NULL what an
- * encoding with feedback that sent y has left. For what is decoded anyway, and for recodings, whose
- * input nobody has: x is NULL, and y the wire decoded. Two or three launches. workspace:
- * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
+/* Compare y with x (NULL: do not) as dcomm_ledger_compare does, and unless next is NULL count the
+ * residual `next` of an encoding with feedback that sent y. For values that are decoded anyway, and
+ * for recodings, which have no input: x is NULL, and y is the decoded wire. Two or three launches.
+ * workspace: dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_ledger_compare(dcomm_cuda_ledger *ledger, const float *x,
                                                  const float *y, const float *next, size_t count,
                                                  void *workspace, void *stream);
+/* Return the bytes of that workspace. */
 DCOMM_API size_t dcomm_cuda_compare_workspace_bytes(size_t count);
-/* Add to a ledger what copies in host memory of a device's ledger and of a report say that `count`
- * elements' encoding did; `report` is what dcomm_cuda_report_check made of it. The residual's norm
- * becomes that of all encodings in `sums`: of the last one, where it was zero before that. */
+/* Add an encoding of `count` elements to a ledger in host memory: `sums` is a copy of the device's
+ * ledger, `report` comes from dcomm_cuda_report_check. The residual's norm becomes that of all
+ * encodings in `sums`: of the last one only, if `sums` was zeroed before it. */
 DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
                                      const dcomm_cuda_ledger *sums,
                                      const dcomm_codec_report *report);
-/* dcomm_decode_sum: x = the sum of n wires of so many bytes each. n = 1: dcomm_decode. Who does not
- * know the length of a wire of `threshold` gives dcomm_codec_max_bytes, if so many can be read.
- * workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; nothing in it outlives the call. */
+/* Decode and sum n wires, bytes[i] long, as dcomm_decode_sum does; n = 1: as dcomm_decode does. If
+ * the length of a wire of `threshold` is unknown, give dcomm_codec_max_bytes, if so many bytes can
+ * be read. workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; used within the call only.
+ */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
                                              void *workspace, dcomm_cuda_report *report,
                                              void *stream);
-/* acc = ((acc + wires[0]) + wires[1]) + ...: dcomm_decode_add of n wires, one after the other. */
+/* Decode and add n wires, one after the other, as dcomm_decode_add does: acc = ((acc + wires[0]) +
+ * wires[1]) + ... */
 DCOMM_API dcomm_status dcomm_cuda_decode_add(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *acc,
                                              size_t count, void *workspace,
                                              dcomm_cuda_report *report, void *stream);
-/* dcomm_cuda_reduce of the f32 arrays that n wires of codec fp8 stand for, with all its operators,
- * in one pass. */
+/* Decode n wires of codec fp8 and reduce them as dcomm_cuda_reduce does, with all its operators, in
+ * one pass. */
 DCOMM_API dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *dst,
                                              size_t count, dcomm_op op, int64_t divisor,
                                              dcomm_cuda_report *report, void *stream);
-/* dcomm_recode: decode n wires, add them, multiply by `factor`, encode again. Of dense codecs the
- * sum never goes to memory; of others it is in the workspace, which is best kept as that of
- * dcomm_cuda_encode: dcomm_cuda_recode_workspace_bytes. */
+/* Decode n wires, add them, multiply by `factor` and encode again, as dcomm_recode does. Dense
+ * codecs keep the sum in registers, others in the workspace: dcomm_cuda_recode_workspace_bytes,
+ * best kept from step to step as that of dcomm_cuda_encode. */
 DCOMM_API dcomm_status dcomm_cuda_recode(const dcomm_codec *codec, const void *const *wires,
                                          const size_t *bytes, size_t n, float factor,
                                          const float *residual, float *next, size_t count,
                                          const dcomm_codec_key *key, void *wire, size_t capacity,
                                          void *workspace, dcomm_cuda_report *report, void *stream);
-/* Bytes of device memory that an encoding, a decoding (of any number of wires) or a recoding needs
- * as workspace, aligned to 64; 0: none, and NULL will do. */
+/* Return the bytes of device memory that an encoding, a decoding (of any number of wires) or a
+ * recoding needs as workspace, aligned to 64; 0: none, and it may be NULL. */
 DCOMM_API size_t dcomm_cuda_workspace_bytes(const dcomm_codec *codec, size_t count);
 DCOMM_API size_t dcomm_cuda_decode_workspace_bytes(const dcomm_codec *codec, size_t count);
 DCOMM_API size_t dcomm_cuda_recode_workspace_bytes(const dcomm_codec *codec, size_t count);
 
 /* ---- powersgd, step by step ---- */
 
-/* An array of `count` elements as a matrix of rows x cols, row by row, what lacks in the last row
- * being 0. P is `rank` columns of `rows` elements, one column after the other, and Q `rank` columns
- * of `cols`. A wire is P, and Q behind it. */
+/* An array of `count` elements as a matrix of rows x cols, row by row, with zeros at the end of the
+ * last row. P is `rank` columns of `rows` elements, one column after the other, and Q `rank`
+ * columns of `cols` elements. A wire is P followed by Q. */
 typedef struct dcomm_codec_matrix {
     size_t count, rows, cols, rank;
-    int turns;     /* how often both products are taken */
+    int turns;     /* times that both products are computed */
     int nonfinite; /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_matrix;
 
-/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not powersgd). */
+/* Describe the matrix of `count` elements in *shape.
+ * Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not powersgd). */
 DCOMM_API dcomm_status dcomm_codec_get_matrix(const dcomm_codec *codec, size_t count,
                                               dcomm_codec_matrix *shape);
 
-/* An encoding is start, p, orthonormal, q (with turns=N, N times), and with error feedback product
- * with how = -1 onto x + residual. Ranks that sum P before orthonormal, and Q after q, approximate
- * the sum. Each is one launch and writes the CPU's bytes; elements of x that are denormal or not
- * finite count as 0. Costs: p and q read x once for each four columns of the rank, product reads
- * and writes x once; start and orthonormal are short, but grow with cols and rows * rank^2.
+/* An encoding is start, p, orthonormal, q (the last three `turns` times), and with error feedback
+ * product with how = -1 onto x + residual. Ranks that sum P before orthonormal, and Q after q,
+ * approximate the sum. Each is one launch and writes the CPU's bytes; denormal and non-finite
+ * elements of x count as 0. Costs: p and q read x once for each four columns of the rank, product
+ * reads and writes x once; start and orthonormal are short, but grow with cols and rows * rank^2.
  *
- * Q ready for a step: columns that are not 0 keep their direction, those that are 0 become random
- * by the key without its rank. Zero q before the first step. */
+ * Start: prepare q for a step. Columns that are not 0 keep their direction; columns of zeros become
+ * random by the key without its rank. Zero q before the first step. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_start(const dcomm_codec_matrix *shape,
                                                  const dcomm_codec_key *key, float *q,
                                                  void *stream);
-/* p = x q; in a report (NULL: not wanted) elements of x that are not finite are counted. */
+/* Multiply: p = x q. Non-finite elements of x are counted in report (may be NULL). */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_p(const dcomm_codec_matrix *shape, const float *x,
                                              const float *q, float *p, dcomm_cuda_report *report,
                                              void *stream);
+/* Make the columns of p orthonormal. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_orthonormal(const dcomm_codec_matrix *shape, float *p,
                                                        void *stream);
-/* q = x^T p; what exceeds f32 becomes its largest number, and is counted in report->clipped. */
+/* Multiply: q = x^T p. A value beyond f32 becomes the largest f32 and is counted in
+ * report->clipped. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_q(const dcomm_codec_matrix *shape, const float *x,
                                              const float *p, float *q, dcomm_cuda_report *report,
                                              void *stream);
-/* x = p q^T (how = 0: a decoding), x += p q^T (1), x -= p q^T (-1). */
+/* Multiply: x = p q^T (how = 0: decode), x += p q^T (1), x -= p q^T (-1). */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_product(const dcomm_codec_matrix *shape, const float *p,
                                                    const float *q, float *x, int how, void *stream);
-/* e -= p q^T, where e is x + residual, and what an encoding of x that sent p q^T did into a ledger,
- * in the same pass: the sums of dcomm_cuda_ledger_compare(ledger, x, p q^T, e, ...), bit by bit.
- * e NULL: there is no feedback, and x is read only. Two or three launches. workspace:
+/* Compute e -= p q^T, where e is x + residual, and in the same pass count an encoding of x that
+ * sent p q^T in a ledger: the same bits as dcomm_cuda_ledger_compare(ledger, x, p q^T, e, ...). e
+ * NULL: there is no feedback, and x is only read. Two or three launches. workspace:
  * dcomm_cuda_compare_workspace_bytes of device memory, aligned to 64. */
 DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matrix *shape,
                                                           const float *p, const float *q,
@@ -286,7 +291,7 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matr
 
 /* ---- for other back ends ---- */
 
-/* How a dense codec writes; docs/codecs.md has the formats. */
+/* Format of a dense codec's values (docs/codecs.md). */
 typedef enum dcomm_codec_format {
     DCOMM_FORMAT_Q1 = 0,
     DCOMM_FORMAT_Q2 = 1,
@@ -297,45 +302,50 @@ typedef enum dcomm_codec_format {
     DCOMM_FORMAT_E5M2 = 6,
     DCOMM_FORMAT_F16 = 7,
     DCOMM_FORMAT_BF16 = 8,
-    DCOMM_FORMAT_F32 = 9 /* of sparse codecs' values alone */
+    DCOMM_FORMAT_F32 = 9 /* sparse codecs only */
 } dcomm_codec_format;
 
+/* A dense codec's format and options. */
 typedef struct dcomm_codec_layout {
     dcomm_codec_format format;
-    size_t bucket;   /* elements that share a step; 0: there are no steps */
-    bool two_norm;   /* the step follows from the 2-norm, not from the largest */
-    bool stochastic; /* rounded by chance, not to the nearest */
+    size_t bucket;   /* elements that share a quantization step; 0: there are no steps */
+    bool two_norm;   /* the step follows from the two-norm, not from the largest element */
+    bool stochastic; /* rounding is stochastic, not to nearest */
     int nonfinite;   /* 0 fail, 1 zero, 2 pass */
 } dcomm_codec_layout;
 
-/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not dense). */
+/* Describe a dense codec in *layout.
+ * Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (the codec is not dense). */
 DCOMM_API dcomm_status dcomm_codec_get_layout(const dcomm_codec *codec, dcomm_codec_layout *layout);
 
-/* How topk, threshold and topk+qsgd choose from `count` elements, and write. */
+/* Selection and format of topk, threshold and topk+qsgd for an array of `count` elements. */
 typedef struct dcomm_sparse_layout {
-    dcomm_codec_layout values; /* of those that are sent */
-    size_t wanted;             /* elements that are aimed at */
-    size_t least, most;        /* elements of a wire */
-    bool exact;                /* the `wanted` largest; else what reaches a sampled threshold: */
-    size_t lines;              /* runs of 16 elements in the sample, ... */
-    size_t rank;               /* ... and which of it, by size, the threshold is; 0: 2^-126 */
+    dcomm_codec_layout values; /* of the sent elements */
+    size_t wanted;             /* elements that it aims at */
+    size_t least, most;        /* limits of the elements in a wire */
+    bool exact;                /* select the `wanted` largest; else all that reach a threshold that
+                                  is sampled: */
+    size_t lines;              /* runs of 16 elements in the sample */
+    size_t rank;               /* place of the threshold in the sorted sample; 0: 2^-126 */
 } dcomm_sparse_layout;
 
-/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
+/* Describe a sparse codec for arrays of `count` elements in *layout.
+ * Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
 DCOMM_API dcomm_status dcomm_codec_get_sparse_layout(const dcomm_codec *codec, size_t count,
                                                      dcomm_sparse_layout *layout);
-/* How randk chooses from `count` elements (kernels/randk.h), and what it sends of them. */
+/* Selection and format of randk for an array of `count` elements (kernels/randk.h). */
 typedef struct dcomm_randk_layout {
-    size_t kept;   /* elements */
-    bool unbiased; /* multiplied by the length of their part */
+    size_t kept;   /* elements sent */
+    bool unbiased; /* they are multiplied by the length of their part */
     int nonfinite; /* 0 fail, 1 zero, 2 pass */
 } dcomm_randk_layout;
 
-/* Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
+/* Describe randk for arrays of `count` elements in *layout.
+ * Errors: DCOMM_ERR_INVALID (NULL), DCOMM_ERR_UNSUPPORTED (another codec, or too many elements). */
 DCOMM_API dcomm_status dcomm_codec_get_randk_layout(const dcomm_codec *codec, size_t count,
                                                     dcomm_randk_layout *layout);
-/* Leave a sentence for dcomm_last_error; returns the status. For code beside the library that
- * reports as it does. */
+/* Set the sentence of dcomm_last_error for this thread, and return status. For code beside the
+ * library that reports errors as dcomm does. */
 DCOMM_API dcomm_status dcomm_set_error(dcomm_status status, const char *sentence);
 
 #ifdef __cplusplus

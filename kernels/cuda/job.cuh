@@ -78,8 +78,8 @@ static dcomm_status dcommi_cuda_workspace_check(const char *call, const void *wo
 
 static dcomm_status dcommi_cuda_zero(const char *call, void *p, size_t bytes, void *stream)
 {
-    return dcommi_cuda_given(
-        call, cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream)), stream);
+    return dcommi_cuda_given(call, cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream)),
+                             stream);
 }
 
 /* What kernels of all codecs are told alike. */

@@ -487,7 +487,8 @@ static int reads_out(int rank, int n, procs_shared *s, void *arg)
     }
     dcomm_level info = {0};
     dcomm_place place = {0};
-    PROCS_TRUE(dcomm_comm_get_level(comm, dcomm_comm_level_count(comm), &info) == DCOMM_ERR_INVALID);
+    PROCS_TRUE(dcomm_comm_get_level(comm, dcomm_comm_level_count(comm), &info) ==
+               DCOMM_ERR_INVALID);
     PROCS_TRUE(dcomm_comm_get_level(comm, 0, NULL) == DCOMM_ERR_INVALID);
     PROCS_TRUE(dcomm_comm_get_place(comm, n, &place) == DCOMM_ERR_INVALID);
     PROCS_TRUE(dcomm_comm_get_place(comm, 0, NULL) == DCOMM_ERR_INVALID);

@@ -17,9 +17,8 @@ static double corrected(const dcomm_tuning *tuning, int nranks, int nhosts, dcom
     for (int r = 0; r < nranks; r++) {
         hosts[r] = r * nhosts / nranks;
     }
-    cr_assert_eq(
-        explained_on(tuning, nranks, hosts, coll, count, DCOMM_F32, opts, rows, 16, &n),
-        DCOMM_OK);
+    cr_assert_eq(explained_on(tuning, nranks, hosts, coll, count, DCOMM_F32, opts, rows, 16, &n),
+                 DCOMM_OK);
     for (int i = 0; i < n; i++) {
         if (strcmp(rows[i].algo, algo) == 0) {
             *chosen = rows[i].chosen;
@@ -189,8 +188,8 @@ Test(choice, explain, .timeout = 30)
     int n = 0;
     cr_assert_eq(dcomm_tuning_uniform(10, 0.02, 0, &tuning), DCOMM_OK);
     for (size_t count = 1; count < 1 << 24; count *= 8) {
-        cr_assert_eq(explained_on(&tuning, 8, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
-                                      NULL, rows, 16, &n),
+        cr_assert_eq(explained_on(&tuning, 8, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32, NULL,
+                                  rows, 16, &n),
                      DCOMM_OK);
         int chosen = -1;
         for (int i = 0; i < n; i++) {
@@ -271,9 +270,9 @@ Test(choice, few_steps_for_short_calls_between_hosts, .timeout = 20)
         t.link[DCOMM_LINK_HOST].alpha_ps = us * INT64_C(1000000);
         t.link[DCOMM_LINK_HOST].message = t.link[DCOMM_LINK_HOST].shared = dcommi_curve_line(2);
         t.link[DCOMM_LINK_HOST].sustained = dcommi_curve_line(40);
-        cr_assert_eq(explained_on(&t, 8, hosts, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32, NULL,
-                                      rows, 16, &n),
-                     DCOMM_OK);
+        cr_assert_eq(
+            explained_on(&t, 8, hosts, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32, NULL, rows, 16, &n),
+            DCOMM_OK);
         for (int i = 0; i < n; i++) {
             ring = strcmp(rows[i].algo, "ring") == 0 ? rows[i].seconds : ring;
             hier = strcmp(rows[i].algo, "hier") == 0 ? rows[i].seconds : hier;

@@ -48,7 +48,8 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     unsigned turn = 0;
     for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
         dcomm_algo_info info;
-        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
+        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK;
+             a++) {
             for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
                 for (int f = APART; f < FORMS; f++) {
                     bool skip = PROCS_THIN > 1 && n > 2 ? (f + FORMS * (int)c + a + 1) % 5 != 0

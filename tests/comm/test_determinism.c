@@ -72,7 +72,8 @@ static void sums(dcomm_comm *comm, dcomm_dtype dtype, _Atomic uint64_t *hash)
         same(hash, all, bytes, "the sum in rank order");
     }
     fill(in, dtype, rank);
-    for (int a = -1; a < 0 || dcomm_algo_get_info(DCOMM_COLL_ALLREDUCE, a, &info) == DCOMM_OK; a++) {
+    for (int a = -1; a < 0 || dcomm_algo_get_info(DCOMM_COLL_ALLREDUCE, a, &info) == DCOMM_OK;
+         a++) {
         dcomm_coll_opts opts = {.algo = a < 0 ? NULL : info.name, .deterministic = true};
         const char *name = a < 0 ? "auto" : info.name;
         if (a >= 0 && !info.rank_order) {

@@ -43,7 +43,8 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     device_arena_make();
     for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
         dcomm_algo_info info;
-        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
+        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK;
+             a++) {
             for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
                 for (int f = APART; f < FORMS; f++) {
                     if (n > 2 && (f + (int)c) % FORMS != 0) {

@@ -54,7 +54,8 @@ static int refusals(int rank, int n, procs_shared *s, void *arg)
         CUDA_OK(cudaSetDevice(0));
     }
     CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    ranks_refused(dcomm_param_mark_ready(b, 1, stream), DCOMM_ERR_UNSUPPORTED, "captured into a graph");
+    ranks_refused(dcomm_param_mark_ready(b, 1, stream), DCOMM_ERR_UNSUPPORTED,
+                  "captured into a graph");
     CUDA_OK(cudaStreamEndCapture(stream, &graph));
     CUDA_OK(cudaGraphDestroy(graph));
     /* None of this has marked anything. */

@@ -367,14 +367,12 @@ static int chosen(int rank, int n, procs_shared *s, void *arg)
     RANKS_OK(dcomm_codec_create(k.spec, &codec));
     RANKS_OK(dcomm_feedback_create(codec, k.count, NULL, &fb));
     dcomm_coll_opts opts = {.feedback = fb};
-    RANKS_OK(
-        explained_algo(comm, DCOMM_COLL_ALLREDUCE, k.count, &opts, &algo));
+    RANKS_OK(explained_algo(comm, DCOMM_COLL_ALLREDUCE, k.count, &opts, &algo));
     PROCS_CHECK(strcmp(algo, "coded_sparse") == 0, "%s", algo);
     steps_of(comm, &k, 1, stream);
     steps_of(comm, &k, -1, stream);
     opts.device = true;
-    RANKS_OK(
-        explained_algo(comm, DCOMM_COLL_ALLREDUCE, k.count, &opts, &algo));
+    RANKS_OK(explained_algo(comm, DCOMM_COLL_ALLREDUCE, k.count, &opts, &algo));
     PROCS_CHECK(strcmp(algo, "coded_sparse") == 0, "%s", algo);
     /* "auto" compresses what it is given, bf16 among it. */
     RANKS_OK(dcomm_codec_create("auto", &automatic));

@@ -72,7 +72,8 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     for (int coll = 0; coll < DCOMM_COLL_BARRIER; coll++) {
         dcomm_algo_info info;
         uint64_t opened = opened_so_far(comm);
-        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
+        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK;
+             a++) {
             for (int f = APART; f < FORMS; f++, turn++) {
                 job j = {.comm = comm,
                          .rank = rank,

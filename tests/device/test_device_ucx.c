@@ -49,7 +49,8 @@ static int everything(int rank, int n, procs_shared *s, void *arg)
     for (int coll = 0; coll <= DCOMM_COLL_BARRIER; coll++) {
         dcomm_algo_info info;
         uint64_t before = straight(comm);
-        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK; a++) {
+        for (int a = -1; a < 0 || dcomm_algo_get_info((dcomm_coll)coll, a, &info) == DCOMM_OK;
+             a++) {
             for (int c = 0; c < 3; c++, turn++) {
                 job j = {.comm = comm,
                          .rank = rank,

@@ -305,10 +305,10 @@ Test(model, registered, .timeout = 30)
     const double bytes = 4.0 * (double)count;
     for (int nranks = 2; nranks <= 8; nranks *= 2) {
         cr_assert_eq(explained_on(&tuning, nranks, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
-                                      NULL, plain, 16, &n),
+                                  NULL, plain, 16, &n),
                      DCOMM_OK);
         cr_assert_eq(explained_on(&tuning, nranks, NULL, DCOMM_COLL_ALLREDUCE, count, DCOMM_F32,
-                                      &opts, promised, 16, &n),
+                                  &opts, promised, 16, &n),
                      DCOMM_OK);
         for (int i = 0; i < n; i++) {
             bool reads = strstr(promised[i].algo, "shot") != NULL;
@@ -334,8 +334,8 @@ Test(model, huge_pages, .timeout = 30)
         dcomm_coll_opts opts = {.huge_pages = promises & 1, .registered = promises & 2};
         dcomm_alternative rows[16];
         int n = 0;
-        cr_assert_eq(explained_on(&tuning, 2, NULL, DCOMM_COLL_ALLREDUCE, 1 << 20, DCOMM_F32,
-                                      &opts, rows, 16, &n),
+        cr_assert_eq(explained_on(&tuning, 2, NULL, DCOMM_COLL_ALLREDUCE, 1 << 20, DCOMM_F32, &opts,
+                                  rows, 16, &n),
                      DCOMM_OK);
         for (int i = 0; i < n; i++) {
             seconds[promises] =
@@ -371,8 +371,8 @@ Test(model, just_read, .timeout = 30)
     for (size_t k = 0; k < sizeof tries / sizeof tries[0]; k++) {
         dcomm_alternative rows[16];
         int n = 0, found = -1;
-        cr_assert_eq(explained_on(&tuning, 2, NULL, tries[k].coll, tries[k].bytes / 4,
-                                      DCOMM_F32, NULL, rows, 16, &n),
+        cr_assert_eq(explained_on(&tuning, 2, NULL, tries[k].coll, tries[k].bytes / 4, DCOMM_F32,
+                                  NULL, rows, 16, &n),
                      DCOMM_OK);
         for (int i = 0; i < n; i++) {
             found = strcmp(rows[i].algo, tries[k].algo) == 0 ? i : found;

@@ -19,8 +19,8 @@ static double priced(const dcomm_tuning *tuning, int nranks, const int *hosts,
 {
     dcomm_alternative rows[16];
     int n = 0;
-    cr_assert_eq(explained_on(tuning, nranks, hosts, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32,
-                                  opts, rows, 16, &n),
+    cr_assert_eq(explained_on(tuning, nranks, hosts, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32, opts,
+                              rows, 16, &n),
                  DCOMM_OK, "%s", dcomm_last_error());
     for (int i = 0; i < n; i++) {
         if (strcmp(rows[i].algo, algo) == 0) {
@@ -151,7 +151,7 @@ Test(model_device, moved_by_ucx, .timeout = 30)
     dcomm_alternative rows[16];
     int n = 0; /* elements of short messages */
     cr_assert_eq(explained_on(&ucx, 4, apart, DCOMM_COLL_ALLREDUCE, 1024, DCOMM_F32,
-                                  &promised_device, rows, 16, &n),
+                              &promised_device, rows, 16, &n),
                  DCOMM_OK);
     for (int i = 0; i < n; i++) {
         cr_assert(strcmp(rows[i].algo, "ring") != 0 || rows[i].seconds > 49e-6);
@@ -305,7 +305,7 @@ Test(model_device, paths, .timeout = 30)
     cr_assert(strstr(rows[1].why, "dcomm_mem_alloc_device") != NULL, "%s", rows[1].why);
     for (int i = 0; i < 2; i++) {
         cr_assert_eq(explained_on(NULL, 4, NULL, DCOMM_COLL_ALLREDUCE, COUNT, DCOMM_F32,
-                                      i == 0 ? &promised_device : &promised_open, all, 16, &n),
+                                  i == 0 ? &promised_device : &promised_open, all, 16, &n),
                      DCOMM_OK);
         for (int k = 0; k < n; k++) {
             cr_assert(!all[k].chosen || (strcmp(all[k].algo, rows[i].algo) == 0 &&

@@ -287,8 +287,7 @@ static int weights(int rank, int n, procs_shared *s, void *arg)
             }
             for (size_t i = 0; i < t.n; i++) {
                 for (size_t j = 0; j < t.params[i].count; j++) {
-                    double sum = 0,
-                           got = ranks_get(dcomm_param_grad(t.b, i), j, t.params[i].dtype);
+                    double sum = 0, got = ranks_get(dcomm_param_grad(t.b, i), j, t.params[i].dtype);
                     for (int r = 0; r < n && total > 0; r++) {
                         sum += set_value(i, j, r, step) *
                                (double)((long double)of[step % WEIGHTS][r] / total);

@@ -345,7 +345,8 @@ static int slips(int rank, int n, procs_shared *s, void *arg)
         expect(dcomm_buckets_begin(t.b, &wrong), DCOMM_ERR_INVALID, "weight");
         expect(dcomm_buckets_begin(t.b, NULL), DCOMM_ERR_INVALID, "NULL");
         set_compute(&t, 0, step, false);
-        expect(dcomm_param_mark_ready(t.b, 0, &t), DCOMM_ERR_UNSUPPORTED, "without DCOMM_WITH_CUDA");
+        expect(dcomm_param_mark_ready(t.b, 0, &t), DCOMM_ERR_UNSUPPORTED,
+               "without DCOMM_WITH_CUDA");
         expect(dcomm_param_mark_ready(t.b, 12, NULL), DCOMM_ERR_INVALID, "parameter 12 of 12");
         expect(dcomm_param_mark_ready(NULL, 0, NULL), DCOMM_ERR_INVALID, "b is NULL");
         RANKS_OK(dcomm_group_start());

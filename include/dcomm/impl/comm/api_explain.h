@@ -15,7 +15,7 @@ static int dcommi_explain_rows(const dcommi_chooser *c, const dcommi_shape *s,
     const dcommi_algo *algo;
     int n = 0;
     bool known = max > 0 && dcommi_choice_price(c, s, chosen, DCOMMI_PRICE_LIMIT,
-                                                       DCOMMI_CHOICE_BUDGET, &best) >= 0;
+                                                DCOMMI_CHOICE_BUDGET, &best) >= 0;
     for (; (algo = s->coding != NULL ? dcommi_coded_at(s->coll, n) : dcommi_algo_at(s->coll, n)) !=
            NULL;
          n++) {
@@ -64,7 +64,8 @@ static dcomm_status dcommi_explain_shape(dcommi_chooser *c, const dcommi_shape *
     DCOMMI_TRY(dcommi_algo_pick(s, name, soft, c, &chosen));
     bool forced = name != NULL && strcmp(name, chosen->name) == 0;
     e->algo = chosen->name;
-    e->nalternatives = dcommi_explain_rows(c, s, chosen, forced, e->alternatives, e->max_alternatives);
+    e->nalternatives =
+        dcommi_explain_rows(c, s, chosen, forced, e->alternatives, e->max_alternatives);
     e->npaths = dcommi_explain_paths(c, s, name, soft, e->paths, e->max_paths);
     return DCOMM_OK;
 }

@@ -216,7 +216,8 @@ DCOMM_API dcomm_status dcomm_request_free(dcomm_request **request_p)
     return DCOMM_OK;
 }
 
-DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request, dcomm_request_info *info)
+DCOMM_API dcomm_status dcomm_request_get_info(const dcomm_request *request,
+                                              dcomm_request_info *info)
 {
     if (request == NULL || info == NULL) {
         return dcommi_fail(DCOMM_ERR_INVALID, "%s is NULL", request == NULL ? "request" : "info");

@@ -323,11 +323,12 @@ DCOMM_API dcomm_comm *dcomm_buckets_comm(const dcomm_buckets *b)
 }
 
 DCOMM_API dcomm_status dcomm_param_get_bucket(const dcomm_buckets *b, size_t i, size_t *bucket_p,
-                                       size_t *first_p)
+                                              size_t *first_p)
 {
     if (b == NULL || bucket_p == NULL || first_p == NULL || i >= b->nparams) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_param_get_bucket: an argument is NULL, or there is no parameter %zu", i);
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_param_get_bucket: an argument is NULL, or there is no parameter %zu", i);
     }
     *bucket_p = b->params[i].bucket;
     *first_p = b->params[i].first;

@@ -6,12 +6,12 @@
 #include "report.h"
 
 DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, size_t *first_p,
-                                          size_t *count_p)
+                                             size_t *count_p)
 {
     if (b == NULL || first_p == NULL || count_p == NULL || i >= b->nparams) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_param_get_owned: an argument is NULL, or there is no parameter %zu",
-                           i);
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_param_get_owned: an argument is NULL, or there is no parameter %zu", i);
     }
     dcommi_bkt_owned(b, &b->params[i], first_p, count_p);
     return DCOMM_OK;

@@ -1,5 +1,6 @@
-/* test_old_names.c - the names that functions had before they were renamed: each is called once,
- * and does what the function of the new name does. */
+/* test_interface.c - programs that were written for an earlier version: the names that functions
+ * had before they were renamed are each called once, and do what the function of the new name does.
+ */
 #define _GNU_SOURCE
 #undef DCOMM_NO_OLD_NAMES
 #include "placed.h"
@@ -141,7 +142,8 @@ static void of_explanations(dcomm_comm *comm)
     RANKS_OK(dcomm_explain_on(&tuning, 4, hosts, coll, 5000, DCOMM_F32, &opts, rows[0], 32, &n));
     PROCS_TRUE(n == e.nalternatives);
     same("dcomm_explain_on", rows[0], rows[1], (size_t)n * sizeof rows[0][0]);
-    RANKS_OK(dcomm_explain_paths_on(&tuning, 4, hosts, coll, 5000, DCOMM_F32, &opts, paths[0], 3, &n));
+    RANKS_OK(
+        dcomm_explain_paths_on(&tuning, 4, hosts, coll, 5000, DCOMM_F32, &opts, paths[0], 3, &n));
     PROCS_TRUE(n == 3);
     same("dcomm_explain_paths_on", paths[0], paths[1], sizeof paths[0]);
 }
@@ -178,7 +180,7 @@ static int life(int rank, int n, procs_shared *s, void *arg)
     return ranks_leave(&comm);
 }
 
-Test(old_names, each, .timeout = 60)
+Test(interface, old_names, .timeout = 60)
 {
     on(2, RANKS_LOCAL, 50, life);
 }
