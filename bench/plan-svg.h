@@ -50,7 +50,6 @@ typedef struct svg_picture {
 
 static int svg_class(const dcommi_check_event *e)
 {
-    bool fold = e->kind == DCOMM_STEP_REDUCE || e->kind == DCOMM_STEP_DECODE_REDUCE;
     switch (e->kind) {
     case DCOMM_STEP_RECV:
         return SVG_RECV;
@@ -61,10 +60,10 @@ static int svg_class(const dcommi_check_event *e)
     case DCOMM_STEP_EXPOSE:
         return SVG_EXPOSE;
     default:
-        return e->peer >= 0                 ? SVG_READ
-               : fold                       ? SVG_LOCAL_FOLD
-               : e->kind == DCOMM_STEP_COPY ? SVG_COPY
-                                            : SVG_OTHER;
+        return e->peer >= 0                   ? SVG_READ
+               : e->kind == DCOMM_STEP_REDUCE ? SVG_LOCAL_FOLD
+               : e->kind == DCOMM_STEP_COPY   ? SVG_COPY
+                                              : SVG_OTHER;
     }
 }
 

@@ -1029,10 +1029,9 @@ typedef enum dcomm_space {
     DCOMM_SPACE_IN = 1,      /* the caller's input, read only */
     DCOMM_SPACE_OUT = 2,     /* the caller's output */
     DCOMM_SPACE_SCRATCH = 3, /* scratch_bytes, undefined at the start of each run */
-    DCOMM_SPACE_STATE = 4,   /* state_bytes, kept from run to run by the caller (residuals) */
-    DCOMM_SPACE_WORDS = 5,   /* nwords 64-bit words, zero at the start of each run */
-    DCOMM_SPACE_PEER = 6,    /* what another rank has exposed in a slot */
-    DCOMM_SPACE_MSG = 7      /* RECV_REDUCE only: the message being received */
+    DCOMM_SPACE_WORDS = 4,   /* nwords 64-bit words, zero at the start of each run */
+    DCOMM_SPACE_PEER = 5,    /* what another rank has exposed in a slot */
+    DCOMM_SPACE_MSG = 6      /* RECV_REDUCE only: the message being received */
 } dcomm_space;
 
 /* How an expression gets its value. i[0..2] are the indices of the lane's open loops, outermost
@@ -1099,10 +1098,8 @@ typedef struct dcomm_operand {
  *                element of src[0] is number `index` for the codec, and this is its encoding number
  *                `slot`
  *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is dst's
- *   DECODE_REDUCE dst <- dst (+) fold(codec.decode(src...))
  *   RECODE       dst <- codec.encode(fold(codec.decode(src...))), otherwise like ENCODE. `stage` is
  *                scratch as long as what is decoded
- *   COMMIT       STATE operand dst <- src[0]
  *   COMPUTE      plan.kernels[kernel](dst, src...)
  * Order:
  *   SIGNAL       adds `value` to counter `slot` of rank `peer` (DCOMM_ALL_PEERS: of every other;
@@ -1126,24 +1123,22 @@ typedef struct dcomm_operand {
  * stores, so that both may be done in one pass (a SEND behind a RECV_REDUCE, a COPY behind a
  * REDUCE); RESULT on a step that stores, that no later step but such a SEND reads it, so that much
  * of it may be stored past the caches. */
-#define DCOMM_STEP_TABLE(X)           \
-    X(SEND, "send")                   \
-    X(RECV, "recv")                   \
-    X(RECV_REDUCE, "recv_reduce")     \
-    X(COPY, "copy")                   \
-    X(EXPOSE, "expose")               \
-    X(REDUCE, "reduce")               \
-    X(ENCODE, "encode")               \
-    X(DECODE, "decode")               \
-    X(DECODE_REDUCE, "decode_reduce") \
-    X(RECODE, "recode")               \
-    X(COMMIT, "commit")               \
-    X(COMPUTE, "compute")             \
-    X(SIGNAL, "signal")               \
-    X(WAIT, "wait")                   \
-    X(FENCE, "fence")                 \
-    X(LOOP, "loop")                   \
-    X(END, "end")                     \
+#define DCOMM_STEP_TABLE(X)       \
+    X(SEND, "send")               \
+    X(RECV, "recv")               \
+    X(RECV_REDUCE, "recv_reduce") \
+    X(COPY, "copy")               \
+    X(EXPOSE, "expose")           \
+    X(REDUCE, "reduce")           \
+    X(ENCODE, "encode")           \
+    X(DECODE, "decode")           \
+    X(RECODE, "recode")           \
+    X(COMPUTE, "compute")         \
+    X(SIGNAL, "signal")           \
+    X(WAIT, "wait")               \
+    X(FENCE, "fence")             \
+    X(LOOP, "loop")               \
+    X(END, "end")                 \
     X(CALL, "call")
 
 typedef enum dcomm_step_kind {
@@ -1191,9 +1186,9 @@ typedef struct dcomm_codec_place {
     uint32_t divisor; /* what is decoded is divided by this: 1, or the ranks of an average */
 } dcomm_codec_place;
 
-/* Encoding for ENCODE, DECODE, DECODE_REDUCE and RECODE: all lengths in bytes. encode returns the
- * encoded length (at most dst_len) in *encoded; decode must fill dst exactly with the fold of what
- * the sources decode to, in their order, and decode_reduce folds that into dst, before it divides.
+/* Encoding for ENCODE, DECODE and RECODE: all lengths in bytes. encode returns the encoded length
+ * (at most dst_len) in *encoded; decode must fill dst exactly with the fold of what the sources
+ * decode to, in their order.
  * `user` is what the run brings along - the key of its random numbers, its workspace, what it keeps
  * of errors - or else plan.codec_user. DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
 typedef struct dcomm_plan_codec {
@@ -1202,9 +1197,6 @@ typedef struct dcomm_plan_codec {
                            size_t src_len, void *dst, size_t dst_len, size_t *encoded);
     dcomm_status (*decode)(void *user, const dcomm_codec_place *place, const void *const *src,
                            const size_t *src_len, size_t nsrc, void *dst, size_t dst_len);
-    dcomm_status (*decode_reduce)(void *user, const dcomm_codec_place *place,
-                                  const void *const *src, const size_t *src_len, size_t nsrc,
-                                  void *dst, size_t dst_len);
     /* All of RECODE at once; `stage` is its scratch. NULL: decode into stage, then encode. */
     dcomm_status (*recode)(void *user, const dcomm_codec_place *place, const void *const *src,
                            const size_t *src_len, size_t nsrc, void *stage, size_t stage_len,
@@ -1254,7 +1246,7 @@ struct dcomm_plan {
      * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
     int64_t recoded_first, recoded_count;
     int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
-    int64_t scratch_bytes, state_bytes;
+    int64_t scratch_bytes;
     dcomm_plan_next next; /* NULL: this is the last stage */
     void (*release)(void *user, const dcomm_plan *plan);
     void *next_user;
@@ -1948,18 +1940,17 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, siz
 
 /* Run the caller's plan as the next collective of comm. plan is this rank's part: plan->rank is the
  * rank and plan->nranks the size of comm. `signature` must be equal on all ranks: by it mismatches
- * are found. state is plan->state_bytes of persistent memory, or NULL if that is 0. The plan stays
- * in use until the operation is complete.
+ * are found. `unused` is NULL. The plan stays in use until the operation is complete.
  * Errors: DCOMM_ERR_PLAN (the plan is malformed). An operand outside its space fails the operation
  * when it runs. Table lookups out of bounds, races and deadlocks are not found here: check a plan
  * first (dcomm_plan_check). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan,
-                                                     const void *in, void *out, void *state,
+                                                     const void *in, void *out, void *unused,
                                                      uint32_t signature,
                                                      const dcomm_coll_opts *opts,
                                                      dcomm_request **request_p);
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan,
-                                                    const void *in, void *out, void *state,
+                                                    const void *in, void *out, void *unused,
                                                     uint32_t signature,
                                                     const dcomm_coll_opts *opts);
 
@@ -14953,7 +14944,8 @@ typedef struct dcommi_device_handle {
 
 /* A step of a codec's on a device: kind says which of the plan's codec steps. */
 typedef struct dcommi_device_code {
-    uint8_t kind; /* dcomm_step_kind: ENCODE, RECODE, DECODE, DECODE_REDUCE */
+    uint8_t kind; /* dcomm_step_kind: ENCODE, RECODE, DECODE */
+    bool adds;    /* DECODE: to what dst holds */
     const dcomm_codec *codec;
     dcomm_codec_key key;
     float factor;          /* RECODE */
@@ -17108,8 +17100,8 @@ static void dcommi_print_expr(dcommi_print_text *t, const dcomm_expr *e)
 
 static const char *dcommi_print_space(unsigned space)
 {
-    static const char *const names[] = {"none",  "IN",    "OUT",  "SCRATCH",
-                                        "STATE", "WORDS", "PEER", "message"};
+    static const char *const names[] = {"none",  "IN",   "OUT",    "SCRATCH",
+                                        "WORDS", "PEER", "message"};
     return space < sizeof names / sizeof names[0] ? names[space] : "?";
 }
 
@@ -17274,7 +17266,7 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
         dcommi_print_expr(t, &word);
         dcommi_print_add(t, "]");
     }
-    if (encodes || s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE) {
+    if (encodes || s->kind == DCOMM_STEP_DECODE) {
         dcommi_print_add(t, ", elements from ");
         dcommi_print_expr(t, &s->index);
     }
@@ -17295,9 +17287,6 @@ dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t
         &t, "plan \"%s\" rank %d of %d, %s %s: IN %" PRId64 ", OUT %" PRId64 ", SCRATCH %" PRId64,
         p->name != NULL ? p->name : "", p->rank, p->nranks, dcomm_op_name((dcomm_op)p->op),
         dcomm_dtype_name((dcomm_dtype)p->dtype), p->in_bytes, p->out_bytes, p->scratch_bytes);
-    if (p->state_bytes > 0) {
-        dcommi_print_add(&t, ", STATE %" PRId64, p->state_bytes);
-    }
     dcommi_print_add(
         &t,
         " bytes; %" PRIu32 " tags, %" PRIu32 " counters, %" PRIu32 " slots, %" PRIu32 " words%s\n",
@@ -17742,9 +17731,8 @@ static void dcommi_check_mem_settle(dcommi_check_mem *mem)
 #define DCOMMI_CHECK_SUBPLANS 100000u /* validated in all, to bound shared ones */
 
 #define DCOMMI_CHECK_BIT(space) (1u << DCOMM_SPACE_##space)
-#define DCOMMI_CHECK_OWN                                                        \
-    (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH) | \
-     DCOMMI_CHECK_BIT(STATE))
+#define DCOMMI_CHECK_OWN \
+    (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
 #define DCOMMI_CHECK_LOCAL (DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(WORDS))
 #define DCOMMI_CHECK_ANY (DCOMMI_CHECK_LOCAL | DCOMMI_CHECK_BIT(PEER))
 #define DCOMMI_CHECK_RESULT \
@@ -17776,12 +17764,8 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
                                false},
         [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
                                false, true, false},
-        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1,
-                                      UINT32_MAX, false, true, false},
         [DCOMM_STEP_RECODE] = {"recode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
                                false, true, false},
-        [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_LOCAL, 1, 1, false,
-                               false, false},
         [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
                                 DCOMMI_FOLD_SOURCES, false, false, false},
         [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
@@ -17978,7 +17962,7 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         break;
     }
     bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
-                 s->kind == DCOMM_STEP_DECODE_REDUCE || s->kind == DCOMM_STEP_RECODE;
+                 s->kind == DCOMM_STEP_RECODE;
     if (codes) {
         DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
     }
@@ -18081,11 +18065,11 @@ static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *whe
                            ") or counters (%" PRIu32 ")",
                            where, p->nlanes, p->nslots, p->nwords, p->ncounters);
     }
-    if (p->in_bytes < 0 || p->out_bytes < 0 || p->scratch_bytes < 0 || p->state_bytes < 0) {
+    if (p->in_bytes < 0 || p->out_bytes < 0 || p->scratch_bytes < 0) {
         return dcommi_fail(DCOMM_ERR_PLAN,
                            "%s: a space has a negative size: IN %" PRId64 ", OUT %" PRId64
-                           ", SCRATCH %" PRId64 ", STATE %" PRId64,
-                           where, p->in_bytes, p->out_bytes, p->scratch_bytes, p->state_bytes);
+                           ", SCRATCH %" PRId64,
+                           where, p->in_bytes, p->out_bytes, p->scratch_bytes);
     }
     if (dcomm_dtype_size((dcomm_dtype)p->dtype) == 0 || p->op > (unsigned)DCOMM_OP_USER_MAX) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %" PRIu32 ", op %" PRIu32, where, p->dtype,
@@ -19019,8 +19003,7 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
         c->rank[op->lane->frame->rank].bytes += from->len;
         dcommi_check_event_of(c, op, from->mem->rank, 0, from->len);
     }
-    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_DECODE_REDUCE &&
-        op->step->kind != DCOMM_STEP_RECODE) {
+    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_RECODE) {
         return true;
     }
     const dcommi_check_value *v = runs->n == 1 ? &runs->run[0].v : NULL;
@@ -19055,16 +19038,8 @@ static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
 {
     const dcomm_step *s = op->step;
     const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
-    bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE ||
-                   s->kind == DCOMM_STEP_RECODE;
+    bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_RECODE;
     bool first = true;
-    if (s->kind == DCOMM_STEP_DECODE_REDUCE) {
-        if (!dcommi_check_read_region(c, op, dst, &c->given) ||
-            !dcommi_check_fold_in(c, op, true, &c->given)) {
-            return false;
-        }
-        first = false;
-    }
     for (uint32_t i = 0; i < s->nsrc; i++) {
         if (operand[i].space == DCOMM_SPACE_MSG) {
             if (!dcommi_check_fold_in(c, op, first, &c->arrived)) {
@@ -19187,7 +19162,7 @@ static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
     return true;
 }
 
-/* COPY, REDUCE, the codec's steps, COMMIT, COMPUTE. */
+/* COPY, REDUCE, the codec's steps, COMPUTE. */
 static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
 {
     const dcomm_step *s = op->step;
@@ -19197,7 +19172,7 @@ static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
         !dcommi_check_order_write(c, op, &dst)) {
         return false;
     }
-    bool single = s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_COMMIT;
+    bool single = s->kind == DCOMM_STEP_COPY;
     if (single) {
         const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
         if (!dcommi_check_piece(c, op, operand, 0, &src, &owner) ||
@@ -19713,9 +19688,6 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->counter = outer->counter + counter;
     f->slot = outer->slot + slot;
     const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
-    f->mem[DCOMM_SPACE_STATE] = outer->mem[DCOMM_SPACE_STATE];
-    f->base[DCOMM_SPACE_STATE] = outer->base[DCOMM_SPACE_STATE];
-    f->size[DCOMM_SPACE_STATE] = outer->size[DCOMM_SPACE_STATE];
     if (!dcommi_check_bind(c, op, f, DCOMM_SPACE_IN, in, sub->in_bytes) ||
         !dcommi_check_bind(c, op, f, DCOMM_SPACE_OUT, &s->dst, sub->out_bytes) ||
         !dcommi_check_own_mem(c, f, DCOMM_SPACE_SCRATCH, sub->scratch_bytes, DCOMMI_CHECK_UNDEF) ||
@@ -20136,7 +20108,6 @@ static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
     dcommi_check_layout l;
     DCOMMI_TRY(dcommi_check_layout_of(c, rank, &l));
     dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
-    dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
     dcommi_check_value zero = {.kind = DCOMMI_CHECK_ZERO};
     dcommi_check_value input = {
         .kind = DCOMMI_CHECK_SUM, .flags = DCOMMI_CHECK_ORDERED, .mask = (uint64_t)1 << rank};
@@ -20171,8 +20142,6 @@ static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
     }
     DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_OUT], out, l.out_bytes, undefined));
     DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_SCRATCH], 0, p->scratch_bytes, undefined));
-    DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_STATE], mem[DCOMM_SPACE_STATE]->size,
-                                     p->state_bytes, opaque));
     return dcommi_check_mem_fill(mem[DCOMM_SPACE_WORDS], mem[DCOMM_SPACE_WORDS]->size,
                                  8 * (int64_t)p->nwords, zero);
 }
@@ -20255,7 +20224,6 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
         }
         f->size[DCOMM_SPACE_IN] = dcommi_min64(p->in_bytes, f->size[DCOMM_SPACE_IN]);
         f->size[DCOMM_SPACE_OUT] = dcommi_min64(p->out_bytes, f->size[DCOMM_SPACE_OUT]);
-        f->size[DCOMM_SPACE_STATE] = p->state_bytes;
         k->frame = f;
         if (!dcommi_check_start(c, f, comp, nothing, 0)) {
             return c->status;
@@ -22083,7 +22051,6 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
         return s->now;
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_DECODE:
-    case DCOMM_STEP_DECODE_REDUCE:
     case DCOMM_STEP_RECODE:
         return dcommi_sim_codec(s, lane, step);
     default:
@@ -24407,8 +24374,8 @@ struct dcommi_frame {
     dcommi_frame *next;  /* in run->children */
     const dcomm_plan *plan;
     const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
-    uint8_t *space[DCOMM_SPACE_STATE + 1];
-    int64_t space_len[DCOMM_SPACE_STATE + 1];
+    uint8_t *space[DCOMM_SPACE_SCRATCH + 1];
+    int64_t space_len[DCOMM_SPACE_SCRATCH + 1];
     uint64_t *words;
     int64_t tag_base, index_base;
     uint32_t counter_base, slot_base;
@@ -24516,8 +24483,8 @@ struct dcommi_run {
     void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
     void *give_back_user;
     const void *in;
-    void *out, *state;
-    dcommi_device *device; /* in, out and state are its memory; NULL: the host's */
+    void *out;
+    dcommi_device *device; /* in and out are its memory; NULL: the host's */
     dcommi_gate gate;
     unsigned jobs;              /* of the device's under way */
     struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
@@ -29759,12 +29726,9 @@ static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *works
         return dcomm_cuda_recode(c->codec, c->src, c->len, c->n, c->factor, c->residual, c->next,
                                  c->count, &c->key, c->dst, c->dst_len, workspace, c->report,
                                  stream);
-    case DCOMM_STEP_DECODE:
-        return dcomm_cuda_decode_sum(c->codec, c->src, c->len, c->n, c->dst, c->count, workspace,
-                                     c->report, stream);
     default:
-        return dcomm_cuda_decode_add(c->codec, c->src, c->len, c->n, c->dst, c->count, workspace,
-                                     c->report, stream);
+        return (c->adds ? dcomm_cuda_decode_add : dcomm_cuda_decode_sum)(
+            c->codec, c->src, c->len, c->n, c->dst, c->count, workspace, c->report, stream);
     }
 }
 
@@ -34180,7 +34144,7 @@ static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *
         int64_t limit = (int64_t)frame->plan->nwords * 8;
         return offset < 0 || offset > limit - length ? NULL : (uint8_t *)frame->words + offset;
     }
-    if (o->space > DCOMM_SPACE_STATE || frame->space[o->space] == NULL || offset < 0 ||
+    if (o->space > DCOMM_SPACE_SCRATCH || frame->space[o->space] == NULL || offset < 0 ||
         offset > frame->space_len[o->space] - length) {
         return NULL;
     }
@@ -35056,29 +35020,6 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
     return DCOMMI_NEXT;
 }
 
-static enum dcommi_outcome dcommi_step_commit(dcommi_lane *lane, const dcomm_step *step)
-{
-    size_t src_len, dst_len;
-    const uint8_t *src =
-        dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &src_len);
-    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
-    if (src == NULL || dst == NULL) {
-        return dcommi_outside(lane, src == NULL ? "source" : "destination");
-    }
-    if (src_len != dst_len) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
-                                 dst_len);
-    }
-    if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
-        dcommi_piece from = {.local = src};
-        return dcommi_sources_on(lane->frame, step, true)
-                   ? dcommi_device_fold(lane, dst, &from, 1, src_len, false, false, false)
-                   : dcommi_step_mixed(lane);
-    }
-    memmove(dst, src, src_len);
-    return DCOMMI_NEXT;
-}
-
 /* The operands of a step of the codec's, repeats unfolded. */
 typedef struct dcommi_step_operands {
     const void **src; /* the context's */
@@ -35205,11 +35146,8 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     case DCOMM_STEP_RECODE:
         status = dcommi_step_recode(lane, step, user, &o, dst, dst_len, &encoded);
         break;
-    case DCOMM_STEP_DECODE:
-        status = codec->decode(user, &o.place, o.src, o.len, o.n, dst, dst_len);
-        break;
     default:
-        status = codec->decode_reduce(user, &o.place, o.src, o.len, o.n, dst, dst_len);
+        status = codec->decode(user, &o.place, o.src, o.len, o.n, dst, dst_len);
         break;
     }
     lane->frame->run->comm->stats.codec_ns += (uint64_t)(1e9 * (dcommi_now() - start));
@@ -35312,11 +35250,8 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
         frame->on_device =
             (uint8_t)(dcommi_on_device(parent, parent->plan->operands[step->src].space)
                           << DCOMM_SPACE_IN |
-                      dcommi_on_device(parent, step->dst.space) << DCOMM_SPACE_OUT |
-                      (parent->on_device & 1u << DCOMM_SPACE_STATE));
+                      dcommi_on_device(parent, step->dst.space) << DCOMM_SPACE_OUT);
     }
-    frame->space[DCOMM_SPACE_STATE] = parent->space[DCOMM_SPACE_STATE];
-    frame->space_len[DCOMM_SPACE_STATE] = parent->space_len[DCOMM_SPACE_STATE];
     frame->index_base = parent->index_base + dcommi_lane_value(lane, &step->index);
     frame->next = run->children;
     run->children = frame;
@@ -35373,11 +35308,8 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
         return dcommi_step_tell(lane, step);
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_DECODE:
-    case DCOMM_STEP_DECODE_REDUCE:
     case DCOMM_STEP_RECODE:
         return dcommi_step_codec(lane, step);
-    case DCOMM_STEP_COMMIT:
-        return dcommi_step_commit(lane, step);
     case DCOMM_STEP_COMPUTE:
         return dcommi_step_compute(lane, step);
     case DCOMM_STEP_CALL:
@@ -36391,10 +36323,8 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     root->space[DCOMM_SPACE_OUT] = run->out;
     root->space_len[DCOMM_SPACE_OUT] = plan->out_bytes;
     if (DCOMMI_UNLIKELY(run->device != NULL)) {
-        root->on_device = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT | 1u << DCOMM_SPACE_STATE;
+        root->on_device = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
     }
-    root->space[DCOMM_SPACE_STATE] = run->state;
-    root->space_len[DCOMM_SPACE_STATE] = plan->state_bytes;
     return dcommi_frame_scratch(root, memory + zeroed);
 }
 
@@ -48100,167 +48030,6 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
 }
 
 #endif
-/* ==== include/dcomm/impl/algo/coded/ring.h ================================================= */
-/* ring.h - compressed ring all-reduce, for comparison: every hop decodes what comes,
- * adds its own contribution and encodes the partial sum again. 2(N-1)/N encodings per rank like two
- * shots, but N roundings of growing sums: the error grows with N (docs/codecs.md). The all-gather
- * passes encodings on as they are, so all ranks end with the same bits.
- *
- * Each rank encodes each block once: the partial sum up to itself. So its residual is of the whole
- * tensor, and what it rounds away of others' contributions is in it. An average is divided where it
- * is decoded, for residuals to be those of sums on each hop. */
-#ifndef DCOMMI_ALGO_CODED_RING_H
-#define DCOMMI_ALGO_CODED_RING_H
-
-
-/* Two slots per track take turns: step v receives into slot (v + 1) mod 2 and sends from the other.
- */
-typedef struct dcommi_coded_hops {
-    const dcommi_coded_track *t;
-    dcommi_coded_slots slots;
-    int64_t sum; /* scratch for a partial sum */
-    int64_t tag;
-    int u; /* depth of the loop over chunks */
-} dcommi_coded_hops;
-
-/* Slot (first + i[v]) mod 2: its room, or what it holds. */
-static inline dcomm_operand dcommi_coded_hop_slot(const dcommi_coded_hops *h, bool held,
-                                                  int64_t first, int v)
-{
-    dcomm_expr turn = dcommi_modular(1, first, v, 1, 2), offset = turn;
-    offset.scale = h->t->k->stride;
-    dcomm_operand o =
-        dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(offset, h->slots.at), h->t->k->encoded);
-    if (held) {
-        o.length = turn;
-        o.length.kind = DCOMM_EXPR_WORD;
-        o.length.first = h->slots.word;
-    }
-    return o;
-}
-
-/* A block's chunk: of rank `first` - i[v]. */
-static inline dcomm_operand dcommi_coded_hop_block(const dcommi_coded_hops *h, dcomm_space space,
-                                                   int64_t first, int v)
-{
-    dcommi_turn turn = {first, v, -1};
-    return dcommi_coded_piece(h->t, space, h->u, turn);
-}
-
-/* Send what slot `first` holds and receive into the other; both in step i[v] + `number`. */
-static void dcommi_coded_hop(const dcommi_coded_hops *h, int64_t first, int64_t number, int v)
-{
-    const dcommi_shape *s = h->t->k->s;
-    dcommi_builder *b = h->t->k->b;
-    int lane = h->t->lane;
-    int64_t n = s->nranks;
-    dcomm_expr tag = dcommi_coded_chunk(h->t, h->u, 2 * (n - 1), h->tag + number);
-    tag = dcommi_plus_loop(tag, v, 1);
-    dcommi_send(b, lane, dcommi_coded_hop_slot(h, true, first, v), dcommi_const((s->rank + 1) % n),
-                tag, DCOMM_STEP_ASYNC);
-    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
-    if (step != NULL) {
-        step->dst = dcommi_coded_hop_slot(h, false, first + 1, v);
-        step->peer = dcommi_const((s->rank + n - 1) % n);
-        step->tag = tag;
-        step->word = (int32_t)h->slots.word;
-        step->value = dcommi_modular(1, first + 1, v, 1, 2);
-    }
-    dcommi_fence(b, lane);
-}
-
-/* Encode `src`, block `block` - i[v], into slot `first`. */
-static void dcommi_coded_hop_encode(const dcommi_coded_hops *h, dcomm_operand src, int64_t block,
-                                    int64_t first, int v)
-{
-    const dcommi_coded_cut *k = h->t->k;
-    dcomm_step *step = dcommi_build_step(k->b, h->t->lane, DCOMM_STEP_ENCODE);
-    if (step != NULL) {
-        step->dst = dcommi_coded_hop_slot(h, false, first, v);
-        step->word = (int32_t)h->slots.word;
-        step->value = dcommi_modular(1, first, v, 1, 2);
-        step->index =
-            dcommi_coded_number(dcommi_coded_hop_block(h, DCOMM_SPACE_NONE, block, v).offset);
-        dcommi_build_sources(k->b, step, &src, 1);
-    }
-}
-
-/* The reduce-scatter. */
-static void dcommi_coded_hops_reduce(const dcommi_coded_hops *h)
-{
-    const dcommi_shape *s = h->t->k->s;
-    dcommi_builder *b = h->t->k->b;
-    int lane = h->t->lane;
-    int64_t trips = s->nranks - 1, block = s->rank - 1;
-    int v = dcommi_loop_many(b, lane, trips);
-    dcommi_coded_hop(h, 0, 0, v);
-    dcomm_operand in = dcommi_coded_hop_block(h, dcommi_input_of(s, 0).space, block, v), sum = in;
-    sum.space = DCOMM_SPACE_SCRATCH;
-    sum.offset = dcommi_const(h->sum);
-    sum.clip = 0;
-    /* As long as the block's chunk, which is cut off at the end of the buffer. */
-    sum.length = dcommi_plus(in.offset, -h->t->k->total);
-    sum.length.scale = -sum.length.scale;
-    sum.length.add = -sum.length.add;
-    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
-        sum.length.post[d] = -sum.length.post[d];
-    }
-    dcommi_copy(b, lane, sum, in, 0);
-    dcomm_operand arrived = dcommi_coded_hop_slot(h, true, 1, v);
-    dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE_REDUCE);
-    if (step != NULL) {
-        step->dst = sum;
-        dcommi_build_sources(b, step, &arrived, 1);
-    }
-    dcommi_coded_hop_encode(h, sum, block, 1, v);
-    dcommi_end_many(b, lane, trips);
-}
-
-static void dcommi_coded_ring_track(const dcommi_coded_track *t, int64_t tag)
-{
-    const dcommi_shape *s = t->k->s;
-    dcommi_builder *b = t->k->b;
-    int64_t n = s->nranks;
-    dcommi_coded_track one = *t;
-    one.window = 1;
-    dcommi_coded_hops h = {.t = t, .slots = dcommi_coded_slots_make(&one, 2), .tag = tag};
-    h.sum = dcommi_build_scratch(b, t->k->chunk);
-    h.u = dcommi_loop_many(b, t->lane, t->trips);
-    int idle = DCOMM_LOOP_DEPTH - 1; /* of a loop that nobody opens */
-    dcomm_operand in = dcommi_coded_hop_block(&h, dcommi_input_of(s, 0).space, s->rank, idle);
-    dcommi_coded_hop_encode(&h, in, s->rank, 0, idle);
-    dcommi_coded_hops_reduce(&h);
-    dcomm_operand own = dcommi_coded_hop_slot(&h, true, n - 1, idle);
-    dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank + 1, idle),
-                        &own, 1, DCOMM_STEP_FINAL);
-    int v = dcommi_loop_many(b, t->lane, n - 1);
-    dcommi_coded_hop(&h, n - 1, n - 1, v);
-    dcomm_operand arrived = dcommi_coded_hop_slot(&h, true, n, v);
-    dcommi_coded_decode(b, t->lane, dcommi_coded_hop_block(&h, DCOMM_SPACE_OUT, s->rank, v),
-                        &arrived, 1, DCOMM_STEP_FINAL);
-    dcommi_end_many(b, t->lane, n - 1);
-    dcommi_end_many(b, t->lane, t->trips);
-}
-
-static dcomm_status dcommi_coded_ring(const dcommi_shape *s, dcommi_builder *b)
-{
-    DCOMMI_TRY(dcommi_coded_able(s, b));
-    if (s->coding->variant) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "coded_ring encodes partial sums, of which EF21's differences and DGC's "
-                           "momentum are no part; it takes classic feedback");
-    }
-    dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
-    int tracks = dcommi_coded_tracks(&k);
-    int64_t tag = dcommi_build_tags(b, 2 * (s->nranks - 1) * k.chunks);
-    for (int i = 0; i < tracks; i++) {
-        dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 1);
-        dcommi_coded_ring_track(&t, tag);
-    }
-    return b->status;
-}
-
-#endif
 /* ==== include/dcomm/impl/algo/coded/sparse.h =============================================== */
 /* sparse.h - compressed all-reduce for codecs that send some elements only, after
  * Ok-Topk (Li and Hoefler, PPoPP 2022): each rank selects, all agree on regions of the index space
@@ -49368,8 +49137,6 @@ static const dcommi_algo dcommi_coded_table[] = {
     {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false, 16, 16, NULL,
      "one or two exact all-reduces of an encoding, for randk and powersgd",
      "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
-    {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false, 16, 16, NULL,
-     "2(N-1) steps; 2(N-1)/N encodings of S per rank, N roundings", "for comparison"},
 };
 
 enum { DCOMMI_CODED_COUNT = sizeof dcommi_coded_table / sizeof dcommi_coded_table[0] };
@@ -50223,9 +49990,8 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 #define DCOMMI_CHOICE_ROUGH 16384 /* bytes */
 #define DCOMMI_CHOICE_ROUGH_STEPS 2
 
-/* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
- * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
- * summed is. */
+/* Return true if the chooser may take an algorithm for a call. Linear codecs are summed. Sparse sums
+ * are made sparse again only if feedback keeps the rest. */
 static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 {
     if (s->coding == NULL) {
@@ -50234,7 +50000,7 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
     if (s->coding->parts > 0) {
         return algo->make == dcommi_coded_linear;
     }
-    return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+    return algo->make != dcommi_coded_linear &&
            !(algo->make == dcommi_coded_sparse &&
              (s->coding->spread == NULL || !s->coding->feedback)) &&
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);
@@ -53688,20 +53454,6 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
                                : DCOMM_OK;
 }
 
-static dcomm_status dcommi_coded_step_add(void *user, const dcomm_codec_place *place,
-                                          const void *const *src, const size_t *src_len,
-                                          size_t nsrc, void *dst, size_t dst_len)
-{
-    dcommi_coded *c = user;
-    if (c == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
-    }
-    for (size_t i = 0; i < nsrc; i++) {
-        DCOMMI_TRY(dcomm_decode_add(c->codec, src[i], src_len[i], dst, dst_len / sizeof(float)));
-    }
-    return dcommi_coded_divide(dst, dst_len, place);
-}
-
 static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place *place,
                                              const void *const *src, const size_t *src_len,
                                              size_t nsrc, void *stage, size_t stage_len, void *dst,
@@ -53741,7 +53493,6 @@ static const dcomm_plan_codec dcommi_coded_codec = {
     .name = "codec",
     .encode = dcommi_coded_step_encode,
     .decode = dcommi_coded_step_decode,
-    .decode_reduce = dcommi_coded_step_add,
     .recode = dcommi_coded_step_recode,
 };
 
@@ -56211,7 +55962,8 @@ static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict
     DCOMMI_TRY(dcommi_verdict_wait(t));
     DCOMMI_TRY(dcomm_cuda_report_check(codec, w->count, &found, &report));
     w->bytes = report.bytes;
-    code.kind = DCOMM_STEP_DECODE_REDUCE;
+    code.kind = DCOMM_STEP_DECODE;
+    code.adds = true;
     code.src = &wire;
     code.len = &w->bytes;
     code.dst = t->y;
@@ -57160,8 +56912,8 @@ static dcomm_status dcommi_p2p(dcomm_comm *comm, dcomm_coll coll, const void *in
 /* ---- plans of the caller's own ---- */
 
 static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                    void *out, void *state, uint32_t signature,
-                                    const dcomm_coll_opts *opts, dcomm_request **request_p)
+                                    void *out, uint32_t signature, const dcomm_coll_opts *opts,
+                                    dcomm_request **request_p)
 {
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_check_comm(comm));
@@ -57182,11 +56934,6 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     dcommi_device *device = NULL;
     DCOMMI_TRY(
         dcommi_call_place(comm, &s, in, plan->in_bytes, out, plan->out_bytes, opts, &device));
-    if (plan->state_bytes > 0 &&
-        dcommi_device_locate(state) != (device == NULL ? -1 : device->handle.number)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: state does not lie where in and out do",
-                           plan->name);
-    }
     DCOMMI_TRY(dcommi_check_op_hold("plan", (dcomm_op)plan->op));
     dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, signature);
     if (run == NULL) {
@@ -57195,7 +56942,6 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     run->device = device;
     dcommi_run_stream(run, opts->stream);
-    run->state = state;
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);
 }
@@ -57490,19 +57236,20 @@ DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dco
 }
 
 DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                       void *out, void *state, uint32_t signature,
+                                       void *out, void *unused, uint32_t signature,
                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
+    (void)unused;
     DCOMMI_TRY(dcommi_check_request(comm, request_p));
-    return dcommi_called(comm,
-                         dcommi_run_plan(comm, plan, in, out, state, signature, opts, request_p));
+    return dcommi_called(comm, dcommi_run_plan(comm, plan, in, out, signature, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                      void *out, void *state, uint32_t signature,
+                                      void *out, void *unused, uint32_t signature,
                                       const dcomm_coll_opts *opts)
 {
-    return dcommi_called(comm, dcommi_run_plan(comm, plan, in, out, state, signature, opts, NULL));
+    (void)unused;
+    return dcommi_called(comm, dcommi_run_plan(comm, plan, in, out, signature, opts, NULL));
 }
 
 #endif

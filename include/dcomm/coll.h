@@ -300,18 +300,17 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, siz
 
 /* Run the caller's plan as the next collective of comm. plan is this rank's part: plan->rank is the
  * rank and plan->nranks the size of comm. `signature` must be equal on all ranks: by it mismatches
- * are found. state is plan->state_bytes of persistent memory, or NULL if that is 0. The plan stays
- * in use until the operation is complete.
+ * are found. `unused` is NULL. The plan stays in use until the operation is complete.
  * Errors: DCOMM_ERR_PLAN (the plan is malformed). An operand outside its space fails the operation
  * when it runs. Table lookups out of bounds, races and deadlocks are not found here: check a plan
  * first (dcomm_plan_check). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan,
-                                                     const void *in, void *out, void *state,
+                                                     const void *in, void *out, void *unused,
                                                      uint32_t signature,
                                                      const dcomm_coll_opts *opts,
                                                      dcomm_request **request_p);
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan,
-                                                    const void *in, void *out, void *state,
+                                                    const void *in, void *out, void *unused,
                                                     uint32_t signature,
                                                     const dcomm_coll_opts *opts);
 

@@ -28,10 +28,9 @@ typedef enum dcomm_space {
     DCOMM_SPACE_IN = 1,      /* the caller's input, read only */
     DCOMM_SPACE_OUT = 2,     /* the caller's output */
     DCOMM_SPACE_SCRATCH = 3, /* scratch_bytes, undefined at the start of each run */
-    DCOMM_SPACE_STATE = 4,   /* state_bytes, kept from run to run by the caller (residuals) */
-    DCOMM_SPACE_WORDS = 5,   /* nwords 64-bit words, zero at the start of each run */
-    DCOMM_SPACE_PEER = 6,    /* what another rank has exposed in a slot */
-    DCOMM_SPACE_MSG = 7      /* RECV_REDUCE only: the message being received */
+    DCOMM_SPACE_WORDS = 4,   /* nwords 64-bit words, zero at the start of each run */
+    DCOMM_SPACE_PEER = 5,    /* what another rank has exposed in a slot */
+    DCOMM_SPACE_MSG = 6      /* RECV_REDUCE only: the message being received */
 } dcomm_space;
 
 /* How an expression gets its value. i[0..2] are the indices of the lane's open loops, outermost
@@ -98,10 +97,8 @@ typedef struct dcomm_operand {
  *                element of src[0] is number `index` for the codec, and this is its encoding number
  *                `slot`
  *   DECODE       dst <- fold(codec.decode(src...)) in operand order; `index` is dst's
- *   DECODE_REDUCE dst <- dst (+) fold(codec.decode(src...))
  *   RECODE       dst <- codec.encode(fold(codec.decode(src...))), otherwise like ENCODE. `stage` is
  *                scratch as long as what is decoded
- *   COMMIT       STATE operand dst <- src[0]
  *   COMPUTE      plan.kernels[kernel](dst, src...)
  * Order:
  *   SIGNAL       adds `value` to counter `slot` of rank `peer` (DCOMM_ALL_PEERS: of every other;
@@ -125,24 +122,22 @@ typedef struct dcomm_operand {
  * stores, so that both may be done in one pass (a SEND behind a RECV_REDUCE, a COPY behind a
  * REDUCE); RESULT on a step that stores, that no later step but such a SEND reads it, so that much
  * of it may be stored past the caches. */
-#define DCOMM_STEP_TABLE(X)           \
-    X(SEND, "send")                   \
-    X(RECV, "recv")                   \
-    X(RECV_REDUCE, "recv_reduce")     \
-    X(COPY, "copy")                   \
-    X(EXPOSE, "expose")               \
-    X(REDUCE, "reduce")               \
-    X(ENCODE, "encode")               \
-    X(DECODE, "decode")               \
-    X(DECODE_REDUCE, "decode_reduce") \
-    X(RECODE, "recode")               \
-    X(COMMIT, "commit")               \
-    X(COMPUTE, "compute")             \
-    X(SIGNAL, "signal")               \
-    X(WAIT, "wait")                   \
-    X(FENCE, "fence")                 \
-    X(LOOP, "loop")                   \
-    X(END, "end")                     \
+#define DCOMM_STEP_TABLE(X)       \
+    X(SEND, "send")               \
+    X(RECV, "recv")               \
+    X(RECV_REDUCE, "recv_reduce") \
+    X(COPY, "copy")               \
+    X(EXPOSE, "expose")           \
+    X(REDUCE, "reduce")           \
+    X(ENCODE, "encode")           \
+    X(DECODE, "decode")           \
+    X(RECODE, "recode")           \
+    X(COMPUTE, "compute")         \
+    X(SIGNAL, "signal")           \
+    X(WAIT, "wait")               \
+    X(FENCE, "fence")             \
+    X(LOOP, "loop")               \
+    X(END, "end")                 \
     X(CALL, "call")
 
 typedef enum dcomm_step_kind {
@@ -190,9 +185,9 @@ typedef struct dcomm_codec_place {
     uint32_t divisor; /* what is decoded is divided by this: 1, or the ranks of an average */
 } dcomm_codec_place;
 
-/* Encoding for ENCODE, DECODE, DECODE_REDUCE and RECODE: all lengths in bytes. encode returns the
- * encoded length (at most dst_len) in *encoded; decode must fill dst exactly with the fold of what
- * the sources decode to, in their order, and decode_reduce folds that into dst, before it divides.
+/* Encoding for ENCODE, DECODE and RECODE: all lengths in bytes. encode returns the encoded length
+ * (at most dst_len) in *encoded; decode must fill dst exactly with the fold of what the sources
+ * decode to, in their order.
  * `user` is what the run brings along - the key of its random numbers, its workspace, what it keeps
  * of errors - or else plan.codec_user. DCOMM_ERR_CORRUPT when the bytes to decode are malformed. */
 typedef struct dcomm_plan_codec {
@@ -201,9 +196,6 @@ typedef struct dcomm_plan_codec {
                            size_t src_len, void *dst, size_t dst_len, size_t *encoded);
     dcomm_status (*decode)(void *user, const dcomm_codec_place *place, const void *const *src,
                            const size_t *src_len, size_t nsrc, void *dst, size_t dst_len);
-    dcomm_status (*decode_reduce)(void *user, const dcomm_codec_place *place,
-                                  const void *const *src, const size_t *src_len, size_t nsrc,
-                                  void *dst, size_t dst_len);
     /* All of RECODE at once; `stage` is its scratch. NULL: decode into stage, then encode. */
     dcomm_status (*recode)(void *user, const dcomm_codec_place *place, const void *const *src,
                            const size_t *src_len, size_t nsrc, void *stage, size_t stage_len,
@@ -253,7 +245,7 @@ struct dcomm_plan {
      * ENCODE steps encode (partly), or known at run time only (coded_sparse). */
     int64_t recoded_first, recoded_count;
     int64_t in_bytes, out_bytes; /* how much of IN and OUT the plan may touch */
-    int64_t scratch_bytes, state_bytes;
+    int64_t scratch_bytes;
     dcomm_plan_next next; /* NULL: this is the last stage */
     void (*release)(void *user, const dcomm_plan *plan);
     void *next_user;

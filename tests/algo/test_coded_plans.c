@@ -93,12 +93,11 @@ static void check_call(const call *c)
 
 static const dcommi_algo *flat(int i)
 {
-    static const char *const names[] = {"coded_allgather", "coded_two_shot", "coded_ring",
-                                        "coded_sparse"};
+    static const char *const names[] = {"coded_allgather", "coded_two_shot", "coded_sparse"};
     return dcommi_coded_find(DCOMM_COLL_ALLREDUCE, names[i]);
 }
 
-enum { FLAT = 4 };
+enum { FLAT = 3 };
 
 Test(coded_plans, up_to_9_ranks, .timeout = 240)
 {

@@ -256,8 +256,7 @@ static void take(dcomm_comm *comm, const dcomm_codec *codec, size_t count, dcomm
 
 static int same(int rank, int n, procs_shared *s, void *arg)
 {
-    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier",
-                                        "coded_ring"};
+    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_hier"};
     static const char *const sparse[] = {"coded_allgather", "coded_two_shot", "coded_hier",
                                          "coded_sparse"};
     const size_t counts[] = {2049, 10011, 70003};
@@ -272,7 +271,7 @@ static int same(int rank, int n, procs_shared *s, void *arg)
     for (int c = n % PROCS_THIN; c < SPECS; c += w->late ? 3 : PROCS_THIN) {
         dcomm_codec *codec = NULL;
         RANKS_OK(dcomm_codec_create(specs[c], &codec));
-        for (int a = 0; a < (c < SPLIT || c >= SPARSE ? 4 : 3); a++) {
+        for (int a = 0; a < (c < SPLIT ? 4 : 3); a++) {
             dcomm_feedback_opts feedback = {
                 .seed = 7, .tensor = (uint32_t)c, .in_place = w->in_place};
             dcomm_coll_opts opts = {

@@ -124,7 +124,7 @@ static int ledgers(int rank, int n, procs_shared *shared, void *arg)
     static const struct {
         const char *spec, *algo;
     } calls[] = {{"topk:k=0.02", "coded_allgather"},         {"topk:k=0.02", "coded_sparse"},
-                 {"qsgd:bits=8", "coded_two_shot"},          {"bf16", "coded_ring"},
+                 {"qsgd:bits=8", "coded_two_shot"},          {"bf16", "coded_two_shot"},
                  {"randk:k=0.1,scale=none", "coded_linear"}, {"powersgd:rank=2", "coded_linear"}};
     (void)arg;
     ranks_settle(rank, n, RANKS_LOCAL);
@@ -151,30 +151,28 @@ static int ledgers(int rank, int n, procs_shared *shared, void *arg)
                     call.bits, own.bits);
         PROCS_CHECK(call.wire_bytes == report.bytes, "%s by %s: %" PRIu64 " bytes, reported %zu",
                     calls[i].spec, calls[i].algo, call.wire_bytes, report.bytes);
-        if (strcmp(calls[i].algo, "coded_ring") != 0) { /* which has no feedback */
-            dcomm_feedback *fb = NULL;
-            RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb));
-            RANKS_OK(dcomm_feedback_set_ledger(fb, &state));
-            call = (dcomm_ledger){0};
-            opts = (dcomm_coll_opts){.algo = calls[i].algo,
-                                     .feedback = fb,
-                                     .codec_report = &report,
-                                     .codec_ledger = &call};
-            RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
-            PROCS_CHECK(call.wire_bytes == report.bytes,
-                        "%s by %s, feedback: %" PRIu64 " bytes, reported %zu", calls[i].spec,
-                        calls[i].algo, call.wire_bytes, report.bytes);
-            PROCS_CHECK(call.count == COUNT && call.residual_norm > 0 && call.contraction > 0 &&
-                            call.bits > 0,
-                        "%s by %s: residual %g, contraction %g", calls[i].spec, calls[i].algo,
-                        call.residual_norm, call.contraction);
-            PROCS_CHECK(state.encoded == 0, "%s: the state's ledger has %" PRIu64, calls[i].spec,
-                        state.encoded);
-            opts.codec_ledger = NULL;
-            RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
-            PROCS_CHECK(state.count == COUNT, "%s: the state's ledger is lost", calls[i].spec);
-            dcomm_feedback_destroy(&fb);
-        }
+        dcomm_feedback *fb = NULL;
+        RANKS_OK(dcomm_feedback_create(codec, COUNT, NULL, &fb));
+        RANKS_OK(dcomm_feedback_set_ledger(fb, &state));
+        call = (dcomm_ledger){0};
+        opts = (dcomm_coll_opts){.algo = calls[i].algo,
+                                 .feedback = fb,
+                                 .codec_report = &report,
+                                 .codec_ledger = &call};
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        PROCS_CHECK(call.wire_bytes == report.bytes,
+                    "%s by %s, feedback: %" PRIu64 " bytes, reported %zu", calls[i].spec,
+                    calls[i].algo, call.wire_bytes, report.bytes);
+        PROCS_CHECK(call.count == COUNT && call.residual_norm > 0 && call.contraction > 0 &&
+                        call.bits > 0,
+                    "%s by %s: residual %g, contraction %g", calls[i].spec, calls[i].algo,
+                    call.residual_norm, call.contraction);
+        PROCS_CHECK(state.encoded == 0, "%s: the state's ledger has %" PRIu64, calls[i].spec,
+                    state.encoded);
+        opts.codec_ledger = NULL;
+        RANKS_OK(dcomm_allreduce(comm, x, y, COUNT, DCOMM_F32, DCOMM_SUM, &opts));
+        PROCS_CHECK(state.count == COUNT, "%s: the state's ledger is lost", calls[i].spec);
+        dcomm_feedback_destroy(&fb);
         free(wire);
         dcomm_codec_destroy(&codec);
     }
@@ -291,12 +289,6 @@ Test(coded, sparse, .timeout = 120)
     values("threshold:k=0.02", "coded_sparse", RANKS_LOCAL, 3);
 }
 
-Test(coded, ring, .timeout = 120)
-{
-    values("bf16", "coded_ring", RANKS_LOCAL, 4);
-    values("qsgd:bits=8", "coded_ring", RANKS_LOCAL, 2);
-}
-
 Test(coded, between_hosts, .timeout = 60)
 {
     setting s = {.place = RANKS_PAIRS, .spec = "bf16", .algo = "coded_hier"};
@@ -312,11 +304,6 @@ static double variance_of(const char *algo, int n, double omega)
     double error = n * omega;
     if (strcmp(algo, "coded_two_shot") == 0) { /* about 2 omega n */
         error += omega * (n + error);
-    } else if (strcmp(algo, "coded_ring") == 0) { /* about omega n (n + 1) / 2 */
-        error = 0;
-        for (int k = 1; k <= n; k++) {
-            error += omega * (k + error);
-        }
     }
     return error;
 }
@@ -356,11 +343,11 @@ static int error_grows(int rank, int n, procs_shared *shared, void *arg)
     return ranks_leave(&comm);
 }
 
-Test(coded, error_is_flat_with_two_shots_and_grows_in_a_ring, .timeout = 120)
+Test(coded, error_is_flat_with_two_shots, .timeout = 120)
 {
-    static const char *const algos[] = {"coded_allgather", "coded_two_shot", "coded_ring"};
+    static const char *const algos[] = {"coded_allgather", "coded_two_shot"};
     for (int n = 2; n <= (PROCS_THIN == 1 ? 8 : 4); n *= 2) {
-        for (int a = 0; a < 3; a++) {
+        for (int a = 0; a < 2; a++) {
             run(n, error_grows, (void *)(uintptr_t)algos[a]);
         }
     }
@@ -520,8 +507,7 @@ Test(coded, feedback_loses_nothing, .timeout = 120)
         {"threshold:k=0.05", "sparse", {0}, 100, 1e-4, RANKS_LOCAL, false},
         {"topk:k=1", "coded_sparse", {.variant = DCOMM_FEEDBACK_EF21}, 0, 300, RANKS_LOCAL, false},
         {"bf16", "coded_two_shot", {0}, 10, 1e-4, RANKS_LOCAL, false},
-        {"topk:k=0.05", "coded_ring", {0}, 200, 1e-4, RANKS_LOCAL, false},
-        {"bf16", "ring", {.in_place = true}, 20, 1e-4, RANKS_LOCAL, false},
+        {"bf16", "two_shot", {.in_place = true}, 20, 1e-4, RANKS_LOCAL, false},
         {"qsgd:bits=4", "coded_two_shot", {.scale = true}, 120, 1e-4, RANKS_LOCAL, false},
         {"fp8", NULL, {0}, 15, 1e-4, RANKS_LOCAL, false},
         {"randk:k=0.1,scale=none", "coded_linear", {0}, 250, 1e-4, RANKS_LOCAL, false},
@@ -564,8 +550,6 @@ static int kinds_of_feedback(int rank, int n, procs_shared *shared, void *arg)
     } refused[] = {
         {"coded_hier", "topk:k=0.05", {.variant = DCOMM_FEEDBACK_DGC, .clip = 1}},
         {"coded_hier", "bf16", {.variant = DCOMM_FEEDBACK_EF21}},
-        {"coded_ring", "topk:k=0.05", {.variant = DCOMM_FEEDBACK_DGC}},
-        {"coded_ring", "bf16", {.variant = DCOMM_FEEDBACK_EF21}},
     };
     (void)arg;
     ranks_settle(rank, n, RANKS_PAIRS);

@@ -159,7 +159,7 @@ typedef struct bad_numbers {
 static const bad_numbers bad[] = {
     {"bf16", "coded_two_shot", false, RANKS_LOCAL, NAN, DCOMM_ERR_INVALID},
     {"bf16", "coded_allgather", true, RANKS_LOCAL, INFINITY, DCOMM_ERR_INVALID},
-    {"qsgd:bits=4", "coded_ring", false, RANKS_LOCAL, NAN, DCOMM_ERR_INVALID},
+    {"qsgd:bits=4", "coded_two_shot", false, RANKS_LOCAL, NAN, DCOMM_ERR_INVALID},
     {"qsgd:bits=4", "coded_hier", true, RANKS_PAIRS, NAN, DCOMM_ERR_INVALID},
     {"topk:k=0.01", "coded_sparse", true, RANKS_LOCAL, NAN, DCOMM_ERR_INVALID},
     {"randk:k=0.1", NULL, false, RANKS_LOCAL, NAN, DCOMM_ERR_INVALID},

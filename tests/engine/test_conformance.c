@@ -31,8 +31,8 @@ static dcomm_status pack(void *user, const dcomm_codec_place *place, const void 
     return DCOMM_OK;
 }
 
-static dcomm_status unpack(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *lengths, size_t nsrc,
-                           void *dst, size_t dst_len)
+static dcomm_status unpack(void *user, const dcomm_codec_place *place, const void *const *src,
+                           const size_t *lengths, size_t nsrc, void *dst, size_t dst_len)
 {
     const uint8_t *from = src[0];
     size_t src_len = lengths[0];
@@ -49,20 +49,7 @@ static dcomm_status unpack(void *user, const dcomm_codec_place *place, const voi
     return at == dst_len && src_len % 2 == 0 ? DCOMM_OK : DCOMM_ERR_CORRUPT;
 }
 
-static dcomm_status unpack_add(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *lengths,
-                               size_t nsrc, void *dst, size_t dst_len)
-{
-    uint8_t *bytes = malloc(dst_len);
-    dcomm_status status =
-        bytes != NULL ? unpack(user, place, src, lengths, nsrc, bytes, dst_len) : DCOMM_ERR_NO_MEMORY;
-    for (size_t i = 0; i < dst_len && status == DCOMM_OK; i++) {
-        ((uint8_t *)dst)[i] = (uint8_t)(((uint8_t *)dst)[i] + bytes[i]);
-    }
-    free(bytes);
-    return status;
-}
-
-static const dcomm_plan_codec runs = {"runs", pack, unpack, unpack_add, NULL};
+static const dcomm_plan_codec runs = {"runs", pack, unpack, NULL};
 
 static void relay(dcommi_builder *b, int r, int n)
 {
@@ -105,8 +92,7 @@ static void run_relay(world *w)
     drop(plans, w->n);
 }
 
-/* ---- DECODE_REDUCE, COMPUTE, COMMIT: a compressed sum whose error is kept for the next time ----
- */
+/* ---- ENCODE, DECODE, COMPUTE: a compressed sum that keeps its rounding errors ---- */
 
 #define GRADS 3000
 
@@ -144,8 +130,8 @@ static dcomm_status widen(const void *src, size_t src_len, float *dst, size_t ds
     return DCOMM_OK;
 }
 
-static dcomm_status uncut(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len, size_t nsrc,
-                          void *dst, size_t dst_len)
+static dcomm_status uncut(void *user, const dcomm_codec_place *place, const void *const *src,
+                          const size_t *src_len, size_t nsrc, void *dst, size_t dst_len)
 {
     dcomm_status status = widen(src[0], src_len[0], dst, dst_len, false);
     (void)user, (void)place;
@@ -155,18 +141,7 @@ static dcomm_status uncut(void *user, const dcomm_codec_place *place, const void
     return status;
 }
 
-static dcomm_status uncut_add(void *user, const dcomm_codec_place *place, const void *const *src, const size_t *src_len,
-                              size_t nsrc, void *dst, size_t dst_len)
-{
-    dcomm_status status = DCOMM_OK;
-    (void)user, (void)place;
-    for (size_t i = 0; i < nsrc && status == DCOMM_OK; i++) {
-        status = widen(src[i], src_len[i], dst, dst_len, true);
-    }
-    return status;
-}
-
-static const dcomm_plan_codec halves = {"halves", cut, uncut, uncut_add, NULL};
+static const dcomm_plan_codec halves = {"halves", cut, uncut, NULL};
 
 /* dst <- src[0] + factor * src[1]; factor in *user */
 static dcomm_status add_scaled(void *user, void *dst, size_t dst_len, const void *const *src,
@@ -193,10 +168,11 @@ static dcomm_status subtract(void *user, void *dst, size_t dst_len, const void *
 static const dcomm_plan_kernel kernels[] = {add_scaled, subtract};
 static float one = 1;
 
+/* IN: a gradient, and what the last run held back. OUT: the sum, and what this one holds back. */
 static void compressed(dcommi_builder *b, int r, int n)
 {
     const int64_t bytes = 4 * GRADS, half = 2 * GRADS;
-    b->head.in_bytes = b->head.out_bytes = b->head.state_bytes = bytes;
+    b->head.in_bytes = b->head.out_bytes = 2 * bytes;
     b->head.nwords = (uint32_t)n;
     b->head.codec = &halves;
     b->head.kernels = kernels;
@@ -206,7 +182,7 @@ static void compressed(dcommi_builder *b, int r, int n)
     dcomm_operand decoded = scratch(dcommi_build_scratch(b, bytes), bytes);
     int64_t slots = dcommi_build_scratch(b, n * half);
     dcommi_build_tags(b, 1);
-    dcomm_operand sum[2] = {in(0, bytes), dcommi_span(DCOMM_SPACE_STATE, 0, bytes)};
+    dcomm_operand sum[2] = {in(0, bytes), in(bytes, bytes)}, theirs[MAX];
     step_of(b, 0, DCOMM_STEP_COMPUTE, wanted, sum, 2)->kernel = 0;
     dcomm_operand mine = scratch(slots + r * half, half);
     step_of(b, 0, DCOMM_STEP_ENCODE, mine, &wanted, 1)->word = r;
@@ -220,18 +196,16 @@ static void compressed(dcommi_builder *b, int r, int n)
     }
     step_of(b, 0, DCOMM_STEP_DECODE, decoded, &mine, 1);
     dcomm_operand difference[2] = {wanted, decoded};
-    step_of(b, 0, DCOMM_STEP_COMPUTE, wanted, difference, 2)->kernel = 1;
-    step_of(b, 0, DCOMM_STEP_COMMIT, dcommi_span(DCOMM_SPACE_STATE, 0, bytes), &wanted, 1);
+    step_of(b, 0, DCOMM_STEP_COMPUTE, out(bytes, bytes), difference, 2)->kernel = 1;
     /* Lane 1 waits for its messages, then for lane 0's encoding, and folds in rank order. */
     uint16_t encoded = dcommi_build_counter(b);
     dcommi_signal(b, 0, encoded, num(r), num(2));
     dcommi_fence(b, 1);
     dcommi_await(b, 1, encoded, num(2));
     for (int p = 0; p < n; p++) {
-        dcomm_operand theirs = as_long(scratch(slots + p * half, half), p);
-        step_of(b, 1, p == 0 ? DCOMM_STEP_DECODE : DCOMM_STEP_DECODE_REDUCE, out(0, bytes), &theirs,
-                1);
+        theirs[p] = as_long(scratch(slots + p * half, half), p);
     }
+    step_of(b, 1, DCOMM_STEP_DECODE, out(0, bytes), theirs, (size_t)n);
 }
 
 static float grad(int rank, int again, int i)
@@ -245,23 +219,24 @@ static float grad(int rank, int again, int i)
 static void run_compressed(world *w)
 {
     dcomm_plan *plans[MAX];
-    static float mine[GRADS], got[GRADS], state[GRADS], states[MAX][GRADS], want[GRADS];
+    static float mine[2 * GRADS], got[2 * GRADS], held[MAX][GRADS], want[GRADS];
     make_all(compressed, "compressed", w, plans);
     for (int again = 0; again < AGAIN; again++) {
         for (int i = 0; i < GRADS; i++) {
             mine[i] = grad(w->rank, again, i);
             want[i] = 0;
             for (int r = 0; r < w->n; r++) {
-                float x = grad(r, again, i) + states[r][i], kept = 0;
+                float x = grad(r, again, i) + held[r][i], kept = 0;
                 memcpy((uint8_t *)&kept + 2, (uint8_t *)&x + 2, 2);
                 want[i] += kept;
-                states[r][i] = x - kept;
+                held[r][i] = x - kept;
             }
         }
-        RANKS_OK(dcomm_plan_run(w->comm, plans[w->rank], mine, got, state, 12, NULL));
-        PROCS_CHECK(memcmp(got, want, sizeof got) == 0, "rank %d, run %d: sum", w->rank, again);
-        PROCS_CHECK(memcmp(state, states[w->rank], sizeof state) == 0, "rank %d, run %d: residual",
-                    w->rank, again);
+        RANKS_OK(dcomm_plan_run(w->comm, plans[w->rank], mine, got, NULL, 12, NULL));
+        PROCS_CHECK(memcmp(got, want, sizeof want) == 0, "rank %d, run %d: sum", w->rank, again);
+        memcpy(mine + GRADS, got + GRADS, sizeof want);
+        PROCS_CHECK(memcmp(mine + GRADS, held[w->rank], sizeof want) == 0,
+                    "rank %d, run %d: residual", w->rank, again);
     }
     drop(plans, w->n);
 }
@@ -409,7 +384,7 @@ static dcomm_status count_out(void *user, const dcomm_codec_place *place, const 
     return DCOMM_OK;
 }
 
-static const dcomm_plan_codec count_codec = {"count", count_out, uncut, uncut_add, NULL};
+static const dcomm_plan_codec count_codec = {"count", count_out, uncut, NULL};
 
 /* Turn t, way w: rank r sends 4 bytes to each (r + 1 + k) mod n, who puts it at [t][w][k]. */
 static void loops(dcommi_builder *b, int r, int n)

@@ -225,13 +225,6 @@ Test(conservation, allgather, .timeout = 120)
     THROUGH("coded_allgather", 3, sparse_qsgd, .scale = true);
 }
 
-Test(conservation, ring, .timeout = 120)
-{
-    THROUGH("coded_ring", 3, dense, .scale = true);
-    THROUGH("coded_ring", 3, sparse, .in_place = true);
-    THROUGH("coded_ring", 3, sparse_qsgd, .scale = true);
-}
-
 Test(conservation, sparse, .timeout = 120)
 {
     THROUGH("coded_sparse", 3, sparse, .in_place = false);

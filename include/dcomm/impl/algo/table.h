@@ -6,7 +6,6 @@
 #include "bruck_v.h"
 #include "coded/hier.h"
 #include "coded/linear.h"
-#include "coded/ring.h"
 #include "coded/sparse.h"
 #include "direct.h"
 #include "doubling.h"
@@ -188,8 +187,6 @@ static const dcommi_algo dcommi_coded_table[] = {
     {"coded_linear", DCOMM_COLL_ALLREDUCE, dcommi_coded_linear, false, 16, 16, NULL,
      "one or two exact all-reduces of an encoding, for randk and powersgd",
      "Vogels, Karimireddy and Jaggi 2019 (PowerSGD)"},
-    {"coded_ring", DCOMM_COLL_ALLREDUCE, dcommi_coded_ring, false, 16, 16, NULL,
-     "2(N-1) steps; 2(N-1)/N encodings of S per rank, N roundings", "for comparison"},
 };
 
 enum { DCOMMI_CODED_COUNT = sizeof dcommi_coded_table / sizeof dcommi_coded_table[0] };

@@ -136,9 +136,6 @@ static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
     f->counter = outer->counter + counter;
     f->slot = outer->slot + slot;
     const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
-    f->mem[DCOMM_SPACE_STATE] = outer->mem[DCOMM_SPACE_STATE];
-    f->base[DCOMM_SPACE_STATE] = outer->base[DCOMM_SPACE_STATE];
-    f->size[DCOMM_SPACE_STATE] = outer->size[DCOMM_SPACE_STATE];
     if (!dcommi_check_bind(c, op, f, DCOMM_SPACE_IN, in, sub->in_bytes) ||
         !dcommi_check_bind(c, op, f, DCOMM_SPACE_OUT, &s->dst, sub->out_bytes) ||
         !dcommi_check_own_mem(c, f, DCOMM_SPACE_SCRATCH, sub->scratch_bytes, DCOMMI_CHECK_UNDEF) ||

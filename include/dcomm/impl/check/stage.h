@@ -14,7 +14,6 @@ static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
     dcommi_check_layout l;
     DCOMMI_TRY(dcommi_check_layout_of(c, rank, &l));
     dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
-    dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
     dcommi_check_value zero = {.kind = DCOMMI_CHECK_ZERO};
     dcommi_check_value input = {
         .kind = DCOMMI_CHECK_SUM, .flags = DCOMMI_CHECK_ORDERED, .mask = (uint64_t)1 << rank};
@@ -49,8 +48,6 @@ static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
     }
     DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_OUT], out, l.out_bytes, undefined));
     DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_SCRATCH], 0, p->scratch_bytes, undefined));
-    DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_STATE], mem[DCOMM_SPACE_STATE]->size,
-                                     p->state_bytes, opaque));
     return dcommi_check_mem_fill(mem[DCOMM_SPACE_WORDS], mem[DCOMM_SPACE_WORDS]->size,
                                  8 * (int64_t)p->nwords, zero);
 }
@@ -133,7 +130,6 @@ static dcomm_status dcommi_check_stage_start(dcommi_check *c)
         }
         f->size[DCOMM_SPACE_IN] = dcommi_min64(p->in_bytes, f->size[DCOMM_SPACE_IN]);
         f->size[DCOMM_SPACE_OUT] = dcommi_min64(p->out_bytes, f->size[DCOMM_SPACE_OUT]);
-        f->size[DCOMM_SPACE_STATE] = p->state_bytes;
         k->frame = f;
         if (!dcommi_check_start(c, f, comp, nothing, 0)) {
             return c->status;

@@ -101,8 +101,7 @@ static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi
         c->rank[op->lane->frame->rank].bytes += from->len;
         dcommi_check_event_of(c, op, from->mem->rank, 0, from->len);
     }
-    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_DECODE_REDUCE &&
-        op->step->kind != DCOMM_STEP_RECODE) {
+    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_RECODE) {
         return true;
     }
     const dcommi_check_value *v = runs->n == 1 ? &runs->run[0].v : NULL;
@@ -137,16 +136,8 @@ static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
 {
     const dcomm_step *s = op->step;
     const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
-    bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE ||
-                   s->kind == DCOMM_STEP_RECODE;
+    bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_RECODE;
     bool first = true;
-    if (s->kind == DCOMM_STEP_DECODE_REDUCE) {
-        if (!dcommi_check_read_region(c, op, dst, &c->given) ||
-            !dcommi_check_fold_in(c, op, true, &c->given)) {
-            return false;
-        }
-        first = false;
-    }
     for (uint32_t i = 0; i < s->nsrc; i++) {
         if (operand[i].space == DCOMM_SPACE_MSG) {
             if (!dcommi_check_fold_in(c, op, first, &c->arrived)) {
@@ -269,7 +260,7 @@ static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
     return true;
 }
 
-/* COPY, REDUCE, the codec's steps, COMMIT, COMPUTE. */
+/* COPY, REDUCE, the codec's steps, COMPUTE. */
 static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
 {
     const dcomm_step *s = op->step;
@@ -279,7 +270,7 @@ static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
         !dcommi_check_order_write(c, op, &dst)) {
         return false;
     }
-    bool single = s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_COMMIT;
+    bool single = s->kind == DCOMM_STEP_COPY;
     if (single) {
         const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
         if (!dcommi_check_piece(c, op, operand, 0, &src, &owner) ||

@@ -392,8 +392,8 @@ static dcomm_status dcommi_p2p(dcomm_comm *comm, dcomm_coll coll, const void *in
 /* ---- plans of the caller's own ---- */
 
 static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                    void *out, void *state, uint32_t signature,
-                                    const dcomm_coll_opts *opts, dcomm_request **request_p)
+                                    void *out, uint32_t signature, const dcomm_coll_opts *opts,
+                                    dcomm_request **request_p)
 {
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_check_comm(comm));
@@ -414,11 +414,6 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     dcommi_device *device = NULL;
     DCOMMI_TRY(
         dcommi_call_place(comm, &s, in, plan->in_bytes, out, plan->out_bytes, opts, &device));
-    if (plan->state_bytes > 0 &&
-        dcommi_device_locate(state) != (device == NULL ? -1 : device->handle.number)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "plan %s: state does not lie where in and out do",
-                           plan->name);
-    }
     DCOMMI_TRY(dcommi_check_op_hold("plan", (dcomm_op)plan->op));
     dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, signature);
     if (run == NULL) {
@@ -427,7 +422,6 @@ static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, co
     }
     run->device = device;
     dcommi_run_stream(run, opts->stream);
-    run->state = state;
     return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
                              request_p);
 }
@@ -722,19 +716,20 @@ DCOMM_API dcomm_status dcomm_recv(dcomm_comm *comm, void *buf, size_t count, dco
 }
 
 DCOMM_API dcomm_status dcomm_iplan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                       void *out, void *state, uint32_t signature,
+                                       void *out, void *unused, uint32_t signature,
                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
 {
+    (void)unused;
     DCOMMI_TRY(dcommi_check_request(comm, request_p));
-    return dcommi_called(comm,
-                         dcommi_run_plan(comm, plan, in, out, state, signature, opts, request_p));
+    return dcommi_called(comm, dcommi_run_plan(comm, plan, in, out, signature, opts, request_p));
 }
 
 DCOMM_API dcomm_status dcomm_plan_run(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                      void *out, void *state, uint32_t signature,
+                                      void *out, void *unused, uint32_t signature,
                                       const dcomm_coll_opts *opts)
 {
-    return dcommi_called(comm, dcommi_run_plan(comm, plan, in, out, state, signature, opts, NULL));
+    (void)unused;
+    return dcommi_called(comm, dcommi_run_plan(comm, plan, in, out, signature, opts, NULL));
 }
 
 #endif

@@ -308,9 +308,8 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 #define DCOMMI_CHOICE_ROUGH 16384 /* bytes */
 #define DCOMMI_CHOICE_ROUGH_STEPS 2
 
-/* Whether an algorithm does what nobody has to ask for by name: compressed, it rounds no more than
- * twice, what is sparse is made sparse again only where feedback keeps the rest, and what can be
- * summed is. */
+/* Return true if the chooser may take an algorithm for a call. Linear codecs are summed. Sparse sums
+ * are made sparse again only if feedback keeps the rest. */
 static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
 {
     if (s->coding == NULL) {
@@ -319,7 +318,7 @@ static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
     if (s->coding->parts > 0) {
         return algo->make == dcommi_coded_linear;
     }
-    return algo->make != dcommi_coded_linear && algo->make != dcommi_coded_ring &&
+    return algo->make != dcommi_coded_linear &&
            !(algo->make == dcommi_coded_sparse &&
              (s->coding->spread == NULL || !s->coding->feedback)) &&
            !(s->coding->whole && algo->make == dcommi_coded_two_shot);

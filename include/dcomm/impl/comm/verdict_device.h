@@ -78,7 +78,8 @@ static dcomm_status dcommi_verdict_turn(const dcomm_codec *codec, dcommi_verdict
     DCOMMI_TRY(dcommi_verdict_wait(t));
     DCOMMI_TRY(dcomm_cuda_report_check(codec, w->count, &found, &report));
     w->bytes = report.bytes;
-    code.kind = DCOMM_STEP_DECODE_REDUCE;
+    code.kind = DCOMM_STEP_DECODE;
+    code.adds = true;
     code.src = &wire;
     code.len = &w->bytes;
     code.dst = t->y;

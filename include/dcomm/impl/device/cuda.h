@@ -225,12 +225,9 @@ static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *works
         return dcomm_cuda_recode(c->codec, c->src, c->len, c->n, c->factor, c->residual, c->next,
                                  c->count, &c->key, c->dst, c->dst_len, workspace, c->report,
                                  stream);
-    case DCOMM_STEP_DECODE:
-        return dcomm_cuda_decode_sum(c->codec, c->src, c->len, c->n, c->dst, c->count, workspace,
-                                     c->report, stream);
     default:
-        return dcomm_cuda_decode_add(c->codec, c->src, c->len, c->n, c->dst, c->count, workspace,
-                                     c->report, stream);
+        return (c->adds ? dcomm_cuda_decode_add : dcomm_cuda_decode_sum)(
+            c->codec, c->src, c->len, c->n, c->dst, c->count, workspace, c->report, stream);
     }
 }
 

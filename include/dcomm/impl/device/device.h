@@ -59,7 +59,8 @@ typedef struct dcommi_device_handle {
 
 /* A step of a codec's on a device: kind says which of the plan's codec steps. */
 typedef struct dcommi_device_code {
-    uint8_t kind; /* dcomm_step_kind: ENCODE, RECODE, DECODE, DECODE_REDUCE */
+    uint8_t kind; /* dcomm_step_kind: ENCODE, RECODE, DECODE */
+    bool adds;    /* DECODE: to what dst holds */
     const dcomm_codec *codec;
     dcomm_codec_key key;
     float factor;          /* RECODE */

@@ -76,7 +76,7 @@ static uint8_t *dcommi_lane_piece(const dcommi_lane *lane, const dcomm_operand *
         int64_t limit = (int64_t)frame->plan->nwords * 8;
         return offset < 0 || offset > limit - length ? NULL : (uint8_t *)frame->words + offset;
     }
-    if (o->space > DCOMM_SPACE_STATE || frame->space[o->space] == NULL || offset < 0 ||
+    if (o->space > DCOMM_SPACE_SCRATCH || frame->space[o->space] == NULL || offset < 0 ||
         offset > frame->space_len[o->space] - length) {
         return NULL;
     }

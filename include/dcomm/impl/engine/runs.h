@@ -103,10 +103,8 @@ static dcomm_status dcommi_run_bind(dcommi_run *run, const dcomm_plan *plan, con
     root->space[DCOMM_SPACE_OUT] = run->out;
     root->space_len[DCOMM_SPACE_OUT] = plan->out_bytes;
     if (DCOMMI_UNLIKELY(run->device != NULL)) {
-        root->on_device = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT | 1u << DCOMM_SPACE_STATE;
+        root->on_device = 1u << DCOMM_SPACE_IN | 1u << DCOMM_SPACE_OUT;
     }
-    root->space[DCOMM_SPACE_STATE] = run->state;
-    root->space_len[DCOMM_SPACE_STATE] = plan->state_bytes;
     return dcommi_frame_scratch(root, memory + zeroed);
 }
 

@@ -338,29 +338,6 @@ static enum dcommi_outcome dcommi_step_tell(dcommi_lane *lane, const dcomm_step 
     return DCOMMI_NEXT;
 }
 
-static enum dcommi_outcome dcommi_step_commit(dcommi_lane *lane, const dcomm_step *step)
-{
-    size_t src_len, dst_len;
-    const uint8_t *src =
-        dcommi_lane_piece(lane, &lane->frame->plan->operands[step->src], 0, &src_len);
-    uint8_t *dst = dcommi_lane_piece(lane, &step->dst, 0, &dst_len);
-    if (src == NULL || dst == NULL) {
-        return dcommi_outside(lane, src == NULL ? "source" : "destination");
-    }
-    if (src_len != dst_len) {
-        return dcommi_step_error(lane, DCOMM_ERR_PLAN, "commits %zu bytes to %zu", src_len,
-                                 dst_len);
-    }
-    if (DCOMMI_UNLIKELY(dcommi_on_device(lane->frame, step->dst.space))) {
-        dcommi_piece from = {.local = src};
-        return dcommi_sources_on(lane->frame, step, true)
-                   ? dcommi_device_fold(lane, dst, &from, 1, src_len, false, false, false)
-                   : dcommi_step_mixed(lane);
-    }
-    memmove(dst, src, src_len);
-    return DCOMMI_NEXT;
-}
-
 /* The operands of a step of the codec's, repeats unfolded. */
 typedef struct dcommi_step_operands {
     const void **src; /* the context's */
@@ -487,11 +464,8 @@ static enum dcommi_outcome dcommi_step_codec(dcommi_lane *lane, const dcomm_step
     case DCOMM_STEP_RECODE:
         status = dcommi_step_recode(lane, step, user, &o, dst, dst_len, &encoded);
         break;
-    case DCOMM_STEP_DECODE:
-        status = codec->decode(user, &o.place, o.src, o.len, o.n, dst, dst_len);
-        break;
     default:
-        status = codec->decode_reduce(user, &o.place, o.src, o.len, o.n, dst, dst_len);
+        status = codec->decode(user, &o.place, o.src, o.len, o.n, dst, dst_len);
         break;
     }
     lane->frame->run->comm->stats.codec_ns += (uint64_t)(1e9 * (dcommi_now() - start));
@@ -594,11 +568,8 @@ static enum dcommi_outcome dcommi_step_call(dcommi_lane *lane, const dcomm_step 
         frame->on_device =
             (uint8_t)(dcommi_on_device(parent, parent->plan->operands[step->src].space)
                           << DCOMM_SPACE_IN |
-                      dcommi_on_device(parent, step->dst.space) << DCOMM_SPACE_OUT |
-                      (parent->on_device & 1u << DCOMM_SPACE_STATE));
+                      dcommi_on_device(parent, step->dst.space) << DCOMM_SPACE_OUT);
     }
-    frame->space[DCOMM_SPACE_STATE] = parent->space[DCOMM_SPACE_STATE];
-    frame->space_len[DCOMM_SPACE_STATE] = parent->space_len[DCOMM_SPACE_STATE];
     frame->index_base = parent->index_base + dcommi_lane_value(lane, &step->index);
     frame->next = run->children;
     run->children = frame;
@@ -655,11 +626,8 @@ static enum dcommi_outcome dcommi_step_run(dcommi_lane *lane, const dcomm_step *
         return dcommi_step_tell(lane, step);
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_DECODE:
-    case DCOMM_STEP_DECODE_REDUCE:
     case DCOMM_STEP_RECODE:
         return dcommi_step_codec(lane, step);
-    case DCOMM_STEP_COMMIT:
-        return dcommi_step_commit(lane, step);
     case DCOMM_STEP_COMPUTE:
         return dcommi_step_compute(lane, step);
     case DCOMM_STEP_CALL:

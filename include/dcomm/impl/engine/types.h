@@ -126,8 +126,8 @@ struct dcommi_frame {
     dcommi_frame *next;  /* in run->children */
     const dcomm_plan *plan;
     const int64_t *group; /* rank here -> rank in the parent; NULL: the same */
-    uint8_t *space[DCOMM_SPACE_STATE + 1];
-    int64_t space_len[DCOMM_SPACE_STATE + 1];
+    uint8_t *space[DCOMM_SPACE_SCRATCH + 1];
+    int64_t space_len[DCOMM_SPACE_SCRATCH + 1];
     uint64_t *words;
     int64_t tag_base, index_base;
     uint32_t counter_base, slot_base;
@@ -235,8 +235,8 @@ struct dcommi_run {
     void (*give_back)(void *user, const dcomm_plan *plan); /* of the stage before, for plan */
     void *give_back_user;
     const void *in;
-    void *out, *state;
-    dcommi_device *device; /* in, out and state are its memory; NULL: the host's */
+    void *out;
+    dcommi_device *device; /* in and out are its memory; NULL: the host's */
     dcommi_gate gate;
     unsigned jobs;              /* of the device's under way */
     struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */

@@ -207,7 +207,6 @@ static int64_t dcommi_sim_step(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
         return s->now;
     case DCOMM_STEP_ENCODE:
     case DCOMM_STEP_DECODE:
-    case DCOMM_STEP_DECODE_REDUCE:
     case DCOMM_STEP_RECODE:
         return dcommi_sim_codec(s, lane, step);
     default:

@@ -9,9 +9,8 @@
 #define DCOMMI_CHECK_SUBPLANS 100000u /* validated in all, to bound shared ones */
 
 #define DCOMMI_CHECK_BIT(space) (1u << DCOMM_SPACE_##space)
-#define DCOMMI_CHECK_OWN                                                        \
-    (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH) | \
-     DCOMMI_CHECK_BIT(STATE))
+#define DCOMMI_CHECK_OWN \
+    (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
 #define DCOMMI_CHECK_LOCAL (DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(WORDS))
 #define DCOMMI_CHECK_ANY (DCOMMI_CHECK_LOCAL | DCOMMI_CHECK_BIT(PEER))
 #define DCOMMI_CHECK_RESULT \
@@ -43,12 +42,8 @@ static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
                                false},
         [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
                                false, true, false},
-        [DCOMM_STEP_DECODE_REDUCE] = {"decode_reduce", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1,
-                                      UINT32_MAX, false, true, false},
         [DCOMM_STEP_RECODE] = {"recode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
                                false, true, false},
-        [DCOMM_STEP_COMMIT] = {"commit", DCOMMI_CHECK_BIT(STATE), DCOMMI_CHECK_LOCAL, 1, 1, false,
-                               false, false},
         [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
                                 DCOMMI_FOLD_SOURCES, false, false, false},
         [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
@@ -245,7 +240,7 @@ static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_ste
         break;
     }
     bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
-                 s->kind == DCOMM_STEP_DECODE_REDUCE || s->kind == DCOMM_STEP_RECODE;
+                 s->kind == DCOMM_STEP_RECODE;
     if (codes) {
         DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
     }
@@ -348,11 +343,11 @@ static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *whe
                            ") or counters (%" PRIu32 ")",
                            where, p->nlanes, p->nslots, p->nwords, p->ncounters);
     }
-    if (p->in_bytes < 0 || p->out_bytes < 0 || p->scratch_bytes < 0 || p->state_bytes < 0) {
+    if (p->in_bytes < 0 || p->out_bytes < 0 || p->scratch_bytes < 0) {
         return dcommi_fail(DCOMM_ERR_PLAN,
                            "%s: a space has a negative size: IN %" PRId64 ", OUT %" PRId64
-                           ", SCRATCH %" PRId64 ", STATE %" PRId64,
-                           where, p->in_bytes, p->out_bytes, p->scratch_bytes, p->state_bytes);
+                           ", SCRATCH %" PRId64,
+                           where, p->in_bytes, p->out_bytes, p->scratch_bytes);
     }
     if (dcomm_dtype_size((dcomm_dtype)p->dtype) == 0 || p->op > (unsigned)DCOMM_OP_USER_MAX) {
         return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %" PRIu32 ", op %" PRIu32, where, p->dtype,

@@ -110,8 +110,8 @@ static void dcommi_print_expr(dcommi_print_text *t, const dcomm_expr *e)
 
 static const char *dcommi_print_space(unsigned space)
 {
-    static const char *const names[] = {"none",  "IN",    "OUT",  "SCRATCH",
-                                        "STATE", "WORDS", "PEER", "message"};
+    static const char *const names[] = {"none",  "IN",   "OUT",    "SCRATCH",
+                                        "WORDS", "PEER", "message"};
     return space < sizeof names / sizeof names[0] ? names[space] : "?";
 }
 
@@ -276,7 +276,7 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
         dcommi_print_expr(t, &word);
         dcommi_print_add(t, "]");
     }
-    if (encodes || s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_DECODE_REDUCE) {
+    if (encodes || s->kind == DCOMM_STEP_DECODE) {
         dcommi_print_add(t, ", elements from ");
         dcommi_print_expr(t, &s->index);
     }
@@ -297,9 +297,6 @@ dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t
         &t, "plan \"%s\" rank %d of %d, %s %s: IN %" PRId64 ", OUT %" PRId64 ", SCRATCH %" PRId64,
         p->name != NULL ? p->name : "", p->rank, p->nranks, dcomm_op_name((dcomm_op)p->op),
         dcomm_dtype_name((dcomm_dtype)p->dtype), p->in_bytes, p->out_bytes, p->scratch_bytes);
-    if (p->state_bytes > 0) {
-        dcommi_print_add(&t, ", STATE %" PRId64, p->state_bytes);
-    }
     dcommi_print_add(
         &t,
         " bytes; %" PRIu32 " tags, %" PRIu32 " counters, %" PRIu32 " slots, %" PRIu32 " words%s\n",

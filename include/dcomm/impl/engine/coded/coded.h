@@ -81,20 +81,6 @@ static dcomm_status dcommi_coded_step_decode(void *user, const dcomm_codec_place
                                : DCOMM_OK;
 }
 
-static dcomm_status dcommi_coded_step_add(void *user, const dcomm_codec_place *place,
-                                          const void *const *src, const size_t *src_len,
-                                          size_t nsrc, void *dst, size_t dst_len)
-{
-    dcommi_coded *c = user;
-    if (c == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "the plan runs without a codec");
-    }
-    for (size_t i = 0; i < nsrc; i++) {
-        DCOMMI_TRY(dcomm_decode_add(c->codec, src[i], src_len[i], dst, dst_len / sizeof(float)));
-    }
-    return dcommi_coded_divide(dst, dst_len, place);
-}
-
 static dcomm_status dcommi_coded_step_recode(void *user, const dcomm_codec_place *place,
                                              const void *const *src, const size_t *src_len,
                                              size_t nsrc, void *stage, size_t stage_len, void *dst,
@@ -134,7 +120,6 @@ static const dcomm_plan_codec dcommi_coded_codec = {
     .name = "codec",
     .encode = dcommi_coded_step_encode,
     .decode = dcommi_coded_step_decode,
-    .decode_reduce = dcommi_coded_step_add,
     .recode = dcommi_coded_step_recode,
 };
 
