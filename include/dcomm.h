@@ -1423,8 +1423,8 @@ typedef struct dcomm_comm_opts {
     /* ---- this machine and network; all ranks take rank 0's tune and connections ---- */
 
     /* 1: measure what things cost, once per process and set of hosts, and choose algorithms by it.
-     * Takes 0.2 s on one host, 0.6 s if ranks share cores or links are slow. The numbers are read
-     * instead if DCOMM_TUNE_FILE names a file, or if an earlier run on this host kept them
+     * Takes some tenths of a second (docs/results/model.md). The numbers are read instead if
+     * DCOMM_TUNE_FILE names a file, or if an earlier run on this host kept them
      * (DCOMM_TUNE_CACHE). -1: choose by built-in numbers (default: DCOMM_TUNE=1|0, else 1). */
     int tune;
     /* Connections from a rank to a rank of another host, 1 to DCOMM_CONNECTIONS_MAX. Several are
@@ -25681,7 +25681,9 @@ static bool dcommi_rdv_get_result(const uint8_t *p, size_t len, uint32_t size, s
 static void dcommi_job_command(char *text, size_t max)
 {
     enum { LONGEST = 1 << 16, HASH = 24 };
-    uint8_t line[LONGEST]; /* on the stack: a job has its name also where memory is out */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static uint8_t line[LONGEST]; /* not allocated: a job has its name also where memory is out */
+    pthread_mutex_lock(&lock);
     int fd = dcommi_sys_open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     size_t n = 0;
     for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
@@ -25707,6 +25709,7 @@ static void dcommi_job_command(char *text, size_t max)
         snprintf(text + half, HASH, "...%016" PRIx64 "...", dcommi_get64(digest));
         dcommi_rdv_printable(line + n - half, half, text + strlen(text));
     }
+    pthread_mutex_unlock(&lock);
 }
 
 /* Return true if a rank's number stands at position `at`, as in "--rank=3", "--local-rank 3",

@@ -102,8 +102,8 @@ typedef struct dcomm_comm_opts {
     /* ---- this machine and network; all ranks take rank 0's tune and connections ---- */
 
     /* 1: measure what things cost, once per process and set of hosts, and choose algorithms by it.
-     * Takes 0.2 s on one host, 0.6 s if ranks share cores or links are slow. The numbers are read
-     * instead if DCOMM_TUNE_FILE names a file, or if an earlier run on this host kept them
+     * Takes some tenths of a second (docs/results/model.md). The numbers are read instead if
+     * DCOMM_TUNE_FILE names a file, or if an earlier run on this host kept them
      * (DCOMM_TUNE_CACHE). -1: choose by built-in numbers (default: DCOMM_TUNE=1|0, else 1). */
     int tune;
     /* Connections from a rank to a rank of another host, 1 to DCOMM_CONNECTIONS_MAX. Several are

@@ -17,7 +17,9 @@
 static void dcommi_job_command(char *text, size_t max)
 {
     enum { LONGEST = 1 << 16, HASH = 24 };
-    uint8_t line[LONGEST]; /* on the stack: a job has its name also where memory is out */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static uint8_t line[LONGEST]; /* not allocated: a job has its name also where memory is out */
+    pthread_mutex_lock(&lock);
     int fd = dcommi_sys_open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     size_t n = 0;
     for (ssize_t got = 1; fd >= 0 && got > 0 && n < LONGEST; n += (size_t)got) {
@@ -43,6 +45,7 @@ static void dcommi_job_command(char *text, size_t max)
         snprintf(text + half, HASH, "...%016" PRIx64 "...", dcommi_get64(digest));
         dcommi_rdv_printable(line + n - half, half, text + strlen(text));
     }
+    pthread_mutex_unlock(&lock);
 }
 
 /* Return true if a rank's number stands at position `at`, as in "--rank=3", "--local-rank 3",
