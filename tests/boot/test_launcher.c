@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "dcomm/impl/boot/boot.h"
-#include "dcomm/impl/transport/host.h"
+#include "dcomm/impl/boot/host.h"
 
 #include <criterion/criterion.h>
 

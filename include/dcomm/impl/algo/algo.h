@@ -84,4 +84,7 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
     return p;
 }
 
+/* Build an operation level by level, each of which may be built the same way (hier/hier.h). */
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
+
 #endif

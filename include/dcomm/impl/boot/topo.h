@@ -2,7 +2,7 @@
 #ifndef DCOMMI_TOPO_H
 #define DCOMMI_TOPO_H
 
-#include "../transport/host.h"
+#include "host.h"
 #include "place.h"
 #include "../transport/ucx/iface.h"
 

@@ -5,28 +5,6 @@
 #include "../model/api_model.h"
 #include "call.h"
 
-DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
-{
-    static const char *const names[DCOMM_COLL_COUNT] = {"all-reduce",
-                                                        "reduce-scatter",
-                                                        "all-gather",
-                                                        "broadcast",
-                                                        "reduce",
-                                                        "gather",
-                                                        "scatter",
-                                                        "all-to-all",
-                                                        "reduce-scatter-v",
-                                                        "all-gather-v",
-                                                        "gather-v",
-                                                        "scatter-v",
-                                                        "all-to-all-v",
-                                                        "barrier",
-                                                        "send",
-                                                        "recv",
-                                                        "plan"};
-    return (unsigned)coll < DCOMM_COLL_COUNT ? names[coll] : "?";
-}
-
 DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info)
 {
     if (info == NULL) {

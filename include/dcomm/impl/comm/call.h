@@ -5,31 +5,9 @@
 
 #include "../engine/fast/express.h"
 #include "../engine/coded/device.h"
+#include "comm.h"
 
 /* ---- checks ---- */
-
-static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
-{
-    DCOMMI_TRY(dcommi_check_fork());
-    if (comm == NULL) {
-        dcommi_say_uncreated();
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL");
-    }
-    if (DCOMMI_UNLIKELY(atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "comm is not created yet (see dcomm_comm_ready)");
-    }
-    return DCOMM_OK;
-}
-
-/* What must be over when the call returns cannot wait for the end of a group. */
-static dcomm_status dcommi_check_no_group(const char *what)
-{
-    return dcommi_this_group.depth == 0
-               ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_INVALID,
-                             "%s is not possible between dcomm_group_start and dcomm_group_end",
-                             what);
-}
 
 static const dcomm_coll_opts dcommi_default_opts;
 

@@ -3,6 +3,7 @@
 #ifndef DCOMMI_CHOOSE_H
 #define DCOMMI_CHOOSE_H
 
+#include "../algo/make.h"
 #include "../model/correction.h"
 #include "../model/run.h"
 #include "../engine/fast/script.h"
@@ -28,10 +29,6 @@ typedef struct dcommi_chooser {
     } decided[DCOMMI_DECISIONS];
     size_t ndecided;
 } dcommi_chooser;
-
-static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
-                                     dcomm_plan **plan_p);
-static int64_t dcommi_shape_size(const dcommi_shape *s);
 
 /* Ranks of which nothing is known share a host, too. */
 static bool dcommi_within_host(const dcommi_groups *groups)

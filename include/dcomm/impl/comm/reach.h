@@ -3,8 +3,7 @@
 #ifndef DCOMMI_COMM_REACH_H
 #define DCOMMI_COMM_REACH_H
 
-#include "../boot/boot.h"
-#include "context.h"
+#include "card.h"
 
 /* In the last of so many rounds, ranks that cannot be reached yet count as not to be reached. */
 #define DCOMMI_REACH_ROUNDS 500

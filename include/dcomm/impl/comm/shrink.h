@@ -8,7 +8,8 @@
 #ifndef DCOMMI_COMM_SHRINK_H
 #define DCOMMI_COMM_SHRINK_H
 
-#include "life.h"
+#include "api_coll.h"
+#include "derive.h"
 
 typedef struct dcommi_shrink {
     dcomm_comm *comm;
@@ -97,9 +98,6 @@ static dcomm_status dcommi_shrink_others(const dcommi_shrink *s, dcomm_comm *mad
     dcommi_token_release(s->comm->context);
     return status;
 }
-
-static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
-                                   dcomm_request **request_p);
 
 /* One attempt: every survivor enters a barrier of the new communicator. DCOMM_IN_PROGRESS: another
  * attempt has begun, which is s->number now. */

@@ -3,6 +3,8 @@
 #ifndef DCOMMI_TUNE_COMM_H
 #define DCOMMI_TUNE_COMM_H
 
+#include "derive.h"
+#include "life.h"
 #include "tune_cache.h"
 #include "tune_trial.h"
 

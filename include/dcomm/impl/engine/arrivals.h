@@ -3,6 +3,7 @@
 #ifndef DCOMMI_ARRIVALS_H
 #define DCOMMI_ARRIVALS_H
 
+#include "reply.h"
 #include "runs.h"
 
 #define DCOMMI_LATER_MIN 1024 /* bytes of a payload that is worth another look */
@@ -23,7 +24,6 @@ static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream)
     dcommi_send_header(comm, rank, &h, NULL, 0);
 }
 
-/* The oldest run has changed: tell ranks that send to us and have not heard for long. */
 static void dcommi_advance_done(dcomm_comm *comm)
 {
     if (comm->started != comm->entered) {

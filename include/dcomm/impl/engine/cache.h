@@ -3,7 +3,7 @@
 #ifndef DCOMMI_CACHE_H
 #define DCOMMI_CACHE_H
 
-#include "types.h"
+#include "engine.h"
 
 static void dcommi_cached_free(dcommi_cached *cached)
 {

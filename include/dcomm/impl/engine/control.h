@@ -16,7 +16,7 @@
 
 #include "../boot/rendezvous_wire.h"
 #include "../boot/socket.h"
-#include "types.h"
+#include "engine.h"
 
 #include <sys/epoll.h>
 

@@ -1,208 +1,108 @@
-/* engine.h - the only progress loop. Whoever holds the context's token is in here, one thread at a
- * time. */
+/* engine.h - the engine's door: its types, and the functions by which its parts call each other in
+ * both directions. A run drives lanes and lanes start moves; the end of a move, or its failure,
+ * goes back to the lane and the run. All other calls go to a part that is included. */
 #ifndef DCOMMI_ENGINE_H
 #define DCOMMI_ENGINE_H
 
-#include "arrivals.h"
-#include "control.h"
+#include "types.h"
 
-#include <sched.h>
+/* ---- lanes (frames.h, lanes.h) ---- */
 
-#define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
-#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
-/* Idle passes over the network before a rank yields. A yield to nobody takes less than such a pass,
- * and what runs on this core may be the rank that is waited for: of another host, where hosts are
- * containers of one machine. */
-#define DCOMMI_NET_SPIN 1
+/* Put a lane on the ready queue, unless it is there or has ended. */
+static void dcommi_lane_ready(dcommi_lane *lane);
+/* Tell a lane that one of its moves is complete; `async`: only a fence waits for it. */
+static void dcommi_lane_moved(dcommi_lane *lane, bool async);
+/* Add to a counter of a run, and wake the lanes that wait for it. */
+static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
 
-/* A run that must wait for its stream enters the engine when that has come to it. */
-static void dcommi_run_enter(dcommi_run *run)
+/* ---- runs (runs.h) ---- */
+
+/* Note that something has happened for a run, which is not idle therefore. */
+static inline void dcommi_run_event(dcommi_run *run)
 {
-    dcomm_context *context = run->comm->context;
-    if (DCOMMI_LIKELY(!dcommi_gate_shut(run))) {
-        dcommi_run_start(run);
-        return;
-    }
-    dcommi_run **at = &context->gated;
-    while (*at != NULL) {
-        at = &(*at)->next_gated;
-    }
-    run->next_gated = NULL;
-    *at = run;
-    context->active++;
+    run->events++;
 }
 
-/* Let in whom their streams have come to, and of a communicator that has failed all. */
-static unsigned dcommi_gates_progress(dcomm_context *context)
-{
-    unsigned n = 0;
-    for (dcommi_run **at = &context->gated; *at != NULL;) {
-        dcommi_run *run = *at;
-        if (dcommi_gate_shut(run)) {
-            at = &run->next_gated;
-            continue;
-        }
-        *at = run->next_gated;
-        context->active--;
-        dcommi_run_start(run);
-        n++;
-    }
-    return n;
-}
+/* All lanes of the current plan have ended: go on to its next stage, or finish the run. */
+static void dcommi_stage_done(dcommi_run *run);
+/* Take a run out of the engine with its status; moves that the transport holds come back later. */
+static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
+/* Give back the device memory of a run that has ended, and let its stream go on. */
+static void dcommi_run_off_device(dcommi_run *run);
+/* Drop a reference; the last one gives the run back to its communicator. */
+static void dcommi_run_unref(dcommi_run *run);
 
-/* The context closes, and with it what waits for streams has failed: these must not wait in turn.
- */
-static void dcommi_gates_drop(dcomm_context *context)
-{
-    while (context->gated != NULL) {
-        dcommi_run *run = context->gated;
-        context->gated = run->next_gated;
-        context->active--;
-        dcommi_devices->stream_unmark(run->gate.before);
-        run->gate.before = NULL;
-        dcommi_run_start(run);
-    }
-}
+/* ---- failures (failure.h, refusal.h) ---- */
 
-/* Start what other threads have submitted, oldest first. */
-static void dcommi_start_submitted(dcomm_context *context)
-{
-    dcommi_run *run = atomic_exchange_explicit(&context->submitted, NULL, memory_order_acquire);
-    dcommi_run *ordered = NULL;
-    while (run != NULL) {
-        dcommi_run *next = run->next_submitted;
-        run->next_submitted = ordered;
-        ordered = run;
-        run = next;
-    }
-    while (ordered != NULL) {
-        dcommi_run *next = ordered->next_submitted;
-        dcommi_run_enter(ordered);
-        ordered = next;
-    }
-}
+/* Fail a communicator on all its ranks; rank `from` told us, or -1: this rank found out. */
+static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int from, const char *text);
+/* Fail all communicators with a peer that has ended. */
+static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why);
+/* Ask the sender about a message whose signature is not the run's. */
+static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
+                                    size_t len);
+/* End a run that some rank has refused, once the transport does not hold its buffers any more. */
+static void dcommi_run_give_up(dcommi_run *run);
+/* Answer a query about an operation that this rank has refused; false: it has not. */
+static bool dcommi_refusal_answer(dcomm_comm *comm, const dcommi_header *h);
 
-static void dcommi_housekeeping(dcomm_context *context)
-{
-    double now = dcommi_now();
-    if (now < context->next_check) {
-        return;
-    }
-    context->next_check = now + DCOMMI_CHECK_EVERY;
-    if (context->control != NULL) {
-        dcommi_ctl_look(context);
-    }
-    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-        if (atomic_load(&comm->poisoned) == 0) {
-            dcommi_comm_check(comm, now);
-        }
-    }
-}
+/* ---- arrivals (arrivals.h) ---- */
 
-/* One pass, with the token. Returns whether anything happened. */
-static bool dcommi_progress(dcomm_context *context)
-{
-    if (atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL) {
-        dcommi_start_submitted(context);
-    }
-    if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
-        atomic_store(&context->aborts, 0);
-        for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-            int wanted = 1; /* 2: taken up, so that the reason stays as it is */
-            if (atomic_compare_exchange_strong(&comm->abort_wanted, &wanted, 2)) {
-                dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, comm->abort_reason);
-            }
-        }
-    }
-    unsigned n = context->local->call->progress(context->local);
-    if (context->net != NULL) {
-        n += dcommi_net_progress(context);
-    }
-    n += dcommi_boards_progress(context);
-    if (DCOMMI_UNLIKELY(context->gated != NULL)) {
-        n += dcommi_gates_progress(context);
-    }
-    if (DCOMMI_UNLIKELY(atomic_load_explicit(&context->devices, memory_order_relaxed) != NULL)) {
-        n += dcommi_devices_progress(context);
-    }
-    while (context->ready_first != NULL) {
-        dcommi_lane *lane = context->ready_first;
-        context->ready_first = lane->next_ready;
-        if (context->ready_first == NULL) {
-            context->ready_last = NULL;
-        }
-        lane->queued = false;
-        dcommi_lane_run(lane);
-        n++;
-    }
-    while (context->finished != NULL) {
-        dcommi_run *run = context->finished;
-        context->finished = run->next_finished;
-        dcommi_run_unref(run);
-        n++;
-    }
-    if (n > 0) {
-        context->idle = 0;
-        context->busy++;
-        if ((context->busy & 1023) == 0) {
-            dcommi_housekeeping(context);
-        }
-        return true;
-    }
-    context->idle++;
-    if ((context->idle & 255) == 0) {
-        dcommi_housekeeping(context);
-    }
-    return false;
-}
+/* Count the collectives that are complete here, and tell ranks that send to us and know less. */
+static void dcommi_advance_done(dcomm_comm *comm);
+/* Tell a rank how much of a stream is complete here. */
+static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
 
-/* Progress if nobody else does, until `run` (may be NULL: once) is complete or it is another
- * thread's turn; give the core away when there has been nothing to do for long. */
-static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
-{
-    bool yield = true;
-    unsigned limit = context->net != NULL ? DCOMMI_NET_SPIN : context->spin_limit;
-    if (dcommi_token_try(context)) {
-        for (int i = 0; i < DCOMMI_TURN; i++) {
-            bool idle = !dcommi_progress(context);
-            if (idle && run == NULL) {
-                dcommi_housekeeping(context); /* who calls seldom would come to it late */
-            }
-            yield = idle && context->idle > limit;
-            if (yield || run == NULL ||
-                atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
-                break;
-            }
-        }
-        dcommi_token_release(context);
-    }
-    if (yield) {
-        sched_yield();
-    }
-}
+/* ---- receives on a device (device/copy_in.h) ---- */
 
-static void dcommi_progress_or_yield(dcomm_context *context)
-{
-    dcommi_progress_for(context, NULL);
-}
+/* Let a receive meet a message that waits on its sender's device. */
+static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len);
+/* All of that message is here: end the receive, and tell the sender. */
+static void dcommi_offer_taken(dcommi_move *move);
+/* Let a payload from host memory meet a receive on the run's device. */
+static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
+                                     dcommi_transport *transport, const void *data, void *desc,
+                                     size_t len);
 
-/* Hand a run to the engine: at once where the token is free, else by the queue. */
-static void dcommi_submit(dcomm_context *context, dcommi_run *run)
-{
-    if (dcommi_token_try(context)) {
-        if (atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL) {
-            dcommi_start_submitted(context);
-        }
-        dcommi_run_enter(run);
-        dcommi_progress(context);
-        dcommi_token_release(context);
-        return;
-    }
-    dcommi_run *head = atomic_load_explicit(&context->submitted, memory_order_relaxed);
-    do {
-        run->next_submitted = head;
-    } while (!atomic_compare_exchange_weak_explicit(&context->submitted, &head, run,
-                                                    memory_order_release, memory_order_relaxed));
-}
+/* ---- regions that are device memory (device/device_region.h) ---- */
+
+/* Write the key by which peers open a region of ours. */
+static void dcommi_device_own_key(const dcommi_own *own, uint8_t *key);
+/* Free a region of ours that has left the table, now or when its readers have shut it. */
+static void dcommi_device_own_left(dcommi_own *own);
+/* Free a peer's region that has left the table, or have it shut first. */
+static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map);
+/* A peer's region that is in no table is gone: say that it is shut, unless that is to come. */
+static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id);
+/* A peer has shut a region of ours. */
+static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id);
+/* Tell a peer that its region is not open here any more. */
+static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id);
+/* Free all of it; the context closes, and nothing is under way. */
+static void dcommi_device_regions_free(dcomm_context *context);
+
+/* ---- the codec's steps on a device (coded/device.h) ---- */
+
+/* Start one of the codec's steps. DCOMM_IN_PROGRESS: the lane will hear. */
+static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
+                                           const dcommi_device_code *code, int32_t word);
+/* Take a region's result of coded_sparse; the last one writes all. DCOMM_OK: more will come. */
+static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
+                                                   const dcomm_codec_place *place,
+                                                   const dcommi_device_code *code);
+/* Return true if the codec's steps of a plan are coded_sparse's. */
+static bool dcommi_spread_plan(const dcomm_plan *plan);
+/* Return true if a step of coded_sparse reads or writes elements on a device. Steps in between have
+ * what was selected, for which their operands stand. */
+static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step);
+/* Take the verdict that a codec's step has found. */
+static dcomm_status dcommi_coded_verdict(dcommi_lane *lane);
+/* Put what is done next with residuals on a device behind the run that failed. */
+static void dcommi_coded_left(const dcommi_coded *c);
+
+/* ---- the end of a communicator (lives.h) ---- */
+
+/* Free a communicator that nobody holds any more. */
+static void dcommi_comm_free(dcomm_comm *comm);
 
 #endif

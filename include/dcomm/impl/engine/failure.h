@@ -8,6 +8,7 @@
 #define DCOMMI_FAILURE_H
 
 #include "lanes.h"
+#include "../transport/local/watch.h"
 
 #define DCOMMI_QUERY_AFTER 0.2 /* seconds without an event */
 #define DCOMMI_QUERY_EVERY 1.0 /* seconds between queries, after the first few */
@@ -192,33 +193,6 @@ static void dcommi_peer_lost(dcomm_context *context, int peer, const char *why)
             }
         }
     }
-}
-
-/* ---- looking at a process of this host ---- */
-
-/* Start time of a process in clock ticks since boot; 0 when it is gone or a zombie. */
-static uint64_t dcommi_process_started(pid_t pid)
-{
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return 0;
-    }
-    size_t n = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[n] = 0;
-    const char *at = strrchr(text, ')'); /* the name before it may hold anything */
-    char state = 0;
-    unsigned long long started = 0;
-    if (at == NULL ||
-        sscanf(at + 1,
-               " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
-               "%*d %llu",
-               &state, &started) != 2) {
-        return 0;
-    }
-    return state == 'Z' || state == 'X' ? 0 : started;
 }
 
 /* ---- queries ---- */

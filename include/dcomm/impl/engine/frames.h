@@ -3,6 +3,7 @@
 #ifndef DCOMMI_FRAMES_H
 #define DCOMMI_FRAMES_H
 
+#include "kernels.h"
 #include "scratch.h"
 
 static void dcommi_lane_ready(dcommi_lane *lane)
@@ -22,7 +23,6 @@ static void dcommi_lane_ready(dcommi_lane *lane)
     context->ready_last = lane;
 }
 
-/* A move of the lane is complete. */
 static void dcommi_lane_moved(dcommi_lane *lane, bool async)
 {
     if (async) {
@@ -32,11 +32,6 @@ static void dcommi_lane_moved(dcommi_lane *lane, bool async)
               : lane->state == DCOMMI_LANE_MOVE) {
         dcommi_lane_ready(lane);
     }
-}
-
-static inline void dcommi_run_event(dcommi_run *run)
-{
-    run->events++;
 }
 
 /* ---- resolving ---- */
@@ -163,8 +158,6 @@ static void dcommi_frame_start(dcommi_frame *frame)
         dcommi_lane_ready(&frame->lanes[i]);
     }
 }
-
-static void dcommi_stage_done(dcommi_run *run);
 
 static void dcommi_frame_done(dcommi_frame *frame)
 {

@@ -1,33 +1,12 @@
 /* pull.h - COPY and REDUCE with operands in peers' memory. How a peer is read follows from what it
- * is to us: memory of a process on this host is read directly, any other is asked for by message,
- * as is what lies on a device, or is to go to one. The plan does not know. */
+ * is to us: memory of a process on this host is read directly (pieces.h), any other is asked for by
+ * message (reply.h answers), as is what lies on a device, or is to go to one. The plan does not
+ * know. */
 #ifndef DCOMMI_PULL_H
 #define DCOMMI_PULL_H
 
-#include "device/copy_out.h"
-
-/* Where a step stores. */
-typedef struct dcommi_target {
-    uint8_t *dst;
-    bool past;     /* it is better kept out of the caches */
-    bool ahead;    /* sources are better asked for ahead of time */
-    uint8_t *also; /* the result of a fold goes there, too; NULL: not */
-} dcommi_target;
-
-/* One source of the fold: our own memory, or a rank's. */
-typedef struct dcommi_piece {
-    const uint8_t *local; /* NULL: the rank's */
-    int rank;
-    uint16_t slot;
-    bool by_message;
-    bool device;      /* it lies on one */
-    bool opened;      /* local is the rank's device memory, opened: only for now */
-    bool straight;    /* UCX brings it from device to device */
-    bool sent;        /* it is what the rank's OFFER means, not what it exposed */
-    uint32_t region;  /* of that rank's; 0: none */
-    uint64_t address; /* in that rank's process */
-    uint64_t offset;  /* in what it exposed */
-} dcommi_piece;
+#include "device/straight.h"
+#include "pieces.h"
 
 /* Blocks asked for at a time, and the longest of them, which every transport sends without asking
  * back. A request waits behind what its sender sends itself: by one or two long ones, ranks that
@@ -53,15 +32,14 @@ struct dcommi_pull {
     dcommi_move *taker;    /* the receive that this is done for; NULL: a step of the lane */
     dcommi_target to;
     size_t len, asked, left, block; /* bytes; left: not there yet */
-    size_t npieces, first; /* first: the piece that is asked for first */
-    unsigned window; /* blocks at a time */
+    size_t npieces, first;          /* first: the piece that is asked for first */
+    unsigned window;                /* blocks at a time */
     dcommi_pull_block blocks[DCOMMI_PULL_WINDOW];
     uint8_t *staging; /* for each of them one block per piece; NULL: straight into dst */
     dcommi_piece *pieces;
 };
 
 static void dcommi_pull_ask(dcommi_pull *pull, unsigned b);
-static void dcommi_offer_taken(dcommi_move *move);
 
 static void dcommi_pull_staging_free(dcommi_pull *pull)
 {
@@ -85,118 +63,6 @@ static void dcommi_pull_free(dcommi_pull *pull)
     dcommi_pull_staging_free(pull);
     dcommi_free(pull->pieces);
     dcommi_free(pull);
-}
-
-/* Into `to` from byte `at` on. */
-static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *to, size_t at,
-                                       const void *const *src, size_t nsrc, size_t len, bool final)
-{
-    const dcomm_plan *plan = lane->frame->plan;
-    size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
-    lane->frame->run->comm->context->open_stores |= to->past;
-    unsigned how = (to->past ? DCOMMI_FOLD_STREAM : 0) |
-                   (to->ahead ? DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR : 0);
-    return dcommi_host_reduce_both(
-        to->dst + at, to->also != NULL ? to->also + at : NULL, src, nsrc, len / element,
-        (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
-        final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1, how);
-}
-
-/* The same, put on queue IN of the run's device. */
-static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const void *const *src,
-                                          size_t nsrc, size_t len, bool final)
-{
-    const dcomm_plan *plan = lane->frame->plan;
-    dcommi_device_handle *d = &lane->frame->run->device->handle;
-    return d->call->reduce(d, dst, src, nsrc, len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
-                           (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
-                           final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
-}
-
-/* Bytes of a block such that the blocks of all pieces stay in cache; whole elements. */
-static size_t dcommi_pull_grain(const dcomm_plan *plan, size_t npieces)
-{
-    size_t grain = (size_t)8 * DCOMMI_PULL_BLOCK / (npieces > 0 ? npieces : 1);
-    grain = grain > DCOMMI_PULL_BLOCK ? DCOMMI_PULL_BLOCK : grain < 4096 ? 4096 : grain;
-    return (size_t)dcommi_whole_elements((int64_t)grain,
-                                         (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
-}
-
-/* Where a piece can be read in place from, at once; NULL: it has to be brought here. */
-static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_piece *piece,
-                                               size_t at, size_t len)
-{
-    return piece->local != NULL ? piece->local + at
-                                : dcommi_resolve_peer_memory(comm, piece->rank, piece->region,
-                                                             piece->address + at, len);
-}
-
-/* Fold what lies in the callers' memory: it may be in a cache, or come from memory. */
-static dcomm_status dcommi_fold_mapped(dcommi_lane *lane, const dcommi_target *to,
-                                       const void *const *src, size_t n, size_t len, bool final)
-{
-    dcommi_ways *ways = &lane->frame->run->comm->folds;
-    dcommi_target how = *to;
-    dcommi_way way = dcommi_ways_begin(ways);
-    how.ahead = way.second;
-    dcomm_status status = dcommi_fold_pieces(lane, &how, 0, src, n, len, final);
-    dcommi_ways_end(ways, &way, len, 1);
-    return status;
-}
-
-/* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *to,
-                                       const dcommi_piece *pieces, size_t n, size_t len, bool fold,
-                                       bool final)
-{
-    dcomm_comm *comm = lane->frame->run->comm;
-    const void **src = comm->context->pointers;
-    for (size_t i = 0; i < n; i++) {
-        src[i] = dcommi_piece_here(comm, &pieces[i], 0, len);
-        if (src[i] == NULL) {
-            return DCOMM_ERR_UNSUPPORTED;
-        }
-    }
-    for (size_t i = 0; i < n; i++) {
-        comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
-    }
-    if (fold) {
-        bool callers = lane->frame->shared == NULL && len >= DCOMMI_AHEAD_LEAST;
-        return callers ? dcommi_fold_mapped(lane, to, src, n, len, final)
-                       : dcommi_fold_pieces(lane, to, 0, src, n, len, final);
-    }
-    dcommi_result_copy(comm->context, to->dst, src[0], len, to->past);
-    return DCOMM_OK;
-}
-
-/* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
-static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *to,
-                                       const dcommi_piece *pieces, size_t n, size_t len, bool final)
-{
-    dcomm_comm *comm = lane->frame->run->comm;
-    size_t grain = dcommi_pull_grain(lane->frame->plan, n);
-    uint8_t *staging = dcommi_staging(comm->context, n * grain);
-    if (staging == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    const void **src = comm->context->pointers;
-    for (size_t at = 0; at < len; at += grain) {
-        size_t part = len - at < grain ? len - at : grain;
-        for (size_t i = 0; i < n; i++) {
-            src[i] = dcommi_piece_here(comm, &pieces[i], at, part);
-            if (src[i] != NULL) {
-                comm->stats.bytes_mapped += pieces[i].local == NULL ? part : 0;
-                continue;
-            }
-            uint8_t *block = staging + i * grain;
-            DCOMMI_TRY(dcommi_read_part(
-                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part), at,
-                pieces[i].rank));
-            src[i] = block;
-        }
-        DCOMMI_TRY(dcommi_fold_pieces(lane, to, at, src, n, part, final));
-    }
-    return DCOMM_OK;
 }
 
 static size_t dcommi_pull_part(const dcommi_pull *pull, size_t at)
@@ -569,106 +435,7 @@ static dcomm_status dcommi_pull_start(dcommi_lane *lane, const dcommi_target *to
     return dcommi_pull_by_message(lane, NULL, NULL, to, pieces, n, len, fold, final, async);
 }
 
-/* ---- the other side ---- */
-
-static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
-{
-    dcommi_move *move = (dcommi_move *)op;
-    dcommi_run *run = move->run;
-    (void)status; /* the reader that cannot be reached is reported as lost */
-    dcommi_move_out_of_transport(move);
-    dcommi_move_free(move);
-    dcommi_run_unref(run);
-}
-
-/* Answer with a part of what lies on a device from `base` on. */
-static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint32_t id,
-                                uint8_t *base)
-{
-    dcommi_run *run = move->run;
-    if (h->b > DCOMMI_SLOT_BYTES) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d asked for %" PRIu64 " bytes of a device at a time",
-                 (int)h->src, h->b);
-        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT, -1, text);
-        return;
-    }
-    move->buf = base + h->a;
-    move->len = h->b;
-    move->node =
-        dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, (int32_t)h->src, id);
-    if (dcommi_straight_with(run, (int)h->src)) {
-        dcommi_straight_send(move);
-    } else {
-        dcommi_out_start(move);
-    }
-}
-
-/* A peer asks for a part of what one of our OFFERs means. */
-static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
-{
-    dcommi_match_node key =
-        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
-    dcommi_match_node *node = dcommi_match_find(comm, &key);
-    if (node == NULL) {
-        return; /* of a run that failed meanwhile */
-    }
-    dcommi_move *sent = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
-    if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of a message of %zu of rank %d",
-                 (int)h->src, h->a, h->b, sent->len, comm->rank);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
-        return;
-    }
-    dcommi_move *move = dcommi_move_new(sent->run, NULL);
-    if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
-        return;
-    }
-    move->kind = DCOMMI_MOVE_REPLY;
-    dcommi_device_reply(move, h, dcommi_header_wide(h), sent->buf);
-}
-
-/* A peer asks for a part of what `run` exposed. */
-static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h)
-{
-    if (h->slot >= run->plan->nslots || run->offers == NULL || run->offers[h->slot].base == NULL ||
-        h->a > (uint64_t)run->offers[h->slot].len ||
-        h->b > (uint64_t)run->offers[h->slot].len - h->a) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of slot %d, which rank %d has "
-                 "not exposed",
-                 (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
-        return;
-    }
-    dcommi_move *move = dcommi_move_new(run, NULL);
-    if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
-        return;
-    }
-    move->op.done = dcommi_reply_sent;
-    move->kind = DCOMMI_MOVE_REPLY;
-    dcommi_header reply = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, h->tag);
-    reply.a = h->b;
-    comm->stats.bytes_sent += h->b;
-    if (DCOMMI_UNLIKELY(run->offers[h->slot].device)) {
-        dcommi_device_reply(move, h, h->tag, run->offers[h->slot].base);
-        return;
-    }
-    dcommi_move_in_transport(move);
-    dcomm_status status =
-        dcommi_post(comm, (int)h->src, &reply, run->offers[h->slot].base + h->a, h->b, &move->op);
-    if (status != DCOMM_IN_PROGRESS) {
-        dcommi_reply_sent(&move->op, status);
-        if (status < 0) {
-            dcommi_poison(comm, status, -1, dcommi_message);
-        }
-    }
-}
+/* ---- the answers ---- */
 
 static void dcommi_reply_fetched(dcommi_op *op, dcomm_status status)
 {

@@ -108,7 +108,6 @@ static void dcommi_refusal_pass_on(dcomm_comm *comm, uint64_t seq, int rank, con
     }
 }
 
-/* Answer a query about an operation that was refused; false: it was not. */
 static bool dcommi_refusal_answer(dcomm_comm *comm, const dcommi_header *h)
 {
     const dcommi_refusal *r = comm->refusals != NULL && h->stream == DCOMMI_STREAM_COLL
@@ -150,7 +149,6 @@ static void dcommi_refusal_start(dcommi_run *run)
     atomic_store_explicit(&run->status, DCOMM_ERR_INVALID, memory_order_release);
 }
 
-/* End a run that was refused elsewhere, once the transport does not hold its buffers any more. */
 static void dcommi_run_give_up(dcommi_run *run)
 {
     const dcommi_move *move = run->moves;

@@ -11,6 +11,7 @@
 #define DCOMMI_REGION_H
 
 #include "match.h"
+#include "post.h"
 #include "../transport/local/share.h"
 
 #define DCOMMI_REGION_MAPS 4096   /* peers' regions that a context remembers */
@@ -35,7 +36,7 @@ typedef struct dcommi_reader {
 } dcommi_reader;
 
 /* A region of this rank. */
-typedef struct dcommi_own {
+struct dcommi_own {
     struct dcommi_own *next;      /* of all in the process, or of all of `shared` */
     struct dcommi_shared *shared; /* the device memory that it is; NULL: host memory */
     dcomm_context *context;       /* kept alive */
@@ -46,7 +47,7 @@ typedef struct dcommi_own {
     int file;       /* of host memory, to be handed to peers; -1: none */
     dcommi_reader *readers;
     size_t nreaders, readers_capacity;
-} dcommi_own;
+};
 
 enum dcommi_map_state {
     DCOMMI_MAP_ASKED,
@@ -57,7 +58,7 @@ enum dcommi_map_state {
 };
 
 /* A region of a peer. */
-typedef struct dcommi_map {
+struct dcommi_map {
     struct dcommi_map *next; /* in its bucket */
     int peer;
     uint32_t id;
@@ -71,7 +72,7 @@ typedef struct dcommi_map {
     bool borrowed;         /* of this very process: nothing was opened */
     dcommi_device *device; /* by which it is read */
     uint64_t used;         /* the last job there that reads it */
-} dcommi_map;
+};
 
 struct dcommi_regions {
     dcommi_own **own; /* by address; with the token, like all of this */
@@ -82,18 +83,6 @@ struct dcommi_regions {
     dcommi_own *leaving;  /* device memory that is free but for peers that may have it open */
     dcommi_map *shutting; /* peers' device memory that is to be shut */
 };
-
-/* device_region.h */
-static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map);
-static void dcommi_device_own_left(dcommi_own *own);
-static void dcommi_device_own_key(const dcommi_own *own, uint8_t *key);
-static void dcommi_device_regions_free(dcomm_context *context);
-static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id);
-static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id);
-static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id);
-
-static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
-                                       const void *data, size_t len);
 
 /* The context's, made when first needed; NULL without memory. */
 static struct dcommi_regions *dcommi_regions_of(dcomm_context *context)

@@ -2,14 +2,13 @@
 #ifndef DCOMMI_RUNS_H
 #define DCOMMI_RUNS_H
 
+#include "cache.h"
+#include "coded/coded.h"
 #include "fast/board.h"
 #include "failure.h"
 #include "device/gate.h"
 #include "refusal.h"
 
-static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached);
-
-/* Drop a reference; the last one gives the run back to its communicator. */
 static void dcommi_run_unref(dcommi_run *run)
 {
     if (atomic_fetch_sub_explicit(&run->refs, 1, memory_order_acq_rel) != 1) {
@@ -143,9 +142,6 @@ static void dcommi_run_return_plan(dcommi_run *run)
     run->give_back = NULL;
 }
 
-static void dcommi_send_credit(dcomm_comm *comm, int rank, uint8_t stream);
-
-/* Take a run out of the engine with its result. */
 static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
 {
     dcomm_comm *comm = run->comm;
@@ -207,7 +203,6 @@ static void dcommi_run_finish(dcommi_run *run, dcomm_status status)
     }
 }
 
-/* All lanes of the current plan have ended. */
 static void dcommi_stage_done(dcommi_run *run)
 {
     const dcomm_plan *plan = run->plan;

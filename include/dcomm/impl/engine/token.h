@@ -6,7 +6,7 @@
 #ifndef DCOMMI_TOKEN_H
 #define DCOMMI_TOKEN_H
 
-#include "types.h"
+#include "engine.h"
 
 #include <sched.h>
 #include <sys/syscall.h>

@@ -7,8 +7,8 @@
 #include "../device/device.h"
 #include "../base/factor.h"
 #include "../transport/local/fill.h"
-#include "../transport/host.h"
 #include "../transport/message.h"
+#include "../boot/host.h"
 #include "../boot/place.h"
 
 #define DCOMMI_WINDOW 64       /* collectives that a rank may be ahead of any peer it sends to */
@@ -38,6 +38,9 @@ typedef struct dcommi_move dcommi_move;
 typedef struct dcommi_pull dcommi_pull;
 typedef struct dcommi_script dcommi_script;
 typedef struct dcommi_device dcommi_device;
+typedef struct dcommi_own dcommi_own;     /* region.h */
+typedef struct dcommi_map dcommi_map;     /* region.h */
+typedef struct dcommi_coded dcommi_coded; /* coded/run.h */
 
 /* ---- matching ---- */
 
@@ -238,12 +241,12 @@ struct dcommi_run {
     void *out;
     dcommi_device *device; /* in and out are its memory; NULL: the host's */
     dcommi_gate gate;
-    unsigned jobs;              /* of the device's under way */
-    struct dcommi_coded *coded; /* what this run brings along for its codec; NULL: nothing */
-    dcomm_status verdict;       /* with which a compressed run will end (verdict.h), by... */
-    int32_t verdict_rank;       /* ...the numbers of this rank */
-    uint32_t mark;              /* of that, in the signature of what it sends; 0: none */
-    dcommi_factor factor;       /* where the plan begins with it as a word */
+    unsigned jobs;        /* of the device's under way */
+    dcommi_coded *coded;  /* what this run brings along for its codec; NULL: nothing */
+    dcomm_status verdict; /* with which a compressed run will end (verdict.h), by... */
+    int32_t verdict_rank; /* ...the numbers of this rank */
+    uint32_t mark;        /* of that, in the signature of what it sends; 0: none */
+    dcommi_factor factor; /* where the plan begins with it as a word */
     bool factored;
     bool refused;       /* nothing runs: it stands for a call that this rank has refused */
     char *why;          /* of a run that fails alone, or is refused; NULL: comm->message says it */
@@ -344,7 +347,7 @@ struct dcomm_comm {
     uint64_t shrink_tries;           /* attempts at shrinking it */
     uint64_t shrunk_set, shrunk_try; /* the last that succeeded, and which ranks were left then */
     dcommi_run *free_runs;
-    struct dcommi_coded *free_coded; /* with lock */
+    dcommi_coded *free_coded; /* with lock */
     dcommi_cached *cache[DCOMMI_CACHE_BUCKETS];
     int ncached;
     uint64_t cache_clock;
@@ -452,37 +455,5 @@ struct dcomm_context {
     _Atomic int stop;
     pthread_t thread;
 };
-
-/* ---- what the parts of the engine call of each other ---- */
-
-static void dcommi_poison(dcomm_comm *comm, dcomm_status status, int skip_rank, const char *text);
-static void dcommi_run_finish(dcommi_run *run, dcomm_status status);
-static void dcommi_run_unref(dcommi_run *run);
-static void dcommi_run_off_device(dcommi_run *run);
-static inline void dcommi_run_event(dcommi_run *run);
-static void dcommi_run_signal(dcommi_run *run, uint32_t counter, uint64_t value);
-static void dcommi_advance_done(dcomm_comm *comm);
-static void dcommi_run_give_up(dcommi_run *run);
-static bool dcommi_refusal_answer(dcomm_comm *comm, const dcommi_header *h);
-static void dcommi_lane_ready(dcommi_lane *lane);
-static void dcommi_coded_end(struct dcommi_coded *coded, dcomm_status status);
-static void dcommi_coded_drop(dcomm_comm *comm, struct dcommi_coded *coded);
-static void dcommi_coded_free_all(dcomm_comm *comm);
-static void dcommi_lane_moved(dcommi_lane *lane, bool async);
-static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
-                                       const void *data, size_t len);
-static void dcommi_suspect_mismatch(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h,
-                                    size_t len);
-static dcomm_status dcommi_context_release(dcomm_context *context);
-static void dcommi_comm_free(dcomm_comm *comm);
-/* COMPUTE kernels that devices have, too: dst <- src[1] * src[0], alike, or as f32 (src[1] of 0:
- * src[0]); and dst <- f32. */
-static dcomm_status dcommi_kernel_scale(void *user, void *dst, size_t dst_len,
-                                        const void *const *src, const size_t *src_len, size_t nsrc);
-static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
-                                        const void *const *src, const size_t *src_len, size_t nsrc);
-static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
-                                         const void *const *src, const size_t *src_len,
-                                         size_t nsrc);
 
 #endif

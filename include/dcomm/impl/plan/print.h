@@ -4,6 +4,28 @@
 
 #include "build.h"
 
+DCOMM_API const char *dcomm_coll_name(dcomm_coll coll)
+{
+    static const char *const names[DCOMM_COLL_COUNT] = {"all-reduce",
+                                                        "reduce-scatter",
+                                                        "all-gather",
+                                                        "broadcast",
+                                                        "reduce",
+                                                        "gather",
+                                                        "scatter",
+                                                        "all-to-all",
+                                                        "reduce-scatter-v",
+                                                        "all-gather-v",
+                                                        "gather-v",
+                                                        "scatter-v",
+                                                        "all-to-all-v",
+                                                        "barrier",
+                                                        "send",
+                                                        "recv",
+                                                        "plan"};
+    return (unsigned)coll < DCOMM_COLL_COUNT ? names[coll] : "?";
+}
+
 /* Text that goes on counting when the buffer is full. */
 typedef struct dcommi_print_text {
     char *buf;

@@ -209,8 +209,6 @@ static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcommi_builde
 
 /* ---- the plans of the levels ---- */
 
-static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
-
 typedef struct dcommi_hier_choice {
     const char *name;
     dcommi_algo_fn make;

@@ -6,7 +6,8 @@
 #include "../../../coll.h"
 #include "linear.h"
 #include "sparse.h"
-#include "../../base/convert.h"
+#include "../kernels.h"
+#include "../../algo/table.h"
 
 /* A shorter tensor is not worth two more kernels, nor the error. */
 #define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
@@ -283,10 +284,6 @@ static uint32_t dcommi_coded_agreed(const dcommi_coded *c)
     return (uint32_t)(h ^ (h >> 32));
 }
 
-/* A run that failed may still write to residuals on its device: what is done with them from now on
- * comes behind that. */
-static void dcommi_coded_left(const dcommi_coded *c);
-
 /* The run is over: residuals are those of the next step now, or nobody knows what they are. */
 static void dcommi_coded_end(dcommi_coded *c, dcomm_status status)
 {
@@ -327,33 +324,6 @@ static void dcommi_coded_free_all(dcomm_comm *comm)
 }
 
 /* ---- other types than f32, and factors ---- */
-
-/* f32 <- factor * src. */
-static dcomm_status dcommi_kernel_widen(void *user, void *dst, size_t dst_len,
-                                        const void *const *src, const size_t *src_len, size_t nsrc)
-{
-    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    const size_t count = dst_len / sizeof(float);
-    double factor;
-    if (nsrc != 2 || src_len[0] != count * dcomm_dtype_size(dtype) || src_len[1] != sizeof factor) {
-        return DCOMM_ERR_PLAN;
-    }
-    memcpy(&factor, src[1], sizeof factor);
-    dcommi_to_f32(dst, src[0], count, dtype, factor);
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_kernel_narrow(void *user, void *dst, size_t dst_len,
-                                         const void *const *src, const size_t *src_len, size_t nsrc)
-{
-    const dcomm_dtype dtype = (dcomm_dtype)(uintptr_t)user;
-    const size_t count = dst_len / dcomm_dtype_size(dtype);
-    if (nsrc != 1 || src_len[0] != count * sizeof(float)) {
-        return DCOMM_ERR_PLAN;
-    }
-    dcommi_from_f32(dst, src[0], count, dtype);
-    return DCOMM_OK;
-}
 
 static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dcommi_kernel_narrow};
 

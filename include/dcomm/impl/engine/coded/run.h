@@ -3,11 +3,10 @@
 #define DCOMMI_CODED_RUN_H
 
 #include "../../feedback/feedback.h"
-#include "../../comm/select.h"
-#include "../types.h"
+#include "../engine.h"
 
 /* What one run brings along. The codec and the report are the caller's until the run is over. */
-typedef struct dcommi_coded {
+struct dcommi_coded {
     struct dcommi_coded *next; /* among the free ones of a communicator */
     const dcomm_codec *codec;
     dcomm_codec_key key;
@@ -27,7 +26,7 @@ typedef struct dcommi_coded {
     struct dcommi_spread *spread; /* of a sparse exchange (coded/sparse.h); NULL: not needed yet */
     dcomm_status found;           /* this rank's verdict (verdict.h), */
     char said[DCOMMI_MESSAGE_MAX]; /* and its sentence */
-} dcommi_coded;
+};
 
 static dcomm_status dcommi_coded_workspace(dcommi_coded *c, size_t need)
 {

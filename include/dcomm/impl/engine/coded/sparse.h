@@ -5,6 +5,7 @@
 #define DCOMMI_CODED_SPARSE_H
 
 #include "run.h"
+#include "../../algo/coded/sparse.h"
 #include "../../codec/exchange.h"
 
 /* What a run knows of its regions. */

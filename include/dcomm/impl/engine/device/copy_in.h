@@ -71,7 +71,6 @@ static dcomm_status dcommi_read_device(dcommi_move *move, const uint8_t *at, siz
     return DCOMM_OK;
 }
 
-/* A receive meets a send that waits on its sender's device. */
 static void dcommi_take_offer(dcommi_move *move, const dcommi_header *h, size_t len)
 {
     dcommi_run *run = move->run;
@@ -268,7 +267,6 @@ static void dcommi_pour_fetched(dcommi_op *op, dcomm_status status)
     dcommi_pour_next(pour);
 }
 
-/* A payload from host memory meets a receive on the run's device. */
 static dcommi_verdict dcommi_copy_in(dcommi_move *move, const dcommi_header *h,
                                      dcommi_transport *transport, const void *data, void *desc,
                                      size_t len)

@@ -10,6 +10,7 @@
 #define DCOMMI_DEVICE_REGION_H
 
 #include "gate.h"
+#include "../../transport/local/watch.h"
 
 /* Device memory that contexts may let their peers open. */
 typedef struct dcommi_shared {
@@ -22,8 +23,6 @@ typedef struct dcommi_shared {
     dcommi_own *regions;
     _Atomic int holds; /* its owner's and its regions' */
 } dcommi_shared;
-
-static uint64_t dcommi_process_started(pid_t pid);
 
 /* ---- freeing ---- */
 
@@ -93,7 +92,6 @@ static bool dcommi_device_own_open(const dcommi_own *own)
     return open;
 }
 
-/* It has left the regions: free it, now or when its readers have shut it. */
 static void dcommi_device_own_left(dcommi_own *own)
 {
     if (dcommi_device_own_open(own)) {
@@ -104,7 +102,6 @@ static void dcommi_device_own_left(dcommi_own *own)
     }
 }
 
-/* A peer has shut a region of ours. */
 static void dcommi_on_region_shut(dcomm_context *context, int peer, uint32_t id)
 {
     struct dcommi_regions *regions = context->regions;
@@ -185,7 +182,6 @@ static void dcommi_tell_shut(dcomm_context *context, int peer, uint32_t id)
     }
 }
 
-/* A map that has left the table: to be shut, if it is open. */
 static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map)
 {
     if (map->state == DCOMMI_MAP_OPEN) {
@@ -198,7 +194,6 @@ static void dcommi_device_map_drop(dcomm_context *context, dcommi_map *map)
     }
 }
 
-/* A peer's region that is in no table is gone: say that it is shut, unless that is to come. */
 static void dcommi_device_map_gone(dcomm_context *context, int peer, uint32_t id)
 {
     const dcommi_map *map = context->regions != NULL ? context->regions->shutting : NULL;
@@ -347,7 +342,6 @@ static const uint8_t *dcommi_resolve_peer_device(const dcommi_run *run, int rank
     return map->local + offset;
 }
 
-/* The context closes: nothing is under way. */
 static void dcommi_device_regions_free(dcomm_context *context)
 {
     struct dcommi_regions *regions = context->regions;

@@ -4,6 +4,7 @@
 #define DCOMMI_STEPS_DEVICE_H
 
 #include "copy_across.h"
+#include "copy_out.h"
 
 /* A step on the device's queue. */
 typedef struct dcommi_step_job {
@@ -125,23 +126,6 @@ static enum dcommi_outcome dcommi_device_fold(dcommi_lane *lane, uint8_t *dst, d
              : d->call->copy(d, DCOMMI_QUEUE_IN, dst, pieces[0].local, len),
         async);
 }
-
-/* One of the codec's steps, of what is filled in: coded/device.h. DCOMM_IN_PROGRESS: the lane will
- * hear. */
-static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
-                                           const dcommi_device_code *code, int32_t word);
-/* coded_sparse's, likewise (coded/sparse_device.h): a region's result, of which the last has all
- * written. DCOMM_OK: there are more to come. */
-static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
-                                                   const dcomm_codec_place *place,
-                                                   const dcommi_device_code *code);
-
-/* Whether the codec's steps of a plan are coded_sparse's; and whether one of them reads or writes
- * elements that are a device's. In between it has what was selected, for which the operands stand.
- */
-static bool dcommi_spread_plan(const dcomm_plan *plan);
-static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step);
-static dcomm_status dcommi_coded_verdict(dcommi_lane *lane);
 
 /* dst <- factor * src, of 64-bit integers: doublings and additions, from the highest bit on. Slow
  * where a factor has many bits, but exact, and such factors are rare. dst is not src. */

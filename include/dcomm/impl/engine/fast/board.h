@@ -10,7 +10,7 @@
 #ifndef DCOMMI_BOARD_H
 #define DCOMMI_BOARD_H
 
-#include "../types.h"
+#include "../engine.h"
 
 #define DCOMMI_BOARDS 8 /* of a process */
 #define DCOMMI_BOARD_CELLS 4

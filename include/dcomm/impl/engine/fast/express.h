@@ -6,8 +6,8 @@
 #ifndef DCOMMI_EXPRESS_H
 #define DCOMMI_EXPRESS_H
 
-#include "../../comm/life.h"
-#include "../../comm/shrink.h"
+#include "../../base/pause.h"
+#include "../arrivals.h"
 #include "script.h"
 
 /* Every so many operations go through the engine, which also looks after everything else. */

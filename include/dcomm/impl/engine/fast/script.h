@@ -5,7 +5,7 @@
 #define DCOMMI_SCRIPT_H
 
 #include "../../device/host.h"
-#include "../types.h"
+#include "../engine.h"
 
 #define DCOMMI_SCRIPT_OPS 64
 #define DCOMMI_SCRIPT_PIECES 128

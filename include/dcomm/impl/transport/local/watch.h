@@ -29,6 +29,31 @@ static bool dcommi_watch_foreign(uint64_t mine, uint64_t theirs)
     return mine != theirs || mine == 0;
 }
 
+/* Return the start time of a process in clock ticks since boot; 0: it is gone, or a zombie. */
+static uint64_t dcommi_process_started(pid_t pid)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return 0;
+    }
+    size_t n = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[n] = 0;
+    const char *at = strrchr(text, ')'); /* the name before it may hold anything */
+    char state = 0;
+    unsigned long long started = 0;
+    if (at == NULL ||
+        sscanf(at + 1,
+               " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d "
+               "%*d %llu",
+               &state, &started) != 2) {
+        return 0;
+    }
+    return state == 'Z' || state == 'X' ? 0 : started;
+}
+
 /* A descriptor that becomes readable when the process ends, registered in the epoll set with
  * `user`; -1 where there is none to be had: another pid namespace, an old kernel, ourselves. */
 static int dcommi_watch_add(int *epoll, const dcommi_watch_card *mine,

@@ -1,0 +1,40 @@
+/* forked.h - refuses calls in a forked child whose parent used the library: both would share the
+ * parent's connections. */
+#ifndef DCOMMI_FORKED_H
+#define DCOMMI_FORKED_H
+
+#include "util.h"
+
+#include <pthread.h>
+
+static _Atomic int dcommi_in_use; /* contexts and communicators, those under way included */
+static _Atomic int dcommi_forked;
+static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
+
+/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after
+ * itself. */
+static void dcommi_in_child(void)
+{
+    if (atomic_load(&dcommi_in_use) != 0) {
+        atomic_store(&dcommi_forked, 1);
+    }
+}
+
+static void dcommi_watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, dcommi_in_child);
+}
+
+static inline dcomm_status dcommi_check_fork(void)
+{
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
+        return dcommi_fail(DCOMM_ERR_FORKED,
+                           "process %d was forked while its parent had a context or communicator, "
+                           "whose connections it shares; fork before the first is created or after "
+                           "the last is destroyed, or use exec",
+                           (int)getpid());
+    }
+    return DCOMM_OK;
+}
+
+#endif

@@ -1,0 +1,428 @@
+/* coll.h - the collectives: each names its buffers' rules and leaves the rest to call.h. */
+#ifndef DCOMMI_COMM_COLL_H
+#define DCOMMI_COMM_COLL_H
+
+#include "api_auto.h"
+#include "../check/check.h"
+#include "overlap.h"
+
+/* Return true if the output of a reduce-scatter or scatter is the rank's own part of the input:
+ * that is in place, too. Algorithms write it only when they read it last, so it needs no plan. */
+static bool dcommi_output_inside(const dcommi_shape *s, const void *in, const void *out)
+{
+    size_t at = s->displs != NULL ? s->displs[s->rank] : s->count * (size_t)s->rank;
+    bool takes = s->coll == DCOMM_COLL_REDUCE_SCATTER || s->coll == DCOMM_COLL_REDUCE_SCATTERV ||
+                 s->coll == DCOMM_COLL_SCATTER || s->coll == DCOMM_COLL_SCATTERV;
+    return takes && (const char *)in + dcommi_shape_bytes(s, at) == (const char *)out;
+}
+
+/* A call on buffers that are where the algorithm is to find them: their sizes checked. */
+static dcomm_status dcommi_call_placed(dcomm_comm *comm, dcommi_shape *s, const void *in, void *out,
+                                       bool in_place, const dcomm_coll_opts *opts,
+                                       dcomm_request **request_p)
+{
+    int64_t in_bytes, out_bytes;
+    dcommi_shape_spaces(s, &in_bytes, &out_bytes);
+    DCOMMI_TRY(dcommi_check_buffer(s, "sendbuf", in, in_bytes));
+    DCOMMI_TRY(dcommi_check_buffer(s, "recvbuf", out, out_bytes));
+    s->in_place = in_place && out != NULL;
+    const bool one = in_place || dcommi_output_inside(s, in, out);
+    DCOMMI_TRY(dcommi_check_overlap(s, in, one ? 0 : in_bytes, out, out_bytes));
+    return dcommi_collective(comm, s, in, out, -1, opts, request_p);
+}
+
+/* The same; `in` at `alias` bytes behind `out` is the in-place call. */
+static dcomm_status dcommi_call_buffers(dcomm_comm *comm, dcommi_shape *s, const void *in,
+                                        void *out, int64_t alias, bool aliased,
+                                        const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    const void *own = out != NULL ? (const uint8_t *)out + alias : NULL;
+    in = in == DCOMM_IN_PLACE ? own : in;
+    return dcommi_call_placed(comm, s, in, out, aliased && in == own, opts, request_p);
+}
+
+/* ---- what is called over and over ---- */
+
+/* Where all-reduce, reduce-scatter, all-gather, all-to-all and broadcast, of so many bytes, have
+ * their buffers, which were given as the caller gave them; whether they are the same. */
+static inline bool dcommi_buffers_find(const dcomm_comm *comm, dcomm_coll coll, int root,
+                                       size_t bytes, const void **in, void **out)
+{
+    const uintptr_t own = (uintptr_t)*out + bytes * (size_t)comm->rank;
+    if (coll == DCOMM_COLL_REDUCE_SCATTER) {
+        /* In place the output is a part of the input (dcommi_output_inside). */
+        if (*in == DCOMM_IN_PLACE) {
+            *in = *out;
+            *out = *out != NULL ? (void *)own : NULL;
+        }
+        return false;
+    }
+    if (coll == DCOMM_COLL_BROADCAST && comm->rank != root) {
+        *in = NULL;
+        return false;
+    }
+    void *same = coll == DCOMM_COLL_ALLGATHER && *out != NULL ? (void *)own : *out;
+    *in = *in == DCOMM_IN_PLACE ? same : *in;
+    return *in == same;
+}
+
+/* One of them that was called a moment ago. DCOMM_IN_PROGRESS: it must go the long way. */
+static inline dcomm_status dcommi_call_shortly(dcomm_comm *comm, dcomm_coll coll, const void *in,
+                                               void *out, size_t count, dcomm_dtype dtype,
+                                               dcomm_op op, int root, const dcomm_coll_opts *opts,
+                                               dcomm_request **request_p)
+{
+    if (!dcommi_call_recent(comm, opts, request_p) || out == NULL ||
+        (in == NULL && coll != DCOMM_COLL_BROADCAST)) {
+        return DCOMM_IN_PROGRESS;
+    }
+    const size_t bytes = count * dcomm_dtype_size(dtype), all = bytes * (size_t)comm->size;
+    bool in_place = dcommi_buffers_find(comm, coll, root, bytes, &in, &out);
+    if (coll == DCOMM_COLL_BROADCAST && comm->rank == root && in == NULL) {
+        return DCOMM_IN_PROGRESS;
+    }
+    const bool reads_all = coll == DCOMM_COLL_REDUCE_SCATTER || coll == DCOMM_COLL_ALLTOALL;
+    const bool writes_all = coll == DCOMM_COLL_ALLGATHER || coll == DCOMM_COLL_ALLTOALL;
+    const bool inside = coll == DCOMM_COLL_REDUCE_SCATTER &&
+                        (const char *)in + bytes * (size_t)comm->rank == (const char *)out;
+    if (DCOMMI_UNLIKELY(!in_place && !inside && in != NULL &&
+                        dcommi_overlaps(in, (int64_t)(reads_all ? all : bytes), out,
+                                        (int64_t)(writes_all ? all : bytes)))) {
+        return DCOMM_IN_PROGRESS;
+    }
+    uint64_t code = dcommi_call_code(coll, dtype, op, root, in_place, dcommi_opts_memory(opts));
+    return dcommi_call_again(comm, code, count, opts, in, out);
+}
+
+static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, const void *in,
+                                             void *out, size_t count, dcomm_dtype dtype,
+                                             dcomm_op op, int root, const dcomm_coll_opts *opts,
+                                             dcomm_request **request_p)
+{
+    dcommi_shape s;
+    dcomm_status again =
+        dcommi_call_shortly(comm, coll, in, out, count, dtype, op, root, opts, request_p);
+    if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+        return again;
+    }
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, root, opts, &s));
+    bool in_place =
+        dcommi_buffers_find(comm, coll, root, (size_t)dcommi_shape_bytes(&s, count), &in, &out);
+    return dcommi_call_placed(comm, &s, in, out, in_place, opts, request_p);
+}
+
+static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t count, dcomm_dtype dtype, dcomm_op op,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    dcomm_coll_opts decided;
+    const dcomm_codec *automatic = dcommi_auto_of(opts);
+    if (automatic != NULL) {
+        DCOMMI_TRY(dcommi_auto_begin(comm, automatic, count, dtype, op, request_p == NULL, &opts,
+                                     &decided));
+    }
+    dcomm_status again = dcommi_call_shortly(comm, DCOMM_COLL_ALLREDUCE, sendbuf, recvbuf, count,
+                                             dtype, op, 0, opts, request_p);
+    if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+        return again;
+    }
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
+    dcommi_coding coding;
+    DCOMMI_TRY(dcommi_coded_begin(&s, opts, &coding));
+    bool in_place = dcommi_buffers_find(comm, s.coll, 0, 0, &sendbuf, &recvbuf);
+    s.apart = dtype != DCOMM_F32 || op == DCOMM_PREMUL_SUM || (uintptr_t)sendbuf % 4 != 0 ||
+              (uintptr_t)recvbuf % 4 != 0;
+    return dcommi_call_placed(comm, &s, sendbuf, recvbuf, in_place, opts, request_p);
+}
+
+static dcomm_status dcommi_reduce_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                          size_t recvcount, dcomm_dtype dtype, dcomm_op op,
+                                          const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    return dcommi_call_often(comm, DCOMM_COLL_REDUCE_SCATTER, sendbuf, recvbuf, recvcount, dtype,
+                             op, 0, opts, request_p);
+}
+
+static dcomm_status dcommi_allgather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t sendcount, dcomm_dtype dtype,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    return dcommi_call_often(comm, DCOMM_COLL_ALLGATHER, sendbuf, recvbuf, sendcount, dtype,
+                             DCOMM_SUM, 0, opts, request_p);
+}
+
+static dcomm_status dcommi_alltoall(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                    size_t count, dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                    dcomm_request **request_p)
+{
+    return dcommi_call_often(comm, DCOMM_COLL_ALLTOALL, sendbuf, recvbuf, count, dtype, DCOMM_SUM,
+                             0, opts, request_p);
+}
+
+static dcomm_status dcommi_broadcast(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t count, dcomm_dtype dtype, int root,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    return dcommi_call_often(comm, DCOMM_COLL_BROADCAST, sendbuf, recvbuf, count, dtype, DCOMM_SUM,
+                             root, opts, request_p);
+}
+
+static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                   dcomm_request **request_p)
+{
+    dcommi_shape s;
+    if (dcommi_call_recent(comm, opts, request_p)) {
+        uint64_t code =
+            dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, DCOMMI_MEMORY_ANY);
+        dcomm_status again = dcommi_call_again(comm, code, 0, opts, NULL, NULL);
+        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
+            return again;
+        }
+    }
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, opts, &s));
+    return dcommi_collective(comm, &s, NULL, NULL, -1, opts, request_p);
+}
+
+/* ---- the others ---- */
+
+static dcomm_status dcommi_reduce_to(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                     size_t count, dcomm_dtype dtype, dcomm_op op, int root,
+                                     const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_REDUCE, count, dtype, op, root, opts, &s));
+    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
+        sendbuf = recvbuf;
+    }
+    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, comm->rank == root, opts, request_p);
+}
+
+static dcomm_status dcommi_gather(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                  size_t sendcount, dcomm_dtype dtype, int root,
+                                  const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_GATHER, sendcount, dtype, DCOMM_SUM, root, opts, &s));
+    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "gather: in place is for the root, %d, only", root);
+    }
+    return dcommi_call_buffers(comm, &s, sendbuf, recvbuf,
+                               dcommi_shape_bytes(&s, sendcount) * comm->rank, comm->rank == root,
+                               opts, request_p);
+}
+
+static dcomm_status dcommi_scatter(dcomm_comm *comm, const void *sendbuf, void *recvbuf,
+                                   size_t recvcount, dcomm_dtype dtype, int root,
+                                   const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(
+        dcommi_shape_begin(comm, DCOMM_COLL_SCATTER, recvcount, dtype, DCOMM_SUM, root, opts, &s));
+    if (sendbuf == DCOMM_IN_PLACE && comm->rank != root) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "scatter: in place is for the root, %d, only", root);
+    }
+    if (sendbuf == DCOMM_IN_PLACE && recvbuf != NULL) { /* recvbuf is the whole buffer */
+        sendbuf = recvbuf;
+        recvbuf = (uint8_t *)recvbuf + dcommi_shape_bytes(&s, recvcount) * root;
+    }
+    return dcommi_call_buffers(comm, &s, comm->rank == root ? sendbuf : NULL, recvbuf, 0, false,
+                               opts, request_p);
+}
+
+/* ---- counts that differ by rank ---- */
+
+/* Check counts, and fill in displacements where there are none, or where they lie beyond all that
+ * is moved: of a count of 0 they may be anything. *packed must be freed. */
+static dcomm_status dcommi_check_counts(const dcommi_shape *s, const char *name,
+                                        const size_t *counts, const size_t **displs,
+                                        size_t **packed)
+{
+    size_t limit = (size_t)INT64_MAX / 2 / dcomm_dtype_size(s->dtype), sum = 0, end = 0;
+    const size_t *given = *displs;
+    bool beyond = given == NULL;
+    *packed = NULL;
+    if (counts == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s is NULL", dcomm_coll_name(s->coll), name);
+    }
+    for (int r = 0; r < s->nranks; r++) {
+        size_t at = given != NULL ? given[r] : sum;
+        if (counts[r] > 0 &&
+            (counts[r] > limit || at > limit - counts[r] || sum > limit - counts[r])) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "%s: %s[%d] is %zu at %zu, beyond 2^62 bytes",
+                               dcomm_coll_name(s->coll), name, r, counts[r], at);
+        }
+        sum += counts[r];
+        end = counts[r] > 0 && at + counts[r] > end ? at + counts[r] : end;
+    }
+    for (int r = 0; r < s->nranks && !beyond; r++) {
+        beyond = given[r] > end; /* its count is 0 */
+    }
+    if (!beyond) {
+        return DCOMM_OK;
+    }
+    *packed = dcommi_calloc((size_t)s->nranks, sizeof **packed);
+    if (*packed == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    sum = 0;
+    for (int r = 0; r < s->nranks; r++) {
+        (*packed)[r] = given == NULL ? sum : given[r] > end ? 0 : given[r];
+        sum += counts[r];
+    }
+    *displs = *packed;
+    return DCOMM_OK;
+}
+
+/* reduce-scatter-v, all-gather-v, gather-v, scatter-v. */
+static dcomm_status dcommi_call_v(dcomm_comm *comm, dcomm_coll coll, const void *in, void *out,
+                                  const size_t *counts, const size_t *displs, dcomm_dtype dtype,
+                                  dcomm_op op, int root, const dcomm_coll_opts *opts,
+                                  dcomm_request **request_p)
+{
+    dcommi_shape s;
+    size_t *packed;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, 0, dtype, op, root, opts, &s));
+    DCOMMI_TRY(dcommi_check_counts(&s, "counts", counts, &displs, &packed));
+    s.counts = counts;
+    s.displs = displs;
+    int64_t own = dcommi_shape_bytes(&s, displs[comm->rank]);
+    bool rooted = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
+    bool gathers = coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_ALLGATHERV;
+    dcomm_status status = DCOMM_OK;
+    if (in == DCOMM_IN_PLACE && rooted && comm->rank != root) {
+        status = dcommi_fail(DCOMM_ERR_INVALID, "%s: in place is for the root, %d, only",
+                             dcomm_coll_name(coll), root);
+    } else if (in == DCOMM_IN_PLACE && !gathers && out != NULL) {
+        in = out;
+        out = (uint8_t *)out + own;
+    }
+    if (coll == DCOMM_COLL_SCATTERV && comm->rank != root) {
+        in = NULL;
+    }
+    if (status == DCOMM_OK) {
+        status = dcommi_call_buffers(comm, &s, in, out, gathers ? own : 0,
+                                     gathers && (!rooted || comm->rank == root), opts, request_p);
+    }
+    dcommi_free(packed);
+    return status;
+}
+
+/* The caller's matrix has this rank's own counts. */
+static dcomm_status dcommi_check_matrix(const dcommi_shape *s, const size_t *matrix,
+                                        const size_t *send, const size_t *recv)
+{
+    size_t n = (size_t)s->nranks, me = (size_t)s->rank;
+    for (size_t r = 0; r < n && matrix != NULL; r++) {
+        if (matrix[me * n + r] != send[r] || matrix[r * n + me] != recv[r]) {
+            return dcommi_fail(DCOMM_ERR_INVALID,
+                               "all-to-all-v: opts.matrix says that ranks %zu and %zu send each "
+                               "other %zu and %zu elements, the counts of rank %zu %zu and %zu",
+                               me, r, matrix[me * n + r], matrix[r * n + me], me, send[r], recv[r]);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_alltoallv(dcomm_comm *comm, const void *sendbuf,
+                                     const size_t *sendcounts, const size_t *sdispls, void *recvbuf,
+                                     const size_t *recvcounts, const size_t *rdispls,
+                                     dcomm_dtype dtype, const dcomm_coll_opts *opts,
+                                     dcomm_request **request_p)
+{
+    dcommi_shape s;
+    size_t *packed_send = NULL, *packed_recv = NULL;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLTOALLV, 0, dtype, DCOMM_SUM, 0, opts, &s));
+    if (sendbuf == DCOMM_IN_PLACE) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "all-to-all-v cannot work in place");
+    }
+    dcomm_status status = dcommi_check_counts(&s, "sendcounts", sendcounts, &sdispls, &packed_send);
+    if (status >= 0) {
+        status = dcommi_check_counts(&s, "recvcounts", recvcounts, &rdispls, &packed_recv);
+    }
+    if (status >= 0 && sendcounts[comm->rank] != recvcounts[comm->rank]) {
+        status = dcommi_fail(DCOMM_ERR_INVALID,
+                             "all-to-all-v: rank %d sends %zu elements to itself and expects %zu",
+                             comm->rank, sendcounts[comm->rank], recvcounts[comm->rank]);
+    }
+    if (status >= 0) {
+        status = dcommi_check_matrix(&s, opts->matrix, sendcounts, recvcounts);
+    }
+    if (status >= 0) {
+        s.counts = recvcounts;
+        s.displs = rdispls;
+        s.matrix = opts->matrix;
+        s.send_counts = sendcounts;
+        s.send_displs = sdispls;
+        status = dcommi_call_buffers(comm, &s, sendbuf, recvbuf, 0, false, opts, request_p);
+    }
+    dcommi_free(packed_send);
+    dcommi_free(packed_recv);
+    return status;
+}
+
+/* ---- point-to-point ---- */
+
+static dcomm_status dcommi_p2p(dcomm_comm *comm, dcomm_coll coll, const void *in, void *out,
+                               size_t count, dcomm_dtype dtype, int peer,
+                               const dcomm_coll_opts *opts, dcomm_request **request_p)
+{
+    dcommi_shape s;
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, DCOMM_SUM, peer, opts, &s));
+    if (peer == comm->rank) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "%s: rank %d is the caller itself",
+                           dcomm_coll_name(coll), peer);
+    }
+    DCOMMI_TRY(dcommi_check_buffer(&s, "buf", coll == DCOMM_COLL_SEND ? in : out,
+                                   dcommi_shape_bytes(&s, count)));
+    return dcommi_collective(comm, &s, in, out, peer, opts, request_p);
+}
+
+/* ---- plans of the caller's own ---- */
+
+static dcomm_status dcommi_run_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                    void *out, uint32_t signature, const dcomm_coll_opts *opts,
+                                    dcomm_request **request_p)
+{
+    opts = opts != NULL ? opts : &dcommi_default_opts;
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (plan == NULL || plan->rank != comm->rank || plan->nranks != comm->size) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "plan is %s; this is rank %d of %d",
+                           plan == NULL ? "NULL" : "for another rank or number of ranks",
+                           comm->rank, comm->size);
+    }
+    if (dcomm_dtype_size((dcomm_dtype)plan->dtype) == 0 || !dcommi_op_known((dcomm_op)plan->op)) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "plan %s: dtype %" PRIu32 " or op %" PRIu32 " is none", plan->name,
+                           plan->dtype, plan->op);
+    }
+    uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+    DCOMMI_TRY(dcommi_check_plan_valid(plan, "plan", 0, &budget)); /* its indices can be trusted */
+    dcommi_shape s = {
+        .coll = DCOMM_COLL_PLAN, .dtype = (dcomm_dtype)plan->dtype, .op = (dcomm_op)plan->op};
+    dcommi_device *device = NULL;
+    DCOMMI_TRY(
+        dcommi_call_place(comm, &s, in, plan->in_bytes, out, plan->out_bytes, opts, &device));
+    DCOMMI_TRY(dcommi_check_op_hold("plan", (dcomm_op)plan->op));
+    dcommi_run *run = dcommi_run_of_plan(comm, plan, in, out, signature);
+    if (run == NULL) {
+        dcommi_op_drop((dcomm_op)plan->op);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    run->device = device;
+    dcommi_run_stream(run, opts->stream);
+    return dcommi_run_launch(run, opts->timeout_s > 0 ? opts->timeout_s : comm->timeout_s,
+                             request_p);
+}
+
+#endif

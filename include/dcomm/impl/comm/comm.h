@@ -1,0 +1,124 @@
+/* comm.h - a communicator as all parts of this room see it: checked when a call begins, given its
+ * numbers to choose algorithms by, shown to the engine. */
+#ifndef DCOMMI_COMM_COMM_H
+#define DCOMMI_COMM_COMM_H
+
+#include "../engine/fast/board.h"
+#include "context.h"
+#include "select.h"
+
+/* ---- checks ---- */
+
+/* Why this thread's last creation failed, for the caller that goes on without its communicator. */
+static _Thread_local struct {
+    dcomm_on_error on_error;
+    char text[DCOMMI_MESSAGE_MAX];
+} dcommi_uncreated;
+
+/* The first call on a communicator that is NULL: was its creation's failure overlooked? */
+static void dcommi_say_uncreated(void)
+{
+    if (dcommi_uncreated.text[0] != 0 && dcommi_uncreated.on_error != DCOMM_ON_ERROR_RETURN) {
+        dcommi_log(DCOMMI_LOG_ERROR,
+                   "a call on a communicator that is NULL, for it was not created: %s",
+                   dcommi_uncreated.text);
+    }
+    dcommi_uncreated.text[0] = 0;
+}
+
+static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
+{
+    DCOMMI_TRY(dcommi_check_fork());
+    if (comm == NULL) {
+        dcommi_say_uncreated();
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm is NULL");
+    }
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&comm->ready, memory_order_acquire) != DCOMM_OK)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "comm is not created yet (see dcomm_comm_ready)");
+    }
+    return DCOMM_OK;
+}
+
+/* ---- the group of a thread ---- */
+
+/* Operations that this thread has queued since dcomm_group_start. */
+typedef struct dcommi_group {
+    int depth;
+    dcommi_run *first, *last;
+    dcomm_status status;
+    char message[DCOMMI_MESSAGE_MAX];
+    bool ran; /* the thread's last call that failed had started its run */
+} dcommi_group;
+
+static _Thread_local dcommi_group dcommi_this_group;
+
+/* Return true if this thread has queued an operation of the communicator in a group. */
+static bool dcommi_comm_in_group(const dcomm_comm *comm)
+{
+    for (const dcommi_run *run = dcommi_this_group.first; run != NULL; run = run->next_group) {
+        if (run->comm == comm) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What must be over when the call returns cannot wait for the end of a group. */
+static dcomm_status dcommi_check_no_group(const char *what)
+{
+    return dcommi_this_group.depth == 0
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s is not possible between dcomm_group_start and dcomm_group_end",
+                             what);
+}
+
+/* ---- what creation and derivation share ---- */
+
+/* Something to choose algorithms by: the numbers of `from`, or the built-in ones. */
+static dcomm_status dcommi_comm_chooser(dcomm_comm *comm, const dcommi_chooser *from)
+{
+    dcomm_tuning tuning;
+    dcomm_tuning_default(&tuning);
+    tuning.device_ucx = comm->device_ucx;
+    tuning.connections = comm->connections > 0 ? comm->connections : tuning.connections;
+    comm->chooser = dcommi_alloc(sizeof *comm->chooser);
+    return comm->chooser != NULL ? dcommi_chooser_set(comm->chooser, comm->groups, comm->size,
+                                                      from != NULL ? &from->tuning : &tuning)
+                                 : DCOMM_ERR_NO_MEMORY;
+}
+
+/* Be ready to send to all ranks; over so many connections to each on another host. With the token.
+ */
+static void dcommi_comm_connections(dcomm_comm *comm, int connections)
+{
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        dcommi_transport *t = peer >= 0 ? comm->context->peers[peer].transport : NULL;
+        if (t != NULL && t->call->connect != NULL) {
+            t->call->connect(t, peer, connections);
+        }
+    }
+}
+
+/* Let the engine see it, and give it what has come for it. */
+static void dcommi_comm_enter(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    comm->next = context->comms;
+    context->comms = comm;
+    dcommi_board_open(comm);
+    for (int r = 0; r < comm->size; r++) {
+        int peer = comm->members[r].peer;
+        if (peer >= 0 && context->peers[peer].lost) {
+            char text[DCOMMI_MESSAGE_MAX];
+            snprintf(text, sizeof text, "rank %d was lost before: %s", r, context->peers[peer].why);
+            dcommi_poison(comm, DCOMM_ERR_PEER, -1, text);
+        }
+    }
+    dcommi_deliver_strays(context, comm);
+    dcommi_token_release(context);
+}
+
+#endif

@@ -1,0 +1,177 @@
+/* derive.h - communicators made of the ranks of another one. */
+#ifndef DCOMMI_COMM_DERIVE_H
+#define DCOMMI_COMM_DERIVE_H
+
+#include "comm.h"
+
+/* Make a communicator of some ranks of another, in the order given; every one of them derives the
+ * same id from the parent's and `salt`. The engine does not see it yet. */
+static dcomm_status dcommi_comm_make(const dcomm_comm *parent, const int *ranks, int size,
+                                     uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+{
+    dcomm_comm *comm = dcommi_comm_new(parent->context);
+    if (comm == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    comm->id = dcommi_mix(parent->id, salt);
+    comm->size = size;
+    comm->rank = -1;
+    comm->timeout_s = parent->timeout_s;
+    comm->chunk_bytes = parent->chunk_bytes;
+    comm->deterministic = parent->deterministic;
+    comm->connections = parent->connections;
+    comm->on_error = on_error;
+    comm->device_ucx = parent->device_ucx;
+    memcpy(comm->algo, parent->algo, sizeof comm->algo);
+    comm->members = dcommi_calloc((size_t)size, sizeof *comm->members);
+    comm->groups = dcommi_groups_restrict(parent->groups, ranks, size);
+    comm->places = dcommi_calloc((size_t)size, sizeof *comm->places);
+    bool bad = comm->members == NULL || comm->groups == NULL || comm->places == NULL ||
+               dcommi_comm_chooser(comm, parent->chooser) < 0;
+    comm->nhosts = bad ? 0 : comm->groups->count[0];
+    for (int i = 0; i < size && !bad; i++) {
+        const dcommi_member *from = &parent->members[ranks[i]];
+        dcommi_member *m = &comm->members[i];
+        m->peer = from->peer;
+        comm->places[i] = parent->places[ranks[i]];
+        m->hostname = dcommi_strdup(from->hostname);
+        bad = m->hostname == NULL;
+        if (ranks[i] == parent->rank) {
+            comm->rank = i;
+        }
+    }
+    if (bad) {
+        dcommi_comm_drop(comm);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    *new_p = comm;
+    return DCOMM_OK;
+}
+
+/* Begin to use what was made. */
+static void dcommi_comm_begin(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    dcommi_token_take(context);
+    for (int i = 0; i < comm->size; i++) {
+        if (comm->members[i].peer >= 0) {
+            context->peers[comm->members[i].peer].users++;
+        }
+    }
+    dcommi_token_release(context);
+    dcommi_comm_enter(comm);
+}
+
+static dcomm_status dcommi_comm_derive(const dcomm_comm *parent, const int *ranks, int size,
+                                       uint64_t salt, dcomm_on_error on_error, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcommi_comm_make(parent, ranks, size, salt, on_error, new_p));
+    dcommi_comm_begin(*new_p);
+    return DCOMM_OK;
+}
+
+typedef struct dcommi_color {
+    int32_t color, key, rank;
+    int32_t status; /* with which this rank made its part */
+} dcommi_color;
+
+static int dcommi_color_compare(const void *a, const void *b)
+{
+    const dcommi_color *x = a, *y = b;
+    if (x->key != y->key) {
+        return x->key < y->key ? -1 : 1;
+    }
+    return x->rank < y->rank ? -1 : 1;
+}
+
+/* The number of a derivation, the same on all ranks, which derive in the same order. */
+static uint64_t dcommi_comm_next_child(dcomm_comm *comm)
+{
+    dcommi_comm_lock(comm);
+    uint64_t n = ++comm->children;
+    dcommi_comm_unlock(comm);
+    return n;
+}
+
+/* A split: the colours of all ranks, and then their statuses. */
+typedef struct dcommi_split {
+    dcommi_color *all;   /* every rank's */
+    int *ranks, size;    /* of our colour */
+    dcommi_color *fared; /* every rank's, with its status */
+} dcommi_split;
+
+/* Exchange colours, make our part, and exchange how that went. The second exchange is like the
+ * first: it finds the plan and the memory of that, so that no rank fails in it alone. */
+static dcomm_status dcommi_split_make(dcomm_comm *comm, dcommi_split *s, dcommi_color mine,
+                                      uint64_t child, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->all, sizeof mine, DCOMM_U8, NULL));
+    for (int r = 0; r < comm->size && mine.color >= 0; r++) {
+        if (s->all[r].color == mine.color) {
+            s->all[s->size++] = s->all[r];
+        }
+    }
+    qsort(s->all, (size_t)s->size, sizeof *s->all, dcommi_color_compare);
+    for (int i = 0; i < s->size; i++) {
+        s->ranks[i] = s->all[i].rank;
+    }
+    if (mine.color >= 0) {
+        mine.status =
+            dcommi_comm_make(comm, s->ranks, s->size, dcommi_mix(child, (uint64_t)mine.color + 1),
+                             comm->on_error, new_p);
+    }
+    DCOMMI_TRY(dcomm_allgather(comm, &mine, s->fared, sizeof mine, DCOMM_U8, NULL));
+    for (int r = 0; r < comm->size; r++) {
+        const dcomm_status status = (dcomm_status)s->fared[r].status;
+        if (status < 0) {
+            return dcommi_fail(status, "rank %d could not make its part of the split: %s", r,
+                               dcomm_strerror(status));
+        }
+    }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_comm_split(dcomm_comm *comm, int color, int key, dcomm_comm **new_p)
+{
+    if (new_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "new_p is NULL");
+    }
+    *new_p = NULL;
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    DCOMMI_TRY(dcommi_check_no_group("split"));
+    uint64_t child = dcommi_comm_next_child(comm);
+    dcommi_split s = {.all = dcommi_calloc((size_t)comm->size, sizeof *s.all),
+                      .ranks = dcommi_calloc((size_t)comm->size, sizeof *s.ranks),
+                      .fared = dcommi_calloc((size_t)comm->size, sizeof *s.fared)};
+    dcomm_status status = DCOMM_ERR_NO_MEMORY;
+    if (s.all != NULL && s.ranks != NULL && s.fared != NULL) {
+        status = dcommi_split_make(comm, &s, (dcommi_color){color, key, comm->rank, DCOMM_OK},
+                                   child, new_p);
+    } else { /* the others wait for this rank */
+        char why[DCOMMI_MESSAGE_MAX];
+        memcpy(why, dcommi_message, sizeof why);
+        dcomm_comm_abort(comm, why);
+        memcpy(dcommi_message, why, sizeof why);
+    }
+    if (status >= 0 && *new_p != NULL) {
+        dcommi_comm_begin(*new_p);
+    } else if (*new_p != NULL) {
+        dcommi_comm_drop(*new_p);
+        *new_p = NULL;
+    }
+    dcommi_free(s.all);
+    dcommi_free(s.ranks);
+    dcommi_free(s.fared);
+    return status;
+}
+
+DCOMM_API dcomm_status dcomm_comm_dup(dcomm_comm *comm, dcomm_comm **new_p)
+{
+    DCOMMI_TRY(dcommi_check_comm(comm));
+    if (new_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "new_p is NULL");
+    }
+    return dcomm_comm_split(comm, 0, comm->rank, new_p);
+}
+
+#endif

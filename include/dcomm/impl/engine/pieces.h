@@ -1,0 +1,143 @@
+/* pieces.h - the sources of a COPY or REDUCE, in our own memory or in peers', copied or folded at
+ * once where all of them can be read here. */
+#ifndef DCOMMI_PIECES_H
+#define DCOMMI_PIECES_H
+
+#include "receive.h"
+
+/* Where a step stores. */
+typedef struct dcommi_target {
+    uint8_t *dst;
+    bool past;     /* it is better kept out of the caches */
+    bool ahead;    /* sources are better asked for ahead of time */
+    uint8_t *also; /* the result of a fold goes there, too; NULL: not */
+} dcommi_target;
+
+/* One source of the fold: our own memory, or a rank's. */
+typedef struct dcommi_piece {
+    const uint8_t *local; /* NULL: the rank's */
+    int rank;
+    uint16_t slot;
+    bool by_message;
+    bool device;      /* it lies on one */
+    bool opened;      /* local is the rank's device memory, opened: only for now */
+    bool straight;    /* UCX brings it from device to device */
+    bool sent;        /* it is what the rank's OFFER means, not what it exposed */
+    uint32_t region;  /* of that rank's; 0: none */
+    uint64_t address; /* in that rank's process */
+    uint64_t offset;  /* in what it exposed */
+} dcommi_piece;
+
+/* Into `to` from byte `at` on. */
+static dcomm_status dcommi_fold_pieces(dcommi_lane *lane, const dcommi_target *to, size_t at,
+                                       const void *const *src, size_t nsrc, size_t len, bool final)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    lane->frame->run->comm->context->open_stores |= to->past;
+    unsigned how = (to->past ? DCOMMI_FOLD_STREAM : 0) |
+                   (to->ahead ? DCOMMI_FOLD_AHEAD | DCOMMI_FOLD_NEAR : 0);
+    return dcommi_host_reduce_both(
+        to->dst + at, to->also != NULL ? to->also + at : NULL, src, nsrc, len / element,
+        (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+        final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1, how);
+}
+
+/* The same, put on queue IN of the run's device. */
+static dcomm_status dcommi_fold_on_device(dcommi_lane *lane, uint8_t *dst, const void *const *src,
+                                          size_t nsrc, size_t len, bool final)
+{
+    const dcomm_plan *plan = lane->frame->plan;
+    dcommi_device_handle *d = &lane->frame->run->device->handle;
+    return d->call->reduce(d, dst, src, nsrc, len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
+                           (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+                           final && plan->op == DCOMM_AVG ? lane->frame->run->plan->nranks : 1);
+}
+
+/* Bytes of a block such that the blocks of all pieces stay in cache; whole elements. */
+static size_t dcommi_pull_grain(const dcomm_plan *plan, size_t npieces)
+{
+    size_t grain = (size_t)8 * DCOMMI_PULL_BLOCK / (npieces > 0 ? npieces : 1);
+    grain = grain > DCOMMI_PULL_BLOCK ? DCOMMI_PULL_BLOCK : grain < 4096 ? 4096 : grain;
+    return (size_t)dcommi_whole_elements((int64_t)grain,
+                                         (int64_t)dcomm_dtype_size((dcomm_dtype)plan->dtype));
+}
+
+/* Where a piece can be read in place from, at once; NULL: it has to be brought here. */
+static inline const uint8_t *dcommi_piece_here(dcomm_comm *comm, const dcommi_piece *piece,
+                                               size_t at, size_t len)
+{
+    return piece->local != NULL ? piece->local + at
+                                : dcommi_resolve_peer_memory(comm, piece->rank, piece->region,
+                                                             piece->address + at, len);
+}
+
+/* Fold what lies in the callers' memory: it may be in a cache, or come from memory. */
+static dcomm_status dcommi_fold_mapped(dcommi_lane *lane, const dcommi_target *to,
+                                       const void *const *src, size_t n, size_t len, bool final)
+{
+    dcommi_ways *ways = &lane->frame->run->comm->folds;
+    dcommi_target how = *to;
+    dcommi_way way = dcommi_ways_begin(ways);
+    how.ahead = way.second;
+    dcomm_status status = dcommi_fold_pieces(lane, &how, 0, src, n, len, final);
+    dcommi_ways_end(ways, &way, len, 1);
+    return status;
+}
+
+/* Fold from memory that can all be read in place. DCOMM_ERR_UNSUPPORTED: some of it can not. */
+static dcomm_status dcommi_pull_mapped(dcommi_lane *lane, const dcommi_target *to,
+                                       const dcommi_piece *pieces, size_t n, size_t len, bool fold,
+                                       bool final)
+{
+    dcomm_comm *comm = lane->frame->run->comm;
+    const void **src = comm->context->pointers;
+    for (size_t i = 0; i < n; i++) {
+        src[i] = dcommi_piece_here(comm, &pieces[i], 0, len);
+        if (src[i] == NULL) {
+            return DCOMM_ERR_UNSUPPORTED;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        comm->stats.bytes_mapped += pieces[i].local == NULL ? len : 0;
+    }
+    if (fold) {
+        bool callers = lane->frame->shared == NULL && len >= DCOMMI_AHEAD_LEAST;
+        return callers ? dcommi_fold_mapped(lane, to, src, n, len, final)
+                       : dcommi_fold_pieces(lane, to, 0, src, n, len, final);
+    }
+    dcommi_result_copy(comm->context, to->dst, src[0], len, to->past);
+    return DCOMM_OK;
+}
+
+/* Fold from memory that can all be read directly. DCOMM_ERR_UNSUPPORTED: some of it can not. */
+static dcomm_status dcommi_pull_direct(dcommi_lane *lane, const dcommi_target *to,
+                                       const dcommi_piece *pieces, size_t n, size_t len, bool final)
+{
+    dcomm_comm *comm = lane->frame->run->comm;
+    size_t grain = dcommi_pull_grain(lane->frame->plan, n);
+    uint8_t *staging = dcommi_staging(comm->context, n * grain);
+    if (staging == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    const void **src = comm->context->pointers;
+    for (size_t at = 0; at < len; at += grain) {
+        size_t part = len - at < grain ? len - at : grain;
+        for (size_t i = 0; i < n; i++) {
+            src[i] = dcommi_piece_here(comm, &pieces[i], at, part);
+            if (src[i] != NULL) {
+                comm->stats.bytes_mapped += pieces[i].local == NULL ? part : 0;
+                continue;
+            }
+            uint8_t *block = staging + i * grain;
+            DCOMMI_TRY(dcommi_read_part(
+                dcommi_read_process(comm, pieces[i].rank, block, pieces[i].address + at, part), at,
+                pieces[i].rank));
+            src[i] = block;
+        }
+        DCOMMI_TRY(dcommi_fold_pieces(lane, to, at, src, n, part, final));
+    }
+    return DCOMM_OK;
+}
+
+#endif

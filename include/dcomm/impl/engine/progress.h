@@ -1,0 +1,208 @@
+/* progress.h - the only progress loop. Whoever holds the context's token is in here, one thread at
+ * a time. */
+#ifndef DCOMMI_PROGRESS_H
+#define DCOMMI_PROGRESS_H
+
+#include "arrivals.h"
+#include "control.h"
+
+#include <sched.h>
+
+#define DCOMMI_CHECK_EVERY 0.05 /* seconds between looks at idle runs */
+#define DCOMMI_TURN 64          /* passes in a row by one waiting thread */
+/* Idle passes over the network before a rank yields. A yield to nobody takes less than such a pass,
+ * and what runs on this core may be the rank that is waited for: of another host, where hosts are
+ * containers of one machine. */
+#define DCOMMI_NET_SPIN 1
+
+/* A run that must wait for its stream enters the engine when that has come to it. */
+static void dcommi_run_enter(dcommi_run *run)
+{
+    dcomm_context *context = run->comm->context;
+    if (DCOMMI_LIKELY(!dcommi_gate_shut(run))) {
+        dcommi_run_start(run);
+        return;
+    }
+    dcommi_run **at = &context->gated;
+    while (*at != NULL) {
+        at = &(*at)->next_gated;
+    }
+    run->next_gated = NULL;
+    *at = run;
+    context->active++;
+}
+
+/* Let in whom their streams have come to, and of a communicator that has failed all. */
+static unsigned dcommi_gates_progress(dcomm_context *context)
+{
+    unsigned n = 0;
+    for (dcommi_run **at = &context->gated; *at != NULL;) {
+        dcommi_run *run = *at;
+        if (dcommi_gate_shut(run)) {
+            at = &run->next_gated;
+            continue;
+        }
+        *at = run->next_gated;
+        context->active--;
+        dcommi_run_start(run);
+        n++;
+    }
+    return n;
+}
+
+/* The context closes, and with it what waits for streams has failed: these must not wait in turn.
+ */
+static void dcommi_gates_drop(dcomm_context *context)
+{
+    while (context->gated != NULL) {
+        dcommi_run *run = context->gated;
+        context->gated = run->next_gated;
+        context->active--;
+        dcommi_devices->stream_unmark(run->gate.before);
+        run->gate.before = NULL;
+        dcommi_run_start(run);
+    }
+}
+
+/* Start what other threads have submitted, oldest first. */
+static void dcommi_start_submitted(dcomm_context *context)
+{
+    dcommi_run *run = atomic_exchange_explicit(&context->submitted, NULL, memory_order_acquire);
+    dcommi_run *ordered = NULL;
+    while (run != NULL) {
+        dcommi_run *next = run->next_submitted;
+        run->next_submitted = ordered;
+        ordered = run;
+        run = next;
+    }
+    while (ordered != NULL) {
+        dcommi_run *next = ordered->next_submitted;
+        dcommi_run_enter(ordered);
+        ordered = next;
+    }
+}
+
+static void dcommi_housekeeping(dcomm_context *context)
+{
+    double now = dcommi_now();
+    if (now < context->next_check) {
+        return;
+    }
+    context->next_check = now + DCOMMI_CHECK_EVERY;
+    if (context->control != NULL) {
+        dcommi_ctl_look(context);
+    }
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        if (atomic_load(&comm->poisoned) == 0) {
+            dcommi_comm_check(comm, now);
+        }
+    }
+}
+
+/* One pass, with the token. Returns whether anything happened. */
+static bool dcommi_progress(dcomm_context *context)
+{
+    if (atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL) {
+        dcommi_start_submitted(context);
+    }
+    if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
+        atomic_store(&context->aborts, 0);
+        for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+            int wanted = 1; /* 2: taken up, so that the reason stays as it is */
+            if (atomic_compare_exchange_strong(&comm->abort_wanted, &wanted, 2)) {
+                dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, comm->abort_reason);
+            }
+        }
+    }
+    unsigned n = context->local->call->progress(context->local);
+    if (context->net != NULL) {
+        n += dcommi_net_progress(context);
+    }
+    n += dcommi_boards_progress(context);
+    if (DCOMMI_UNLIKELY(context->gated != NULL)) {
+        n += dcommi_gates_progress(context);
+    }
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&context->devices, memory_order_relaxed) != NULL)) {
+        n += dcommi_devices_progress(context);
+    }
+    while (context->ready_first != NULL) {
+        dcommi_lane *lane = context->ready_first;
+        context->ready_first = lane->next_ready;
+        if (context->ready_first == NULL) {
+            context->ready_last = NULL;
+        }
+        lane->queued = false;
+        dcommi_lane_run(lane);
+        n++;
+    }
+    while (context->finished != NULL) {
+        dcommi_run *run = context->finished;
+        context->finished = run->next_finished;
+        dcommi_run_unref(run);
+        n++;
+    }
+    if (n > 0) {
+        context->idle = 0;
+        context->busy++;
+        if ((context->busy & 1023) == 0) {
+            dcommi_housekeeping(context);
+        }
+        return true;
+    }
+    context->idle++;
+    if ((context->idle & 255) == 0) {
+        dcommi_housekeeping(context);
+    }
+    return false;
+}
+
+/* Progress if nobody else does, until `run` (may be NULL: once) is complete or it is another
+ * thread's turn; give the core away when there has been nothing to do for long. */
+static void dcommi_progress_for(dcomm_context *context, const dcommi_run *run)
+{
+    bool yield = true;
+    unsigned limit = context->net != NULL ? DCOMMI_NET_SPIN : context->spin_limit;
+    if (dcommi_token_try(context)) {
+        for (int i = 0; i < DCOMMI_TURN; i++) {
+            bool idle = !dcommi_progress(context);
+            if (idle && run == NULL) {
+                dcommi_housekeeping(context); /* who calls seldom would come to it late */
+            }
+            yield = idle && context->idle > limit;
+            if (yield || run == NULL ||
+                atomic_load_explicit(&run->status, memory_order_relaxed) != DCOMM_IN_PROGRESS) {
+                break;
+            }
+        }
+        dcommi_token_release(context);
+    }
+    if (yield) {
+        sched_yield();
+    }
+}
+
+static void dcommi_progress_or_yield(dcomm_context *context)
+{
+    dcommi_progress_for(context, NULL);
+}
+
+/* Hand a run to the engine: at once where the token is free, else by the queue. */
+static void dcommi_submit(dcomm_context *context, dcommi_run *run)
+{
+    if (dcommi_token_try(context)) {
+        if (atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL) {
+            dcommi_start_submitted(context);
+        }
+        dcommi_run_enter(run);
+        dcommi_progress(context);
+        dcommi_token_release(context);
+        return;
+    }
+    dcommi_run *head = atomic_load_explicit(&context->submitted, memory_order_relaxed);
+    do {
+        run->next_submitted = head;
+    } while (!atomic_compare_exchange_weak_explicit(&context->submitted, &head, run,
+                                                    memory_order_release, memory_order_relaxed));
+}
+
+#endif
