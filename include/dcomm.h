@@ -1319,6 +1319,168 @@ DCOMM_API dcomm_status dcomm_plan_print(const dcomm_plan *plan, char *buf, size_
 }
 #endif
 #endif
+/* ==== include/dcomm/build.h ================================================================ */
+/* build.h - write a plan of your own: a collective that dcomm checks, prices and runs.
+ *
+ * A builder makes one rank's part of one operation (plan.h says what the steps mean). Create it,
+ * add steps to lanes in the order in which this rank takes them, then finish:
+ *
+ *     dcomm_builder *b;
+ *     dcomm_plan *plan;
+ *     dcomm_status status = dcomm_build_create("to_next", rank, nranks, DCOMM_F32, DCOMM_SUM, &b);
+ *     dcomm_build_buffers(b, bytes, bytes);
+ *     int64_t tag = dcomm_build_tags(b, 1);
+ *     dcomm_build_send(b, 0, dcomm_span(DCOMM_SPACE_IN, 0, bytes),
+ *                      dcomm_const((rank + 1) % nranks), dcomm_const(tag), DCOMM_STEP_ASYNC);
+ *     dcomm_build_recv(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, bytes),
+ *                      dcomm_const((rank + nranks - 1) % nranks), dcomm_const(tag), 0);
+ *     status = dcomm_build_finish(&b, &plan);
+ *
+ * Every rank makes its own plan, or one program makes those of all ranks, to check them
+ * (dcomm_plan_check) and to price them (dcomm_plan_price). dcomm_plan_run runs a plan.
+ *
+ * Errors: the builder keeps the first error and ignores every later call; dcomm_build_finish
+ * returns it. So only create and finish need to be looked at. All functions take a NULL builder,
+ * and do nothing. Units: offsets and lengths are bytes; ranks are those of the plan, 0 .. nranks-1;
+ * lanes are 0 .. DCOMM_PLAN_MAX_LANES-1 and exist once they have a step. A builder is used by one
+ * thread at a time. */
+#ifndef DCOMM_BUILD_H
+#define DCOMM_BUILD_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dcomm_builder dcomm_builder;
+
+/* ---- expressions: numbers that may depend on loops ----
+ *
+ * i[depth] is the index of the lane's open loop at that depth, counted from 0; dcomm_build_loop
+ * returns the depth. A depth outside 0 .. DCOMM_LOOP_DEPTH-1 gives an expression that
+ * dcomm_build_finish refuses. */
+
+/* value */
+DCOMM_API dcomm_expr dcomm_const(int64_t value);
+/* add + per * i[depth] */
+DCOMM_API dcomm_expr dcomm_linear(int64_t add, int depth, int64_t per);
+/* scale * ((base + coef * i[depth]) mod m); mod 0: without the modulo. The modulo is never
+ * negative. */
+DCOMM_API dcomm_expr dcomm_modular(int64_t scale, int64_t base, int depth, int64_t coef,
+                                   int64_t mod);
+/* table[first + (base + coef * i[depth]) mod m]; see dcomm_build_table. */
+DCOMM_API dcomm_expr dcomm_lookup(int64_t first, int64_t base, int depth, int64_t coef,
+                                  int64_t mod);
+/* e + add */
+DCOMM_API dcomm_expr dcomm_plus(dcomm_expr e, int64_t add);
+/* e + per * i[depth] */
+DCOMM_API dcomm_expr dcomm_plus_loop(dcomm_expr e, int depth, int64_t per);
+
+/* ---- operands: where bytes lie ---- */
+
+/* `length` bytes of a space (IN, OUT or SCRATCH) from a constant offset on. */
+DCOMM_API dcomm_operand dcomm_span(dcomm_space space, int64_t offset, int64_t length);
+/* The same from an offset that may depend on loops. */
+DCOMM_API dcomm_operand dcomm_at(dcomm_space space, dcomm_expr offset, int64_t length);
+/* The same, cut off at byte `end` of the space: for equal blocks of which the last is shorter. */
+DCOMM_API dcomm_operand dcomm_block(dcomm_space space, dcomm_expr offset, int64_t length,
+                                    int64_t end);
+/* The arriving message, as a source of dcomm_build_recv_reduce. */
+DCOMM_API dcomm_operand dcomm_msg(void);
+/* `length` bytes of what rank `peer` exposed as `slot`, from `offset` on. */
+DCOMM_API dcomm_operand dcomm_exposed(dcomm_expr peer, uint16_t slot, dcomm_expr offset,
+                                      int64_t length);
+
+/* ---- the builder ---- */
+
+/* Start the plan of `rank`, one of `nranks`. dtype and op are those of all folds. name is for
+ * people; it is kept by address and must outlive the plan. On success *b_p is the builder: give it
+ * to dcomm_build_finish or dcomm_build_destroy. Errors: DCOMM_ERR_INVALID (NULL, or rank and nranks
+ * do not fit), DCOMM_ERR_NO_MEMORY; *b_p is NULL then. */
+DCOMM_API dcomm_status dcomm_build_create(const char *name, int rank, int nranks, dcomm_dtype dtype,
+                                          dcomm_op op, dcomm_builder **b_p);
+
+/* Say how many bytes of the caller's input and output the plan may touch. Default: none. */
+DCOMM_API void dcomm_build_buffers(dcomm_builder *b, int64_t in_bytes, int64_t out_bytes);
+
+/* Lay the plan out and free the builder, in any case; *b_p becomes NULL. On success *plan_p is the
+ * plan, which the caller owns: dcomm_plan_destroy frees it. Errors: the first one that the builder
+ * kept; DCOMM_ERR_PLAN where no rank could run the plan (a loop without an end, an operand in a
+ * space that the step cannot use, ...); DCOMM_ERR_INVALID (NULL); DCOMM_ERR_NO_MEMORY. The sentence
+ * names plan, rank, lane and step. *plan_p is NULL then. Whether the plans of all ranks fit
+ * together is for dcomm_plan_check to say. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_build_finish(dcomm_builder **b_p, dcomm_plan **plan_p);
+
+/* Free a builder that is not going to be finished. *b_p becomes NULL; NULL is fine. */
+DCOMM_API void dcomm_build_destroy(dcomm_builder **b_p);
+
+/* ---- what a plan has ---- */
+
+/* Reserve bytes of scratch, aligned to cache lines. Return the offset in DCOMM_SPACE_SCRATCH. */
+DCOMM_API int64_t dcomm_build_scratch(dcomm_builder *b, int64_t bytes);
+/* Reserve n tags. Return the first. Between two ranks each tag serves one message of a run. */
+DCOMM_API int64_t dcomm_build_tags(dcomm_builder *b, int64_t n);
+/* Reserve a counter, which SIGNAL adds to and WAIT waits for. It starts at 0. Return its number,
+ * the same on all ranks if all reserve alike. */
+DCOMM_API uint16_t dcomm_build_counter(dcomm_builder *b);
+/* Reserve a slot to expose memory as. Return its number. */
+DCOMM_API uint16_t dcomm_build_slot(dcomm_builder *b);
+/* Append n values to the plan's table, which dcomm_lookup reads. Return the index of the first. */
+DCOMM_API int64_t dcomm_build_table(dcomm_builder *b, const int64_t *values, size_t n);
+
+/* ---- steps ----
+ *
+ * Each appends one step to a lane. flags is 0 or an OR of DCOMM_STEP_ASYNC (start only: a fence, or
+ * the end of the lane, waits), DCOMM_STEP_FINAL (this fold completes the reduction: an average
+ * divides here), DCOMM_STEP_FORWARD and DCOMM_STEP_RESULT (plan.h). */
+
+/* Send src to rank `peer`; the step is done when src may be overwritten. */
+DCOMM_API void dcomm_build_send(dcomm_builder *b, int lane, dcomm_operand src, dcomm_expr peer,
+                                dcomm_expr tag, unsigned flags);
+/* Receive the message that rank `peer` sends with this tag; it must be as long as dst. */
+DCOMM_API void dcomm_build_recv(dcomm_builder *b, int lane, dcomm_operand dst, dcomm_expr peer,
+                                dcomm_expr tag, unsigned flags);
+/* Receive a message and fold it: dst <- fold(first, second), one of which is dcomm_msg(). dst may
+ * be the other one. stage is scratch as long as dst, for the message to arrive in. */
+DCOMM_API void dcomm_build_recv_reduce(dcomm_builder *b, int lane, dcomm_operand dst,
+                                       dcomm_operand first, dcomm_operand second,
+                                       dcomm_operand stage, dcomm_expr peer, dcomm_expr tag,
+                                       unsigned flags);
+/* dst <- src, which may be dcomm_exposed: then it is read where it lies. */
+DCOMM_API void dcomm_build_copy(dcomm_builder *b, int lane, dcomm_operand dst, dcomm_operand src,
+                                unsigned flags);
+/* dst <- fold(src[0], ..., src[n-1]) in this order. */
+DCOMM_API void dcomm_build_reduce(dcomm_builder *b, int lane, dcomm_operand dst,
+                                  const dcomm_operand *src, size_t n, unsigned flags);
+/* Let rank `peer` (DCOMM_ALL_PEERS: every other) read src as `slot` of this rank. src must stay as
+ * it is until the readers have signalled that they are done. */
+DCOMM_API void dcomm_build_expose(dcomm_builder *b, int lane, dcomm_operand src, uint16_t slot,
+                                  dcomm_expr peer);
+/* Add `value` to a counter of rank `peer`: this rank's own orders its lanes; DCOMM_ALL_PEERS: of
+ * every other rank. */
+DCOMM_API void dcomm_build_signal(dcomm_builder *b, int lane, uint16_t counter, dcomm_expr peer,
+                                  dcomm_expr value);
+/* Wait until this rank's counter is at least `value`, which may not be negative. */
+DCOMM_API void dcomm_build_wait(dcomm_builder *b, int lane, uint16_t counter, dcomm_expr value);
+/* Wait for all that this lane has started with DCOMM_STEP_ASYNC. */
+DCOMM_API void dcomm_build_fence(dcomm_builder *b, int lane);
+/* Repeat the steps up to the matching end `trips` times (0: never). Return the loop's depth, for
+ * the expressions of these steps. */
+DCOMM_API int dcomm_build_loop(dcomm_builder *b, int lane, dcomm_expr trips);
+DCOMM_API void dcomm_build_end(dcomm_builder *b, int lane);
+/* Run another plan as one step, with `in` as its IN and `out` as its OUT. `sub` is kept by address
+ * and must outlive this plan. table[group], table[group + 1], ... are the ranks of this plan that
+ * are its ranks 0, 1, ... Its tags begin at `tag`: reserve sub->ntags of them. Return the step, to
+ * set what else a CALL shifts (plan.h): its counters begin at step->slot, its slots at step->word;
+ * reserve as many as it has. The address is good until the next step; NULL after an error. */
+DCOMM_API dcomm_step *dcomm_build_call(dcomm_builder *b, int lane, const dcomm_plan *sub,
+                                       int64_t group, dcomm_operand in, dcomm_operand out,
+                                       dcomm_expr tag);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
 /* ==== include/dcomm/comm.h ================================================================= */
 /* comm.h - contexts, how ranks find each other, the life of a communicator. */
 #ifndef DCOMM_COMM_H
@@ -16181,13 +16343,141 @@ static void dcommi_host_scale(void *dst, const void *src, size_t count, dcomm_dt
 
 #endif
 /* ==== include/dcomm/impl/plan/build.h ====================================================== */
-/* build.h - the builder that algorithms write plans with, and the arguments that they see.
+/* build.h - the builder: the functions of dcomm/build.h, with which the library's own algorithms
+ * write their plans too.
  *
  * An algorithm is a pure function (shape -> plan). It appends steps to lanes in any order; finish
- * lays them out as one immutable plan. Errors are sticky: the builder remembers the first, ignores
- * the rest, and finish reports it. */
+ * lays them out as one immutable plan. The builder keeps the first error, ignores every later call,
+ * and finish returns the error. */
 #ifndef DCOMMI_BUILD_H
 #define DCOMMI_BUILD_H
+
+/* ==== include/dcomm/impl/plan/expr.h ======================================================= */
+/* expr.h - make expressions and operands. */
+#ifndef DCOMMI_EXPR_H
+#define DCOMMI_EXPR_H
+
+
+/* ---- expressions ---- */
+
+/* Return an expression of a kind; one that every use refuses where no loop has this depth. */
+static dcomm_expr dcommi_expr_make(dcomm_expr_kind kind, int depth)
+{
+    bool good = depth >= 0 && depth < DCOMM_LOOP_DEPTH;
+    dcomm_expr e = {.kind = good ? (uint8_t)kind : UINT8_MAX};
+    return e;
+}
+
+/* Return where an expression keeps the factor of i[depth]; any place if it is refused. */
+static int dcommi_expr_depth(int depth)
+{
+    return depth >= 0 && depth < DCOMM_LOOP_DEPTH ? depth : 0;
+}
+
+DCOMM_API dcomm_expr dcomm_const(int64_t value)
+{
+    dcomm_expr e = {.kind = DCOMM_EXPR_CONST, .add = value};
+    return e;
+}
+
+DCOMM_API dcomm_expr dcomm_linear(int64_t add, int depth, int64_t per)
+{
+    dcomm_expr e = dcommi_expr_make(DCOMM_EXPR_AFFINE, depth);
+    e.add = add;
+    e.post[dcommi_expr_depth(depth)] = per;
+    return e;
+}
+
+DCOMM_API dcomm_expr dcomm_modular(int64_t scale, int64_t base, int depth, int64_t coef,
+                                   int64_t mod)
+{
+    dcomm_expr e = dcommi_expr_make(DCOMM_EXPR_AFFINE, depth);
+    e.scale = scale;
+    e.base = base;
+    e.mod = mod;
+    e.coef[dcommi_expr_depth(depth)] = coef;
+    return e;
+}
+
+DCOMM_API dcomm_expr dcomm_lookup(int64_t first, int64_t base, int depth, int64_t coef, int64_t mod)
+{
+    dcomm_expr e = dcommi_expr_make(DCOMM_EXPR_TABLE, depth);
+    e.scale = 1;
+    e.base = base;
+    e.mod = mod;
+    e.first = first;
+    e.coef[dcommi_expr_depth(depth)] = coef;
+    return e;
+}
+
+/* words[index] */
+static inline dcomm_expr dcommi_word(int64_t index)
+{
+    dcomm_expr e = {.kind = DCOMM_EXPR_WORD, .scale = 1, .base = index};
+    return e;
+}
+
+DCOMM_API dcomm_expr dcomm_plus(dcomm_expr e, int64_t add)
+{
+    e.add += add;
+    return e;
+}
+
+DCOMM_API dcomm_expr dcomm_plus_loop(dcomm_expr e, int depth, int64_t per)
+{
+    dcomm_expr term = dcomm_linear(0, depth, per);
+    if (e.kind == DCOMM_EXPR_CONST || term.kind != DCOMM_EXPR_AFFINE) {
+        e.kind = term.kind;
+    }
+    e.post[dcommi_expr_depth(depth)] += per;
+    return e;
+}
+
+/* ---- operands ---- */
+
+DCOMM_API dcomm_operand dcomm_at(dcomm_space space, dcomm_expr offset, int64_t length)
+{
+    dcomm_operand o = {.space = (uint8_t)space,
+                       .offset = offset,
+                       .length = dcomm_const(length),
+                       .max_length = length};
+    return o;
+}
+
+DCOMM_API dcomm_operand dcomm_span(dcomm_space space, int64_t offset, int64_t length)
+{
+    return dcomm_at(space, dcomm_const(offset), length);
+}
+
+DCOMM_API dcomm_operand dcomm_block(dcomm_space space, dcomm_expr offset, int64_t length,
+                                    int64_t end)
+{
+    dcomm_operand o = dcomm_at(space, offset, length);
+    o.clip = end;
+    return o;
+}
+
+DCOMM_API dcomm_operand dcomm_msg(void)
+{
+    dcomm_operand o = {.space = DCOMM_SPACE_MSG};
+    return o;
+}
+
+DCOMM_API dcomm_operand dcomm_exposed(dcomm_expr peer, uint16_t slot, dcomm_expr offset,
+                                      int64_t length)
+{
+    dcomm_operand o = dcomm_at(DCOMM_SPACE_PEER, offset, length);
+    o.peer = peer;
+    o.slot = slot;
+    return o;
+}
+
+#endif
+/* ==== include/dcomm/impl/plan/shape.h ====================================================== */
+/* shape.h - the arguments that an algorithm sees: the call, who is near whom, and what a codec
+ * does to sizes. */
+#ifndef DCOMMI_SHAPE_H
+#define DCOMMI_SHAPE_H
 
 /* ==== include/dcomm/impl/plan/groups.h ===================================================== */
 /* groups.h - who is near whom, as algorithms, the model and the choice see it. Every rank of a
@@ -16324,60 +16614,6 @@ static dcommi_groups *dcommi_groups_restrict(const dcommi_groups *parent, const 
 }
 
 #endif
-/* ==== include/dcomm/impl/plan/copy.h ======================================================= */
-/* copy.h - copying a plan, with the sub-plans that it calls, into one block of memory. */
-#ifndef DCOMMI_PLAN_COPY_H
-#define DCOMMI_PLAN_COPY_H
-
-
-/* Bytes of a plan with all that it calls. */
-static size_t dcommi_plan_bytes(const dcomm_plan *p)
-{
-    size_t bytes = sizeof *p + p->nsteps * sizeof *p->steps + p->noperands * sizeof *p->operands +
-                   p->ntable * sizeof *p->table + p->nsubs * sizeof(dcomm_plan *) +
-                   p->nlanes * sizeof *p->lanes;
-    bytes = (bytes + 15) & ~(size_t)15;
-    for (uint32_t i = 0; i < p->nsubs; i++) {
-        bytes += dcommi_plan_bytes(p->subs[i]);
-    }
-    return bytes;
-}
-
-static void *dcommi_plan_put(uint8_t **at, const void *data, size_t bytes)
-{
-    uint8_t *to = *at;
-    if (bytes > 0) {
-        memcpy(to, data, bytes);
-    }
-    *at += bytes;
-    return to;
-}
-
-/* Copy to *at, which has room, is aligned and moves behind the copy. */
-static const dcomm_plan *dcommi_plan_copy(uint8_t **at, const dcomm_plan *p)
-{
-    uint8_t *begin = *at;
-    dcomm_plan *plan = dcommi_plan_put(at, p, sizeof *p);
-    plan->steps = dcommi_plan_put(at, p->steps, p->nsteps * sizeof *p->steps);
-    plan->operands = dcommi_plan_put(at, p->operands, p->noperands * sizeof *p->operands);
-    plan->table = dcommi_plan_put(at, p->table, p->ntable * sizeof *p->table);
-    const dcomm_plan **subs =
-        dcommi_plan_put(at, (const void *)p->subs, p->nsubs * sizeof(dcomm_plan *));
-    plan->lanes = dcommi_plan_put(at, p->lanes, p->nlanes * sizeof *p->lanes);
-    *at = begin + (((size_t)(*at - begin) + 15) & ~(size_t)15);
-    for (uint32_t i = 0; i < p->nsubs; i++) {
-        subs[i] = dcommi_plan_copy(at, p->subs[i]);
-    }
-    plan->subs = subs;
-    return plan;
-}
-
-#endif
-
-/* What the engine executes and the checker accepts. */
-#define DCOMMI_FOLD_SOURCES 8           /* sources of one RECV_REDUCE or COMPUTE */
-#define DCOMMI_SHARED_SCRATCH (3 << 19) /* bytes of scratch that peers can map */
-#define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 
 /* What an algorithm may know about a codec: sizes, not data. */
 typedef struct dcommi_coding {
@@ -16441,101 +16677,61 @@ typedef struct dcommi_shape {
     const size_t *matrix;
 } dcommi_shape;
 
-typedef struct dcommi_builder dcommi_builder;
+#endif
+/* ==== include/dcomm/impl/plan/copy.h ======================================================= */
+/* copy.h - copying a plan, with the sub-plans that it calls, into one block of memory. */
+#ifndef DCOMMI_PLAN_COPY_H
+#define DCOMMI_PLAN_COPY_H
 
-/* ---- expressions ---- */
 
-static inline dcomm_expr dcommi_const(int64_t value)
+/* Bytes of a plan with all that it calls. */
+static size_t dcommi_plan_bytes(const dcomm_plan *p)
 {
-    dcomm_expr e = {.kind = DCOMM_EXPR_CONST, .add = value};
-    return e;
-}
-
-/* add + per * i[depth] */
-static inline dcomm_expr dcommi_linear(int64_t add, int depth, int64_t per)
-{
-    dcomm_expr e = {.kind = DCOMM_EXPR_AFFINE, .add = add};
-    e.post[depth] = per;
-    return e;
-}
-
-/* scale * ((base + coef * i[depth]) mod m) */
-static inline dcomm_expr dcommi_modular(int64_t scale, int64_t base, int depth, int64_t coef,
-                                        int64_t mod)
-{
-    dcomm_expr e = {.kind = DCOMM_EXPR_AFFINE, .scale = scale, .base = base, .mod = mod};
-    e.coef[depth] = coef;
-    return e;
-}
-
-/* table[first + (base + coef * i[depth]) mod m] */
-static inline dcomm_expr dcommi_lookup(int64_t first, int64_t base, int depth, int64_t coef,
-                                       int64_t mod)
-{
-    dcomm_expr e = {.kind = DCOMM_EXPR_TABLE, .scale = 1, .base = base, .mod = mod, .first = first};
-    e.coef[depth] = coef;
-    return e;
-}
-
-/* words[index] */
-static inline dcomm_expr dcommi_word(int64_t index)
-{
-    dcomm_expr e = {.kind = DCOMM_EXPR_WORD, .scale = 1, .base = index};
-    return e;
-}
-
-/* e + add */
-static inline dcomm_expr dcommi_plus(dcomm_expr e, int64_t add)
-{
-    e.add += add;
-    return e;
-}
-
-/* e + per * i[depth] */
-static inline dcomm_expr dcommi_plus_loop(dcomm_expr e, int depth, int64_t per)
-{
-    if (e.kind == DCOMM_EXPR_CONST) {
-        e.kind = DCOMM_EXPR_AFFINE;
+    size_t bytes = sizeof *p + p->nsteps * sizeof *p->steps + p->noperands * sizeof *p->operands +
+                   p->ntable * sizeof *p->table + p->nsubs * sizeof(dcomm_plan *) +
+                   p->nlanes * sizeof *p->lanes;
+    bytes = (bytes + 15) & ~(size_t)15;
+    for (uint32_t i = 0; i < p->nsubs; i++) {
+        bytes += dcommi_plan_bytes(p->subs[i]);
     }
-    e.post[depth] += per;
-    return e;
+    return bytes;
 }
 
-/* ---- operands ---- */
-
-static inline dcomm_operand dcommi_at(dcomm_space space, dcomm_expr offset, int64_t length)
+static void *dcommi_plan_put(uint8_t **at, const void *data, size_t bytes)
 {
-    dcomm_operand o = {.space = (uint8_t)space,
-                       .offset = offset,
-                       .length = dcommi_const(length),
-                       .max_length = length};
-    return o;
+    uint8_t *to = *at;
+    if (bytes > 0) {
+        memcpy(to, data, bytes);
+    }
+    *at += bytes;
+    return to;
 }
 
-/* A constant place. */
-static inline dcomm_operand dcommi_span(dcomm_space space, int64_t offset, int64_t length)
+/* Copy to *at, which has room, is aligned and moves behind the copy. */
+static const dcomm_plan *dcommi_plan_copy(uint8_t **at, const dcomm_plan *p)
 {
-    return dcommi_at(space, dcommi_const(offset), length);
+    uint8_t *begin = *at;
+    dcomm_plan *plan = dcommi_plan_put(at, p, sizeof *p);
+    plan->steps = dcommi_plan_put(at, p->steps, p->nsteps * sizeof *p->steps);
+    plan->operands = dcommi_plan_put(at, p->operands, p->noperands * sizeof *p->operands);
+    plan->table = dcommi_plan_put(at, p->table, p->ntable * sizeof *p->table);
+    const dcomm_plan **subs =
+        dcommi_plan_put(at, (const void *)p->subs, p->nsubs * sizeof(dcomm_plan *));
+    plan->lanes = dcommi_plan_put(at, p->lanes, p->nlanes * sizeof *p->lanes);
+    *at = begin + (((size_t)(*at - begin) + 15) & ~(size_t)15);
+    for (uint32_t i = 0; i < p->nsubs; i++) {
+        subs[i] = dcommi_plan_copy(at, p->subs[i]);
+    }
+    plan->subs = subs;
+    return plan;
 }
 
-/* The message being received, in a RECV_REDUCE. */
-static inline dcomm_operand dcommi_msg(void)
-{
-    dcomm_operand o = {.space = DCOMM_SPACE_MSG};
-    return o;
-}
+#endif
 
-/* What rank `peer` exposed as `slot`. */
-static inline dcomm_operand dcommi_peer(dcomm_expr peer, uint16_t slot, dcomm_expr offset,
-                                        int64_t length)
-{
-    dcomm_operand o = dcommi_at(DCOMM_SPACE_PEER, offset, length);
-    o.peer = peer;
-    o.slot = slot;
-    return o;
-}
-
-/* ---- the builder ---- */
+/* Limits of what the engine runs and the checker accepts. */
+#define DCOMMI_FOLD_SOURCES 8           /* sources of one RECV_REDUCE or COMPUTE */
+#define DCOMMI_SHARED_SCRATCH (3 << 19) /* bytes of scratch that peers can map */
+#define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
 
 typedef struct dcommi_lane_builder {
     dcomm_step *steps;
@@ -16544,7 +16740,7 @@ typedef struct dcommi_lane_builder {
     int depth;
 } dcommi_lane_builder;
 
-struct dcommi_builder {
+struct dcomm_builder {
     dcomm_plan head; /* scalars filled in as they come to be known */
     dcommi_lane_builder lanes[DCOMM_PLAN_MAX_LANES];
     dcomm_operand *operands;
@@ -16559,8 +16755,8 @@ struct dcommi_builder {
     char why[DCOMMI_MESSAGE_MAX];
 };
 
-/* Start a plan. Zero the builder's fields of head that the algorithm sets itself later. */
-static void dcommi_build_begin(dcommi_builder *b, const char *name, int rank, int nranks,
+/* Start a plan. The algorithm sets the other fields of head itself, later. */
+static void dcommi_build_begin(dcomm_builder *b, const char *name, int rank, int nranks,
                                dcomm_dtype dtype, dcomm_op op)
 {
     memset(b, 0, sizeof *b);
@@ -16571,7 +16767,7 @@ static void dcommi_build_begin(dcommi_builder *b, const char *name, int rank, in
     b->head.op = (uint32_t)op;
 }
 
-static void dcommi_build_error(dcommi_builder *b, dcomm_status status)
+static void dcommi_build_error(dcomm_builder *b, dcomm_status status)
 {
     if (b->status == DCOMM_OK) {
         b->status = status;
@@ -16579,15 +16775,21 @@ static void dcommi_build_error(dcommi_builder *b, dcomm_status status)
     }
 }
 
-/* Append a step to a lane; NULL after an error. The step is zeroed, word is -1. */
-static dcomm_step *dcommi_build_step(dcommi_builder *b, int lane, dcomm_step_kind kind)
+/* Return true if there is a builder and it has no error yet. */
+static bool dcommi_build_good(const dcomm_builder *b)
 {
-    if (b->status != DCOMM_OK) {
+    return b != NULL && b->status == DCOMM_OK;
+}
+
+/* Append a step to a lane. Return it, zeroed, with word -1; NULL after an error. */
+static dcomm_step *dcommi_build_step(dcomm_builder *b, int lane, dcomm_step_kind kind)
+{
+    if (!dcommi_build_good(b)) {
         return NULL;
     }
     if (lane < 0 || lane >= DCOMM_PLAN_MAX_LANES) {
-        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: lane %d of at most %d",
-                                          b->head.name, lane, DCOMM_PLAN_MAX_LANES));
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: lane %d is none of 0 to %d",
+                                          b->head.name, lane, DCOMM_PLAN_MAX_LANES - 1));
         return NULL;
     }
     dcommi_lane_builder *l = &b->lanes[lane];
@@ -16608,10 +16810,10 @@ static dcomm_step *dcommi_build_step(dcommi_builder *b, int lane, dcomm_step_kin
 }
 
 /* Append source operands to the pool and to the step (which must be the last one made). */
-static void dcommi_build_sources(dcommi_builder *b, dcomm_step *step, const dcomm_operand *src,
+static void dcommi_build_sources(dcomm_builder *b, dcomm_step *step, const dcomm_operand *src,
                                  size_t n)
 {
-    if (step == NULL || b->status != DCOMM_OK) {
+    if (step == NULL || !dcommi_build_good(b)) {
         return;
     }
     dcomm_status status = dcommi_grow((void **)&b->operands, &b->operands_capacity,
@@ -16626,11 +16828,10 @@ static void dcommi_build_sources(dcommi_builder *b, dcomm_step *step, const dcom
     b->noperands += n;
 }
 
-/* Append values to the plan's table; returns the index of the first. */
-static int64_t dcommi_build_table(dcommi_builder *b, const int64_t *values, size_t n)
+DCOMM_API int64_t dcomm_build_table(dcomm_builder *b, const int64_t *values, size_t n)
 {
-    if (b->status != DCOMM_OK) {
-        return 0;
+    if (!dcommi_build_good(b) || n == 0) {
+        return b != NULL ? (int64_t)b->ntable : 0;
     }
     dcomm_status status =
         dcommi_grow((void **)&b->table, &b->table_capacity, b->ntable + n, sizeof *b->table);
@@ -16643,19 +16844,35 @@ static int64_t dcommi_build_table(dcommi_builder *b, const int64_t *values, size
     return (int64_t)(b->ntable - n);
 }
 
-/* Reserve scratch, aligned to cache lines; returns its offset. */
-static int64_t dcommi_build_scratch(dcommi_builder *b, int64_t bytes)
+DCOMM_API int64_t dcomm_build_scratch(dcomm_builder *b, int64_t bytes)
 {
+    if (!dcommi_build_good(b)) {
+        return 0;
+    }
     int64_t offset = b->head.scratch_bytes;
+    if (bytes < 0 || bytes > INT64_MAX / 2 - offset) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_INVALID,
+                                          "%s: %" PRId64 " bytes of scratch behind %" PRId64
+                                          " others: must be 0 or more, and fit 2^62 in all",
+                                          b->head.name, bytes, offset));
+        return 0;
+    }
     b->head.scratch_bytes += (bytes + DCOMMI_CACHE_LINE - 1) & ~(int64_t)(DCOMMI_CACHE_LINE - 1);
     return offset;
 }
 
-/* Reserve n tags; returns the first. */
-static int64_t dcommi_build_tags(dcommi_builder *b, int64_t n)
+DCOMM_API int64_t dcomm_build_tags(dcomm_builder *b, int64_t n)
 {
+    if (!dcommi_build_good(b)) {
+        return 0;
+    }
     int64_t first = b->head.ntags;
-    if (first + n > INT32_MAX) {
+    if (n < 0) {
+        dcommi_build_error(b,
+                           dcommi_fail(DCOMM_ERR_INVALID, "%s: %" PRId64 " tags", b->head.name, n));
+        return 0;
+    }
+    if (n > INT32_MAX - first) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                           "%s: more than 2^31 messages between two ranks; use a "
                                           "larger chunk_bytes",
@@ -16666,52 +16883,65 @@ static int64_t dcommi_build_tags(dcommi_builder *b, int64_t n)
     return first;
 }
 
-/* Reserve a counter or an exposed slot of the plan. */
-static uint16_t dcommi_build_counter(dcommi_builder *b)
+DCOMM_API uint16_t dcomm_build_counter(dcomm_builder *b)
 {
-    return (uint16_t)b->head.ncounters++;
+    if (dcommi_build_good(b) && b->head.ncounters > UINT16_MAX) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: more than %d counters",
+                                          b->head.name, UINT16_MAX + 1));
+    }
+    return dcommi_build_good(b) ? (uint16_t)b->head.ncounters++ : 0;
 }
 
-static uint16_t dcommi_build_slot(dcommi_builder *b)
+DCOMM_API uint16_t dcomm_build_slot(dcomm_builder *b)
 {
-    return (uint16_t)b->head.nslots++;
+    if (dcommi_build_good(b) && b->head.nslots >= DCOMM_PLAN_MAX_SLOTS) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: more than %d slots",
+                                          b->head.name, DCOMM_PLAN_MAX_SLOTS));
+    }
+    return dcommi_build_good(b) ? (uint16_t)b->head.nslots++ : 0;
 }
 
 /* ---- steps ---- */
 
-static void dcommi_send(dcommi_builder *b, int lane, dcomm_operand src, dcomm_expr peer,
-                        dcomm_expr tag, unsigned flags)
+/* Return flags as a step keeps them; larger ones as some that no step may have. */
+static uint8_t dcommi_build_flags(unsigned flags)
+{
+    return flags <= UINT8_MAX ? (uint8_t)flags : UINT8_MAX;
+}
+
+DCOMM_API void dcomm_build_send(dcomm_builder *b, int lane, dcomm_operand src, dcomm_expr peer,
+                                dcomm_expr tag, unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_SEND);
     if (s != NULL) {
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->peer = peer;
         s->tag = tag;
         dcommi_build_sources(b, s, &src, 1);
     }
 }
 
-static void dcommi_recv(dcommi_builder *b, int lane, dcomm_operand dst, dcomm_expr peer,
-                        dcomm_expr tag, unsigned flags)
+DCOMM_API void dcomm_build_recv(dcomm_builder *b, int lane, dcomm_operand dst, dcomm_expr peer,
+                                dcomm_expr tag, unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
     if (s != NULL) {
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->dst = dst;
         s->peer = peer;
         s->tag = tag;
     }
 }
 
-/* dst <- fold(first, second), one of which is dcommi_msg(). stage: scratch as long as dst. */
-static void dcommi_recv_reduce(dcommi_builder *b, int lane, dcomm_operand dst, dcomm_operand first,
-                               dcomm_operand second, dcomm_operand stage, dcomm_expr peer,
-                               dcomm_expr tag, unsigned flags)
+DCOMM_API void dcomm_build_recv_reduce(dcomm_builder *b, int lane, dcomm_operand dst,
+                                       dcomm_operand first, dcomm_operand second,
+                                       dcomm_operand stage, dcomm_expr peer, dcomm_expr tag,
+                                       unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_RECV_REDUCE);
     if (s != NULL) {
         dcomm_operand src[2] = {first, second};
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->dst = dst;
         s->stage = stage;
         s->peer = peer;
@@ -16720,30 +16950,30 @@ static void dcommi_recv_reduce(dcommi_builder *b, int lane, dcomm_operand dst, d
     }
 }
 
-static void dcommi_copy(dcommi_builder *b, int lane, dcomm_operand dst, dcomm_operand src,
-                        unsigned flags)
+DCOMM_API void dcomm_build_copy(dcomm_builder *b, int lane, dcomm_operand dst, dcomm_operand src,
+                                unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_COPY);
     if (s != NULL) {
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->dst = dst;
         dcommi_build_sources(b, s, &src, 1);
     }
 }
 
-static void dcommi_reduce(dcommi_builder *b, int lane, dcomm_operand dst, const dcomm_operand *src,
-                          size_t n, unsigned flags)
+DCOMM_API void dcomm_build_reduce(dcomm_builder *b, int lane, dcomm_operand dst,
+                                  const dcomm_operand *src, size_t n, unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_REDUCE);
     if (s != NULL) {
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->dst = dst;
         dcommi_build_sources(b, s, src, n);
     }
 }
 
-static void dcommi_expose(dcommi_builder *b, int lane, dcomm_operand src, uint16_t slot,
-                          dcomm_expr peer)
+DCOMM_API void dcomm_build_expose(dcomm_builder *b, int lane, dcomm_operand src, uint16_t slot,
+                                  dcomm_expr peer)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_EXPOSE);
     if (s != NULL) {
@@ -16753,8 +16983,8 @@ static void dcommi_expose(dcommi_builder *b, int lane, dcomm_operand src, uint16
     }
 }
 
-static void dcommi_signal(dcommi_builder *b, int lane, uint16_t counter, dcomm_expr peer,
-                          dcomm_expr value)
+DCOMM_API void dcomm_build_signal(dcomm_builder *b, int lane, uint16_t counter, dcomm_expr peer,
+                                  dcomm_expr value)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_SIGNAL);
     if (s != NULL) {
@@ -16764,7 +16994,7 @@ static void dcommi_signal(dcommi_builder *b, int lane, uint16_t counter, dcomm_e
     }
 }
 
-static void dcommi_await(dcommi_builder *b, int lane, uint16_t counter, dcomm_expr value)
+DCOMM_API void dcomm_build_wait(dcomm_builder *b, int lane, uint16_t counter, dcomm_expr value)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_WAIT);
     if (s != NULL) {
@@ -16773,13 +17003,12 @@ static void dcommi_await(dcommi_builder *b, int lane, uint16_t counter, dcomm_ex
     }
 }
 
-static void dcommi_fence(dcommi_builder *b, int lane)
+DCOMM_API void dcomm_build_fence(dcomm_builder *b, int lane)
 {
     dcommi_build_step(b, lane, DCOMM_STEP_FENCE);
 }
 
-/* Open a loop; returns its depth, which is the index to use in expressions. */
-static int dcommi_loop(dcommi_builder *b, int lane, dcomm_expr trips)
+DCOMM_API int dcomm_build_loop(dcomm_builder *b, int lane, dcomm_expr trips)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_LOOP);
     if (s == NULL) {
@@ -16788,7 +17017,7 @@ static int dcommi_loop(dcommi_builder *b, int lane, dcomm_expr trips)
     dcommi_lane_builder *l = &b->lanes[lane];
     s->value = trips;
     if (l->depth == DCOMM_LOOP_DEPTH) {
-        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_INTERNAL, "%s: loops nest deeper than %d",
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_PLAN, "%s: loops nest deeper than %d",
                                           b->head.name, DCOMM_LOOP_DEPTH));
         return 0;
     }
@@ -16796,11 +17025,17 @@ static int dcommi_loop(dcommi_builder *b, int lane, dcomm_expr trips)
     return l->depth++;
 }
 
-static void dcommi_end(dcommi_builder *b, int lane)
+DCOMM_API void dcomm_build_end(dcomm_builder *b, int lane)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_END);
-    if (s != NULL) {
-        dcommi_lane_builder *l = &b->lanes[lane];
+    if (s == NULL) {
+        return;
+    }
+    dcommi_lane_builder *l = &b->lanes[lane];
+    if (l->depth == 0) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_PLAN, "%s: lane %d has no open loop to end",
+                                          b->head.name, lane));
+    } else {
         uint32_t open = l->open[--l->depth];
         uint32_t body = (uint32_t)(l->count - 2) - open;
         l->steps[open].body = body;
@@ -16810,7 +17045,7 @@ static void dcommi_end(dcommi_builder *b, int lane)
 
 /* Make a finished sub-plan part of the plan under way: it is copied into the plan's block of
  * memory, and freed now or then. NULL after an error. */
-static dcomm_plan *dcommi_build_adopt(dcommi_builder *b, dcomm_plan *sub)
+static dcomm_plan *dcommi_build_adopt(dcomm_builder *b, dcomm_plan *sub)
 {
     dcomm_status status = b->status;
     if (status == DCOMM_OK) {
@@ -16826,11 +17061,14 @@ static dcomm_plan *dcommi_build_adopt(dcommi_builder *b, dcomm_plan *sub)
     return sub;
 }
 
-/* Call a sub-plan, which must outlive this plan or be adopted by it. group: index in the table of
- * its ranks. */
-static dcomm_step *dcommi_call(dcommi_builder *b, int lane, const dcomm_plan *sub, int64_t group,
-                               dcomm_operand in, dcomm_operand out, dcomm_expr tag)
+DCOMM_API dcomm_step *dcomm_build_call(dcomm_builder *b, int lane, const dcomm_plan *sub,
+                                       int64_t group, dcomm_operand in, dcomm_operand out,
+                                       dcomm_expr tag)
 {
+    if (dcommi_build_good(b) && sub == NULL) {
+        dcommi_build_error(
+            b, dcommi_fail(DCOMM_ERR_INVALID, "%s: the sub-plan is NULL", b->head.name));
+    }
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_CALL);
     if (s == NULL) {
         return NULL;
@@ -16858,7 +17096,7 @@ static dcomm_step *dcommi_call(dcommi_builder *b, int lane, const dcomm_plan *su
 
 /* ---- finishing ---- */
 
-static void dcommi_build_discard(dcommi_builder *b)
+static void dcommi_build_discard(dcomm_builder *b)
 {
     for (int i = 0; i < DCOMM_PLAN_MAX_LANES; i++) {
         dcommi_free(b->lanes[i].steps);
@@ -16874,7 +17112,7 @@ static void dcommi_build_discard(dcommi_builder *b)
 }
 
 /* Lay the plan out in one block of memory (dcommi_free it) and discard the builder. */
-static dcomm_status dcommi_build_finish(dcommi_builder *b, dcomm_plan **plan_p)
+static dcomm_status dcommi_build_finish(dcomm_builder *b, dcomm_plan **plan_p)
 {
     *plan_p = NULL;
     dcomm_status status = b->status;
@@ -17195,12 +17433,12 @@ static void dcommi_print_call(dcommi_print_text *t, const dcomm_plan *p, const d
     dcommi_print_add(t, ", tags + ");
     dcommi_print_expr(t, &s->tag);
     if (sub->ncounters > 0) {
-        dcomm_expr first = dcommi_plus(s->value, s->slot);
+        dcomm_expr first = dcomm_plus(s->value, s->slot);
         dcommi_print_add(t, ", counters + ");
         dcommi_print_expr(t, &first);
     }
     if (sub->nslots > 0) {
-        dcomm_expr first = dcommi_plus(s->peer, s->word > 0 ? s->word : 0);
+        dcomm_expr first = dcomm_plus(s->peer, s->word > 0 ? s->word : 0);
         dcommi_print_add(t, ", slots + ");
         dcommi_print_expr(t, &first);
     }
@@ -17283,7 +17521,7 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
     }
     bool encodes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE;
     if ((s->kind == DCOMM_STEP_RECV || encodes) && s->word >= 0) {
-        dcomm_expr word = dcommi_plus(s->value, s->word);
+        dcomm_expr word = dcomm_plus(s->value, s->word);
         dcommi_print_add(t, ", length -> words[");
         dcommi_print_expr(t, &word);
         dcommi_print_add(t, "]");
@@ -17333,6 +17571,481 @@ dcomm_status dcomm_plan_print(const dcomm_plan *p, char *buf, size_t len, size_t
     if (needed_p != NULL) {
         *needed_p = t.used;
     }
+    return DCOMM_OK;
+}
+
+#endif
+/* ==== include/dcomm/impl/plan/api_build.h ================================================== */
+/* api_build.h - create, finish and destroy a caller's builder. */
+#ifndef DCOMMI_API_BUILD_H
+#define DCOMMI_API_BUILD_H
+
+/* ==== include/dcomm/impl/plan/check_valid.h ================================================ */
+/* check_valid.h - is a plan well formed? Every index is in range, loops match, spaces fit the step,
+ * sub-plans fit their caller. What depends on loop indices is checked when it is executed. */
+#ifndef DCOMMI_CHECK_VALID_H
+#define DCOMMI_CHECK_VALID_H
+
+
+#define DCOMMI_CHECK_REPEAT 65536     /* pieces of one operand */
+#define DCOMMI_CHECK_SUBPLANS 100000u /* validated in all, to bound shared ones */
+
+#define DCOMMI_CHECK_BIT(space) (1u << DCOMM_SPACE_##space)
+#define DCOMMI_CHECK_OWN \
+    (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
+#define DCOMMI_CHECK_LOCAL (DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(WORDS))
+#define DCOMMI_CHECK_ANY (DCOMMI_CHECK_LOCAL | DCOMMI_CHECK_BIT(PEER))
+#define DCOMMI_CHECK_RESULT \
+    (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH) | DCOMMI_CHECK_BIT(WORDS))
+#define DCOMMI_CHECK_BYTES (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
+
+/* What a step kind may have. */
+typedef struct dcommi_check_form {
+    const char *name;
+    unsigned dst, src; /* bits of spaces; dst 0: none */
+    uint32_t src_min, src_max;
+    bool async, repeats, messages;
+} dcommi_check_form;
+
+static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
+{
+    static const dcommi_check_form forms[DCOMM_STEP_KIND_COUNT] = {
+        [DCOMM_STEP_SEND] = {"send", 0, DCOMMI_CHECK_LOCAL, 1, 1, true, false, true},
+        [DCOMM_STEP_RECV] = {"recv", DCOMMI_CHECK_RESULT, 0, 0, 0, true, false, true},
+        [DCOMM_STEP_RECV_REDUCE] = {"recv_reduce", DCOMMI_CHECK_BYTES,
+                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, DCOMMI_FOLD_SOURCES,
+                                    true, false, true},
+        [DCOMM_STEP_COPY] = {"copy", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, true, false,
+                             false},
+        [DCOMM_STEP_EXPOSE] = {"expose", 0, DCOMMI_CHECK_OWN, 1, 1, true, false, false},
+        [DCOMM_STEP_REDUCE] = {"reduce", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
+                               false, true, false},
+        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
+                               false},
+        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               false, true, false},
+        [DCOMM_STEP_RECODE] = {"recode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
+                               false, true, false},
+        [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
+                                DCOMMI_FOLD_SOURCES, false, false, false},
+        [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_WAIT] = {"wait", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_FENCE] = {"fence", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_LOOP] = {"loop", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_END] = {"end", 0, 0, 0, 0, false, false, false},
+        [DCOMM_STEP_CALL] = {"call", DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
+                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, false, false, false},
+    };
+    return &forms[kind];
+}
+
+static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
+                                            const char *where, const char *what)
+{
+    if (e->kind > DCOMM_EXPR_WORD) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has expression kind %d", where, what, e->kind);
+    }
+    if (e->kind != DCOMM_EXPR_CONST && e->mod < 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is modulo %" PRId64, where, what, e->mod);
+    }
+    if ((e->kind == DCOMM_EXPR_TABLE && p->ntable == 0) ||
+        (e->kind == DCOMM_EXPR_WORD && p->nwords == 0)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s reads a %s of an empty %s", where, what,
+                           e->kind == DCOMM_EXPR_TABLE ? "value" : "word",
+                           e->kind == DCOMM_EXPR_TABLE ? "table" : "WORDS space");
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_operand *o,
+                                               unsigned allowed, bool repeats, const char *where,
+                                               const char *what)
+{
+    if (o->space > DCOMM_SPACE_MSG || (allowed & (1u << o->space)) == 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s may not be in %s (%d)", where, what,
+                           dcommi_print_space(o->space), o->space);
+    }
+    if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
+        return DCOMM_OK;
+    }
+    if (o->max_length < 0 || o->clip < 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has max_length %" PRId64 ", clip %" PRId64,
+                           where, what, o->max_length, o->clip);
+    }
+    if (o->repeat > (repeats ? DCOMMI_CHECK_REPEAT : 1u)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has %" PRIu32 " pieces, more than %u", where,
+                           what, o->repeat, repeats ? DCOMMI_CHECK_REPEAT : 1u);
+    }
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->offset, where, what));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->length, where, what));
+    if (o->space == DCOMM_SPACE_PEER) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &o->peer, where, what));
+        if (o->slot >= p->nslots) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is in slot %d of %" PRIu32, where, what,
+                               o->slot, p->nslots);
+        }
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_step *s,
+                                            const char *where)
+{
+    if (s->sub >= p->nsubs || p->subs[s->sub] == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: there is no sub-plan %" PRIu32 " of %" PRIu32,
+                           where, s->sub, p->nsubs);
+    }
+    const dcomm_plan *sub = p->subs[s->sub];
+    if (sub->nranks < 1 || sub->nranks > p->nranks || sub->rank < 0 || sub->rank >= sub->nranks ||
+        s->group > p->ntable || p->ntable - s->group < (uint32_t)sub->nranks) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: the group of %d ranks (this is %d) at table[%" PRIu32
+                           "] does not fit %d ranks and %" PRIu32 " table values",
+                           where, sub->nranks, sub->rank, s->group, p->nranks, p->ntable);
+    }
+    const int64_t *group = p->table + s->group;
+    for (int i = 0; i < sub->nranks; i++) {
+        if (group[i] < 0 || group[i] >= p->nranks) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " in the group is none of %d",
+                               where, group[i], p->nranks);
+        }
+        for (int j = 0; j < i; j++) {
+            if (group[i] == group[j]) {
+                return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " is twice in the group",
+                                   where, group[i]);
+            }
+        }
+    }
+    if (group[sub->rank] != p->rank) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d of the group is %" PRId64 ", not %d", where,
+                           sub->rank, group[sub->rank], p->rank);
+    }
+    int64_t slots = s->word > 0 ? s->word : 0;
+    if (sub->ncounters > p->ncounters || s->slot > p->ncounters - sub->ncounters ||
+        sub->nslots > p->nslots || slots > (int64_t)(p->nslots - sub->nslots)) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: counters %d+%" PRIu32 " of %" PRIu32 ", slots %" PRId64 "+%" PRIu32
+                           " of %" PRIu32 ": the sub-plan's do not fit",
+                           where, s->slot, sub->ncounters, p->ncounters, slots, sub->nslots,
+                           p->nslots);
+    }
+    if (sub->next != NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a sub-plan may not have stages", where);
+    }
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
+    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
+    return dcommi_check_expr_valid(p, &s->tag, where, "tag");
+}
+
+static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_step *s,
+                                            const char *where)
+{
+    const dcommi_check_form *form = dcommi_check_form_of(s->kind);
+    if ((s->flags &
+         ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT)) != 0 ||
+        ((s->flags & DCOMM_STEP_ASYNC) != 0 && !form->async)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: flags 0x%x do not fit a %s", where, s->flags,
+                           form->name);
+    }
+    if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: sources %" PRIu32 "+%" PRIu32 " of %" PRIu32 " operands", where,
+                           s->src, s->nsrc, p->noperands);
+    }
+    if (s->nsrc < form->src_min || s->nsrc > form->src_max) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources", where, s->nsrc);
+    }
+    uint32_t arriving = 0;
+    for (uint32_t i = 0; i < s->nsrc; i++) {
+        const dcomm_operand *o = &p->operands[s->src + i];
+        DCOMMI_TRY(dcommi_check_operand_valid(p, o, form->src, form->repeats, where, "the source"));
+        arriving += o->space == DCOMM_SPACE_MSG;
+    }
+    if (form->dst != 0) {
+        DCOMMI_TRY(
+            dcommi_check_operand_valid(p, &s->dst, form->dst, false, where, "the destination"));
+    }
+    if (s->kind == DCOMM_STEP_RECODE) {
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+                                              "the stage"));
+    }
+    if (s->kind == DCOMM_STEP_RECV_REDUCE) {
+        if (arriving != 1) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources are the message", where,
+                               arriving);
+        }
+        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
+                                              "the stage"));
+    }
+    bool peers = form->messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
+    if (peers) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "peer"));
+    }
+    if (form->messages) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->tag, where, "tag"));
+    }
+    switch (s->kind) {
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_ENCODE:
+    case DCOMM_STEP_RECODE:
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "word"));
+        if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: word %d of %" PRIu32, where, s->word,
+                               p->nwords);
+        }
+        break;
+    case DCOMM_STEP_EXPOSE:
+        if (s->slot >= p->nslots) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %d of %" PRIu32, where, s->slot,
+                               p->nslots);
+        }
+        break;
+    case DCOMM_STEP_SIGNAL:
+    case DCOMM_STEP_WAIT:
+        if (s->slot >= p->ncounters) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %d of %" PRIu32, where, s->slot,
+                               p->ncounters);
+        }
+        return dcommi_check_expr_valid(p, &s->value, where, "value");
+    case DCOMM_STEP_LOOP:
+        return dcommi_check_expr_valid(p, &s->value, where, "value");
+    case DCOMM_STEP_COMPUTE:
+        if (s->kernel >= p->nkernels) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: kernel %d of %" PRIu32, where, s->kernel,
+                               p->nkernels);
+        }
+        break;
+    case DCOMM_STEP_CALL:
+        return dcommi_check_call_valid(p, s, where);
+    default:
+        break;
+    }
+    bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
+                 s->kind == DCOMM_STEP_RECODE;
+    if (codes) {
+        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
+    }
+    if (codes && p->codec == NULL) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: the plan has no codec", where);
+    }
+    return DCOMM_OK;
+}
+
+static bool dcommi_check_same_expr(const dcomm_expr *a, const dcomm_expr *b)
+{
+    return a->kind == b->kind && a->add == b->add && a->scale == b->scale && a->base == b->base &&
+           a->mod == b->mod && a->first == b->first &&
+           memcmp(a->post, b->post, sizeof a->post) == 0 &&
+           memcmp(a->coef, b->coef, sizeof a->coef) == 0;
+}
+
+/* FORWARD: `next` passes on what `s` stores. */
+static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_step *s,
+                                               const dcomm_step *next, const char *where)
+{
+    if ((s->flags & DCOMM_STEP_FORWARD) == 0) {
+        return DCOMM_OK;
+    }
+    bool sends = s->kind == DCOMM_STEP_RECV_REDUCE;
+    if ((sends || s->kind == DCOMM_STEP_REDUCE) && (s->flags & DCOMM_STEP_ASYNC) == 0 &&
+        next != NULL && next->kind == (sends ? DCOMM_STEP_SEND : DCOMM_STEP_COPY) &&
+        (sends || (next->flags & DCOMM_STEP_ASYNC) == 0) && next->src < p->noperands) {
+        const dcomm_operand *a = &s->dst, *b = &p->operands[next->src];
+        if (a->space == b->space && a->max_length == b->max_length && a->clip == b->clip &&
+            dcommi_check_same_expr(&a->offset, &b->offset) &&
+            dcommi_check_same_expr(&a->length, &b->length)) {
+            return DCOMM_OK;
+        }
+    }
+    return dcommi_fail(DCOMM_ERR_PLAN,
+                       "%s: FORWARD is for a fold whose dst the next step sends or copies", where);
+}
+
+static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, const char *where)
+{
+    uint32_t open[DCOMM_LOOP_DEPTH];
+    int depth = 0;
+    const dcomm_lane *l = &p->lanes[lane];
+    if (l->first > p->nsteps || p->nsteps - l->first < l->count) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s lane %" PRIu32 ": steps %" PRIu32 "+%" PRIu32 " of %" PRIu32, where,
+                           lane, l->first, l->count, p->nsteps);
+    }
+    for (uint32_t i = 0; i < l->count; i++) {
+        const dcomm_step *s = &p->steps[l->first + i];
+        char place[160];
+        if (s->kind >= DCOMM_STEP_KIND_COUNT) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 ": kind %d",
+                               where, lane, i, s->kind);
+        }
+        snprintf(place, sizeof place, "%s lane %" PRIu32 " step %" PRIu32 " (%s)", where, lane, i,
+                 dcommi_check_form_of(s->kind)->name);
+        DCOMMI_TRY(dcommi_check_step_valid(p, s, place));
+        DCOMMI_TRY(dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL, place));
+        if (s->kind == DCOMM_STEP_LOOP) {
+            if (depth == DCOMM_LOOP_DEPTH) {
+                return dcommi_fail(DCOMM_ERR_PLAN, "%s: loops nest deeper than %d", place,
+                                   DCOMM_LOOP_DEPTH);
+            }
+            open[depth++] = i;
+        } else if (s->kind == DCOMM_STEP_END) {
+            if (depth == 0) {
+                return dcommi_fail(DCOMM_ERR_PLAN, "%s: no loop is open", place);
+            }
+            uint32_t body = i - open[--depth] - 1;
+            if (s->body != body || p->steps[l->first + open[depth]].body != body) {
+                return dcommi_fail(DCOMM_ERR_PLAN,
+                                   "%s: its loop has %" PRIu32 " steps, not %" PRIu32
+                                   " and %" PRIu32,
+                                   place, body, p->steps[l->first + open[depth]].body, s->body);
+            }
+        }
+    }
+    if (depth != 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 " (loop): no end",
+                           where, lane, open[depth - 1]);
+    }
+    return DCOMM_OK;
+}
+
+/* `where` names the plan in messages ("rank 2"); budget bounds how many sub-plans are looked at. */
+static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *where, int depth,
+                                            uint32_t *budget)
+{
+    if (depth >= DCOMMI_CALL_DEPTH || *budget == 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: sub-plans nest deeper than %d, or are too many",
+                           where, DCOMMI_CALL_DEPTH);
+    }
+    --*budget;
+    if (p->nlanes > DCOMM_PLAN_MAX_LANES || p->nslots > DCOMM_PLAN_MAX_SLOTS ||
+        p->nwords > DCOMM_PLAN_MAX_WORDS || p->ncounters > UINT16_MAX + 1u) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: too many lanes (%" PRIu32 "), slots (%" PRIu32 "), words (%" PRIu32
+                           ") or counters (%" PRIu32 ")",
+                           where, p->nlanes, p->nslots, p->nwords, p->ncounters);
+    }
+    if (p->in_bytes < 0 || p->out_bytes < 0 || p->scratch_bytes < 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN,
+                           "%s: a space has a negative size: IN %" PRId64 ", OUT %" PRId64
+                           ", SCRATCH %" PRId64,
+                           where, p->in_bytes, p->out_bytes, p->scratch_bytes);
+    }
+    if (dcomm_dtype_size((dcomm_dtype)p->dtype) == 0 || p->op > (unsigned)DCOMM_OP_USER_MAX) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %" PRIu32 ", op %" PRIu32, where, p->dtype,
+                           p->op);
+    }
+    if ((p->nlanes > 0 && p->lanes == NULL) || (p->nsteps > 0 && p->steps == NULL) ||
+        (p->noperands > 0 && p->operands == NULL) || (p->ntable > 0 && p->table == NULL) ||
+        (p->nsubs > 0 && p->subs == NULL) || (p->nkernels > 0 && p->kernels == NULL)) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a table of the plan is NULL", where);
+    }
+    for (uint32_t i = 0; i < p->nlanes; i++) {
+        DCOMMI_TRY(dcommi_check_lane_valid(p, i, where));
+    }
+    for (uint32_t i = 0; i < p->nsubs; i++) {
+        char place[96];
+        if (p->subs[i] != NULL) {
+            snprintf(place, sizeof place, "%.64s sub %" PRIu32, where, i);
+            DCOMMI_TRY(dcommi_check_plan_valid(p->subs[i], place, depth + 1, budget));
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Do lengths depend on the data? Then several are tried. */
+static bool dcommi_check_expr_varies(const dcomm_expr *e)
+{
+    return e->kind == DCOMM_EXPR_WORD;
+}
+
+static bool dcommi_check_plan_varies(const dcomm_plan *p)
+{
+    for (uint32_t i = 0; i < p->noperands; i++) {
+        if (dcommi_check_expr_varies(&p->operands[i].length)) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < p->nsteps; i++) {
+        const dcomm_step *s = &p->steps[i];
+        if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE ||
+            dcommi_check_expr_varies(&s->dst.length) || dcommi_check_expr_varies(&s->value)) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < p->nsubs; i++) {
+        if (p->subs[i] != NULL && dcommi_check_plan_varies(p->subs[i])) {
+            return true;
+        }
+    }
+    return p->next != NULL;
+}
+
+#endif
+
+DCOMM_API dcomm_status dcomm_build_create(const char *name, int rank, int nranks, dcomm_dtype dtype,
+                                          dcomm_op op, dcomm_builder **b_p)
+{
+    if (b_p == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_build_create: b_p is NULL");
+    }
+    *b_p = NULL;
+    if (name == NULL || nranks < 1 || rank < 0 || rank >= nranks) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_build_create: name is %s, rank is %d, nranks is %d: a rank is "
+                           "from 0 to nranks-1",
+                           name != NULL ? name : "NULL", rank, nranks);
+    }
+    dcomm_builder *b = dcommi_alloc(sizeof *b);
+    if (b == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_build_begin(b, name, rank, nranks, dtype, op);
+    *b_p = b;
+    return DCOMM_OK;
+}
+
+DCOMM_API void dcomm_build_buffers(dcomm_builder *b, int64_t in_bytes, int64_t out_bytes)
+{
+    if (b != NULL) {
+        b->head.in_bytes = in_bytes;
+        b->head.out_bytes = out_bytes;
+    }
+}
+
+DCOMM_API void dcomm_build_destroy(dcomm_builder **b_p)
+{
+    if (b_p != NULL && *b_p != NULL) {
+        dcommi_build_discard(*b_p);
+        dcommi_free(*b_p);
+        *b_p = NULL;
+    }
+}
+
+DCOMM_API dcomm_status dcomm_build_finish(dcomm_builder **b_p, dcomm_plan **plan_p)
+{
+    if (plan_p != NULL) {
+        *plan_p = NULL;
+    }
+    if (b_p == NULL || *b_p == NULL || plan_p == NULL) {
+        dcomm_build_destroy(b_p);
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_build_finish: the %s is NULL",
+                           plan_p == NULL ? "plan_p" : "builder");
+    }
+    char where[96];
+    uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+    dcommi_snprintf(where, sizeof where, "%.64s, rank %d", (*b_p)->head.name, (*b_p)->head.rank);
+    dcomm_plan *plan = NULL;
+    dcomm_status status = dcommi_build_finish(*b_p, &plan);
+    if (status >= 0) {
+        status = dcommi_check_plan_valid(plan, where, 0, &budget);
+    }
+    dcomm_build_destroy(b_p);
+    if (status < 0) {
+        dcommi_free(plan);
+        return status;
+    }
+    *plan_p = plan;
     return DCOMM_OK;
 }
 
@@ -17739,408 +18452,6 @@ static void dcommi_check_mem_settle(dcommi_check_mem *mem)
         mem->cell[i].readers = 0;
     }
     mem->peer_last = NULL;
-}
-
-#endif
-/* ==== include/dcomm/impl/plan/check_valid.h ================================================ */
-/* check_valid.h - is a plan well formed? Every index is in range, loops match, spaces fit the step,
- * sub-plans fit their caller. What depends on loop indices is checked when it is executed. */
-#ifndef DCOMMI_CHECK_VALID_H
-#define DCOMMI_CHECK_VALID_H
-
-
-#define DCOMMI_CHECK_REPEAT 65536     /* pieces of one operand */
-#define DCOMMI_CHECK_SUBPLANS 100000u /* validated in all, to bound shared ones */
-
-#define DCOMMI_CHECK_BIT(space) (1u << DCOMM_SPACE_##space)
-#define DCOMMI_CHECK_OWN \
-    (DCOMMI_CHECK_BIT(IN) | DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
-#define DCOMMI_CHECK_LOCAL (DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(WORDS))
-#define DCOMMI_CHECK_ANY (DCOMMI_CHECK_LOCAL | DCOMMI_CHECK_BIT(PEER))
-#define DCOMMI_CHECK_RESULT \
-    (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH) | DCOMMI_CHECK_BIT(WORDS))
-#define DCOMMI_CHECK_BYTES (DCOMMI_CHECK_BIT(OUT) | DCOMMI_CHECK_BIT(SCRATCH))
-
-/* What a step kind may have. */
-typedef struct dcommi_check_form {
-    const char *name;
-    unsigned dst, src; /* bits of spaces; dst 0: none */
-    uint32_t src_min, src_max;
-    bool async, repeats, messages;
-} dcommi_check_form;
-
-static const dcommi_check_form *dcommi_check_form_of(unsigned kind)
-{
-    static const dcommi_check_form forms[DCOMM_STEP_KIND_COUNT] = {
-        [DCOMM_STEP_SEND] = {"send", 0, DCOMMI_CHECK_LOCAL, 1, 1, true, false, true},
-        [DCOMM_STEP_RECV] = {"recv", DCOMMI_CHECK_RESULT, 0, 0, 0, true, false, true},
-        [DCOMM_STEP_RECV_REDUCE] = {"recv_reduce", DCOMMI_CHECK_BYTES,
-                                    DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(MSG), 2, DCOMMI_FOLD_SOURCES,
-                                    true, false, true},
-        [DCOMM_STEP_COPY] = {"copy", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, 1, true, false,
-                             false},
-        [DCOMM_STEP_EXPOSE] = {"expose", 0, DCOMMI_CHECK_OWN, 1, 1, true, false, false},
-        [DCOMM_STEP_REDUCE] = {"reduce", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_ANY, 1, UINT32_MAX,
-                               false, true, false},
-        [DCOMM_STEP_ENCODE] = {"encode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, 1, false, false,
-                               false},
-        [DCOMM_STEP_DECODE] = {"decode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
-                               false, true, false},
-        [DCOMM_STEP_RECODE] = {"recode", DCOMMI_CHECK_BYTES, DCOMMI_CHECK_LOCAL, 1, UINT32_MAX,
-                               false, true, false},
-        [DCOMM_STEP_COMPUTE] = {"compute", DCOMMI_CHECK_RESULT, DCOMMI_CHECK_LOCAL, 0,
-                                DCOMMI_FOLD_SOURCES, false, false, false},
-        [DCOMM_STEP_SIGNAL] = {"signal", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_WAIT] = {"wait", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_FENCE] = {"fence", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_LOOP] = {"loop", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_END] = {"end", 0, 0, 0, 0, false, false, false},
-        [DCOMM_STEP_CALL] = {"call", DCOMMI_CHECK_BYTES | DCOMMI_CHECK_BIT(NONE),
-                             DCOMMI_CHECK_OWN | DCOMMI_CHECK_BIT(NONE), 1, 1, false, false, false},
-    };
-    return &forms[kind];
-}
-
-static dcomm_status dcommi_check_expr_valid(const dcomm_plan *p, const dcomm_expr *e,
-                                            const char *where, const char *what)
-{
-    if (e->kind > DCOMM_EXPR_WORD) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has expression kind %d", where, what, e->kind);
-    }
-    if (e->kind != DCOMM_EXPR_CONST && e->mod < 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is modulo %" PRId64, where, what, e->mod);
-    }
-    if ((e->kind == DCOMM_EXPR_TABLE && p->ntable == 0) ||
-        (e->kind == DCOMM_EXPR_WORD && p->nwords == 0)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s reads a %s of an empty %s", where, what,
-                           e->kind == DCOMM_EXPR_TABLE ? "value" : "word",
-                           e->kind == DCOMM_EXPR_TABLE ? "table" : "WORDS space");
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_check_operand_valid(const dcomm_plan *p, const dcomm_operand *o,
-                                               unsigned allowed, bool repeats, const char *where,
-                                               const char *what)
-{
-    if (o->space > DCOMM_SPACE_MSG || (allowed & (1u << o->space)) == 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s may not be in %s (%d)", where, what,
-                           dcommi_print_space(o->space), o->space);
-    }
-    if (o->space == DCOMM_SPACE_NONE || o->space == DCOMM_SPACE_MSG) {
-        return DCOMM_OK;
-    }
-    if (o->max_length < 0 || o->clip < 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has max_length %" PRId64 ", clip %" PRId64,
-                           where, what, o->max_length, o->clip);
-    }
-    if (o->repeat > (repeats ? DCOMMI_CHECK_REPEAT : 1u)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s has %" PRIu32 " pieces, more than %u", where,
-                           what, o->repeat, repeats ? DCOMMI_CHECK_REPEAT : 1u);
-    }
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->offset, where, what));
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &o->length, where, what));
-    if (o->space == DCOMM_SPACE_PEER) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &o->peer, where, what));
-        if (o->slot >= p->nslots) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %s is in slot %d of %" PRIu32, where, what,
-                               o->slot, p->nslots);
-        }
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_check_call_valid(const dcomm_plan *p, const dcomm_step *s,
-                                            const char *where)
-{
-    if (s->sub >= p->nsubs || p->subs[s->sub] == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: there is no sub-plan %" PRIu32 " of %" PRIu32,
-                           where, s->sub, p->nsubs);
-    }
-    const dcomm_plan *sub = p->subs[s->sub];
-    if (sub->nranks < 1 || sub->nranks > p->nranks || sub->rank < 0 || sub->rank >= sub->nranks ||
-        s->group > p->ntable || p->ntable - s->group < (uint32_t)sub->nranks) {
-        return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: the group of %d ranks (this is %d) at table[%" PRIu32
-                           "] does not fit %d ranks and %" PRIu32 " table values",
-                           where, sub->nranks, sub->rank, s->group, p->nranks, p->ntable);
-    }
-    const int64_t *group = p->table + s->group;
-    for (int i = 0; i < sub->nranks; i++) {
-        if (group[i] < 0 || group[i] >= p->nranks) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " in the group is none of %d",
-                               where, group[i], p->nranks);
-        }
-        for (int j = 0; j < i; j++) {
-            if (group[i] == group[j]) {
-                return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %" PRId64 " is twice in the group",
-                                   where, group[i]);
-            }
-        }
-    }
-    if (group[sub->rank] != p->rank) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: rank %d of the group is %" PRId64 ", not %d", where,
-                           sub->rank, group[sub->rank], p->rank);
-    }
-    int64_t slots = s->word > 0 ? s->word : 0;
-    if (sub->ncounters > p->ncounters || s->slot > p->ncounters - sub->ncounters ||
-        sub->nslots > p->nslots || slots > (int64_t)(p->nslots - sub->nslots)) {
-        return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: counters %d+%" PRIu32 " of %" PRIu32 ", slots %" PRId64 "+%" PRIu32
-                           " of %" PRIu32 ": the sub-plan's do not fit",
-                           where, s->slot, sub->ncounters, p->ncounters, slots, sub->nslots,
-                           p->nslots);
-    }
-    if (sub->next != NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a sub-plan may not have stages", where);
-    }
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "counter"));
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "slot"));
-    DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
-    return dcommi_check_expr_valid(p, &s->tag, where, "tag");
-}
-
-static dcomm_status dcommi_check_step_valid(const dcomm_plan *p, const dcomm_step *s,
-                                            const char *where)
-{
-    const dcommi_check_form *form = dcommi_check_form_of(s->kind);
-    if ((s->flags &
-         ~(DCOMM_STEP_ASYNC | DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT)) != 0 ||
-        ((s->flags & DCOMM_STEP_ASYNC) != 0 && !form->async)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: flags 0x%x do not fit a %s", where, s->flags,
-                           form->name);
-    }
-    if (s->src > p->noperands || p->noperands - s->src < s->nsrc) {
-        return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: sources %" PRIu32 "+%" PRIu32 " of %" PRIu32 " operands", where,
-                           s->src, s->nsrc, p->noperands);
-    }
-    if (s->nsrc < form->src_min || s->nsrc > form->src_max) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources", where, s->nsrc);
-    }
-    uint32_t arriving = 0;
-    for (uint32_t i = 0; i < s->nsrc; i++) {
-        const dcomm_operand *o = &p->operands[s->src + i];
-        DCOMMI_TRY(dcommi_check_operand_valid(p, o, form->src, form->repeats, where, "the source"));
-        arriving += o->space == DCOMM_SPACE_MSG;
-    }
-    if (form->dst != 0) {
-        DCOMMI_TRY(
-            dcommi_check_operand_valid(p, &s->dst, form->dst, false, where, "the destination"));
-    }
-    if (s->kind == DCOMM_STEP_RECODE) {
-        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
-                                              "the stage"));
-    }
-    if (s->kind == DCOMM_STEP_RECV_REDUCE) {
-        if (arriving != 1) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: %" PRIu32 " sources are the message", where,
-                               arriving);
-        }
-        DCOMMI_TRY(dcommi_check_operand_valid(p, &s->stage, DCOMMI_CHECK_BIT(SCRATCH), false, where,
-                                              "the stage"));
-    }
-    bool peers = form->messages || s->kind == DCOMM_STEP_EXPOSE || s->kind == DCOMM_STEP_SIGNAL;
-    if (peers) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->peer, where, "peer"));
-    }
-    if (form->messages) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->tag, where, "tag"));
-    }
-    switch (s->kind) {
-    case DCOMM_STEP_RECV:
-    case DCOMM_STEP_ENCODE:
-    case DCOMM_STEP_RECODE:
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->value, where, "word"));
-        if (s->word < -1 || (s->word >= 0 && (uint32_t)s->word >= p->nwords)) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: word %d of %" PRIu32, where, s->word,
-                               p->nwords);
-        }
-        break;
-    case DCOMM_STEP_EXPOSE:
-        if (s->slot >= p->nslots) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: slot %d of %" PRIu32, where, s->slot,
-                               p->nslots);
-        }
-        break;
-    case DCOMM_STEP_SIGNAL:
-    case DCOMM_STEP_WAIT:
-        if (s->slot >= p->ncounters) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: counter %d of %" PRIu32, where, s->slot,
-                               p->ncounters);
-        }
-        return dcommi_check_expr_valid(p, &s->value, where, "value");
-    case DCOMM_STEP_LOOP:
-        return dcommi_check_expr_valid(p, &s->value, where, "value");
-    case DCOMM_STEP_COMPUTE:
-        if (s->kernel >= p->nkernels) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: kernel %d of %" PRIu32, where, s->kernel,
-                               p->nkernels);
-        }
-        break;
-    case DCOMM_STEP_CALL:
-        return dcommi_check_call_valid(p, s, where);
-    default:
-        break;
-    }
-    bool codes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_DECODE ||
-                 s->kind == DCOMM_STEP_RECODE;
-    if (codes) {
-        DCOMMI_TRY(dcommi_check_expr_valid(p, &s->index, where, "index"));
-    }
-    if (codes && p->codec == NULL) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: the plan has no codec", where);
-    }
-    return DCOMM_OK;
-}
-
-static bool dcommi_check_same_expr(const dcomm_expr *a, const dcomm_expr *b)
-{
-    return a->kind == b->kind && a->add == b->add && a->scale == b->scale && a->base == b->base &&
-           a->mod == b->mod && a->first == b->first &&
-           memcmp(a->post, b->post, sizeof a->post) == 0 &&
-           memcmp(a->coef, b->coef, sizeof a->coef) == 0;
-}
-
-/* FORWARD: `next` passes on what `s` stores. */
-static dcomm_status dcommi_check_forward_valid(const dcomm_plan *p, const dcomm_step *s,
-                                               const dcomm_step *next, const char *where)
-{
-    if ((s->flags & DCOMM_STEP_FORWARD) == 0) {
-        return DCOMM_OK;
-    }
-    bool sends = s->kind == DCOMM_STEP_RECV_REDUCE;
-    if ((sends || s->kind == DCOMM_STEP_REDUCE) && (s->flags & DCOMM_STEP_ASYNC) == 0 &&
-        next != NULL && next->kind == (sends ? DCOMM_STEP_SEND : DCOMM_STEP_COPY) &&
-        (sends || (next->flags & DCOMM_STEP_ASYNC) == 0) && next->src < p->noperands) {
-        const dcomm_operand *a = &s->dst, *b = &p->operands[next->src];
-        if (a->space == b->space && a->max_length == b->max_length && a->clip == b->clip &&
-            dcommi_check_same_expr(&a->offset, &b->offset) &&
-            dcommi_check_same_expr(&a->length, &b->length)) {
-            return DCOMM_OK;
-        }
-    }
-    return dcommi_fail(DCOMM_ERR_PLAN,
-                       "%s: FORWARD is for a fold whose dst the next step sends or copies", where);
-}
-
-static dcomm_status dcommi_check_lane_valid(const dcomm_plan *p, uint32_t lane, const char *where)
-{
-    uint32_t open[DCOMM_LOOP_DEPTH];
-    int depth = 0;
-    const dcomm_lane *l = &p->lanes[lane];
-    if (l->first > p->nsteps || p->nsteps - l->first < l->count) {
-        return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s lane %" PRIu32 ": steps %" PRIu32 "+%" PRIu32 " of %" PRIu32, where,
-                           lane, l->first, l->count, p->nsteps);
-    }
-    for (uint32_t i = 0; i < l->count; i++) {
-        const dcomm_step *s = &p->steps[l->first + i];
-        char place[160];
-        if (s->kind >= DCOMM_STEP_KIND_COUNT) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 ": kind %d",
-                               where, lane, i, s->kind);
-        }
-        snprintf(place, sizeof place, "%s lane %" PRIu32 " step %" PRIu32 " (%s)", where, lane, i,
-                 dcommi_check_form_of(s->kind)->name);
-        DCOMMI_TRY(dcommi_check_step_valid(p, s, place));
-        DCOMMI_TRY(dcommi_check_forward_valid(p, s, i + 1 < l->count ? s + 1 : NULL, place));
-        if (s->kind == DCOMM_STEP_LOOP) {
-            if (depth == DCOMM_LOOP_DEPTH) {
-                return dcommi_fail(DCOMM_ERR_PLAN, "%s: loops nest deeper than %d", place,
-                                   DCOMM_LOOP_DEPTH);
-            }
-            open[depth++] = i;
-        } else if (s->kind == DCOMM_STEP_END) {
-            if (depth == 0) {
-                return dcommi_fail(DCOMM_ERR_PLAN, "%s: no loop is open", place);
-            }
-            uint32_t body = i - open[--depth] - 1;
-            if (s->body != body || p->steps[l->first + open[depth]].body != body) {
-                return dcommi_fail(DCOMM_ERR_PLAN,
-                                   "%s: its loop has %" PRIu32 " steps, not %" PRIu32
-                                   " and %" PRIu32,
-                                   place, body, p->steps[l->first + open[depth]].body, s->body);
-            }
-        }
-    }
-    if (depth != 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s lane %" PRIu32 " step %" PRIu32 " (loop): no end",
-                           where, lane, open[depth - 1]);
-    }
-    return DCOMM_OK;
-}
-
-/* `where` names the plan in messages ("rank 2"); budget bounds how many sub-plans are looked at. */
-static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *where, int depth,
-                                            uint32_t *budget)
-{
-    if (depth >= DCOMMI_CALL_DEPTH || *budget == 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: sub-plans nest deeper than %d, or are too many",
-                           where, DCOMMI_CALL_DEPTH);
-    }
-    --*budget;
-    if (p->nlanes > DCOMM_PLAN_MAX_LANES || p->nslots > DCOMM_PLAN_MAX_SLOTS ||
-        p->nwords > DCOMM_PLAN_MAX_WORDS || p->ncounters > UINT16_MAX + 1u) {
-        return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: too many lanes (%" PRIu32 "), slots (%" PRIu32 "), words (%" PRIu32
-                           ") or counters (%" PRIu32 ")",
-                           where, p->nlanes, p->nslots, p->nwords, p->ncounters);
-    }
-    if (p->in_bytes < 0 || p->out_bytes < 0 || p->scratch_bytes < 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN,
-                           "%s: a space has a negative size: IN %" PRId64 ", OUT %" PRId64
-                           ", SCRATCH %" PRId64,
-                           where, p->in_bytes, p->out_bytes, p->scratch_bytes);
-    }
-    if (dcomm_dtype_size((dcomm_dtype)p->dtype) == 0 || p->op > (unsigned)DCOMM_OP_USER_MAX) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %" PRIu32 ", op %" PRIu32, where, p->dtype,
-                           p->op);
-    }
-    if ((p->nlanes > 0 && p->lanes == NULL) || (p->nsteps > 0 && p->steps == NULL) ||
-        (p->noperands > 0 && p->operands == NULL) || (p->ntable > 0 && p->table == NULL) ||
-        (p->nsubs > 0 && p->subs == NULL) || (p->nkernels > 0 && p->kernels == NULL)) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "%s: a table of the plan is NULL", where);
-    }
-    for (uint32_t i = 0; i < p->nlanes; i++) {
-        DCOMMI_TRY(dcommi_check_lane_valid(p, i, where));
-    }
-    for (uint32_t i = 0; i < p->nsubs; i++) {
-        char place[96];
-        if (p->subs[i] != NULL) {
-            snprintf(place, sizeof place, "%.64s sub %" PRIu32, where, i);
-            DCOMMI_TRY(dcommi_check_plan_valid(p->subs[i], place, depth + 1, budget));
-        }
-    }
-    return DCOMM_OK;
-}
-
-/* Do lengths depend on the data? Then several are tried. */
-static bool dcommi_check_expr_varies(const dcomm_expr *e)
-{
-    return e->kind == DCOMM_EXPR_WORD;
-}
-
-static bool dcommi_check_plan_varies(const dcomm_plan *p)
-{
-    for (uint32_t i = 0; i < p->noperands; i++) {
-        if (dcommi_check_expr_varies(&p->operands[i].length)) {
-            return true;
-        }
-    }
-    for (uint32_t i = 0; i < p->nsteps; i++) {
-        const dcomm_step *s = &p->steps[i];
-        if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE ||
-            dcommi_check_expr_varies(&s->dst.length) || dcommi_check_expr_varies(&s->value)) {
-            return true;
-        }
-    }
-    for (uint32_t i = 0; i < p->nsubs; i++) {
-        if (p->subs[i] != NULL && dcommi_check_plan_varies(p->subs[i])) {
-            return true;
-        }
-    }
-    return p->next != NULL;
 }
 
 #endif
@@ -23865,7 +24176,7 @@ static inline int dcommi_device_locate(const void *at)
 
 /* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
  * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
-typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcommi_builder *b);
+typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcomm_builder *b);
 
 typedef struct dcommi_algo {
     const char *name;
@@ -23944,7 +24255,7 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
 }
 
 /* Build an operation level by level, each of which may be built the same way (hier/hier.h). */
-static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b);
 
 #endif
 /* ==== include/dcomm/impl/base/factor.h ===================================================== */
@@ -28667,8 +28978,8 @@ static inline dcommi_turn dcommi_turn_at(int64_t index)
 /* Length of all of block `turn`. */
 static inline dcomm_expr dcommi_block_length(const dcommi_blocks *k, dcommi_turn turn)
 {
-    return k->listed ? dcommi_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
-                     : dcommi_const(k->length);
+    return k->listed ? dcomm_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
+                     : dcomm_const(k->length);
 }
 
 /* Chunk i[chunk_depth] of this lane's part of block `turn`. */
@@ -28676,16 +28987,16 @@ static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_spa
                                                dcommi_turn turn, int64_t chunk, int chunk_depth)
 {
     dcomm_expr offset = k->listed
-                            ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
-                            : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+                            ? dcomm_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
+                            : dcomm_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
     if (k->ordered && !k->listed) {
-        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
+        offset = dcomm_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
         offset.scale = k->stride;
     }
     dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
-    o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
+    o.offset = dcomm_plus_loop(dcomm_plus(offset, k->base + k->skip), chunk_depth, chunk);
     o.length =
-        dcommi_plus_loop(dcommi_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
+        dcomm_plus_loop(dcomm_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
     return o;
 }
 
@@ -28702,28 +29013,28 @@ static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_spa
 static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset, int64_t length,
                                               int64_t chunk, int depth)
 {
-    dcomm_operand o = dcommi_at(space, dcommi_linear(offset, depth, chunk), chunk);
-    o.length = dcommi_linear(length, depth, -chunk);
+    dcomm_operand o = dcomm_at(space, dcomm_linear(offset, depth, chunk), chunk);
+    o.length = dcomm_linear(length, depth, -chunk);
     return o;
 }
 
 /* Rank number (index + coef * i[depth]) mod n. */
 static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
 {
-    return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
+    return dcomm_modular(1, turn.index, turn.depth, turn.coef, n);
 }
 
 /* Open a loop where there is more than one trip, and return the depth to use in expressions: that
  * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
-static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
+static inline int dcommi_loop_many(dcomm_builder *b, int lane, int64_t trips)
 {
-    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
+    return trips > 1 ? dcomm_build_loop(b, lane, dcomm_const(trips)) : DCOMM_LOOP_DEPTH - 1;
 }
 
-static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
+static inline void dcommi_end_many(dcomm_builder *b, int lane, int64_t trips)
 {
     if (trips > 1) {
-        dcommi_end(b, lane);
+        dcomm_build_end(b, lane);
     }
 }
 
@@ -28743,19 +29054,19 @@ static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
 
 /* Put a list of n element counts into the table as bytes, by rank or by position in the order of
  * ranks; returns the first index. */
-static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
+static inline int64_t dcommi_table_by(const dcommi_shape *s, dcomm_builder *b,
                                       const size_t *elements, bool ordered)
 {
     int64_t first = (int64_t)b->ntable;
     for (int i = 0; i < s->nranks; i++) {
         int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
         int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
-        dcommi_build_table(b, &bytes, 1);
+        dcomm_build_table(b, &bytes, 1);
     }
     return first;
 }
 
-static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcomm_builder *b,
                                          const size_t *elements)
 {
     return dcommi_table_by(s, b, elements, false);
@@ -28779,18 +29090,18 @@ static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
 }
 
 /* Send `what` to every other rank, without waiting. */
-static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *b,
+static inline void dcommi_send_to_others(const dcommi_shape *s, dcomm_builder *b,
                                          dcomm_operand what, int64_t tag)
 {
-    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
-    dcommi_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(tag),
-                DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
+    dcomm_build_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcomm_const(tag),
+                     DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
 }
 
 /* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
  * numbered by rank, or by position in the order of ranks. */
-static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
+static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcomm_builder *b, bool ordered,
                                              int64_t *longest)
 {
     dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
@@ -28805,13 +29116,13 @@ static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_build
         blocks.order = (int64_t)b->ntable;
         for (int i = 0; i < s->nranks && ordered; i++) {
             int64_t rank = dcommi_order_rank(s, i);
-            dcommi_build_table(b, &rank, 1);
+            dcomm_build_table(b, &rank, 1);
         }
     }
     return blocks;
 }
 
-static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcomm_builder *b,
                                              int64_t *longest)
 {
     return dcommi_blocks_by(s, b, false, longest);
@@ -28846,18 +29157,18 @@ static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand o
         out[n] = others;
         out[n].repeat = (uint32_t)(s->nranks - s->rank - 1);
         out[n].stride = stride;
-        out[n].offset = dcommi_plus(others.offset, (s->rank + 1) * stride);
-        out[n].peer = dcommi_const(s->rank + 1);
+        out[n].offset = dcomm_plus(others.offset, (s->rank + 1) * stride);
+        out[n].peer = dcomm_const(s->rank + 1);
         n++;
     }
     return n;
 }
 
 /* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
-static dcomm_plan *dcommi_sub_plan(dcommi_builder *of, const dcommi_shape *s, const char *name,
+static dcomm_plan *dcommi_sub_plan(dcomm_builder *of, const dcommi_shape *s, const char *name,
                                    dcommi_algo_fn make, int64_t in_bytes, int64_t out_bytes)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     dcomm_plan *plan = NULL;
     if (of->status < 0) {
         return NULL;
@@ -28887,12 +29198,12 @@ static dcomm_plan *dcommi_sub_plan(dcommi_builder *of, const dcommi_shape *s, co
 /* How a buffer is cut, and what the pieces need. */
 typedef struct dcommi_coded_cut {
     const dcommi_shape *s;
-    dcommi_builder *b;
+    dcomm_builder *b;
     int64_t total, block, chunk, chunks; /* bytes of f32; a block has `chunks` of them */
     int64_t encoded, stride;             /* most that a chunk is encoded to; a slot */
 } dcommi_coded_cut;
 
-static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcommi_builder *b,
+static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcomm_builder *b,
                                                      int64_t nblocks)
 {
     dcommi_coded_cut k = {.s = s, .b = b, .total = dcommi_shape_bytes(s, s->count), .chunks = 1};
@@ -28954,7 +29265,7 @@ static inline dcommi_coded_track dcommi_coded_track_make(const dcommi_coded_cut 
 static inline dcomm_expr dcommi_coded_chunk(const dcommi_coded_track *t, int u, int64_t scale,
                                             int64_t add)
 {
-    return dcommi_linear(add + scale * t->first, u, scale * t->step);
+    return dcomm_linear(add + scale * t->first, u, scale * t->step);
 }
 
 /* The chunk of the block of rank index + coef * i[v]. */
@@ -28962,9 +29273,9 @@ static inline dcomm_operand dcommi_coded_piece(const dcommi_coded_track *t, dcom
                                                int u, dcommi_turn turn)
 {
     const dcommi_coded_cut *k = t->k;
-    dcomm_expr offset = dcommi_modular(k->block, turn.index, turn.depth, turn.coef, k->s->nranks);
-    offset = dcommi_plus(offset, k->chunk * t->first);
-    dcomm_operand o = dcommi_at(space, dcommi_plus_loop(offset, u, k->chunk * t->step), k->chunk);
+    dcomm_expr offset = dcomm_modular(k->block, turn.index, turn.depth, turn.coef, k->s->nranks);
+    offset = dcomm_plus(offset, k->chunk * t->first);
+    dcomm_operand o = dcomm_at(space, dcomm_plus_loop(offset, u, k->chunk * t->step), k->chunk);
     o.clip = k->total;
     return o;
 }
@@ -28984,7 +29295,7 @@ static inline dcomm_expr dcommi_coded_number(dcomm_expr offset)
 static inline dcomm_expr dcommi_coded_turn(const dcommi_coded_track *t, int64_t n, int u,
                                            int64_t index, int v, int64_t per)
 {
-    dcomm_expr e = dcommi_modular(1, index, u, n, n * t->window);
+    dcomm_expr e = dcomm_modular(1, index, u, n, n * t->window);
     e.coef[v] += per;
     return e;
 }
@@ -28997,9 +29308,9 @@ typedef struct dcommi_coded_slots {
 
 static inline dcommi_coded_slots dcommi_coded_slots_make(const dcommi_coded_track *t, int64_t n)
 {
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     dcommi_coded_slots slots = {.n = n, .word = b->head.nwords};
-    slots.at = dcommi_build_scratch(b, n * t->window * t->k->stride);
+    slots.at = dcomm_build_scratch(b, n * t->window * t->k->stride);
     if (b->head.nwords + n * t->window > DCOMM_PLAN_MAX_WORDS) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: too many ranks for %d words",
                                           b->head.name, DCOMM_PLAN_MAX_WORDS));
@@ -29015,7 +29326,7 @@ static inline dcomm_operand dcommi_coded_room(const dcommi_coded_track *t,
 {
     dcomm_expr offset = dcommi_coded_turn(t, slots->n, u, index, v, per);
     offset.scale = t->k->stride;
-    return dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(offset, slots->at), t->k->encoded);
+    return dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_plus(offset, slots->at), t->k->encoded);
 }
 
 /* What is in a slot. */
@@ -29065,7 +29376,7 @@ static inline void dcommi_coded_encode(const dcommi_coded_track *t, int lane,
     dcommi_build_sources(k->b, step, &src, 1);
 }
 
-static inline void dcommi_coded_decode(dcommi_builder *b, int lane, dcomm_operand dst,
+static inline void dcommi_coded_decode(dcomm_builder *b, int lane, dcomm_operand dst,
                                        const dcomm_operand *src, size_t n, unsigned flags)
 {
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE);
@@ -29080,14 +29391,14 @@ static inline void dcommi_coded_decode(dcommi_builder *b, int lane, dcomm_operan
 static inline void dcommi_coded_count(const dcommi_coded_track *t, int lane, uint16_t counter,
                                       int64_t value)
 {
-    dcommi_signal(t->k->b, lane, counter, dcommi_const(t->k->s->rank), dcommi_const(value));
+    dcomm_build_signal(t->k->b, lane, counter, dcomm_const(t->k->s->rank), dcomm_const(value));
 }
 
 /* Wait for this chunk of another lane. */
 static inline void dcommi_coded_after(const dcommi_coded_track *t, int lane, uint16_t counter,
                                       int u)
 {
-    dcommi_await(t->k->b, lane, counter, dcommi_linear(1, u, 1));
+    dcomm_build_wait(t->k->b, lane, counter, dcomm_linear(1, u, 1));
 }
 
 /* Before the loop: as many chunks as there are slots need not wait for one that is free. */
@@ -29112,16 +29423,17 @@ static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
                                        const dcommi_coded_slots *slots, int64_t only,
                                        uint16_t ready, uint16_t sent, int64_t tag)
 {
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
     int u = dcommi_loop_many(b, lane, t->trips);
     dcommi_coded_after(t, lane, ready, u);
     int d = dcommi_loop_many(b, lane, s->nranks - 1);
-    dcommi_send(b, lane, dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
-                dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_coded_chunk(t, u, 1, tag),
-                DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, lane,
+                     dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
+                     dcommi_rank_at(s->nranks, dcommi_others(s, d)),
+                     dcommi_coded_chunk(t, u, 1, tag), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, lane, s->nranks - 1);
-    dcommi_fence(b, lane);
+    dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, sent, 1);
     dcommi_end_many(b, lane, t->trips);
 }
@@ -29131,7 +29443,7 @@ static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
                                          const dcommi_coded_slots *slots, uint16_t vacant,
                                          uint16_t received, int64_t tag)
 {
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
     int u = dcommi_loop_many(b, lane, t->trips);
     dcommi_coded_room_for(t, lane, vacant, u);
@@ -29146,12 +29458,12 @@ static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
         step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
     }
     dcommi_end_many(b, lane, s->nranks - 1);
-    dcommi_fence(b, lane);
+    dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, received, 1);
     dcommi_end_many(b, lane, t->trips);
 }
 
-static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcommi_builder *b)
+static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcomm_builder *b)
 {
     if (s->coding == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s needs a codec", b->head.name);
@@ -29167,11 +29479,11 @@ static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcommi
 
 static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t tag)
 {
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     int64_t n = t->k->s->nranks;
     dcommi_coded_slots slots = dcommi_coded_slots_make(t, n);
-    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
-    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
+    uint16_t encoded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
+    uint16_t received = dcomm_build_counter(b), added = dcomm_build_counter(b);
     dcommi_turn whole = dcommi_turn_at(0);
 
     int lane = t->lane;
@@ -29199,12 +29511,12 @@ static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t ta
     dcommi_end_many(b, lane, t->trips);
 }
 
-static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
     dcommi_coded_cut k = dcommi_coded_cut_make(s, b, 1);
     int tracks = dcommi_coded_tracks(&k);
-    int64_t tag = dcommi_build_tags(b, k.chunks);
+    int64_t tag = dcomm_build_tags(b, k.chunks);
     for (int i = 0; i < tracks; i++) {
         dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
         dcommi_coded_allgather_track(&t, tag);
@@ -29220,7 +29532,7 @@ static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
                                int64_t sum)
 {
     const dcommi_coded_cut *k = t->k;
-    dcommi_builder *b = k->b;
+    dcomm_builder *b = k->b;
     int64_t begin = k->s->rank * k->block, room = dcommi_max64(k->total - begin, 0);
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECODE);
     if (step == NULL) {
@@ -29234,7 +29546,7 @@ static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
     step->word = (int32_t)out->word;
     step->value = dcommi_coded_turn(t, 1, u, 0, u, 0);
     step->index = dcommi_coded_chunk(t, u, k->chunk / 4, begin / 4);
-    step->stage = dcommi_span(DCOMM_SPACE_SCRATCH, sum, k->chunk);
+    step->stage = dcomm_span(DCOMM_SPACE_SCRATCH, sum, k->chunk);
     step->stage.length = dcommi_coded_chunk(t, u, -k->chunk, room);
     dcommi_build_sources(b, step, src, n);
 }
@@ -29242,16 +29554,16 @@ static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
 static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag, int64_t tag2)
 {
     const dcommi_shape *s = t->k->s;
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     int64_t n = s->nranks;
     dcommi_coded_slots out = dcommi_coded_slots_make(t, n - 1), in = dcommi_coded_slots_make(t, n);
     dcommi_coded_slots sums = dcommi_coded_slots_make(t, 1);
     dcommi_coded_slots results = dcommi_coded_slots_make(t, n - 1);
-    int64_t sum = dcommi_build_scratch(b, t->k->chunk);
-    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
-    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
-    uint16_t vacant = dcommi_build_counter(b), returned = dcommi_build_counter(b);
-    uint16_t arrived = dcommi_build_counter(b), decoded = dcommi_build_counter(b);
+    int64_t sum = dcomm_build_scratch(b, t->k->chunk);
+    uint16_t encoded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
+    uint16_t received = dcomm_build_counter(b), added = dcomm_build_counter(b);
+    uint16_t vacant = dcomm_build_counter(b), returned = dcomm_build_counter(b);
+    uint16_t arrived = dcomm_build_counter(b), decoded = dcomm_build_counter(b);
 
     int lane = t->lane;
     dcommi_coded_credit(t, lane, sent);
@@ -29303,12 +29615,12 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     dcommi_end_many(b, lane, t->trips);
 }
 
-static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcomm_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
     dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
     int tracks = dcommi_coded_tracks(&k);
-    int64_t tag = dcommi_build_tags(b, k.chunks), tag2 = dcommi_build_tags(b, k.chunks);
+    int64_t tag = dcomm_build_tags(b, k.chunks), tag2 = dcomm_build_tags(b, k.chunks);
     int64_t begin = dcommi_min64(s->rank * k.block, k.total);
     b->head.recoded_first = begin / 4;
     b->head.recoded_count = dcommi_min64(k.block, k.total - begin) / 4;
@@ -29354,7 +29666,7 @@ static inline void dcommi_spread_kind_make(dcommi_spread_kind *q, const dcommi_c
     q->k = dcommi_spread_cut(k, encoded);
     q->t = (dcommi_coded_track){.k = &q->k, .step = 1, .trips = 1, .window = 1};
     q->slots = dcommi_coded_slots_make(&q->t, slots);
-    q->tag = dcommi_build_tags(k->b, 1);
+    q->tag = dcomm_build_tags(k->b, 1);
 }
 
 /* The loop that nobody opens. */
@@ -29389,14 +29701,14 @@ static dcomm_operand dcommi_spread_held(const dcommi_spread_kind *q, int64_t ind
 static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
 {
     const dcommi_shape *s = q->k.s;
-    dcommi_builder *b = q->k.b;
+    dcomm_builder *b = q->k.b;
     int d = dcommi_loop_many(b, 0, s->nranks - 1);
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_RECV);
     if (step != NULL) {
         step->flags = DCOMM_STEP_ASYNC;
         step->dst = dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, 0, d, 1);
         step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
-        step->tag = dcommi_const(q->tag);
+        step->tag = dcomm_const(q->tag);
         if (!fixed) {
             step->word = (int32_t)q->slots.word;
             step->value = dcommi_coded_turn(&q->t, q->slots.n, DCOMMI_SPREAD_IDLE, 0, d, 1);
@@ -29409,27 +29721,27 @@ static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
 static void dcommi_spread_tell(const dcommi_spread_kind *q, bool fixed)
 {
     const dcommi_shape *s = q->k.s;
-    dcommi_builder *b = q->k.b;
+    dcomm_builder *b = q->k.b;
     int d = dcommi_loop_many(b, 0, s->nranks - 1);
-    dcommi_send(b, 0, dcommi_spread_held(q, s->nranks - 1, d, 0, fixed),
-                dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(q->tag),
-                DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, 0, dcommi_spread_held(q, s->nranks - 1, d, 0, fixed),
+                     dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcomm_const(q->tag),
+                     DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, s->nranks - 1);
 }
 
 /* All ranks' samples, in rank order, become regions: of no bytes. */
 static void dcommi_spread_regions(const dcommi_spread_kind *q)
 {
-    dcommi_builder *b = q->k.b;
+    dcomm_builder *b = q->k.b;
     dcomm_operand all[2];
     size_t n = dcommi_coded_all(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, all);
     for (size_t i = 0; i < n; i++) {
-        all[i].length = dcommi_const(q->k.encoded);
+        all[i].length = dcomm_const(q->k.encoded);
     }
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_DECODE);
     if (step != NULL) {
         step->slot = DCOMMI_SPREAD_SAMPLES;
-        step->dst = dcommi_span(DCOMM_SPACE_OUT, 0, 0);
+        step->dst = dcomm_span(DCOMM_SPACE_OUT, 0, 0);
         dcommi_build_sources(b, step, all, n);
     }
 }
@@ -29450,10 +29762,10 @@ static void dcommi_spread_owner(const dcommi_spread_kind *in, const dcommi_sprea
     step->dst =
         dcommi_coded_room(&out->t, &out->slots, DCOMMI_SPREAD_IDLE, n - 1, DCOMMI_SPREAD_IDLE, 0);
     step->word = (int32_t)out->slots.word;
-    step->value = dcommi_const(n - 1);
-    step->index = dcommi_const(k->s->rank);
-    step->stage = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(k->b, k->block),
-                              dcommi_max64(0, dcommi_min64(k->block, k->total - begin)));
+    step->value = dcomm_const(n - 1);
+    step->index = dcomm_const(k->s->rank);
+    step->stage = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(k->b, k->block),
+                             dcommi_max64(0, dcommi_min64(k->block, k->total - begin)));
     dcommi_build_sources(k->b, step, src, sources);
 }
 
@@ -29462,7 +29774,7 @@ static void dcommi_spread_owner(const dcommi_spread_kind *in, const dcommi_sprea
 static void dcommi_spread_decode(const dcommi_spread_kind *q)
 {
     const dcommi_shape *s = q->k.s;
-    dcommi_builder *b = q->k.b;
+    dcomm_builder *b = q->k.b;
     int64_t n = s->nranks;
     int d = dcommi_loop_many(b, 0, n);
     dcommi_turn region = {0, d, 1};
@@ -29492,7 +29804,7 @@ static void dcommi_spread_costs(const dcommi_coded_cut *k)
     head->codec_later = (uint32_t)dcommi_max64(1, dcommi_min64(work, 1024));
 }
 
-static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcomm_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
     const dcommi_coding *coding = s->coding;
@@ -29518,12 +29830,12 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
     int idle = DCOMMI_SPREAD_IDLE;
 
     dcommi_spread_receive(&sample, true);
-    dcommi_spread_encode(&all, DCOMMI_SPREAD_SELECT, dcommi_span(space, 0, k.total), 0, idle, 0,
-                         dcommi_const(0));
-    dcommi_spread_encode(&sample, DCOMMI_SPREAD_SAMPLES, dcommi_span(space, 0, 0), own, idle, 0,
-                         dcommi_const(0));
+    dcommi_spread_encode(&all, DCOMMI_SPREAD_SELECT, dcomm_span(space, 0, k.total), 0, idle, 0,
+                         dcomm_const(0));
+    dcommi_spread_encode(&sample, DCOMMI_SPREAD_SAMPLES, dcomm_span(space, 0, 0), own, idle, 0,
+                         dcomm_const(0));
     dcommi_spread_tell(&sample, true);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_spread_regions(&sample);
 
     dcommi_spread_receive(&in, false);
@@ -29531,17 +29843,17 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
     dcommi_turn others = dcommi_others(s, d);
     dcommi_spread_encode(&out, DCOMMI_SPREAD_PART, dcommi_coded_piece(&out.t, space, idle, others),
                          0, d, 1, dcommi_rank_at(n, others));
-    dcommi_send(b, 0, dcommi_spread_held(&out, 0, d, 1, false), dcommi_rank_at(n, others),
-                dcommi_const(in.tag), DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, 0, dcommi_spread_held(&out, 0, d, 1, false), dcommi_rank_at(n, others),
+                     dcomm_const(in.tag), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, n - 1);
     dcommi_turn mine = dcommi_turn_at(s->rank);
     dcommi_spread_encode(&in, DCOMMI_SPREAD_PART, dcommi_coded_piece(&in.t, space, idle, mine), own,
-                         idle, 0, dcommi_const(s->rank));
-    dcommi_fence(b, 0);
+                         idle, 0, dcomm_const(s->rank));
+    dcomm_build_fence(b, 0);
     dcommi_spread_owner(&in, &result);
     dcommi_spread_receive(&result, false);
     dcommi_spread_tell(&result, false);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_spread_decode(&result);
     return b->status;
 }
@@ -30324,7 +30636,7 @@ typedef struct dcommi_a2a {
     dcomm_space space; /* of the blocks to send */
 } dcommi_a2a;
 
-static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcommi_builder *b)
+static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_a2a a = {.send = {.n = s->nranks}, .recv = {.n = s->nranks}};
     a.space = dcommi_input_of(s, 0).space;
@@ -30345,91 +30657,91 @@ static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcommi_builder *b)
 }
 
 /* This rank's block for itself. */
-static void dcommi_a2a_own(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a)
+static void dcommi_a2a_own(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a)
 {
     if (!s->in_place) {
         dcommi_turn own = dcommi_turn_at(s->rank);
-        dcommi_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
-                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv),
-                    DCOMM_STEP_RESULT);
+        dcomm_build_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
+                         dcommi_block_whole(&a->send, a->space, own, a->longest_recv),
+                         DCOMM_STEP_RESULT);
     }
 }
 
 /* Start the exchange with rank `to` (send) and rank `from` (receive). */
-static void dcommi_a2a_start(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a,
+static void dcommi_a2a_start(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a,
                              dcomm_operand sent, dcommi_turn to, dcommi_turn from, dcomm_expr tag)
 {
-    dcommi_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
-    dcommi_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
-                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcomm_build_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
+    dcomm_build_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
+                     dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
 }
 
 /* The same chunk by chunk. */
-static void dcommi_a2a_chunks(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a,
+static void dcommi_a2a_chunks(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a,
                               dcommi_turn to, dcommi_turn from, int64_t tag, int64_t chunk)
 {
     int64_t chunks = dcommi_chunks_of(a->longest_send, chunk);
     int c = dcommi_loop_many(b, 0, chunks);
-    dcommi_send(b, 0, dcommi_block_chunk(&a->send, a->space, to, chunk, c),
-                dcommi_rank_at(s->nranks, to), dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, 0, dcommi_block_chunk(&a->send, a->space, to, chunk, c),
+                     dcommi_rank_at(s->nranks, to), dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, chunks);
     c = dcommi_loop_many(b, 0, chunks);
-    dcommi_recv(b, 0, dcommi_block_chunk(&a->recv, DCOMM_SPACE_OUT, from, chunk, c),
-                dcommi_rank_at(s->nranks, from), dcommi_linear(tag, c, 1),
-                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcomm_build_recv(b, 0, dcommi_block_chunk(&a->recv, DCOMM_SPACE_OUT, from, chunk, c),
+                     dcommi_rank_at(s->nranks, from), dcomm_linear(tag, c, 1),
+                     DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     dcommi_end_many(b, 0, chunks);
 }
 
 /* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
-static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *b,
+static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcomm_builder *b,
                                          const dcommi_a2a *a, dcommi_turn to, int64_t aside)
 {
     dcomm_operand block = dcommi_block_whole(&a->send, a->space, to, a->longest_send);
     if (!s->in_place) {
         return block;
     }
-    dcomm_operand copy = dcommi_span(DCOMM_SPACE_SCRATCH, aside, a->longest_send);
-    dcommi_copy(b, 0, copy, block, 0);
+    dcomm_operand copy = dcomm_span(DCOMM_SPACE_SCRATCH, aside, a->longest_send);
+    dcomm_build_copy(b, 0, copy, block, 0);
     return copy;
 }
 
 /* The same where the counts of all are known: only what there is. Ranks may be off by N. */
-static void dcommi_a2a_known(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a, int to,
+static void dcommi_a2a_known(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a, int to,
                              int from, int64_t tag)
 {
     int n = s->nranks;
     to = (to + n) % n;
     from = (from + n) % n;
     if (s->send_counts[to] > 0) {
-        dcommi_send(b, 0,
-                    dcommi_block_whole(&a->send, a->space, dcommi_turn_at(to), a->longest_send),
-                    dcommi_const(to), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_send(
+            b, 0, dcommi_block_whole(&a->send, a->space, dcommi_turn_at(to), a->longest_send),
+            dcomm_const(to), dcomm_const(tag), DCOMM_STEP_ASYNC);
     }
     if (s->counts[from] > 0) {
-        dcommi_recv(
+        dcomm_build_recv(
             b, 0,
             dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, dcommi_turn_at(from), a->longest_recv),
-            dcommi_const(from), dcommi_const(tag), DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+            dcomm_const(from), dcomm_const(tag), DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     }
 }
 
-static dcomm_status dcommi_a2a_pairwise_known(const dcommi_shape *s, dcommi_builder *b,
+static dcomm_status dcommi_a2a_pairwise_known(const dcommi_shape *s, dcomm_builder *b,
                                               const dcommi_a2a *a)
 {
-    int64_t tag = dcommi_build_tags(b, 1);
+    int64_t tag = dcomm_build_tags(b, 1);
     dcommi_a2a_own(s, b, a);
     for (int k = 1; 2 * k <= s->nranks; k++) {
         dcommi_a2a_known(s, b, a, s->rank + k, s->rank - k, tag);
         if (2 * k < s->nranks) {
             dcommi_a2a_known(s, b, a, s->rank - k, s->rank + k, tag);
         }
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     return b->status;
 }
 
 /* Equal blocks that stay on a host go in chunks, which pass through the caches. */
-static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
     if (s->matrix != NULL) {
@@ -30439,14 +30751,14 @@ static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b
     bool near = s->groups != NULL && s->groups->count[0] == 1, cut = !a.send.listed && !s->in_place;
     int64_t chunk = dcommi_chunk_for(s, a.longest_send, near ? DCOMMI_CHUNK_NEAR : a.longest_send);
     chunk = cut ? chunk : a.longest_send;
-    int64_t tag = dcommi_build_tags(b, dcommi_chunks_of(a.longest_send, chunk));
+    int64_t tag = dcomm_build_tags(b, dcommi_chunks_of(a.longest_send, chunk));
     int64_t aside[2] = {0, 0};
     if (s->in_place) {
-        aside[0] = dcommi_build_scratch(b, a.longest_send);
-        aside[1] = dcommi_build_scratch(b, a.longest_send);
+        aside[0] = dcomm_build_scratch(b, a.longest_send);
+        aside[1] = dcomm_build_scratch(b, a.longest_send);
     }
     dcommi_a2a_own(s, b, &a);
-    int d = rounds > 0 ? dcommi_loop(b, 0, dcommi_const(rounds)) : 0;
+    int d = rounds > 0 ? dcomm_build_loop(b, 0, dcomm_const(rounds)) : 0;
     const dcommi_turn ahead = {s->rank + 1, d, 1}, behind = {s->rank - 1, d, -1};
     const dcommi_turn opposite = dcommi_turn_at(s->rank + n / 2);
     if (rounds > 0 && cut) {
@@ -30455,36 +30767,36 @@ static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b
     } else if (rounds > 0) {
         dcomm_operand up = dcommi_a2a_outgoing(s, b, &a, ahead, aside[0]);
         dcomm_operand down = dcommi_a2a_outgoing(s, b, &a, behind, aside[1]);
-        dcommi_a2a_start(s, b, &a, up, ahead, behind, dcommi_const(tag));
-        dcommi_a2a_start(s, b, &a, down, behind, ahead, dcommi_const(tag));
+        dcommi_a2a_start(s, b, &a, up, ahead, behind, dcomm_const(tag));
+        dcommi_a2a_start(s, b, &a, down, behind, ahead, dcomm_const(tag));
     }
     if (rounds > 0) {
-        dcommi_fence(b, 0);
-        dcommi_end(b, 0);
+        dcomm_build_fence(b, 0);
+        dcomm_build_end(b, 0);
     }
     if (n % 2 == 0 && cut) {
         dcommi_a2a_chunks(s, b, &a, opposite, opposite, tag, chunk);
     } else if (n % 2 == 0) {
         dcomm_operand across = dcommi_a2a_outgoing(s, b, &a, opposite, aside[0]);
-        dcommi_a2a_start(s, b, &a, across, opposite, opposite, dcommi_const(tag));
+        dcommi_a2a_start(s, b, &a, across, opposite, opposite, dcomm_const(tag));
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
-static dcomm_status dcommi_a2a_linear_known(const dcommi_shape *s, dcommi_builder *b,
+static dcomm_status dcommi_a2a_linear_known(const dcommi_shape *s, dcomm_builder *b,
                                             const dcommi_a2a *a)
 {
-    int64_t tag = dcommi_build_tags(b, 1);
+    int64_t tag = dcomm_build_tags(b, 1);
     for (int k = 1; k < s->nranks; k++) {
         dcommi_a2a_known(s, b, a, s->rank + k, s->rank - k, tag);
     }
     dcommi_a2a_own(s, b, a);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
-static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
     if (s->matrix != NULL) {
@@ -30494,52 +30806,52 @@ static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
     bool read = !a.send.listed && dcommi_reads_peers(s, block);
     if (s->in_place) {
         /* All of it has to leave before any of it may be overwritten. */
-        int64_t aside = dcommi_build_scratch(b, n * block);
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, aside, n * block),
-                    dcommi_span(a.space, 0, n * block), 0);
+        int64_t aside = dcomm_build_scratch(b, n * block);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, aside, n * block),
+                         dcomm_span(a.space, 0, n * block), 0);
         a.space = DCOMM_SPACE_SCRATCH;
         a.send.base = aside;
     }
-    uint16_t slot = read ? dcommi_build_slot(b) : 0, readers = read ? dcommi_build_counter(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    uint16_t slot = read ? dcomm_build_slot(b) : 0, readers = read ? dcomm_build_counter(b) : 0;
+    int64_t tag = read ? 0 : dcomm_build_tags(b, 1);
     if (read) {
-        dcommi_expose(b, 0, dcommi_span(a.space, a.send.base, n * block), slot,
-                      dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, dcomm_span(a.space, a.send.base, n * block), slot,
+                           dcomm_const(DCOMM_ALL_PEERS));
     }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn to = dcommi_others(s, d), from = {s->rank - 1, d, -1};
     if (read) {
-        dcommi_copy(
+        dcomm_build_copy(
             b, 0, dcommi_block_whole(&a.recv, DCOMM_SPACE_OUT, from, block),
-            dcommi_peer(dcommi_rank_at(n, from), slot, dcommi_const(s->rank * block), block),
+            dcomm_exposed(dcommi_rank_at(n, from), slot, dcomm_const(s->rank * block), block),
             DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     } else {
         dcommi_a2a_start(s, b, &a, dcommi_block_whole(&a.send, a.space, to, block), to, from,
-                         dcommi_const(tag));
+                         dcomm_const(tag));
     }
-    dcommi_end(b, 0);
+    dcomm_build_end(b, 0);
     dcommi_a2a_own(s, b, &a);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     if (read) {
-        dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-        dcommi_await(b, 0, readers, dcommi_const(n - 1));
+        dcomm_build_signal(b, 0, readers, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
+        dcomm_build_wait(b, 0, readers, dcomm_const(n - 1));
     }
     return b->status;
 }
 
 /* Move the blocks with bit `bit` between `blocks` (n of them) and `packed`, where they lie one
  * after the other: runs of `bit` blocks, of which the last may be shorter. */
-static void dcommi_bruck_pack(dcommi_builder *b, int64_t n, int64_t block, int64_t bit,
+static void dcommi_bruck_pack(dcomm_builder *b, int64_t n, int64_t block, int64_t bit,
                               int64_t blocks, int64_t packed, int64_t length, bool unpack)
 {
     int64_t runs = dcommi_ceil_div(n - bit, 2 * bit);
     int d = dcommi_loop_many(b, 0, runs);
-    dcomm_operand spread = dcommi_at(
-        DCOMM_SPACE_SCRATCH, dcommi_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
+    dcomm_operand spread = dcomm_at(
+        DCOMM_SPACE_SCRATCH, dcomm_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
     dcomm_operand dense =
-        dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(packed, d, bit * block), bit * block);
-    spread.length = dense.length = dcommi_linear(length, d, -bit * block);
-    dcommi_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
+        dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(packed, d, bit * block), bit * block);
+    spread.length = dense.length = dcomm_linear(length, d, -bit * block);
+    dcomm_build_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
     dcommi_end_many(b, 0, runs);
 }
 
@@ -30549,7 +30861,7 @@ static int64_t dcommi_bruck_count(int64_t n, int64_t bit)
     return n / (2 * bit) * bit + dcommi_max64(0, n % (2 * bit) - bit);
 }
 
-static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, rank = s->rank, block = dcommi_shape_bytes(s, s->count);
     dcomm_space input = dcommi_input_of(s, 0).space;
@@ -30557,35 +30869,35 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
     for (int64_t bit = 2; bit < n; bit *= 2) {
         half = dcommi_max64(half, dcommi_bruck_count(n, bit));
     }
-    int64_t blocks = dcommi_build_scratch(b, n * block);
-    int64_t leaving = dcommi_build_scratch(b, half * block);
-    int64_t coming = dcommi_build_scratch(b, half * block);
+    int64_t blocks = dcomm_build_scratch(b, n * block);
+    int64_t leaving = dcomm_build_scratch(b, half * block);
+    int64_t coming = dcomm_build_scratch(b, half * block);
     int64_t tag = 0;
 
     /* Block i is the one that has distance i to go: rotate the input by rank. */
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, blocks, (n - rank) * block),
-                dcommi_span(input, rank * block, (n - rank) * block), 0);
+    dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, blocks, (n - rank) * block),
+                     dcomm_span(input, rank * block, (n - rank) * block), 0);
     if (rank > 0) {
-        dcommi_copy(b, 0,
-                    dcommi_span(DCOMM_SPACE_SCRATCH, blocks + (n - rank) * block, rank * block),
-                    dcommi_span(input, 0, rank * block), 0);
+        dcomm_build_copy(b, 0,
+                         dcomm_span(DCOMM_SPACE_SCRATCH, blocks + (n - rank) * block, rank * block),
+                         dcomm_span(input, 0, rank * block), 0);
     }
     for (int64_t bit = 1; bit < n; bit *= 2) {
         int64_t length = dcommi_bruck_count(n, bit) * block;
-        tag = dcommi_build_tags(b, 1);
+        tag = dcomm_build_tags(b, 1);
         dcommi_bruck_pack(b, n, block, bit, blocks, leaving, length, false);
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, leaving, length),
-                    dcommi_const((rank + bit) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, coming, length),
-                    dcommi_const((rank - bit + n) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
-        dcommi_fence(b, 0);
+        dcomm_build_send(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, leaving, length),
+                         dcomm_const((rank + bit) % n), dcomm_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_recv(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, coming, length),
+                         dcomm_const((rank - bit + n) % n), dcomm_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_fence(b, 0);
         dcommi_bruck_pack(b, n, block, bit, blocks, coming, length, true);
     }
     /* What travelled distance i came from rank-i. */
-    int d = dcommi_loop(b, 0, dcommi_const(n));
-    dcommi_copy(b, 0, dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(block, rank, d, -1, n), block),
-                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(blocks, d, block), block), 0);
-    dcommi_end(b, 0);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n));
+    dcomm_build_copy(b, 0, dcomm_at(DCOMM_SPACE_OUT, dcomm_modular(block, rank, d, -1, n), block),
+                     dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(blocks, d, block), block), 0);
+    dcomm_build_end(b, 0);
     return b->status;
 }
 
@@ -30680,7 +30992,7 @@ static const dcomm_plan *dcommi_counts_next(const dcomm_plan *first, const uint6
                       .send_counts = lists + 2 * n,
                       .send_displs = lists + 3 * n,
                       .matrix = (const size_t *)words};
-    dcommi_builder b;
+    dcomm_builder b;
     dcomm_plan *plan = NULL;
     dcommi_build_begin(&b, first->name, s.rank, s.nranks, s.dtype, s.op);
     b.head.in_bytes = first->in_bytes;
@@ -30696,7 +31008,7 @@ static const dcomm_plan *dcommi_counts_next(const dcomm_plan *first, const uint6
 }
 
 /* The first stage: each rank's row of counts becomes words of all, by the all-gather `gather`. */
-static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, const char *name,
+static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcomm_builder *b, const char *name,
                                       dcommi_algo_fn gather, dcomm_plan_next next)
 {
     int64_t n = s->nranks, row = 8 * n, groups = (int64_t)(intptr_t)s->groups;
@@ -30707,9 +31019,9 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, 
                            "are %" PRId64,
                            b->head.name, n);
     }
-    dcommi_build_table(b, &groups, 1);
+    dcomm_build_table(b, &groups, 1);
     for (int i = 0; i < 4; i++) {
-        dcommi_build_table(b, (const int64_t *)lists[i], (size_t)n);
+        dcomm_build_table(b, (const int64_t *)lists[i], (size_t)n);
     }
     dcommi_shape sub = {.coll = DCOMM_COLL_ALLGATHER,
                         .rank = s->rank,
@@ -30724,10 +31036,10 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, 
         return b->status;
     }
     plan = dcommi_build_adopt(b, plan);
-    int64_t own = dcommi_build_scratch(b, row), all = dcommi_build_scratch(b, row * n);
-    int64_t group = (int64_t)b->ntable, tag = dcommi_build_tags(b, plan->ntags);
+    int64_t own = dcomm_build_scratch(b, row), all = dcomm_build_scratch(b, row * n);
+    int64_t group = (int64_t)b->ntable, tag = dcomm_build_tags(b, plan->ntags);
     for (int64_t r = 0; r < n; r++) {
-        dcommi_build_table(b, &r, 1);
+        dcomm_build_table(b, &r, 1);
     }
     b->head.nwords = (uint32_t)(n * n);
     b->head.ncounters += plan->ncounters;
@@ -30738,12 +31050,12 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, 
     b->head.release = dcommi_counts_release;
     dcomm_step *compute = dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE);
     if (compute != NULL) {
-        compute->dst = dcommi_span(DCOMM_SPACE_SCRATCH, own, row);
+        compute->dst = dcomm_span(DCOMM_SPACE_SCRATCH, own, row);
     }
-    dcommi_call(b, 0, plan, group, dcommi_span(DCOMM_SPACE_SCRATCH, own, row),
-                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), dcommi_const(tag));
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 0, row * n),
-                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
+    dcomm_build_call(b, 0, plan, group, dcomm_span(DCOMM_SPACE_SCRATCH, own, row),
+                     dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n), dcomm_const(tag));
+    dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_WORDS, 0, row * n),
+                     dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
     return b->status;
 }
 
@@ -30784,7 +31096,7 @@ static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth
 /* What the exchanges of one plan have in common. */
 typedef struct dcommi_exchange {
     const dcommi_shape *s;
-    dcommi_builder *b;
+    dcomm_builder *b;
     int64_t chunk, stage;
     int64_t tags; /* that one message may take */
     int64_t tag;  /* next free one; counted alike on every rank */
@@ -30792,15 +31104,15 @@ typedef struct dcommi_exchange {
 
 /* `messages` of at most `longest` bytes to come, in chunks of `grain` where the caller names none.
  */
-static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
+static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcomm_builder *b,
                                             int64_t longest, int64_t grain, int64_t messages,
                                             bool folds)
 {
     dcommi_exchange x = {.s = s, .b = b};
     x.chunk = dcommi_chunk_for(s, longest, grain);
     x.tags = dcommi_chunks_of(longest, x.chunk);
-    x.tag = dcommi_build_tags(b, x.tags * messages);
-    x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
+    x.tag = dcomm_build_tags(b, x.tags * messages);
+    x.stage = folds ? dcomm_build_scratch(b, x.chunk) : 0;
     return x;
 }
 
@@ -30808,8 +31120,8 @@ static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t 
 {
     int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
     int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcomm_const(peer),
+                     dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(x->b, 0, chunks);
 }
 
@@ -30817,8 +31129,8 @@ static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t 
 {
     int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
     int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcomm_const(peer),
+                     dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(x->b, 0, chunks);
 }
 
@@ -30829,10 +31141,10 @@ static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_r
     int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
     int c = dcommi_loop_many(x->b, 0, chunks);
     dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
-                       message_first ? dcommi_msg() : mine, message_first ? mine : dcommi_msg(),
-                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcommi_const(peer),
-                       dcommi_linear(tag, c, 1), flags);
+    dcomm_build_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
+                            message_first ? dcomm_msg() : mine, message_first ? mine : dcomm_msg(),
+                            dcomm_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcomm_const(peer),
+                            dcomm_linear(tag, c, 1), flags);
     dcommi_end_many(x->b, 0, chunks);
 }
 
@@ -30841,7 +31153,7 @@ static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_r
 /* Each step reads one buffer and writes another, because what is being sent must not change. The
  * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
  * first, which makes their bits equal. */
-static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
     int steps = 0;
@@ -30856,21 +31168,21 @@ static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_buil
     int64_t back = x.tag + (steps + 1) * x.tags;
     if (rank < paired && rank % 2 == 0) {
         dcommi_exchange_send(&x, input, rank + 1, x.tag);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
         dcommi_exchange_recv(&x, out, rank + 1, back);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
         return b->status;
     }
     bool turns = steps > 1 || paired > 0 || s->in_place;
-    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
+    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcomm_build_scratch(b, bytes) : 0, bytes};
     dcommi_range current = input;
     if (rank < paired) {
         current = steps % 2 == 0 ? out : scratch;
         dcommi_exchange_fold(&x, current, input, true, rank - 1, x.tag, 0);
     } else if (s->in_place && steps % 2 == 1) {
         current = scratch;
-        dcommi_copy(b, 0, dcommi_span(current.space, current.offset, bytes),
-                    dcommi_span(input.space, input.offset, bytes), 0);
+        dcomm_build_copy(b, 0, dcomm_span(current.space, current.offset, bytes),
+                         dcomm_span(input.space, input.offset, bytes), 0);
     }
     int64_t number = rank < paired ? rank / 2 : rank - paired / 2;
     for (int k = 0; k < steps; k++) {
@@ -30881,12 +31193,12 @@ static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_buil
         dcommi_exchange_send(&x, current, peer, tag);
         dcommi_exchange_fold(&x, next, current, other < number, peer, tag,
                              k == steps - 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
         current = next;
     }
     if (rank < paired) {
         dcommi_exchange_send(&x, out, rank - 1, back);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     return b->status;
 }
@@ -30964,7 +31276,7 @@ static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi
         dcommi_exchange_fold(x, dcommi_cut_range(cut, d == 1 ? result : work, keep, d),
                              dcommi_cut_range(cut, input, keep, d), false, peer, x->tag,
                              d == 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(x->b, 0);
+        dcomm_build_fence(x->b, 0);
         x->tag += x->tags;
         input = work;
     }
@@ -30977,7 +31289,7 @@ static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcomm
         int64_t have = rank & ~(d - 1), peer = rank ^ d;
         dcommi_exchange_send(x, dcommi_cut_range(cut, work, have, d), peer, x->tag);
         dcommi_exchange_recv(x, dcommi_cut_range(cut, work, have ^ d, d), peer, x->tag);
-        dcommi_fence(x->b, 0);
+        dcomm_build_fence(x->b, 0);
         x->tag += x->tags;
     }
 }
@@ -31035,8 +31347,8 @@ static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, 
         int64_t block = (rank + n / 2) % n;
         dcommi_range to = dcommi_cut_range(cut, work, block, 1);
         dcommi_range from = dcommi_cut_range(cut, input, block, 1);
-        dcommi_copy(x->b, 0, dcommi_span(to.space, to.offset, to.length),
-                    dcommi_span(from.space, from.offset, from.length), 0);
+        dcomm_build_copy(x->b, 0, dcomm_span(to.space, to.offset, to.length),
+                         dcomm_span(from.space, from.offset, from.length), 0);
     }
     for (int k = 0; k < steps; k++) {
         int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
@@ -31049,7 +31361,7 @@ static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, 
                                  (rank - d + n) % n, x->tag + i * x->tags,
                                  last ? DCOMM_STEP_FINAL : 0);
         }
-        dcommi_fence(x->b, 0);
+        dcomm_build_fence(x->b, 0);
         x->tag += 2 * x->tags;
         input = work;
     }
@@ -31066,7 +31378,7 @@ static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut,
             dcommi_exchange_recv(x, dcommi_cut_range(cut, work, first[i], count[i]), (rank + d) % n,
                                  x->tag + i * x->tags);
         }
-        dcommi_fence(x->b, 0);
+        dcomm_build_fence(x->b, 0);
         x->tag += 2 * x->tags;
     }
 }
@@ -31081,9 +31393,9 @@ static int64_t dcommi_halving_messages(int64_t n)
 static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
                                 dcommi_place out)
 {
-    dcommi_builder *b = x->b;
+    dcomm_builder *b = x->b;
     int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
-    dcomm_expr peer = dcommi_const(other);
+    dcomm_expr peer = dcomm_const(other);
     dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
     dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
     dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
@@ -31092,21 +31404,21 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     int c = dcommi_loop_many(b, 0, chunks);
     dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
     dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(
-        b, 0, folded, rank == 0 ? first : dcommi_msg(), rank == 0 ? dcommi_msg() : first,
-        dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcommi_linear(x->tag, c, 1),
+    dcomm_build_recv_reduce(
+        b, 0, folded, rank == 0 ? first : dcomm_msg(), rank == 0 ? dcomm_msg() : first,
+        dcomm_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcomm_linear(x->tag, c, 1),
         DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
-    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, 0, folded, peer, dcomm_linear(back, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, chunks);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     chunks = dcommi_chunks_of(theirs.length, x->chunk);
     c = dcommi_loop_many(b, 1, chunks);
-    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
-                0);
-    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
-                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcomm_build_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer,
+                     dcomm_linear(x->tag, c, 1), 0);
+    dcomm_build_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcomm_linear(back, c, 1),
+                     DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     dcommi_end_many(b, 1, chunks);
-    dcommi_fence(b, 1);
+    dcomm_build_fence(b, 1);
 }
 
 /* Blocks from here on that two ranks of a host exchange as messages are worth two: the first goes
@@ -31121,7 +31433,7 @@ static int64_t dcommi_halving_grain(const dcommi_shape *s, int64_t block)
     return two ? dcommi_ceil_div(block, 2) : grain;
 }
 
-static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_cut cut = dcommi_cut_make(s);
     dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_grain(s, cut.stride),
@@ -31139,7 +31451,7 @@ static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builde
     return b->status;
 }
 
-static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, rank = s->rank;
     dcommi_cut cut = dcommi_cut_make(s);
@@ -31152,7 +31464,7 @@ static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_
     if (dcommi_is_power_of_two(n)) {
         int64_t keep = rank & ~(n / 2 - 1), at = dcommi_cut_at(&cut, keep);
         int64_t length = dcommi_cut_at(&cut, keep + n / 2) - at;
-        work.offset = n > 2 ? dcommi_build_scratch(b, length) - at : 0;
+        work.offset = n > 2 ? dcomm_build_scratch(b, length) - at : 0;
         dcommi_halving_xor(&x, &cut, input, work, result);
     } else {
         int64_t first[2], count[2], length = 0;
@@ -31161,7 +31473,7 @@ static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_
             length += dcommi_cut_range(&cut, input, first[i], count[i]).length;
         }
         work.rotated = true;
-        work.offset = dcommi_build_scratch(b, length);
+        work.offset = dcomm_build_scratch(b, length);
         dcommi_halving_circulant(&x, &cut, input, work, result);
     }
     return b->status;
@@ -31182,7 +31494,7 @@ static bool dcommi_doubling_packed(const dcommi_shape *s)
 
 /* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
  * gathered in scratch first. */
-static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, rank = s->rank;
     dcommi_cut cut = dcommi_cut_make(s);
@@ -31192,14 +31504,14 @@ static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_buil
     dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
     if (!packed) {
         work.space = DCOMM_SPACE_SCRATCH;
-        work.offset = dcommi_build_scratch(b, cut.total);
+        work.offset = dcomm_build_scratch(b, cut.total);
     }
     dcommi_range own = dcommi_cut_range(&cut, work, rank, 1);
     dcommi_input in = dcommi_input_of(s, cut.listed ? dcommi_shape_bytes(s, s->displs[rank])
                                                     : dcommi_cut_at(&cut, rank));
     if (!s->in_place || !packed) {
-        dcommi_copy(b, 0, dcommi_span(own.space, own.offset, own.length),
-                    dcommi_span(in.space, in.base, own.length), 0);
+        dcomm_build_copy(b, 0, dcomm_span(own.space, own.offset, own.length),
+                         dcomm_span(in.space, in.base, own.length), 0);
     }
     if (dcommi_is_power_of_two(n)) {
         dcommi_doubling_xor(&x, &cut, work);
@@ -31212,16 +31524,17 @@ static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_buil
         blocks.offsets = (int64_t)b->ntable;
         int64_t at = work.offset;
         for (int64_t i = 0; i < n; i++) {
-            dcommi_build_table(b, &at, 1);
+            dcomm_build_table(b, &at, 1);
             at += dcommi_shape_bytes(s, s->counts[i]);
         }
         blocks.lengths = dcommi_table_bytes(s, b, s->counts);
-        int d = dcommi_loop(b, 0, dcommi_const(n));
+        int d = dcomm_build_loop(b, 0, dcomm_const(n));
         dcommi_turn each = {0, d, 1};
         dcomm_operand from = dcommi_block_whole(&blocks, DCOMM_SPACE_SCRATCH, each, longest);
         blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from, 0);
-        dcommi_end(b, 0);
+        dcomm_build_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from,
+                         0);
+        dcomm_build_end(b, 0);
     }
     return b->status;
 }
@@ -31248,39 +31561,39 @@ static int64_t dcommi_bruck_v_step_bytes(const dcommi_shape *s, int holder, int 
 
 /* Step `bit`: at[d] is where the block of distance d lies, before and after; `leaving` is where
  * what goes is packed. */
-static void dcommi_bruck_v_step(const dcommi_shape *s, dcommi_builder *b, int bit, int64_t leaving,
+static void dcommi_bruck_v_step(const dcommi_shape *s, dcomm_builder *b, int bit, int64_t leaving,
                                 dcomm_operand *at)
 {
     int n = s->nranks, behind = (s->rank - bit + n) % n;
     int64_t out = dcommi_bruck_v_step_bytes(s, s->rank, bit), packed = leaving;
-    int64_t in = dcommi_bruck_v_step_bytes(s, behind, bit), coming = dcommi_build_scratch(b, in);
-    int64_t tag = dcommi_build_tags(b, 1);
+    int64_t in = dcommi_bruck_v_step_bytes(s, behind, bit), coming = dcomm_build_scratch(b, in);
+    int64_t tag = dcomm_build_tags(b, 1);
     for (int d = bit; d < n; d++) {
         int64_t length = (d & bit) != 0 ? dcommi_bruck_v_bytes(s, s->rank, d, bit) : 0;
         if (length > 0) {
-            dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, packed, length), at[d], 0);
+            dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, packed, length), at[d], 0);
             packed += length;
         }
     }
     if (out > 0) {
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, leaving, out),
-                    dcommi_const((s->rank + bit) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_send(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, leaving, out),
+                         dcomm_const((s->rank + bit) % n), dcomm_const(tag), DCOMM_STEP_ASYNC);
     }
     if (in > 0) {
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, coming, in), dcommi_const(behind),
-                    dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_recv(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, coming, in), dcomm_const(behind),
+                         dcomm_const(tag), DCOMM_STEP_ASYNC);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     for (int d = bit; d < n; d++) {
         if ((d & bit) != 0) {
             int64_t length = dcommi_bruck_v_bytes(s, behind, d, bit);
-            at[d] = dcommi_span(DCOMM_SPACE_SCRATCH, coming, length);
+            at[d] = dcomm_span(DCOMM_SPACE_SCRATCH, coming, length);
             coming += length;
         }
     }
 }
 
-static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcomm_builder *b)
 {
     int n = s->nranks;
     dcomm_operand *at = dcommi_calloc((size_t)n, sizeof *at);
@@ -31290,13 +31603,13 @@ static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcommi_builder *
     }
     for (int d = 0; d < n; d++) {
         int to = (s->rank + d) % n;
-        at[d] = dcommi_span(DCOMM_SPACE_IN, dcommi_shape_bytes(s, s->send_displs[to]),
-                            dcommi_shape_bytes(s, s->send_counts[to]));
+        at[d] = dcomm_span(DCOMM_SPACE_IN, dcommi_shape_bytes(s, s->send_displs[to]),
+                           dcommi_shape_bytes(s, s->send_counts[to]));
     }
     for (int bit = 1; bit < n; bit *= 2) {
         most = dcommi_max64(most, dcommi_bruck_v_step_bytes(s, s->rank, bit));
     }
-    int64_t leaving = dcommi_build_scratch(b, most);
+    int64_t leaving = dcomm_build_scratch(b, most);
     for (int bit = 1; bit < n; bit *= 2) {
         dcommi_bruck_v_step(s, b, bit, leaving, at);
     }
@@ -31304,8 +31617,8 @@ static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcommi_builder *
         int from = (s->rank - d + n) % n;
         int64_t length = dcommi_shape_bytes(s, s->counts[from]);
         if (length > 0) {
-            dcommi_copy(
-                b, 0, dcommi_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[from]), length),
+            dcomm_build_copy(
+                b, 0, dcomm_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[from]), length),
                 at[d], DCOMM_STEP_RESULT);
         }
     }
@@ -31320,7 +31633,7 @@ static const dcomm_plan *dcommi_bruck_v_next(void *user, const uint64_t *words, 
     return dcommi_counts_next(user, words, dcommi_bruck_v_known, status);
 }
 
-static dcomm_status dcommi_bruck_v(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_bruck_v(const dcommi_shape *s, dcomm_builder *b)
 {
     return s->matrix != NULL ? dcommi_bruck_v_known(s, b)
                              : dcommi_counts_ask(s, b, "recursive_doubling",
@@ -31417,64 +31730,64 @@ static dcomm_status dcommi_bruck_v(const dcommi_shape *s, dcommi_builder *b)
 
 
 /* Nobody leaves before everybody has read what it needs. */
-static void dcommi_direct_read_barrier(const dcommi_shape *s, dcommi_builder *b)
+static void dcommi_direct_read_barrier(const dcommi_shape *s, dcomm_builder *b)
 {
-    uint16_t readers = dcommi_build_counter(b);
-    dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-    dcommi_await(b, 0, readers, dcommi_const(s->nranks - 1));
+    uint16_t readers = dcomm_build_counter(b);
+    dcomm_build_signal(b, 0, readers, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
+    dcomm_build_wait(b, 0, readers, dcomm_const(s->nranks - 1));
 }
 
 /* All-reduce of two ranks: one message, folded as it arrives. */
-static void dcommi_direct_pair(const dcommi_shape *s, dcommi_builder *b, int64_t bytes)
+static void dcommi_direct_pair(const dcommi_shape *s, dcomm_builder *b, int64_t bytes)
 {
     dcommi_input in = dcommi_input_of(s, 0);
-    dcomm_operand own = dcommi_span(in.space, 0, bytes), sent = own;
-    int64_t stage = dcommi_build_scratch(b, bytes);
-    dcomm_expr peer = dcommi_const(1 - s->rank);
-    int64_t tag = dcommi_build_tags(b, 1);
+    dcomm_operand own = dcomm_span(in.space, 0, bytes), sent = own;
+    int64_t stage = dcomm_build_scratch(b, bytes);
+    dcomm_expr peer = dcomm_const(1 - s->rank);
+    int64_t tag = dcomm_build_tags(b, 1);
     if (s->in_place) {
-        sent = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-        dcommi_copy(b, 0, sent, own, 0);
+        sent = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, bytes), bytes);
+        dcomm_build_copy(b, 0, sent, own, 0);
     }
-    dcommi_send(b, 0, sent, peer, dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_recv_reduce(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes),
-                       s->rank == 0 ? own : dcommi_msg(), s->rank == 0 ? dcommi_msg() : own,
-                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, bytes), peer, dcommi_const(tag),
-                       DCOMM_STEP_FINAL);
-    dcommi_fence(b, 0);
+    dcomm_build_send(b, 0, sent, peer, dcomm_const(tag), DCOMM_STEP_ASYNC);
+    dcomm_build_recv_reduce(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, bytes),
+                            s->rank == 0 ? own : dcomm_msg(), s->rank == 0 ? dcomm_msg() : own,
+                            dcomm_span(DCOMM_SPACE_SCRATCH, stage, bytes), peer, dcomm_const(tag),
+                            DCOMM_STEP_FINAL);
+    dcomm_build_fence(b, 0);
 }
 
 /* Start receiving `max_length` bytes at most from every other rank into its slot of scratch. */
-static void dcommi_direct_into_slots(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
+static void dcommi_direct_into_slots(const dcommi_shape *s, dcomm_builder *b, int64_t slots,
                                      int64_t length, int64_t tag)
 {
-    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcomm_expr slot = dcommi_modular(length, peer.index, d, 1, s->nranks);
-    dcommi_recv(b, 0, dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(slot, slots), length),
-                dcommi_rank_at(s->nranks, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_expr slot = dcomm_modular(length, peer.index, d, 1, s->nranks);
+    dcomm_build_recv(b, 0, dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_plus(slot, slots), length),
+                     dcommi_rank_at(s->nranks, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
 }
 
 /* out <- fold of one piece per rank in rank order: own, and the others' from the slots. */
-static void dcommi_direct_fold_slots(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
+static void dcommi_direct_fold_slots(const dcommi_shape *s, dcomm_builder *b, dcomm_operand out,
                                      int64_t slots, int64_t length, dcomm_operand own)
 {
     dcomm_operand ordered[3];
-    dcomm_operand others = dcommi_span(DCOMM_SPACE_SCRATCH, slots, length);
+    dcomm_operand others = dcomm_span(DCOMM_SPACE_SCRATCH, slots, length);
     size_t count = dcommi_in_rank_order(s, others, length, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
+    dcomm_build_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
 }
 
 /* The same where the others' pieces lie at `offset` of what they have exposed. */
-static void dcommi_direct_fold_peers(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
+static void dcommi_direct_fold_peers(const dcommi_shape *s, dcomm_builder *b, dcomm_operand out,
                                      uint16_t slot, int64_t offset, int64_t length,
                                      dcomm_operand own, unsigned flags)
 {
     dcomm_operand ordered[3];
-    dcomm_operand others = dcommi_peer(dcommi_const(0), slot, dcommi_const(offset), length);
+    dcomm_operand others = dcomm_exposed(dcomm_const(0), slot, dcomm_const(offset), length);
     size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
+    dcomm_build_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
 }
 
 /* ---- all-reduce ---- */
@@ -31493,27 +31806,27 @@ static int64_t dcommi_direct_begin(const dcommi_shape *s, int64_t bytes)
 }
 
 /* A part of the result. */
-static void dcommi_direct_fold_part(const dcommi_shape *s, dcommi_builder *b, uint16_t slot,
+static void dcommi_direct_fold_part(const dcommi_shape *s, dcomm_builder *b, uint16_t slot,
                                     int64_t at, int64_t length, dcomm_operand own)
 {
-    own = dcommi_at(own.space, dcommi_plus(own.offset, at), length);
-    dcommi_direct_fold_peers(s, b, dcommi_span(DCOMM_SPACE_OUT, at, length), slot, at, length, own,
+    own = dcomm_at(own.space, dcomm_plus(own.offset, at), length);
+    dcommi_direct_fold_peers(s, b, dcomm_span(DCOMM_SPACE_OUT, at, length), slot, at, length, own,
                              DCOMM_STEP_RESULT);
 }
 
-static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+    dcomm_operand own = dcomm_span(dcommi_input_of(s, 0).space, 0, bytes);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, bytes);
     if (dcommi_reads_peers(s, bytes)) {
-        uint16_t slot = dcommi_build_slot(b);
+        uint16_t slot = dcomm_build_slot(b);
         if (s->in_place) {
             /* Others still read the input while the result is written. */
-            own = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-            dcommi_copy(b, 0, own, out, 0);
+            own = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, bytes), bytes);
+            dcomm_build_copy(b, 0, own, out, 0);
         }
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, own, slot, dcomm_const(DCOMM_ALL_PEERS));
         int64_t first = dcommi_direct_begin(s, bytes);
         dcommi_direct_fold_part(s, b, slot, first, bytes - first, own);
         if (first > 0) {
@@ -31523,17 +31836,17 @@ static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder
     } else if (s->nranks == 2) {
         dcommi_direct_pair(s, b, bytes);
     } else {
-        int64_t slots = dcommi_build_scratch(b, s->nranks * bytes);
-        int64_t tag = dcommi_build_tags(b, 1);
+        int64_t slots = dcomm_build_scratch(b, s->nranks * bytes);
+        int64_t tag = dcomm_build_tags(b, 1);
         dcommi_send_to_others(s, b, own, tag);
         dcommi_direct_into_slots(s, b, slots, bytes, tag);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
         dcommi_direct_fold_slots(s, b, out, slots, bytes, own);
     }
     return b->status;
 }
 
-static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
     dcommi_partition p = dcommi_partition_make(total, n, 0, (int64_t)dcomm_dtype_size(s->dtype));
@@ -31541,110 +31854,111 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder
     dcomm_space input = dcommi_input_of(s, 0).space;
     int64_t begin = dcommi_min64(s->rank * p.block, total);
     int64_t length = dcommi_min64(p.block, total - begin);
-    dcomm_operand own = dcommi_span(input, begin, length);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, begin, length);
+    dcomm_operand own = dcomm_span(input, begin, length);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, begin, length);
     if (dcommi_reads_peers(s, p.block)) {
-        uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
-        dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
+        uint16_t inputs = dcomm_build_slot(b), results = dcomm_build_slot(b);
+        dcomm_build_expose(b, 0, dcomm_span(input, 0, total), inputs, dcomm_const(DCOMM_ALL_PEERS));
         dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own, 0);
-        dcommi_expose(b, 0, out, results, dcommi_const(DCOMM_ALL_PEERS));
-        int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+        dcomm_build_expose(b, 0, out, results, dcomm_const(DCOMM_ALL_PEERS));
+        int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
         dcommi_turn peer = dcommi_others(s, d);
         dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block);
         dcomm_operand theirs =
-            dcommi_peer(dcommi_rank_at(n, peer), results, dcommi_const(0), p.block);
+            dcomm_exposed(dcommi_rank_at(n, peer), results, dcomm_const(0), p.block);
         /* The last blocks are shorter: total - block*rank. */
-        theirs.length = dcommi_plus(dcommi_modular(-p.block, peer.index, d, 1, n), total);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
-        dcommi_end(b, 0);
-        dcommi_fence(b, 0);
+        theirs.length = dcomm_plus(dcomm_modular(-p.block, peer.index, d, 1, n), total);
+        dcomm_build_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+        dcomm_build_end(b, 0);
+        dcomm_build_fence(b, 0);
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
-    int64_t slots = dcommi_build_scratch(b, n * length);
-    int64_t tag = dcommi_build_tags(b, 2);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int64_t slots = dcomm_build_scratch(b, n * length);
+    int64_t tag = dcomm_build_tags(b, 2);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block), dcommi_rank_at(n, peer),
-                dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block),
+                     dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_direct_fold_slots(s, b, out, slots, length, own);
     dcommi_send_to_others(s, b, out, tag + 1);
-    d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
-                dcommi_rank_at(n, peer), dcommi_const(tag + 1), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
+    dcomm_build_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
+                     dcommi_rank_at(n, peer), dcomm_const(tag + 1), DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
 /* ---- reduce-scatter and all-gather ---- */
 
-static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     dcomm_space input = dcommi_input_of(s, 0).space;
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_operand own = dcommi_span(input, begin, length);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
+    dcomm_operand own = dcomm_span(input, begin, length);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
     if (dcommi_reads_peers(s, longest)) {
-        uint16_t slot = dcommi_build_slot(b);
+        uint16_t slot = dcomm_build_slot(b);
         int64_t total = n * blocks.stride;
         for (int64_t i = 0; blocks.listed && i < n; i++) {
             total = dcommi_max64(total, dcommi_shape_bytes(s, s->displs[i] + s->counts[i]));
         }
-        dcommi_expose(b, 0, dcommi_span(input, 0, total), slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, dcomm_span(input, 0, total), slot, dcomm_const(DCOMM_ALL_PEERS));
         dcommi_direct_fold_peers(s, b, out, slot, begin, length, own, DCOMM_STEP_RESULT);
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
-    int64_t slots = dcommi_build_scratch(b, n * length);
-    int64_t tag = dcommi_build_tags(b, 1);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int64_t slots = dcomm_build_scratch(b, n * length);
+    int64_t tag = dcomm_build_tags(b, 1);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest),
+                     dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_direct_fold_slots(s, b, out, slots, length, own);
     return b->status;
 }
 
-static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
     dcommi_input in = dcommi_input_of(s, begin);
-    dcomm_operand own = dcommi_span(in.space, in.base, length);
+    dcomm_operand own = dcomm_span(in.space, in.base, length);
     bool read = dcommi_reads_peers(s, longest);
-    uint16_t slot = read ? dcommi_build_slot(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    uint16_t slot = read ? dcomm_build_slot(b) : 0;
+    int64_t tag = read ? 0 : dcomm_build_tags(b, 1);
     if (read) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, own, slot, dcomm_const(DCOMM_ALL_PEERS));
     } else {
         dcommi_send_to_others(s, b, own, tag);
     }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
     dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest);
     if (read) {
-        dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
+        dcomm_operand theirs =
+            dcomm_exposed(dcommi_rank_at(n, peer), slot, dcomm_const(0), longest);
         theirs.length = dcommi_block_length(&blocks, peer);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+        dcomm_build_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     } else {
-        dcommi_recv(b, 0, block, dcommi_rank_at(n, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_recv(b, 0, block, dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
     }
-    dcommi_end(b, 0);
+    dcomm_build_end(b, 0);
     if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, DCOMM_STEP_RESULT);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, DCOMM_STEP_RESULT);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     if (read) {
         dcommi_direct_read_barrier(s, b);
     }
@@ -31661,110 +31975,111 @@ static int64_t dcommi_star_chunk(const dcommi_shape *s, int64_t total)
 }
 
 /* Rank 0 folds chunk by chunk in rank order and hands each chunk back. */
-static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
     int64_t chunk = dcommi_star_chunk(s, total), chunks = dcommi_chunks_of(total, chunk);
-    int64_t tag = dcommi_build_tags(b, chunks);
-    uint16_t sent = dcommi_build_counter(b);
+    int64_t tag = dcomm_build_tags(b, chunks);
+    uint16_t sent = dcomm_build_counter(b);
     dcomm_space input = dcommi_input_of(s, 0).space;
     if (s->rank > 0) {
         int c = dcommi_loop_many(b, 0, chunks);
-        dcommi_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcommi_const(0),
-                    dcommi_linear(tag, c, 1), 0);
-        dcommi_signal(b, 0, sent, dcommi_const(s->rank), dcommi_const(1));
+        dcomm_build_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcomm_const(0),
+                         dcomm_linear(tag, c, 1), 0);
+        dcomm_build_signal(b, 0, sent, dcomm_const(s->rank), dcomm_const(1));
         dcommi_end_many(b, 0, chunks);
         c = dcommi_loop_many(b, 1, chunks);
-        dcommi_await(b, 1, sent, dcommi_linear(1, c, 1));
-        dcommi_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c), dcommi_const(0),
-                    dcommi_linear(tag, c, 1), 0);
+        dcomm_build_wait(b, 1, sent, dcomm_linear(1, c, 1));
+        dcomm_build_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c),
+                         dcomm_const(0), dcomm_linear(tag, c, 1), 0);
         dcommi_end_many(b, 1, chunks);
         return b->status;
     }
-    int64_t slots = dcommi_build_scratch(b, (n - 1) * chunk);
+    int64_t slots = dcomm_build_scratch(b, (n - 1) * chunk);
     int c = dcommi_loop_many(b, 0, chunks);
-    dcomm_expr length = dcommi_linear(total, c, -chunk), order = dcommi_linear(tag, c, 1);
+    dcomm_expr length = dcomm_linear(total, c, -chunk), order = dcomm_linear(tag, c, 1);
     dcomm_operand out = dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcomm_operand slot = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(slots, d, chunk), chunk);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
+    dcomm_operand slot = dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(slots, d, chunk), chunk);
     slot.length = length;
-    dcommi_recv(b, 0, slot, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
+    dcomm_build_recv(b, 0, slot, dcomm_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+    dcomm_build_fence(b, 0);
     dcomm_operand pieces[2] = {dcommi_span_chunk(input, 0, total, chunk, c),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, slots, chunk)};
+                               dcomm_span(DCOMM_SPACE_SCRATCH, slots, chunk)};
     pieces[1].repeat = (uint32_t)(n - 1);
     pieces[1].stride = chunk;
     pieces[1].length = length;
-    dcommi_reduce(b, 0, out, pieces, 2, DCOMM_STEP_FINAL);
-    d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_send(b, 0, out, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_reduce(b, 0, out, pieces, 2, DCOMM_STEP_FINAL);
+    d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
+    dcomm_build_send(b, 0, out, dcomm_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     dcommi_end_many(b, 0, chunks);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
 /* Reduction at the root, in rank order: it reads long inputs where they lie. */
-static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     bool root = s->rank == s->root, read = dcommi_reads_peers(s, total);
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
+    dcomm_operand own = dcomm_span(dcommi_input_of(s, 0).space, 0, total);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, total);
     if (read) {
-        uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+        uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
         if (root) {
             dcommi_direct_fold_peers(s, b, out, slot, 0, total, own, DCOMM_STEP_RESULT);
-            dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+            dcomm_build_signal(b, 0, done, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
         } else {
-            dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
-            dcommi_await(b, 0, done, dcommi_const(1));
+            dcomm_build_expose(b, 0, own, slot, dcomm_const(s->root));
+            dcomm_build_wait(b, 0, done, dcomm_const(1));
         }
         return b->status;
     }
-    int64_t tag = dcommi_build_tags(b, 1);
+    int64_t tag = dcomm_build_tags(b, 1);
     if (!root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), dcommi_const(tag), 0);
+        dcomm_build_send(b, 0, own, dcomm_const(s->root), dcomm_const(tag), 0);
         return b->status;
     }
-    int64_t slots = dcommi_build_scratch(b, s->nranks * total);
+    int64_t slots = dcomm_build_scratch(b, s->nranks * total);
     dcommi_direct_into_slots(s, b, slots, total, tag);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_direct_fold_slots(s, b, out, slots, total, own);
     return b->status;
 }
 
-static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     bool root = s->rank == s->root, read = dcommi_reads_peers(s, total);
-    uint16_t slot = read ? dcommi_build_slot(b) : 0, done = read ? dcommi_build_counter(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
+    uint16_t slot = read ? dcomm_build_slot(b) : 0, done = read ? dcomm_build_counter(b) : 0;
+    int64_t tag = read ? 0 : dcomm_build_tags(b, 1);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, total);
     if (!root) {
         if (read) {
-            dcommi_copy(b, 0, out, dcommi_peer(dcommi_const(s->root), slot, dcommi_const(0), total),
-                        DCOMM_STEP_RESULT);
-            dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
+            dcomm_build_copy(b, 0, out,
+                             dcomm_exposed(dcomm_const(s->root), slot, dcomm_const(0), total),
+                             DCOMM_STEP_RESULT);
+            dcomm_build_signal(b, 0, done, dcomm_const(s->root), dcomm_const(1));
         } else {
-            dcommi_recv(b, 0, out, dcommi_const(s->root), dcommi_const(tag), 0);
+            dcomm_build_recv(b, 0, out, dcomm_const(s->root), dcomm_const(tag), 0);
         }
         return b->status;
     }
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
+    dcomm_operand own = dcomm_span(dcommi_input_of(s, 0).space, 0, total);
     if (read) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, own, slot, dcomm_const(DCOMM_ALL_PEERS));
     } else {
         dcommi_send_to_others(s, b, own, tag);
     }
     if (!s->in_place) {
-        dcommi_copy(b, 0, out, own, DCOMM_STEP_RESULT);
+        dcomm_build_copy(b, 0, out, own, DCOMM_STEP_RESULT);
     }
     if (read) {
-        dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
+        dcomm_build_wait(b, 0, done, dcomm_const(s->nranks - 1));
     } else {
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     return b->status;
 }
@@ -31782,83 +32097,83 @@ static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builde
 #define DCOMMI_ALGO_MISC_H
 
 
-static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcomm_builder *b)
 {
     for (int64_t d = 1; d < s->nranks; d *= 2) {
-        uint16_t step = dcommi_build_counter(b);
-        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
-        dcommi_await(b, 0, step, dcommi_const(1));
+        uint16_t step = dcomm_build_counter(b);
+        dcomm_build_signal(b, 0, step, dcomm_const((s->rank + d) % s->nranks), dcomm_const(1));
+        dcomm_build_wait(b, 0, step, dcomm_const(1));
     }
     return b->status;
 }
 
-static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcomm_builder *b)
 {
-    uint16_t all = dcommi_build_counter(b);
-    dcommi_signal(b, 0, all, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-    dcommi_await(b, 0, all, dcommi_const(s->nranks - 1));
+    uint16_t all = dcomm_build_counter(b);
+    dcomm_build_signal(b, 0, all, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
+    dcomm_build_wait(b, 0, all, dcomm_const(s->nranks - 1));
     return b->status;
 }
 
 /* The peer of a send or receive is shape->root; one message, whatever its length. */
-static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_expr peer = dcomm_const(s->root), tag = dcomm_const(dcomm_build_tags(b, 1));
     if (s->coll == DCOMM_COLL_SEND) {
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
+        dcomm_build_send(b, 0, dcomm_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
     } else {
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
+        dcomm_build_recv(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
     }
     return b->status;
 }
 
 /* ---- linear ---- */
 
-static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    dcomm_expr tag = dcomm_const(dcomm_build_tags(b, 1));
+    dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, length);
     if (s->rank != s->root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
+        dcomm_build_send(b, 0, own, dcomm_const(s->root), tag, 0);
         return b->status;
     }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
-                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
+                     dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, 0);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
-static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    dcomm_expr tag = dcomm_const(dcomm_build_tags(b, 1));
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, length);
     if (s->rank != s->root) {
-        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
+        dcomm_build_recv(b, 0, out, dcomm_const(s->root), tag, 0);
         return b->status;
     }
     dcomm_space input = dcommi_input_of(s, 0).space;
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest),
+                     dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     if (!s->in_place) {
-        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+        dcomm_build_copy(b, 0, out, dcomm_span(input, begin, length), 0);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
@@ -31879,7 +32194,7 @@ static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
 
 /* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
  * order from its start, the others' scratch in order of the relative rank `first` on. */
-static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
+static void dcommi_subtree_move(const dcommi_shape *s, dcomm_builder *b, bool send,
                                 dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
                                 int64_t peer_v, int64_t tag)
 {
@@ -31892,50 +32207,51 @@ static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool s
         }
         int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
         dcomm_operand blocks =
-            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
-        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
+            dcomm_span(space, base + at * block, (run[i].to - run[i].from) * block);
+        dcomm_expr peer = dcomm_const((peer_v + s->root) % n);
         if (send) {
-            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+            dcomm_build_send(b, 0, blocks, peer, dcomm_const(tag + i), DCOMM_STEP_ASYNC);
         } else {
-            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+            dcomm_build_recv(b, 0, blocks, peer, dcomm_const(tag + i), DCOMM_STEP_ASYNC);
         }
     }
 }
 
-static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcomm_build_tags(b, 2);
     dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
+    dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, block);
     dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
     int64_t base = 0;
     bool leaf = mine.to - mine.from == 1;
     if (v > 0 && leaf) {
         space = DCOMM_SPACE_IN;
     } else if (v > 0) {
-        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+        base = dcomm_build_scratch(b, (mine.to - mine.from) * block);
     }
     for (int64_t d = 1; v + d < mine.to; d *= 2) {
         dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
     }
     if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
+        dcomm_build_copy(b, 0, dcomm_span(space, base + (v == 0 ? s->root * block : 0), block), own,
+                         0);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     if (v > 0) {
         dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     return b->status;
 }
 
-static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcomm_build_tags(b, 2);
     dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, block);
     dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
     int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
     bool leaf = mine.to - mine.from == 1;
@@ -31943,10 +32259,10 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
         if (leaf) {
             space = DCOMM_SPACE_OUT;
         } else {
-            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+            base = dcomm_build_scratch(b, (mine.to - mine.from) * block);
         }
         dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     while (v + 2 * top < mine.to) {
         top *= 2;
@@ -31955,9 +32271,9 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
         dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
     }
     if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
+        dcomm_build_copy(b, 0, out, dcomm_span(space, base + own, block), 0);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
@@ -31985,7 +32301,7 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
 
 /* One ring: who the neighbours are and how far the chunks go. */
 typedef struct dcommi_ring {
-    dcommi_builder *b;
+    dcomm_builder *b;
     int64_t n, rank, next, previous;
     int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
     int send_lane, recv_lane;
@@ -31994,7 +32310,7 @@ typedef struct dcommi_ring {
     uint16_t sent;     /* counter of chunks that the sending lane is done with */
 } dcommi_ring;
 
-static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, int index,
+static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcomm_builder *b, int index,
                                     int64_t chunk, int64_t chunks, int64_t steps)
 {
     dcommi_ring ring = {.b = b,
@@ -32008,9 +32324,9 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, in
     ring.position = dcommi_order_position(s, s->rank);
     ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
     ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
-    ring.tag = dcommi_build_tags(b, steps * chunks);
-    ring.received = dcommi_build_counter(b);
-    ring.sent = dcommi_build_counter(b);
+    ring.tag = dcomm_build_tags(b, steps * chunks);
+    ring.received = dcomm_build_counter(b);
+    ring.sent = dcomm_build_counter(b);
     return ring;
 }
 
@@ -32039,8 +32355,8 @@ static void dcommi_ring_close(const dcommi_ring *ring, int lane, const dcommi_ri
 static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_run *run,
                                     int64_t add)
 {
-    dcomm_expr e = dcommi_linear(add + run->first * ring->chunks, run->c, 1);
-    return dcommi_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
+    dcomm_expr e = dcomm_linear(add + run->first * ring->chunks, run->c, 1);
+    return dcomm_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
 }
 
 /* The block that step u sends (ahead = 1 for a reduction, 0 for an all-gather, where u = 0 sends
@@ -32065,14 +32381,14 @@ static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->send_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     if (relay) {
-        dcommi_await(ring->b, lane, ring->received,
-                     dcommi_ring_count(ring, &run, 1 - ring->chunks));
+        dcomm_build_wait(ring->b, lane, ring->received,
+                         dcommi_ring_count(ring, &run, 1 - ring->chunks));
     }
-    dcommi_send(
+    dcomm_build_send(
         ring->b, lane,
         dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
+        dcomm_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcomm_build_signal(ring->b, lane, ring->sent, dcomm_const(ring->rank), dcomm_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
 
@@ -32084,14 +32400,15 @@ static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     if (overwrites) {
-        dcommi_await(ring->b, lane, ring->sent,
-                     dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
+        dcomm_build_wait(ring->b, lane, ring->sent,
+                         dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
     }
-    dcommi_recv(ring->b, lane,
-                dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
-                                   ring->chunk, run.c),
-                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
+    dcomm_build_recv(ring->b, lane,
+                     dcommi_block_chunk(blocks, DCOMM_SPACE_OUT,
+                                        dcommi_ring_turn(ring, &run, ahead + 1), ring->chunk,
+                                        run.c),
+                     dcomm_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcomm_build_signal(ring->b, lane, ring->received, dcomm_const(ring->rank), dcomm_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
 
@@ -32106,12 +32423,12 @@ static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcommi_recv_reduce(
+    dcomm_build_recv_reduce(
         ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
+        dcomm_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
+        dcomm_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcomm_const(ring->previous),
         dcommi_ring_count(ring, &run, ring->tag), flags);
-    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
+    dcomm_build_signal(ring->b, lane, ring->received, dcomm_const(ring->rank), dcomm_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
 
@@ -32122,7 +32439,7 @@ static int dcommi_ring_lanes(const dcommi_shape *s)
     return s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes;
 }
 
-static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
@@ -32134,7 +32451,7 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, 2 * (n - 1));
         dcommi_blocks blocks = {
             .n = n, .base = i * n * p.block, .stride = p.block, .length = p.block, .clip = total};
-        int64_t stage = dcommi_build_scratch(b, p.chunk);
+        int64_t stage = dcomm_build_scratch(b, p.chunk);
         dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
         dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
@@ -32144,7 +32461,7 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
     return b->status;
 }
 
-static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
@@ -32159,15 +32476,15 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
         blocks.skip = i * p.block;
         int c = dcommi_loop_many(b, ring.send_lane, p.chunks);
-        dcommi_send(
+        dcomm_build_send(
             b, ring.send_lane,
             dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
+            dcomm_const(ring.next), dcomm_linear(ring.tag, c, 1), 0);
         dcommi_end_many(b, ring.send_lane, p.chunks);
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
         if (i == 0 && !s->in_place) {
-            dcommi_copy(b, ring.recv_lane, dcommi_span(DCOMM_SPACE_OUT, own, length),
-                        dcommi_span(in.space, in.base, length), 0);
+            dcomm_build_copy(b, ring.recv_lane, dcomm_span(DCOMM_SPACE_OUT, own, length),
+                             dcomm_span(in.space, in.base, length), 0);
         }
         dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
     }
@@ -32177,7 +32494,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
 /* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
  * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
  * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
-static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
@@ -32191,8 +32508,8 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
     int64_t out = s->in_place ? own : 0;
     for (int i = 0; i < rings; i++) {
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        int64_t stage = dcommi_build_scratch(b, p.chunk);
-        int64_t slots = n > 2 ? dcommi_build_scratch(b, 2 * p.block) : 0;
+        int64_t stage = dcomm_build_scratch(b, p.chunk);
+        int64_t slots = n > 2 ? dcomm_build_scratch(b, 2 * p.block) : 0;
         int send = ring.send_lane, recv = ring.recv_lane;
         blocks.skip = i * p.block;
 
@@ -32201,37 +32518,37 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_ring_run run = dcommi_ring_open(&ring, send, 1, n - 2);
             dcomm_operand part = dcommi_block_chunk(
                 &blocks, DCOMM_SPACE_SCRATCH, dcommi_ring_turn(&ring, &run, 1), p.chunk, run.c);
-            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcommi_send(b, send, part, dcommi_const(ring.next),
-                        dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
+            part.offset = dcomm_modular(p.block, 0, run.u, run.trips > 1, 2);
+            part.offset = dcomm_plus_loop(dcomm_plus(part.offset, slots), run.c, p.chunk);
+            dcomm_build_wait(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
+            dcomm_build_send(b, send, part, dcomm_const(ring.next),
+                             dcommi_ring_count(&ring, &run, ring.tag), 0);
+            dcomm_build_signal(b, send, ring.sent, dcomm_const(s->rank), dcomm_const(1));
             dcommi_ring_close(&ring, send, &run);
 
-            dcommi_signal(b, recv, ring.sent, dcommi_const(s->rank), dcommi_const(p.chunks));
+            dcomm_build_signal(b, recv, ring.sent, dcomm_const(s->rank), dcomm_const(p.chunks));
             run = dcommi_ring_open(&ring, recv, 0, n - 2);
             dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
             part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
-            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
-            dcommi_recv_reduce(b, recv, part, dcommi_msg(),
-                               dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                               dcommi_const(ring.previous),
-                               dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
+            part.offset = dcomm_modular(p.block, 0, run.u, run.trips > 1, 2);
+            part.offset = dcomm_plus_loop(dcomm_plus(part.offset, slots), run.c, p.chunk);
+            dcomm_build_wait(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
+            dcomm_build_recv_reduce(b, recv, part, dcomm_msg(),
+                                    dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
+                                    dcomm_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
+                                    dcomm_const(ring.previous),
+                                    dcommi_ring_count(&ring, &run, ring.tag), 0);
+            dcomm_build_signal(b, recv, ring.received, dcomm_const(s->rank), dcomm_const(1));
             dcommi_ring_close(&ring, recv, &run);
         }
         dcommi_ring_run last = dcommi_ring_open(&ring, recv, n - 2, 1);
-        dcommi_recv_reduce(
+        dcomm_build_recv_reduce(
             b, recv,
             dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
                               last.c),
-            dcommi_msg(),
+            dcomm_msg(),
             dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
-            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
+            dcomm_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcomm_const(ring.previous),
             dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
         dcommi_ring_close(&ring, recv, &last);
     }
@@ -32468,76 +32785,76 @@ static dcommi_flow dcommi_flow_make(const dcommi_shape *s, int64_t total, int fl
 }
 
 /* Send a chunk to all children, the largest subtree first. */
-static void dcommi_tree_to_children(dcommi_builder *b, int lane, const dcommi_node *node,
+static void dcommi_tree_to_children(dcomm_builder *b, int lane, const dcommi_node *node,
                                     dcomm_operand chunk, dcomm_expr tag)
 {
     for (int i = node->nchildren - 1; i >= 0; i--) {
-        dcommi_send(b, lane, chunk, dcommi_const(node->child[i]), tag, DCOMM_STEP_ASYNC);
+        dcomm_build_send(b, lane, chunk, dcomm_const(node->child[i]), tag, DCOMM_STEP_ASYNC);
     }
 }
 
 /* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
  * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
  * reached c+1 (-1: at once). */
-static void dcommi_tree_down(dcommi_builder *b, int lane, const dcommi_flow *f,
+static void dcommi_tree_down(dcomm_builder *b, int lane, const dcommi_flow *f,
                              const dcommi_node *node, dcomm_space source, int64_t first_tag,
                              int after)
 {
     int c = dcommi_loop_many(b, lane, f->chunks);
     if (after >= 0) {
-        dcommi_await(b, lane, (uint16_t)after, dcommi_linear(1, c, 1));
+        dcomm_build_wait(b, lane, (uint16_t)after, dcomm_linear(1, c, 1));
     }
-    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
+    dcomm_expr tag = dcomm_linear(first_tag, c, 1);
     dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
     if (node->parent >= 0) {
-        dcommi_recv(b, lane, chunk, dcommi_const(node->parent), tag, 0);
+        dcomm_build_recv(b, lane, chunk, dcomm_const(node->parent), tag, 0);
     }
     if (node->nchildren > 0) {
-        dcommi_fence(b, lane);
+        dcomm_build_fence(b, lane);
         dcommi_tree_to_children(b, lane, node, chunk, tag);
     }
     dcommi_end_many(b, lane, f->chunks);
     if (node->nchildren > 0) {
-        dcommi_fence(b, lane);
+        dcomm_build_fence(b, lane);
     }
 }
 
 /* Fold what the children send into `into`, beginning with the own input. */
-static void dcommi_tree_fold(const dcommi_shape *s, dcommi_builder *b, int lane,
+static void dcommi_tree_fold(const dcommi_shape *s, dcomm_builder *b, int lane,
                              const dcommi_flow *f, const dcommi_node *node, dcomm_operand into,
                              int64_t stage, dcomm_expr tag, int c)
 {
     dcomm_operand own = dcommi_flow_chunk(f, dcommi_input_of(s, 0).space, c);
     for (int i = 0; i < node->nchildren; i++) {
         bool last = node->parent < 0 && i == node->nchildren - 1;
-        dcommi_recv_reduce(b, lane, into, i == 0 ? own : into, dcommi_msg(),
-                           dcommi_span(DCOMM_SPACE_SCRATCH, stage, f->chunk),
-                           dcommi_const(node->child[i]), tag, last ? DCOMM_STEP_FINAL : 0);
+        dcomm_build_recv_reduce(b, lane, into, i == 0 ? own : into, dcomm_msg(),
+                                dcomm_span(DCOMM_SPACE_SCRATCH, stage, f->chunk),
+                                dcomm_const(node->child[i]), tag, last ? DCOMM_STEP_FINAL : 0);
     }
 }
 
 /* Up and down one tree. The root turns chunks round in one lane; the others fold, send up and pass
  * down in three, so that the directions do not wait for each other. Returns the next free lane. */
-static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int lane,
+static int dcommi_tree_both_ways(const dcommi_shape *s, dcomm_builder *b, int lane,
                                  const dcommi_flow *f, const dcommi_node *node)
 {
-    int64_t up = dcommi_build_tags(b, f->chunks), down = dcommi_build_tags(b, f->chunks);
+    int64_t up = dcomm_build_tags(b, f->chunks), down = dcomm_build_tags(b, f->chunks);
     bool inner = node->nchildren > 0;
-    uint16_t folded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    uint16_t folded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
     if (inner) {
-        int64_t stage = dcommi_build_scratch(b, f->chunk);
+        int64_t stage = dcomm_build_scratch(b, f->chunk);
         int c = dcommi_loop_many(b, lane, f->chunks);
         dcomm_operand chunk = dcommi_flow_chunk(f, DCOMM_SPACE_OUT, c);
-        dcommi_tree_fold(s, b, lane, f, node, chunk, stage, dcommi_linear(up, c, 1), c);
+        dcommi_tree_fold(s, b, lane, f, node, chunk, stage, dcomm_linear(up, c, 1), c);
         if (node->parent < 0) {
-            dcommi_fence(b, lane);
-            dcommi_tree_to_children(b, lane, node, chunk, dcommi_linear(down, c, 1));
+            dcomm_build_fence(b, lane);
+            dcommi_tree_to_children(b, lane, node, chunk, dcomm_linear(down, c, 1));
         } else {
-            dcommi_signal(b, lane, folded, dcommi_const(s->rank), dcommi_const(1));
+            dcomm_build_signal(b, lane, folded, dcomm_const(s->rank), dcomm_const(1));
         }
         dcommi_end_many(b, lane, f->chunks);
         if (node->parent < 0) {
-            dcommi_fence(b, lane);
+            dcomm_build_fence(b, lane);
         }
         lane++;
     }
@@ -32545,12 +32862,12 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
         dcomm_space from = inner ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space;
         int c = dcommi_loop_many(b, lane, f->chunks);
         if (inner) {
-            dcommi_await(b, lane, folded, dcommi_linear(1, c, 1));
+            dcomm_build_wait(b, lane, folded, dcomm_linear(1, c, 1));
         }
-        dcommi_send(b, lane, dcommi_flow_chunk(f, from, c), dcommi_const(node->parent),
-                    dcommi_linear(up, c, 1), 0);
+        dcomm_build_send(b, lane, dcommi_flow_chunk(f, from, c), dcomm_const(node->parent),
+                         dcomm_linear(up, c, 1), 0);
         if (from == DCOMM_SPACE_OUT) {
-            dcommi_signal(b, lane, sent, dcommi_const(s->rank), dcommi_const(1));
+            dcomm_build_signal(b, lane, sent, dcomm_const(s->rank), dcomm_const(1));
         }
         dcommi_end_many(b, lane, f->chunks);
         dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
@@ -32561,38 +32878,38 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
 }
 
 /* Up one tree only. Inner nodes that are not the root fold into two scratch slots in turn. */
-static void dcommi_tree_up(const dcommi_shape *s, dcommi_builder *b, int lane, const dcommi_flow *f,
+static void dcommi_tree_up(const dcommi_shape *s, dcomm_builder *b, int lane, const dcommi_flow *f,
                            const dcommi_node *node)
 {
-    int64_t first_tag = dcommi_build_tags(b, f->chunks);
-    int64_t stage = node->nchildren > 0 ? dcommi_build_scratch(b, f->chunk) : 0;
+    int64_t first_tag = dcomm_build_tags(b, f->chunks);
+    int64_t stage = node->nchildren > 0 ? dcomm_build_scratch(b, f->chunk) : 0;
     bool relay = node->nchildren > 0 && node->parent >= 0;
-    int64_t slots = relay ? dcommi_build_scratch(b, 2 * f->chunk) : 0;
+    int64_t slots = relay ? dcomm_build_scratch(b, 2 * f->chunk) : 0;
     int c = dcommi_loop_many(b, lane, f->chunks);
-    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
+    dcomm_expr tag = dcomm_linear(first_tag, c, 1);
     dcomm_operand chunk =
         dcommi_flow_chunk(f, node->parent < 0 ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space, c);
     if (relay) {
         chunk.space = DCOMM_SPACE_SCRATCH;
-        chunk.offset = dcommi_plus(dcommi_modular(f->chunk, 0, c, f->chunks > 1, 2), slots);
+        chunk.offset = dcomm_plus(dcomm_modular(f->chunk, 0, c, f->chunks > 1, 2), slots);
     }
     dcommi_tree_fold(s, b, lane, f, node, chunk, stage, tag, c);
     if (node->parent >= 0) {
-        dcommi_fence(b, lane);
-        dcommi_send(b, lane, chunk, dcommi_const(node->parent), tag, DCOMM_STEP_ASYNC);
+        dcomm_build_fence(b, lane);
+        dcomm_build_send(b, lane, chunk, dcomm_const(node->parent), tag, DCOMM_STEP_ASYNC);
     }
     dcommi_end_many(b, lane, f->chunks);
     if (node->parent >= 0) {
-        dcommi_fence(b, lane);
+        dcomm_build_fence(b, lane);
     }
 }
 
 /* The root of a broadcast has its input in place of its output as well. */
-static void dcommi_tree_keep_own(const dcommi_shape *s, dcommi_builder *b, int64_t total)
+static void dcommi_tree_keep_own(const dcommi_shape *s, dcomm_builder *b, int64_t total)
 {
     if (s->rank == s->root && !s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total),
-                    dcommi_span(DCOMM_SPACE_IN, 0, total), 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total),
+                         dcomm_span(DCOMM_SPACE_IN, 0, total), 0);
     }
 }
 
@@ -32603,7 +32920,7 @@ static int dcommi_tree_flows(const dcommi_shape *s)
     return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
 }
 
-static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     int lane = 0, flows = dcommi_tree_flows(s);
@@ -32615,7 +32932,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
     return b->status;
 }
 
-static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
     dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
@@ -32623,7 +32940,7 @@ static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi
     return b->status;
 }
 
-static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     int flows = dcommi_tree_flows(s);
@@ -32631,24 +32948,24 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder 
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
         dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
-                         dcommi_build_tags(b, f.chunks), -1);
+                         dcomm_build_tags(b, f.chunks), -1);
     }
     dcommi_tree_keep_own(s, b, total);
     return b->status;
 }
 
-static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
     dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
-    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
+    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcomm_build_tags(b, f.chunks),
                      -1);
     dcommi_tree_keep_own(s, b, total);
     return b->status;
 }
 
-static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
@@ -32659,7 +32976,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
     return b->status;
 }
 
-static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
     dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
@@ -32686,7 +33003,7 @@ static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_bu
 /* The coarsest level that divides the ranks, as one of them sees it. */
 typedef struct dcommi_hier {
     const dcommi_shape *s;
-    dcommi_builder *b;
+    dcomm_builder *b;
     bool between_hosts;     /* the groups are hosts */
     int ngroups, smallest;  /* smallest: ranks of the smallest group */
     int group, index, size; /* this rank's group, its place there, ranks there */
@@ -32758,7 +33075,7 @@ static bool dcommi_hier_divides(const dcommi_groups *g, int least)
 }
 
 /* *flat: no level divides the ranks. Close it in any case. */
-static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, dcommi_hier *h,
+static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcomm_builder *b, dcommi_hier *h,
                                      bool *flat)
 {
     const dcommi_groups *g = s->groups;
@@ -32810,7 +33127,7 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
 /* ---- blocks from and to one rank, within a host ---- */
 
 /* Others read their blocks of the root's input where they lie. */
-static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t longest = dcommi_longest(s, s->counts);
     if (!dcommi_reads_peers(s, longest)) {
@@ -32818,26 +33135,26 @@ static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_build
     }
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, length);
     if (s->rank != s->root) {
-        dcommi_copy(b, 0, out,
-                    dcommi_peer(dcommi_const(s->root), slot, dcommi_const(begin), length), 0);
-        dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
+        dcomm_build_copy(b, 0, out,
+                         dcomm_exposed(dcomm_const(s->root), slot, dcomm_const(begin), length), 0);
+        dcomm_build_signal(b, 0, done, dcomm_const(s->root), dcomm_const(1));
         return b->status;
     }
     dcomm_space input = dcommi_input_of(s, 0).space;
     int64_t end = s->in_place ? b->head.out_bytes : b->head.in_bytes;
-    dcommi_expose(b, 0, dcommi_span(input, 0, end), slot, dcommi_const(DCOMM_ALL_PEERS));
+    dcomm_build_expose(b, 0, dcomm_span(input, 0, end), slot, dcomm_const(DCOMM_ALL_PEERS));
     if (!s->in_place) {
-        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+        dcomm_build_copy(b, 0, out, dcomm_span(input, begin, length), 0);
     }
-    dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
+    dcomm_build_wait(b, 0, done, dcomm_const(s->nranks - 1));
     return b->status;
 }
 
 /* The root reads the others' blocks where they lie. */
-static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = dcommi_longest(s, s->counts);
     if (!dcommi_reads_peers(s, longest)) {
@@ -32845,23 +33162,23 @@ static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcommi_builde
     }
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
+    dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, length);
     if (s->rank != s->root) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
-        dcommi_await(b, 0, done, dcommi_const(1));
+        dcomm_build_expose(b, 0, own, slot, dcomm_const(s->root));
+        dcomm_build_wait(b, 0, done, dcomm_const(1));
         return b->status;
     }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
+    dcomm_operand theirs = dcomm_exposed(dcommi_rank_at(n, peer), slot, dcomm_const(0), longest);
     theirs.length = dcommi_block_length(&blocks, peer);
-    dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest), theirs,
-                DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    dcommi_fence(b, 0);
-    dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    dcomm_build_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest), theirs,
+                     DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+    dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    dcomm_build_fence(b, 0);
+    dcomm_build_signal(b, 0, done, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
     return b->status;
 }
 
@@ -32980,7 +33297,7 @@ static int64_t dcommi_hier_local_table(dcommi_hier *h)
     int64_t first = (int64_t)h->b->ntable;
     for (int i = 0; i < h->size; i++) {
         int64_t rank = dcommi_hier_rank(h, h->group, i);
-        dcommi_build_table(h->b, &rank, 1);
+        dcomm_build_table(h->b, &rank, 1);
     }
     return first;
 }
@@ -33072,10 +33389,10 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
     r->message = dcommi_hier_message(s);
     r->tags = dcommi_chunks_of(most_bytes, r->message);
-    r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
-    r->called = dcommi_build_counter(h->b);
-    r->came[0] = dcommi_build_counter(h->b);
-    r->came[1] = dcommi_build_counter(h->b);
+    r->tag = dcomm_build_tags(h->b, r->pieces * r->tags);
+    r->called = dcomm_build_counter(h->b);
+    r->came[0] = dcomm_build_counter(h->b);
+    r->came[1] = dcomm_build_counter(h->b);
     r->table = dcommi_hier_local_table(h);
     if (h->b->status < 0) {
         dcommi_free(r->counts);
@@ -33085,7 +33402,7 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
 
 static dcomm_status dcommi_hier_rounds_close(dcommi_hier_rounds *r)
 {
-    const dcommi_builder *b = r->h->b;
+    const dcomm_builder *b = r->h->b;
     dcommi_free(r->counts);
     return b->status < 0 || b->head.nslots <= DCOMM_PLAN_MAX_SLOTS
                ? b->status
@@ -33130,7 +33447,7 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
                                     int64_t out_bytes, dcomm_operand in, dcomm_operand out)
 {
     dcommi_hier *h = r->h;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     size_t bytes = 4 * (size_t)h->size * sizeof *r->counts;
     sub->counts = r->counts;
     sub->displs = r->counts + h->size;
@@ -33145,12 +33462,12 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
     if (r->plan == NULL) {
         return;
     }
-    int64_t tag = dcommi_build_tags(b, r->plan->ntags);
+    int64_t tag = dcomm_build_tags(b, r->plan->ntags);
     dcomm_step *call =
-        dcommi_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcommi_const(tag));
+        dcomm_build_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcomm_const(tag));
     if (call != NULL) {
-        call->value = dcommi_const(b->head.ncounters);
-        call->peer = dcommi_const(b->head.nslots);
+        call->value = dcomm_const(b->head.ncounters);
+        call->peer = dcomm_const(b->head.nslots);
         b->head.ncounters += r->plan->ncounters;
         b->head.nslots += r->plan->nslots;
     }
@@ -33158,8 +33475,8 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
 
 static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
 {
-    dcommi_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcommi_const(r->h->s->rank),
-                  dcommi_const(1));
+    dcomm_build_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcomm_const(r->h->s->rank),
+                       dcomm_const(1));
     r->calls++;
 }
 
@@ -33184,11 +33501,11 @@ static int64_t dcommi_hier_parts(const dcommi_hier_rounds *r, dcomm_operand o)
 /* Send piece c to a rank, without waiting. */
 static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
 {
-    dcommi_builder *b = r->h->b;
+    dcomm_builder *b = r->h->b;
     int64_t parts = dcommi_hier_parts(r, what);
     int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
-    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(r, what, d), dcommi_const(to),
-                dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(r, what, d), dcomm_const(to),
+                     dcomm_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
 }
 
@@ -33196,19 +33513,19 @@ static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t 
 static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
                              dcomm_operand stage, int64_t c, int64_t from)
 {
-    dcommi_builder *b = r->h->b;
+    dcomm_builder *b = r->h->b;
     int64_t parts = dcommi_hier_parts(r, into);
     int d = dcommi_loop_many(b, lane, parts);
     dcomm_operand part = dcommi_hier_part(r, into, d);
-    dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
+    dcomm_expr tag = dcomm_linear(r->tag + c * r->tags, d, 1);
     if (stage.space == DCOMM_SPACE_NONE) {
-        dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+        dcomm_build_recv(b, lane, part, dcomm_const(from), tag, DCOMM_STEP_ASYNC);
     } else {
-        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(r, stage, d),
-                           dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+        dcomm_build_recv_reduce(b, lane, part, part, dcomm_msg(), dcommi_hier_part(r, stage, d),
+                                dcomm_const(from), tag, DCOMM_STEP_ASYNC);
     }
     dcommi_end_many(b, lane, parts);
-    dcommi_fence(b, lane);
+    dcomm_build_fence(b, lane);
 }
 
 /* ---- reduce-scatter ---- */
@@ -33216,7 +33533,7 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
 static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
     (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
@@ -33224,7 +33541,7 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
     int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
     int64_t out = s->in_place ? begin : 0;
     dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_REDUCE_SCATTERV, h->index, h->size, false);
-    int64_t own = length > 0 && h->size > 1 ? dcommi_build_scratch(b, length) : 0;
+    int64_t own = length > 0 && h->size > 1 ? dcomm_build_scratch(b, length) : 0;
     /* Within the group: the other groups' blocks in order of rounds, then the own ones. */
     for (int t = 1; t <= h->ngroups; t++) {
         int k = (h->group + t) % h->ngroups;
@@ -33240,17 +33557,17 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
                 if (target >= 0) {
                     at = dcommi_hier_piece(&r, target, c, &bytes);
                 }
-                dcomm_operand part = dcommi_span(input, at, bytes);
+                dcomm_operand part = dcomm_span(input, at, bytes);
                 if (h->size > 1) {
-                    to = k != h->group ? dcommi_build_scratch(b, bytes) : to;
-                    part = dcommi_span(DCOMM_SPACE_SCRATCH, to, bytes);
+                    to = k != h->group ? dcomm_build_scratch(b, bytes) : to;
+                    part = dcomm_span(DCOMM_SPACE_SCRATCH, to, bytes);
                     dcommi_hier_rounds_call(&r, &sub, extent, bytes,
-                                            dcommi_span(input, first, extent), part);
+                                            dcomm_span(input, first, extent), part);
                     dcommi_hier_rounds_called(&r);
                 }
                 if (k != h->group && bytes > 0) {
                     if (h->size > 1) {
-                        dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                        dcomm_build_wait(b, DCOMMI_HIER_LANE_SEND, r.called, dcomm_const(r.calls));
                     }
                     dcommi_hier_send(&r, part, c, target);
                 }
@@ -33262,28 +33579,28 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
     }
     /* What comes is folded as it comes; what this group has, last. Pieces take turns in two lanes;
      * each has one sum and one stage. */
-    int64_t sum = dcommi_build_scratch(b, length);
-    int64_t stage = dcommi_build_scratch(b, 2 * r.piece);
+    int64_t sum = dcomm_build_scratch(b, length);
+    int64_t stage = dcomm_build_scratch(b, 2 * r.piece);
     for (int64_t c = 0; c < r.pieces; c++) {
         int64_t bytes, at = dcommi_hier_piece(&r, s->rank, c, &bytes);
         int lane = dcommi_hier_rounds_lane(c);
         if (bytes == 0) {
             continue;
         }
-        dcomm_operand total = dcommi_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
+        dcomm_operand total = dcomm_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
         for (int t = 1; t < h->ngroups; t++) {
             int k = (h->group - t + h->ngroups) % h->ngroups;
-            dcomm_operand stage_of = dcommi_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
-                                                 stage + c % 2 * r.piece, bytes);
+            dcomm_operand stage_of = dcomm_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
+                                                stage + c % 2 * r.piece, bytes);
             dcommi_hier_recv(&r, lane, total, stage_of, c,
                              dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
         }
         dcomm_operand parts[2] = {
-            total, h->size > 1 ? dcommi_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
-                               : dcommi_span(input, at, bytes)};
-        dcommi_await(b, lane, r.called, dcommi_const(r.calls));
-        dcommi_reduce(b, lane, dcommi_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
-                      DCOMM_STEP_FINAL);
+            total, h->size > 1 ? dcomm_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
+                               : dcomm_span(input, at, bytes)};
+        dcomm_build_wait(b, lane, r.called, dcomm_const(r.calls));
+        dcomm_build_reduce(b, lane, dcomm_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
+                           DCOMM_STEP_FINAL);
     }
     return dcommi_hier_rounds_close(&r);
 }
@@ -33293,7 +33610,7 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
 static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
     (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
@@ -33308,14 +33625,13 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
             int64_t bytes;
             dcommi_hier_piece(&r, s->rank, c, &bytes);
             if (bytes > 0) {
-                dcommi_hier_send(&r, dcommi_span(in.space, in.base + c * r.piece, bytes), c,
-                                 target);
+                dcommi_hier_send(&r, dcomm_span(in.space, in.base + c * r.piece, bytes), c, target);
             }
         }
     }
     if (!s->in_place && length > 0) {
-        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, begin, length),
-                    dcommi_span(in.space, in.base, length), 0);
+        dcomm_build_copy(b, DCOMMI_HIER_LANE_CALL, dcomm_span(DCOMM_SPACE_OUT, begin, length),
+                         dcomm_span(in.space, in.base, length), 0);
     }
     for (int t = 0; t < h->ngroups; t++) {
         int k = (h->group - t + h->ngroups) % h->ngroups;
@@ -33331,17 +33647,17 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
                 if (k != h->group && bytes > 0) {
                     int lane = dcommi_hier_rounds_lane(r.messages);
                     uint16_t came = r.came[r.messages % 2];
-                    dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
+                    dcommi_hier_recv(&r, lane, dcomm_span(DCOMM_SPACE_OUT, at, bytes),
                                      (dcomm_operand){0}, c, from);
-                    dcommi_signal(b, lane, came, dcommi_const(s->rank), dcommi_const(1));
+                    dcomm_build_signal(b, lane, came, dcomm_const(s->rank), dcomm_const(1));
                     if (h->size > 1) {
-                        dcommi_await(b, DCOMMI_HIER_LANE_CALL, came,
-                                     dcommi_const(r.messages / 2 + 1));
+                        dcomm_build_wait(b, DCOMMI_HIER_LANE_CALL, came,
+                                         dcomm_const(r.messages / 2 + 1));
                     }
                     r.messages++;
                 }
                 if (h->size > 1 && extent > 0) {
-                    dcomm_operand blocks = dcommi_span(DCOMM_SPACE_OUT, first, extent);
+                    dcomm_operand blocks = dcomm_span(DCOMM_SPACE_OUT, first, extent);
                     dcommi_hier_rounds_call(&r, &sub, extent, extent, blocks, blocks);
                 }
             }
@@ -33367,18 +33683,18 @@ static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
 /* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
 static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
 {
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     int64_t one = dcommi_shape_bytes(h->s, h->s->count), first = (int64_t)b->ntable;
     int size = dcommi_hier_size(h, k);
     for (int i = 0; i < size; i++) {
         int64_t rank = dcommi_hier_rank(h, k, i);
-        dcommi_build_table(b, &rank, 1);
+        dcomm_build_table(b, &rank, 1);
     }
     int d = dcommi_loop_many(b, lane, size);
-    dcomm_expr to = dcommi_lookup(first, 0, d, 1, size);
+    dcomm_expr to = dcomm_lookup(first, 0, d, 1, size);
     to.scale = one;
-    dcommi_copy(b, lane, dcommi_at(DCOMM_SPACE_OUT, to, one),
-                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(from, d, one), one), 0);
+    dcomm_build_copy(b, lane, dcomm_at(DCOMM_SPACE_OUT, to, one),
+                     dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(from, d, one), one), 0);
     dcommi_end_many(b, lane, size);
 }
 
@@ -33406,22 +33722,22 @@ static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_
         sub.send_displs = send + size;
     }
     dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
-                            dcommi_span(input, base + first, extent), out);
+                            dcomm_span(input, base + first, extent), out);
 }
 
 static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
     (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
     int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
     dcomm_space input = dcommi_input_of(s, 0).space;
     if (s->in_place) { /* all of it leaves before any of it is overwritten */
-        base = dcommi_build_scratch(b, all);
-        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_SCRATCH, base, all),
-                    dcommi_span(input, 0, all), 0);
+        base = dcomm_build_scratch(b, all);
+        dcomm_build_copy(b, DCOMMI_HIER_LANE_CALL, dcomm_span(DCOMM_SPACE_SCRATCH, base, all),
+                         dcomm_span(input, 0, all), 0);
         input = DCOMM_SPACE_SCRATCH;
         dcommi_hier_rounds_called(&r);
     }
@@ -33431,26 +33747,26 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
             int index = q * h->size + h->index;
             int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
             int64_t bytes = target >= 0 ? h->size * one : 0;
-            dcomm_operand part = dcommi_span(input, base + target * one, bytes);
+            dcomm_operand part = dcomm_span(input, base + target * one, bytes);
             bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
             if (k == h->group && !scattered) {
-                part = dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
+                part = dcomm_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
             } else if (h->size > 1) {
-                part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+                part = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, bytes), bytes);
             }
             if (h->size > 1) {
                 dcommi_hier_collect(&r, input, base, k, q, target >= 0, part);
                 dcommi_hier_rounds_called(&r);
             } else if (k == h->group) {
-                dcommi_copy(b, DCOMMI_HIER_LANE_CALL, part,
-                            dcommi_span(input, base + s->rank * one, one), 0);
+                dcomm_build_copy(b, DCOMMI_HIER_LANE_CALL, part,
+                                 dcomm_span(input, base + s->rank * one, one), 0);
             }
             if (scattered) {
                 dcommi_hier_scatter(h, DCOMMI_HIER_LANE_CALL, k, part.offset.add);
             }
             if (k != h->group && bytes > 0) {
                 if (r.calls > 0) {
-                    dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                    dcomm_build_wait(b, DCOMMI_HIER_LANE_SEND, r.called, dcomm_const(r.calls));
                 }
                 dcommi_hier_send(&r, part, 0, target);
             }
@@ -33461,13 +33777,12 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
         int lane = dcommi_hier_rounds_lane(r.messages++);
         bool together = dcommi_hier_together(h, k, 0, size);
         dcomm_operand into =
-            dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
+            dcomm_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
         if (!together) {
-            into =
-                dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, size * one), size * one);
+            into = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, size * one), size * one);
         }
         if (s->in_place && t <= 2) { /* the copy of the input is complete */
-            dcommi_await(b, lane, r.called, dcommi_const(1));
+            dcomm_build_wait(b, lane, r.called, dcomm_const(1));
         }
         dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
                          dcommi_hier_rank(h, k, h->index % size));
@@ -33668,7 +33983,7 @@ static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, 
 
 /* Who works with this rank in a tier, in order of places; owner: of the parts' shards. */
 static int64_t dcommi_hier_tier_table(const dcommi_hier_tree *t, const dcommi_hier_tier *tier,
-                                      dcommi_builder *b)
+                                      dcomm_builder *b)
 {
     int64_t first = (int64_t)b->ntable;
     dcommi_hier_node v = tier->node, part = v;
@@ -33682,7 +33997,7 @@ static int64_t dcommi_hier_tier_table(const dcommi_hier_tree *t, const dcommi_hi
                                                 part.end < v.end ? part.end : v.begin);
             rank = dcommi_hier_owner(t, part, tier->below, tier->owner);
         }
-        dcommi_build_table(b, &rank, 1);
+        dcomm_build_table(b, &rank, 1);
     }
     return first;
 }
@@ -33734,28 +34049,28 @@ static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
 
 static dcomm_operand dcommi_hier_moved(dcomm_operand o, int64_t bytes, dcommi_hier_turn turn)
 {
-    o.offset = dcommi_plus(o.offset, turn.first * bytes);
-    o.offset = turn.step > 0 ? dcommi_plus_loop(o.offset, turn.depth, turn.step * bytes) : o.offset;
+    o.offset = dcomm_plus(o.offset, turn.first * bytes);
+    o.offset = turn.step > 0 ? dcomm_plus_loop(o.offset, turn.depth, turn.step * bytes) : o.offset;
     return o;
 }
 
 static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, dcommi_hier_turn turn)
 {
-    return turn.step > 0 ? dcommi_linear(base + per * turn.first, turn.depth, per * turn.step)
-                         : dcommi_const(base + per * turn.first);
+    return turn.step > 0 ? dcomm_linear(base + per * turn.first, turn.depth, per * turn.step)
+                         : dcomm_const(base + per * turn.first);
 }
 
 /* Copy the pieces that the table lists. */
-static void dcommi_hier_copies(dcommi_builder *b, const dcommi_hier_phase *p, int kind, int lane,
+static void dcommi_hier_copies(dcomm_builder *b, const dcommi_hier_phase *p, int kind, int lane,
                                dcommi_hier_turn turn)
 {
     int d = dcommi_loop_many(b, lane, p->pieces);
     dcomm_operand in = p->in[kind], out = p->out[kind];
-    in.offset = dcommi_plus(dcommi_lookup(p->from[kind], 0, d, 1, p->pieces), in.offset.add);
-    out.offset = dcommi_plus(dcommi_lookup(p->to[kind], 0, d, 1, p->pieces), out.offset.add);
-    in.length = out.length = dcommi_lookup(p->length[kind], 0, d, 1, p->pieces);
-    dcommi_copy(b, lane, dcommi_hier_moved(out, p->out_step, turn),
-                dcommi_hier_moved(in, p->in_step, turn), 0);
+    in.offset = dcomm_plus(dcomm_lookup(p->from[kind], 0, d, 1, p->pieces), in.offset.add);
+    out.offset = dcomm_plus(dcomm_lookup(p->to[kind], 0, d, 1, p->pieces), out.offset.add);
+    in.length = out.length = dcomm_lookup(p->length[kind], 0, d, 1, p->pieces);
+    dcomm_build_copy(b, lane, dcommi_hier_moved(out, p->out_step, turn),
+                     dcommi_hier_moved(in, p->in_step, turn), 0);
     dcommi_end_many(b, lane, p->pieces);
 }
 
@@ -33768,9 +34083,9 @@ static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, i
         return;
     }
     dcomm_operand in = dcommi_hier_moved(p->in[kind], p->in_step, turn);
-    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in,
-                                   dcommi_hier_moved(p->out[kind], p->out_step, turn),
-                                   dcommi_hier_number(p->tag, p->tags, turn));
+    dcomm_step *call = dcomm_build_call(h->b, lane, p->plan[kind], p->group, in,
+                                        dcommi_hier_moved(p->out[kind], p->out_step, turn),
+                                        dcommi_hier_number(p->tag, p->tags, turn));
     if (call != NULL) {
         call->value = dcommi_hier_number(p->counter, p->counters, turn);
         call->peer = dcommi_hier_number(p->slot, p->slots, turn);
@@ -33784,7 +34099,7 @@ static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, i
 static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done, int flow,
                              int flows)
 {
-    dcommi_builder *b = pipe->h->b;
+    dcomm_builder *b = pipe->h->b;
     const dcommi_hier_phase *phase = pipe->phase;
     int64_t whole = pipe->odd ? pipe->chunks - 1 : pipe->chunks;
     int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
@@ -33807,13 +34122,13 @@ static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done,
             int d = dcommi_loop_many(b, lane, count);
             if (before >= 0) {
                 int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
-                dcommi_await(b, lane, done[before],
-                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
+                dcomm_build_wait(b, lane, done[before],
+                                 count > 1 ? dcomm_linear(1, d, 1) : dcomm_const(earlier + 1));
             }
             dcommi_hier_turn turn = {kind == 0 ? flow : whole, count > 1 ? flows : 0, d};
             dcommi_hier_phase_step(pipe->h, &phase[i], kind, lane, turn);
             if (i + 1 < pipe->nphases) {
-                dcommi_signal(b, lane, done[i], dcommi_const(pipe->h->s->rank), dcommi_const(1));
+                dcomm_build_signal(b, lane, done[i], dcomm_const(pipe->h->s->rank), dcomm_const(1));
             }
             dcommi_end_many(b, lane, count);
         }
@@ -33836,8 +34151,8 @@ static void dcommi_hier_needs(dcommi_hier_phase *p, const dcomm_plan *plan)
 static void dcommi_hier_reserve(dcommi_hier_pipe *pipe, int phase)
 {
     dcommi_hier_phase *p = &pipe->phase[phase];
-    dcommi_builder *b = pipe->h->b;
-    p->tag = dcommi_build_tags(b, pipe->chunks * p->tags);
+    dcomm_builder *b = pipe->h->b;
+    p->tag = dcomm_build_tags(b, pipe->chunks * p->tags);
     p->counter = b->head.ncounters;
     p->slot = b->head.nslots;
     b->head.ncounters += (uint32_t)(pipe->chunks * p->counters);
@@ -33847,7 +34162,7 @@ static void dcommi_hier_reserve(dcommi_hier_pipe *pipe, int phase)
 /* Write the lanes. */
 static dcomm_status dcommi_hier_pipe_end(dcommi_hier_pipe *pipe)
 {
-    dcommi_builder *b = pipe->h->b;
+    dcomm_builder *b = pipe->h->b;
     int flows = pipe->chunks > 1 ? 2 : 1;
     if (b->status < 0) {
         return b->status;
@@ -33861,7 +34176,7 @@ static dcomm_status dcommi_hier_pipe_end(dcommi_hier_pipe *pipe)
     for (int flow = 0; flow < flows; flow++) {
         uint16_t done[DCOMMI_HIER_PHASES];
         for (int i = 0; i < pipe->nphases; i++) {
-            done[i] = dcommi_build_counter(b);
+            done[i] = dcomm_build_counter(b);
         }
         dcommi_hier_flow(pipe, done, flow, flows);
     }
@@ -33950,7 +34265,7 @@ static dcommi_hier_place dcommi_hier_order_room(dcommi_hier_order *o, dcommi_hie
 {
     int64_t step = dcommi_hier_order_bytes(o, v, 0);
     int64_t bytes = (o->pipe.chunks - 1) * step + dcommi_hier_order_bytes(o, v, 1);
-    return (dcommi_hier_place){DCOMM_SPACE_SCRATCH, dcommi_build_scratch(o->h->b, bytes), step};
+    return (dcommi_hier_place){DCOMM_SPACE_SCRATCH, dcomm_build_scratch(o->h->b, bytes), step};
 }
 
 /* This rank's own block in a caller's buffer. */
@@ -33976,7 +34291,7 @@ static bool dcommi_hier_order_plain(const dcommi_hier_order *o)
 
 static dcomm_operand dcommi_hier_order_span(dcommi_hier_place p, int64_t bytes)
 {
-    return bytes > 0 ? dcommi_span(p.space, p.at, bytes) : dcommi_span(DCOMM_SPACE_OUT, 0, 0);
+    return bytes > 0 ? dcomm_span(p.space, p.at, bytes) : dcomm_span(DCOMM_SPACE_OUT, 0, 0);
 }
 
 /* ---- sorting ---- */
@@ -34014,7 +34329,7 @@ static void dcommi_hier_sorting_add(dcommi_hier_sorting *t, int64_t from, int64_
 }
 
 /* The copies as a phase of chunks of `kind`. */
-static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcommi_builder *b,
+static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcomm_builder *b,
                                       dcommi_hier_place in, dcommi_hier_place out, int kind,
                                       dcommi_hier_phase *p)
 {
@@ -34022,9 +34337,9 @@ static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcommi_builder *b,
     p->pieces = t->n;
     p->in_step = in.step;
     p->out_step = out.step;
-    p->from[kind] = dcommi_build_table(b, t->from, n);
-    p->to[kind] = dcommi_build_table(b, t->to, n);
-    p->length[kind] = dcommi_build_table(b, t->length, n);
+    p->from[kind] = dcomm_build_table(b, t->from, n);
+    p->to[kind] = dcomm_build_table(b, t->to, n);
+    p->length[kind] = dcomm_build_table(b, t->length, n);
     p->in[kind] = dcommi_hier_order_span(in, t->longest);
     p->out[kind] = dcommi_hier_order_span(out, t->longest);
     t->n = t->longest = 0;
@@ -34583,8 +34898,8 @@ static dcomm_plan *dcommi_hier_work_plan(const dcommi_hier_work *w, int owner, d
     sub.count = (size_t)bytes / element;
     sub.coding = top ? h->s->coding : NULL;
     sub.chunk_bytes = top && sub.coding == NULL ? DCOMMI_HIER_GRAIN : 0;
-    *in = dcommi_span(w->in, begin, bytes);
-    *out = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
+    *in = dcomm_span(w->in, begin, bytes);
+    *out = dcomm_span(DCOMM_SPACE_OUT, begin, bytes);
     if (w->coll == DCOMM_COLL_REDUCE_SCATTERV || w->coll == DCOMM_COLL_ALLGATHERV ||
         w->coll == DCOMM_COLL_SCATTERV) {
         sub.counts = w->counts;
@@ -34605,10 +34920,10 @@ static dcomm_plan *dcommi_hier_work_plan(const dcommi_hier_work *w, int owner, d
         if (w->coll == DCOMM_COLL_SCATTERV
                 ? !root || !sub.in_place
                 : w->coll == DCOMM_COLL_REDUCE_SCATTERV && !sub.in_place) {
-            *out = dcommi_span(DCOMM_SPACE_OUT, at, own);
+            *out = dcomm_span(DCOMM_SPACE_OUT, at, own);
         }
         if (w->coll == DCOMM_COLL_SCATTERV && !root) {
-            *in = dcommi_span(DCOMM_SPACE_OUT, at, 0);
+            *in = dcomm_span(DCOMM_SPACE_OUT, at, 0);
         }
     }
     return bytes > 0
@@ -34657,15 +34972,15 @@ static void dcommi_hier_tier_phase(dcommi_hier_pipe *pipe, const dcommi_hier_cut
 static void dcommi_hier_copy_phase(const dcommi_hier_pipe *pipe, const dcommi_hier_cut *cut,
                                    dcomm_space in, dcommi_hier_phase *p)
 {
-    dcommi_builder *b = pipe->h->b;
+    dcomm_builder *b = pipe->h->b;
     p->pieces = 1;
     p->in_step = p->out_step = cut->chunk;
     for (int kind = 0; kind < 2; kind++) {
         int64_t zero = 0;
-        p->from[kind] = p->to[kind] = dcommi_build_table(b, &zero, 1);
-        p->length[kind] = dcommi_build_table(b, &cut->length[kind], 1);
-        p->in[kind] = dcommi_span(in, 0, cut->length[kind]);
-        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, 0, cut->length[kind]);
+        p->from[kind] = p->to[kind] = dcomm_build_table(b, &zero, 1);
+        p->length[kind] = dcomm_build_table(b, &cut->length[kind], 1);
+        p->in[kind] = dcomm_span(in, 0, cut->length[kind]);
+        p->out[kind] = dcomm_span(DCOMM_SPACE_OUT, 0, cut->length[kind]);
     }
 }
 
@@ -34752,7 +35067,7 @@ static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
 
 typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h, int shards);
 
-static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcommi_builder *b, dcommi_hier_fn make,
+static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dcommi_hier_fn make,
                                     bool leader)
 {
     dcommi_hier h;
@@ -34765,32 +35080,32 @@ static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcommi_builder *b, dc
     return status;
 }
 
-static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, false);
 }
 
-static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, true);
 }
 
-static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, false);
 }
 
-static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, true);
 }
 
-static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_of, false);
 }
 
-static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
 }
@@ -34802,28 +35117,28 @@ static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h, int shards)
                                      : dcommi_hier_alltoall_of(h, shards);
 }
 
-static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_alltoall_any, false);
 }
 
-static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_by_leaders, true);
 }
 
-static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_allgather_by_leaders, true);
 }
 
-static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_alltoall_by_leaders, true);
 }
 
 /* The hierarchical algorithm of any operation that a group may divide again. */
-static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b)
 {
     switch (s->coll) {
     case DCOMM_COLL_REDUCE_SCATTERV:
@@ -34840,7 +35155,7 @@ static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
 
 #endif
 
-static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_hier h;
     bool flat;
@@ -34897,7 +35212,7 @@ static bool dcommi_coded_linear_even(const dcommi_shape *s)
 }
 
 /* The exact sum of `bytes` of f32 at `at` of scratch, in place. */
-static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, int64_t group,
+static void dcommi_coded_linear_sum(const dcommi_shape *s, dcomm_builder *b, int64_t group,
                                     int64_t at, int64_t bytes)
 {
     dcommi_shape sub = *s;
@@ -34916,22 +35231,22 @@ static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, in
     if (plan == NULL) {
         return;
     }
-    dcomm_operand values = dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes);
-    int64_t tag = dcommi_build_tags(b, plan->ntags);
+    dcomm_operand values = dcomm_span(DCOMM_SPACE_SCRATCH, at, bytes);
+    int64_t tag = dcomm_build_tags(b, plan->ntags);
     uint16_t counter = (uint16_t)b->head.ncounters;
     int32_t slot = (int32_t)b->head.nslots;
     b->head.ncounters += plan->ncounters;
     b->head.nslots += plan->nslots;
     plan = dcommi_build_adopt(b, plan);
     dcomm_step *call =
-        plan != NULL ? dcommi_call(b, 0, plan, group, values, values, dcommi_const(tag)) : NULL;
+        plan != NULL ? dcomm_build_call(b, 0, plan, group, values, values, dcomm_const(tag)) : NULL;
     if (call != NULL) {
         call->slot = counter;
         call->word = slot;
     }
 }
 
-static void dcommi_coded_linear_encode(dcommi_builder *b, dcomm_operand dst, dcomm_operand src,
+static void dcommi_coded_linear_encode(dcomm_builder *b, dcomm_operand dst, dcomm_operand src,
                                        int round)
 {
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_ENCODE);
@@ -34942,7 +35257,7 @@ static void dcommi_coded_linear_encode(dcommi_builder *b, dcomm_operand dst, dco
     }
 }
 
-static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcomm_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
     const dcommi_coding *coding = s->coding;
@@ -34955,12 +35270,12 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
     b->head.codec_linear = true;
     b->head.codec_encode = coding->cost_encode;
     b->head.codec_decode = coding->cost_decode;
-    int64_t at = dcommi_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
-    dcomm_operand wire = dcommi_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
+    int64_t at = dcomm_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
+    dcomm_operand wire = dcomm_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
     for (int64_t r = 0; r < s->nranks; r++) {
-        dcommi_build_table(b, &r, 1);
+        dcomm_build_table(b, &r, 1);
     }
-    dcommi_coded_linear_encode(b, wire, dcommi_span(dcommi_input_of(s, 0).space, 0, total), 0);
+    dcommi_coded_linear_encode(b, wire, dcomm_span(dcommi_input_of(s, 0).space, 0, total), 0);
     for (int i = 0; i < coding->rounds; i++) {
         const int64_t *part = &coding->part[i % coding->parts];
         if (i > 0) { /* from what was summed, in place */
@@ -34968,7 +35283,7 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
         }
         dcommi_coded_linear_sum(s, b, group, at + part[0], part[1] - part[0]);
     }
-    dcommi_coded_decode(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
+    dcommi_coded_decode(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
     return b->status;
 }
 
@@ -35087,8 +35402,8 @@ static dcomm_status dcommi_hier_v_open(dcommi_hier *h, dcommi_hier_rounds *r)
     r->pieces = 1;
     r->message = dcommi_hier_message(h->s);
     r->tags = dcommi_chunks_of(most, r->message);
-    r->tag = dcommi_build_tags(h->b, r->tags);
-    r->called = dcommi_build_counter(h->b);
+    r->tag = dcomm_build_tags(h->b, r->tags);
+    r->called = dcomm_build_counter(h->b);
     r->table = dcommi_hier_local_table(h);
     return DCOMM_OK;
 }
@@ -35119,7 +35434,7 @@ static void dcommi_hier_v_collect(dcommi_hier_rounds *r, int k, int q, int targe
     sub.send_counts = send;
     sub.send_displs = from;
     dcommi_hier_rounds_call(r, &sub, h->b->head.in_bytes, out.max_length,
-                            dcommi_span(DCOMM_SPACE_IN, 0, h->b->head.in_bytes), out);
+                            dcomm_span(DCOMM_SPACE_IN, 0, h->b->head.in_bytes), out);
 }
 
 /* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
@@ -35130,9 +35445,10 @@ static void dcommi_hier_v_spread(const dcommi_hier *h, int lane, int k, int64_t 
         int rank = dcommi_hier_rank(h, k, i);
         int64_t bytes = dcommi_shape_bytes(s, s->counts[rank]);
         if (bytes > 0) {
-            dcommi_copy(h->b, lane,
-                        dcommi_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[rank]), bytes),
-                        dcommi_span(DCOMM_SPACE_SCRATCH, from, bytes), 0);
+            dcomm_build_copy(
+                h->b, lane,
+                dcomm_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[rank]), bytes),
+                dcomm_span(DCOMM_SPACE_SCRATCH, from, bytes), 0);
         }
         from += bytes;
     }
@@ -35143,11 +35459,11 @@ static void dcommi_hier_v_pass(dcommi_hier_rounds *r, int k, int q)
 {
     dcommi_hier *h = r->h;
     const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     int index = q * h->size + h->index;
     int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
     int64_t bytes = target >= 0 ? dcommi_hier_v_bytes(h, h->group, target) : 0, any = 0;
-    dcomm_operand part = dcommi_span(DCOMM_SPACE_OUT, 0, b->head.out_bytes);
+    dcomm_operand part = dcomm_span(DCOMM_SPACE_OUT, 0, b->head.out_bytes);
     for (int i = q * h->size; i < (q + 1) * h->size && i < dcommi_hier_size(h, k); i++) {
         any += dcommi_hier_v_bytes(h, h->group, dcommi_hier_rank(h, k, i));
     }
@@ -35156,21 +35472,22 @@ static void dcommi_hier_v_pass(dcommi_hier_rounds *r, int k, int q)
     }
     if (h->size == 1) {
         int64_t from = dcommi_shape_bytes(s, s->send_displs[target]);
-        part = dcommi_span(DCOMM_SPACE_IN, from, bytes);
+        part = dcomm_span(DCOMM_SPACE_IN, from, bytes);
         if (k == h->group) {
             int64_t to = dcommi_shape_bytes(s, s->displs[target]);
-            dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, to, bytes), part, 0);
+            dcomm_build_copy(b, DCOMMI_HIER_LANE_CALL, dcomm_span(DCOMM_SPACE_OUT, to, bytes), part,
+                             0);
         }
     } else {
         if (k != h->group) {
-            part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+            part = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, bytes), bytes);
         }
         dcommi_hier_v_collect(r, k, q, target, part);
         dcommi_hier_rounds_called(r);
     }
     if (k != h->group && bytes > 0) {
         if (r->calls > 0) {
-            dcommi_await(b, DCOMMI_HIER_LANE_SEND, r->called, dcommi_const(r->calls));
+            dcomm_build_wait(b, DCOMMI_HIER_LANE_SEND, r->called, dcomm_const(r->calls));
         }
         dcommi_hier_send(r, part, 0, target);
     }
@@ -35191,8 +35508,8 @@ static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
         int64_t bytes = dcommi_hier_v_bytes(h, k, h->s->rank);
         if (bytes > 0) {
             int lane = dcommi_hier_rounds_lane(r.messages++);
-            int64_t at = dcommi_build_scratch(h->b, bytes);
-            dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes),
+            int64_t at = dcomm_build_scratch(h->b, bytes);
+            dcommi_hier_recv(&r, lane, dcomm_span(DCOMM_SPACE_SCRATCH, at, bytes),
                              (dcomm_operand){0}, 0,
                              dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
             dcommi_hier_v_spread(h, lane, k, at);
@@ -35203,7 +35520,7 @@ static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
 
 /* ---- either ---- */
 
-static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b);
+static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcomm_builder *b);
 
 static const dcomm_plan *dcommi_hier_v_next(void *user, const uint64_t *words, uint32_t nwords,
                                             dcomm_status *status)
@@ -35220,7 +35537,7 @@ static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h, int shards)
                : dcommi_counts_ask(h->s, h->b, "hier", dcommi_hier_allgather, dcommi_hier_v_next);
 }
 
-static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_alltoallv_any, false);
 }
@@ -35278,7 +35595,7 @@ static dcommi_staged_block dcommi_staged_block_of(const dcommi_shape *s, int64_t
  * distance, so that the plans of all ranks look alike. */
 typedef struct dcommi_staged {
     const dcommi_shape *s;
-    dcommi_builder *b;
+    dcomm_builder *b;
     int64_t chunk, chunks, slots;
     int64_t row; /* bytes of a slot */
     uint16_t slot;
@@ -35287,7 +35604,7 @@ typedef struct dcommi_staged {
 
 /* Blocks of at most `longest` bytes in chunks, `width` of which are in each of some slots of about
  * `row`. */
-static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
+static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcomm_builder *b, int64_t slots,
                                         int64_t width, int64_t row)
 {
     if (s->nranks > DCOMMI_STAGED_RANKS) {
@@ -35309,12 +35626,12 @@ static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b
     g.chunks = dcommi_chunks_of(longest, g.chunk);
     g.row = width * g.chunk;
     g.slots = dcommi_min64(slots, g.chunks);
-    dcommi_build_scratch(b, g.slots * g.row);
+    dcomm_build_scratch(b, g.slots * g.row);
     b->head.scratch_shared = true;
-    g.slot = dcommi_build_slot(b);
-    g.counters = dcommi_build_counter(b);
+    g.slot = dcomm_build_slot(b);
+    g.counters = dcomm_build_counter(b);
     for (int r = 1; r < s->nranks; r++) {
-        dcommi_build_counter(b);
+        dcomm_build_counter(b);
     }
     return g;
 }
@@ -35334,14 +35651,14 @@ static dcommi_staged_turn dcommi_staged_turn_at(int64_t number)
 /* Place `at` of its slot. */
 static dcomm_expr dcommi_staged_at(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
 {
-    return dcommi_plus(dcommi_modular(g->row, turn.plus, turn.depth, 1, g->slots), at);
+    return dcomm_plus(dcomm_modular(g->row, turn.plus, turn.depth, 1, g->slots), at);
 }
 
 /* It as this rank's scratch, and as what `peer` has exposed; as long as `like`. */
 static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn,
                                        const dcomm_operand *like)
 {
-    dcomm_operand o = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, turn), g->chunk);
+    dcomm_operand o = dcomm_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, turn), g->chunk);
     o.length = like->length;
     return o;
 }
@@ -35350,7 +35667,7 @@ static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, in
                                         dcommi_staged_turn turn, const dcomm_operand *like)
 {
     dcomm_operand o =
-        dcommi_peer(dcommi_const(peer), g->slot, dcommi_staged_at(g, at, turn), g->chunk);
+        dcomm_exposed(dcomm_const(peer), g->slot, dcommi_staged_at(g, at, turn), g->chunk);
     o.length = like->length;
     return o;
 }
@@ -35364,7 +35681,8 @@ static uint16_t dcommi_staged_of(const dcommi_staged *g, int64_t knower, int64_t
 /* This rank has come one further, as another is to know. */
 static void dcommi_staged_tell(const dcommi_staged *g, int64_t to)
 {
-    dcommi_signal(g->b, 0, dcommi_staged_of(g, to, g->s->rank), dcommi_const(to), dcommi_const(1));
+    dcomm_build_signal(g->b, 0, dcommi_staged_of(g, to, g->s->rank), dcomm_const(to),
+                       dcomm_const(1));
 }
 
 static void dcommi_staged_tell_all(const dcommi_staged *g)
@@ -35379,15 +35697,15 @@ static void dcommi_staged_until_all(const dcommi_staged *g, dcomm_expr so_far)
 {
     for (int d = 1; d < g->s->nranks; d++) {
         int rank = (g->s->rank + d) % g->s->nranks;
-        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, rank), so_far);
+        dcomm_build_wait(g->b, 0, dcommi_staged_of(g, g->s->rank, rank), so_far);
     }
 }
 
 /* Offer the slots to all: what has been put there is there. */
 static void dcommi_staged_offer(const dcommi_staged *g)
 {
-    dcommi_expose(g->b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
-                  dcommi_const(DCOMM_ALL_PEERS));
+    dcomm_build_expose(g->b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
+                       dcomm_const(DCOMM_ALL_PEERS));
 }
 
 /* That chunk of a block. */
@@ -35406,7 +35724,8 @@ static void dcommi_staged_collect(const dcommi_staged *g, int64_t at, dcommi_sta
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand out =
             dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), turn);
-        dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, peer, at, turn, &out), DCOMM_STEP_RESULT);
+        dcomm_build_copy(g->b, 0, out, dcommi_staged_peer(g, peer, at, turn, &out),
+                         DCOMM_STEP_RESULT);
     }
 }
 
@@ -35434,30 +35753,30 @@ static void dcommi_staged_exchange(const dcommi_staged *g, const dcommi_staged_w
     work->take(g, dcommi_staged_turn_at(0));
     dcommi_staged_tell_all(g);
     if (n > 2) {
-        int i = dcommi_loop(g->b, 0, dcommi_const(n - 2));
+        int i = dcomm_build_loop(g->b, 0, dcomm_const(n - 2));
         dcommi_staged_turn turn[] = {{i, 0}, {i, 1}, {i, 2}};
         work->put(g, turn[2]);
-        dcommi_staged_until_all(g, dcommi_linear(1, i, 1));
+        dcommi_staged_until_all(g, dcomm_linear(1, i, 1));
         work->take(g, turn[1]);
         dcommi_staged_tell_all(g);
         if (work->gather != NULL) {
             work->gather(g, turn[0]);
         }
-        dcommi_end(g->b, 0);
+        dcomm_build_end(g->b, 0);
     }
     if (n > 1) {
-        dcommi_staged_until_all(g, dcommi_const(n - 1));
+        dcommi_staged_until_all(g, dcomm_const(n - 1));
         work->take(g, dcommi_staged_turn_at(n - 1));
         dcommi_staged_tell_all(g);
         if (work->gather != NULL) {
             work->gather(g, dcommi_staged_turn_at(n - 2));
         }
     }
-    dcommi_staged_until_all(g, dcommi_const(n));
+    dcommi_staged_until_all(g, dcomm_const(n));
     if (work->gather != NULL) {
         work->gather(g, dcommi_staged_turn_at(n - 1));
         dcommi_staged_tell_all(g);
-        dcommi_staged_until_all(g, dcommi_const(n + 1));
+        dcommi_staged_until_all(g, dcomm_const(n + 1));
     }
 }
 
@@ -35469,10 +35788,10 @@ static void dcommi_staged_put_one(const dcommi_staged *g, dcommi_staged_turn tur
     dcommi_input in = dcommi_input_of(s, own.at);
     dcommi_staged_block from = {in.base, own.length};
     dcomm_operand chunk = dcommi_staged_chunk(g, in.space, from, turn);
-    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+    dcomm_build_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
     if (!s->in_place) {
-        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn), chunk,
-                    DCOMM_STEP_RESULT);
+        dcomm_build_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn), chunk,
+                         DCOMM_STEP_RESULT);
     }
 }
 
@@ -35481,7 +35800,7 @@ static void dcommi_staged_take_one(const dcommi_staged *g, dcommi_staged_turn tu
     dcommi_staged_collect(g, 0, turn);
 }
 
-static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     static const dcommi_staged_work work = {dcommi_staged_put_one, dcommi_staged_take_one, NULL};
     dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, 1, DCOMMI_STAGED_ROW);
@@ -35497,7 +35816,8 @@ static void dcommi_staged_put_all(const dcommi_staged *g, dcommi_staged_turn tur
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), turn);
-        dcommi_copy(g->b, 0, dcommi_staged_own(g, peer * g->chunk, turn, &chunk), chunk, flags);
+        dcomm_build_copy(g->b, 0, dcommi_staged_own(g, peer * g->chunk, turn, &chunk), chunk,
+                         flags);
     }
 }
 
@@ -35507,9 +35827,9 @@ static void dcommi_staged_put_copied(const dcommi_staged *g, dcommi_staged_turn 
     dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
     dcommi_staged_put_all(g, turn, DCOMM_STEP_RESULT);
     if (!s->in_place) {
-        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn),
-                    dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, own, turn),
-                    DCOMM_STEP_RESULT);
+        dcomm_build_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn),
+                         dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, own, turn),
+                         DCOMM_STEP_RESULT);
     }
 }
 
@@ -35519,7 +35839,7 @@ static void dcommi_staged_take_copied(const dcommi_staged *g, dcommi_staged_turn
     dcommi_staged_collect(g, g->s->rank * g->chunk, turn);
 }
 
-static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcomm_builder *b)
 {
     static const dcommi_staged_work work = {dcommi_staged_put_copied, dcommi_staged_take_copied,
                                             NULL};
@@ -35543,7 +35863,7 @@ static void dcommi_staged_fold(const dcommi_staged *g, dcommi_staged_turn turn, 
                                             dcommi_staged_block_of(s, s->rank), turn);
     dcomm_operand others = dcommi_staged_peer(g, 0, s->rank * g->chunk, turn, &own);
     size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(g->b, 0, dst, ordered, count, DCOMM_STEP_FINAL | flags);
+    dcomm_build_reduce(g->b, 0, dst, ordered, count, DCOMM_STEP_FINAL | flags);
 }
 
 static void dcommi_staged_take_scattered(const dcommi_staged *g, dcommi_staged_turn turn)
@@ -35555,7 +35875,7 @@ static void dcommi_staged_take_scattered(const dcommi_staged *g, dcommi_staged_t
                        DCOMM_STEP_RESULT);
 }
 
-static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_scattered,
                                             NULL};
@@ -35573,7 +35893,7 @@ static void dcommi_staged_take_summed(const dcommi_staged *g, dcommi_staged_turn
         dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), turn);
     dcomm_operand sum = dcommi_staged_own(g, s->nranks * g->chunk, turn, &out);
     dcommi_staged_fold(g, turn, sum, DCOMM_STEP_FORWARD);
-    dcommi_copy(g->b, 0, out, sum, DCOMM_STEP_RESULT);
+    dcomm_build_copy(g->b, 0, out, sum, DCOMM_STEP_RESULT);
 }
 
 static void dcommi_staged_gather_sums(const dcommi_staged *g, dcommi_staged_turn turn)
@@ -35581,7 +35901,7 @@ static void dcommi_staged_gather_sums(const dcommi_staged *g, dcommi_staged_turn
     dcommi_staged_collect(g, g->s->nranks * g->chunk, turn);
 }
 
-static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_summed,
                                             dcommi_staged_gather_sums};
@@ -35602,21 +35922,22 @@ static dcomm_operand dcommi_staged_root_chunk(const dcommi_staged *g, dcomm_spac
 static void dcommi_staged_root_puts(const dcommi_staged *g, dcommi_staged_turn turn)
 {
     dcomm_operand chunk = dcommi_staged_root_chunk(g, dcommi_input_of(g->s, 0).space, turn);
-    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+    dcomm_build_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
 }
 
 static void dcommi_staged_root_keeps(const dcommi_staged *g, dcommi_staged_turn turn)
 {
     if (!g->s->in_place) {
-        dcommi_copy(g->b, 0, dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn),
-                    dcommi_staged_root_chunk(g, DCOMM_SPACE_IN, turn), DCOMM_STEP_RESULT);
+        dcomm_build_copy(g->b, 0, dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn),
+                         dcommi_staged_root_chunk(g, DCOMM_SPACE_IN, turn), DCOMM_STEP_RESULT);
     }
 }
 
 static void dcommi_staged_root_is_read(const dcommi_staged *g, dcommi_staged_turn turn)
 {
     dcomm_operand out = dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn);
-    dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, g->s->root, 0, turn, &out), DCOMM_STEP_RESULT);
+    dcomm_build_copy(g->b, 0, out, dcommi_staged_peer(g, g->s->root, 0, turn, &out),
+                     DCOMM_STEP_RESULT);
     dcommi_staged_tell(g, g->s->root);
 }
 
@@ -35636,28 +35957,29 @@ static void dcommi_staged_root(const dcommi_staged *g)
         dcommi_staged_root_goes_on(g, dcommi_staged_turn_at(k));
     }
     if (g->chunks > g->slots) {
-        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - g->slots));
+        int i = dcomm_build_loop(g->b, 0, dcomm_const(g->chunks - g->slots));
         dcommi_staged_turn turn = {i, g->slots};
-        dcommi_staged_until_all(g, dcommi_linear(1, i, 1)); /* what was in the slot before */
+        dcommi_staged_until_all(g, dcomm_linear(1, i, 1)); /* what was in the slot before */
         dcommi_staged_root_goes_on(g, turn);
-        dcommi_end(g->b, 0);
+        dcomm_build_end(g->b, 0);
     }
-    dcommi_staged_until_all(g, dcommi_const(g->chunks));
+    dcommi_staged_until_all(g, dcomm_const(g->chunks));
 }
 
 static void dcommi_staged_reader(const dcommi_staged *g)
 {
     dcommi_staged_root_is_read(g, dcommi_staged_turn_at(0));
     if (g->chunks > 1) {
-        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - 1));
+        int i = dcomm_build_loop(g->b, 0, dcomm_const(g->chunks - 1));
         dcommi_staged_turn turn = {i, 1};
-        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, g->s->root), dcommi_linear(1, i, 1));
+        dcomm_build_wait(g->b, 0, dcommi_staged_of(g, g->s->rank, g->s->root),
+                         dcomm_linear(1, i, 1));
         dcommi_staged_root_is_read(g, turn);
-        dcommi_end(g->b, 0);
+        dcomm_build_end(g->b, 0);
     }
 }
 
-static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS_ROOT, 1, DCOMMI_STAGED_ROW);
     (s->rank == s->root ? dcommi_staged_root : dcommi_staged_reader)(&g);
@@ -36213,7 +36535,7 @@ static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dc
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     int64_t bytes = (int64_t)(s->count * dcomm_dtype_size(s->dtype));
     int64_t wide = (int64_t)(s->count * sizeof(float));
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
@@ -36229,10 +36551,10 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
     b.head.codec_partly = inner->codec_partly;
-    dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
-    dcomm_operand in = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
-    dcomm_operand src[2] = {in, dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+    dcomm_operand scratch = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(&b, wide), wide);
+    dcomm_operand in = dcomm_span(dcommi_input_of(s, 0).space, 0, bytes);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, bytes);
+    dcomm_operand src[2] = {in, dcomm_span(DCOMM_SPACE_WORDS, 0, 8)};
     dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->dst = scratch;
@@ -36240,9 +36562,9 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     }
     int64_t group = (int64_t)b.ntable;
     for (int64_t r = 0; r < s->nranks; r++) {
-        dcommi_build_table(&b, &r, 1);
+        dcomm_build_table(&b, &r, 1);
     }
-    dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
+    dcomm_build_call(&b, 0, inner, group, scratch, scratch, dcomm_const(0));
     step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->kernel = 1;
@@ -49693,7 +50015,7 @@ static bool dcommi_shape_empty(const dcommi_shape *s)
 }
 
 /* One rank alone: its output is its input. */
-static void dcommi_make_alone(const dcommi_shape *s, dcommi_builder *b)
+static void dcommi_make_alone(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
     int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
@@ -49707,15 +50029,15 @@ static void dcommi_make_alone(const dcommi_shape *s, dcommi_builder *b)
         from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
     }
     if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, to, bytes),
-                    dcommi_span(DCOMM_SPACE_IN, from, bytes), 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, to, bytes),
+                         dcomm_span(DCOMM_SPACE_IN, from, bytes), 0);
     }
 }
 
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
                                      dcomm_plan **plan_p)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
     dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
     if (s->nranks == 1) {
@@ -50327,7 +50649,7 @@ static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
 static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
                                        dcomm_plan **plan_p)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
     dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
     b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
@@ -50338,21 +50660,21 @@ static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *
     b.head.nkernels = 1;
     b.head.kernel_user = (void *)(uintptr_t)s->dtype;
     int64_t bytes = b.head.in_bytes;
-    int64_t scratch = dcommi_build_scratch(&b, bytes);
+    int64_t scratch = dcomm_build_scratch(&b, bytes);
     dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
     if (step != NULL) {
         dcomm_operand src[2] = {
-            dcommi_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-            dcommi_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
-        step->dst = dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
+            dcomm_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
+            dcomm_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
+        step->dst = dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
         dcommi_build_sources(&b, step, src, 2);
     }
     int64_t group = (int64_t)b.ntable;
     for (int64_t r = 0; r < s->nranks; r++) {
-        dcommi_build_table(&b, &r, 1);
+        dcomm_build_table(&b, &r, 1);
     }
-    dcommi_call(&b, 0, inner, group, dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
-                dcommi_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcommi_const(0));
+    dcomm_build_call(&b, 0, inner, group, dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
+                     dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcomm_const(0));
     return dcommi_build_finish(&b, plan_p);
 }
 
@@ -54706,84 +55028,84 @@ static int dcommi_probe_partner(const dcommi_groups *g, int rank, int depth)
 
 /* ---- plans ---- */
 
-static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+static void dcommi_probe_messages(dcomm_builder *b, const dcommi_probe *p, dcomm_expr peer)
 {
     int64_t each = p->kind == DCOMMI_PROBE_BURSTS ? DCOMMI_PROBE_BURST : 1;
-    int64_t tag = dcommi_build_tags(b, p->trips * each);
-    int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcommi_build_scratch(b, p->len) : 0;
-    int d = dcommi_loop(b, 0, dcommi_const(p->trips));
+    int64_t tag = dcomm_build_tags(b, p->trips * each);
+    int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcomm_build_scratch(b, p->len) : 0;
+    int d = dcomm_build_loop(b, 0, dcomm_const(p->trips));
     /* As in a collective, each trip but the first sends what the one before has received, receives
      * where nothing has been, and folds what has lain. Three buffers of `each` messages take turns.
      */
-    dcomm_operand in = dcommi_at(
-        DCOMM_SPACE_OUT, dcommi_modular(each * p->len, 0, d, 1, DCOMMI_PROBE_TURNS), p->len);
-    dcomm_operand own = dcommi_at(DCOMM_SPACE_IN, dcommi_modular(p->len, 0, d, 1, 2), p->len);
+    dcomm_operand in = dcomm_at(DCOMM_SPACE_OUT,
+                                dcomm_modular(each * p->len, 0, d, 1, DCOMMI_PROBE_TURNS), p->len);
+    dcomm_operand own = dcomm_at(DCOMM_SPACE_IN, dcomm_modular(p->len, 0, d, 1, 2), p->len);
     for (int64_t i = 0; i < each; i++) {
-        dcommi_send(b, 0, in, peer, dcommi_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
+        dcomm_build_send(b, 0, in, peer, dcomm_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
     }
     for (int64_t i = 0; i < each; i++) {
-        dcomm_expr order = dcommi_linear(tag + i, d, each);
-        dcomm_expr into = dcommi_modular(each * p->len, 1, d, 1, DCOMMI_PROBE_TURNS);
-        dcomm_operand out = dcommi_at(DCOMM_SPACE_OUT, dcommi_plus(into, i * p->len), p->len);
+        dcomm_expr order = dcomm_linear(tag + i, d, each);
+        dcomm_expr into = dcomm_modular(each * p->len, 1, d, 1, DCOMMI_PROBE_TURNS);
+        dcomm_operand out = dcomm_at(DCOMM_SPACE_OUT, dcomm_plus(into, i * p->len), p->len);
         if (p->kind == DCOMMI_PROBE_FOLDS) {
-            dcommi_recv_reduce(b, 0, out, own, dcommi_msg(),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
-                               DCOMM_STEP_ASYNC);
+            dcomm_build_recv_reduce(b, 0, out, own, dcomm_msg(),
+                                    dcomm_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
+                                    DCOMM_STEP_ASYNC);
         } else {
-            dcommi_recv(b, 0, out, peer, order, DCOMM_STEP_ASYNC);
+            dcomm_build_recv(b, 0, out, peer, order, DCOMM_STEP_ASYNC);
         }
     }
-    dcommi_fence(b, 0);
-    dcommi_end(b, 0);
+    dcomm_build_fence(b, 0);
+    dcomm_build_end(b, 0);
 }
 
 /* What is folded lies where it has lain, like the inputs of a collective, and as in those each
  * folds another part; what is copied was just written, like its results. */
-static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, int partner)
+static void dcommi_probe_reads(dcomm_builder *b, const dcommi_probe *p, int partner)
 {
-    dcomm_expr peer = dcommi_const(partner);
-    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    dcomm_expr peer = dcomm_const(partner);
+    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
     bool fold = p->kind == DCOMMI_PROBE_REDUCES;
     int64_t from = fold && b->head.rank > partner ? p->len : 0;
-    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, from, p->len),
-                            dcommi_peer(peer, slot, dcommi_const(from), p->len)};
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, fold ? 0 : p->len, p->len);
+    dcomm_operand src[2] = {dcomm_span(DCOMM_SPACE_IN, from, p->len),
+                            dcomm_exposed(peer, slot, dcomm_const(from), p->len)};
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, fold ? 0 : p->len, p->len);
     if (!fold) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, p->len), src[0], 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, p->len), src[0], 0);
     }
-    dcommi_expose(b, 0,
-                  fold ? dcommi_span(DCOMM_SPACE_IN, 0, 2 * p->len)
-                       : dcommi_span(DCOMM_SPACE_OUT, 0, p->len),
-                  slot, peer);
+    dcomm_build_expose(b, 0,
+                       fold ? dcomm_span(DCOMM_SPACE_IN, 0, 2 * p->len)
+                            : dcomm_span(DCOMM_SPACE_OUT, 0, p->len),
+                       slot, peer);
     if (fold) {
-        dcommi_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
+        dcomm_build_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
     } else {
-        dcommi_copy(b, 0, out, src[1], 0);
+        dcomm_build_copy(b, 0, out, src[1], 0);
     }
-    dcommi_signal(b, 0, done, peer, dcommi_const(1));
-    dcommi_await(b, 0, done, dcommi_const(1));
+    dcomm_build_signal(b, 0, done, peer, dcomm_const(1));
+    dcomm_build_wait(b, 0, done, dcomm_const(1));
 }
 
-static void dcommi_probe_local(dcommi_builder *b, const dcommi_probe *p)
+static void dcommi_probe_local(dcomm_builder *b, const dcommi_probe *p)
 {
-    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
-                            dcommi_span(DCOMM_SPACE_OUT, 0, p->len)};
-    dcommi_loop(b, 0, dcommi_const(p->trips));
+    dcomm_operand src[2] = {dcomm_span(DCOMM_SPACE_IN, 0, p->len),
+                            dcomm_span(DCOMM_SPACE_OUT, 0, p->len)};
+    dcomm_build_loop(b, 0, dcomm_const(p->trips));
     if (p->kind == DCOMMI_PROBE_STEPS) {
-        dcommi_signal(b, 0, dcommi_build_counter(b), dcommi_const(b->head.rank), dcommi_const(1));
+        dcomm_build_signal(b, 0, dcomm_build_counter(b), dcomm_const(b->head.rank), dcomm_const(1));
     } else if (p->kind == DCOMMI_PROBE_COPY) {
-        dcommi_copy(b, 0, src[1], src[0], 0);
+        dcomm_build_copy(b, 0, src[1], src[0], 0);
     } else {
-        dcommi_reduce(b, 0, src[1], src, 2, DCOMM_STEP_FINAL);
+        dcomm_build_reduce(b, 0, src[1], src, 2, DCOMM_STEP_FINAL);
     }
-    dcommi_end(b, 0);
+    dcomm_build_end(b, 0);
 }
 
 /* One rank's plan of a probe. partner -1: it looks on. */
 static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nranks, int partner,
                                       dcomm_plan **plan_p)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     bool local = p->kind == DCOMMI_PROBE_STEPS || p->kind >= DCOMMI_PROBE_COPY;
     dcommi_build_begin(&b, "tuning", rank, nranks, DCOMM_F32, DCOMM_SUM);
     b.head.in_bytes = 2 * p->len;
@@ -54793,13 +55115,13 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {
         dcommi_probe_reads(&b, p, partner);
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_MESSAGES) {
-        dcommi_probe_messages(&b, p, dcommi_const(partner));
+        dcommi_probe_messages(&b, p, dcomm_const(partner));
     } else if (partner >= 0 && p->kind == DCOMMI_PROBE_SIGNALS) {
-        uint16_t counter = dcommi_build_counter(&b);
-        int d = dcommi_loop(&b, 0, dcommi_const(p->trips));
-        dcommi_signal(&b, 0, counter, dcommi_const(partner), dcommi_const(1));
-        dcommi_await(&b, 0, counter, dcommi_linear(1, d, 1));
-        dcommi_end(&b, 0);
+        uint16_t counter = dcomm_build_counter(&b);
+        int d = dcomm_build_loop(&b, 0, dcomm_const(p->trips));
+        dcomm_build_signal(&b, 0, counter, dcomm_const(partner), dcomm_const(1));
+        dcomm_build_wait(&b, 0, counter, dcomm_linear(1, d, 1));
+        dcomm_build_end(&b, 0);
     }
     return dcommi_build_finish(&b, plan_p);
 }
@@ -54937,17 +55259,17 @@ static void dcommi_tune_meet_near(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
     int rank = t->comm->rank, others = 0;
-    dcommi_builder b;
+    dcomm_builder b;
     dcomm_plan *plan = NULL;
     dcommi_build_begin(&b, "tuning", rank, g->nranks, DCOMM_U8, DCOMM_SUM);
-    uint16_t come = dcommi_build_counter(&b);
+    uint16_t come = dcomm_build_counter(&b);
     for (int r = 0; r < g->nranks; r++) {
         if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
-            dcommi_signal(&b, 0, come, dcommi_const(r), dcommi_const(1));
+            dcomm_build_signal(&b, 0, come, dcomm_const(r), dcomm_const(1));
             others++;
         }
     }
-    dcommi_await(&b, 0, come, dcommi_const(others));
+    dcomm_build_wait(&b, 0, come, dcomm_const(others));
     dcomm_status status = dcommi_build_finish(&b, &plan);
     dcommi_tune_once(t, status, plan);
 }

@@ -9,6 +9,7 @@
 
 #ifndef DCOMM_NO_COMM
 #include "plan.h"
+#include "build.h"
 #include "comm.h"
 #include "mem.h"
 #include "coll.h"
@@ -41,6 +42,7 @@
 #include "impl/device/host.h"
 #include "impl/plan/build.h"
 #include "impl/plan/print.h"
+#include "impl/plan/api_build.h"
 #include "impl/check/check.h"
 #include "impl/model/api_model.h"
 #include "impl/comm/api_coll.h"

@@ -198,7 +198,7 @@ static void world_open(world *w, const call *c)
     }
     dcommi_groups *groups = groups_of(c);
     for (int r = 0; r < c->n; r++) {
-        dcommi_builder *b = dcommi_alloc(sizeof *b);
+        dcomm_builder *b = dcommi_alloc(sizeof *b);
         dcommi_build_begin(b, c->algo->name, r, c->n, dtype_of(c), DCOMM_AVG);
         layout(w, r, &b->head);
         bool a2av = c->algo->coll == DCOMM_COLL_ALLTOALLV;

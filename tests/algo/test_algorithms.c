@@ -180,7 +180,7 @@ Test(algorithms, send_meets_receive)
 {
     dcomm_plan *plan[2];
     for (int r = 0; r < 2; r++) {
-        static dcommi_builder b;
+        static dcomm_builder b;
         dcommi_shape s = {.coll = r == 0 ? DCOMM_COLL_SEND : DCOMM_COLL_RECV,
                           .rank = r,
                           .nranks = 2,
@@ -340,7 +340,7 @@ Test(algorithms, plans_stay_small, .timeout = 60)
         displs[i] = i == 0 ? 0 : displs[i - 1] + counts[i - 1];
     }
     for (size_t k = 0; k < DCOMMI_ALGO_COUNT; k++) {
-        static dcommi_builder b;
+        static dcomm_builder b;
         const dcommi_algo *algo = &dcommi_algo_table[k];
         dcommi_shape s = {.coll = algo->coll,
                           .rank = 1234,

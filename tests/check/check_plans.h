@@ -63,14 +63,14 @@ static dcomm_operand *source(set *s, int rank, uint32_t i, uint32_t k)
     return (dcomm_operand *)(uintptr_t)&s->plan[rank]->operands[s->plan[rank]->steps[i].src + k];
 }
 
-static void begin(dcommi_builder *b, const char *name, int r, int n, int64_t in, int64_t out)
+static void begin(dcomm_builder *b, const char *name, int r, int n, int64_t in, int64_t out)
 {
     dcommi_build_begin(b, name, r, n, DCOMM_F32, DCOMM_SUM);
     b->head.in_bytes = in;
     b->head.out_bytes = out;
 }
 
-static dcomm_plan *finish(dcommi_builder *b)
+static dcomm_plan *finish(dcomm_builder *b)
 {
     dcomm_plan *plan = NULL;
     cr_assert_eq(dcommi_build_finish(b, &plan), DCOMM_OK, "%s", dcomm_last_error());
@@ -79,52 +79,52 @@ static dcomm_plan *finish(dcommi_builder *b)
 
 static dcomm_operand in(int64_t at, int64_t len)
 {
-    return dcommi_span(DCOMM_SPACE_IN, at, len);
+    return dcomm_span(DCOMM_SPACE_IN, at, len);
 }
 
 static dcomm_operand out(int64_t at, int64_t len)
 {
-    return dcommi_span(DCOMM_SPACE_OUT, at, len);
+    return dcomm_span(DCOMM_SPACE_OUT, at, len);
 }
 
 static dcomm_operand scratch(int64_t at, int64_t len)
 {
-    return dcommi_span(DCOMM_SPACE_SCRATCH, at, len);
+    return dcomm_span(DCOMM_SPACE_SCRATCH, at, len);
 }
 
 static dcomm_expr num(int64_t x)
 {
-    return dcommi_const(x);
+    return dcomm_const(x);
 }
 
 /* ---- ring all-reduce: loops and modular places ---- */
 
 static dcomm_plan *ring_plan(int r, int n, int64_t block, dcomm_op op)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     begin(&b, "ring", r, n, n * block, n * block);
     b.head.op = (uint32_t)op;
-    dcomm_operand stage = scratch(dcommi_build_scratch(&b, block), block);
-    dcommi_build_tags(&b, 2 * (n - 1));
+    dcomm_operand stage = scratch(dcomm_build_scratch(&b, block), block);
+    dcomm_build_tags(&b, 2 * (n - 1));
     dcomm_expr next = num((r + 1) % n), last = num((r + n - 1) % n);
     int own = (r + 1) % n;
-    dcommi_send(&b, 0, in(r * block, block), next, num(0), DCOMM_STEP_ASYNC); /* step 0 */
-    int d = dcommi_loop(&b, 0, num(n - 2));
-    dcomm_operand part = dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(block, r - 1, d, -1, n), block);
+    dcomm_build_send(&b, 0, in(r * block, block), next, num(0), DCOMM_STEP_ASYNC); /* step 0 */
+    int d = dcomm_build_loop(&b, 0, num(n - 2));
+    dcomm_operand part = dcomm_at(DCOMM_SPACE_OUT, dcomm_modular(block, r - 1, d, -1, n), block);
     dcomm_operand mine = part;
     mine.space = DCOMM_SPACE_IN;
-    dcommi_recv_reduce(&b, 0, part, dcommi_msg(), mine, stage, last, dcommi_linear(0, d, 1), 0);
-    dcommi_send(&b, 0, part, next, dcommi_linear(1, d, 1), DCOMM_STEP_ASYNC);
-    dcommi_end(&b, 0);
-    dcommi_recv_reduce(&b, 0, out(own * block, block), dcommi_msg(), in(own * block, block), stage,
-                       last, num(n - 2), DCOMM_STEP_FINAL); /* step 5 */
-    dcommi_fence(&b, 0);
-    d = dcommi_loop(&b, 0, num(n - 1)); /* step 7 */
-    dcommi_send(&b, 0, dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(block, r + 1, d, -1, n), block),
-                next, dcommi_linear(n - 1, d, 1), DCOMM_STEP_ASYNC);
-    dcommi_recv(&b, 0, dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(block, r, d, -1, n), block), last,
-                dcommi_linear(n - 1, d, 1), 0);
-    dcommi_end(&b, 0);
+    dcomm_build_recv_reduce(&b, 0, part, dcomm_msg(), mine, stage, last, dcomm_linear(0, d, 1), 0);
+    dcomm_build_send(&b, 0, part, next, dcomm_linear(1, d, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_end(&b, 0);
+    dcomm_build_recv_reduce(&b, 0, out(own * block, block), dcomm_msg(), in(own * block, block),
+                            stage, last, num(n - 2), DCOMM_STEP_FINAL); /* step 5 */
+    dcomm_build_fence(&b, 0);
+    d = dcomm_build_loop(&b, 0, num(n - 1)); /* step 7 */
+    dcomm_build_send(&b, 0, dcomm_at(DCOMM_SPACE_OUT, dcomm_modular(block, r + 1, d, -1, n), block),
+                     next, dcomm_linear(n - 1, d, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_recv(&b, 0, dcomm_at(DCOMM_SPACE_OUT, dcomm_modular(block, r, d, -1, n), block),
+                     last, dcomm_linear(n - 1, d, 1), 0);
+    dcomm_build_end(&b, 0);
     return finish(&b);
 }
 
@@ -147,25 +147,25 @@ static dcomm_check_spec ring_spec(int n)
 /* OUT <- fold of both, on both; ordered says that rank 0 sends first. */
 static dcomm_plan *pair_plan(int r, bool async)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     begin(&b, "pair", r, 2, 64, 64);
-    dcommi_build_tags(&b, 2);
-    dcommi_build_scratch(&b, 64);
+    dcomm_build_tags(&b, 2);
+    dcomm_build_scratch(&b, 64);
     dcomm_expr peer = num(1 - r);
     unsigned flags = async ? DCOMM_STEP_ASYNC : 0;
     if (r == 0 || async) {
-        dcommi_send(&b, 0, in(0, 64), peer, num(0), flags);
+        dcomm_build_send(&b, 0, in(0, 64), peer, num(0), flags);
     }
-    dcommi_recv(&b, 0, scratch(0, 64), peer, num(0), 0);
+    dcomm_build_recv(&b, 0, scratch(0, 64), peer, num(0), 0);
     if (r == 1 && !async) {
-        dcommi_send(&b, 0, in(0, 64), peer, num(0), flags);
+        dcomm_build_send(&b, 0, in(0, 64), peer, num(0), flags);
     }
     dcomm_operand both[2] = {in(0, 64), scratch(0, 64)};
     if (r == 1) {
         both[0] = scratch(0, 64);
         both[1] = in(0, 64);
     }
-    dcommi_reduce(&b, 0, out(0, 64), both, 2, DCOMM_STEP_FINAL);
+    dcomm_build_reduce(&b, 0, out(0, 64), both, 2, DCOMM_STEP_FINAL);
     return finish(&b);
 }
 
@@ -185,18 +185,18 @@ static set overwrite(bool fence)
 {
     set s = {.n = 2};
     for (int r = 0; r < 2; r++) {
-        dcommi_builder b;
+        dcomm_builder b;
         begin(&b, "overwrite", r, 2, 128, 64);
-        dcommi_build_tags(&b, 1);
+        dcomm_build_tags(&b, 1);
         if (r == 0) {
-            dcommi_copy(&b, 0, out(0, 64), in(0, 64), 0);
-            dcommi_send(&b, 0, out(0, 64), num(1), num(0), DCOMM_STEP_ASYNC);
+            dcomm_build_copy(&b, 0, out(0, 64), in(0, 64), 0);
+            dcomm_build_send(&b, 0, out(0, 64), num(1), num(0), DCOMM_STEP_ASYNC);
             if (fence) {
-                dcommi_fence(&b, 0);
+                dcomm_build_fence(&b, 0);
             }
-            dcommi_copy(&b, 0, out(0, 64), in(64, 64), 0);
+            dcomm_build_copy(&b, 0, out(0, 64), in(64, 64), 0);
         } else {
-            dcommi_recv(&b, 0, out(0, 64), num(0), num(0), 0);
+            dcomm_build_recv(&b, 0, out(0, 64), num(0), num(0), 0);
         }
         s.plan[r] = finish(&b);
     }
@@ -213,20 +213,20 @@ static set one_shot(int n, int rounds, int fault, bool in_order)
 {
     set s = {.n = n};
     for (int r = 0; r < n; r++) {
-        dcommi_builder b;
+        dcomm_builder b;
         begin(&b, "one_shot", r, n, 64, 64);
-        uint16_t slot = dcommi_build_slot(&b), ready = dcommi_build_counter(&b);
-        uint16_t read = dcommi_build_counter(&b);
-        int64_t at = dcommi_build_scratch(&b, 64);
-        dcommi_expose(&b, 0, scratch(at, 64), slot, num(DCOMM_ALL_PEERS));
+        uint16_t slot = dcomm_build_slot(&b), ready = dcomm_build_counter(&b);
+        uint16_t read = dcomm_build_counter(&b);
+        int64_t at = dcomm_build_scratch(&b, 64);
+        dcomm_build_expose(&b, 0, scratch(at, 64), slot, num(DCOMM_ALL_PEERS));
         for (int k = 0; k < rounds; k++) {
-            dcommi_copy(&b, 0, scratch(at, 64), in(0, 64), 0);
+            dcomm_build_copy(&b, 0, scratch(at, 64), in(0, 64), 0);
             if (fault != EARLY) {
-                dcommi_signal(&b, 0, ready, num(DCOMM_ALL_PEERS), num(1));
-                dcommi_await(&b, 0, ready, num((int64_t)(k + 1) * (n - 1)));
+                dcomm_build_signal(&b, 0, ready, num(DCOMM_ALL_PEERS), num(1));
+                dcomm_build_wait(&b, 0, ready, num((int64_t)(k + 1) * (n - 1)));
             }
-            dcomm_operand parts[3] = {dcommi_peer(num(0), slot, num(0), 64), scratch(at, 64),
-                                      dcommi_peer(num((r + 1) % n), slot, num(0), 64)};
+            dcomm_operand parts[3] = {dcomm_exposed(num(0), slot, num(0), 64), scratch(at, 64),
+                                      dcomm_exposed(num((r + 1) % n), slot, num(0), 64)};
             parts[0].repeat = (uint32_t)r;
             parts[2].repeat = (uint32_t)(n - 1 - r);
             uint32_t head = r == 0 ? 1 : 0, tail = r == n - 1 ? 1 : 0;
@@ -237,11 +237,11 @@ static set one_shot(int n, int rounds, int fault, bool in_order)
                 head = 0;
                 tail = 1;
             }
-            dcommi_reduce(&b, 0, out(0, 64), parts + head, 3 - head - tail, DCOMM_STEP_FINAL);
-            dcommi_signal(&b, 0, read, num(DCOMM_ALL_PEERS), num(1));
+            dcomm_build_reduce(&b, 0, out(0, 64), parts + head, 3 - head - tail, DCOMM_STEP_FINAL);
+            dcomm_build_signal(&b, 0, read, num(DCOMM_ALL_PEERS), num(1));
             int64_t wanted = (int64_t)(k + 1) * (n - 1);
             if (fault != NO_WAIT) {
-                dcommi_await(&b, 0, read, num(fault == STARVED ? wanted + 1 : wanted));
+                dcomm_build_wait(&b, 0, read, num(fault == STARVED ? wanted + 1 : wanted));
             }
         }
         s.plan[r] = finish(&b);

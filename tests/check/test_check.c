@@ -156,14 +156,14 @@ Test(broken, messages)
     set s = {.n = 2};
     for (int twice = 0; twice < 2; twice++) {
         for (int r = 0; r < 2; r++) {
-            dcommi_builder b;
+            dcomm_builder b;
             begin(&b, "messages", r, 2, 64, 64);
-            dcommi_build_tags(&b, 2);
+            dcomm_build_tags(&b, 2);
             for (int i = 0; i <= twice; i++) {
                 if (r == 0) {
-                    dcommi_send(&b, 0, in(0, 8), num(1), num(1), DCOMM_STEP_ASYNC);
+                    dcomm_build_send(&b, 0, in(0, 8), num(1), num(1), DCOMM_STEP_ASYNC);
                 } else if (twice) {
-                    dcommi_recv(&b, 0, out(8 * i, 8), num(0), num(1), 0);
+                    dcomm_build_recv(&b, 0, out(8 * i, 8), num(0), num(1), 0);
                 }
             }
             s.plan[r] = finish(&b);
@@ -193,15 +193,15 @@ Test(broken, fence_missing)
 Test(broken, lanes_racing)
 {
     for (int ordered = 0; ordered < 2; ordered++) {
-        dcommi_builder b;
+        dcomm_builder b;
         begin(&b, "lanes", 0, 1, 64, 64);
-        uint16_t counter = dcommi_build_counter(&b);
-        dcommi_copy(&b, 0, out(0, 40), in(0, 40), 0);
-        dcommi_signal(&b, 0, counter, num(0), num(1));
+        uint16_t counter = dcomm_build_counter(&b);
+        dcomm_build_copy(&b, 0, out(0, 40), in(0, 40), 0);
+        dcomm_build_signal(&b, 0, counter, num(0), num(1));
         if (ordered) {
-            dcommi_await(&b, 1, counter, num(1));
+            dcomm_build_wait(&b, 1, counter, num(1));
         }
-        dcommi_copy(&b, 1, out(32, 32), in(32, 32), 0);
+        dcomm_build_copy(&b, 1, out(32, 32), in(32, 32), 0);
         set s = {.n = 1, .plan = {finish(&b)}};
         if (ordered) {
             right(&s, f32(DCOMM_COLL_PLAN, 0));
@@ -252,30 +252,30 @@ Test(broken, signals_of_others_count_too)
     /* Rank 0 waits for two signals, of which rank 2 may give both: rank 1 may not be there. */
     set s = {.n = 3};
     for (int r = 0; r < 3; r++) {
-        dcommi_builder b;
+        dcomm_builder b;
         begin(&b, "barrier", r, 3, 0, 0);
-        uint16_t come = dcommi_build_counter(&b), go = dcommi_build_counter(&b);
+        uint16_t come = dcomm_build_counter(&b), go = dcomm_build_counter(&b);
         if (r == 0) {
-            dcommi_await(&b, 0, come, num(2));
-            dcommi_signal(&b, 0, go, num(DCOMM_ALL_PEERS), num(1));
+            dcomm_build_wait(&b, 0, come, num(2));
+            dcomm_build_signal(&b, 0, go, num(DCOMM_ALL_PEERS), num(1));
         } else {
-            dcommi_signal(&b, 0, come, num(0), num(r));
-            dcommi_await(&b, 0, go, num(1));
+            dcomm_build_signal(&b, 0, come, num(0), num(r));
+            dcomm_build_wait(&b, 0, go, num(1));
         }
         s.plan[r] = finish(&b);
     }
     set t = s; /* with signals of 1 each it is right */
     wrong(&s, f32(DCOMM_COLL_BARRIER, 0), "may leave the barrier before rank 1", "rank 0");
     for (int r = 0; r < 3; r++) {
-        dcommi_builder b;
+        dcomm_builder b;
         begin(&b, "barrier", r, 3, 0, 0);
-        uint16_t come = dcommi_build_counter(&b), go = dcommi_build_counter(&b);
+        uint16_t come = dcomm_build_counter(&b), go = dcomm_build_counter(&b);
         if (r == 0) {
-            dcommi_await(&b, 0, come, num(2));
-            dcommi_signal(&b, 0, go, num(DCOMM_ALL_PEERS), num(1));
+            dcomm_build_wait(&b, 0, come, num(2));
+            dcomm_build_signal(&b, 0, go, num(DCOMM_ALL_PEERS), num(1));
         } else {
-            dcommi_signal(&b, 0, come, num(0), num(1));
-            dcommi_await(&b, 0, go, num(1));
+            dcomm_build_signal(&b, 0, come, num(0), num(1));
+            dcomm_build_wait(&b, 0, go, num(1));
         }
         t.plan[r] = finish(&b);
     }
@@ -289,19 +289,19 @@ Test(right, chain_in_rank_order)
     for (int dtype = DCOMM_F32; dtype <= DCOMM_BF16; dtype++) {
         set s = {.n = 3};
         for (int r = 0; r < 3; r++) {
-            dcommi_builder b;
+            dcomm_builder b;
             begin(&b, "chain", r, 3, 64, 64);
             b.head.dtype = (uint32_t)dtype;
-            dcommi_build_tags(&b, 1);
-            dcomm_operand at = scratch(dcommi_build_scratch(&b, 64), 64);
-            dcomm_operand stage = scratch(dcommi_build_scratch(&b, 64), 64);
+            dcomm_build_tags(&b, 1);
+            dcomm_operand at = scratch(dcomm_build_scratch(&b, 64), 64);
+            dcomm_operand stage = scratch(dcomm_build_scratch(&b, 64), 64);
             dcomm_operand sum = r == 2 ? out(0, 64) : at;
             if (r > 0) {
-                dcommi_recv_reduce(&b, 0, sum, dcommi_msg(), in(0, 64), stage, num(r - 1), num(0),
-                                   0);
+                dcomm_build_recv_reduce(&b, 0, sum, dcomm_msg(), in(0, 64), stage, num(r - 1),
+                                        num(0), 0);
             }
             if (r < 2) {
-                dcommi_send(&b, 0, r == 0 ? in(0, 64) : at, num(r + 1), num(0), 0);
+                dcomm_build_send(&b, 0, r == 0 ? in(0, 64) : at, num(r + 1), num(0), 0);
             }
             s.plan[r] = finish(&b);
         }
@@ -331,18 +331,19 @@ Test(right, all_to_all_v)
     for (int fault = 0; fault < 2; fault++) {
         set s = {.n = N};
         for (int r = 0; r < N; r++) {
-            dcommi_builder b;
+            dcomm_builder b;
             begin(&b, "linear", r, N, 0, 0);
-            dcommi_build_tags(&b, 1);
+            dcomm_build_tags(&b, 1);
             int64_t from = 0, to = 0;
             for (int p = 0; p < N; p++) {
                 int64_t give = 4 * (int64_t)counts[r][p], take = 4 * (int64_t)counts[p][r];
                 if (p == r) {
-                    dcommi_copy(&b, 0, out(to, take), in(from, give), 0);
+                    dcomm_build_copy(&b, 0, out(to, take), in(from, give), 0);
                 } else {
                     int64_t shift = fault && r == 2 && p == 4 ? 4 : 0;
-                    dcommi_send(&b, 0, in(from - shift, give), num(p), num(0), DCOMM_STEP_ASYNC);
-                    dcommi_recv(&b, 0, out(to, take), num(p), num(0), DCOMM_STEP_ASYNC);
+                    dcomm_build_send(&b, 0, in(from - shift, give), num(p), num(0),
+                                     DCOMM_STEP_ASYNC);
+                    dcomm_build_recv(&b, 0, out(to, take), num(p), num(0), DCOMM_STEP_ASYNC);
                 }
                 from += give;
                 to += take;
@@ -366,21 +367,21 @@ static void check_rooted(dcomm_coll coll, bool in_place, bool scatters)
     enum { N = 4, ROOT = 2 };
     set s = {.n = N};
     for (int r = 0; r < N; r++) {
-        dcommi_builder b;
+        dcomm_builder b;
         begin(&b, "linear", r, N, 256, 256);
-        dcommi_build_tags(&b, 1);
+        dcomm_build_tags(&b, 1);
         dcomm_space space = in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN;
         for (int p = 0; r == ROOT && p < N; p++) {
             dcomm_operand block =
-                scatters ? dcommi_span(space, p * 64, 64) : dcommi_span(space, 0, 64);
+                scatters ? dcomm_span(space, p * 64, 64) : dcomm_span(space, 0, 64);
             if (p != r) {
-                dcommi_send(&b, 0, block, num(p), num(0), DCOMM_STEP_ASYNC);
+                dcomm_build_send(&b, 0, block, num(p), num(0), DCOMM_STEP_ASYNC);
             } else if (!in_place) {
-                dcommi_copy(&b, 0, out(0, 64), block, 0);
+                dcomm_build_copy(&b, 0, out(0, 64), block, 0);
             }
         }
         if (r != ROOT) {
-            dcommi_recv(&b, 0, out(0, 64), num(ROOT), num(0), 0);
+            dcomm_build_recv(&b, 0, out(0, 64), num(ROOT), num(0), 0);
         }
         s.plan[r] = finish(&b);
     }

@@ -11,17 +11,17 @@ static set two_levels(dcomm_plan **subs, bool fault)
 {
     set s = {.n = 4};
     for (int r = 0; r < 4; r++) {
-        dcommi_builder b;
+        dcomm_builder b;
         subs[2 * r] = pair_plan(r / 2, true);
         subs[2 * r + 1] = pair_plan(r % 2, true);
         begin(&b, "two levels", r, 4, 64, 64);
-        dcommi_build_tags(&b, 4);
-        dcomm_operand mid = scratch(dcommi_build_scratch(&b, 64), 64);
+        dcomm_build_tags(&b, 4);
+        dcomm_operand mid = scratch(dcomm_build_scratch(&b, 64), 64);
         int64_t first[2] = {r % 2, r % 2 + 2}, then[2] = {r - r % 2, r - r % 2 + 1};
-        int64_t group = dcommi_build_table(&b, first, 2);
-        dcommi_call(&b, 0, subs[2 * r], group, in(0, 64), mid, num(0));
-        group = dcommi_build_table(&b, then, 2);
-        dcommi_call(&b, 0, subs[2 * r + 1], group, fault ? in(0, 64) : mid, out(0, 64), num(2));
+        int64_t group = dcomm_build_table(&b, first, 2);
+        dcomm_build_call(&b, 0, subs[2 * r], group, in(0, 64), mid, num(0));
+        group = dcomm_build_table(&b, then, 2);
+        dcomm_build_call(&b, 0, subs[2 * r + 1], group, fault ? in(0, 64) : mid, out(0, 64), num(2));
         s.plan[r] = finish(&b);
     }
     return s;
@@ -75,12 +75,12 @@ static set compressed(bool fault)
 {
     set s = {.n = 2};
     for (int r = 0; r < 2; r++) {
-        dcommi_builder b;
+        dcomm_builder b;
         begin(&b, "compressed", r, 2, 64, 64);
         b.head.codec = &codec;
         b.head.nwords = 2;
-        dcommi_build_tags(&b, 1);
-        int64_t sent = dcommi_build_scratch(&b, 80), got = dcommi_build_scratch(&b, 80);
+        dcomm_build_tags(&b, 1);
+        int64_t sent = dcomm_build_scratch(&b, 80), got = dcomm_build_scratch(&b, 80);
         dcomm_operand payload = scratch(sent, 80), arrived = scratch(got, 80);
         dcomm_operand src = in(0, 64);
         dcomm_step *e = dcommi_build_step(&b, 0, DCOMM_STEP_ENCODE);
@@ -88,8 +88,8 @@ static set compressed(bool fault)
         e->word = 0;
         dcommi_build_sources(&b, e, &src, 1);
         payload.length = dcommi_word(0);
-        dcommi_send(&b, 0, payload, num(1 - r), num(0), DCOMM_STEP_ASYNC);
-        dcommi_recv(&b, 0, arrived, num(1 - r), num(0), 0);
+        dcomm_build_send(&b, 0, payload, num(1 - r), num(0), DCOMM_STEP_ASYNC);
+        dcomm_build_recv(&b, 0, arrived, num(1 - r), num(0), 0);
         if (!fault) {
             dcommi_build_step(&b, 0, DCOMM_STEP_FENCE);
             b.lanes[0].steps[2].word = 1;

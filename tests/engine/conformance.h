@@ -18,11 +18,11 @@ typedef struct world {
     void *state;
 } world;
 
-typedef void (*maker)(dcommi_builder *b, int r, int n);
+typedef void (*maker)(dcomm_builder *b, int r, int n);
 
 static dcomm_plan *make(maker fn, const char *name, int r, int n)
 {
-    dcommi_builder *b = malloc(sizeof *b);
+    dcomm_builder *b = malloc(sizeof *b);
     dcomm_plan *plan = NULL;
     PROCS_TRUE(b != NULL);
     dcommi_build_begin(b, name, r, n, DCOMM_F32, DCOMM_SUM);
@@ -56,27 +56,27 @@ static void drop(dcomm_plan **plans, int n)
 
 static dcomm_operand in(int64_t at, int64_t len)
 {
-    return dcommi_span(DCOMM_SPACE_IN, at, len);
+    return dcomm_span(DCOMM_SPACE_IN, at, len);
 }
 
 static dcomm_operand out(int64_t at, int64_t len)
 {
-    return dcommi_span(DCOMM_SPACE_OUT, at, len);
+    return dcomm_span(DCOMM_SPACE_OUT, at, len);
 }
 
 static dcomm_operand scratch(int64_t at, int64_t len)
 {
-    return dcommi_span(DCOMM_SPACE_SCRATCH, at, len);
+    return dcomm_span(DCOMM_SPACE_SCRATCH, at, len);
 }
 
 static dcomm_operand word(int64_t index)
 {
-    return dcommi_span(DCOMM_SPACE_WORDS, 8 * index, 8);
+    return dcomm_span(DCOMM_SPACE_WORDS, 8 * index, 8);
 }
 
 static dcomm_expr num(int64_t x)
 {
-    return dcommi_const(x);
+    return dcomm_const(x);
 }
 
 /* o, as long as word `index` says. */
@@ -86,7 +86,7 @@ static dcomm_operand as_long(dcomm_operand o, int64_t index)
     return o;
 }
 
-static dcomm_step *step_of(dcommi_builder *b, int lane, dcomm_step_kind kind, dcomm_operand dst,
+static dcomm_step *step_of(dcomm_builder *b, int lane, dcomm_step_kind kind, dcomm_operand dst,
                            const dcomm_operand *src, size_t n)
 {
     dcomm_step *s = dcommi_build_step(b, lane, kind);

@@ -51,24 +51,24 @@ static dcomm_status unpack(void *user, const dcomm_codec_place *place, const voi
 
 static const dcomm_plan_codec runs = {"runs", pack, unpack, NULL};
 
-static void relay(dcommi_builder *b, int r, int n)
+static void relay(dcomm_builder *b, int r, int n)
 {
     b->head.in_bytes = r == 0 ? FILE_BYTES : 0;
     b->head.out_bytes = FILE_BYTES;
     b->head.nwords = 1;
     b->head.codec = &runs;
-    dcomm_operand packed = scratch(dcommi_build_scratch(b, 2 * FILE_BYTES), 2 * FILE_BYTES);
+    dcomm_operand packed = scratch(dcomm_build_scratch(b, 2 * FILE_BYTES), 2 * FILE_BYTES);
     dcomm_operand file = in(0, FILE_BYTES);
-    dcommi_build_tags(b, 1);
+    dcomm_build_tags(b, 1);
     if (r == 0) {
         step_of(b, 0, DCOMM_STEP_ENCODE, packed, &file, 1)->word = 0;
     } else {
-        dcommi_recv(b, 0, packed, num(r - 1), num(0), 0);
+        dcomm_build_recv(b, 0, packed, num(r - 1), num(0), 0);
         b->lanes[0].steps[0].word = 0;
     }
     packed = as_long(packed, 0);
     if (r + 1 < n) {
-        dcommi_send(b, 0, packed, num(r + 1), num(0), DCOMM_STEP_ASYNC);
+        dcomm_build_send(b, 0, packed, num(r + 1), num(0), DCOMM_STEP_ASYNC);
     }
     step_of(b, 0, DCOMM_STEP_DECODE, out(0, FILE_BYTES), &packed, 1);
 }
@@ -169,7 +169,7 @@ static const dcomm_plan_kernel kernels[] = {add_scaled, subtract};
 static float one = 1;
 
 /* IN: a gradient, and what the last run held back. OUT: the sum, and what this one holds back. */
-static void compressed(dcommi_builder *b, int r, int n)
+static void compressed(dcomm_builder *b, int r, int n)
 {
     const int64_t bytes = 4 * GRADS, half = 2 * GRADS;
     b->head.in_bytes = b->head.out_bytes = 2 * bytes;
@@ -178,10 +178,10 @@ static void compressed(dcommi_builder *b, int r, int n)
     b->head.kernels = kernels;
     b->head.nkernels = 2;
     b->head.kernel_user = &one;
-    dcomm_operand wanted = scratch(dcommi_build_scratch(b, bytes), bytes);
-    dcomm_operand decoded = scratch(dcommi_build_scratch(b, bytes), bytes);
-    int64_t slots = dcommi_build_scratch(b, n * half);
-    dcommi_build_tags(b, 1);
+    dcomm_operand wanted = scratch(dcomm_build_scratch(b, bytes), bytes);
+    dcomm_operand decoded = scratch(dcomm_build_scratch(b, bytes), bytes);
+    int64_t slots = dcomm_build_scratch(b, n * half);
+    dcomm_build_tags(b, 1);
     dcomm_operand sum[2] = {in(0, bytes), in(bytes, bytes)}, theirs[MAX];
     step_of(b, 0, DCOMM_STEP_COMPUTE, wanted, sum, 2)->kernel = 0;
     dcomm_operand mine = scratch(slots + r * half, half);
@@ -189,8 +189,9 @@ static void compressed(dcommi_builder *b, int r, int n)
     mine = as_long(mine, r);
     for (int p = 0; p < n; p++) {
         if (p != r) {
-            dcommi_send(b, 0, mine, num(p), num(0), DCOMM_STEP_ASYNC);
-            dcommi_recv(b, 1, scratch(slots + p * half, half), num(p), num(0), DCOMM_STEP_ASYNC);
+            dcomm_build_send(b, 0, mine, num(p), num(0), DCOMM_STEP_ASYNC);
+            dcomm_build_recv(b, 1, scratch(slots + p * half, half), num(p), num(0),
+                             DCOMM_STEP_ASYNC);
             b->lanes[1].steps[b->lanes[1].count - 1].word = p;
         }
     }
@@ -198,10 +199,10 @@ static void compressed(dcommi_builder *b, int r, int n)
     dcomm_operand difference[2] = {wanted, decoded};
     step_of(b, 0, DCOMM_STEP_COMPUTE, out(bytes, bytes), difference, 2)->kernel = 1;
     /* Lane 1 waits for its messages, then for lane 0's encoding, and folds in rank order. */
-    uint16_t encoded = dcommi_build_counter(b);
-    dcommi_signal(b, 0, encoded, num(r), num(2));
-    dcommi_fence(b, 1);
-    dcommi_await(b, 1, encoded, num(2));
+    uint16_t encoded = dcomm_build_counter(b);
+    dcomm_build_signal(b, 0, encoded, num(r), num(2));
+    dcomm_build_fence(b, 1);
+    dcomm_build_wait(b, 1, encoded, num(2));
     for (int p = 0; p < n; p++) {
         theirs[p] = as_long(scratch(slots + p * half, half), p);
     }
@@ -245,34 +246,34 @@ static void run_compressed(world *w)
 
 #define BLOCK 40000 /* bytes: several read blocks where there are many ranks, an odd end */
 
-static void exposed(dcommi_builder *b, int r, int n)
+static void exposed(dcomm_builder *b, int r, int n)
 {
     b->head.in_bytes = n * BLOCK;
     b->head.out_bytes = (n + 1) * BLOCK;
-    uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
-    uint16_t read = dcommi_build_counter(b);
-    dcommi_expose(b, 0, in(0, n * BLOCK), inputs, num(DCOMM_ALL_PEERS));
+    uint16_t inputs = dcomm_build_slot(b), results = dcomm_build_slot(b);
+    uint16_t read = dcomm_build_counter(b);
+    dcomm_build_expose(b, 0, in(0, n * BLOCK), inputs, num(DCOMM_ALL_PEERS));
     /* Own block r of everybody, from the next rank on, each at its place: offset r*BLOCK. */
-    dcomm_operand pieces[2] = {in(r * BLOCK, BLOCK), dcommi_peer(num(r + 1 < n ? r + 1 : 0), inputs,
-                                                                 num(r * BLOCK), BLOCK)};
+    dcomm_operand pieces[2] = {in(r * BLOCK, BLOCK), dcomm_exposed(num(r + 1 < n ? r + 1 : 0),
+                                                                   inputs, num(r * BLOCK), BLOCK)};
     pieces[1].repeat = (uint32_t)(n - 1);
-    dcommi_reduce(b, 0, out(r * BLOCK, BLOCK), pieces, n > 1 ? 2 : 1, DCOMM_STEP_FINAL);
-    dcommi_expose(b, 0, out(r * BLOCK, BLOCK), results, num(DCOMM_ALL_PEERS));
-    int d = dcommi_loop(b, 0, num(n - 1));
-    dcomm_expr peer = dcommi_modular(1, r + 1, d, 1, n);
-    dcommi_copy(b, 0, dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(BLOCK, r + 1, d, 1, n), BLOCK),
-                dcommi_peer(peer, results, num(0), BLOCK), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
+    dcomm_build_reduce(b, 0, out(r * BLOCK, BLOCK), pieces, n > 1 ? 2 : 1, DCOMM_STEP_FINAL);
+    dcomm_build_expose(b, 0, out(r * BLOCK, BLOCK), results, num(DCOMM_ALL_PEERS));
+    int d = dcomm_build_loop(b, 0, num(n - 1));
+    dcomm_expr peer = dcomm_modular(1, r + 1, d, 1, n);
+    dcomm_build_copy(b, 0, dcomm_at(DCOMM_SPACE_OUT, dcomm_modular(BLOCK, r + 1, d, 1, n), BLOCK),
+                     dcomm_exposed(peer, results, num(0), BLOCK), DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+    dcomm_build_fence(b, 0);
     /* Pieces that are not at one place in each rank: the p-th after r gives its block r+1+p. */
-    dcomm_operand steps = dcommi_peer(num(0), inputs, num(0), 4);
+    dcomm_operand steps = dcomm_exposed(num(0), inputs, num(0), 4);
     steps.repeat = (uint32_t)r;
     steps.stride = 4;
     if (r > 0) {
-        dcommi_reduce(b, 0, out(n * BLOCK, 4), &steps, 1, 0);
+        dcomm_build_reduce(b, 0, out(n * BLOCK, 4), &steps, 1, 0);
     }
-    dcommi_signal(b, 0, read, num(DCOMM_ALL_PEERS), num(1));
-    dcommi_await(b, 0, read, num(n - 1));
+    dcomm_build_signal(b, 0, read, num(DCOMM_ALL_PEERS), num(1));
+    dcomm_build_wait(b, 0, read, num(n - 1));
 }
 
 static void run_exposed(world *w)
@@ -309,19 +310,19 @@ static void run_exposed(world *w)
 
 #define PART 12000
 
-static void folded(dcommi_builder *b, int r, int n)
+static void folded(dcomm_builder *b, int r, int n)
 {
     b->head.in_bytes = 2 * PART;
     b->head.out_bytes = 2 * PART;
-    dcomm_operand stage = scratch(dcommi_build_scratch(b, PART), PART);
-    dcomm_operand part = scratch(dcommi_build_scratch(b, PART), PART);
-    dcommi_build_tags(b, 2);
+    dcomm_operand stage = scratch(dcomm_build_scratch(b, PART), PART);
+    dcomm_operand part = scratch(dcomm_build_scratch(b, PART), PART);
+    dcomm_build_tags(b, 2);
     if (r == 0) {
-        dcommi_copy(b, 0, part, in(0, PART), 0);
+        dcomm_build_copy(b, 0, part, in(0, PART), 0);
     } else {
-        dcommi_copy(b, 0, part, in(PART, PART), 0);
+        dcomm_build_copy(b, 0, part, in(PART, PART), 0);
         dcomm_step *s = dcommi_build_step(b, 0, DCOMM_STEP_RECV_REDUCE);
-        dcomm_operand src[3] = {in(0, PART), dcommi_msg(), part};
+        dcomm_operand src[3] = {in(0, PART), dcomm_msg(), part};
         s->dst = part; /* the same as its last operand */
         s->stage = stage;
         s->peer = num(r - 1);
@@ -329,16 +330,16 @@ static void folded(dcommi_builder *b, int r, int n)
         dcommi_build_sources(b, s, src, 3);
     }
     if (r + 1 < n) {
-        dcommi_send(b, 0, part, num(r + 1), num(0), 0);
-        dcommi_recv(b, 0, out(0, PART), num((r + n - 1) % n), num(1), 0);
+        dcomm_build_send(b, 0, part, num(r + 1), num(0), 0);
+        dcomm_build_recv(b, 0, out(0, PART), num((r + n - 1) % n), num(1), 0);
     } else {
-        dcommi_copy(b, 0, out(0, PART), part, 0);
+        dcomm_build_copy(b, 0, out(0, PART), part, 0);
     }
     if (n > 1 && r + 2 != n) { /* back round the ring, from the last to the one before it */
-        dcommi_send(b, 0, out(0, PART), num((r + 1) % n), num(1), 0);
+        dcomm_build_send(b, 0, out(0, PART), num((r + 1) % n), num(1), 0);
     }
     dcomm_operand three[3] = {in(0, PART), in(PART, PART), in(0, PART)};
-    dcommi_reduce(b, 0, out(PART, PART), three, 3, 0);
+    dcomm_build_reduce(b, 0, out(PART, PART), three, 3, 0);
 }
 
 static void run_folded(world *w)
@@ -387,43 +388,41 @@ static dcomm_status count_out(void *user, const dcomm_codec_place *place, const 
 static const dcomm_plan_codec count_codec = {"count", count_out, uncut, NULL};
 
 /* Turn t, way w: rank r sends 4 bytes to each (r + 1 + k) mod n, who puts it at [t][w][k]. */
-static void loops(dcommi_builder *b, int r, int n)
+static void loops(dcomm_builder *b, int r, int n)
 {
     int64_t row = 4 * (n - 1);
     b->head.in_bytes = 4 + TURNS * 2 * 4;
     b->head.out_bytes = TURNS * 2 * row;
     b->head.nwords = 1;
     b->head.codec = &count_codec;
-    dcommi_build_tags(b, TURNS * 2 + 1);
+    dcomm_build_tags(b, TURNS * 2 + 1);
     dcomm_operand turns = in(0, 4);
-    dcomm_operand counted = scratch(dcommi_build_scratch(b, TURNS), TURNS);
+    dcomm_operand counted = scratch(dcomm_build_scratch(b, TURNS), TURNS);
     if (r == 0) {
         step_of(b, 0, DCOMM_STEP_ENCODE, counted, &turns, 1)->word = 0;
-        int d = dcommi_loop(b, 0, num(n - 1));
-        dcommi_send(b, 0, as_long(counted, 0), dcommi_linear(1, d, 1), num(TURNS * 2),
-                    DCOMM_STEP_ASYNC);
-        dcommi_end(b, 0);
-        dcommi_fence(b, 0);
+        int d = dcomm_build_loop(b, 0, num(n - 1));
+        dcomm_build_send(b, 0, as_long(counted, 0), dcomm_linear(1, d, 1), num(TURNS * 2),
+                         DCOMM_STEP_ASYNC);
+        dcomm_build_end(b, 0);
+        dcomm_build_fence(b, 0);
     } else {
-        dcommi_recv(b, 0, counted, num(0), num(TURNS * 2), 0);
+        dcomm_build_recv(b, 0, counted, num(0), num(TURNS * 2), 0);
         b->lanes[0].steps[0].word = 0;
     }
-    int t = dcommi_loop(b, 0, dcommi_word(0));
-    int v = dcommi_loop(b, 0, num(2));
-    int k = dcommi_loop(b, 0, num(n - 1));
+    int t = dcomm_build_loop(b, 0, dcommi_word(0));
+    int v = dcomm_build_loop(b, 0, num(2));
+    int k = dcomm_build_loop(b, 0, num(n - 1));
     PROCS_TRUE(t == 0 && v == 1 && k == 2);
-    dcomm_expr tag = dcommi_plus_loop(dcommi_linear(0, t, 2), v, 1);
-    dcomm_operand src =
-        dcommi_at(DCOMM_SPACE_IN, dcommi_plus_loop(dcommi_linear(4, t, 8), v, 4), 4);
-    dcommi_send(b, 0, src, dcommi_modular(1, r + 1, k, 1, n), tag, DCOMM_STEP_ASYNC);
-    dcomm_expr place =
-        dcommi_plus_loop(dcommi_plus_loop(dcommi_linear(0, t, 2 * row), v, row), k, 4);
-    dcommi_recv(b, 0, dcommi_at(DCOMM_SPACE_OUT, place, 4), dcommi_modular(1, r - 1, k, -1, n), tag,
-                DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
-    dcommi_end(b, 0);
+    dcomm_expr tag = dcomm_plus_loop(dcomm_linear(0, t, 2), v, 1);
+    dcomm_operand src = dcomm_at(DCOMM_SPACE_IN, dcomm_plus_loop(dcomm_linear(4, t, 8), v, 4), 4);
+    dcomm_build_send(b, 0, src, dcomm_modular(1, r + 1, k, 1, n), tag, DCOMM_STEP_ASYNC);
+    dcomm_expr place = dcomm_plus_loop(dcomm_plus_loop(dcomm_linear(0, t, 2 * row), v, row), k, 4);
+    dcomm_build_recv(b, 0, dcomm_at(DCOMM_SPACE_OUT, place, 4), dcomm_modular(1, r - 1, k, -1, n),
+                     tag, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+    dcomm_build_end(b, 0);
+    dcomm_build_fence(b, 0);
+    dcomm_build_end(b, 0);
 }
 
 static void run_loops(world *w)
@@ -457,40 +456,40 @@ static void run_loops(world *w)
 
 /* Each rank fills scratch, two slots, from the rank before; a second lane takes it out again and
  * gives the slots back. Data and order go different ways: the data is read out of the peer. */
-static void counters(dcommi_builder *b, int r, int n)
+static void counters(dcomm_builder *b, int r, int n)
 {
     b->head.in_bytes = b->head.out_bytes = CHUNKS * CHUNK;
-    int64_t slots = dcommi_build_scratch(b, 2 * CHUNK);
-    uint16_t full = dcommi_build_counter(b), empty = dcommi_build_counter(b);
-    uint16_t taken = dcommi_build_counter(b), slot = dcommi_build_slot(b);
+    int64_t slots = dcomm_build_scratch(b, 2 * CHUNK);
+    uint16_t full = dcomm_build_counter(b), empty = dcomm_build_counter(b);
+    uint16_t taken = dcomm_build_counter(b), slot = dcomm_build_slot(b);
     dcomm_expr next = num((r + 1) % n), before = num((r + n - 1) % n);
-    dcommi_expose(b, 0, scratch(slots, 2 * CHUNK), slot, next);
+    dcomm_build_expose(b, 0, scratch(slots, 2 * CHUNK), slot, next);
     /* Room in the slots: the reader adds 3 for a chunk; both are free at the start. */
-    dcommi_signal(b, 0, empty, num(r), num(6));
-    int c = dcommi_loop(b, 0, num(CHUNKS));
-    dcommi_await(b, 0, empty, dcommi_linear(3, c, 3));
-    dcommi_copy(b, 0,
-                dcommi_at(DCOMM_SPACE_SCRATCH,
-                          dcommi_plus(dcommi_modular(CHUNK, 0, c, 1, 2), slots), CHUNK),
-                dcommi_at(DCOMM_SPACE_IN, dcommi_linear(0, c, CHUNK), CHUNK), 0);
-    dcommi_signal(b, 0, full, next, num(1));
-    dcommi_end(b, 0);
-    c = dcommi_loop(b, 1, num(CHUNKS));
-    dcommi_await(b, 1, full, dcommi_linear(1, c, 1));
-    dcommi_copy(b, 1, dcommi_at(DCOMM_SPACE_OUT, dcommi_linear(0, c, CHUNK), CHUNK),
-                dcommi_peer(before, slot, dcommi_modular(CHUNK, 0, c, 1, 2), CHUNK), 0);
-    dcommi_signal(b, 1, empty, before, num(3));
-    dcommi_signal(b, 1, taken, num(r), num(1));
-    dcommi_end(b, 1);
+    dcomm_build_signal(b, 0, empty, num(r), num(6));
+    int c = dcomm_build_loop(b, 0, num(CHUNKS));
+    dcomm_build_wait(b, 0, empty, dcomm_linear(3, c, 3));
+    dcomm_build_copy(
+        b, 0,
+        dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_plus(dcomm_modular(CHUNK, 0, c, 1, 2), slots), CHUNK),
+        dcomm_at(DCOMM_SPACE_IN, dcomm_linear(0, c, CHUNK), CHUNK), 0);
+    dcomm_build_signal(b, 0, full, next, num(1));
+    dcomm_build_end(b, 0);
+    c = dcomm_build_loop(b, 1, num(CHUNKS));
+    dcomm_build_wait(b, 1, full, dcomm_linear(1, c, 1));
+    dcomm_build_copy(b, 1, dcomm_at(DCOMM_SPACE_OUT, dcomm_linear(0, c, CHUNK), CHUNK),
+                     dcomm_exposed(before, slot, dcomm_modular(CHUNK, 0, c, 1, 2), CHUNK), 0);
+    dcomm_build_signal(b, 1, empty, before, num(3));
+    dcomm_build_signal(b, 1, taken, num(r), num(1));
+    dcomm_build_end(b, 1);
     /* A third lane doubles what has come, behind the second. */
-    c = dcommi_loop(b, 2, num(CHUNKS));
-    dcommi_await(b, 2, taken, dcommi_linear(1, c, 1));
-    dcomm_operand twice = dcommi_at(DCOMM_SPACE_OUT, dcommi_linear(0, c, CHUNK), CHUNK);
+    c = dcomm_build_loop(b, 2, num(CHUNKS));
+    dcomm_build_wait(b, 2, taken, dcomm_linear(1, c, 1));
+    dcomm_operand twice = dcomm_at(DCOMM_SPACE_OUT, dcomm_linear(0, c, CHUNK), CHUNK);
     dcomm_operand both[2] = {twice, twice};
-    dcommi_reduce(b, 2, twice, both, 2, 0);
-    dcommi_end(b, 2);
+    dcomm_build_reduce(b, 2, twice, both, 2, 0);
+    dcomm_build_end(b, 2);
     /* Memory stays until it has been read. */
-    dcommi_await(b, 0, empty, num(3 * CHUNKS + 6));
+    dcomm_build_wait(b, 0, empty, num(3 * CHUNKS + 6));
 }
 
 static void run_counters(world *w)

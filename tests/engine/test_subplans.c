@@ -27,7 +27,7 @@ static void make_grouped(grouped *g, int r, int n)
 {
     int members = (n - r % 2 + 1) / 2;
     int64_t group[MAX], all[MAX];
-    dcommi_builder *b = malloc(sizeof *b);
+    dcomm_builder *b = malloc(sizeof *b);
     PROCS_TRUE(b != NULL);
     for (int i = 0; i < n; i++) {
         all[i] = i;
@@ -40,14 +40,13 @@ static void make_grouped(grouped *g, int r, int n)
     const int64_t tags = 8; /* alike on all ranks, whose groups differ in size */
     PROCS_TRUE(g->inner[r]->ntags <= tags);
     PROCS_TRUE(g->inner[r]->ncounters == 0 && g->inner[r]->nslots == 0);
-    dcommi_build_tags(b, ROUNDS * tags);
-    int64_t at = dcommi_build_table(b, all, (size_t)members);
-    int c = dcommi_loop(b, 0, num(ROUNDS));
-    dcommi_call(b, 0, g->inner[r], at,
-                dcommi_at(DCOMM_SPACE_IN, dcommi_linear(0, c, GROUPED), GROUPED),
-                dcommi_at(DCOMM_SPACE_OUT, dcommi_linear(0, c, GROUPED), GROUPED),
-                dcommi_linear(0, c, tags));
-    dcommi_end(b, 0);
+    dcomm_build_tags(b, ROUNDS * tags);
+    int64_t at = dcomm_build_table(b, all, (size_t)members);
+    int c = dcomm_build_loop(b, 0, num(ROUNDS));
+    dcomm_build_call(
+        b, 0, g->inner[r], at, dcomm_at(DCOMM_SPACE_IN, dcomm_linear(0, c, GROUPED), GROUPED),
+        dcomm_at(DCOMM_SPACE_OUT, dcomm_linear(0, c, GROUPED), GROUPED), dcomm_linear(0, c, tags));
+    dcomm_build_end(b, 0);
     RANKS_OK(dcommi_build_finish(b, &g->middle[r]));
 
     static dcomm_plan *rings[MAX];
@@ -55,18 +54,18 @@ static void make_grouped(grouped *g, int r, int n)
     dcommi_build_begin(b, "outer", r, n, DCOMM_F32, DCOMM_SUM);
     b->head.in_bytes = ROUNDS * GROUPED;
     b->head.out_bytes = 2 * ROUNDS * GROUPED;
-    uint16_t ready = dcommi_build_counter(b);
-    int64_t own = dcommi_build_tags(b, ROUNDS * tags), ring = dcommi_build_tags(b, rings[r]->ntags);
+    uint16_t ready = dcomm_build_counter(b);
+    int64_t own = dcomm_build_tags(b, ROUNDS * tags), ring = dcomm_build_tags(b, rings[r]->ntags);
     b->head.ncounters += rings[r]->ncounters;
     b->head.nslots += 1 + rings[r]->nslots;
-    at = dcommi_build_table(b, group, (size_t)members);
-    int64_t everyone = dcommi_build_table(b, all, (size_t)n);
-    dcommi_call(b, 0, g->middle[r], at, in(0, ROUNDS * GROUPED), out(0, ROUNDS * GROUPED),
-                num(own));
-    dcommi_signal(b, 0, ready, num(r), num(1));
-    dcommi_await(b, 1, ready, num(1));
-    dcomm_step *s = dcommi_call(b, 1, rings[r], everyone, out(0, ROUNDS * GROUPED),
-                                out(ROUNDS * GROUPED, ROUNDS * GROUPED), num(ring));
+    at = dcomm_build_table(b, group, (size_t)members);
+    int64_t everyone = dcomm_build_table(b, all, (size_t)n);
+    dcomm_build_call(b, 0, g->middle[r], at, in(0, ROUNDS * GROUPED), out(0, ROUNDS * GROUPED),
+                     num(own));
+    dcomm_build_signal(b, 0, ready, num(r), num(1));
+    dcomm_build_wait(b, 1, ready, num(1));
+    dcomm_step *s = dcomm_build_call(b, 1, rings[r], everyone, out(0, ROUNDS * GROUPED),
+                                     out(ROUNDS * GROUPED, ROUNDS * GROUPED), num(ring));
     s->slot = 1;
     s->word = 1;
     RANKS_OK(dcommi_build_finish(b, &g->outer[r]));
@@ -120,7 +119,7 @@ enum { OWN_RANGES, SAME_COUNTERS, SAME_SLOTS, TOO_FEW_COUNTERS, NEGATIVE_SLOT };
  * half of OUT. `how`: whether each call has counters and slots of its own. */
 static void make_repeated(dcomm_plan **plan, dcomm_plan *sub[2], int r, int n, int how)
 {
-    dcommi_builder *b = malloc(sizeof *b);
+    dcomm_builder *b = malloc(sizeof *b);
     int64_t all[MAX];
     PROCS_TRUE(b != NULL);
     for (int i = 0; i < n; i++) {
@@ -134,27 +133,27 @@ static void make_repeated(dcomm_plan **plan, dcomm_plan *sub[2], int r, int n, i
     b->head.out_bytes = 2 * TIMES * PORTION;
     b->head.ncounters = 3; /* the sub-plans' lie behind these */
     b->head.nslots = 2;
-    int64_t group = dcommi_build_table(b, all, (size_t)n);
-    int d = dcommi_loop(b, 0, num(TIMES));
+    int64_t group = dcomm_build_table(b, all, (size_t)n);
+    int d = dcomm_build_loop(b, 0, num(TIMES));
     for (int k = 0; k < 2; k++) {
         int64_t to = k == 0 ? 0 : TIMES * PORTION;
         int64_t counters = how == SAME_COUNTERS ? 0 : sub[k]->ncounters;
         int64_t slots = how == SAME_SLOTS ? 0 : sub[k]->nslots;
         dcomm_step *s =
-            dcommi_call(b, 0, sub[k], group,
-                        dcommi_at(k == 0 ? DCOMM_SPACE_IN : DCOMM_SPACE_OUT,
-                                  dcommi_linear(0, d, PORTION), PORTION),
-                        dcommi_at(DCOMM_SPACE_OUT, dcommi_linear(to, d, PORTION), PORTION),
-                        dcommi_linear(b->head.ntags, d, sub[k]->ntags));
+            dcomm_build_call(b, 0, sub[k], group,
+                             dcomm_at(k == 0 ? DCOMM_SPACE_IN : DCOMM_SPACE_OUT,
+                                      dcomm_linear(0, d, PORTION), PORTION),
+                             dcomm_at(DCOMM_SPACE_OUT, dcomm_linear(to, d, PORTION), PORTION),
+                             dcomm_linear(b->head.ntags, d, sub[k]->ntags));
         s->slot = 2; /* all parts of the base are added up */
-        s->value = dcommi_linear(b->head.ncounters - 2, d, counters);
+        s->value = dcomm_linear(b->head.ncounters - 2, d, counters);
         s->word = 1;
-        s->peer = dcommi_linear(how == NEGATIVE_SLOT ? -2 : (int64_t)b->head.nslots - 1, d, slots);
+        s->peer = dcomm_linear(how == NEGATIVE_SLOT ? -2 : (int64_t)b->head.nslots - 1, d, slots);
         b->head.ntags += TIMES * sub[k]->ntags;
         b->head.ncounters += TIMES * sub[k]->ncounters - (how == TOO_FEW_COUNTERS);
         b->head.nslots += TIMES * sub[k]->nslots;
     }
-    dcommi_end(b, 0);
+    dcomm_build_end(b, 0);
     RANKS_OK(dcommi_build_finish(b, plan));
     free(b);
 }
@@ -270,17 +269,17 @@ static const dcomm_plan *staged_bye(void *user, const uint64_t *words, uint32_t 
                                     dcomm_status *status)
 {
     staged *s = user;
-    dcommi_builder *b = malloc(sizeof *b);
+    dcomm_builder *b = malloc(sizeof *b);
     dcomm_plan *plan = NULL;
     (void)words;
     PROCS_TRUE(b != NULL && nwords == (uint32_t)(s->n * s->n));
     dcommi_build_begin(b, "bye", s->rank, s->n, DCOMM_F32, DCOMM_SUM);
     b->head.nwords = nwords;
     b->head.out_bytes = 8;
-    uint16_t bye = dcommi_build_counter(b);
-    dcommi_signal(b, 0, bye, num(DCOMM_ALL_PEERS), num(1));
-    dcommi_await(b, 0, bye, num(s->n - 1));
-    dcommi_copy(b, 0, out(0, 8), word(1), 0); /* words live from stage to stage */
+    uint16_t bye = dcomm_build_counter(b);
+    dcomm_build_signal(b, 0, bye, num(DCOMM_ALL_PEERS), num(1));
+    dcomm_build_wait(b, 0, bye, num(s->n - 1));
+    dcomm_build_copy(b, 0, out(0, 8), word(1), 0); /* words live from stage to stage */
     b->head.next = staged_end;
     b->head.release = staged_release;
     b->head.next_user = s;
@@ -297,24 +296,24 @@ static const dcomm_plan *staged_data(void *user, const uint64_t *words, uint32_t
 {
     staged *s = user;
     int n = s->n, r = s->rank;
-    dcommi_builder *b = malloc(sizeof *b);
+    dcomm_builder *b = malloc(sizeof *b);
     dcomm_plan *plan = NULL;
     PROCS_TRUE(b != NULL && nwords == (uint32_t)(n * n));
     dcommi_build_begin(b, "data", r, n, DCOMM_F32, DCOMM_SUM);
     b->head.in_bytes = 4 * MOST * n;
     b->head.out_bytes = 8 + 4 * MOST * n;
     b->head.nwords = nwords;
-    dcommi_build_tags(b, 1);
+    dcomm_build_tags(b, 1);
     int64_t at = 8; /* packed in rank order */
     for (int p = 0; p < n; p++) {
         int64_t come = 4 * (int64_t)words[p * n + r], go = 4 * (int64_t)words[r * n + p];
         come = come > 4 * MOST ? 4 * MOST : come; /* the checker tries words of its own */
         go = go > 4 * MOST ? 4 * MOST : go;
         if (p == r) {
-            dcommi_copy(b, 0, out(at, go), in(4 * MOST * p, go), 0);
+            dcomm_build_copy(b, 0, out(at, go), in(4 * MOST * p, go), 0);
         } else {
-            dcommi_send(b, 0, in(4 * MOST * p, go), num(p), num(0), DCOMM_STEP_ASYNC);
-            dcommi_recv(b, 1, out(at, come), num(p), num(0), DCOMM_STEP_ASYNC);
+            dcomm_build_send(b, 0, in(4 * MOST * p, go), num(p), num(0), DCOMM_STEP_ASYNC);
+            dcomm_build_recv(b, 1, out(at, come), num(p), num(0), DCOMM_STEP_ASYNC);
         }
         at += come;
     }
@@ -332,21 +331,21 @@ static const dcomm_plan *staged_data(void *user, const uint64_t *words, uint32_t
 static dcomm_plan *staged_first(staged *s)
 {
     int n = s->n, r = s->rank;
-    dcommi_builder *b = malloc(sizeof *b);
+    dcomm_builder *b = malloc(sizeof *b);
     dcomm_plan *plan = NULL;
     PROCS_TRUE(b != NULL);
     dcommi_build_begin(b, "counts", r, n, DCOMM_F32, DCOMM_SUM);
     b->head.in_bytes = 4 * MOST * n + 8 * n; /* the counts lie behind the data */
     b->head.out_bytes = 8 + 4 * MOST * n;
     b->head.nwords = (uint32_t)(n * n);
-    dcommi_build_tags(b, 1);
+    dcomm_build_tags(b, 1);
     dcomm_operand mine = in(4 * MOST * n, 8 * n);
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 8 * n * r, 8 * n), mine, 0);
+    dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_WORDS, 8 * n * r, 8 * n), mine, 0);
     for (int p = 0; p < n; p++) {
         if (p != r) {
-            dcommi_send(b, 0, mine, num(p), num(0), DCOMM_STEP_ASYNC);
-            dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 8 * n * p, 8 * n), num(p), num(0),
-                        DCOMM_STEP_ASYNC);
+            dcomm_build_send(b, 0, mine, num(p), num(0), DCOMM_STEP_ASYNC);
+            dcomm_build_recv(b, 0, dcomm_span(DCOMM_SPACE_WORDS, 8 * n * p, 8 * n), num(p), num(0),
+                             DCOMM_STEP_ASYNC);
         }
     }
     b->head.next = staged_data;
@@ -409,43 +408,43 @@ static void run_staged(world *w)
 
 static int fault;
 
-static void bad(dcommi_builder *b, int r, int n)
+static void bad(dcomm_builder *b, int r, int n)
 {
     b->head.in_bytes = b->head.out_bytes = 64;
     b->head.nwords = 1;
     b->head.ncounters = 1;
     b->head.nslots = 1;
-    dcommi_build_tags(b, 1);
+    dcomm_build_tags(b, 1);
     if (r > 0) { /* the others wait for what does not come */
-        dcommi_recv(b, 0, out(0, 8), num(0), num(0), 0);
+        dcomm_build_recv(b, 0, out(0, 8), num(0), num(0), 0);
         return;
     }
     dcomm_step *s;
     switch (fault) {
     case 0:
-        dcommi_copy(b, 0, out(60, 8), in(0, 8), 0);
+        dcomm_build_copy(b, 0, out(60, 8), in(0, 8), 0);
         break;
     case 1:
-        dcommi_send(b, 0, in(INT64_MAX - 4, 8), num(1), num(0), 0);
+        dcomm_build_send(b, 0, in(INT64_MAX - 4, 8), num(1), num(0), 0);
         break;
     case 2:
-        dcommi_send(b, 0, in(0, 8), num(0), num(0), 0);
+        dcomm_build_send(b, 0, in(0, 8), num(0), num(0), 0);
         break;
     case 3:
-        dcommi_send(b, 0, in(0, 8), num(n), num(0), 0);
+        dcomm_build_send(b, 0, in(0, 8), num(n), num(0), 0);
         break;
     case 4:
-        dcommi_recv(b, 0, out(0, 8), num(1), num(0), 0);
+        dcomm_build_recv(b, 0, out(0, 8), num(1), num(0), 0);
         b->lanes[0].steps[0].word = 1;
         break;
     case 5:
-        dcommi_await(b, 0, 1, num(1));
+        dcomm_build_wait(b, 0, 1, num(1));
         break;
     case 6:
-        dcommi_await(b, 0, 0, num(-1));
+        dcomm_build_wait(b, 0, 0, num(-1));
         break;
     case 7:
-        dcommi_expose(b, 0, in(0, 8), 1, num(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, in(0, 8), 1, num(DCOMM_ALL_PEERS));
         break;
     case 8:
         s = dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE);

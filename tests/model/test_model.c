@@ -414,21 +414,21 @@ Test(model, call, .timeout = 30)
                  DCOMM_OK);
     for (int r = 0; r < N; r++) { /* even and odd ranks apart, twice in a loop */
         const dcomm_plan *plan;
-        dcommi_builder b;
+        dcomm_builder b;
         cr_assert_eq(make(&s, r / 2, &plan), DCOMM_OK);
         inner[r] = (dcomm_plan *)(uintptr_t)plan;
         dcommi_build_begin(&b, "outer", r, N, DCOMM_F32, DCOMM_SUM);
         b.head.in_bytes = b.head.out_bytes = BYTES;
         b.head.ncounters = plan->ncounters;
         b.head.nslots = plan->nslots;
-        dcommi_build_tags(&b, plan->ntags);
+        dcomm_build_tags(&b, plan->ntags);
         int64_t group[N / 2];
         for (int i = 0; i < N / 2; i++) {
             group[i] = 2 * i + r % 2;
         }
-        int64_t at = dcommi_build_table(&b, group, N / 2);
-        dcommi_call(&b, 0, plan, at, dcommi_span(DCOMM_SPACE_IN, 0, BYTES),
-                    dcommi_span(DCOMM_SPACE_OUT, 0, BYTES), dcommi_const(0));
+        int64_t at = dcomm_build_table(&b, group, N / 2);
+        dcomm_build_call(&b, 0, plan, at, dcomm_span(DCOMM_SPACE_IN, 0, BYTES),
+                         dcomm_span(DCOMM_SPACE_OUT, 0, BYTES), dcomm_const(0));
         cr_assert_eq(dcommi_build_finish(&b, &outer[r]), DCOMM_OK);
     }
     cr_assert_eq(dcomm_plan_price((const dcomm_plan *const *)outer, N, NULL, &tuning, &called),
@@ -454,9 +454,9 @@ Test(model, refusals, .timeout = 30)
     cr_assert_eq(dcomm_tuning_uniform(1, 1, 0, NULL), DCOMM_ERR_INVALID);
     cr_assert_eq(dcomm_tuning_uniform(1, 1, 1, &tuning), DCOMM_OK);
     for (int r = 0; r < 2; r++) { /* both wait for a signal that nobody sends */
-        dcommi_builder b;
+        dcomm_builder b;
         dcommi_build_begin(&b, "stuck", r, 2, DCOMM_F32, DCOMM_SUM);
-        dcommi_await(&b, 0, dcommi_build_counter(&b), dcommi_const(1));
+        dcomm_build_wait(&b, 0, dcomm_build_counter(&b), dcomm_const(1));
         cr_assert_eq(dcommi_build_finish(&b, &plan[r]), DCOMM_OK);
     }
     const dcomm_plan *const *plans = (const dcomm_plan *const *)plan;
@@ -469,10 +469,10 @@ Test(model, refusals, .timeout = 30)
     tuning.copy.n = 0;
     for (int r = 0; r < 2; r++) {
         dcomm_plan_destroy(&plan[r]);
-        dcommi_builder b;
+        dcomm_builder b;
         dcommi_build_begin(&b, "word", r, 2, DCOMM_F32, DCOMM_SUM);
         b.head.nwords = 1;
-        dcommi_await(&b, 0, dcommi_build_counter(&b), dcommi_word(0));
+        dcomm_build_wait(&b, 0, dcomm_build_counter(&b), dcommi_word(0));
         cr_assert_eq(dcommi_build_finish(&b, &plan[r]), DCOMM_OK);
     }
     cr_assert_eq(dcomm_plan_price(plans, 2, NULL, &tuning, &seconds), DCOMM_ERR_UNSUPPORTED, "%s",

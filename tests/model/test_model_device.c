@@ -175,22 +175,22 @@ typedef struct exchange {
 /* Two ranks: each gives the other what lies in a space. */
 static dcomm_plan *exchange_plan(const exchange *x, int rank)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     dcomm_plan *plan = NULL;
-    dcomm_operand all = dcommi_span(x->space, 0, x->bytes);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, x->bytes);
-    dcomm_expr peer = dcommi_const(1 - rank);
+    dcomm_operand all = dcomm_span(x->space, 0, x->bytes);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, x->bytes);
+    dcomm_expr peer = dcomm_const(1 - rank);
     dcommi_build_begin(&b, "exchange", rank, 2, DCOMM_F32, DCOMM_SUM);
     b.head.in_bytes = b.head.out_bytes = x->bytes;
-    (void)dcommi_build_scratch(&b, x->bytes);
+    (void)dcomm_build_scratch(&b, x->bytes);
     if (x->sends) {
-        dcomm_expr tag = dcommi_const(dcommi_build_tags(&b, 1));
-        dcommi_send(&b, 0, all, peer, tag, DCOMM_STEP_ASYNC);
-        dcommi_recv(&b, 0, out, peer, tag, 0);
+        dcomm_expr tag = dcomm_const(dcomm_build_tags(&b, 1));
+        dcomm_build_send(&b, 0, all, peer, tag, DCOMM_STEP_ASYNC);
+        dcomm_build_recv(&b, 0, out, peer, tag, 0);
     } else {
-        uint16_t slot = dcommi_build_slot(&b);
-        dcommi_expose(&b, 0, all, slot, peer);
-        dcommi_copy(&b, 0, out, dcommi_peer(peer, slot, dcommi_const(0), x->bytes), 0);
+        uint16_t slot = dcomm_build_slot(&b);
+        dcomm_build_expose(&b, 0, all, slot, peer);
+        dcomm_build_copy(&b, 0, out, dcomm_exposed(peer, slot, dcomm_const(0), x->bytes), 0);
     }
     cr_assert_eq(dcommi_build_finish(&b, &plan), DCOMM_OK);
     return plan;
@@ -199,17 +199,17 @@ static dcomm_plan *exchange_plan(const exchange *x, int rank)
 /* The same by a sub-plan, whose input is a space of the caller's. */
 static dcomm_plan *exchange_caller(const exchange *x, int rank)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     dcomm_plan *plan = NULL;
     const dcomm_plan *inner = x->inner[rank];
     dcommi_build_begin(&b, "caller", rank, 2, DCOMM_F32, DCOMM_SUM);
     b.head.in_bytes = b.head.out_bytes = x->bytes;
     b.head.nslots = inner->nslots;
-    dcommi_build_tags(&b, inner->ntags);
-    (void)dcommi_build_scratch(&b, x->bytes);
-    int64_t group = dcommi_build_table(&b, (const int64_t[]){0, 1}, 2);
-    dcommi_call(&b, 0, inner, group, dcommi_span(x->space, 0, x->bytes),
-                dcommi_span(DCOMM_SPACE_OUT, 0, x->bytes), dcommi_const(0));
+    dcomm_build_tags(&b, inner->ntags);
+    (void)dcomm_build_scratch(&b, x->bytes);
+    int64_t group = dcomm_build_table(&b, (const int64_t[]){0, 1}, 2);
+    dcomm_build_call(&b, 0, inner, group, dcomm_span(x->space, 0, x->bytes),
+                     dcomm_span(DCOMM_SPACE_OUT, 0, x->bytes), dcomm_const(0));
     cr_assert_eq(dcommi_build_finish(&b, &plan), DCOMM_OK);
     return plan;
 }

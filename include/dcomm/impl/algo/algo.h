@@ -6,7 +6,7 @@
 
 /* Appends the steps for `shape` to `b` (begun by the caller, who also finishes it). The caller has
  * already handled nranks == 1 and zero-byte operations, and set head.in_bytes and out_bytes. */
-typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcommi_builder *b);
+typedef dcomm_status (*dcommi_algo_fn)(const dcommi_shape *shape, dcomm_builder *b);
 
 typedef struct dcommi_algo {
     const char *name;
@@ -85,6 +85,6 @@ static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblo
 }
 
 /* Build an operation level by level, each of which may be built the same way (hier/hier.h). */
-static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b);
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b);
 
 #endif

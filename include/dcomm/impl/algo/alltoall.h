@@ -22,7 +22,7 @@ typedef struct dcommi_a2a {
     dcomm_space space; /* of the blocks to send */
 } dcommi_a2a;
 
-static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcommi_builder *b)
+static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_a2a a = {.send = {.n = s->nranks}, .recv = {.n = s->nranks}};
     a.space = dcommi_input_of(s, 0).space;
@@ -43,91 +43,91 @@ static dcommi_a2a dcommi_a2a_make(const dcommi_shape *s, dcommi_builder *b)
 }
 
 /* This rank's block for itself. */
-static void dcommi_a2a_own(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a)
+static void dcommi_a2a_own(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a)
 {
     if (!s->in_place) {
         dcommi_turn own = dcommi_turn_at(s->rank);
-        dcommi_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
-                    dcommi_block_whole(&a->send, a->space, own, a->longest_recv),
-                    DCOMM_STEP_RESULT);
+        dcomm_build_copy(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, own, a->longest_recv),
+                         dcommi_block_whole(&a->send, a->space, own, a->longest_recv),
+                         DCOMM_STEP_RESULT);
     }
 }
 
 /* Start the exchange with rank `to` (send) and rank `from` (receive). */
-static void dcommi_a2a_start(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a,
+static void dcommi_a2a_start(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a,
                              dcomm_operand sent, dcommi_turn to, dcommi_turn from, dcomm_expr tag)
 {
-    dcommi_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
-    dcommi_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
-                dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcomm_build_send(b, 0, sent, dcommi_rank_at(s->nranks, to), tag, DCOMM_STEP_ASYNC);
+    dcomm_build_recv(b, 0, dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, from, a->longest_recv),
+                     dcommi_rank_at(s->nranks, from), tag, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
 }
 
 /* The same chunk by chunk. */
-static void dcommi_a2a_chunks(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a,
+static void dcommi_a2a_chunks(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a,
                               dcommi_turn to, dcommi_turn from, int64_t tag, int64_t chunk)
 {
     int64_t chunks = dcommi_chunks_of(a->longest_send, chunk);
     int c = dcommi_loop_many(b, 0, chunks);
-    dcommi_send(b, 0, dcommi_block_chunk(&a->send, a->space, to, chunk, c),
-                dcommi_rank_at(s->nranks, to), dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, 0, dcommi_block_chunk(&a->send, a->space, to, chunk, c),
+                     dcommi_rank_at(s->nranks, to), dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, chunks);
     c = dcommi_loop_many(b, 0, chunks);
-    dcommi_recv(b, 0, dcommi_block_chunk(&a->recv, DCOMM_SPACE_OUT, from, chunk, c),
-                dcommi_rank_at(s->nranks, from), dcommi_linear(tag, c, 1),
-                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcomm_build_recv(b, 0, dcommi_block_chunk(&a->recv, DCOMM_SPACE_OUT, from, chunk, c),
+                     dcommi_rank_at(s->nranks, from), dcomm_linear(tag, c, 1),
+                     DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     dcommi_end_many(b, 0, chunks);
 }
 
 /* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
-static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcommi_builder *b,
+static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcomm_builder *b,
                                          const dcommi_a2a *a, dcommi_turn to, int64_t aside)
 {
     dcomm_operand block = dcommi_block_whole(&a->send, a->space, to, a->longest_send);
     if (!s->in_place) {
         return block;
     }
-    dcomm_operand copy = dcommi_span(DCOMM_SPACE_SCRATCH, aside, a->longest_send);
-    dcommi_copy(b, 0, copy, block, 0);
+    dcomm_operand copy = dcomm_span(DCOMM_SPACE_SCRATCH, aside, a->longest_send);
+    dcomm_build_copy(b, 0, copy, block, 0);
     return copy;
 }
 
 /* The same where the counts of all are known: only what there is. Ranks may be off by N. */
-static void dcommi_a2a_known(const dcommi_shape *s, dcommi_builder *b, const dcommi_a2a *a, int to,
+static void dcommi_a2a_known(const dcommi_shape *s, dcomm_builder *b, const dcommi_a2a *a, int to,
                              int from, int64_t tag)
 {
     int n = s->nranks;
     to = (to + n) % n;
     from = (from + n) % n;
     if (s->send_counts[to] > 0) {
-        dcommi_send(b, 0,
-                    dcommi_block_whole(&a->send, a->space, dcommi_turn_at(to), a->longest_send),
-                    dcommi_const(to), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_send(
+            b, 0, dcommi_block_whole(&a->send, a->space, dcommi_turn_at(to), a->longest_send),
+            dcomm_const(to), dcomm_const(tag), DCOMM_STEP_ASYNC);
     }
     if (s->counts[from] > 0) {
-        dcommi_recv(
+        dcomm_build_recv(
             b, 0,
             dcommi_block_whole(&a->recv, DCOMM_SPACE_OUT, dcommi_turn_at(from), a->longest_recv),
-            dcommi_const(from), dcommi_const(tag), DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+            dcomm_const(from), dcomm_const(tag), DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     }
 }
 
-static dcomm_status dcommi_a2a_pairwise_known(const dcommi_shape *s, dcommi_builder *b,
+static dcomm_status dcommi_a2a_pairwise_known(const dcommi_shape *s, dcomm_builder *b,
                                               const dcommi_a2a *a)
 {
-    int64_t tag = dcommi_build_tags(b, 1);
+    int64_t tag = dcomm_build_tags(b, 1);
     dcommi_a2a_own(s, b, a);
     for (int k = 1; 2 * k <= s->nranks; k++) {
         dcommi_a2a_known(s, b, a, s->rank + k, s->rank - k, tag);
         if (2 * k < s->nranks) {
             dcommi_a2a_known(s, b, a, s->rank - k, s->rank + k, tag);
         }
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     return b->status;
 }
 
 /* Equal blocks that stay on a host go in chunks, which pass through the caches. */
-static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
     if (s->matrix != NULL) {
@@ -137,14 +137,14 @@ static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b
     bool near = s->groups != NULL && s->groups->count[0] == 1, cut = !a.send.listed && !s->in_place;
     int64_t chunk = dcommi_chunk_for(s, a.longest_send, near ? DCOMMI_CHUNK_NEAR : a.longest_send);
     chunk = cut ? chunk : a.longest_send;
-    int64_t tag = dcommi_build_tags(b, dcommi_chunks_of(a.longest_send, chunk));
+    int64_t tag = dcomm_build_tags(b, dcommi_chunks_of(a.longest_send, chunk));
     int64_t aside[2] = {0, 0};
     if (s->in_place) {
-        aside[0] = dcommi_build_scratch(b, a.longest_send);
-        aside[1] = dcommi_build_scratch(b, a.longest_send);
+        aside[0] = dcomm_build_scratch(b, a.longest_send);
+        aside[1] = dcomm_build_scratch(b, a.longest_send);
     }
     dcommi_a2a_own(s, b, &a);
-    int d = rounds > 0 ? dcommi_loop(b, 0, dcommi_const(rounds)) : 0;
+    int d = rounds > 0 ? dcomm_build_loop(b, 0, dcomm_const(rounds)) : 0;
     const dcommi_turn ahead = {s->rank + 1, d, 1}, behind = {s->rank - 1, d, -1};
     const dcommi_turn opposite = dcommi_turn_at(s->rank + n / 2);
     if (rounds > 0 && cut) {
@@ -153,36 +153,36 @@ static dcomm_status dcommi_a2a_pairwise(const dcommi_shape *s, dcommi_builder *b
     } else if (rounds > 0) {
         dcomm_operand up = dcommi_a2a_outgoing(s, b, &a, ahead, aside[0]);
         dcomm_operand down = dcommi_a2a_outgoing(s, b, &a, behind, aside[1]);
-        dcommi_a2a_start(s, b, &a, up, ahead, behind, dcommi_const(tag));
-        dcommi_a2a_start(s, b, &a, down, behind, ahead, dcommi_const(tag));
+        dcommi_a2a_start(s, b, &a, up, ahead, behind, dcomm_const(tag));
+        dcommi_a2a_start(s, b, &a, down, behind, ahead, dcomm_const(tag));
     }
     if (rounds > 0) {
-        dcommi_fence(b, 0);
-        dcommi_end(b, 0);
+        dcomm_build_fence(b, 0);
+        dcomm_build_end(b, 0);
     }
     if (n % 2 == 0 && cut) {
         dcommi_a2a_chunks(s, b, &a, opposite, opposite, tag, chunk);
     } else if (n % 2 == 0) {
         dcomm_operand across = dcommi_a2a_outgoing(s, b, &a, opposite, aside[0]);
-        dcommi_a2a_start(s, b, &a, across, opposite, opposite, dcommi_const(tag));
+        dcommi_a2a_start(s, b, &a, across, opposite, opposite, dcomm_const(tag));
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
-static dcomm_status dcommi_a2a_linear_known(const dcommi_shape *s, dcommi_builder *b,
+static dcomm_status dcommi_a2a_linear_known(const dcommi_shape *s, dcomm_builder *b,
                                             const dcommi_a2a *a)
 {
-    int64_t tag = dcommi_build_tags(b, 1);
+    int64_t tag = dcomm_build_tags(b, 1);
     for (int k = 1; k < s->nranks; k++) {
         dcommi_a2a_known(s, b, a, s->rank + k, s->rank - k, tag);
     }
     dcommi_a2a_own(s, b, a);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
-static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_a2a a = dcommi_a2a_make(s, b);
     if (s->matrix != NULL) {
@@ -192,52 +192,52 @@ static dcomm_status dcommi_a2a_linear(const dcommi_shape *s, dcommi_builder *b)
     bool read = !a.send.listed && dcommi_reads_peers(s, block);
     if (s->in_place) {
         /* All of it has to leave before any of it may be overwritten. */
-        int64_t aside = dcommi_build_scratch(b, n * block);
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, aside, n * block),
-                    dcommi_span(a.space, 0, n * block), 0);
+        int64_t aside = dcomm_build_scratch(b, n * block);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, aside, n * block),
+                         dcomm_span(a.space, 0, n * block), 0);
         a.space = DCOMM_SPACE_SCRATCH;
         a.send.base = aside;
     }
-    uint16_t slot = read ? dcommi_build_slot(b) : 0, readers = read ? dcommi_build_counter(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    uint16_t slot = read ? dcomm_build_slot(b) : 0, readers = read ? dcomm_build_counter(b) : 0;
+    int64_t tag = read ? 0 : dcomm_build_tags(b, 1);
     if (read) {
-        dcommi_expose(b, 0, dcommi_span(a.space, a.send.base, n * block), slot,
-                      dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, dcomm_span(a.space, a.send.base, n * block), slot,
+                           dcomm_const(DCOMM_ALL_PEERS));
     }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn to = dcommi_others(s, d), from = {s->rank - 1, d, -1};
     if (read) {
-        dcommi_copy(
+        dcomm_build_copy(
             b, 0, dcommi_block_whole(&a.recv, DCOMM_SPACE_OUT, from, block),
-            dcommi_peer(dcommi_rank_at(n, from), slot, dcommi_const(s->rank * block), block),
+            dcomm_exposed(dcommi_rank_at(n, from), slot, dcomm_const(s->rank * block), block),
             DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     } else {
         dcommi_a2a_start(s, b, &a, dcommi_block_whole(&a.send, a.space, to, block), to, from,
-                         dcommi_const(tag));
+                         dcomm_const(tag));
     }
-    dcommi_end(b, 0);
+    dcomm_build_end(b, 0);
     dcommi_a2a_own(s, b, &a);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     if (read) {
-        dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-        dcommi_await(b, 0, readers, dcommi_const(n - 1));
+        dcomm_build_signal(b, 0, readers, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
+        dcomm_build_wait(b, 0, readers, dcomm_const(n - 1));
     }
     return b->status;
 }
 
 /* Move the blocks with bit `bit` between `blocks` (n of them) and `packed`, where they lie one
  * after the other: runs of `bit` blocks, of which the last may be shorter. */
-static void dcommi_bruck_pack(dcommi_builder *b, int64_t n, int64_t block, int64_t bit,
+static void dcommi_bruck_pack(dcomm_builder *b, int64_t n, int64_t block, int64_t bit,
                               int64_t blocks, int64_t packed, int64_t length, bool unpack)
 {
     int64_t runs = dcommi_ceil_div(n - bit, 2 * bit);
     int d = dcommi_loop_many(b, 0, runs);
-    dcomm_operand spread = dcommi_at(
-        DCOMM_SPACE_SCRATCH, dcommi_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
+    dcomm_operand spread = dcomm_at(
+        DCOMM_SPACE_SCRATCH, dcomm_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
     dcomm_operand dense =
-        dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(packed, d, bit * block), bit * block);
-    spread.length = dense.length = dcommi_linear(length, d, -bit * block);
-    dcommi_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
+        dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(packed, d, bit * block), bit * block);
+    spread.length = dense.length = dcomm_linear(length, d, -bit * block);
+    dcomm_build_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
     dcommi_end_many(b, 0, runs);
 }
 
@@ -247,7 +247,7 @@ static int64_t dcommi_bruck_count(int64_t n, int64_t bit)
     return n / (2 * bit) * bit + dcommi_max64(0, n % (2 * bit) - bit);
 }
 
-static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, rank = s->rank, block = dcommi_shape_bytes(s, s->count);
     dcomm_space input = dcommi_input_of(s, 0).space;
@@ -255,35 +255,35 @@ static dcomm_status dcommi_a2a_bruck(const dcommi_shape *s, dcommi_builder *b)
     for (int64_t bit = 2; bit < n; bit *= 2) {
         half = dcommi_max64(half, dcommi_bruck_count(n, bit));
     }
-    int64_t blocks = dcommi_build_scratch(b, n * block);
-    int64_t leaving = dcommi_build_scratch(b, half * block);
-    int64_t coming = dcommi_build_scratch(b, half * block);
+    int64_t blocks = dcomm_build_scratch(b, n * block);
+    int64_t leaving = dcomm_build_scratch(b, half * block);
+    int64_t coming = dcomm_build_scratch(b, half * block);
     int64_t tag = 0;
 
     /* Block i is the one that has distance i to go: rotate the input by rank. */
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, blocks, (n - rank) * block),
-                dcommi_span(input, rank * block, (n - rank) * block), 0);
+    dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, blocks, (n - rank) * block),
+                     dcomm_span(input, rank * block, (n - rank) * block), 0);
     if (rank > 0) {
-        dcommi_copy(b, 0,
-                    dcommi_span(DCOMM_SPACE_SCRATCH, blocks + (n - rank) * block, rank * block),
-                    dcommi_span(input, 0, rank * block), 0);
+        dcomm_build_copy(b, 0,
+                         dcomm_span(DCOMM_SPACE_SCRATCH, blocks + (n - rank) * block, rank * block),
+                         dcomm_span(input, 0, rank * block), 0);
     }
     for (int64_t bit = 1; bit < n; bit *= 2) {
         int64_t length = dcommi_bruck_count(n, bit) * block;
-        tag = dcommi_build_tags(b, 1);
+        tag = dcomm_build_tags(b, 1);
         dcommi_bruck_pack(b, n, block, bit, blocks, leaving, length, false);
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, leaving, length),
-                    dcommi_const((rank + bit) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, coming, length),
-                    dcommi_const((rank - bit + n) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
-        dcommi_fence(b, 0);
+        dcomm_build_send(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, leaving, length),
+                         dcomm_const((rank + bit) % n), dcomm_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_recv(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, coming, length),
+                         dcomm_const((rank - bit + n) % n), dcomm_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_fence(b, 0);
         dcommi_bruck_pack(b, n, block, bit, blocks, coming, length, true);
     }
     /* What travelled distance i came from rank-i. */
-    int d = dcommi_loop(b, 0, dcommi_const(n));
-    dcommi_copy(b, 0, dcommi_at(DCOMM_SPACE_OUT, dcommi_modular(block, rank, d, -1, n), block),
-                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(blocks, d, block), block), 0);
-    dcommi_end(b, 0);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n));
+    dcomm_build_copy(b, 0, dcomm_at(DCOMM_SPACE_OUT, dcomm_modular(block, rank, d, -1, n), block),
+                     dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(blocks, d, block), block), 0);
+    dcomm_build_end(b, 0);
     return b->status;
 }
 

@@ -28,39 +28,39 @@ static int64_t dcommi_bruck_v_step_bytes(const dcommi_shape *s, int holder, int 
 
 /* Step `bit`: at[d] is where the block of distance d lies, before and after; `leaving` is where
  * what goes is packed. */
-static void dcommi_bruck_v_step(const dcommi_shape *s, dcommi_builder *b, int bit, int64_t leaving,
+static void dcommi_bruck_v_step(const dcommi_shape *s, dcomm_builder *b, int bit, int64_t leaving,
                                 dcomm_operand *at)
 {
     int n = s->nranks, behind = (s->rank - bit + n) % n;
     int64_t out = dcommi_bruck_v_step_bytes(s, s->rank, bit), packed = leaving;
-    int64_t in = dcommi_bruck_v_step_bytes(s, behind, bit), coming = dcommi_build_scratch(b, in);
-    int64_t tag = dcommi_build_tags(b, 1);
+    int64_t in = dcommi_bruck_v_step_bytes(s, behind, bit), coming = dcomm_build_scratch(b, in);
+    int64_t tag = dcomm_build_tags(b, 1);
     for (int d = bit; d < n; d++) {
         int64_t length = (d & bit) != 0 ? dcommi_bruck_v_bytes(s, s->rank, d, bit) : 0;
         if (length > 0) {
-            dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, packed, length), at[d], 0);
+            dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, packed, length), at[d], 0);
             packed += length;
         }
     }
     if (out > 0) {
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, leaving, out),
-                    dcommi_const((s->rank + bit) % n), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_send(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, leaving, out),
+                         dcomm_const((s->rank + bit) % n), dcomm_const(tag), DCOMM_STEP_ASYNC);
     }
     if (in > 0) {
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, coming, in), dcommi_const(behind),
-                    dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_recv(b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, coming, in), dcomm_const(behind),
+                         dcomm_const(tag), DCOMM_STEP_ASYNC);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     for (int d = bit; d < n; d++) {
         if ((d & bit) != 0) {
             int64_t length = dcommi_bruck_v_bytes(s, behind, d, bit);
-            at[d] = dcommi_span(DCOMM_SPACE_SCRATCH, coming, length);
+            at[d] = dcomm_span(DCOMM_SPACE_SCRATCH, coming, length);
             coming += length;
         }
     }
 }
 
-static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcomm_builder *b)
 {
     int n = s->nranks;
     dcomm_operand *at = dcommi_calloc((size_t)n, sizeof *at);
@@ -70,13 +70,13 @@ static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcommi_builder *
     }
     for (int d = 0; d < n; d++) {
         int to = (s->rank + d) % n;
-        at[d] = dcommi_span(DCOMM_SPACE_IN, dcommi_shape_bytes(s, s->send_displs[to]),
-                            dcommi_shape_bytes(s, s->send_counts[to]));
+        at[d] = dcomm_span(DCOMM_SPACE_IN, dcommi_shape_bytes(s, s->send_displs[to]),
+                           dcommi_shape_bytes(s, s->send_counts[to]));
     }
     for (int bit = 1; bit < n; bit *= 2) {
         most = dcommi_max64(most, dcommi_bruck_v_step_bytes(s, s->rank, bit));
     }
-    int64_t leaving = dcommi_build_scratch(b, most);
+    int64_t leaving = dcomm_build_scratch(b, most);
     for (int bit = 1; bit < n; bit *= 2) {
         dcommi_bruck_v_step(s, b, bit, leaving, at);
     }
@@ -84,8 +84,8 @@ static dcomm_status dcommi_bruck_v_known(const dcommi_shape *s, dcommi_builder *
         int from = (s->rank - d + n) % n;
         int64_t length = dcommi_shape_bytes(s, s->counts[from]);
         if (length > 0) {
-            dcommi_copy(
-                b, 0, dcommi_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[from]), length),
+            dcomm_build_copy(
+                b, 0, dcomm_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[from]), length),
                 at[d], DCOMM_STEP_RESULT);
         }
     }
@@ -100,7 +100,7 @@ static const dcomm_plan *dcommi_bruck_v_next(void *user, const uint64_t *words, 
     return dcommi_counts_next(user, words, dcommi_bruck_v_known, status);
 }
 
-static dcomm_status dcommi_bruck_v(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_bruck_v(const dcommi_shape *s, dcomm_builder *b)
 {
     return s->matrix != NULL ? dcommi_bruck_v_known(s, b)
                              : dcommi_counts_ask(s, b, "recursive_doubling",

@@ -80,7 +80,7 @@ static const dcomm_plan *dcommi_counts_next(const dcomm_plan *first, const uint6
                       .send_counts = lists + 2 * n,
                       .send_displs = lists + 3 * n,
                       .matrix = (const size_t *)words};
-    dcommi_builder b;
+    dcomm_builder b;
     dcomm_plan *plan = NULL;
     dcommi_build_begin(&b, first->name, s.rank, s.nranks, s.dtype, s.op);
     b.head.in_bytes = first->in_bytes;
@@ -96,7 +96,7 @@ static const dcomm_plan *dcommi_counts_next(const dcomm_plan *first, const uint6
 }
 
 /* The first stage: each rank's row of counts becomes words of all, by the all-gather `gather`. */
-static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, const char *name,
+static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcomm_builder *b, const char *name,
                                       dcommi_algo_fn gather, dcomm_plan_next next)
 {
     int64_t n = s->nranks, row = 8 * n, groups = (int64_t)(intptr_t)s->groups;
@@ -107,9 +107,9 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, 
                            "are %" PRId64,
                            b->head.name, n);
     }
-    dcommi_build_table(b, &groups, 1);
+    dcomm_build_table(b, &groups, 1);
     for (int i = 0; i < 4; i++) {
-        dcommi_build_table(b, (const int64_t *)lists[i], (size_t)n);
+        dcomm_build_table(b, (const int64_t *)lists[i], (size_t)n);
     }
     dcommi_shape sub = {.coll = DCOMM_COLL_ALLGATHER,
                         .rank = s->rank,
@@ -124,10 +124,10 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, 
         return b->status;
     }
     plan = dcommi_build_adopt(b, plan);
-    int64_t own = dcommi_build_scratch(b, row), all = dcommi_build_scratch(b, row * n);
-    int64_t group = (int64_t)b->ntable, tag = dcommi_build_tags(b, plan->ntags);
+    int64_t own = dcomm_build_scratch(b, row), all = dcomm_build_scratch(b, row * n);
+    int64_t group = (int64_t)b->ntable, tag = dcomm_build_tags(b, plan->ntags);
     for (int64_t r = 0; r < n; r++) {
-        dcommi_build_table(b, &r, 1);
+        dcomm_build_table(b, &r, 1);
     }
     b->head.nwords = (uint32_t)(n * n);
     b->head.ncounters += plan->ncounters;
@@ -138,12 +138,12 @@ static dcomm_status dcommi_counts_ask(const dcommi_shape *s, dcommi_builder *b, 
     b->head.release = dcommi_counts_release;
     dcomm_step *compute = dcommi_build_step(b, 0, DCOMM_STEP_COMPUTE);
     if (compute != NULL) {
-        compute->dst = dcommi_span(DCOMM_SPACE_SCRATCH, own, row);
+        compute->dst = dcomm_span(DCOMM_SPACE_SCRATCH, own, row);
     }
-    dcommi_call(b, 0, plan, group, dcommi_span(DCOMM_SPACE_SCRATCH, own, row),
-                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), dcommi_const(tag));
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_WORDS, 0, row * n),
-                dcommi_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
+    dcomm_build_call(b, 0, plan, group, dcomm_span(DCOMM_SPACE_SCRATCH, own, row),
+                     dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n), dcomm_const(tag));
+    dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_WORDS, 0, row * n),
+                     dcomm_span(DCOMM_SPACE_SCRATCH, all, row * n), 0);
     return b->status;
 }
 

@@ -15,64 +15,64 @@
 #include "parts.h"
 
 /* Nobody leaves before everybody has read what it needs. */
-static void dcommi_direct_read_barrier(const dcommi_shape *s, dcommi_builder *b)
+static void dcommi_direct_read_barrier(const dcommi_shape *s, dcomm_builder *b)
 {
-    uint16_t readers = dcommi_build_counter(b);
-    dcommi_signal(b, 0, readers, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-    dcommi_await(b, 0, readers, dcommi_const(s->nranks - 1));
+    uint16_t readers = dcomm_build_counter(b);
+    dcomm_build_signal(b, 0, readers, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
+    dcomm_build_wait(b, 0, readers, dcomm_const(s->nranks - 1));
 }
 
 /* All-reduce of two ranks: one message, folded as it arrives. */
-static void dcommi_direct_pair(const dcommi_shape *s, dcommi_builder *b, int64_t bytes)
+static void dcommi_direct_pair(const dcommi_shape *s, dcomm_builder *b, int64_t bytes)
 {
     dcommi_input in = dcommi_input_of(s, 0);
-    dcomm_operand own = dcommi_span(in.space, 0, bytes), sent = own;
-    int64_t stage = dcommi_build_scratch(b, bytes);
-    dcomm_expr peer = dcommi_const(1 - s->rank);
-    int64_t tag = dcommi_build_tags(b, 1);
+    dcomm_operand own = dcomm_span(in.space, 0, bytes), sent = own;
+    int64_t stage = dcomm_build_scratch(b, bytes);
+    dcomm_expr peer = dcomm_const(1 - s->rank);
+    int64_t tag = dcomm_build_tags(b, 1);
     if (s->in_place) {
-        sent = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-        dcommi_copy(b, 0, sent, own, 0);
+        sent = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, bytes), bytes);
+        dcomm_build_copy(b, 0, sent, own, 0);
     }
-    dcommi_send(b, 0, sent, peer, dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_recv_reduce(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes),
-                       s->rank == 0 ? own : dcommi_msg(), s->rank == 0 ? dcommi_msg() : own,
-                       dcommi_span(DCOMM_SPACE_SCRATCH, stage, bytes), peer, dcommi_const(tag),
-                       DCOMM_STEP_FINAL);
-    dcommi_fence(b, 0);
+    dcomm_build_send(b, 0, sent, peer, dcomm_const(tag), DCOMM_STEP_ASYNC);
+    dcomm_build_recv_reduce(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, bytes),
+                            s->rank == 0 ? own : dcomm_msg(), s->rank == 0 ? dcomm_msg() : own,
+                            dcomm_span(DCOMM_SPACE_SCRATCH, stage, bytes), peer, dcomm_const(tag),
+                            DCOMM_STEP_FINAL);
+    dcomm_build_fence(b, 0);
 }
 
 /* Start receiving `max_length` bytes at most from every other rank into its slot of scratch. */
-static void dcommi_direct_into_slots(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
+static void dcommi_direct_into_slots(const dcommi_shape *s, dcomm_builder *b, int64_t slots,
                                      int64_t length, int64_t tag)
 {
-    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcomm_expr slot = dcommi_modular(length, peer.index, d, 1, s->nranks);
-    dcommi_recv(b, 0, dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(slot, slots), length),
-                dcommi_rank_at(s->nranks, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_expr slot = dcomm_modular(length, peer.index, d, 1, s->nranks);
+    dcomm_build_recv(b, 0, dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_plus(slot, slots), length),
+                     dcommi_rank_at(s->nranks, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
 }
 
 /* out <- fold of one piece per rank in rank order: own, and the others' from the slots. */
-static void dcommi_direct_fold_slots(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
+static void dcommi_direct_fold_slots(const dcommi_shape *s, dcomm_builder *b, dcomm_operand out,
                                      int64_t slots, int64_t length, dcomm_operand own)
 {
     dcomm_operand ordered[3];
-    dcomm_operand others = dcommi_span(DCOMM_SPACE_SCRATCH, slots, length);
+    dcomm_operand others = dcomm_span(DCOMM_SPACE_SCRATCH, slots, length);
     size_t count = dcommi_in_rank_order(s, others, length, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
+    dcomm_build_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL);
 }
 
 /* The same where the others' pieces lie at `offset` of what they have exposed. */
-static void dcommi_direct_fold_peers(const dcommi_shape *s, dcommi_builder *b, dcomm_operand out,
+static void dcommi_direct_fold_peers(const dcommi_shape *s, dcomm_builder *b, dcomm_operand out,
                                      uint16_t slot, int64_t offset, int64_t length,
                                      dcomm_operand own, unsigned flags)
 {
     dcomm_operand ordered[3];
-    dcomm_operand others = dcommi_peer(dcommi_const(0), slot, dcommi_const(offset), length);
+    dcomm_operand others = dcomm_exposed(dcomm_const(0), slot, dcomm_const(offset), length);
     size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
+    dcomm_build_reduce(b, 0, out, ordered, count, DCOMM_STEP_FINAL | flags);
 }
 
 /* ---- all-reduce ---- */
@@ -91,27 +91,27 @@ static int64_t dcommi_direct_begin(const dcommi_shape *s, int64_t bytes)
 }
 
 /* A part of the result. */
-static void dcommi_direct_fold_part(const dcommi_shape *s, dcommi_builder *b, uint16_t slot,
+static void dcommi_direct_fold_part(const dcommi_shape *s, dcomm_builder *b, uint16_t slot,
                                     int64_t at, int64_t length, dcomm_operand own)
 {
-    own = dcommi_at(own.space, dcommi_plus(own.offset, at), length);
-    dcommi_direct_fold_peers(s, b, dcommi_span(DCOMM_SPACE_OUT, at, length), slot, at, length, own,
+    own = dcomm_at(own.space, dcomm_plus(own.offset, at), length);
+    dcommi_direct_fold_peers(s, b, dcomm_span(DCOMM_SPACE_OUT, at, length), slot, at, length, own,
                              DCOMM_STEP_RESULT);
 }
 
-static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
+    dcomm_operand own = dcomm_span(dcommi_input_of(s, 0).space, 0, bytes);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, bytes);
     if (dcommi_reads_peers(s, bytes)) {
-        uint16_t slot = dcommi_build_slot(b);
+        uint16_t slot = dcomm_build_slot(b);
         if (s->in_place) {
             /* Others still read the input while the result is written. */
-            own = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
-            dcommi_copy(b, 0, own, out, 0);
+            own = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, bytes), bytes);
+            dcomm_build_copy(b, 0, own, out, 0);
         }
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, own, slot, dcomm_const(DCOMM_ALL_PEERS));
         int64_t first = dcommi_direct_begin(s, bytes);
         dcommi_direct_fold_part(s, b, slot, first, bytes - first, own);
         if (first > 0) {
@@ -121,17 +121,17 @@ static dcomm_status dcommi_direct_one_shot(const dcommi_shape *s, dcommi_builder
     } else if (s->nranks == 2) {
         dcommi_direct_pair(s, b, bytes);
     } else {
-        int64_t slots = dcommi_build_scratch(b, s->nranks * bytes);
-        int64_t tag = dcommi_build_tags(b, 1);
+        int64_t slots = dcomm_build_scratch(b, s->nranks * bytes);
+        int64_t tag = dcomm_build_tags(b, 1);
         dcommi_send_to_others(s, b, own, tag);
         dcommi_direct_into_slots(s, b, slots, bytes, tag);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
         dcommi_direct_fold_slots(s, b, out, slots, bytes, own);
     }
     return b->status;
 }
 
-static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
     dcommi_partition p = dcommi_partition_make(total, n, 0, (int64_t)dcomm_dtype_size(s->dtype));
@@ -139,110 +139,111 @@ static dcomm_status dcommi_direct_two_shot(const dcommi_shape *s, dcommi_builder
     dcomm_space input = dcommi_input_of(s, 0).space;
     int64_t begin = dcommi_min64(s->rank * p.block, total);
     int64_t length = dcommi_min64(p.block, total - begin);
-    dcomm_operand own = dcommi_span(input, begin, length);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, begin, length);
+    dcomm_operand own = dcomm_span(input, begin, length);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, begin, length);
     if (dcommi_reads_peers(s, p.block)) {
-        uint16_t inputs = dcommi_build_slot(b), results = dcommi_build_slot(b);
-        dcommi_expose(b, 0, dcommi_span(input, 0, total), inputs, dcommi_const(DCOMM_ALL_PEERS));
+        uint16_t inputs = dcomm_build_slot(b), results = dcomm_build_slot(b);
+        dcomm_build_expose(b, 0, dcomm_span(input, 0, total), inputs, dcomm_const(DCOMM_ALL_PEERS));
         dcommi_direct_fold_peers(s, b, out, inputs, begin, length, own, 0);
-        dcommi_expose(b, 0, out, results, dcommi_const(DCOMM_ALL_PEERS));
-        int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+        dcomm_build_expose(b, 0, out, results, dcomm_const(DCOMM_ALL_PEERS));
+        int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
         dcommi_turn peer = dcommi_others(s, d);
         dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block);
         dcomm_operand theirs =
-            dcommi_peer(dcommi_rank_at(n, peer), results, dcommi_const(0), p.block);
+            dcomm_exposed(dcommi_rank_at(n, peer), results, dcomm_const(0), p.block);
         /* The last blocks are shorter: total - block*rank. */
-        theirs.length = dcommi_plus(dcommi_modular(-p.block, peer.index, d, 1, n), total);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
-        dcommi_end(b, 0);
-        dcommi_fence(b, 0);
+        theirs.length = dcomm_plus(dcomm_modular(-p.block, peer.index, d, 1, n), total);
+        dcomm_build_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+        dcomm_build_end(b, 0);
+        dcomm_build_fence(b, 0);
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
-    int64_t slots = dcommi_build_scratch(b, n * length);
-    int64_t tag = dcommi_build_tags(b, 2);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int64_t slots = dcomm_build_scratch(b, n * length);
+    int64_t tag = dcomm_build_tags(b, 2);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block), dcommi_rank_at(n, peer),
-                dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, p.block),
+                     dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_direct_fold_slots(s, b, out, slots, length, own);
     dcommi_send_to_others(s, b, out, tag + 1);
-    d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
-                dcommi_rank_at(n, peer), dcommi_const(tag + 1), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
+    dcomm_build_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, p.block),
+                     dcommi_rank_at(n, peer), dcomm_const(tag + 1), DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
 /* ---- reduce-scatter and all-gather ---- */
 
-static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_direct_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     dcomm_space input = dcommi_input_of(s, 0).space;
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_operand own = dcommi_span(input, begin, length);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
+    dcomm_operand own = dcomm_span(input, begin, length);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, s->in_place ? begin : 0, length);
     if (dcommi_reads_peers(s, longest)) {
-        uint16_t slot = dcommi_build_slot(b);
+        uint16_t slot = dcomm_build_slot(b);
         int64_t total = n * blocks.stride;
         for (int64_t i = 0; blocks.listed && i < n; i++) {
             total = dcommi_max64(total, dcommi_shape_bytes(s, s->displs[i] + s->counts[i]));
         }
-        dcommi_expose(b, 0, dcommi_span(input, 0, total), slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, dcomm_span(input, 0, total), slot, dcomm_const(DCOMM_ALL_PEERS));
         dcommi_direct_fold_peers(s, b, out, slot, begin, length, own, DCOMM_STEP_RESULT);
         dcommi_direct_read_barrier(s, b);
         return b->status;
     }
-    int64_t slots = dcommi_build_scratch(b, n * length);
-    int64_t tag = dcommi_build_tags(b, 1);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int64_t slots = dcomm_build_scratch(b, n * length);
+    int64_t tag = dcomm_build_tags(b, 1);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                dcommi_const(tag), DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest),
+                     dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     dcommi_direct_into_slots(s, b, slots, length, tag);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_direct_fold_slots(s, b, out, slots, length, own);
     return b->status;
 }
 
-static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_direct_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
     dcommi_input in = dcommi_input_of(s, begin);
-    dcomm_operand own = dcommi_span(in.space, in.base, length);
+    dcomm_operand own = dcomm_span(in.space, in.base, length);
     bool read = dcommi_reads_peers(s, longest);
-    uint16_t slot = read ? dcommi_build_slot(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
+    uint16_t slot = read ? dcomm_build_slot(b) : 0;
+    int64_t tag = read ? 0 : dcomm_build_tags(b, 1);
     if (read) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, own, slot, dcomm_const(DCOMM_ALL_PEERS));
     } else {
         dcommi_send_to_others(s, b, own, tag);
     }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
     dcomm_operand block = dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest);
     if (read) {
-        dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
+        dcomm_operand theirs =
+            dcomm_exposed(dcommi_rank_at(n, peer), slot, dcomm_const(0), longest);
         theirs.length = dcommi_block_length(&blocks, peer);
-        dcommi_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+        dcomm_build_copy(b, 0, block, theirs, DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     } else {
-        dcommi_recv(b, 0, block, dcommi_rank_at(n, peer), dcommi_const(tag), DCOMM_STEP_ASYNC);
+        dcomm_build_recv(b, 0, block, dcommi_rank_at(n, peer), dcomm_const(tag), DCOMM_STEP_ASYNC);
     }
-    dcommi_end(b, 0);
+    dcomm_build_end(b, 0);
     if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, DCOMM_STEP_RESULT);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, DCOMM_STEP_RESULT);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     if (read) {
         dcommi_direct_read_barrier(s, b);
     }
@@ -259,110 +260,111 @@ static int64_t dcommi_star_chunk(const dcommi_shape *s, int64_t total)
 }
 
 /* Rank 0 folds chunk by chunk in rank order and hands each chunk back. */
-static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
     int64_t chunk = dcommi_star_chunk(s, total), chunks = dcommi_chunks_of(total, chunk);
-    int64_t tag = dcommi_build_tags(b, chunks);
-    uint16_t sent = dcommi_build_counter(b);
+    int64_t tag = dcomm_build_tags(b, chunks);
+    uint16_t sent = dcomm_build_counter(b);
     dcomm_space input = dcommi_input_of(s, 0).space;
     if (s->rank > 0) {
         int c = dcommi_loop_many(b, 0, chunks);
-        dcommi_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcommi_const(0),
-                    dcommi_linear(tag, c, 1), 0);
-        dcommi_signal(b, 0, sent, dcommi_const(s->rank), dcommi_const(1));
+        dcomm_build_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcomm_const(0),
+                         dcomm_linear(tag, c, 1), 0);
+        dcomm_build_signal(b, 0, sent, dcomm_const(s->rank), dcomm_const(1));
         dcommi_end_many(b, 0, chunks);
         c = dcommi_loop_many(b, 1, chunks);
-        dcommi_await(b, 1, sent, dcommi_linear(1, c, 1));
-        dcommi_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c), dcommi_const(0),
-                    dcommi_linear(tag, c, 1), 0);
+        dcomm_build_wait(b, 1, sent, dcomm_linear(1, c, 1));
+        dcomm_build_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c),
+                         dcomm_const(0), dcomm_linear(tag, c, 1), 0);
         dcommi_end_many(b, 1, chunks);
         return b->status;
     }
-    int64_t slots = dcommi_build_scratch(b, (n - 1) * chunk);
+    int64_t slots = dcomm_build_scratch(b, (n - 1) * chunk);
     int c = dcommi_loop_many(b, 0, chunks);
-    dcomm_expr length = dcommi_linear(total, c, -chunk), order = dcommi_linear(tag, c, 1);
+    dcomm_expr length = dcomm_linear(total, c, -chunk), order = dcomm_linear(tag, c, 1);
     dcomm_operand out = dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c);
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcomm_operand slot = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(slots, d, chunk), chunk);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
+    dcomm_operand slot = dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(slots, d, chunk), chunk);
     slot.length = length;
-    dcommi_recv(b, 0, slot, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_fence(b, 0);
+    dcomm_build_recv(b, 0, slot, dcomm_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+    dcomm_build_fence(b, 0);
     dcomm_operand pieces[2] = {dcommi_span_chunk(input, 0, total, chunk, c),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, slots, chunk)};
+                               dcomm_span(DCOMM_SPACE_SCRATCH, slots, chunk)};
     pieces[1].repeat = (uint32_t)(n - 1);
     pieces[1].stride = chunk;
     pieces[1].length = length;
-    dcommi_reduce(b, 0, out, pieces, 2, DCOMM_STEP_FINAL);
-    d = dcommi_loop(b, 0, dcommi_const(n - 1));
-    dcommi_send(b, 0, out, dcommi_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_reduce(b, 0, out, pieces, 2, DCOMM_STEP_FINAL);
+    d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
+    dcomm_build_send(b, 0, out, dcomm_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     dcommi_end_many(b, 0, chunks);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
 /* Reduction at the root, in rank order: it reads long inputs where they lie. */
-static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_linear_reduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     bool root = s->rank == s->root, read = dcommi_reads_peers(s, total);
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
+    dcomm_operand own = dcomm_span(dcommi_input_of(s, 0).space, 0, total);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, total);
     if (read) {
-        uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+        uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
         if (root) {
             dcommi_direct_fold_peers(s, b, out, slot, 0, total, own, DCOMM_STEP_RESULT);
-            dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+            dcomm_build_signal(b, 0, done, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
         } else {
-            dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
-            dcommi_await(b, 0, done, dcommi_const(1));
+            dcomm_build_expose(b, 0, own, slot, dcomm_const(s->root));
+            dcomm_build_wait(b, 0, done, dcomm_const(1));
         }
         return b->status;
     }
-    int64_t tag = dcommi_build_tags(b, 1);
+    int64_t tag = dcomm_build_tags(b, 1);
     if (!root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), dcommi_const(tag), 0);
+        dcomm_build_send(b, 0, own, dcomm_const(s->root), dcomm_const(tag), 0);
         return b->status;
     }
-    int64_t slots = dcommi_build_scratch(b, s->nranks * total);
+    int64_t slots = dcomm_build_scratch(b, s->nranks * total);
     dcommi_direct_into_slots(s, b, slots, total, tag);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_direct_fold_slots(s, b, out, slots, total, own);
     return b->status;
 }
 
-static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_linear_broadcast(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     bool root = s->rank == s->root, read = dcommi_reads_peers(s, total);
-    uint16_t slot = read ? dcommi_build_slot(b) : 0, done = read ? dcommi_build_counter(b) : 0;
-    int64_t tag = read ? 0 : dcommi_build_tags(b, 1);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, total);
+    uint16_t slot = read ? dcomm_build_slot(b) : 0, done = read ? dcomm_build_counter(b) : 0;
+    int64_t tag = read ? 0 : dcomm_build_tags(b, 1);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, total);
     if (!root) {
         if (read) {
-            dcommi_copy(b, 0, out, dcommi_peer(dcommi_const(s->root), slot, dcommi_const(0), total),
-                        DCOMM_STEP_RESULT);
-            dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
+            dcomm_build_copy(b, 0, out,
+                             dcomm_exposed(dcomm_const(s->root), slot, dcomm_const(0), total),
+                             DCOMM_STEP_RESULT);
+            dcomm_build_signal(b, 0, done, dcomm_const(s->root), dcomm_const(1));
         } else {
-            dcommi_recv(b, 0, out, dcommi_const(s->root), dcommi_const(tag), 0);
+            dcomm_build_recv(b, 0, out, dcomm_const(s->root), dcomm_const(tag), 0);
         }
         return b->status;
     }
-    dcomm_operand own = dcommi_span(dcommi_input_of(s, 0).space, 0, total);
+    dcomm_operand own = dcomm_span(dcommi_input_of(s, 0).space, 0, total);
     if (read) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(DCOMM_ALL_PEERS));
+        dcomm_build_expose(b, 0, own, slot, dcomm_const(DCOMM_ALL_PEERS));
     } else {
         dcommi_send_to_others(s, b, own, tag);
     }
     if (!s->in_place) {
-        dcommi_copy(b, 0, out, own, DCOMM_STEP_RESULT);
+        dcomm_build_copy(b, 0, out, own, DCOMM_STEP_RESULT);
     }
     if (read) {
-        dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
+        dcomm_build_wait(b, 0, done, dcomm_const(s->nranks - 1));
     } else {
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     return b->status;
 }

@@ -34,7 +34,7 @@ static dcomm_operand dcommi_range_chunk(dcommi_range r, int64_t chunk, int depth
 /* What the exchanges of one plan have in common. */
 typedef struct dcommi_exchange {
     const dcommi_shape *s;
-    dcommi_builder *b;
+    dcomm_builder *b;
     int64_t chunk, stage;
     int64_t tags; /* that one message may take */
     int64_t tag;  /* next free one; counted alike on every rank */
@@ -42,15 +42,15 @@ typedef struct dcommi_exchange {
 
 /* `messages` of at most `longest` bytes to come, in chunks of `grain` where the caller names none.
  */
-static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcommi_builder *b,
+static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcomm_builder *b,
                                             int64_t longest, int64_t grain, int64_t messages,
                                             bool folds)
 {
     dcommi_exchange x = {.s = s, .b = b};
     x.chunk = dcommi_chunk_for(s, longest, grain);
     x.tags = dcommi_chunks_of(longest, x.chunk);
-    x.tag = dcommi_build_tags(b, x.tags * messages);
-    x.stage = folds ? dcommi_build_scratch(b, x.chunk) : 0;
+    x.tag = dcomm_build_tags(b, x.tags * messages);
+    x.stage = folds ? dcomm_build_scratch(b, x.chunk) : 0;
     return x;
 }
 
@@ -58,8 +58,8 @@ static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t 
 {
     int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
     int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcomm_const(peer),
+                     dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(x->b, 0, chunks);
 }
 
@@ -67,8 +67,8 @@ static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t 
 {
     int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
     int c = dcommi_loop_many(x->b, 0, chunks);
-    dcommi_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcommi_const(peer),
-                dcommi_linear(tag, c, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcomm_const(peer),
+                     dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(x->b, 0, chunks);
 }
 
@@ -79,10 +79,10 @@ static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_r
     int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
     int c = dcommi_loop_many(x->b, 0, chunks);
     dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
-                       message_first ? dcommi_msg() : mine, message_first ? mine : dcommi_msg(),
-                       dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcommi_const(peer),
-                       dcommi_linear(tag, c, 1), flags);
+    dcomm_build_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
+                            message_first ? dcomm_msg() : mine, message_first ? mine : dcomm_msg(),
+                            dcomm_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcomm_const(peer),
+                            dcomm_linear(tag, c, 1), flags);
     dcommi_end_many(x->b, 0, chunks);
 }
 
@@ -91,7 +91,7 @@ static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_r
 /* Each step reads one buffer and writes another, because what is being sent must not change. The
  * two take turns so that the last step writes to OUT. Both partners fold the lower one's part
  * first, which makes their bits equal. */
-static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, bytes = dcommi_shape_bytes(s, s->count), power = 1;
     int steps = 0;
@@ -106,21 +106,21 @@ static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_buil
     int64_t back = x.tag + (steps + 1) * x.tags;
     if (rank < paired && rank % 2 == 0) {
         dcommi_exchange_send(&x, input, rank + 1, x.tag);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
         dcommi_exchange_recv(&x, out, rank + 1, back);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
         return b->status;
     }
     bool turns = steps > 1 || paired > 0 || s->in_place;
-    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcommi_build_scratch(b, bytes) : 0, bytes};
+    dcommi_range scratch = {DCOMM_SPACE_SCRATCH, turns ? dcomm_build_scratch(b, bytes) : 0, bytes};
     dcommi_range current = input;
     if (rank < paired) {
         current = steps % 2 == 0 ? out : scratch;
         dcommi_exchange_fold(&x, current, input, true, rank - 1, x.tag, 0);
     } else if (s->in_place && steps % 2 == 1) {
         current = scratch;
-        dcommi_copy(b, 0, dcommi_span(current.space, current.offset, bytes),
-                    dcommi_span(input.space, input.offset, bytes), 0);
+        dcomm_build_copy(b, 0, dcomm_span(current.space, current.offset, bytes),
+                         dcomm_span(input.space, input.offset, bytes), 0);
     }
     int64_t number = rank < paired ? rank / 2 : rank - paired / 2;
     for (int k = 0; k < steps; k++) {
@@ -131,12 +131,12 @@ static dcomm_status dcommi_doubling_allreduce(const dcommi_shape *s, dcommi_buil
         dcommi_exchange_send(&x, current, peer, tag);
         dcommi_exchange_fold(&x, next, current, other < number, peer, tag,
                              k == steps - 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
         current = next;
     }
     if (rank < paired) {
         dcommi_exchange_send(&x, out, rank - 1, back);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     return b->status;
 }
@@ -214,7 +214,7 @@ static void dcommi_halving_xor(dcommi_exchange *x, const dcommi_cut *cut, dcommi
         dcommi_exchange_fold(x, dcommi_cut_range(cut, d == 1 ? result : work, keep, d),
                              dcommi_cut_range(cut, input, keep, d), false, peer, x->tag,
                              d == 1 ? DCOMM_STEP_FINAL : 0);
-        dcommi_fence(x->b, 0);
+        dcomm_build_fence(x->b, 0);
         x->tag += x->tags;
         input = work;
     }
@@ -227,7 +227,7 @@ static void dcommi_doubling_xor(dcommi_exchange *x, const dcommi_cut *cut, dcomm
         int64_t have = rank & ~(d - 1), peer = rank ^ d;
         dcommi_exchange_send(x, dcommi_cut_range(cut, work, have, d), peer, x->tag);
         dcommi_exchange_recv(x, dcommi_cut_range(cut, work, have ^ d, d), peer, x->tag);
-        dcommi_fence(x->b, 0);
+        dcomm_build_fence(x->b, 0);
         x->tag += x->tags;
     }
 }
@@ -285,8 +285,8 @@ static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, 
         int64_t block = (rank + n / 2) % n;
         dcommi_range to = dcommi_cut_range(cut, work, block, 1);
         dcommi_range from = dcommi_cut_range(cut, input, block, 1);
-        dcommi_copy(x->b, 0, dcommi_span(to.space, to.offset, to.length),
-                    dcommi_span(from.space, from.offset, from.length), 0);
+        dcomm_build_copy(x->b, 0, dcomm_span(to.space, to.offset, to.length),
+                         dcomm_span(from.space, from.offset, from.length), 0);
     }
     for (int k = 0; k < steps; k++) {
         int64_t reach = dcommi_circulant_reach(n, k), d = (reach + 1) / 2;
@@ -299,7 +299,7 @@ static void dcommi_halving_circulant(dcommi_exchange *x, const dcommi_cut *cut, 
                                  (rank - d + n) % n, x->tag + i * x->tags,
                                  last ? DCOMM_STEP_FINAL : 0);
         }
-        dcommi_fence(x->b, 0);
+        dcomm_build_fence(x->b, 0);
         x->tag += 2 * x->tags;
         input = work;
     }
@@ -316,7 +316,7 @@ static void dcommi_doubling_circulant(dcommi_exchange *x, const dcommi_cut *cut,
             dcommi_exchange_recv(x, dcommi_cut_range(cut, work, first[i], count[i]), (rank + d) % n,
                                  x->tag + i * x->tags);
         }
-        dcommi_fence(x->b, 0);
+        dcomm_build_fence(x->b, 0);
         x->tag += 2 * x->tags;
     }
 }
@@ -331,9 +331,9 @@ static int64_t dcommi_halving_messages(int64_t n)
 static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcommi_place input,
                                 dcommi_place out)
 {
-    dcommi_builder *b = x->b;
+    dcomm_builder *b = x->b;
     int64_t rank = x->s->rank, other = 1 - rank, back = x->tag + x->tags;
-    dcomm_expr peer = dcommi_const(other);
+    dcomm_expr peer = dcomm_const(other);
     dcommi_range own = dcommi_cut_range(cut, input, rank, 1);
     dcommi_range mine = dcommi_cut_range(cut, out, rank, 1);
     dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
@@ -342,21 +342,21 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     int c = dcommi_loop_many(b, 0, chunks);
     dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
     dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
-    dcommi_recv_reduce(
-        b, 0, folded, rank == 0 ? first : dcommi_msg(), rank == 0 ? dcommi_msg() : first,
-        dcommi_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcommi_linear(x->tag, c, 1),
+    dcomm_build_recv_reduce(
+        b, 0, folded, rank == 0 ? first : dcomm_msg(), rank == 0 ? dcomm_msg() : first,
+        dcomm_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcomm_linear(x->tag, c, 1),
         DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
-    dcommi_send(b, 0, folded, peer, dcommi_linear(back, c, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, 0, folded, peer, dcomm_linear(back, c, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, chunks);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     chunks = dcommi_chunks_of(theirs.length, x->chunk);
     c = dcommi_loop_many(b, 1, chunks);
-    dcommi_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer, dcommi_linear(x->tag, c, 1),
-                0);
-    dcommi_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcommi_linear(back, c, 1),
-                DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
+    dcomm_build_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer,
+                     dcomm_linear(x->tag, c, 1), 0);
+    dcomm_build_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcomm_linear(back, c, 1),
+                     DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
     dcommi_end_many(b, 1, chunks);
-    dcommi_fence(b, 1);
+    dcomm_build_fence(b, 1);
 }
 
 /* Blocks from here on that two ranks of a host exchange as messages are worth two: the first goes
@@ -371,7 +371,7 @@ static int64_t dcommi_halving_grain(const dcommi_shape *s, int64_t block)
     return two ? dcommi_ceil_div(block, 2) : grain;
 }
 
-static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_cut cut = dcommi_cut_make(s);
     dcommi_exchange x = dcommi_exchange_make(s, b, cut.total, dcommi_halving_grain(s, cut.stride),
@@ -389,7 +389,7 @@ static dcomm_status dcommi_halving_doubling(const dcommi_shape *s, dcommi_builde
     return b->status;
 }
 
-static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, rank = s->rank;
     dcommi_cut cut = dcommi_cut_make(s);
@@ -402,7 +402,7 @@ static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_
     if (dcommi_is_power_of_two(n)) {
         int64_t keep = rank & ~(n / 2 - 1), at = dcommi_cut_at(&cut, keep);
         int64_t length = dcommi_cut_at(&cut, keep + n / 2) - at;
-        work.offset = n > 2 ? dcommi_build_scratch(b, length) - at : 0;
+        work.offset = n > 2 ? dcomm_build_scratch(b, length) - at : 0;
         dcommi_halving_xor(&x, &cut, input, work, result);
     } else {
         int64_t first[2], count[2], length = 0;
@@ -411,7 +411,7 @@ static dcomm_status dcommi_halving_reduce_scatter(const dcommi_shape *s, dcommi_
             length += dcommi_cut_range(&cut, input, first[i], count[i]).length;
         }
         work.rotated = true;
-        work.offset = dcommi_build_scratch(b, length);
+        work.offset = dcomm_build_scratch(b, length);
         dcommi_halving_circulant(&x, &cut, input, work, result);
     }
     return b->status;
@@ -432,7 +432,7 @@ static bool dcommi_doubling_packed(const dcommi_shape *s)
 
 /* Ranges of blocks travel as one message each, so blocks that do not lie one after the other are
  * gathered in scratch first. */
-static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, rank = s->rank;
     dcommi_cut cut = dcommi_cut_make(s);
@@ -442,14 +442,14 @@ static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_buil
     dcommi_place work = {DCOMM_SPACE_OUT, 0, false};
     if (!packed) {
         work.space = DCOMM_SPACE_SCRATCH;
-        work.offset = dcommi_build_scratch(b, cut.total);
+        work.offset = dcomm_build_scratch(b, cut.total);
     }
     dcommi_range own = dcommi_cut_range(&cut, work, rank, 1);
     dcommi_input in = dcommi_input_of(s, cut.listed ? dcommi_shape_bytes(s, s->displs[rank])
                                                     : dcommi_cut_at(&cut, rank));
     if (!s->in_place || !packed) {
-        dcommi_copy(b, 0, dcommi_span(own.space, own.offset, own.length),
-                    dcommi_span(in.space, in.base, own.length), 0);
+        dcomm_build_copy(b, 0, dcomm_span(own.space, own.offset, own.length),
+                         dcomm_span(in.space, in.base, own.length), 0);
     }
     if (dcommi_is_power_of_two(n)) {
         dcommi_doubling_xor(&x, &cut, work);
@@ -462,16 +462,17 @@ static dcomm_status dcommi_doubling_allgather(const dcommi_shape *s, dcommi_buil
         blocks.offsets = (int64_t)b->ntable;
         int64_t at = work.offset;
         for (int64_t i = 0; i < n; i++) {
-            dcommi_build_table(b, &at, 1);
+            dcomm_build_table(b, &at, 1);
             at += dcommi_shape_bytes(s, s->counts[i]);
         }
         blocks.lengths = dcommi_table_bytes(s, b, s->counts);
-        int d = dcommi_loop(b, 0, dcommi_const(n));
+        int d = dcomm_build_loop(b, 0, dcomm_const(n));
         dcommi_turn each = {0, d, 1};
         dcomm_operand from = dcommi_block_whole(&blocks, DCOMM_SPACE_SCRATCH, each, longest);
         blocks.offsets = dcommi_table_bytes(s, b, s->displs);
-        dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from, 0);
-        dcommi_end(b, 0);
+        dcomm_build_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, each, longest), from,
+                         0);
+        dcomm_build_end(b, 0);
     }
     return b->status;
 }

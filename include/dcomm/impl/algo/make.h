@@ -118,7 +118,7 @@ static bool dcommi_shape_empty(const dcommi_shape *s)
 }
 
 /* One rank alone: its output is its input. */
-static void dcommi_make_alone(const dcommi_shape *s, dcommi_builder *b)
+static void dcommi_make_alone(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
     int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
@@ -132,15 +132,15 @@ static void dcommi_make_alone(const dcommi_shape *s, dcommi_builder *b)
         from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
     }
     if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, to, bytes),
-                    dcommi_span(DCOMM_SPACE_IN, from, bytes), 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, to, bytes),
+                         dcomm_span(DCOMM_SPACE_IN, from, bytes), 0);
     }
 }
 
 static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
                                      dcomm_plan **plan_p)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
     dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
     if (s->nranks == 1) {

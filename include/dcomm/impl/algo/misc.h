@@ -10,83 +10,83 @@
 
 #include "parts.h"
 
-static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_barrier_dissemination(const dcommi_shape *s, dcomm_builder *b)
 {
     for (int64_t d = 1; d < s->nranks; d *= 2) {
-        uint16_t step = dcommi_build_counter(b);
-        dcommi_signal(b, 0, step, dcommi_const((s->rank + d) % s->nranks), dcommi_const(1));
-        dcommi_await(b, 0, step, dcommi_const(1));
+        uint16_t step = dcomm_build_counter(b);
+        dcomm_build_signal(b, 0, step, dcomm_const((s->rank + d) % s->nranks), dcomm_const(1));
+        dcomm_build_wait(b, 0, step, dcomm_const(1));
     }
     return b->status;
 }
 
-static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_barrier_direct(const dcommi_shape *s, dcomm_builder *b)
 {
-    uint16_t all = dcommi_build_counter(b);
-    dcommi_signal(b, 0, all, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
-    dcommi_await(b, 0, all, dcommi_const(s->nranks - 1));
+    uint16_t all = dcomm_build_counter(b);
+    dcomm_build_signal(b, 0, all, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
+    dcomm_build_wait(b, 0, all, dcomm_const(s->nranks - 1));
     return b->status;
 }
 
 /* The peer of a send or receive is shape->root; one message, whatever its length. */
-static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_p2p_direct(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t bytes = dcommi_shape_bytes(s, s->count);
-    dcomm_expr peer = dcommi_const(s->root), tag = dcommi_const(dcommi_build_tags(b, 1));
+    dcomm_expr peer = dcomm_const(s->root), tag = dcomm_const(dcomm_build_tags(b, 1));
     if (s->coll == DCOMM_COLL_SEND) {
-        dcommi_send(b, 0, dcommi_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
+        dcomm_build_send(b, 0, dcomm_span(DCOMM_SPACE_IN, 0, bytes), peer, tag, 0);
     } else {
-        dcommi_recv(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
+        dcomm_build_recv(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, bytes), peer, tag, 0);
     }
     return b->status;
 }
 
 /* ---- linear ---- */
 
-static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_gather_linear(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    dcomm_expr tag = dcomm_const(dcomm_build_tags(b, 1));
+    dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, length);
     if (s->rank != s->root) {
-        dcommi_send(b, 0, own, dcommi_const(s->root), tag, 0);
+        dcomm_build_send(b, 0, own, dcomm_const(s->root), tag, 0);
         return b->status;
     }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcommi_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
-                dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_recv(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest),
+                     dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     if (!s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, 0);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
-static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_scatter_linear(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    dcomm_expr tag = dcommi_const(dcommi_build_tags(b, 1));
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    dcomm_expr tag = dcomm_const(dcomm_build_tags(b, 1));
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, length);
     if (s->rank != s->root) {
-        dcommi_recv(b, 0, out, dcommi_const(s->root), tag, 0);
+        dcomm_build_recv(b, 0, out, dcomm_const(s->root), tag, 0);
         return b->status;
     }
     dcomm_space input = dcommi_input_of(s, 0).space;
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcommi_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest), dcommi_rank_at(n, peer),
-                tag, DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    dcomm_build_send(b, 0, dcommi_block_whole(&blocks, input, peer, longest),
+                     dcommi_rank_at(n, peer), tag, DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
     if (!s->in_place) {
-        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+        dcomm_build_copy(b, 0, out, dcomm_span(input, begin, length), 0);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 
@@ -107,7 +107,7 @@ static dcommi_subtree dcommi_subtree_of(const dcommi_shape *s, int64_t v)
 
 /* Move the blocks of a subtree to or from rank `peer`, without waiting. Root's buffer is in rank
  * order from its start, the others' scratch in order of the relative rank `first` on. */
-static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool send,
+static void dcommi_subtree_move(const dcommi_shape *s, dcomm_builder *b, bool send,
                                 dcommi_subtree t, dcomm_space space, int64_t base, int64_t first,
                                 int64_t peer_v, int64_t tag)
 {
@@ -120,50 +120,51 @@ static void dcommi_subtree_move(const dcommi_shape *s, dcommi_builder *b, bool s
         }
         int64_t at = s->rank == s->root ? (run[i].from + s->root) % n : run[i].from - first;
         dcomm_operand blocks =
-            dcommi_span(space, base + at * block, (run[i].to - run[i].from) * block);
-        dcomm_expr peer = dcommi_const((peer_v + s->root) % n);
+            dcomm_span(space, base + at * block, (run[i].to - run[i].from) * block);
+        dcomm_expr peer = dcomm_const((peer_v + s->root) % n);
         if (send) {
-            dcommi_send(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+            dcomm_build_send(b, 0, blocks, peer, dcomm_const(tag + i), DCOMM_STEP_ASYNC);
         } else {
-            dcommi_recv(b, 0, blocks, peer, dcommi_const(tag + i), DCOMM_STEP_ASYNC);
+            dcomm_build_recv(b, 0, blocks, peer, dcomm_const(tag + i), DCOMM_STEP_ASYNC);
         }
     }
 }
 
-static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_gather_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcomm_build_tags(b, 2);
     dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, block);
+    dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, block);
     dcomm_space space = v == 0 ? DCOMM_SPACE_OUT : DCOMM_SPACE_SCRATCH;
     int64_t base = 0;
     bool leaf = mine.to - mine.from == 1;
     if (v > 0 && leaf) {
         space = DCOMM_SPACE_IN;
     } else if (v > 0) {
-        base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+        base = dcomm_build_scratch(b, (mine.to - mine.from) * block);
     }
     for (int64_t d = 1; v + d < mine.to; d *= 2) {
         dcommi_subtree_move(s, b, false, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
     }
     if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, dcommi_span(space, base + (v == 0 ? s->root * block : 0), block), own, 0);
+        dcomm_build_copy(b, 0, dcomm_span(space, base + (v == 0 ? s->root * block : 0), block), own,
+                         0);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     if (v > 0) {
         dcommi_subtree_move(s, b, true, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     return b->status;
 }
 
-static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, block = dcommi_shape_bytes(s, s->count);
-    int64_t v = (s->rank - s->root + n) % n, tag = dcommi_build_tags(b, 2);
+    int64_t v = (s->rank - s->root + n) % n, tag = dcomm_build_tags(b, 2);
     dcommi_subtree mine = dcommi_subtree_of(s, v);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, block);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, block);
     dcomm_space space = v == 0 ? dcommi_input_of(s, 0).space : DCOMM_SPACE_SCRATCH;
     int64_t base = 0, own = v == 0 ? s->root * block : 0, top = 1;
     bool leaf = mine.to - mine.from == 1;
@@ -171,10 +172,10 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
         if (leaf) {
             space = DCOMM_SPACE_OUT;
         } else {
-            base = dcommi_build_scratch(b, (mine.to - mine.from) * block);
+            base = dcomm_build_scratch(b, (mine.to - mine.from) * block);
         }
         dcommi_subtree_move(s, b, false, mine, space, base, v, v - (v & -v), tag);
-        dcommi_fence(b, 0);
+        dcomm_build_fence(b, 0);
     }
     while (v + 2 * top < mine.to) {
         top *= 2;
@@ -183,9 +184,9 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcommi_builde
         dcommi_subtree_move(s, b, true, dcommi_subtree_of(s, v + d), space, base, v, v + d, tag);
     }
     if (v == 0 ? !s->in_place : !leaf) {
-        dcommi_copy(b, 0, out, dcommi_span(space, base + own, block), 0);
+        dcomm_build_copy(b, 0, out, dcomm_span(space, base + own, block), 0);
     }
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     return b->status;
 }
 

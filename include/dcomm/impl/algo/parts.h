@@ -79,8 +79,8 @@ static inline dcommi_turn dcommi_turn_at(int64_t index)
 /* Length of all of block `turn`. */
 static inline dcomm_expr dcommi_block_length(const dcommi_blocks *k, dcommi_turn turn)
 {
-    return k->listed ? dcommi_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
-                     : dcommi_const(k->length);
+    return k->listed ? dcomm_lookup(k->lengths, turn.index, turn.depth, turn.coef, k->n)
+                     : dcomm_const(k->length);
 }
 
 /* Chunk i[chunk_depth] of this lane's part of block `turn`. */
@@ -88,16 +88,16 @@ static inline dcomm_operand dcommi_block_chunk(const dcommi_blocks *k, dcomm_spa
                                                dcommi_turn turn, int64_t chunk, int chunk_depth)
 {
     dcomm_expr offset = k->listed
-                            ? dcommi_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
-                            : dcommi_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
+                            ? dcomm_lookup(k->offsets, turn.index, turn.depth, turn.coef, k->n)
+                            : dcomm_modular(k->stride, turn.index, turn.depth, turn.coef, k->n);
     if (k->ordered && !k->listed) {
-        offset = dcommi_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
+        offset = dcomm_lookup(k->order, turn.index, turn.depth, turn.coef, k->n);
         offset.scale = k->stride;
     }
     dcomm_operand o = {.space = (uint8_t)space, .max_length = chunk, .clip = k->clip};
-    o.offset = dcommi_plus_loop(dcommi_plus(offset, k->base + k->skip), chunk_depth, chunk);
+    o.offset = dcomm_plus_loop(dcomm_plus(offset, k->base + k->skip), chunk_depth, chunk);
     o.length =
-        dcommi_plus_loop(dcommi_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
+        dcomm_plus_loop(dcomm_plus(dcommi_block_length(k, turn), -k->skip), chunk_depth, -chunk);
     return o;
 }
 
@@ -114,28 +114,28 @@ static inline dcomm_operand dcommi_block_whole(const dcommi_blocks *k, dcomm_spa
 static inline dcomm_operand dcommi_span_chunk(dcomm_space space, int64_t offset, int64_t length,
                                               int64_t chunk, int depth)
 {
-    dcomm_operand o = dcommi_at(space, dcommi_linear(offset, depth, chunk), chunk);
-    o.length = dcommi_linear(length, depth, -chunk);
+    dcomm_operand o = dcomm_at(space, dcomm_linear(offset, depth, chunk), chunk);
+    o.length = dcomm_linear(length, depth, -chunk);
     return o;
 }
 
 /* Rank number (index + coef * i[depth]) mod n. */
 static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
 {
-    return dcommi_modular(1, turn.index, turn.depth, turn.coef, n);
+    return dcomm_modular(1, turn.index, turn.depth, turn.coef, n);
 }
 
 /* Open a loop where there is more than one trip, and return the depth to use in expressions: that
  * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
-static inline int dcommi_loop_many(dcommi_builder *b, int lane, int64_t trips)
+static inline int dcommi_loop_many(dcomm_builder *b, int lane, int64_t trips)
 {
-    return trips > 1 ? dcommi_loop(b, lane, dcommi_const(trips)) : DCOMM_LOOP_DEPTH - 1;
+    return trips > 1 ? dcomm_build_loop(b, lane, dcomm_const(trips)) : DCOMM_LOOP_DEPTH - 1;
 }
 
-static inline void dcommi_end_many(dcommi_builder *b, int lane, int64_t trips)
+static inline void dcommi_end_many(dcomm_builder *b, int lane, int64_t trips)
 {
     if (trips > 1) {
-        dcommi_end(b, lane);
+        dcomm_build_end(b, lane);
     }
 }
 
@@ -155,19 +155,19 @@ static inline int64_t dcommi_chunks_of(int64_t longest, int64_t chunk)
 
 /* Put a list of n element counts into the table as bytes, by rank or by position in the order of
  * ranks; returns the first index. */
-static inline int64_t dcommi_table_by(const dcommi_shape *s, dcommi_builder *b,
+static inline int64_t dcommi_table_by(const dcommi_shape *s, dcomm_builder *b,
                                       const size_t *elements, bool ordered)
 {
     int64_t first = (int64_t)b->ntable;
     for (int i = 0; i < s->nranks; i++) {
         int64_t rank = ordered ? dcommi_order_rank(s, i) : i;
         int64_t bytes = dcommi_shape_bytes(s, elements[rank]);
-        dcommi_build_table(b, &bytes, 1);
+        dcomm_build_table(b, &bytes, 1);
     }
     return first;
 }
 
-static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcommi_builder *b,
+static inline int64_t dcommi_table_bytes(const dcommi_shape *s, dcomm_builder *b,
                                          const size_t *elements)
 {
     return dcommi_table_by(s, b, elements, false);
@@ -191,18 +191,18 @@ static inline dcommi_turn dcommi_others(const dcommi_shape *s, int depth)
 }
 
 /* Send `what` to every other rank, without waiting. */
-static inline void dcommi_send_to_others(const dcommi_shape *s, dcommi_builder *b,
+static inline void dcommi_send_to_others(const dcommi_shape *s, dcomm_builder *b,
                                          dcomm_operand what, int64_t tag)
 {
-    int d = dcommi_loop(b, 0, dcommi_const(s->nranks - 1));
-    dcommi_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(tag),
-                DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
+    dcomm_build_send(b, 0, what, dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcomm_const(tag),
+                     DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
 }
 
 /* The blocks of an operation, equal or listed in counts and displs, and the longest of them;
  * numbered by rank, or by position in the order of ranks. */
-static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_builder *b, bool ordered,
+static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcomm_builder *b, bool ordered,
                                              int64_t *longest)
 {
     dcommi_blocks blocks = {.n = s->nranks, .ordered = ordered};
@@ -217,13 +217,13 @@ static inline dcommi_blocks dcommi_blocks_by(const dcommi_shape *s, dcommi_build
         blocks.order = (int64_t)b->ntable;
         for (int i = 0; i < s->nranks && ordered; i++) {
             int64_t rank = dcommi_order_rank(s, i);
-            dcommi_build_table(b, &rank, 1);
+            dcomm_build_table(b, &rank, 1);
         }
     }
     return blocks;
 }
 
-static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcommi_builder *b,
+static inline dcommi_blocks dcommi_blocks_of(const dcommi_shape *s, dcomm_builder *b,
                                              int64_t *longest)
 {
     return dcommi_blocks_by(s, b, false, longest);
@@ -258,18 +258,18 @@ static inline size_t dcommi_in_rank_order(const dcommi_shape *s, dcomm_operand o
         out[n] = others;
         out[n].repeat = (uint32_t)(s->nranks - s->rank - 1);
         out[n].stride = stride;
-        out[n].offset = dcommi_plus(others.offset, (s->rank + 1) * stride);
-        out[n].peer = dcommi_const(s->rank + 1);
+        out[n].offset = dcomm_plus(others.offset, (s->rank + 1) * stride);
+        out[n].peer = dcomm_const(s->rank + 1);
         n++;
     }
     return n;
 }
 
 /* Make a sub-plan, to be adopted or freed; NULL after an error, which the plan then has. */
-static dcomm_plan *dcommi_sub_plan(dcommi_builder *of, const dcommi_shape *s, const char *name,
+static dcomm_plan *dcommi_sub_plan(dcomm_builder *of, const dcommi_shape *s, const char *name,
                                    dcommi_algo_fn make, int64_t in_bytes, int64_t out_bytes)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     dcomm_plan *plan = NULL;
     if (of->status < 0) {
         return NULL;

@@ -21,7 +21,7 @@
 
 /* One ring: who the neighbours are and how far the chunks go. */
 typedef struct dcommi_ring {
-    dcommi_builder *b;
+    dcomm_builder *b;
     int64_t n, rank, next, previous;
     int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
     int send_lane, recv_lane;
@@ -30,7 +30,7 @@ typedef struct dcommi_ring {
     uint16_t sent;     /* counter of chunks that the sending lane is done with */
 } dcommi_ring;
 
-static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, int index,
+static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcomm_builder *b, int index,
                                     int64_t chunk, int64_t chunks, int64_t steps)
 {
     dcommi_ring ring = {.b = b,
@@ -44,9 +44,9 @@ static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcommi_builder *b, in
     ring.position = dcommi_order_position(s, s->rank);
     ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
     ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
-    ring.tag = dcommi_build_tags(b, steps * chunks);
-    ring.received = dcommi_build_counter(b);
-    ring.sent = dcommi_build_counter(b);
+    ring.tag = dcomm_build_tags(b, steps * chunks);
+    ring.received = dcomm_build_counter(b);
+    ring.sent = dcomm_build_counter(b);
     return ring;
 }
 
@@ -75,8 +75,8 @@ static void dcommi_ring_close(const dcommi_ring *ring, int lane, const dcommi_ri
 static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_run *run,
                                     int64_t add)
 {
-    dcomm_expr e = dcommi_linear(add + run->first * ring->chunks, run->c, 1);
-    return dcommi_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
+    dcomm_expr e = dcomm_linear(add + run->first * ring->chunks, run->c, 1);
+    return dcomm_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
 }
 
 /* The block that step u sends (ahead = 1 for a reduction, 0 for an all-gather, where u = 0 sends
@@ -101,14 +101,14 @@ static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->send_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     if (relay) {
-        dcommi_await(ring->b, lane, ring->received,
-                     dcommi_ring_count(ring, &run, 1 - ring->chunks));
+        dcomm_build_wait(ring->b, lane, ring->received,
+                         dcommi_ring_count(ring, &run, 1 - ring->chunks));
     }
-    dcommi_send(
+    dcomm_build_send(
         ring->b, lane,
         dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcommi_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcommi_signal(ring->b, lane, ring->sent, dcommi_const(ring->rank), dcommi_const(1));
+        dcomm_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcomm_build_signal(ring->b, lane, ring->sent, dcomm_const(ring->rank), dcomm_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
 
@@ -120,14 +120,15 @@ static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     if (overwrites) {
-        dcommi_await(ring->b, lane, ring->sent,
-                     dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
+        dcomm_build_wait(ring->b, lane, ring->sent,
+                         dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
     }
-    dcommi_recv(ring->b, lane,
-                dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, dcommi_ring_turn(ring, &run, ahead + 1),
-                                   ring->chunk, run.c),
-                dcommi_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
+    dcomm_build_recv(ring->b, lane,
+                     dcommi_block_chunk(blocks, DCOMM_SPACE_OUT,
+                                        dcommi_ring_turn(ring, &run, ahead + 1), ring->chunk,
+                                        run.c),
+                     dcomm_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
+    dcomm_build_signal(ring->b, lane, ring->received, dcomm_const(ring->rank), dcomm_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
 
@@ -142,12 +143,12 @@ static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *bloc
     int lane = ring->recv_lane;
     dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
     dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcommi_recv_reduce(
+    dcomm_build_recv_reduce(
         ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-        dcommi_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-        dcommi_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcommi_const(ring->previous),
+        dcomm_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
+        dcomm_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcomm_const(ring->previous),
         dcommi_ring_count(ring, &run, ring->tag), flags);
-    dcommi_signal(ring->b, lane, ring->received, dcommi_const(ring->rank), dcommi_const(1));
+    dcomm_build_signal(ring->b, lane, ring->received, dcomm_const(ring->rank), dcomm_const(1));
     dcommi_ring_close(ring, lane, &run);
 }
 
@@ -158,7 +159,7 @@ static int dcommi_ring_lanes(const dcommi_shape *s)
     return s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes;
 }
 
-static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
@@ -170,7 +171,7 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, 2 * (n - 1));
         dcommi_blocks blocks = {
             .n = n, .base = i * n * p.block, .stride = p.block, .length = p.block, .clip = total};
-        int64_t stage = dcommi_build_scratch(b, p.chunk);
+        int64_t stage = dcomm_build_scratch(b, p.chunk);
         dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
         dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
@@ -180,7 +181,7 @@ static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcommi_builder 
     return b->status;
 }
 
-static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
@@ -195,15 +196,15 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
         blocks.skip = i * p.block;
         int c = dcommi_loop_many(b, ring.send_lane, p.chunks);
-        dcommi_send(
+        dcomm_build_send(
             b, ring.send_lane,
             dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcommi_const(ring.next), dcommi_linear(ring.tag, c, 1), 0);
+            dcomm_const(ring.next), dcomm_linear(ring.tag, c, 1), 0);
         dcommi_end_many(b, ring.send_lane, p.chunks);
         dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
         if (i == 0 && !s->in_place) {
-            dcommi_copy(b, ring.recv_lane, dcommi_span(DCOMM_SPACE_OUT, own, length),
-                        dcommi_span(in.space, in.base, length), 0);
+            dcomm_build_copy(b, ring.recv_lane, dcomm_span(DCOMM_SPACE_OUT, own, length),
+                             dcomm_span(in.space, in.base, length), 0);
         }
         dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
     }
@@ -213,7 +214,7 @@ static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcommi_builder 
 /* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
  * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
  * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
-static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     int rings = dcommi_ring_lanes(s);
     int64_t n = s->nranks, longest = 0;
@@ -227,8 +228,8 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
     int64_t out = s->in_place ? own : 0;
     for (int i = 0; i < rings; i++) {
         dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        int64_t stage = dcommi_build_scratch(b, p.chunk);
-        int64_t slots = n > 2 ? dcommi_build_scratch(b, 2 * p.block) : 0;
+        int64_t stage = dcomm_build_scratch(b, p.chunk);
+        int64_t slots = n > 2 ? dcomm_build_scratch(b, 2 * p.block) : 0;
         int send = ring.send_lane, recv = ring.recv_lane;
         blocks.skip = i * p.block;
 
@@ -237,37 +238,37 @@ static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcommi_bui
             dcommi_ring_run run = dcommi_ring_open(&ring, send, 1, n - 2);
             dcomm_operand part = dcommi_block_chunk(
                 &blocks, DCOMM_SPACE_SCRATCH, dcommi_ring_turn(&ring, &run, 1), p.chunk, run.c);
-            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcommi_send(b, send, part, dcommi_const(ring.next),
-                        dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, send, ring.sent, dcommi_const(s->rank), dcommi_const(1));
+            part.offset = dcomm_modular(p.block, 0, run.u, run.trips > 1, 2);
+            part.offset = dcomm_plus_loop(dcomm_plus(part.offset, slots), run.c, p.chunk);
+            dcomm_build_wait(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
+            dcomm_build_send(b, send, part, dcomm_const(ring.next),
+                             dcommi_ring_count(&ring, &run, ring.tag), 0);
+            dcomm_build_signal(b, send, ring.sent, dcomm_const(s->rank), dcomm_const(1));
             dcommi_ring_close(&ring, send, &run);
 
-            dcommi_signal(b, recv, ring.sent, dcommi_const(s->rank), dcommi_const(p.chunks));
+            dcomm_build_signal(b, recv, ring.sent, dcomm_const(s->rank), dcomm_const(p.chunks));
             run = dcommi_ring_open(&ring, recv, 0, n - 2);
             dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
             part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
-            part.offset = dcommi_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcommi_plus_loop(dcommi_plus(part.offset, slots), run.c, p.chunk);
-            dcommi_await(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
-            dcommi_recv_reduce(b, recv, part, dcommi_msg(),
-                               dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                               dcommi_const(ring.previous),
-                               dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcommi_signal(b, recv, ring.received, dcommi_const(s->rank), dcommi_const(1));
+            part.offset = dcomm_modular(p.block, 0, run.u, run.trips > 1, 2);
+            part.offset = dcomm_plus_loop(dcomm_plus(part.offset, slots), run.c, p.chunk);
+            dcomm_build_wait(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
+            dcomm_build_recv_reduce(b, recv, part, dcomm_msg(),
+                                    dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
+                                    dcomm_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
+                                    dcomm_const(ring.previous),
+                                    dcommi_ring_count(&ring, &run, ring.tag), 0);
+            dcomm_build_signal(b, recv, ring.received, dcomm_const(s->rank), dcomm_const(1));
             dcommi_ring_close(&ring, recv, &run);
         }
         dcommi_ring_run last = dcommi_ring_open(&ring, recv, n - 2, 1);
-        dcommi_recv_reduce(
+        dcomm_build_recv_reduce(
             b, recv,
             dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
                               last.c),
-            dcommi_msg(),
+            dcomm_msg(),
             dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
-            dcommi_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcommi_const(ring.previous),
+            dcomm_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcomm_const(ring.previous),
             dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
         dcommi_ring_close(&ring, recv, &last);
     }

@@ -50,7 +50,7 @@ static dcommi_staged_block dcommi_staged_block_of(const dcommi_shape *s, int64_t
  * distance, so that the plans of all ranks look alike. */
 typedef struct dcommi_staged {
     const dcommi_shape *s;
-    dcommi_builder *b;
+    dcomm_builder *b;
     int64_t chunk, chunks, slots;
     int64_t row; /* bytes of a slot */
     uint16_t slot;
@@ -59,7 +59,7 @@ typedef struct dcommi_staged {
 
 /* Blocks of at most `longest` bytes in chunks, `width` of which are in each of some slots of about
  * `row`. */
-static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b, int64_t slots,
+static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcomm_builder *b, int64_t slots,
                                         int64_t width, int64_t row)
 {
     if (s->nranks > DCOMMI_STAGED_RANKS) {
@@ -81,12 +81,12 @@ static dcommi_staged dcommi_staged_make(const dcommi_shape *s, dcommi_builder *b
     g.chunks = dcommi_chunks_of(longest, g.chunk);
     g.row = width * g.chunk;
     g.slots = dcommi_min64(slots, g.chunks);
-    dcommi_build_scratch(b, g.slots * g.row);
+    dcomm_build_scratch(b, g.slots * g.row);
     b->head.scratch_shared = true;
-    g.slot = dcommi_build_slot(b);
-    g.counters = dcommi_build_counter(b);
+    g.slot = dcomm_build_slot(b);
+    g.counters = dcomm_build_counter(b);
     for (int r = 1; r < s->nranks; r++) {
-        dcommi_build_counter(b);
+        dcomm_build_counter(b);
     }
     return g;
 }
@@ -106,14 +106,14 @@ static dcommi_staged_turn dcommi_staged_turn_at(int64_t number)
 /* Place `at` of its slot. */
 static dcomm_expr dcommi_staged_at(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn)
 {
-    return dcommi_plus(dcommi_modular(g->row, turn.plus, turn.depth, 1, g->slots), at);
+    return dcomm_plus(dcomm_modular(g->row, turn.plus, turn.depth, 1, g->slots), at);
 }
 
 /* It as this rank's scratch, and as what `peer` has exposed; as long as `like`. */
 static dcomm_operand dcommi_staged_own(const dcommi_staged *g, int64_t at, dcommi_staged_turn turn,
                                        const dcomm_operand *like)
 {
-    dcomm_operand o = dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, turn), g->chunk);
+    dcomm_operand o = dcomm_at(DCOMM_SPACE_SCRATCH, dcommi_staged_at(g, at, turn), g->chunk);
     o.length = like->length;
     return o;
 }
@@ -122,7 +122,7 @@ static dcomm_operand dcommi_staged_peer(const dcommi_staged *g, int64_t peer, in
                                         dcommi_staged_turn turn, const dcomm_operand *like)
 {
     dcomm_operand o =
-        dcommi_peer(dcommi_const(peer), g->slot, dcommi_staged_at(g, at, turn), g->chunk);
+        dcomm_exposed(dcomm_const(peer), g->slot, dcommi_staged_at(g, at, turn), g->chunk);
     o.length = like->length;
     return o;
 }
@@ -136,7 +136,8 @@ static uint16_t dcommi_staged_of(const dcommi_staged *g, int64_t knower, int64_t
 /* This rank has come one further, as another is to know. */
 static void dcommi_staged_tell(const dcommi_staged *g, int64_t to)
 {
-    dcommi_signal(g->b, 0, dcommi_staged_of(g, to, g->s->rank), dcommi_const(to), dcommi_const(1));
+    dcomm_build_signal(g->b, 0, dcommi_staged_of(g, to, g->s->rank), dcomm_const(to),
+                       dcomm_const(1));
 }
 
 static void dcommi_staged_tell_all(const dcommi_staged *g)
@@ -151,15 +152,15 @@ static void dcommi_staged_until_all(const dcommi_staged *g, dcomm_expr so_far)
 {
     for (int d = 1; d < g->s->nranks; d++) {
         int rank = (g->s->rank + d) % g->s->nranks;
-        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, rank), so_far);
+        dcomm_build_wait(g->b, 0, dcommi_staged_of(g, g->s->rank, rank), so_far);
     }
 }
 
 /* Offer the slots to all: what has been put there is there. */
 static void dcommi_staged_offer(const dcommi_staged *g)
 {
-    dcommi_expose(g->b, 0, dcommi_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
-                  dcommi_const(DCOMM_ALL_PEERS));
+    dcomm_build_expose(g->b, 0, dcomm_span(DCOMM_SPACE_SCRATCH, 0, g->slots * g->row), g->slot,
+                       dcomm_const(DCOMM_ALL_PEERS));
 }
 
 /* That chunk of a block. */
@@ -178,7 +179,8 @@ static void dcommi_staged_collect(const dcommi_staged *g, int64_t at, dcommi_sta
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand out =
             dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, peer), turn);
-        dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, peer, at, turn, &out), DCOMM_STEP_RESULT);
+        dcomm_build_copy(g->b, 0, out, dcommi_staged_peer(g, peer, at, turn, &out),
+                         DCOMM_STEP_RESULT);
     }
 }
 
@@ -206,30 +208,30 @@ static void dcommi_staged_exchange(const dcommi_staged *g, const dcommi_staged_w
     work->take(g, dcommi_staged_turn_at(0));
     dcommi_staged_tell_all(g);
     if (n > 2) {
-        int i = dcommi_loop(g->b, 0, dcommi_const(n - 2));
+        int i = dcomm_build_loop(g->b, 0, dcomm_const(n - 2));
         dcommi_staged_turn turn[] = {{i, 0}, {i, 1}, {i, 2}};
         work->put(g, turn[2]);
-        dcommi_staged_until_all(g, dcommi_linear(1, i, 1));
+        dcommi_staged_until_all(g, dcomm_linear(1, i, 1));
         work->take(g, turn[1]);
         dcommi_staged_tell_all(g);
         if (work->gather != NULL) {
             work->gather(g, turn[0]);
         }
-        dcommi_end(g->b, 0);
+        dcomm_build_end(g->b, 0);
     }
     if (n > 1) {
-        dcommi_staged_until_all(g, dcommi_const(n - 1));
+        dcommi_staged_until_all(g, dcomm_const(n - 1));
         work->take(g, dcommi_staged_turn_at(n - 1));
         dcommi_staged_tell_all(g);
         if (work->gather != NULL) {
             work->gather(g, dcommi_staged_turn_at(n - 2));
         }
     }
-    dcommi_staged_until_all(g, dcommi_const(n));
+    dcommi_staged_until_all(g, dcomm_const(n));
     if (work->gather != NULL) {
         work->gather(g, dcommi_staged_turn_at(n - 1));
         dcommi_staged_tell_all(g);
-        dcommi_staged_until_all(g, dcommi_const(n + 1));
+        dcommi_staged_until_all(g, dcomm_const(n + 1));
     }
 }
 
@@ -241,10 +243,10 @@ static void dcommi_staged_put_one(const dcommi_staged *g, dcommi_staged_turn tur
     dcommi_input in = dcommi_input_of(s, own.at);
     dcommi_staged_block from = {in.base, own.length};
     dcomm_operand chunk = dcommi_staged_chunk(g, in.space, from, turn);
-    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+    dcomm_build_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
     if (!s->in_place) {
-        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn), chunk,
-                    DCOMM_STEP_RESULT);
+        dcomm_build_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn), chunk,
+                         DCOMM_STEP_RESULT);
     }
 }
 
@@ -253,7 +255,7 @@ static void dcommi_staged_take_one(const dcommi_staged *g, dcommi_staged_turn tu
     dcommi_staged_collect(g, 0, turn);
 }
 
-static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     static const dcommi_staged_work work = {dcommi_staged_put_one, dcommi_staged_take_one, NULL};
     dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS, 1, DCOMMI_STAGED_ROW);
@@ -269,7 +271,8 @@ static void dcommi_staged_put_all(const dcommi_staged *g, dcommi_staged_turn tur
     for (int d = 1; d < s->nranks; d++) {
         int peer = (s->rank + d) % s->nranks;
         dcomm_operand chunk = dcommi_staged_chunk(g, input, dcommi_staged_block_of(s, peer), turn);
-        dcommi_copy(g->b, 0, dcommi_staged_own(g, peer * g->chunk, turn, &chunk), chunk, flags);
+        dcomm_build_copy(g->b, 0, dcommi_staged_own(g, peer * g->chunk, turn, &chunk), chunk,
+                         flags);
     }
 }
 
@@ -279,9 +282,9 @@ static void dcommi_staged_put_copied(const dcommi_staged *g, dcommi_staged_turn 
     dcommi_staged_block own = dcommi_staged_block_of(s, s->rank);
     dcommi_staged_put_all(g, turn, DCOMM_STEP_RESULT);
     if (!s->in_place) {
-        dcommi_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn),
-                    dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, own, turn),
-                    DCOMM_STEP_RESULT);
+        dcomm_build_copy(g->b, 0, dcommi_staged_chunk(g, DCOMM_SPACE_OUT, own, turn),
+                         dcommi_staged_chunk(g, dcommi_input_of(s, 0).space, own, turn),
+                         DCOMM_STEP_RESULT);
     }
 }
 
@@ -291,7 +294,7 @@ static void dcommi_staged_take_copied(const dcommi_staged *g, dcommi_staged_turn
     dcommi_staged_collect(g, g->s->rank * g->chunk, turn);
 }
 
-static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_alltoall(const dcommi_shape *s, dcomm_builder *b)
 {
     static const dcommi_staged_work work = {dcommi_staged_put_copied, dcommi_staged_take_copied,
                                             NULL};
@@ -315,7 +318,7 @@ static void dcommi_staged_fold(const dcommi_staged *g, dcommi_staged_turn turn, 
                                             dcommi_staged_block_of(s, s->rank), turn);
     dcomm_operand others = dcommi_staged_peer(g, 0, s->rank * g->chunk, turn, &own);
     size_t count = dcommi_in_rank_order(s, others, 0, own, ordered);
-    dcommi_reduce(g->b, 0, dst, ordered, count, DCOMM_STEP_FINAL | flags);
+    dcomm_build_reduce(g->b, 0, dst, ordered, count, DCOMM_STEP_FINAL | flags);
 }
 
 static void dcommi_staged_take_scattered(const dcommi_staged *g, dcommi_staged_turn turn)
@@ -327,7 +330,7 @@ static void dcommi_staged_take_scattered(const dcommi_staged *g, dcommi_staged_t
                        DCOMM_STEP_RESULT);
 }
 
-static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_scattered,
                                             NULL};
@@ -345,7 +348,7 @@ static void dcommi_staged_take_summed(const dcommi_staged *g, dcommi_staged_turn
         dcommi_staged_chunk(g, DCOMM_SPACE_OUT, dcommi_staged_block_of(s, s->rank), turn);
     dcomm_operand sum = dcommi_staged_own(g, s->nranks * g->chunk, turn, &out);
     dcommi_staged_fold(g, turn, sum, DCOMM_STEP_FORWARD);
-    dcommi_copy(g->b, 0, out, sum, DCOMM_STEP_RESULT);
+    dcomm_build_copy(g->b, 0, out, sum, DCOMM_STEP_RESULT);
 }
 
 static void dcommi_staged_gather_sums(const dcommi_staged *g, dcommi_staged_turn turn)
@@ -353,7 +356,7 @@ static void dcommi_staged_gather_sums(const dcommi_staged *g, dcommi_staged_turn
     dcommi_staged_collect(g, g->s->nranks * g->chunk, turn);
 }
 
-static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     static const dcommi_staged_work work = {dcommi_staged_put_folded, dcommi_staged_take_summed,
                                             dcommi_staged_gather_sums};
@@ -374,21 +377,22 @@ static dcomm_operand dcommi_staged_root_chunk(const dcommi_staged *g, dcomm_spac
 static void dcommi_staged_root_puts(const dcommi_staged *g, dcommi_staged_turn turn)
 {
     dcomm_operand chunk = dcommi_staged_root_chunk(g, dcommi_input_of(g->s, 0).space, turn);
-    dcommi_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
+    dcomm_build_copy(g->b, 0, dcommi_staged_own(g, 0, turn, &chunk), chunk, DCOMM_STEP_RESULT);
 }
 
 static void dcommi_staged_root_keeps(const dcommi_staged *g, dcommi_staged_turn turn)
 {
     if (!g->s->in_place) {
-        dcommi_copy(g->b, 0, dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn),
-                    dcommi_staged_root_chunk(g, DCOMM_SPACE_IN, turn), DCOMM_STEP_RESULT);
+        dcomm_build_copy(g->b, 0, dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn),
+                         dcommi_staged_root_chunk(g, DCOMM_SPACE_IN, turn), DCOMM_STEP_RESULT);
     }
 }
 
 static void dcommi_staged_root_is_read(const dcommi_staged *g, dcommi_staged_turn turn)
 {
     dcomm_operand out = dcommi_staged_root_chunk(g, DCOMM_SPACE_OUT, turn);
-    dcommi_copy(g->b, 0, out, dcommi_staged_peer(g, g->s->root, 0, turn, &out), DCOMM_STEP_RESULT);
+    dcomm_build_copy(g->b, 0, out, dcommi_staged_peer(g, g->s->root, 0, turn, &out),
+                     DCOMM_STEP_RESULT);
     dcommi_staged_tell(g, g->s->root);
 }
 
@@ -408,28 +412,29 @@ static void dcommi_staged_root(const dcommi_staged *g)
         dcommi_staged_root_goes_on(g, dcommi_staged_turn_at(k));
     }
     if (g->chunks > g->slots) {
-        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - g->slots));
+        int i = dcomm_build_loop(g->b, 0, dcomm_const(g->chunks - g->slots));
         dcommi_staged_turn turn = {i, g->slots};
-        dcommi_staged_until_all(g, dcommi_linear(1, i, 1)); /* what was in the slot before */
+        dcommi_staged_until_all(g, dcomm_linear(1, i, 1)); /* what was in the slot before */
         dcommi_staged_root_goes_on(g, turn);
-        dcommi_end(g->b, 0);
+        dcomm_build_end(g->b, 0);
     }
-    dcommi_staged_until_all(g, dcommi_const(g->chunks));
+    dcommi_staged_until_all(g, dcomm_const(g->chunks));
 }
 
 static void dcommi_staged_reader(const dcommi_staged *g)
 {
     dcommi_staged_root_is_read(g, dcommi_staged_turn_at(0));
     if (g->chunks > 1) {
-        int i = dcommi_loop(g->b, 0, dcommi_const(g->chunks - 1));
+        int i = dcomm_build_loop(g->b, 0, dcomm_const(g->chunks - 1));
         dcommi_staged_turn turn = {i, 1};
-        dcommi_await(g->b, 0, dcommi_staged_of(g, g->s->rank, g->s->root), dcommi_linear(1, i, 1));
+        dcomm_build_wait(g->b, 0, dcommi_staged_of(g, g->s->rank, g->s->root),
+                         dcomm_linear(1, i, 1));
         dcommi_staged_root_is_read(g, turn);
-        dcommi_end(g->b, 0);
+        dcomm_build_end(g->b, 0);
     }
 }
 
-static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_staged_broadcast(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_staged g = dcommi_staged_make(s, b, DCOMMI_STAGED_SLOTS_ROOT, 1, DCOMMI_STAGED_ROW);
     (s->rank == s->root ? dcommi_staged_root : dcommi_staged_reader)(&g);

@@ -227,76 +227,76 @@ static dcommi_flow dcommi_flow_make(const dcommi_shape *s, int64_t total, int fl
 }
 
 /* Send a chunk to all children, the largest subtree first. */
-static void dcommi_tree_to_children(dcommi_builder *b, int lane, const dcommi_node *node,
+static void dcommi_tree_to_children(dcomm_builder *b, int lane, const dcommi_node *node,
                                     dcomm_operand chunk, dcomm_expr tag)
 {
     for (int i = node->nchildren - 1; i >= 0; i--) {
-        dcommi_send(b, lane, chunk, dcommi_const(node->child[i]), tag, DCOMM_STEP_ASYNC);
+        dcomm_build_send(b, lane, chunk, dcomm_const(node->child[i]), tag, DCOMM_STEP_ASYNC);
     }
 }
 
 /* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
  * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
  * reached c+1 (-1: at once). */
-static void dcommi_tree_down(dcommi_builder *b, int lane, const dcommi_flow *f,
+static void dcommi_tree_down(dcomm_builder *b, int lane, const dcommi_flow *f,
                              const dcommi_node *node, dcomm_space source, int64_t first_tag,
                              int after)
 {
     int c = dcommi_loop_many(b, lane, f->chunks);
     if (after >= 0) {
-        dcommi_await(b, lane, (uint16_t)after, dcommi_linear(1, c, 1));
+        dcomm_build_wait(b, lane, (uint16_t)after, dcomm_linear(1, c, 1));
     }
-    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
+    dcomm_expr tag = dcomm_linear(first_tag, c, 1);
     dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
     if (node->parent >= 0) {
-        dcommi_recv(b, lane, chunk, dcommi_const(node->parent), tag, 0);
+        dcomm_build_recv(b, lane, chunk, dcomm_const(node->parent), tag, 0);
     }
     if (node->nchildren > 0) {
-        dcommi_fence(b, lane);
+        dcomm_build_fence(b, lane);
         dcommi_tree_to_children(b, lane, node, chunk, tag);
     }
     dcommi_end_many(b, lane, f->chunks);
     if (node->nchildren > 0) {
-        dcommi_fence(b, lane);
+        dcomm_build_fence(b, lane);
     }
 }
 
 /* Fold what the children send into `into`, beginning with the own input. */
-static void dcommi_tree_fold(const dcommi_shape *s, dcommi_builder *b, int lane,
+static void dcommi_tree_fold(const dcommi_shape *s, dcomm_builder *b, int lane,
                              const dcommi_flow *f, const dcommi_node *node, dcomm_operand into,
                              int64_t stage, dcomm_expr tag, int c)
 {
     dcomm_operand own = dcommi_flow_chunk(f, dcommi_input_of(s, 0).space, c);
     for (int i = 0; i < node->nchildren; i++) {
         bool last = node->parent < 0 && i == node->nchildren - 1;
-        dcommi_recv_reduce(b, lane, into, i == 0 ? own : into, dcommi_msg(),
-                           dcommi_span(DCOMM_SPACE_SCRATCH, stage, f->chunk),
-                           dcommi_const(node->child[i]), tag, last ? DCOMM_STEP_FINAL : 0);
+        dcomm_build_recv_reduce(b, lane, into, i == 0 ? own : into, dcomm_msg(),
+                                dcomm_span(DCOMM_SPACE_SCRATCH, stage, f->chunk),
+                                dcomm_const(node->child[i]), tag, last ? DCOMM_STEP_FINAL : 0);
     }
 }
 
 /* Up and down one tree. The root turns chunks round in one lane; the others fold, send up and pass
  * down in three, so that the directions do not wait for each other. Returns the next free lane. */
-static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int lane,
+static int dcommi_tree_both_ways(const dcommi_shape *s, dcomm_builder *b, int lane,
                                  const dcommi_flow *f, const dcommi_node *node)
 {
-    int64_t up = dcommi_build_tags(b, f->chunks), down = dcommi_build_tags(b, f->chunks);
+    int64_t up = dcomm_build_tags(b, f->chunks), down = dcomm_build_tags(b, f->chunks);
     bool inner = node->nchildren > 0;
-    uint16_t folded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
+    uint16_t folded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
     if (inner) {
-        int64_t stage = dcommi_build_scratch(b, f->chunk);
+        int64_t stage = dcomm_build_scratch(b, f->chunk);
         int c = dcommi_loop_many(b, lane, f->chunks);
         dcomm_operand chunk = dcommi_flow_chunk(f, DCOMM_SPACE_OUT, c);
-        dcommi_tree_fold(s, b, lane, f, node, chunk, stage, dcommi_linear(up, c, 1), c);
+        dcommi_tree_fold(s, b, lane, f, node, chunk, stage, dcomm_linear(up, c, 1), c);
         if (node->parent < 0) {
-            dcommi_fence(b, lane);
-            dcommi_tree_to_children(b, lane, node, chunk, dcommi_linear(down, c, 1));
+            dcomm_build_fence(b, lane);
+            dcommi_tree_to_children(b, lane, node, chunk, dcomm_linear(down, c, 1));
         } else {
-            dcommi_signal(b, lane, folded, dcommi_const(s->rank), dcommi_const(1));
+            dcomm_build_signal(b, lane, folded, dcomm_const(s->rank), dcomm_const(1));
         }
         dcommi_end_many(b, lane, f->chunks);
         if (node->parent < 0) {
-            dcommi_fence(b, lane);
+            dcomm_build_fence(b, lane);
         }
         lane++;
     }
@@ -304,12 +304,12 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
         dcomm_space from = inner ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space;
         int c = dcommi_loop_many(b, lane, f->chunks);
         if (inner) {
-            dcommi_await(b, lane, folded, dcommi_linear(1, c, 1));
+            dcomm_build_wait(b, lane, folded, dcomm_linear(1, c, 1));
         }
-        dcommi_send(b, lane, dcommi_flow_chunk(f, from, c), dcommi_const(node->parent),
-                    dcommi_linear(up, c, 1), 0);
+        dcomm_build_send(b, lane, dcommi_flow_chunk(f, from, c), dcomm_const(node->parent),
+                         dcomm_linear(up, c, 1), 0);
         if (from == DCOMM_SPACE_OUT) {
-            dcommi_signal(b, lane, sent, dcommi_const(s->rank), dcommi_const(1));
+            dcomm_build_signal(b, lane, sent, dcomm_const(s->rank), dcomm_const(1));
         }
         dcommi_end_many(b, lane, f->chunks);
         dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
@@ -320,38 +320,38 @@ static int dcommi_tree_both_ways(const dcommi_shape *s, dcommi_builder *b, int l
 }
 
 /* Up one tree only. Inner nodes that are not the root fold into two scratch slots in turn. */
-static void dcommi_tree_up(const dcommi_shape *s, dcommi_builder *b, int lane, const dcommi_flow *f,
+static void dcommi_tree_up(const dcommi_shape *s, dcomm_builder *b, int lane, const dcommi_flow *f,
                            const dcommi_node *node)
 {
-    int64_t first_tag = dcommi_build_tags(b, f->chunks);
-    int64_t stage = node->nchildren > 0 ? dcommi_build_scratch(b, f->chunk) : 0;
+    int64_t first_tag = dcomm_build_tags(b, f->chunks);
+    int64_t stage = node->nchildren > 0 ? dcomm_build_scratch(b, f->chunk) : 0;
     bool relay = node->nchildren > 0 && node->parent >= 0;
-    int64_t slots = relay ? dcommi_build_scratch(b, 2 * f->chunk) : 0;
+    int64_t slots = relay ? dcomm_build_scratch(b, 2 * f->chunk) : 0;
     int c = dcommi_loop_many(b, lane, f->chunks);
-    dcomm_expr tag = dcommi_linear(first_tag, c, 1);
+    dcomm_expr tag = dcomm_linear(first_tag, c, 1);
     dcomm_operand chunk =
         dcommi_flow_chunk(f, node->parent < 0 ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space, c);
     if (relay) {
         chunk.space = DCOMM_SPACE_SCRATCH;
-        chunk.offset = dcommi_plus(dcommi_modular(f->chunk, 0, c, f->chunks > 1, 2), slots);
+        chunk.offset = dcomm_plus(dcomm_modular(f->chunk, 0, c, f->chunks > 1, 2), slots);
     }
     dcommi_tree_fold(s, b, lane, f, node, chunk, stage, tag, c);
     if (node->parent >= 0) {
-        dcommi_fence(b, lane);
-        dcommi_send(b, lane, chunk, dcommi_const(node->parent), tag, DCOMM_STEP_ASYNC);
+        dcomm_build_fence(b, lane);
+        dcomm_build_send(b, lane, chunk, dcomm_const(node->parent), tag, DCOMM_STEP_ASYNC);
     }
     dcommi_end_many(b, lane, f->chunks);
     if (node->parent >= 0) {
-        dcommi_fence(b, lane);
+        dcomm_build_fence(b, lane);
     }
 }
 
 /* The root of a broadcast has its input in place of its output as well. */
-static void dcommi_tree_keep_own(const dcommi_shape *s, dcommi_builder *b, int64_t total)
+static void dcommi_tree_keep_own(const dcommi_shape *s, dcomm_builder *b, int64_t total)
 {
     if (s->rank == s->root && !s->in_place) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total),
-                    dcommi_span(DCOMM_SPACE_IN, 0, total), 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total),
+                         dcomm_span(DCOMM_SPACE_IN, 0, total), 0);
     }
 }
 
@@ -362,7 +362,7 @@ static int dcommi_tree_flows(const dcommi_shape *s)
     return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
 }
 
-static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     int lane = 0, flows = dcommi_tree_flows(s);
@@ -374,7 +374,7 @@ static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcommi_builder 
     return b->status;
 }
 
-static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
     dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
@@ -382,7 +382,7 @@ static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcommi
     return b->status;
 }
 
-static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     int flows = dcommi_tree_flows(s);
@@ -390,24 +390,24 @@ static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcommi_builder 
         dcommi_flow f = dcommi_flow_make(s, total, flows, i);
         dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
         dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
-                         dcommi_build_tags(b, f.chunks), -1);
+                         dcomm_build_tags(b, f.chunks), -1);
     }
     dcommi_tree_keep_own(s, b, total);
     return b->status;
 }
 
-static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t total = dcommi_shape_bytes(s, s->count);
     dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
     dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
-    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcommi_build_tags(b, f.chunks),
+    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcomm_build_tags(b, f.chunks),
                      -1);
     dcommi_tree_keep_own(s, b, total);
     return b->status;
 }
 
-static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcomm_builder *b)
 {
     int flows = dcommi_tree_flows(s);
     for (int i = 0; i < flows; i++) {
@@ -418,7 +418,7 @@ static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcommi_builder *b)
     return b->status;
 }
 
-static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
     dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);

@@ -71,7 +71,7 @@ static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
 static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
                                        dcomm_plan **plan_p)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
     dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
     b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
@@ -82,21 +82,21 @@ static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *
     b.head.nkernels = 1;
     b.head.kernel_user = (void *)(uintptr_t)s->dtype;
     int64_t bytes = b.head.in_bytes;
-    int64_t scratch = dcommi_build_scratch(&b, bytes);
+    int64_t scratch = dcomm_build_scratch(&b, bytes);
     dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
     if (step != NULL) {
         dcomm_operand src[2] = {
-            dcommi_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-            dcommi_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
-        step->dst = dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
+            dcomm_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
+            dcomm_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
+        step->dst = dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
         dcommi_build_sources(&b, step, src, 2);
     }
     int64_t group = (int64_t)b.ntable;
     for (int64_t r = 0; r < s->nranks; r++) {
-        dcommi_build_table(&b, &r, 1);
+        dcomm_build_table(&b, &r, 1);
     }
-    dcommi_call(&b, 0, inner, group, dcommi_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
-                dcommi_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcommi_const(0));
+    dcomm_build_call(&b, 0, inner, group, dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
+                     dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcomm_const(0));
     return dcommi_build_finish(&b, plan_p);
 }
 

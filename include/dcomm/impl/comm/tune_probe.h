@@ -77,84 +77,84 @@ static int dcommi_probe_partner(const dcommi_groups *g, int rank, int depth)
 
 /* ---- plans ---- */
 
-static void dcommi_probe_messages(dcommi_builder *b, const dcommi_probe *p, dcomm_expr peer)
+static void dcommi_probe_messages(dcomm_builder *b, const dcommi_probe *p, dcomm_expr peer)
 {
     int64_t each = p->kind == DCOMMI_PROBE_BURSTS ? DCOMMI_PROBE_BURST : 1;
-    int64_t tag = dcommi_build_tags(b, p->trips * each);
-    int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcommi_build_scratch(b, p->len) : 0;
-    int d = dcommi_loop(b, 0, dcommi_const(p->trips));
+    int64_t tag = dcomm_build_tags(b, p->trips * each);
+    int64_t stage = p->kind == DCOMMI_PROBE_FOLDS ? dcomm_build_scratch(b, p->len) : 0;
+    int d = dcomm_build_loop(b, 0, dcomm_const(p->trips));
     /* As in a collective, each trip but the first sends what the one before has received, receives
      * where nothing has been, and folds what has lain. Three buffers of `each` messages take turns.
      */
-    dcomm_operand in = dcommi_at(
-        DCOMM_SPACE_OUT, dcommi_modular(each * p->len, 0, d, 1, DCOMMI_PROBE_TURNS), p->len);
-    dcomm_operand own = dcommi_at(DCOMM_SPACE_IN, dcommi_modular(p->len, 0, d, 1, 2), p->len);
+    dcomm_operand in = dcomm_at(DCOMM_SPACE_OUT,
+                                dcomm_modular(each * p->len, 0, d, 1, DCOMMI_PROBE_TURNS), p->len);
+    dcomm_operand own = dcomm_at(DCOMM_SPACE_IN, dcomm_modular(p->len, 0, d, 1, 2), p->len);
     for (int64_t i = 0; i < each; i++) {
-        dcommi_send(b, 0, in, peer, dcommi_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
+        dcomm_build_send(b, 0, in, peer, dcomm_linear(tag + i, d, each), DCOMM_STEP_ASYNC);
     }
     for (int64_t i = 0; i < each; i++) {
-        dcomm_expr order = dcommi_linear(tag + i, d, each);
-        dcomm_expr into = dcommi_modular(each * p->len, 1, d, 1, DCOMMI_PROBE_TURNS);
-        dcomm_operand out = dcommi_at(DCOMM_SPACE_OUT, dcommi_plus(into, i * p->len), p->len);
+        dcomm_expr order = dcomm_linear(tag + i, d, each);
+        dcomm_expr into = dcomm_modular(each * p->len, 1, d, 1, DCOMMI_PROBE_TURNS);
+        dcomm_operand out = dcomm_at(DCOMM_SPACE_OUT, dcomm_plus(into, i * p->len), p->len);
         if (p->kind == DCOMMI_PROBE_FOLDS) {
-            dcommi_recv_reduce(b, 0, out, own, dcommi_msg(),
-                               dcommi_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
-                               DCOMM_STEP_ASYNC);
+            dcomm_build_recv_reduce(b, 0, out, own, dcomm_msg(),
+                                    dcomm_span(DCOMM_SPACE_SCRATCH, stage, p->len), peer, order,
+                                    DCOMM_STEP_ASYNC);
         } else {
-            dcommi_recv(b, 0, out, peer, order, DCOMM_STEP_ASYNC);
+            dcomm_build_recv(b, 0, out, peer, order, DCOMM_STEP_ASYNC);
         }
     }
-    dcommi_fence(b, 0);
-    dcommi_end(b, 0);
+    dcomm_build_fence(b, 0);
+    dcomm_build_end(b, 0);
 }
 
 /* What is folded lies where it has lain, like the inputs of a collective, and as in those each
  * folds another part; what is copied was just written, like its results. */
-static void dcommi_probe_reads(dcommi_builder *b, const dcommi_probe *p, int partner)
+static void dcommi_probe_reads(dcomm_builder *b, const dcommi_probe *p, int partner)
 {
-    dcomm_expr peer = dcommi_const(partner);
-    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
+    dcomm_expr peer = dcomm_const(partner);
+    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
     bool fold = p->kind == DCOMMI_PROBE_REDUCES;
     int64_t from = fold && b->head.rank > partner ? p->len : 0;
-    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, from, p->len),
-                            dcommi_peer(peer, slot, dcommi_const(from), p->len)};
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, fold ? 0 : p->len, p->len);
+    dcomm_operand src[2] = {dcomm_span(DCOMM_SPACE_IN, from, p->len),
+                            dcomm_exposed(peer, slot, dcomm_const(from), p->len)};
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, fold ? 0 : p->len, p->len);
     if (!fold) {
-        dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, p->len), src[0], 0);
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, p->len), src[0], 0);
     }
-    dcommi_expose(b, 0,
-                  fold ? dcommi_span(DCOMM_SPACE_IN, 0, 2 * p->len)
-                       : dcommi_span(DCOMM_SPACE_OUT, 0, p->len),
-                  slot, peer);
+    dcomm_build_expose(b, 0,
+                       fold ? dcomm_span(DCOMM_SPACE_IN, 0, 2 * p->len)
+                            : dcomm_span(DCOMM_SPACE_OUT, 0, p->len),
+                       slot, peer);
     if (fold) {
-        dcommi_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
+        dcomm_build_reduce(b, 0, out, src, 2, DCOMM_STEP_FINAL);
     } else {
-        dcommi_copy(b, 0, out, src[1], 0);
+        dcomm_build_copy(b, 0, out, src[1], 0);
     }
-    dcommi_signal(b, 0, done, peer, dcommi_const(1));
-    dcommi_await(b, 0, done, dcommi_const(1));
+    dcomm_build_signal(b, 0, done, peer, dcomm_const(1));
+    dcomm_build_wait(b, 0, done, dcomm_const(1));
 }
 
-static void dcommi_probe_local(dcommi_builder *b, const dcommi_probe *p)
+static void dcommi_probe_local(dcomm_builder *b, const dcommi_probe *p)
 {
-    dcomm_operand src[2] = {dcommi_span(DCOMM_SPACE_IN, 0, p->len),
-                            dcommi_span(DCOMM_SPACE_OUT, 0, p->len)};
-    dcommi_loop(b, 0, dcommi_const(p->trips));
+    dcomm_operand src[2] = {dcomm_span(DCOMM_SPACE_IN, 0, p->len),
+                            dcomm_span(DCOMM_SPACE_OUT, 0, p->len)};
+    dcomm_build_loop(b, 0, dcomm_const(p->trips));
     if (p->kind == DCOMMI_PROBE_STEPS) {
-        dcommi_signal(b, 0, dcommi_build_counter(b), dcommi_const(b->head.rank), dcommi_const(1));
+        dcomm_build_signal(b, 0, dcomm_build_counter(b), dcomm_const(b->head.rank), dcomm_const(1));
     } else if (p->kind == DCOMMI_PROBE_COPY) {
-        dcommi_copy(b, 0, src[1], src[0], 0);
+        dcomm_build_copy(b, 0, src[1], src[0], 0);
     } else {
-        dcommi_reduce(b, 0, src[1], src, 2, DCOMM_STEP_FINAL);
+        dcomm_build_reduce(b, 0, src[1], src, 2, DCOMM_STEP_FINAL);
     }
-    dcommi_end(b, 0);
+    dcomm_build_end(b, 0);
 }
 
 /* One rank's plan of a probe. partner -1: it looks on. */
 static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nranks, int partner,
                                       dcomm_plan **plan_p)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     bool local = p->kind == DCOMMI_PROBE_STEPS || p->kind >= DCOMMI_PROBE_COPY;
     dcommi_build_begin(&b, "tuning", rank, nranks, DCOMM_F32, DCOMM_SUM);
     b.head.in_bytes = 2 * p->len;
@@ -164,13 +164,13 @@ static dcomm_status dcommi_probe_plan(const dcommi_probe *p, int rank, int nrank
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_READS) {
         dcommi_probe_reads(&b, p, partner);
     } else if (partner >= 0 && p->kind >= DCOMMI_PROBE_MESSAGES) {
-        dcommi_probe_messages(&b, p, dcommi_const(partner));
+        dcommi_probe_messages(&b, p, dcomm_const(partner));
     } else if (partner >= 0 && p->kind == DCOMMI_PROBE_SIGNALS) {
-        uint16_t counter = dcommi_build_counter(&b);
-        int d = dcommi_loop(&b, 0, dcommi_const(p->trips));
-        dcommi_signal(&b, 0, counter, dcommi_const(partner), dcommi_const(1));
-        dcommi_await(&b, 0, counter, dcommi_linear(1, d, 1));
-        dcommi_end(&b, 0);
+        uint16_t counter = dcomm_build_counter(&b);
+        int d = dcomm_build_loop(&b, 0, dcomm_const(p->trips));
+        dcomm_build_signal(&b, 0, counter, dcomm_const(partner), dcomm_const(1));
+        dcomm_build_wait(&b, 0, counter, dcomm_linear(1, d, 1));
+        dcomm_build_end(&b, 0);
     }
     return dcommi_build_finish(&b, plan_p);
 }

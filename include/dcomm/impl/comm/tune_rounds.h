@@ -124,17 +124,17 @@ static void dcommi_tune_meet_near(dcommi_tuner *t)
 {
     const dcommi_groups *g = t->comm->groups;
     int rank = t->comm->rank, others = 0;
-    dcommi_builder b;
+    dcomm_builder b;
     dcomm_plan *plan = NULL;
     dcommi_build_begin(&b, "tuning", rank, g->nranks, DCOMM_U8, DCOMM_SUM);
-    uint16_t come = dcommi_build_counter(&b);
+    uint16_t come = dcomm_build_counter(&b);
     for (int r = 0; r < g->nranks; r++) {
         if (r != rank && dcommi_group_of(g, 0, r) == dcommi_group_of(g, 0, rank)) {
-            dcommi_signal(&b, 0, come, dcommi_const(r), dcommi_const(1));
+            dcomm_build_signal(&b, 0, come, dcomm_const(r), dcomm_const(1));
             others++;
         }
     }
-    dcommi_await(&b, 0, come, dcommi_const(others));
+    dcomm_build_wait(&b, 0, come, dcomm_const(others));
     dcomm_status status = dcommi_build_finish(&b, &plan);
     dcommi_tune_once(t, status, plan);
 }

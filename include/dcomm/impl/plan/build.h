@@ -1,177 +1,20 @@
-/* build.h - the builder that algorithms write plans with, and the arguments that they see.
+/* build.h - the builder: the functions of dcomm/build.h, with which the library's own algorithms
+ * write their plans too.
  *
  * An algorithm is a pure function (shape -> plan). It appends steps to lanes in any order; finish
- * lays them out as one immutable plan. Errors are sticky: the builder remembers the first, ignores
- * the rest, and finish reports it. */
+ * lays them out as one immutable plan. The builder keeps the first error, ignores every later call,
+ * and finish returns the error. */
 #ifndef DCOMMI_BUILD_H
 #define DCOMMI_BUILD_H
 
-#include "../../plan.h"
-#include "groups.h"
+#include "expr.h"
+#include "shape.h"
 #include "copy.h"
 
-/* What the engine executes and the checker accepts. */
+/* Limits of what the engine runs and the checker accepts. */
 #define DCOMMI_FOLD_SOURCES 8           /* sources of one RECV_REDUCE or COMPUTE */
 #define DCOMMI_SHARED_SCRATCH (3 << 19) /* bytes of scratch that peers can map */
 #define DCOMMI_CALL_DEPTH 8 /* sub-plans within sub-plans, the outermost plan included */
-
-/* What an algorithm may know about a codec: sizes, not data. */
-typedef struct dcommi_coding {
-    const dcomm_plan_codec *codec;
-    size_t (*max_bytes)(const void *sizes, size_t count); /* for so many f32; grows with count */
-    const void *sizes;
-    uint64_t hash;    /* of the codec with all its options */
-    int64_t granule;  /* elements, at whose multiples pieces had best begin */
-    bool whole;       /* encode as much as possible at once */
-    int parts;        /* of an encoding, that can be summed as f32 one after the other; 0: none */
-    int64_t part[3];  /* bytes: where they begin, and where the last one ends */
-    int rounds;       /* sums; round i is of part i % parts */
-    bool feedback;    /* what is rounded away is kept, of contributions and of sums, */
-    bool variant;     /* in another way than the classic one, */
-    bool clips;       /* a rank's gradient is clipped by its norm, */
-    bool differences; /* or what is sent is a difference (EF21) */
-    uint32_t cost_length, cost_encode, cost_decode; /* as in dcomm_plan */
-    /* Of selected elements that can be sent apart: how; NULL: they cannot. */
-    const dcomm_plan_codec *spread;
-    int64_t most;                                                       /* are selected */
-    size_t (*part_bytes)(const void *sizes, size_t count, size_t kept); /* grows with both */
-    size_t (*samples)(const void *sizes, size_t count, size_t nranks);
-} dcommi_coding;
-
-/* Where the caller promises that all ranks' buffers lie. */
-enum dcommi_memory {
-    DCOMMI_MEMORY_ANY,
-    DCOMMI_MEMORY_HUGE,
-    DCOMMI_MEMORY_REGISTERED,
-    DCOMMI_MEMORY_DEVICE,
-    DCOMMI_MEMORY_OPEN, /* a device's, which peers on the host read where it lies */
-    DCOMMI_MEMORY_UCX,  /* a device's, which UCX moves between hosts */
-    DCOMMI_MEMORY_KINDS
-};
-
-/* A longer message out of device memory is offered. It is sent with its message on every transport.
- */
-#define DCOMMI_DEVICE_EAGER 32768
-
-/* All that an algorithm may know about a call. */
-typedef struct dcommi_shape {
-    dcomm_coll coll;
-    int rank, nranks, root;
-    dcomm_dtype dtype;
-    dcomm_op op;
-    size_t count;                /* the collective's own count argument, elements */
-    bool in_place;               /* the input lies in OUT, where the collective's rules put it */
-    bool rank_order;             /* fold in rank order or refuse */
-    enum dcommi_memory memory;   /* what the choice may count on */
-    int lanes;                   /* parallel instances, >= 1 */
-    int64_t chunk_bytes;         /* pipelining grain, 0: the algorithm's own default */
-    const dcommi_groups *groups; /* who is near whom; NULL: nothing is known */
-    const dcommi_coding *coding; /* NULL: without compression */
-    bool apart;                  /* compressed: the f32 to be coded have to be made first */
-    /* v-collectives, elements: [nranks] each; displacements are never NULL here. All-to-all-v:
-     * counts/displs are the receiving side, send_counts/send_displs the sending side. */
-    const size_t *counts, *displs;
-    const size_t *send_counts, *send_displs;
-    /* All-to-all-v: what each rank sends to each, [from * nranks + to]; NULL: each knows its own.
-     */
-    const size_t *matrix;
-} dcommi_shape;
-
-typedef struct dcommi_builder dcommi_builder;
-
-/* ---- expressions ---- */
-
-static inline dcomm_expr dcommi_const(int64_t value)
-{
-    dcomm_expr e = {.kind = DCOMM_EXPR_CONST, .add = value};
-    return e;
-}
-
-/* add + per * i[depth] */
-static inline dcomm_expr dcommi_linear(int64_t add, int depth, int64_t per)
-{
-    dcomm_expr e = {.kind = DCOMM_EXPR_AFFINE, .add = add};
-    e.post[depth] = per;
-    return e;
-}
-
-/* scale * ((base + coef * i[depth]) mod m) */
-static inline dcomm_expr dcommi_modular(int64_t scale, int64_t base, int depth, int64_t coef,
-                                        int64_t mod)
-{
-    dcomm_expr e = {.kind = DCOMM_EXPR_AFFINE, .scale = scale, .base = base, .mod = mod};
-    e.coef[depth] = coef;
-    return e;
-}
-
-/* table[first + (base + coef * i[depth]) mod m] */
-static inline dcomm_expr dcommi_lookup(int64_t first, int64_t base, int depth, int64_t coef,
-                                       int64_t mod)
-{
-    dcomm_expr e = {.kind = DCOMM_EXPR_TABLE, .scale = 1, .base = base, .mod = mod, .first = first};
-    e.coef[depth] = coef;
-    return e;
-}
-
-/* words[index] */
-static inline dcomm_expr dcommi_word(int64_t index)
-{
-    dcomm_expr e = {.kind = DCOMM_EXPR_WORD, .scale = 1, .base = index};
-    return e;
-}
-
-/* e + add */
-static inline dcomm_expr dcommi_plus(dcomm_expr e, int64_t add)
-{
-    e.add += add;
-    return e;
-}
-
-/* e + per * i[depth] */
-static inline dcomm_expr dcommi_plus_loop(dcomm_expr e, int depth, int64_t per)
-{
-    if (e.kind == DCOMM_EXPR_CONST) {
-        e.kind = DCOMM_EXPR_AFFINE;
-    }
-    e.post[depth] += per;
-    return e;
-}
-
-/* ---- operands ---- */
-
-static inline dcomm_operand dcommi_at(dcomm_space space, dcomm_expr offset, int64_t length)
-{
-    dcomm_operand o = {.space = (uint8_t)space,
-                       .offset = offset,
-                       .length = dcommi_const(length),
-                       .max_length = length};
-    return o;
-}
-
-/* A constant place. */
-static inline dcomm_operand dcommi_span(dcomm_space space, int64_t offset, int64_t length)
-{
-    return dcommi_at(space, dcommi_const(offset), length);
-}
-
-/* The message being received, in a RECV_REDUCE. */
-static inline dcomm_operand dcommi_msg(void)
-{
-    dcomm_operand o = {.space = DCOMM_SPACE_MSG};
-    return o;
-}
-
-/* What rank `peer` exposed as `slot`. */
-static inline dcomm_operand dcommi_peer(dcomm_expr peer, uint16_t slot, dcomm_expr offset,
-                                        int64_t length)
-{
-    dcomm_operand o = dcommi_at(DCOMM_SPACE_PEER, offset, length);
-    o.peer = peer;
-    o.slot = slot;
-    return o;
-}
-
-/* ---- the builder ---- */
 
 typedef struct dcommi_lane_builder {
     dcomm_step *steps;
@@ -180,7 +23,7 @@ typedef struct dcommi_lane_builder {
     int depth;
 } dcommi_lane_builder;
 
-struct dcommi_builder {
+struct dcomm_builder {
     dcomm_plan head; /* scalars filled in as they come to be known */
     dcommi_lane_builder lanes[DCOMM_PLAN_MAX_LANES];
     dcomm_operand *operands;
@@ -195,8 +38,8 @@ struct dcommi_builder {
     char why[DCOMMI_MESSAGE_MAX];
 };
 
-/* Start a plan. Zero the builder's fields of head that the algorithm sets itself later. */
-static void dcommi_build_begin(dcommi_builder *b, const char *name, int rank, int nranks,
+/* Start a plan. The algorithm sets the other fields of head itself, later. */
+static void dcommi_build_begin(dcomm_builder *b, const char *name, int rank, int nranks,
                                dcomm_dtype dtype, dcomm_op op)
 {
     memset(b, 0, sizeof *b);
@@ -207,7 +50,7 @@ static void dcommi_build_begin(dcommi_builder *b, const char *name, int rank, in
     b->head.op = (uint32_t)op;
 }
 
-static void dcommi_build_error(dcommi_builder *b, dcomm_status status)
+static void dcommi_build_error(dcomm_builder *b, dcomm_status status)
 {
     if (b->status == DCOMM_OK) {
         b->status = status;
@@ -215,15 +58,21 @@ static void dcommi_build_error(dcommi_builder *b, dcomm_status status)
     }
 }
 
-/* Append a step to a lane; NULL after an error. The step is zeroed, word is -1. */
-static dcomm_step *dcommi_build_step(dcommi_builder *b, int lane, dcomm_step_kind kind)
+/* Return true if there is a builder and it has no error yet. */
+static bool dcommi_build_good(const dcomm_builder *b)
 {
-    if (b->status != DCOMM_OK) {
+    return b != NULL && b->status == DCOMM_OK;
+}
+
+/* Append a step to a lane. Return it, zeroed, with word -1; NULL after an error. */
+static dcomm_step *dcommi_build_step(dcomm_builder *b, int lane, dcomm_step_kind kind)
+{
+    if (!dcommi_build_good(b)) {
         return NULL;
     }
     if (lane < 0 || lane >= DCOMM_PLAN_MAX_LANES) {
-        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: lane %d of at most %d",
-                                          b->head.name, lane, DCOMM_PLAN_MAX_LANES));
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: lane %d is none of 0 to %d",
+                                          b->head.name, lane, DCOMM_PLAN_MAX_LANES - 1));
         return NULL;
     }
     dcommi_lane_builder *l = &b->lanes[lane];
@@ -244,10 +93,10 @@ static dcomm_step *dcommi_build_step(dcommi_builder *b, int lane, dcomm_step_kin
 }
 
 /* Append source operands to the pool and to the step (which must be the last one made). */
-static void dcommi_build_sources(dcommi_builder *b, dcomm_step *step, const dcomm_operand *src,
+static void dcommi_build_sources(dcomm_builder *b, dcomm_step *step, const dcomm_operand *src,
                                  size_t n)
 {
-    if (step == NULL || b->status != DCOMM_OK) {
+    if (step == NULL || !dcommi_build_good(b)) {
         return;
     }
     dcomm_status status = dcommi_grow((void **)&b->operands, &b->operands_capacity,
@@ -262,11 +111,10 @@ static void dcommi_build_sources(dcommi_builder *b, dcomm_step *step, const dcom
     b->noperands += n;
 }
 
-/* Append values to the plan's table; returns the index of the first. */
-static int64_t dcommi_build_table(dcommi_builder *b, const int64_t *values, size_t n)
+DCOMM_API int64_t dcomm_build_table(dcomm_builder *b, const int64_t *values, size_t n)
 {
-    if (b->status != DCOMM_OK) {
-        return 0;
+    if (!dcommi_build_good(b) || n == 0) {
+        return b != NULL ? (int64_t)b->ntable : 0;
     }
     dcomm_status status =
         dcommi_grow((void **)&b->table, &b->table_capacity, b->ntable + n, sizeof *b->table);
@@ -279,19 +127,35 @@ static int64_t dcommi_build_table(dcommi_builder *b, const int64_t *values, size
     return (int64_t)(b->ntable - n);
 }
 
-/* Reserve scratch, aligned to cache lines; returns its offset. */
-static int64_t dcommi_build_scratch(dcommi_builder *b, int64_t bytes)
+DCOMM_API int64_t dcomm_build_scratch(dcomm_builder *b, int64_t bytes)
 {
+    if (!dcommi_build_good(b)) {
+        return 0;
+    }
     int64_t offset = b->head.scratch_bytes;
+    if (bytes < 0 || bytes > INT64_MAX / 2 - offset) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_INVALID,
+                                          "%s: %" PRId64 " bytes of scratch behind %" PRId64
+                                          " others: must be 0 or more, and fit 2^62 in all",
+                                          b->head.name, bytes, offset));
+        return 0;
+    }
     b->head.scratch_bytes += (bytes + DCOMMI_CACHE_LINE - 1) & ~(int64_t)(DCOMMI_CACHE_LINE - 1);
     return offset;
 }
 
-/* Reserve n tags; returns the first. */
-static int64_t dcommi_build_tags(dcommi_builder *b, int64_t n)
+DCOMM_API int64_t dcomm_build_tags(dcomm_builder *b, int64_t n)
 {
+    if (!dcommi_build_good(b)) {
+        return 0;
+    }
     int64_t first = b->head.ntags;
-    if (first + n > INT32_MAX) {
+    if (n < 0) {
+        dcommi_build_error(b,
+                           dcommi_fail(DCOMM_ERR_INVALID, "%s: %" PRId64 " tags", b->head.name, n));
+        return 0;
+    }
+    if (n > INT32_MAX - first) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED,
                                           "%s: more than 2^31 messages between two ranks; use a "
                                           "larger chunk_bytes",
@@ -302,52 +166,65 @@ static int64_t dcommi_build_tags(dcommi_builder *b, int64_t n)
     return first;
 }
 
-/* Reserve a counter or an exposed slot of the plan. */
-static uint16_t dcommi_build_counter(dcommi_builder *b)
+DCOMM_API uint16_t dcomm_build_counter(dcomm_builder *b)
 {
-    return (uint16_t)b->head.ncounters++;
+    if (dcommi_build_good(b) && b->head.ncounters > UINT16_MAX) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: more than %d counters",
+                                          b->head.name, UINT16_MAX + 1));
+    }
+    return dcommi_build_good(b) ? (uint16_t)b->head.ncounters++ : 0;
 }
 
-static uint16_t dcommi_build_slot(dcommi_builder *b)
+DCOMM_API uint16_t dcomm_build_slot(dcomm_builder *b)
 {
-    return (uint16_t)b->head.nslots++;
+    if (dcommi_build_good(b) && b->head.nslots >= DCOMM_PLAN_MAX_SLOTS) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: more than %d slots",
+                                          b->head.name, DCOMM_PLAN_MAX_SLOTS));
+    }
+    return dcommi_build_good(b) ? (uint16_t)b->head.nslots++ : 0;
 }
 
 /* ---- steps ---- */
 
-static void dcommi_send(dcommi_builder *b, int lane, dcomm_operand src, dcomm_expr peer,
-                        dcomm_expr tag, unsigned flags)
+/* Return flags as a step keeps them; larger ones as some that no step may have. */
+static uint8_t dcommi_build_flags(unsigned flags)
+{
+    return flags <= UINT8_MAX ? (uint8_t)flags : UINT8_MAX;
+}
+
+DCOMM_API void dcomm_build_send(dcomm_builder *b, int lane, dcomm_operand src, dcomm_expr peer,
+                                dcomm_expr tag, unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_SEND);
     if (s != NULL) {
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->peer = peer;
         s->tag = tag;
         dcommi_build_sources(b, s, &src, 1);
     }
 }
 
-static void dcommi_recv(dcommi_builder *b, int lane, dcomm_operand dst, dcomm_expr peer,
-                        dcomm_expr tag, unsigned flags)
+DCOMM_API void dcomm_build_recv(dcomm_builder *b, int lane, dcomm_operand dst, dcomm_expr peer,
+                                dcomm_expr tag, unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
     if (s != NULL) {
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->dst = dst;
         s->peer = peer;
         s->tag = tag;
     }
 }
 
-/* dst <- fold(first, second), one of which is dcommi_msg(). stage: scratch as long as dst. */
-static void dcommi_recv_reduce(dcommi_builder *b, int lane, dcomm_operand dst, dcomm_operand first,
-                               dcomm_operand second, dcomm_operand stage, dcomm_expr peer,
-                               dcomm_expr tag, unsigned flags)
+DCOMM_API void dcomm_build_recv_reduce(dcomm_builder *b, int lane, dcomm_operand dst,
+                                       dcomm_operand first, dcomm_operand second,
+                                       dcomm_operand stage, dcomm_expr peer, dcomm_expr tag,
+                                       unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_RECV_REDUCE);
     if (s != NULL) {
         dcomm_operand src[2] = {first, second};
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->dst = dst;
         s->stage = stage;
         s->peer = peer;
@@ -356,30 +233,30 @@ static void dcommi_recv_reduce(dcommi_builder *b, int lane, dcomm_operand dst, d
     }
 }
 
-static void dcommi_copy(dcommi_builder *b, int lane, dcomm_operand dst, dcomm_operand src,
-                        unsigned flags)
+DCOMM_API void dcomm_build_copy(dcomm_builder *b, int lane, dcomm_operand dst, dcomm_operand src,
+                                unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_COPY);
     if (s != NULL) {
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->dst = dst;
         dcommi_build_sources(b, s, &src, 1);
     }
 }
 
-static void dcommi_reduce(dcommi_builder *b, int lane, dcomm_operand dst, const dcomm_operand *src,
-                          size_t n, unsigned flags)
+DCOMM_API void dcomm_build_reduce(dcomm_builder *b, int lane, dcomm_operand dst,
+                                  const dcomm_operand *src, size_t n, unsigned flags)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_REDUCE);
     if (s != NULL) {
-        s->flags = (uint8_t)flags;
+        s->flags = dcommi_build_flags(flags);
         s->dst = dst;
         dcommi_build_sources(b, s, src, n);
     }
 }
 
-static void dcommi_expose(dcommi_builder *b, int lane, dcomm_operand src, uint16_t slot,
-                          dcomm_expr peer)
+DCOMM_API void dcomm_build_expose(dcomm_builder *b, int lane, dcomm_operand src, uint16_t slot,
+                                  dcomm_expr peer)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_EXPOSE);
     if (s != NULL) {
@@ -389,8 +266,8 @@ static void dcommi_expose(dcommi_builder *b, int lane, dcomm_operand src, uint16
     }
 }
 
-static void dcommi_signal(dcommi_builder *b, int lane, uint16_t counter, dcomm_expr peer,
-                          dcomm_expr value)
+DCOMM_API void dcomm_build_signal(dcomm_builder *b, int lane, uint16_t counter, dcomm_expr peer,
+                                  dcomm_expr value)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_SIGNAL);
     if (s != NULL) {
@@ -400,7 +277,7 @@ static void dcommi_signal(dcommi_builder *b, int lane, uint16_t counter, dcomm_e
     }
 }
 
-static void dcommi_await(dcommi_builder *b, int lane, uint16_t counter, dcomm_expr value)
+DCOMM_API void dcomm_build_wait(dcomm_builder *b, int lane, uint16_t counter, dcomm_expr value)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_WAIT);
     if (s != NULL) {
@@ -409,13 +286,12 @@ static void dcommi_await(dcommi_builder *b, int lane, uint16_t counter, dcomm_ex
     }
 }
 
-static void dcommi_fence(dcommi_builder *b, int lane)
+DCOMM_API void dcomm_build_fence(dcomm_builder *b, int lane)
 {
     dcommi_build_step(b, lane, DCOMM_STEP_FENCE);
 }
 
-/* Open a loop; returns its depth, which is the index to use in expressions. */
-static int dcommi_loop(dcommi_builder *b, int lane, dcomm_expr trips)
+DCOMM_API int dcomm_build_loop(dcomm_builder *b, int lane, dcomm_expr trips)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_LOOP);
     if (s == NULL) {
@@ -424,7 +300,7 @@ static int dcommi_loop(dcommi_builder *b, int lane, dcomm_expr trips)
     dcommi_lane_builder *l = &b->lanes[lane];
     s->value = trips;
     if (l->depth == DCOMM_LOOP_DEPTH) {
-        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_INTERNAL, "%s: loops nest deeper than %d",
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_PLAN, "%s: loops nest deeper than %d",
                                           b->head.name, DCOMM_LOOP_DEPTH));
         return 0;
     }
@@ -432,11 +308,17 @@ static int dcommi_loop(dcommi_builder *b, int lane, dcomm_expr trips)
     return l->depth++;
 }
 
-static void dcommi_end(dcommi_builder *b, int lane)
+DCOMM_API void dcomm_build_end(dcomm_builder *b, int lane)
 {
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_END);
-    if (s != NULL) {
-        dcommi_lane_builder *l = &b->lanes[lane];
+    if (s == NULL) {
+        return;
+    }
+    dcommi_lane_builder *l = &b->lanes[lane];
+    if (l->depth == 0) {
+        dcommi_build_error(b, dcommi_fail(DCOMM_ERR_PLAN, "%s: lane %d has no open loop to end",
+                                          b->head.name, lane));
+    } else {
         uint32_t open = l->open[--l->depth];
         uint32_t body = (uint32_t)(l->count - 2) - open;
         l->steps[open].body = body;
@@ -446,7 +328,7 @@ static void dcommi_end(dcommi_builder *b, int lane)
 
 /* Make a finished sub-plan part of the plan under way: it is copied into the plan's block of
  * memory, and freed now or then. NULL after an error. */
-static dcomm_plan *dcommi_build_adopt(dcommi_builder *b, dcomm_plan *sub)
+static dcomm_plan *dcommi_build_adopt(dcomm_builder *b, dcomm_plan *sub)
 {
     dcomm_status status = b->status;
     if (status == DCOMM_OK) {
@@ -462,11 +344,14 @@ static dcomm_plan *dcommi_build_adopt(dcommi_builder *b, dcomm_plan *sub)
     return sub;
 }
 
-/* Call a sub-plan, which must outlive this plan or be adopted by it. group: index in the table of
- * its ranks. */
-static dcomm_step *dcommi_call(dcommi_builder *b, int lane, const dcomm_plan *sub, int64_t group,
-                               dcomm_operand in, dcomm_operand out, dcomm_expr tag)
+DCOMM_API dcomm_step *dcomm_build_call(dcomm_builder *b, int lane, const dcomm_plan *sub,
+                                       int64_t group, dcomm_operand in, dcomm_operand out,
+                                       dcomm_expr tag)
 {
+    if (dcommi_build_good(b) && sub == NULL) {
+        dcommi_build_error(
+            b, dcommi_fail(DCOMM_ERR_INVALID, "%s: the sub-plan is NULL", b->head.name));
+    }
     dcomm_step *s = dcommi_build_step(b, lane, DCOMM_STEP_CALL);
     if (s == NULL) {
         return NULL;
@@ -494,7 +379,7 @@ static dcomm_step *dcommi_call(dcommi_builder *b, int lane, const dcomm_plan *su
 
 /* ---- finishing ---- */
 
-static void dcommi_build_discard(dcommi_builder *b)
+static void dcommi_build_discard(dcomm_builder *b)
 {
     for (int i = 0; i < DCOMM_PLAN_MAX_LANES; i++) {
         dcommi_free(b->lanes[i].steps);
@@ -510,7 +395,7 @@ static void dcommi_build_discard(dcommi_builder *b)
 }
 
 /* Lay the plan out in one block of memory (dcommi_free it) and discard the builder. */
-static dcomm_status dcommi_build_finish(dcommi_builder *b, dcomm_plan **plan_p)
+static dcomm_status dcommi_build_finish(dcomm_builder *b, dcomm_plan **plan_p)
 {
     *plan_p = NULL;
     dcomm_status status = b->status;

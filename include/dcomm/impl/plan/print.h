@@ -205,12 +205,12 @@ static void dcommi_print_call(dcommi_print_text *t, const dcomm_plan *p, const d
     dcommi_print_add(t, ", tags + ");
     dcommi_print_expr(t, &s->tag);
     if (sub->ncounters > 0) {
-        dcomm_expr first = dcommi_plus(s->value, s->slot);
+        dcomm_expr first = dcomm_plus(s->value, s->slot);
         dcommi_print_add(t, ", counters + ");
         dcommi_print_expr(t, &first);
     }
     if (sub->nslots > 0) {
-        dcomm_expr first = dcommi_plus(s->peer, s->word > 0 ? s->word : 0);
+        dcomm_expr first = dcomm_plus(s->peer, s->word > 0 ? s->word : 0);
         dcommi_print_add(t, ", slots + ");
         dcommi_print_expr(t, &first);
     }
@@ -293,7 +293,7 @@ static void dcommi_print_step(dcommi_print_text *t, const dcomm_plan *p, const d
     }
     bool encodes = s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE;
     if ((s->kind == DCOMM_STEP_RECV || encodes) && s->word >= 0) {
-        dcomm_expr word = dcommi_plus(s->value, s->word);
+        dcomm_expr word = dcomm_plus(s->value, s->word);
         dcommi_print_add(t, ", length -> words[");
         dcommi_print_expr(t, &word);
         dcommi_print_add(t, "]");

@@ -26,12 +26,12 @@
 /* How a buffer is cut, and what the pieces need. */
 typedef struct dcommi_coded_cut {
     const dcommi_shape *s;
-    dcommi_builder *b;
+    dcomm_builder *b;
     int64_t total, block, chunk, chunks; /* bytes of f32; a block has `chunks` of them */
     int64_t encoded, stride;             /* most that a chunk is encoded to; a slot */
 } dcommi_coded_cut;
 
-static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcommi_builder *b,
+static inline dcommi_coded_cut dcommi_coded_cut_make(const dcommi_shape *s, dcomm_builder *b,
                                                      int64_t nblocks)
 {
     dcommi_coded_cut k = {.s = s, .b = b, .total = dcommi_shape_bytes(s, s->count), .chunks = 1};
@@ -93,7 +93,7 @@ static inline dcommi_coded_track dcommi_coded_track_make(const dcommi_coded_cut 
 static inline dcomm_expr dcommi_coded_chunk(const dcommi_coded_track *t, int u, int64_t scale,
                                             int64_t add)
 {
-    return dcommi_linear(add + scale * t->first, u, scale * t->step);
+    return dcomm_linear(add + scale * t->first, u, scale * t->step);
 }
 
 /* The chunk of the block of rank index + coef * i[v]. */
@@ -101,9 +101,9 @@ static inline dcomm_operand dcommi_coded_piece(const dcommi_coded_track *t, dcom
                                                int u, dcommi_turn turn)
 {
     const dcommi_coded_cut *k = t->k;
-    dcomm_expr offset = dcommi_modular(k->block, turn.index, turn.depth, turn.coef, k->s->nranks);
-    offset = dcommi_plus(offset, k->chunk * t->first);
-    dcomm_operand o = dcommi_at(space, dcommi_plus_loop(offset, u, k->chunk * t->step), k->chunk);
+    dcomm_expr offset = dcomm_modular(k->block, turn.index, turn.depth, turn.coef, k->s->nranks);
+    offset = dcomm_plus(offset, k->chunk * t->first);
+    dcomm_operand o = dcomm_at(space, dcomm_plus_loop(offset, u, k->chunk * t->step), k->chunk);
     o.clip = k->total;
     return o;
 }
@@ -123,7 +123,7 @@ static inline dcomm_expr dcommi_coded_number(dcomm_expr offset)
 static inline dcomm_expr dcommi_coded_turn(const dcommi_coded_track *t, int64_t n, int u,
                                            int64_t index, int v, int64_t per)
 {
-    dcomm_expr e = dcommi_modular(1, index, u, n, n * t->window);
+    dcomm_expr e = dcomm_modular(1, index, u, n, n * t->window);
     e.coef[v] += per;
     return e;
 }
@@ -136,9 +136,9 @@ typedef struct dcommi_coded_slots {
 
 static inline dcommi_coded_slots dcommi_coded_slots_make(const dcommi_coded_track *t, int64_t n)
 {
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     dcommi_coded_slots slots = {.n = n, .word = b->head.nwords};
-    slots.at = dcommi_build_scratch(b, n * t->window * t->k->stride);
+    slots.at = dcomm_build_scratch(b, n * t->window * t->k->stride);
     if (b->head.nwords + n * t->window > DCOMM_PLAN_MAX_WORDS) {
         dcommi_build_error(b, dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s: too many ranks for %d words",
                                           b->head.name, DCOMM_PLAN_MAX_WORDS));
@@ -154,7 +154,7 @@ static inline dcomm_operand dcommi_coded_room(const dcommi_coded_track *t,
 {
     dcomm_expr offset = dcommi_coded_turn(t, slots->n, u, index, v, per);
     offset.scale = t->k->stride;
-    return dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_plus(offset, slots->at), t->k->encoded);
+    return dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_plus(offset, slots->at), t->k->encoded);
 }
 
 /* What is in a slot. */
@@ -204,7 +204,7 @@ static inline void dcommi_coded_encode(const dcommi_coded_track *t, int lane,
     dcommi_build_sources(k->b, step, &src, 1);
 }
 
-static inline void dcommi_coded_decode(dcommi_builder *b, int lane, dcomm_operand dst,
+static inline void dcommi_coded_decode(dcomm_builder *b, int lane, dcomm_operand dst,
                                        const dcomm_operand *src, size_t n, unsigned flags)
 {
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_DECODE);
@@ -219,14 +219,14 @@ static inline void dcommi_coded_decode(dcommi_builder *b, int lane, dcomm_operan
 static inline void dcommi_coded_count(const dcommi_coded_track *t, int lane, uint16_t counter,
                                       int64_t value)
 {
-    dcommi_signal(t->k->b, lane, counter, dcommi_const(t->k->s->rank), dcommi_const(value));
+    dcomm_build_signal(t->k->b, lane, counter, dcomm_const(t->k->s->rank), dcomm_const(value));
 }
 
 /* Wait for this chunk of another lane. */
 static inline void dcommi_coded_after(const dcommi_coded_track *t, int lane, uint16_t counter,
                                       int u)
 {
-    dcommi_await(t->k->b, lane, counter, dcommi_linear(1, u, 1));
+    dcomm_build_wait(t->k->b, lane, counter, dcomm_linear(1, u, 1));
 }
 
 /* Before the loop: as many chunks as there are slots need not wait for one that is free. */
@@ -251,16 +251,17 @@ static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
                                        const dcommi_coded_slots *slots, int64_t only,
                                        uint16_t ready, uint16_t sent, int64_t tag)
 {
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
     int u = dcommi_loop_many(b, lane, t->trips);
     dcommi_coded_after(t, lane, ready, u);
     int d = dcommi_loop_many(b, lane, s->nranks - 1);
-    dcommi_send(b, lane, dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
-                dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_coded_chunk(t, u, 1, tag),
-                DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, lane,
+                     dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
+                     dcommi_rank_at(s->nranks, dcommi_others(s, d)),
+                     dcommi_coded_chunk(t, u, 1, tag), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, lane, s->nranks - 1);
-    dcommi_fence(b, lane);
+    dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, sent, 1);
     dcommi_end_many(b, lane, t->trips);
 }
@@ -270,7 +271,7 @@ static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
                                          const dcommi_coded_slots *slots, uint16_t vacant,
                                          uint16_t received, int64_t tag)
 {
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
     int u = dcommi_loop_many(b, lane, t->trips);
     dcommi_coded_room_for(t, lane, vacant, u);
@@ -285,12 +286,12 @@ static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
         step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
     }
     dcommi_end_many(b, lane, s->nranks - 1);
-    dcommi_fence(b, lane);
+    dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, received, 1);
     dcommi_end_many(b, lane, t->trips);
 }
 
-static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcommi_builder *b)
+static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcomm_builder *b)
 {
     if (s->coding == NULL) {
         return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s needs a codec", b->head.name);
@@ -306,11 +307,11 @@ static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcommi
 
 static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t tag)
 {
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     int64_t n = t->k->s->nranks;
     dcommi_coded_slots slots = dcommi_coded_slots_make(t, n);
-    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
-    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
+    uint16_t encoded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
+    uint16_t received = dcomm_build_counter(b), added = dcomm_build_counter(b);
     dcommi_turn whole = dcommi_turn_at(0);
 
     int lane = t->lane;
@@ -338,12 +339,12 @@ static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t ta
     dcommi_end_many(b, lane, t->trips);
 }
 
-static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
     dcommi_coded_cut k = dcommi_coded_cut_make(s, b, 1);
     int tracks = dcommi_coded_tracks(&k);
-    int64_t tag = dcommi_build_tags(b, k.chunks);
+    int64_t tag = dcomm_build_tags(b, k.chunks);
     for (int i = 0; i < tracks; i++) {
         dcommi_coded_track t = dcommi_coded_track_make(&k, i, tracks, 4);
         dcommi_coded_allgather_track(&t, tag);
@@ -359,7 +360,7 @@ static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
                                int64_t sum)
 {
     const dcommi_coded_cut *k = t->k;
-    dcommi_builder *b = k->b;
+    dcomm_builder *b = k->b;
     int64_t begin = k->s->rank * k->block, room = dcommi_max64(k->total - begin, 0);
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECODE);
     if (step == NULL) {
@@ -373,7 +374,7 @@ static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
     step->word = (int32_t)out->word;
     step->value = dcommi_coded_turn(t, 1, u, 0, u, 0);
     step->index = dcommi_coded_chunk(t, u, k->chunk / 4, begin / 4);
-    step->stage = dcommi_span(DCOMM_SPACE_SCRATCH, sum, k->chunk);
+    step->stage = dcomm_span(DCOMM_SPACE_SCRATCH, sum, k->chunk);
     step->stage.length = dcommi_coded_chunk(t, u, -k->chunk, room);
     dcommi_build_sources(b, step, src, n);
 }
@@ -381,16 +382,16 @@ static void dcommi_coded_owner(const dcommi_coded_track *t, int lane, int u,
 static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag, int64_t tag2)
 {
     const dcommi_shape *s = t->k->s;
-    dcommi_builder *b = t->k->b;
+    dcomm_builder *b = t->k->b;
     int64_t n = s->nranks;
     dcommi_coded_slots out = dcommi_coded_slots_make(t, n - 1), in = dcommi_coded_slots_make(t, n);
     dcommi_coded_slots sums = dcommi_coded_slots_make(t, 1);
     dcommi_coded_slots results = dcommi_coded_slots_make(t, n - 1);
-    int64_t sum = dcommi_build_scratch(b, t->k->chunk);
-    uint16_t encoded = dcommi_build_counter(b), sent = dcommi_build_counter(b);
-    uint16_t received = dcommi_build_counter(b), added = dcommi_build_counter(b);
-    uint16_t vacant = dcommi_build_counter(b), returned = dcommi_build_counter(b);
-    uint16_t arrived = dcommi_build_counter(b), decoded = dcommi_build_counter(b);
+    int64_t sum = dcomm_build_scratch(b, t->k->chunk);
+    uint16_t encoded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
+    uint16_t received = dcomm_build_counter(b), added = dcomm_build_counter(b);
+    uint16_t vacant = dcomm_build_counter(b), returned = dcomm_build_counter(b);
+    uint16_t arrived = dcomm_build_counter(b), decoded = dcomm_build_counter(b);
 
     int lane = t->lane;
     dcommi_coded_credit(t, lane, sent);
@@ -442,12 +443,12 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     dcommi_end_many(b, lane, t->trips);
 }
 
-static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcomm_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
     dcommi_coded_cut k = dcommi_coded_cut_make(s, b, s->nranks);
     int tracks = dcommi_coded_tracks(&k);
-    int64_t tag = dcommi_build_tags(b, k.chunks), tag2 = dcommi_build_tags(b, k.chunks);
+    int64_t tag = dcomm_build_tags(b, k.chunks), tag2 = dcomm_build_tags(b, k.chunks);
     int64_t begin = dcommi_min64(s->rank * k.block, k.total);
     b->head.recoded_first = begin / 4;
     b->head.recoded_count = dcommi_min64(k.block, k.total - begin) / 4;

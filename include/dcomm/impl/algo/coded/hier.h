@@ -11,7 +11,7 @@
 #include "coded.h"
 #include "../hier/hier.h"
 
-static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_hier(const dcommi_shape *s, dcomm_builder *b)
 {
     dcommi_hier h;
     bool flat;

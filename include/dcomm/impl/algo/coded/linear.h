@@ -30,7 +30,7 @@ static bool dcommi_coded_linear_even(const dcommi_shape *s)
 }
 
 /* The exact sum of `bytes` of f32 at `at` of scratch, in place. */
-static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, int64_t group,
+static void dcommi_coded_linear_sum(const dcommi_shape *s, dcomm_builder *b, int64_t group,
                                     int64_t at, int64_t bytes)
 {
     dcommi_shape sub = *s;
@@ -49,22 +49,22 @@ static void dcommi_coded_linear_sum(const dcommi_shape *s, dcommi_builder *b, in
     if (plan == NULL) {
         return;
     }
-    dcomm_operand values = dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes);
-    int64_t tag = dcommi_build_tags(b, plan->ntags);
+    dcomm_operand values = dcomm_span(DCOMM_SPACE_SCRATCH, at, bytes);
+    int64_t tag = dcomm_build_tags(b, plan->ntags);
     uint16_t counter = (uint16_t)b->head.ncounters;
     int32_t slot = (int32_t)b->head.nslots;
     b->head.ncounters += plan->ncounters;
     b->head.nslots += plan->nslots;
     plan = dcommi_build_adopt(b, plan);
     dcomm_step *call =
-        plan != NULL ? dcommi_call(b, 0, plan, group, values, values, dcommi_const(tag)) : NULL;
+        plan != NULL ? dcomm_build_call(b, 0, plan, group, values, values, dcomm_const(tag)) : NULL;
     if (call != NULL) {
         call->slot = counter;
         call->word = slot;
     }
 }
 
-static void dcommi_coded_linear_encode(dcommi_builder *b, dcomm_operand dst, dcomm_operand src,
+static void dcommi_coded_linear_encode(dcomm_builder *b, dcomm_operand dst, dcomm_operand src,
                                        int round)
 {
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_ENCODE);
@@ -75,7 +75,7 @@ static void dcommi_coded_linear_encode(dcommi_builder *b, dcomm_operand dst, dco
     }
 }
 
-static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcomm_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
     const dcommi_coding *coding = s->coding;
@@ -88,12 +88,12 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
     b->head.codec_linear = true;
     b->head.codec_encode = coding->cost_encode;
     b->head.codec_decode = coding->cost_decode;
-    int64_t at = dcommi_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
-    dcomm_operand wire = dcommi_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
+    int64_t at = dcomm_build_scratch(b, (int64_t)most), group = (int64_t)b->ntable;
+    dcomm_operand wire = dcomm_span(DCOMM_SPACE_SCRATCH, at, (int64_t)most);
     for (int64_t r = 0; r < s->nranks; r++) {
-        dcommi_build_table(b, &r, 1);
+        dcomm_build_table(b, &r, 1);
     }
-    dcommi_coded_linear_encode(b, wire, dcommi_span(dcommi_input_of(s, 0).space, 0, total), 0);
+    dcommi_coded_linear_encode(b, wire, dcomm_span(dcommi_input_of(s, 0).space, 0, total), 0);
     for (int i = 0; i < coding->rounds; i++) {
         const int64_t *part = &coding->part[i % coding->parts];
         if (i > 0) { /* from what was summed, in place */
@@ -101,7 +101,7 @@ static dcomm_status dcommi_coded_linear(const dcommi_shape *s, dcommi_builder *b
         }
         dcommi_coded_linear_sum(s, b, group, at + part[0], part[1] - part[0]);
     }
-    dcommi_coded_decode(b, 0, dcommi_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
+    dcommi_coded_decode(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total), &wire, 1, DCOMM_STEP_FINAL);
     return b->status;
 }
 

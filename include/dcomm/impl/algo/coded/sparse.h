@@ -49,7 +49,7 @@ static inline void dcommi_spread_kind_make(dcommi_spread_kind *q, const dcommi_c
     q->k = dcommi_spread_cut(k, encoded);
     q->t = (dcommi_coded_track){.k = &q->k, .step = 1, .trips = 1, .window = 1};
     q->slots = dcommi_coded_slots_make(&q->t, slots);
-    q->tag = dcommi_build_tags(k->b, 1);
+    q->tag = dcomm_build_tags(k->b, 1);
 }
 
 /* The loop that nobody opens. */
@@ -84,14 +84,14 @@ static dcomm_operand dcommi_spread_held(const dcommi_spread_kind *q, int64_t ind
 static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
 {
     const dcommi_shape *s = q->k.s;
-    dcommi_builder *b = q->k.b;
+    dcomm_builder *b = q->k.b;
     int d = dcommi_loop_many(b, 0, s->nranks - 1);
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_RECV);
     if (step != NULL) {
         step->flags = DCOMM_STEP_ASYNC;
         step->dst = dcommi_coded_room(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, 0, d, 1);
         step->peer = dcommi_rank_at(s->nranks, dcommi_others(s, d));
-        step->tag = dcommi_const(q->tag);
+        step->tag = dcomm_const(q->tag);
         if (!fixed) {
             step->word = (int32_t)q->slots.word;
             step->value = dcommi_coded_turn(&q->t, q->slots.n, DCOMMI_SPREAD_IDLE, 0, d, 1);
@@ -104,27 +104,27 @@ static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
 static void dcommi_spread_tell(const dcommi_spread_kind *q, bool fixed)
 {
     const dcommi_shape *s = q->k.s;
-    dcommi_builder *b = q->k.b;
+    dcomm_builder *b = q->k.b;
     int d = dcommi_loop_many(b, 0, s->nranks - 1);
-    dcommi_send(b, 0, dcommi_spread_held(q, s->nranks - 1, d, 0, fixed),
-                dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcommi_const(q->tag),
-                DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, 0, dcommi_spread_held(q, s->nranks - 1, d, 0, fixed),
+                     dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcomm_const(q->tag),
+                     DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, s->nranks - 1);
 }
 
 /* All ranks' samples, in rank order, become regions: of no bytes. */
 static void dcommi_spread_regions(const dcommi_spread_kind *q)
 {
-    dcommi_builder *b = q->k.b;
+    dcomm_builder *b = q->k.b;
     dcomm_operand all[2];
     size_t n = dcommi_coded_all(&q->t, &q->slots, DCOMMI_SPREAD_IDLE, all);
     for (size_t i = 0; i < n; i++) {
-        all[i].length = dcommi_const(q->k.encoded);
+        all[i].length = dcomm_const(q->k.encoded);
     }
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_DECODE);
     if (step != NULL) {
         step->slot = DCOMMI_SPREAD_SAMPLES;
-        step->dst = dcommi_span(DCOMM_SPACE_OUT, 0, 0);
+        step->dst = dcomm_span(DCOMM_SPACE_OUT, 0, 0);
         dcommi_build_sources(b, step, all, n);
     }
 }
@@ -145,10 +145,10 @@ static void dcommi_spread_owner(const dcommi_spread_kind *in, const dcommi_sprea
     step->dst =
         dcommi_coded_room(&out->t, &out->slots, DCOMMI_SPREAD_IDLE, n - 1, DCOMMI_SPREAD_IDLE, 0);
     step->word = (int32_t)out->slots.word;
-    step->value = dcommi_const(n - 1);
-    step->index = dcommi_const(k->s->rank);
-    step->stage = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(k->b, k->block),
-                              dcommi_max64(0, dcommi_min64(k->block, k->total - begin)));
+    step->value = dcomm_const(n - 1);
+    step->index = dcomm_const(k->s->rank);
+    step->stage = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(k->b, k->block),
+                             dcommi_max64(0, dcommi_min64(k->block, k->total - begin)));
     dcommi_build_sources(k->b, step, src, sources);
 }
 
@@ -157,7 +157,7 @@ static void dcommi_spread_owner(const dcommi_spread_kind *in, const dcommi_sprea
 static void dcommi_spread_decode(const dcommi_spread_kind *q)
 {
     const dcommi_shape *s = q->k.s;
-    dcommi_builder *b = q->k.b;
+    dcomm_builder *b = q->k.b;
     int64_t n = s->nranks;
     int d = dcommi_loop_many(b, 0, n);
     dcommi_turn region = {0, d, 1};
@@ -187,7 +187,7 @@ static void dcommi_spread_costs(const dcommi_coded_cut *k)
     head->codec_later = (uint32_t)dcommi_max64(1, dcommi_min64(work, 1024));
 }
 
-static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcomm_builder *b)
 {
     DCOMMI_TRY(dcommi_coded_able(s, b));
     const dcommi_coding *coding = s->coding;
@@ -213,12 +213,12 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
     int idle = DCOMMI_SPREAD_IDLE;
 
     dcommi_spread_receive(&sample, true);
-    dcommi_spread_encode(&all, DCOMMI_SPREAD_SELECT, dcommi_span(space, 0, k.total), 0, idle, 0,
-                         dcommi_const(0));
-    dcommi_spread_encode(&sample, DCOMMI_SPREAD_SAMPLES, dcommi_span(space, 0, 0), own, idle, 0,
-                         dcommi_const(0));
+    dcommi_spread_encode(&all, DCOMMI_SPREAD_SELECT, dcomm_span(space, 0, k.total), 0, idle, 0,
+                         dcomm_const(0));
+    dcommi_spread_encode(&sample, DCOMMI_SPREAD_SAMPLES, dcomm_span(space, 0, 0), own, idle, 0,
+                         dcomm_const(0));
     dcommi_spread_tell(&sample, true);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_spread_regions(&sample);
 
     dcommi_spread_receive(&in, false);
@@ -226,17 +226,17 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcommi_builder *b
     dcommi_turn others = dcommi_others(s, d);
     dcommi_spread_encode(&out, DCOMMI_SPREAD_PART, dcommi_coded_piece(&out.t, space, idle, others),
                          0, d, 1, dcommi_rank_at(n, others));
-    dcommi_send(b, 0, dcommi_spread_held(&out, 0, d, 1, false), dcommi_rank_at(n, others),
-                dcommi_const(in.tag), DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, 0, dcommi_spread_held(&out, 0, d, 1, false), dcommi_rank_at(n, others),
+                     dcomm_const(in.tag), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, 0, n - 1);
     dcommi_turn mine = dcommi_turn_at(s->rank);
     dcommi_spread_encode(&in, DCOMMI_SPREAD_PART, dcommi_coded_piece(&in.t, space, idle, mine), own,
-                         idle, 0, dcommi_const(s->rank));
-    dcommi_fence(b, 0);
+                         idle, 0, dcomm_const(s->rank));
+    dcomm_build_fence(b, 0);
     dcommi_spread_owner(&in, &result);
     dcommi_spread_receive(&result, false);
     dcommi_spread_tell(&result, false);
-    dcommi_fence(b, 0);
+    dcomm_build_fence(b, 0);
     dcommi_spread_decode(&result);
     return b->status;
 }

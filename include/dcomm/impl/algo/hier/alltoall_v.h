@@ -43,8 +43,8 @@ static dcomm_status dcommi_hier_v_open(dcommi_hier *h, dcommi_hier_rounds *r)
     r->pieces = 1;
     r->message = dcommi_hier_message(h->s);
     r->tags = dcommi_chunks_of(most, r->message);
-    r->tag = dcommi_build_tags(h->b, r->tags);
-    r->called = dcommi_build_counter(h->b);
+    r->tag = dcomm_build_tags(h->b, r->tags);
+    r->called = dcomm_build_counter(h->b);
     r->table = dcommi_hier_local_table(h);
     return DCOMM_OK;
 }
@@ -75,7 +75,7 @@ static void dcommi_hier_v_collect(dcommi_hier_rounds *r, int k, int q, int targe
     sub.send_counts = send;
     sub.send_displs = from;
     dcommi_hier_rounds_call(r, &sub, h->b->head.in_bytes, out.max_length,
-                            dcommi_span(DCOMM_SPACE_IN, 0, h->b->head.in_bytes), out);
+                            dcomm_span(DCOMM_SPACE_IN, 0, h->b->head.in_bytes), out);
 }
 
 /* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
@@ -86,9 +86,10 @@ static void dcommi_hier_v_spread(const dcommi_hier *h, int lane, int k, int64_t 
         int rank = dcommi_hier_rank(h, k, i);
         int64_t bytes = dcommi_shape_bytes(s, s->counts[rank]);
         if (bytes > 0) {
-            dcommi_copy(h->b, lane,
-                        dcommi_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[rank]), bytes),
-                        dcommi_span(DCOMM_SPACE_SCRATCH, from, bytes), 0);
+            dcomm_build_copy(
+                h->b, lane,
+                dcomm_span(DCOMM_SPACE_OUT, dcommi_shape_bytes(s, s->displs[rank]), bytes),
+                dcomm_span(DCOMM_SPACE_SCRATCH, from, bytes), 0);
         }
         from += bytes;
     }
@@ -99,11 +100,11 @@ static void dcommi_hier_v_pass(dcommi_hier_rounds *r, int k, int q)
 {
     dcommi_hier *h = r->h;
     const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     int index = q * h->size + h->index;
     int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
     int64_t bytes = target >= 0 ? dcommi_hier_v_bytes(h, h->group, target) : 0, any = 0;
-    dcomm_operand part = dcommi_span(DCOMM_SPACE_OUT, 0, b->head.out_bytes);
+    dcomm_operand part = dcomm_span(DCOMM_SPACE_OUT, 0, b->head.out_bytes);
     for (int i = q * h->size; i < (q + 1) * h->size && i < dcommi_hier_size(h, k); i++) {
         any += dcommi_hier_v_bytes(h, h->group, dcommi_hier_rank(h, k, i));
     }
@@ -112,21 +113,22 @@ static void dcommi_hier_v_pass(dcommi_hier_rounds *r, int k, int q)
     }
     if (h->size == 1) {
         int64_t from = dcommi_shape_bytes(s, s->send_displs[target]);
-        part = dcommi_span(DCOMM_SPACE_IN, from, bytes);
+        part = dcomm_span(DCOMM_SPACE_IN, from, bytes);
         if (k == h->group) {
             int64_t to = dcommi_shape_bytes(s, s->displs[target]);
-            dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, to, bytes), part, 0);
+            dcomm_build_copy(b, DCOMMI_HIER_LANE_CALL, dcomm_span(DCOMM_SPACE_OUT, to, bytes), part,
+                             0);
         }
     } else {
         if (k != h->group) {
-            part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+            part = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, bytes), bytes);
         }
         dcommi_hier_v_collect(r, k, q, target, part);
         dcommi_hier_rounds_called(r);
     }
     if (k != h->group && bytes > 0) {
         if (r->calls > 0) {
-            dcommi_await(b, DCOMMI_HIER_LANE_SEND, r->called, dcommi_const(r->calls));
+            dcomm_build_wait(b, DCOMMI_HIER_LANE_SEND, r->called, dcomm_const(r->calls));
         }
         dcommi_hier_send(r, part, 0, target);
     }
@@ -147,8 +149,8 @@ static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
         int64_t bytes = dcommi_hier_v_bytes(h, k, h->s->rank);
         if (bytes > 0) {
             int lane = dcommi_hier_rounds_lane(r.messages++);
-            int64_t at = dcommi_build_scratch(h->b, bytes);
-            dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_SCRATCH, at, bytes),
+            int64_t at = dcomm_build_scratch(h->b, bytes);
+            dcommi_hier_recv(&r, lane, dcomm_span(DCOMM_SPACE_SCRATCH, at, bytes),
                              (dcomm_operand){0}, 0,
                              dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
             dcommi_hier_v_spread(h, lane, k, at);
@@ -159,7 +161,7 @@ static dcomm_status dcommi_hier_v_known(dcommi_hier *h)
 
 /* ---- either ---- */
 
-static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b);
+static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcomm_builder *b);
 
 static const dcomm_plan *dcommi_hier_v_next(void *user, const uint64_t *words, uint32_t nwords,
                                             dcomm_status *status)
@@ -176,7 +178,7 @@ static dcomm_status dcommi_hier_alltoallv_any(dcommi_hier *h, int shards)
                : dcommi_counts_ask(h->s, h->b, "hier", dcommi_hier_allgather, dcommi_hier_v_next);
 }
 
-static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_alltoallv(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_alltoallv_any, false);
 }

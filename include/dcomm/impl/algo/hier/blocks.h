@@ -99,10 +99,10 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
     int64_t most_bytes = cut ? r->piece : (int64_t)s->nranks * longest;
     r->message = dcommi_hier_message(s);
     r->tags = dcommi_chunks_of(most_bytes, r->message);
-    r->tag = dcommi_build_tags(h->b, r->pieces * r->tags);
-    r->called = dcommi_build_counter(h->b);
-    r->came[0] = dcommi_build_counter(h->b);
-    r->came[1] = dcommi_build_counter(h->b);
+    r->tag = dcomm_build_tags(h->b, r->pieces * r->tags);
+    r->called = dcomm_build_counter(h->b);
+    r->came[0] = dcomm_build_counter(h->b);
+    r->came[1] = dcomm_build_counter(h->b);
     r->table = dcommi_hier_local_table(h);
     if (h->b->status < 0) {
         dcommi_free(r->counts);
@@ -112,7 +112,7 @@ static dcomm_status dcommi_hier_rounds_open(dcommi_hier *h, bool cut, dcommi_hie
 
 static dcomm_status dcommi_hier_rounds_close(dcommi_hier_rounds *r)
 {
-    const dcommi_builder *b = r->h->b;
+    const dcomm_builder *b = r->h->b;
     dcommi_free(r->counts);
     return b->status < 0 || b->head.nslots <= DCOMM_PLAN_MAX_SLOTS
                ? b->status
@@ -157,7 +157,7 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
                                     int64_t out_bytes, dcomm_operand in, dcomm_operand out)
 {
     dcommi_hier *h = r->h;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     size_t bytes = 4 * (size_t)h->size * sizeof *r->counts;
     sub->counts = r->counts;
     sub->displs = r->counts + h->size;
@@ -172,12 +172,12 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
     if (r->plan == NULL) {
         return;
     }
-    int64_t tag = dcommi_build_tags(b, r->plan->ntags);
+    int64_t tag = dcomm_build_tags(b, r->plan->ntags);
     dcomm_step *call =
-        dcommi_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcommi_const(tag));
+        dcomm_build_call(b, DCOMMI_HIER_LANE_CALL, r->plan, r->table, in, out, dcomm_const(tag));
     if (call != NULL) {
-        call->value = dcommi_const(b->head.ncounters);
-        call->peer = dcommi_const(b->head.nslots);
+        call->value = dcomm_const(b->head.ncounters);
+        call->peer = dcomm_const(b->head.nslots);
         b->head.ncounters += r->plan->ncounters;
         b->head.nslots += r->plan->nslots;
     }
@@ -185,8 +185,8 @@ static void dcommi_hier_rounds_call(dcommi_hier_rounds *r, dcommi_shape *sub, in
 
 static void dcommi_hier_rounds_called(dcommi_hier_rounds *r)
 {
-    dcommi_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcommi_const(r->h->s->rank),
-                  dcommi_const(1));
+    dcomm_build_signal(r->h->b, DCOMMI_HIER_LANE_CALL, r->called, dcomm_const(r->h->s->rank),
+                       dcomm_const(1));
     r->calls++;
 }
 
@@ -211,11 +211,11 @@ static int64_t dcommi_hier_parts(const dcommi_hier_rounds *r, dcomm_operand o)
 /* Send piece c to a rank, without waiting. */
 static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t c, int64_t to)
 {
-    dcommi_builder *b = r->h->b;
+    dcomm_builder *b = r->h->b;
     int64_t parts = dcommi_hier_parts(r, what);
     int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
-    dcommi_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(r, what, d), dcommi_const(to),
-                dcommi_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
+    dcomm_build_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(r, what, d), dcomm_const(to),
+                     dcomm_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
     dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
 }
 
@@ -223,19 +223,19 @@ static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t 
 static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
                              dcomm_operand stage, int64_t c, int64_t from)
 {
-    dcommi_builder *b = r->h->b;
+    dcomm_builder *b = r->h->b;
     int64_t parts = dcommi_hier_parts(r, into);
     int d = dcommi_loop_many(b, lane, parts);
     dcomm_operand part = dcommi_hier_part(r, into, d);
-    dcomm_expr tag = dcommi_linear(r->tag + c * r->tags, d, 1);
+    dcomm_expr tag = dcomm_linear(r->tag + c * r->tags, d, 1);
     if (stage.space == DCOMM_SPACE_NONE) {
-        dcommi_recv(b, lane, part, dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+        dcomm_build_recv(b, lane, part, dcomm_const(from), tag, DCOMM_STEP_ASYNC);
     } else {
-        dcommi_recv_reduce(b, lane, part, part, dcommi_msg(), dcommi_hier_part(r, stage, d),
-                           dcommi_const(from), tag, DCOMM_STEP_ASYNC);
+        dcomm_build_recv_reduce(b, lane, part, part, dcomm_msg(), dcommi_hier_part(r, stage, d),
+                                dcomm_const(from), tag, DCOMM_STEP_ASYNC);
     }
     dcommi_end_many(b, lane, parts);
-    dcommi_fence(b, lane);
+    dcomm_build_fence(b, lane);
 }
 
 /* ---- reduce-scatter ---- */
@@ -243,7 +243,7 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
 static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
     (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
@@ -251,7 +251,7 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
     int64_t length, begin = dcommi_hier_block(h, s->rank, &length);
     int64_t out = s->in_place ? begin : 0;
     dcommi_shape sub = dcommi_hier_shape(h, DCOMM_COLL_REDUCE_SCATTERV, h->index, h->size, false);
-    int64_t own = length > 0 && h->size > 1 ? dcommi_build_scratch(b, length) : 0;
+    int64_t own = length > 0 && h->size > 1 ? dcomm_build_scratch(b, length) : 0;
     /* Within the group: the other groups' blocks in order of rounds, then the own ones. */
     for (int t = 1; t <= h->ngroups; t++) {
         int k = (h->group + t) % h->ngroups;
@@ -267,17 +267,17 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
                 if (target >= 0) {
                     at = dcommi_hier_piece(&r, target, c, &bytes);
                 }
-                dcomm_operand part = dcommi_span(input, at, bytes);
+                dcomm_operand part = dcomm_span(input, at, bytes);
                 if (h->size > 1) {
-                    to = k != h->group ? dcommi_build_scratch(b, bytes) : to;
-                    part = dcommi_span(DCOMM_SPACE_SCRATCH, to, bytes);
+                    to = k != h->group ? dcomm_build_scratch(b, bytes) : to;
+                    part = dcomm_span(DCOMM_SPACE_SCRATCH, to, bytes);
                     dcommi_hier_rounds_call(&r, &sub, extent, bytes,
-                                            dcommi_span(input, first, extent), part);
+                                            dcomm_span(input, first, extent), part);
                     dcommi_hier_rounds_called(&r);
                 }
                 if (k != h->group && bytes > 0) {
                     if (h->size > 1) {
-                        dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                        dcomm_build_wait(b, DCOMMI_HIER_LANE_SEND, r.called, dcomm_const(r.calls));
                     }
                     dcommi_hier_send(&r, part, c, target);
                 }
@@ -289,28 +289,28 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
     }
     /* What comes is folded as it comes; what this group has, last. Pieces take turns in two lanes;
      * each has one sum and one stage. */
-    int64_t sum = dcommi_build_scratch(b, length);
-    int64_t stage = dcommi_build_scratch(b, 2 * r.piece);
+    int64_t sum = dcomm_build_scratch(b, length);
+    int64_t stage = dcomm_build_scratch(b, 2 * r.piece);
     for (int64_t c = 0; c < r.pieces; c++) {
         int64_t bytes, at = dcommi_hier_piece(&r, s->rank, c, &bytes);
         int lane = dcommi_hier_rounds_lane(c);
         if (bytes == 0) {
             continue;
         }
-        dcomm_operand total = dcommi_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
+        dcomm_operand total = dcomm_span(DCOMM_SPACE_SCRATCH, sum + c * r.piece, bytes);
         for (int t = 1; t < h->ngroups; t++) {
             int k = (h->group - t + h->ngroups) % h->ngroups;
-            dcomm_operand stage_of = dcommi_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
-                                                 stage + c % 2 * r.piece, bytes);
+            dcomm_operand stage_of = dcomm_span(t > 1 ? DCOMM_SPACE_SCRATCH : DCOMM_SPACE_NONE,
+                                                stage + c % 2 * r.piece, bytes);
             dcommi_hier_recv(&r, lane, total, stage_of, c,
                              dcommi_hier_rank(h, k, h->index % dcommi_hier_size(h, k)));
         }
         dcomm_operand parts[2] = {
-            total, h->size > 1 ? dcommi_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
-                               : dcommi_span(input, at, bytes)};
-        dcommi_await(b, lane, r.called, dcommi_const(r.calls));
-        dcommi_reduce(b, lane, dcommi_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
-                      DCOMM_STEP_FINAL);
+            total, h->size > 1 ? dcomm_span(DCOMM_SPACE_SCRATCH, own + c * r.piece, bytes)
+                               : dcomm_span(input, at, bytes)};
+        dcomm_build_wait(b, lane, r.called, dcomm_const(r.calls));
+        dcomm_build_reduce(b, lane, dcomm_span(DCOMM_SPACE_OUT, out + c * r.piece, bytes), parts, 2,
+                           DCOMM_STEP_FINAL);
     }
     return dcommi_hier_rounds_close(&r);
 }
@@ -320,7 +320,7 @@ static dcomm_status dcommi_hier_reduce_scatter_of(dcommi_hier *h, int shards)
 static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
     (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, true, &r));
@@ -335,14 +335,13 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
             int64_t bytes;
             dcommi_hier_piece(&r, s->rank, c, &bytes);
             if (bytes > 0) {
-                dcommi_hier_send(&r, dcommi_span(in.space, in.base + c * r.piece, bytes), c,
-                                 target);
+                dcommi_hier_send(&r, dcomm_span(in.space, in.base + c * r.piece, bytes), c, target);
             }
         }
     }
     if (!s->in_place && length > 0) {
-        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_OUT, begin, length),
-                    dcommi_span(in.space, in.base, length), 0);
+        dcomm_build_copy(b, DCOMMI_HIER_LANE_CALL, dcomm_span(DCOMM_SPACE_OUT, begin, length),
+                         dcomm_span(in.space, in.base, length), 0);
     }
     for (int t = 0; t < h->ngroups; t++) {
         int k = (h->group - t + h->ngroups) % h->ngroups;
@@ -358,17 +357,17 @@ static dcomm_status dcommi_hier_allgather_of(dcommi_hier *h, int shards)
                 if (k != h->group && bytes > 0) {
                     int lane = dcommi_hier_rounds_lane(r.messages);
                     uint16_t came = r.came[r.messages % 2];
-                    dcommi_hier_recv(&r, lane, dcommi_span(DCOMM_SPACE_OUT, at, bytes),
+                    dcommi_hier_recv(&r, lane, dcomm_span(DCOMM_SPACE_OUT, at, bytes),
                                      (dcomm_operand){0}, c, from);
-                    dcommi_signal(b, lane, came, dcommi_const(s->rank), dcommi_const(1));
+                    dcomm_build_signal(b, lane, came, dcomm_const(s->rank), dcomm_const(1));
                     if (h->size > 1) {
-                        dcommi_await(b, DCOMMI_HIER_LANE_CALL, came,
-                                     dcommi_const(r.messages / 2 + 1));
+                        dcomm_build_wait(b, DCOMMI_HIER_LANE_CALL, came,
+                                         dcomm_const(r.messages / 2 + 1));
                     }
                     r.messages++;
                 }
                 if (h->size > 1 && extent > 0) {
-                    dcomm_operand blocks = dcommi_span(DCOMM_SPACE_OUT, first, extent);
+                    dcomm_operand blocks = dcomm_span(DCOMM_SPACE_OUT, first, extent);
                     dcommi_hier_rounds_call(&r, &sub, extent, extent, blocks, blocks);
                 }
             }
@@ -394,18 +393,18 @@ static bool dcommi_hier_together(const dcommi_hier *h, int k, int index, int n)
 /* Put what came from the ranks of group k, one block behind the other at `from`, in its places. */
 static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
 {
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     int64_t one = dcommi_shape_bytes(h->s, h->s->count), first = (int64_t)b->ntable;
     int size = dcommi_hier_size(h, k);
     for (int i = 0; i < size; i++) {
         int64_t rank = dcommi_hier_rank(h, k, i);
-        dcommi_build_table(b, &rank, 1);
+        dcomm_build_table(b, &rank, 1);
     }
     int d = dcommi_loop_many(b, lane, size);
-    dcomm_expr to = dcommi_lookup(first, 0, d, 1, size);
+    dcomm_expr to = dcomm_lookup(first, 0, d, 1, size);
     to.scale = one;
-    dcommi_copy(b, lane, dcommi_at(DCOMM_SPACE_OUT, to, one),
-                dcommi_at(DCOMM_SPACE_SCRATCH, dcommi_linear(from, d, one), one), 0);
+    dcomm_build_copy(b, lane, dcomm_at(DCOMM_SPACE_OUT, to, one),
+                     dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(from, d, one), one), 0);
     dcommi_end_many(b, lane, size);
 }
 
@@ -433,22 +432,22 @@ static void dcommi_hier_collect(dcommi_hier_rounds *r, dcomm_space input, int64_
         sub.send_displs = send + size;
     }
     dcommi_hier_rounds_call(r, &sub, extent, served ? (int64_t)size * one : 0,
-                            dcommi_span(input, base + first, extent), out);
+                            dcomm_span(input, base + first, extent), out);
 }
 
 static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
 {
     const dcommi_shape *s = h->s;
-    dcommi_builder *b = h->b;
+    dcomm_builder *b = h->b;
     dcommi_hier_rounds r;
     (void)shards;
     DCOMMI_TRY(dcommi_hier_rounds_open(h, false, &r));
     int64_t one = dcommi_shape_bytes(s, s->count), all = s->nranks * one, base = 0;
     dcomm_space input = dcommi_input_of(s, 0).space;
     if (s->in_place) { /* all of it leaves before any of it is overwritten */
-        base = dcommi_build_scratch(b, all);
-        dcommi_copy(b, DCOMMI_HIER_LANE_CALL, dcommi_span(DCOMM_SPACE_SCRATCH, base, all),
-                    dcommi_span(input, 0, all), 0);
+        base = dcomm_build_scratch(b, all);
+        dcomm_build_copy(b, DCOMMI_HIER_LANE_CALL, dcomm_span(DCOMM_SPACE_SCRATCH, base, all),
+                         dcomm_span(input, 0, all), 0);
         input = DCOMM_SPACE_SCRATCH;
         dcommi_hier_rounds_called(&r);
     }
@@ -458,26 +457,26 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
             int index = q * h->size + h->index;
             int target = index < dcommi_hier_size(h, k) ? dcommi_hier_rank(h, k, index) : -1;
             int64_t bytes = target >= 0 ? h->size * one : 0;
-            dcomm_operand part = dcommi_span(input, base + target * one, bytes);
+            dcomm_operand part = dcomm_span(input, base + target * one, bytes);
             bool scattered = k == h->group && !dcommi_hier_together(h, k, 0, h->size);
             if (k == h->group && !scattered) {
-                part = dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
+                part = dcomm_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, bytes);
             } else if (h->size > 1) {
-                part = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, bytes), bytes);
+                part = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, bytes), bytes);
             }
             if (h->size > 1) {
                 dcommi_hier_collect(&r, input, base, k, q, target >= 0, part);
                 dcommi_hier_rounds_called(&r);
             } else if (k == h->group) {
-                dcommi_copy(b, DCOMMI_HIER_LANE_CALL, part,
-                            dcommi_span(input, base + s->rank * one, one), 0);
+                dcomm_build_copy(b, DCOMMI_HIER_LANE_CALL, part,
+                                 dcomm_span(input, base + s->rank * one, one), 0);
             }
             if (scattered) {
                 dcommi_hier_scatter(h, DCOMMI_HIER_LANE_CALL, k, part.offset.add);
             }
             if (k != h->group && bytes > 0) {
                 if (r.calls > 0) {
-                    dcommi_await(b, DCOMMI_HIER_LANE_SEND, r.called, dcommi_const(r.calls));
+                    dcomm_build_wait(b, DCOMMI_HIER_LANE_SEND, r.called, dcomm_const(r.calls));
                 }
                 dcommi_hier_send(&r, part, 0, target);
             }
@@ -488,13 +487,12 @@ static dcomm_status dcommi_hier_alltoall_of(dcommi_hier *h, int shards)
         int lane = dcommi_hier_rounds_lane(r.messages++);
         bool together = dcommi_hier_together(h, k, 0, size);
         dcomm_operand into =
-            dcommi_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
+            dcomm_span(DCOMM_SPACE_OUT, dcommi_hier_rank(h, k, 0) * one, size * one);
         if (!together) {
-            into =
-                dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(b, size * one), size * one);
+            into = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(b, size * one), size * one);
         }
         if (s->in_place && t <= 2) { /* the copy of the input is complete */
-            dcommi_await(b, lane, r.called, dcommi_const(1));
+            dcomm_build_wait(b, lane, r.called, dcomm_const(1));
         }
         dcommi_hier_recv(&r, lane, into, (dcomm_operand){0}, 0,
                          dcommi_hier_rank(h, k, h->index % size));

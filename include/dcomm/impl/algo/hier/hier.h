@@ -103,8 +103,8 @@ static dcomm_plan *dcommi_hier_work_plan(const dcommi_hier_work *w, int owner, d
     sub.count = (size_t)bytes / element;
     sub.coding = top ? h->s->coding : NULL;
     sub.chunk_bytes = top && sub.coding == NULL ? DCOMMI_HIER_GRAIN : 0;
-    *in = dcommi_span(w->in, begin, bytes);
-    *out = dcommi_span(DCOMM_SPACE_OUT, begin, bytes);
+    *in = dcomm_span(w->in, begin, bytes);
+    *out = dcomm_span(DCOMM_SPACE_OUT, begin, bytes);
     if (w->coll == DCOMM_COLL_REDUCE_SCATTERV || w->coll == DCOMM_COLL_ALLGATHERV ||
         w->coll == DCOMM_COLL_SCATTERV) {
         sub.counts = w->counts;
@@ -125,10 +125,10 @@ static dcomm_plan *dcommi_hier_work_plan(const dcommi_hier_work *w, int owner, d
         if (w->coll == DCOMM_COLL_SCATTERV
                 ? !root || !sub.in_place
                 : w->coll == DCOMM_COLL_REDUCE_SCATTERV && !sub.in_place) {
-            *out = dcommi_span(DCOMM_SPACE_OUT, at, own);
+            *out = dcomm_span(DCOMM_SPACE_OUT, at, own);
         }
         if (w->coll == DCOMM_COLL_SCATTERV && !root) {
-            *in = dcommi_span(DCOMM_SPACE_OUT, at, 0);
+            *in = dcomm_span(DCOMM_SPACE_OUT, at, 0);
         }
     }
     return bytes > 0
@@ -177,15 +177,15 @@ static void dcommi_hier_tier_phase(dcommi_hier_pipe *pipe, const dcommi_hier_cut
 static void dcommi_hier_copy_phase(const dcommi_hier_pipe *pipe, const dcommi_hier_cut *cut,
                                    dcomm_space in, dcommi_hier_phase *p)
 {
-    dcommi_builder *b = pipe->h->b;
+    dcomm_builder *b = pipe->h->b;
     p->pieces = 1;
     p->in_step = p->out_step = cut->chunk;
     for (int kind = 0; kind < 2; kind++) {
         int64_t zero = 0;
-        p->from[kind] = p->to[kind] = dcommi_build_table(b, &zero, 1);
-        p->length[kind] = dcommi_build_table(b, &cut->length[kind], 1);
-        p->in[kind] = dcommi_span(in, 0, cut->length[kind]);
-        p->out[kind] = dcommi_span(DCOMM_SPACE_OUT, 0, cut->length[kind]);
+        p->from[kind] = p->to[kind] = dcomm_build_table(b, &zero, 1);
+        p->length[kind] = dcomm_build_table(b, &cut->length[kind], 1);
+        p->in[kind] = dcomm_span(in, 0, cut->length[kind]);
+        p->out[kind] = dcomm_span(DCOMM_SPACE_OUT, 0, cut->length[kind]);
     }
 }
 
@@ -272,7 +272,7 @@ static dcomm_status dcommi_hier_broadcast_of(dcommi_hier *h, int shards)
 
 typedef dcomm_status (*dcommi_hier_fn)(dcommi_hier *h, int shards);
 
-static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcommi_builder *b, dcommi_hier_fn make,
+static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcomm_builder *b, dcommi_hier_fn make,
                                     bool leader)
 {
     dcommi_hier h;
@@ -285,32 +285,32 @@ static dcomm_status dcommi_hier_run(const dcommi_shape *s, dcommi_builder *b, dc
     return status;
 }
 
-static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, false);
 }
 
-static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_allreduce_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_allreduce_of, true);
 }
 
-static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_broadcast(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, false);
 }
 
-static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_broadcast_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_broadcast_of, true);
 }
 
-static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_of, false);
 }
 
-static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_allgather_of, false);
 }
@@ -322,28 +322,28 @@ static dcomm_status dcommi_hier_alltoall_any(dcommi_hier *h, int shards)
                                      : dcommi_hier_alltoall_of(h, shards);
 }
 
-static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_alltoall(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_alltoall_any, false);
 }
 
-static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_reduce_scatter_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_reduce_scatter_by_leaders, true);
 }
 
-static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_allgather_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_allgather_by_leaders, true);
 }
 
-static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_alltoall_leader(const dcommi_shape *s, dcomm_builder *b)
 {
     return dcommi_hier_run(s, b, dcommi_hier_alltoall_by_leaders, true);
 }
 
 /* The hierarchical algorithm of any operation that a group may divide again. */
-static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_make(const dcommi_shape *s, dcomm_builder *b)
 {
     switch (s->coll) {
     case DCOMM_COLL_REDUCE_SCATTERV:

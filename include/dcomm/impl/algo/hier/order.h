@@ -88,7 +88,7 @@ static dcommi_hier_place dcommi_hier_order_room(dcommi_hier_order *o, dcommi_hie
 {
     int64_t step = dcommi_hier_order_bytes(o, v, 0);
     int64_t bytes = (o->pipe.chunks - 1) * step + dcommi_hier_order_bytes(o, v, 1);
-    return (dcommi_hier_place){DCOMM_SPACE_SCRATCH, dcommi_build_scratch(o->h->b, bytes), step};
+    return (dcommi_hier_place){DCOMM_SPACE_SCRATCH, dcomm_build_scratch(o->h->b, bytes), step};
 }
 
 /* This rank's own block in a caller's buffer. */
@@ -114,7 +114,7 @@ static bool dcommi_hier_order_plain(const dcommi_hier_order *o)
 
 static dcomm_operand dcommi_hier_order_span(dcommi_hier_place p, int64_t bytes)
 {
-    return bytes > 0 ? dcommi_span(p.space, p.at, bytes) : dcommi_span(DCOMM_SPACE_OUT, 0, 0);
+    return bytes > 0 ? dcomm_span(p.space, p.at, bytes) : dcomm_span(DCOMM_SPACE_OUT, 0, 0);
 }
 
 /* ---- sorting ---- */
@@ -152,7 +152,7 @@ static void dcommi_hier_sorting_add(dcommi_hier_sorting *t, int64_t from, int64_
 }
 
 /* The copies as a phase of chunks of `kind`. */
-static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcommi_builder *b,
+static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcomm_builder *b,
                                       dcommi_hier_place in, dcommi_hier_place out, int kind,
                                       dcommi_hier_phase *p)
 {
@@ -160,9 +160,9 @@ static void dcommi_hier_sorting_phase(dcommi_hier_sorting *t, dcommi_builder *b,
     p->pieces = t->n;
     p->in_step = in.step;
     p->out_step = out.step;
-    p->from[kind] = dcommi_build_table(b, t->from, n);
-    p->to[kind] = dcommi_build_table(b, t->to, n);
-    p->length[kind] = dcommi_build_table(b, t->length, n);
+    p->from[kind] = dcomm_build_table(b, t->from, n);
+    p->to[kind] = dcomm_build_table(b, t->to, n);
+    p->length[kind] = dcomm_build_table(b, t->length, n);
     p->in[kind] = dcommi_hier_order_span(in, t->longest);
     p->out[kind] = dcommi_hier_order_span(out, t->longest);
     t->n = t->longest = 0;

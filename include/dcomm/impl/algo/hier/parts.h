@@ -28,7 +28,7 @@
 /* The coarsest level that divides the ranks, as one of them sees it. */
 typedef struct dcommi_hier {
     const dcommi_shape *s;
-    dcommi_builder *b;
+    dcomm_builder *b;
     bool between_hosts;     /* the groups are hosts */
     int ngroups, smallest;  /* smallest: ranks of the smallest group */
     int group, index, size; /* this rank's group, its place there, ranks there */
@@ -100,7 +100,7 @@ static bool dcommi_hier_divides(const dcommi_groups *g, int least)
 }
 
 /* *flat: no level divides the ranks. Close it in any case. */
-static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, dcommi_hier *h,
+static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcomm_builder *b, dcommi_hier *h,
                                      bool *flat)
 {
     const dcommi_groups *g = s->groups;
@@ -152,7 +152,7 @@ static dcomm_status dcommi_hier_open(const dcommi_shape *s, dcommi_builder *b, d
 /* ---- blocks from and to one rank, within a host ---- */
 
 /* Others read their blocks of the root's input where they lie. */
-static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t longest = dcommi_longest(s, s->counts);
     if (!dcommi_reads_peers(s, longest)) {
@@ -160,26 +160,26 @@ static dcomm_status dcommi_hier_scatter_near(const dcommi_shape *s, dcommi_build
     }
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, length);
+    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, length);
     if (s->rank != s->root) {
-        dcommi_copy(b, 0, out,
-                    dcommi_peer(dcommi_const(s->root), slot, dcommi_const(begin), length), 0);
-        dcommi_signal(b, 0, done, dcommi_const(s->root), dcommi_const(1));
+        dcomm_build_copy(b, 0, out,
+                         dcomm_exposed(dcomm_const(s->root), slot, dcomm_const(begin), length), 0);
+        dcomm_build_signal(b, 0, done, dcomm_const(s->root), dcomm_const(1));
         return b->status;
     }
     dcomm_space input = dcommi_input_of(s, 0).space;
     int64_t end = s->in_place ? b->head.out_bytes : b->head.in_bytes;
-    dcommi_expose(b, 0, dcommi_span(input, 0, end), slot, dcommi_const(DCOMM_ALL_PEERS));
+    dcomm_build_expose(b, 0, dcomm_span(input, 0, end), slot, dcomm_const(DCOMM_ALL_PEERS));
     if (!s->in_place) {
-        dcommi_copy(b, 0, out, dcommi_span(input, begin, length), 0);
+        dcomm_build_copy(b, 0, out, dcomm_span(input, begin, length), 0);
     }
-    dcommi_await(b, 0, done, dcommi_const(s->nranks - 1));
+    dcomm_build_wait(b, 0, done, dcomm_const(s->nranks - 1));
     return b->status;
 }
 
 /* The root reads the others' blocks where they lie. */
-static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcommi_builder *b)
+static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcomm_builder *b)
 {
     int64_t n = s->nranks, longest = dcommi_longest(s, s->counts);
     if (!dcommi_reads_peers(s, longest)) {
@@ -187,23 +187,23 @@ static dcomm_status dcommi_hier_gather_near(const dcommi_shape *s, dcommi_builde
     }
     dcommi_blocks blocks = dcommi_blocks_of(s, b, &longest);
     int64_t begin = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
-    uint16_t slot = dcommi_build_slot(b), done = dcommi_build_counter(b);
-    dcomm_operand own = dcommi_span(DCOMM_SPACE_IN, 0, length);
+    uint16_t slot = dcomm_build_slot(b), done = dcomm_build_counter(b);
+    dcomm_operand own = dcomm_span(DCOMM_SPACE_IN, 0, length);
     if (s->rank != s->root) {
-        dcommi_expose(b, 0, own, slot, dcommi_const(s->root));
-        dcommi_await(b, 0, done, dcommi_const(1));
+        dcomm_build_expose(b, 0, own, slot, dcomm_const(s->root));
+        dcomm_build_wait(b, 0, done, dcomm_const(1));
         return b->status;
     }
-    int d = dcommi_loop(b, 0, dcommi_const(n - 1));
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn peer = dcommi_others(s, d);
-    dcomm_operand theirs = dcommi_peer(dcommi_rank_at(n, peer), slot, dcommi_const(0), longest);
+    dcomm_operand theirs = dcomm_exposed(dcommi_rank_at(n, peer), slot, dcomm_const(0), longest);
     theirs.length = dcommi_block_length(&blocks, peer);
-    dcommi_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest), theirs,
-                DCOMM_STEP_ASYNC);
-    dcommi_end(b, 0);
-    dcommi_copy(b, 0, dcommi_span(DCOMM_SPACE_OUT, begin, length), own, 0);
-    dcommi_fence(b, 0);
-    dcommi_signal(b, 0, done, dcommi_const(DCOMM_ALL_PEERS), dcommi_const(1));
+    dcomm_build_copy(b, 0, dcommi_block_whole(&blocks, DCOMM_SPACE_OUT, peer, longest), theirs,
+                     DCOMM_STEP_ASYNC);
+    dcomm_build_end(b, 0);
+    dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, begin, length), own, 0);
+    dcomm_build_fence(b, 0);
+    dcomm_build_signal(b, 0, done, dcomm_const(DCOMM_ALL_PEERS), dcomm_const(1));
     return b->status;
 }
 
@@ -322,7 +322,7 @@ static int64_t dcommi_hier_local_table(dcommi_hier *h)
     int64_t first = (int64_t)h->b->ntable;
     for (int i = 0; i < h->size; i++) {
         int64_t rank = dcommi_hier_rank(h, h->group, i);
-        dcommi_build_table(h->b, &rank, 1);
+        dcomm_build_table(h->b, &rank, 1);
     }
     return first;
 }

@@ -51,28 +51,28 @@ static bool dcommi_hier_active(const dcommi_hier_phase *p, int kind)
 
 static dcomm_operand dcommi_hier_moved(dcomm_operand o, int64_t bytes, dcommi_hier_turn turn)
 {
-    o.offset = dcommi_plus(o.offset, turn.first * bytes);
-    o.offset = turn.step > 0 ? dcommi_plus_loop(o.offset, turn.depth, turn.step * bytes) : o.offset;
+    o.offset = dcomm_plus(o.offset, turn.first * bytes);
+    o.offset = turn.step > 0 ? dcomm_plus_loop(o.offset, turn.depth, turn.step * bytes) : o.offset;
     return o;
 }
 
 static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, dcommi_hier_turn turn)
 {
-    return turn.step > 0 ? dcommi_linear(base + per * turn.first, turn.depth, per * turn.step)
-                         : dcommi_const(base + per * turn.first);
+    return turn.step > 0 ? dcomm_linear(base + per * turn.first, turn.depth, per * turn.step)
+                         : dcomm_const(base + per * turn.first);
 }
 
 /* Copy the pieces that the table lists. */
-static void dcommi_hier_copies(dcommi_builder *b, const dcommi_hier_phase *p, int kind, int lane,
+static void dcommi_hier_copies(dcomm_builder *b, const dcommi_hier_phase *p, int kind, int lane,
                                dcommi_hier_turn turn)
 {
     int d = dcommi_loop_many(b, lane, p->pieces);
     dcomm_operand in = p->in[kind], out = p->out[kind];
-    in.offset = dcommi_plus(dcommi_lookup(p->from[kind], 0, d, 1, p->pieces), in.offset.add);
-    out.offset = dcommi_plus(dcommi_lookup(p->to[kind], 0, d, 1, p->pieces), out.offset.add);
-    in.length = out.length = dcommi_lookup(p->length[kind], 0, d, 1, p->pieces);
-    dcommi_copy(b, lane, dcommi_hier_moved(out, p->out_step, turn),
-                dcommi_hier_moved(in, p->in_step, turn), 0);
+    in.offset = dcomm_plus(dcomm_lookup(p->from[kind], 0, d, 1, p->pieces), in.offset.add);
+    out.offset = dcomm_plus(dcomm_lookup(p->to[kind], 0, d, 1, p->pieces), out.offset.add);
+    in.length = out.length = dcomm_lookup(p->length[kind], 0, d, 1, p->pieces);
+    dcomm_build_copy(b, lane, dcommi_hier_moved(out, p->out_step, turn),
+                     dcommi_hier_moved(in, p->in_step, turn), 0);
     dcommi_end_many(b, lane, p->pieces);
 }
 
@@ -85,9 +85,9 @@ static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, i
         return;
     }
     dcomm_operand in = dcommi_hier_moved(p->in[kind], p->in_step, turn);
-    dcomm_step *call = dcommi_call(h->b, lane, p->plan[kind], p->group, in,
-                                   dcommi_hier_moved(p->out[kind], p->out_step, turn),
-                                   dcommi_hier_number(p->tag, p->tags, turn));
+    dcomm_step *call = dcomm_build_call(h->b, lane, p->plan[kind], p->group, in,
+                                        dcommi_hier_moved(p->out[kind], p->out_step, turn),
+                                        dcommi_hier_number(p->tag, p->tags, turn));
     if (call != NULL) {
         call->value = dcommi_hier_number(p->counter, p->counters, turn);
         call->peer = dcommi_hier_number(p->slot, p->slots, turn);
@@ -101,7 +101,7 @@ static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, i
 static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done, int flow,
                              int flows)
 {
-    dcommi_builder *b = pipe->h->b;
+    dcomm_builder *b = pipe->h->b;
     const dcommi_hier_phase *phase = pipe->phase;
     int64_t whole = pipe->odd ? pipe->chunks - 1 : pipe->chunks;
     int64_t trips = whole > flow ? (whole - flow - 1) / flows + 1 : 0;
@@ -124,13 +124,13 @@ static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done,
             int d = dcommi_loop_many(b, lane, count);
             if (before >= 0) {
                 int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
-                dcommi_await(b, lane, done[before],
-                             count > 1 ? dcommi_linear(1, d, 1) : dcommi_const(earlier + 1));
+                dcomm_build_wait(b, lane, done[before],
+                                 count > 1 ? dcomm_linear(1, d, 1) : dcomm_const(earlier + 1));
             }
             dcommi_hier_turn turn = {kind == 0 ? flow : whole, count > 1 ? flows : 0, d};
             dcommi_hier_phase_step(pipe->h, &phase[i], kind, lane, turn);
             if (i + 1 < pipe->nphases) {
-                dcommi_signal(b, lane, done[i], dcommi_const(pipe->h->s->rank), dcommi_const(1));
+                dcomm_build_signal(b, lane, done[i], dcomm_const(pipe->h->s->rank), dcomm_const(1));
             }
             dcommi_end_many(b, lane, count);
         }
@@ -153,8 +153,8 @@ static void dcommi_hier_needs(dcommi_hier_phase *p, const dcomm_plan *plan)
 static void dcommi_hier_reserve(dcommi_hier_pipe *pipe, int phase)
 {
     dcommi_hier_phase *p = &pipe->phase[phase];
-    dcommi_builder *b = pipe->h->b;
-    p->tag = dcommi_build_tags(b, pipe->chunks * p->tags);
+    dcomm_builder *b = pipe->h->b;
+    p->tag = dcomm_build_tags(b, pipe->chunks * p->tags);
     p->counter = b->head.ncounters;
     p->slot = b->head.nslots;
     b->head.ncounters += (uint32_t)(pipe->chunks * p->counters);
@@ -164,7 +164,7 @@ static void dcommi_hier_reserve(dcommi_hier_pipe *pipe, int phase)
 /* Write the lanes. */
 static dcomm_status dcommi_hier_pipe_end(dcommi_hier_pipe *pipe)
 {
-    dcommi_builder *b = pipe->h->b;
+    dcomm_builder *b = pipe->h->b;
     int flows = pipe->chunks > 1 ? 2 : 1;
     if (b->status < 0) {
         return b->status;
@@ -178,7 +178,7 @@ static dcomm_status dcommi_hier_pipe_end(dcommi_hier_pipe *pipe)
     for (int flow = 0; flow < flows; flow++) {
         uint16_t done[DCOMMI_HIER_PHASES];
         for (int i = 0; i < pipe->nphases; i++) {
-            done[i] = dcommi_build_counter(b);
+            done[i] = dcomm_build_counter(b);
         }
         dcommi_hier_flow(pipe, done, flow, flows);
     }

@@ -180,7 +180,7 @@ static void dcommi_hier_tree_make(const dcommi_groups *g, int rank, int shards, 
 
 /* Who works with this rank in a tier, in order of places; owner: of the parts' shards. */
 static int64_t dcommi_hier_tier_table(const dcommi_hier_tree *t, const dcommi_hier_tier *tier,
-                                      dcommi_builder *b)
+                                      dcomm_builder *b)
 {
     int64_t first = (int64_t)b->ntable;
     dcommi_hier_node v = tier->node, part = v;
@@ -194,7 +194,7 @@ static int64_t dcommi_hier_tier_table(const dcommi_hier_tree *t, const dcommi_hi
                                                 part.end < v.end ? part.end : v.begin);
             rank = dcommi_hier_owner(t, part, tier->below, tier->owner);
         }
-        dcommi_build_table(b, &rank, 1);
+        dcomm_build_table(b, &rank, 1);
     }
     return first;
 }

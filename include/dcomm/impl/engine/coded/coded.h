@@ -332,7 +332,7 @@ static const dcomm_plan_kernel dcommi_coded_kernels[] = {dcommi_kernel_widen, dc
 static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *inner,
                                       dcomm_plan **plan_p)
 {
-    dcommi_builder b;
+    dcomm_builder b;
     int64_t bytes = (int64_t)(s->count * dcomm_dtype_size(s->dtype));
     int64_t wide = (int64_t)(s->count * sizeof(float));
     dcommi_build_begin(&b, inner->name, s->rank, s->nranks, DCOMM_F32, (dcomm_op)inner->op);
@@ -348,10 +348,10 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     b.head.recoded_first = inner->recoded_first;
     b.head.recoded_count = inner->recoded_count;
     b.head.codec_partly = inner->codec_partly;
-    dcomm_operand scratch = dcommi_span(DCOMM_SPACE_SCRATCH, dcommi_build_scratch(&b, wide), wide);
-    dcomm_operand in = dcommi_span(dcommi_input_of(s, 0).space, 0, bytes);
-    dcomm_operand out = dcommi_span(DCOMM_SPACE_OUT, 0, bytes);
-    dcomm_operand src[2] = {in, dcommi_span(DCOMM_SPACE_WORDS, 0, 8)};
+    dcomm_operand scratch = dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(&b, wide), wide);
+    dcomm_operand in = dcomm_span(dcommi_input_of(s, 0).space, 0, bytes);
+    dcomm_operand out = dcomm_span(DCOMM_SPACE_OUT, 0, bytes);
+    dcomm_operand src[2] = {in, dcomm_span(DCOMM_SPACE_WORDS, 0, 8)};
     dcomm_step *step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->dst = scratch;
@@ -359,9 +359,9 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     }
     int64_t group = (int64_t)b.ntable;
     for (int64_t r = 0; r < s->nranks; r++) {
-        dcommi_build_table(&b, &r, 1);
+        dcomm_build_table(&b, &r, 1);
     }
-    dcommi_call(&b, 0, inner, group, scratch, scratch, dcommi_const(0));
+    dcomm_build_call(&b, 0, inner, group, scratch, scratch, dcomm_const(0));
     step = dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE);
     if (step != NULL) {
         step->kernel = 1;
