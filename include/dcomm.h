@@ -125,9 +125,11 @@ typedef enum dcomm_dtype {
 #define DCOMM_DTYPE_BYTES_MAX 4096 /* longest element of dcomm_dtype_create */
 
 /* Reduction operators.
- * min and max of floats: a NaN operand gives a NaN, and -0 < +0, on every back end.
- * avg divides the sum by the number of ranks; integers truncate towards zero.
- * The pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul or premul_p first.
+ * - min and max of floats: a NaN operand gives a NaN, and -0 < +0, on every back end.
+ * - avg divides the sum by the number of ranks; integers truncate towards zero.
+ * - The pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul or premul_p
+ *   first.
+ *
  * Values from DCOMM_OP_USER on are the caller's operators (dcomm_op_create): DCOMM_OP_USER + n is
  * the n-th operator that the process created, counted from 0. */
 typedef enum dcomm_op {
@@ -147,8 +149,7 @@ DCOMM_API const char *dcomm_strerror(dcomm_status status);
 /* Return the name of a status ("DCOMM_ERR_PEER"): constant, never NULL. */
 DCOMM_API const char *dcomm_status_name(dcomm_status status);
 /* Return the sentence of the last error in this thread, with the argument, the ranks and the
- * values;
- * "" if there was none. Valid until a dcomm call fails in this thread again. */
+ * values; "" if there was none. Valid until a dcomm call fails in this thread again. */
 DCOMM_API const char *dcomm_last_error(void);
 /* Return the bytes of one element; 0 for an unknown dtype. */
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);
@@ -178,8 +179,8 @@ typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dty
 /* Create an operator for the whole process and set *op_p to its value. `user` is passed to fn.
  * Operators are numbered in the order of creation, and numbers are not reused: ranks that create
  * the same operators in the same order get the same values, whenever they destroy them. At most 64
- * can be alive. Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive).
- */
+ * can be alive.
+ * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
 
 /* All zero means the defaults. Must be the same on every rank. */
@@ -298,7 +299,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_create(const char *spec, dcomm_
 DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p);
 /* Return the spec with all options written out; lives as long as the codec. */
 DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec);
-/* Describe the codec for arrays of `count` elements in *info. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Describe the codec for arrays of `count` elements in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
                                             dcomm_codec_info *info);
 /* Return the most bytes that encoding `count` elements may write; it depends on codec and count
@@ -327,33 +329,37 @@ DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, si
  * itself, or memory that does not overlap it: then residual stays as it is, until the caller knows
  * that the wire has arrived. residual must be finite. A non-finite x counts as 0 with
  * nonfinite=fail and zero; with pass, next equals residual wherever the decoder gets a non-finite
- * value. Errors: as dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are
- * complete, as with nonfinite=zero. */
+ * value.
+ * Errors: as dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are complete,
+ * as with nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
                                              const float *residual, float *next, size_t count,
                                              const dcomm_codec_key *key, void *wire,
                                              size_t capacity, size_t *bytes_p, void *workspace,
                                              dcomm_codec_report *report);
 
-/* Decode: x = decode(wire). Errors: DCOMM_ERR_CORRUPT (these bytes cannot come from this codec and
- * count), DCOMM_ERR_RANGE (a linear codec's number is not finite, for example because wires were
- * summed beyond f32; not with nonfinite=pass). x is undefined then. */
+/* Decode: x = decode(wire).
+ * Errors: DCOMM_ERR_CORRUPT (these bytes cannot come from this codec and count), DCOMM_ERR_RANGE (a
+ * linear codec's number is not finite, for example because wires were summed beyond f32; not with
+ * nonfinite=pass). x is undefined then. */
 DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                     float *x, size_t count);
-/* Decode and add: acc += decode(wire), one f32 addition an element. Errors: as dcomm_decode. */
+/* Decode and add: acc += decode(wire), one f32 addition an element.
+ * Errors: as dcomm_decode. */
 DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
                                         float *acc, size_t count);
 /* Decode and sum n >= 1 wires: x = ((wires[0] + wires[1]) + ...) + wires[n-1], in f32, in one pass
- * if the codec can. Errors: as dcomm_decode. */
+ * if the codec can.
+ * Errors: as dcomm_decode. */
 DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                         const size_t *bytes, size_t n, float *x, size_t count);
 
 /* Do the owner's part of a two-shot exchange, in one pass if the codec can: decode n wires, add
  * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result, with
  * error feedback unless residual is NULL (residual and next as in dcomm_encode_feedback). factor
- * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL. Errors: those of
- * dcomm_encode and dcomm_decode; DCOMM_ERR_RANGE with nonfinite=fail if a sum is beyond f32: it
- * counts as 0, and wire, next and report are complete. */
+ * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL.
+ * Errors: those of dcomm_encode and dcomm_decode; DCOMM_ERR_RANGE with nonfinite=fail if a sum is
+ * beyond f32: it counts as 0, and wire, next and report are complete. */
 DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
                                     const size_t *bytes, size_t n, float factor,
                                     const float *residual, float *next, size_t count,
@@ -389,10 +395,10 @@ typedef struct dcomm_ledger {
     uint64_t clipped, nonfinite, kept; /* as in dcomm_codec_report */
     uint64_t encoded;                  /* elements encoded */
     uint64_t wire_bytes;               /* bytes of all wires */
-    double bits;          /* on the wire per encoded element */
-    double residual_norm; /* two-norm of the residual since the last encoding */
-    double contraction;   /* measured: sum |e-C(e)|^2 / sum |e|^2 with e = gradient + residual */
-    double sums[8];       /* sums that the other fields are computed from */
+    double bits;                       /* on the wire per encoded element */
+    double residual_norm;              /* two-norm of the residual since the last encoding */
+    double contraction; /* measured: sum |e-C(e)|^2 / sum |e|^2 with e = gradient + residual */
+    double sums[8];     /* sums that the other fields are computed from */
 } dcomm_ledger;
 
 /* Compare y with x. Elements with a non-finite x, y or y - x are left out. */
@@ -405,8 +411,8 @@ DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, c
  * ledger in the same pass: compare the decoded values with x, and with feedback count residual and
  * contraction. Sums are the same from every instruction set. powersgd compares when it computes the
  * residual, after its last product. Sparse codecs decode and take a second pass if numbers were not
- * finite or were clipped, or if the sent elements make up all but 2^-24 of the squares. Errors: as
- * these two; after non-finite inputs the ledger has counted the finite ones. */
+ * finite or were clipped, or if the sent elements make up all but 2^-24 of the squares.
+ * Errors: as these two; after non-finite inputs the ledger has counted the finite ones. */
 DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
                                            const float *residual, float *next, size_t count,
                                            const dcomm_codec_key *key, void *wire, size_t capacity,
@@ -524,14 +530,16 @@ typedef struct dcomm_feedback_info {
 } dcomm_feedback_info;
 
 /* Create a state of zeros for a tensor of `count` elements. opts may be NULL. The codec must live
- * as long as the state. Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive,
- * see opts.scale), DCOMM_ERR_NO_MEMORY. */
+ * as long as the state.
+ * Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive, see opts.scale),
+ * DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
                                                            const dcomm_feedback_opts *opts,
                                                            dcomm_feedback **fb_p);
 /* Destroy a state and set *fb_p to NULL. NULL and *fb_p NULL are fine. */
 DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p);
-/* Describe a state in *info. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Describe a state in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info);
 /* Return the codec of the current or next step, which decodes its wires: that of create, except
  * while DGC warms up. The same on every rank. */
@@ -545,8 +553,8 @@ DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledge
 
 /* ---- a step ---- */
 
-/* Begin a step. Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY.
- */
+/* Begin a step.
+ * Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *step);
 /* Encode elements [first, first + count) of the tensor with their residual, and set *bytes_p to the
  * bytes written. wire has room for `capacity` bytes, at least dcomm_feedback_max_bytes. report may
@@ -558,14 +566,15 @@ DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, s
                                              dcomm_codec_report *report);
 /* Recode elements [first, first + count) of the owned shard: decode n wires, add them in order,
  * multiply by `factor` (1: a sum; 1/nranks: an average), and encode the result with the owner
- * residual. Errors: as dcomm_recode. */
+ * residual.
+ * Errors: as dcomm_recode. */
 DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
                                              const size_t *bytes, size_t n, float factor,
                                              size_t first, size_t count, void *wire,
                                              size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report);
-/* Recode without wires: encode `factor` * sum with the owner residual; sum[0] is element `first`.
- */
+/* Recode without wires: encode `factor` * sum with the owner residual; sum[0] is element
+ * `first`. */
 DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
                                                    float factor, size_t first, size_t count,
                                                    void *wire, size_t capacity, size_t *bytes_p,
@@ -607,8 +616,8 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
 /* ---- between steps ---- */
 
 /* Undo the step that was committed last, if no rank has used its result: residuals are as before
- * it, and nothing is stale. Every rank must do the same. Errors: DCOMM_ERR_INVALID (there is no
- * such step, or the next has begun; in_place). */
+ * it, and nothing is stale. Every rank must do the same.
+ * Errors: DCOMM_ERR_INVALID (there is no such step, or the next has begun; in_place). */
 DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb);
 
 /* Multiply the residuals by `factor`, the old learning rate over the new one, when it changes:
@@ -617,10 +626,12 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 
 /* Return the bytes that dcomm_feedback_save writes. */
 DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
-/* Save the state to memory of `capacity` bytes. Errors: DCOMM_ERR_INVALID (too small, NULL). */
+/* Save the state to memory of `capacity` bytes.
+ * Errors: DCOMM_ERR_INVALID (too small, NULL). */
 DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
 /* Create a state from saved bytes, also those of older versions. The codec's spec must be the saved
- * one. Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
+ * one.
+ * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from,
                                                          size_t bytes, dcomm_feedback **fb_p);
 
@@ -665,7 +676,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_reshard(const dcomm_feedback
  *   whatever the data: it can be captured into a graph, and keeps its arguments there. Without a
  *   stream it launches on the default stream, and returns when the kernel has ended.
  * - They write the bytes that the function of the same name in compress.h writes. What that
- * function reports or refuses after reading the data goes into a dcomm_cuda_report.
+ *   function reports or refuses after reading the data goes into a dcomm_cuda_report.
  * - Elements must be aligned to their size, wires to 4 bytes; an alignment of 16 is fastest.
  * - Errors: DCOMM_ERR_INVALID (an argument), DCOMM_ERR_UNSUPPORTED (a codec without kernels, more
  *   than DCOMM_CUDA_OPERANDS operands), DCOMM_ERR_SYSTEM (the launch failed); dcomm_last_error has
@@ -703,8 +714,8 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
 
 /* Load all kernels onto the current device. Unless CUDA_MODULE_LOADING=EAGER is set, CUDA loads a
  * kernel at its first launch, and may wait for all work on the device's streams to do so. After
- * this call no launch does; the call itself may wait. Collectives on device memory call it. Errors:
- * DCOMM_ERR_UNSUPPORTED (a driver older than CUDA 12.4's, which loads at launches),
+ * this call no launch does; the call itself may wait. Collectives on device memory call it.
+ * Errors: DCOMM_ERR_UNSUPPORTED (a driver older than CUDA 12.4's, which loads at launches),
  * DCOMM_ERR_SYSTEM. */
 DCOMM_API dcomm_status dcomm_cuda_load(void);
 
@@ -849,10 +860,10 @@ DCOMM_API size_t dcomm_cuda_compare_workspace_bytes(size_t count);
 DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
                                      const dcomm_cuda_ledger *sums,
                                      const dcomm_codec_report *report);
-/* Decode and sum n wires, bytes[i] long, as dcomm_decode_sum does; n = 1: as dcomm_decode does. If
- * the length of a wire of `threshold` is unknown, give dcomm_codec_max_bytes, if so many bytes can
- * be read. workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; used within the call only.
- */
+/* Decode and sum n wires, bytes[i] long, as dcomm_decode_sum does; n = 1: as dcomm_decode does.
+ * If the length of a wire of `threshold` is unknown, give dcomm_codec_max_bytes, if so many
+ * bytes can be read. workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; used within
+ * the call only. */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
                                              void *workspace, dcomm_cuda_report *report,
@@ -1548,7 +1559,7 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
-/* What a poisoned communicator does, beside failing its calls (docs/errors.md). */
+/* Actions of a poisoned communicator, beside failing its calls (docs/errors.md). */
 typedef enum dcomm_on_error {
     DCOMM_ON_ERROR_DEFAULT = 0, /* as DCOMM_ERRORS=return|print|abort says, else print */
     DCOMM_ON_ERROR_RETURN = 1,  /* nothing more */
@@ -1610,7 +1621,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
 /* Create a communicator; collective over all its ranks. opts may be NULL. It fails on all ranks or
  * on none, measuring (opts.tune) included, and may be tried again. A rank that fails alone (bad
  * options, no shared memory, no memory) takes up to 5 s to tell the others, whose sentence names
- * it. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
+ * it.
+ * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
  * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY,
  * DCOMM_ERR_TRANSPORT. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
@@ -1694,7 +1706,7 @@ typedef struct dcomm_level {
     int groups;            /* number of groups */
 } dcomm_level;
 
-/* Where a rank runs. Numbers are hwloc's logical indices on the rank's machine. */
+/* The place that a rank runs at. Numbers are hwloc's logical indices on the rank's machine. */
 typedef struct dcomm_place {
     int package, numa, cache, core; /* -1: it may run on several, or there is none */
     int cpus;                       /* hardware threads that it may run on; 0: unknown */
@@ -1706,7 +1718,8 @@ typedef struct dcomm_place {
 
 /* Return the number of levels, 1 to 5; -1 if comm is NULL or not created yet. */
 DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm);
-/* Describe level 0, 1, ... in *info. Errors: DCOMM_ERR_INVALID (past the last level, NULL). */
+/* Describe level 0, 1, ... in *info.
+ * Errors: DCOMM_ERR_INVALID (past the last level, NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, dcomm_level *info);
 /* Return the group of a rank at a level; groups are numbered from 0 in order of their lowest rank.
  * -1 for a bad rank or level. */
@@ -1714,7 +1727,8 @@ DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
 /* Return the rank at a position of the order in which rings pass through the ranks: at every level
  * the ranks of a group stand next to each other. -1 for a bad position. */
 DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
-/* Say in *place where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
+/* Say in *place where a rank runs.
+ * Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place);
 
 #ifdef __cplusplus
@@ -1755,7 +1769,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc(dcomm_context *context, siz
 /* Free memory from dcomm_mem_alloc or dcomm_mem_alloc_device and set *ptr_p to NULL. NULL and
  * *ptr_p NULL are fine. No operation on it may be outstanding; after an error, destroy its
  * communicator first (docs/errors.md). The system gets host memory back when the peers that mapped
- * it make progress next. Errors: DCOMM_ERR_INVALID (not from one of them, or not its beginning). */
+ * it make progress next.
+ * Errors: DCOMM_ERR_INVALID (not from one of them, or not its beginning). */
 DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
 
 /* Allocate registered memory on the calling thread's current device: a whole number of 2 MiB, so
@@ -1779,12 +1794,12 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes,
                                                             void **ptr_p);
 /* Let peers of one more context open the whole allocation of dcomm_mem_alloc_device that `ptr`
- * points into. Calls are counted. Errors: DCOMM_ERR_INVALID (no such memory; context is NULL),
- * DCOMM_ERR_NO_MEMORY. */
+ * points into. Calls are counted.
+ * Errors: DCOMM_ERR_INVALID (no such memory; context is NULL), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr);
 /* Take one dcomm_mem_share back; no operation of this context on the memory may be outstanding.
- * dcomm_mem_free takes all back. Errors: DCOMM_ERR_INVALID (no such memory; context is NULL, or has
- * no share of it). */
+ * dcomm_mem_free takes all back.
+ * Errors: DCOMM_ERR_INVALID (no such memory; context is NULL, or has no share of it). */
 DCOMM_API dcomm_status dcomm_mem_unshare(dcomm_context *context, const void *ptr);
 
 typedef struct dcomm_mem_info {
@@ -1922,9 +1937,8 @@ typedef struct dcomm_coll_opts {
 } dcomm_coll_opts;
 
 /* All-reduce: set recvbuf[i], on every rank, to the fold of all ranks' sendbuf[i]. In place:
- * sendbuf
- * == recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling, one_shot,
- * two_shot, staged, star, hier, hier_leader (docs/algorithms.md has the cost of each). */
+ * sendbuf == recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling,
+ * one_shot, two_shot, staged, star, hier, hier_leader (docs/algorithms.md has the cost of each). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf,
                                                       void *recvbuf, size_t count,
                                                       dcomm_dtype dtype, dcomm_op op,
@@ -1969,9 +1983,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgather(dcomm_comm *comm, const voi
                                                      void *recvbuf, size_t sendcount,
                                                      dcomm_dtype dtype,
                                                      const dcomm_coll_opts *opts);
-/* All-gather with recvcounts[r] elements from rank r, to recvbuf + displs[r] elements (displs NULL:
- * packed in rank order). Blocks must not overlap. In place: the rank's own block lies in recvbuf.
- */
+/* All-gather with recvcounts[r] elements from rank r, to recvbuf + displs[r] elements (displs
+ * NULL: packed in rank order). Blocks must not overlap. In place: the rank's own block lies in
+ * recvbuf. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf,
                                                        void *recvbuf, const size_t *recvcounts,
                                                        const size_t *displs, dcomm_dtype dtype,
@@ -1983,8 +1997,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgatherv(dcomm_comm *comm, const vo
                                                       const dcomm_coll_opts *opts);
 
 /* Broadcast: copy root's sendbuf to every recvbuf. Only root reads sendbuf. In place on root:
- * sendbuf
- * == recvbuf. */
+ * sendbuf == recvbuf. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf,
                                                       void *recvbuf, size_t count,
                                                       dcomm_dtype dtype, int root,
@@ -2063,9 +2076,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoall(dcomm_comm *comm, const void
                                                     const dcomm_coll_opts *opts);
 /* All-to-all with counts: send sendcounts[p] elements at sendbuf + sdispls[p] to rank p, and
  * receive recvcounts[p] elements from it at recvbuf + rdispls[p]. Displacements are in elements;
- * NULL: packed; ignored if the count is 0. Rank p's count for this rank must equal recvcounts[p],
- * else every rank gets DCOMM_ERR_MISMATCH. Not in place: no sent block may overlap a received one.
- */
+ * NULL: packed; ignored if the count is 0. Rank p's count for this rank must equal
+ * recvcounts[p], else every rank gets DCOMM_ERR_MISMATCH. Not in place: no sent block may
+ * overlap a received one. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoallv(
     dcomm_comm *comm, const void *sendbuf, const size_t *sendcounts, const size_t *sdispls,
     void *recvbuf, const size_t *recvcounts, const size_t *rdispls, dcomm_dtype dtype,
@@ -2131,8 +2144,8 @@ DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p);
  * complete. */
 DCOMM_API dcomm_status dcomm_test_all(dcomm_request **requests, size_t n);
 /* Wait for any one of n requests; NULL ones are skipped. Set it to NULL, *index_p to its index (n
- * if all are NULL), and return its result. Errors: its own; DCOMM_ERR_INVALID (all of them are
- * queued in a group). */
+ * if all are NULL), and return its result.
+ * Errors: its own; DCOMM_ERR_INVALID (all of them are queued in a group). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n,
                                                     size_t *index_p);
 /* As dcomm_wait_any without waiting: returns DCOMM_IN_PROGRESS if none is complete. */
@@ -2190,7 +2203,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
  * every rank. Buckets have a communicator of their own, so the caller's other collectives may come
  * in between; its memory is some KiB a rank.
  *
- * An error of one rank – a parameter marked twice, or never – fails the step on all ranks, and the
+ * An error of one rank (a parameter marked twice, or never) fails the step on all ranks, and the
  * sentence names the rank and the parameter. Then destroy the buckets and create new ones; the
  * communicator that they were created from still works.
  *
@@ -2280,22 +2293,21 @@ typedef struct dcomm_buckets_opts {
 
     /* ---- memory and reports; may differ by rank ---- */
 
-    bool registered; /* host memory of buckets comes from dcomm_mem_alloc: ranks of a host read it
-                        faster, and it takes shared memory; ordinary memory if there is not
-                        enough (default: ordinary memory) */
-    size_t history;  /* steps that percentiles are taken over (default: 256) */
-    size_t
-        trace_steps; /* number of last steps that are kept for dcomm_buckets_trace (default: 0) */
+    bool registered;    /* host memory of buckets comes from dcomm_mem_alloc: ranks of a host read
+                           it faster, and it takes shared memory; ordinary memory if there is not
+                           enough (default: ordinary memory) */
+    size_t history;     /* steps that percentiles are taken over (default: 256) */
+    size_t trace_steps; /* last steps that are kept for dcomm_buckets_trace (default: 0) */
 } dcomm_buckets_opts;
 
 /* Create buckets; collective. `params`, `opts` (may be NULL) and `comm` are not needed afterwards;
  * gradients are. Parameters are taken in the reverse order of registration, which is about the
- * order in which backward is done with them. Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks
- * registered different things; the sentence names the first such parameter or option),
- * DCOMM_ERR_INVALID (an argument of some rank; two equal names; a bad codec), DCOMM_ERR_UNSUPPORTED
- * (a parameter on a device has error feedback that is not classic in f32, or a codec that
- * all-reduce does not take there, or "auto"; the sentence names it), DCOMM_ERR_NO_MEMORY. The other
- * ranks are not told if comm or b_p is NULL. */
+ * order in which backward is done with them.
+ * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks registered different things; the sentence names
+ * the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two equal
+ * names; a bad codec), DCOMM_ERR_UNSUPPORTED (a parameter on a device has error feedback that is
+ * not classic in f32, or a codec that all-reduce does not take there, or "auto"; the sentence names
+ * it), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm or b_p is NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_create(dcomm_comm *comm,
                                                           const dcomm_bucket_param *params,
                                                           size_t nparams,
@@ -2342,8 +2354,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i,
                                                             void *stream);
 /* Mark parameter i unused: it has no gradient in this step and contributes zeros. No work on a
- * device may be under way for it: its memory takes the result. Errors: as dcomm_param_mark_ready.
- */
+ * device may be under way for it: its memory takes the result.
+ * Errors: as dcomm_param_mark_ready. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i);
 /* Make progress, and start the buckets that can start, without blocking. May be called from any
  * thread. Every wait of the context does the same, and so does its progress thread
@@ -2375,8 +2387,8 @@ DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, s
 /* Gather the parameters: every rank has updated the elements of dcomm_bucket_param.value that it
  * owns, and all ranks get all of them. In device memory nothing may be under way for them.
  * Collective, between steps. The last bucket is sent first, since forward begins with what backward
- * ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way), those of
- * all-gather. */
+ * ends with.
+ * Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way), those of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- between runs ---- */
@@ -2397,9 +2409,10 @@ DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t cap
  * goes on with the bits of one that never ended, except that a stochastic codec without feedback
  * draws other numbers (they depend on the calls of this communicator). Another number of ranks
  * needs all states and treats feedback as dcomm_feedback_reshard does: what a NULL state held back
- * is lost. Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save
- * wrote), DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place;
- * no scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
+ * is lost.
+ * Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save wrote),
+ * DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place; no
+ * scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *states,
                                           const size_t *bytes, size_t nstates);
 
@@ -2413,7 +2426,8 @@ typedef struct dcomm_buckets_info {
     int built;           /* times that buckets were built: 1, or 2 after opts.rebuild */
     dcomm_status status; /* the error that made them unusable; DCOMM_OK: none */
 } dcomm_buckets_info;
-/* Describe the buckets in *info. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Describe the buckets in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info);
 /* Return the buckets' communicator, for dcomm_comm_get_stats and dcomm_comm_explain, not for
  * collectives. NULL if b is NULL. */
@@ -2467,16 +2481,17 @@ DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_
 
 /* Measure the seconds that each bucket takes alone: the median of `rounds` all-reduces of zeros (1
  * to 10000, without error feedback). Collective, not in a step. Gradients that are summed in place
- * are zero afterwards. Errors: DCOMM_ERR_INVALID on all ranks (one rank's `rounds` is out of
- * range), DCOMM_ERR_MISMATCH (`rounds` differ), those of all-reduce. A rank that calls it alone
- * waits at most opts.coll.timeout_s for the others. */
+ * are zero afterwards.
+ * Errors: DCOMM_ERR_INVALID on all ranks (one rank's `rounds` is out of range), DCOMM_ERR_MISMATCH
+ * (`rounds` differ), those of all-reduce. A rank that calls it alone waits at most
+ * opts.coll.timeout_s for the others. */
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
 
 /* Write the kept steps (opts.trace_steps) to the file `path` as a Chrome trace, JSON that
  * chrome://tracing and Perfetto show: backward, the gradients as they became ready, and each bucket
  * on one time line. Times are microseconds of the machine's monotonic clock; the process number is
- * the rank. Not in a step. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps
- * is 0). */
+ * the rank. Not in a step.
+ * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps is 0). */
 DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
 
 #ifdef __cplusplus
@@ -2554,9 +2569,10 @@ typedef struct dcomm_scaler_verdict {
 } dcomm_scaler_verdict;
 
 /* Create a scaler for buckets; collective, not in a step. opts may be NULL. The buckets must
- * outlive it, and have one at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some
- * rank; there is a scaler already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY,
- * DCOMM_ERR_SYSTEM (a device has no memory, or fails). */
+ * outlive it, and have one at a time.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler already),
+ * DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device has no
+ * memory, or fails). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_create(dcomm_buckets *b,
                                                          const dcomm_scaler_opts *opts,
                                                          dcomm_scaler **s_p);
@@ -2571,10 +2587,10 @@ DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
  * After a skipped step, error feedback is undone (not with its in_place). With opts.sharded it is
  * collective and exchanges 48 bytes a rank; else each rank calls it alone, with the same outcome.
  * It takes one pass over the gradients, two if they are clipped. It returns when gradients on
- * devices are done, too: no work of the caller's may be under way for them. Errors:
- * DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of all-gather,
- * DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the other ranks get DCOMM_ERR_ABORTED in their
- * next call). */
+ * devices are done, too: no work of the caller's may be under way for them.
+ * Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of
+ * all-gather, DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the other ranks get
+ * DCOMM_ERR_ABORTED in their next call). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_step(dcomm_scaler *s,
                                                        dcomm_scaler_verdict *verdict);
 
@@ -2583,16 +2599,17 @@ typedef struct dcomm_scaler_info {
     uint64_t good;           /* steps in a row that were not skipped, towards opts.interval */
     uint64_t steps, skipped; /* since creation, including those of a loaded state */
 } dcomm_scaler_info;
-/* Describe the scaler in *info. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Describe the scaler in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_scaler_get_info(const dcomm_scaler *s, dcomm_scaler_info *info);
 
 enum { DCOMM_SCALER_BYTES = 40 }; /* of a saved state */
-/* Save the state as DCOMM_SCALER_BYTES bytes that any machine can load. Errors: DCOMM_ERR_INVALID
- * (an argument, a step is under way). */
+/* Save the state as DCOMM_SCALER_BYTES bytes that any machine can load.
+ * Errors: DCOMM_ERR_INVALID (an argument, a step is under way). */
 DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes);
-/* Load a saved state. All ranks must load the same, between the same steps. Errors:
- * DCOMM_ERR_INVALID (an argument, a step is under way), DCOMM_ERR_CORRUPT (not what save wrote; the
- * scaler is as it was). */
+/* Load a saved state. All ranks must load the same, between the same steps.
+ * Errors: DCOMM_ERR_INVALID (an argument, a step is under way), DCOMM_ERR_CORRUPT (not what save
+ * wrote; the scaler is as it was). */
 DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
 
 #ifdef __cplusplus
@@ -2658,8 +2675,8 @@ typedef enum dcomm_moe_form {
     DCOMM_MOE_AUTO = 0, /* the cheaper form by the communicator's tuning, for each routing anew */
     DCOMM_MOE_FLAT = 1, /* a row for each expert of a token, directly to the expert's rank */
     DCOMM_MOE_HIER = 2  /* a row for each host that has an expert of the token, to one rank there,
-                           which spreads it; sums come back the same way. Needs several hosts, one of
-                           them with several ranks */
+                           which spreads it; sums come back the same way. Needs several hosts, one
+                           of them with several ranks */
 } dcomm_moe_form;
 
 /* All zero means the defaults, except experts, hidden and k. Must be the same on every rank. */
@@ -2683,8 +2700,8 @@ typedef struct dcomm_moe_opts {
     int chunks;          /* (default: 1) */
     dcomm_moe_form form; /* (default: DCOMM_MOE_AUTO) */
     const char *algo;    /* all-to-all-v's algorithm: "linear", "pairwise", "bruck", "hier"; copied
-                            (default: NULL, "auto": for each exchange the cheapest, by the bytes that
-                            the busiest rank sends or receives) */
+                            (default: NULL, "auto": for each exchange the cheapest, by the bytes
+                            that the busiest rank sends or receives) */
 
     /* ---- lossy compression ---- */
 
@@ -2718,17 +2735,16 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
 /* Route the tokens of a step; collective. Token t of this rank goes to experts[t * k + j] with
  * weights[t * k + j], j < k; -1 is no expert. Both are copied; weights NULL: all are 1. tokens may
  * be 0 and may differ by rank. Ranks exchange how many rows of each chunk each expert gets: 4 *
- * experts
- * * chunks * size bytes to every rank, twice if opts.capacity is set. It ends the step before,
- * whose chunks must all have been waited for. Errors, on all ranks: DCOMM_ERR_INVALID (an expert
- * that does not exist: the sentence names rank, token and expert; experts is NULL; a chunk of the
- * step before is under way), DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those
- * of all-gather. */
+ * experts * chunks * size bytes to every rank, twice if opts.capacity is set. It ends the step
+ * before, whose chunks must all have been waited for.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
+ * token and expert; experts is NULL; a chunk of the step before is under way),
+ * DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens,
                                                      const int32_t *experts, const float *weights);
 
-/* A chunk's rows for the experts of this rank. Rows of expert experts[i] are first[i] to
- * first[i + 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
+/* A chunk's rows for the experts of this rank. Rows of expert experts[i] are first[i] to first[i +
+ * 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
 typedef struct dcomm_moe_batch {
     void *rows; /* [nrows * hidden], the object's; the caller may overwrite them. NULL if nrows
                    is 0 */
@@ -2739,9 +2755,10 @@ typedef struct dcomm_moe_batch {
 } dcomm_moe_batch;
 
 /* Send the rows of chunk c. x holds all tokens, [tokens * hidden], and is read before the call
- * returns. Errors of this call and of all below: DCOMM_ERR_INVALID (no such chunk, a wrong order of
- * calls, NULL), DCOMM_ERR_UNSUPPORTED (an argument lies in device memory), DCOMM_ERR_ABORTED (an
- * error on another rank; the sentence says what and where), those of all-to-all-v. */
+ * returns.
+ * Errors of this call and of all below: DCOMM_ERR_INVALID (no such chunk, a wrong order of calls,
+ * NULL), DCOMM_ERR_UNSUPPORTED (an argument lies in device memory), DCOMM_ERR_ABORTED (an error on
+ * another rank; the sentence says what and where), those of all-to-all-v. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
 /* Wait for the rows of chunk c. batch->rows are valid until the next dcomm_moe_dispatch_start of
  * this chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
@@ -2808,7 +2825,8 @@ typedef struct dcomm_moe_stats {
     double flat_s, hier_s;  /* the model's seconds for a dispatch in each form, hier_s with the
                                messages before it that describe the rows; 0: not priced */
 } dcomm_moe_stats;
-/* Report statistics in *stats. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Report statistics in *stats.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
 
 #ifdef __cplusplus
@@ -2845,9 +2863,9 @@ DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_a
 /* Create one rank's plan for an operation, as the engine would run it. spec has the arguments of
  * the call, and the hosts: algorithms keep ranks of one host together. opts (may be NULL) has algo,
  * lanes, chunk_bytes and codec. A plan with a codec cannot be run: it lacks the codec's memory and
- * keys. Destroy it with dcomm_plan_destroy. Errors: DCOMM_ERR_INVALID (unknown algorithm, bad
- * rank), DCOMM_ERR_UNSUPPORTED (the algorithm cannot do this: the sentence says why),
- * DCOMM_ERR_NO_MEMORY. */
+ * keys. Destroy it with dcomm_plan_destroy.
+ * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
+ * cannot do this: the sentence says why), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op,
                                                        int rank, int nranks,
                                                        const dcomm_coll_opts *opts,
@@ -2913,8 +2931,8 @@ typedef struct dcomm_trial {
 
 #define DCOMM_TRIALS 12 /* most algorithms that are tried */
 
-/* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is free.
- */
+/* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is
+ * free. */
 typedef struct dcomm_tuning {
     dcomm_link link[DCOMM_LINK_COUNT];
     dcomm_curve copy; /* within a rank's own memory */
@@ -2950,8 +2968,8 @@ typedef struct dcomm_tuning {
 } dcomm_tuning;
 
 /* Set *tuning to the textbook's network: every message takes alpha + bytes*beta, a rank sends one
- * and receives one at the same time, folding takes gamma a byte, all else is free. Errors:
- * DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
+ * and receives one at the same time, folding takes gamma a byte, all else is free.
+ * Errors: DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
 DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
                                             double gamma_ns_per_B, dcomm_tuning *tuning);
 
@@ -2968,9 +2986,9 @@ DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning)
 /* Price a set of plans: set *seconds to the model's time from the call on all ranks to the end on
  * the last one. plans[r] is rank r's plan, hosts[r] the number of its host; hosts NULL: all ranks
  * share one, linked by DCOMM_LINK_NEAR. Of a plan with stages the first is priced; a length that
- * comes from a word counts as its maximum. Errors: DCOMM_ERR_PLAN (a step that blocks in every
- * execution), DCOMM_ERR_UNSUPPORTED (the steps depend on a word), DCOMM_ERR_INVALID,
- * DCOMM_ERR_NO_MEMORY. */
+ * comes from a word counts as its maximum.
+ * Errors: DCOMM_ERR_PLAN (a step that blocks in every execution), DCOMM_ERR_UNSUPPORTED (the steps
+ * depend on a word), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
                                         const int *hosts, const dcomm_tuning *tuning,
                                         double *seconds);
@@ -2990,10 +3008,10 @@ typedef struct dcomm_alternative {
 /* One path for bytes of device memory. A plan runs on any path: each pair of ranks takes the path
  * that its memory allows, and the choice of the algorithm relies on what the options promise.
  *
- * "staged": copy to pinned memory, send, copy in and fold on the device, piece by piece.
- * "direct": within a host, the folding kernel reads the peer's memory; between hosts as the others.
- * "ucx": between hosts, UCX sends from device memory and receives into it, where UCX has CUDA
- * transports on all ranks; within a host staged. */
+ * "staged": copy to pinned memory, send, copy in and fold on the device, piece by piece. "direct":
+ * within a host, the folding kernel reads the peer's memory; between hosts as the others. "ucx":
+ * between hosts, UCX sends from device memory and receives into it, where UCX has CUDA transports
+ * on all ranks; within a host staged. */
 typedef struct dcomm_path {
     const char *name;
     const char *algo; /* the options' algorithm, or the choice for this path; NULL: none */
@@ -3012,7 +3030,7 @@ typedef struct dcomm_explanation {
     dcomm_dtype dtype;
     dcomm_op op;
     const dcomm_coll_opts *opts; /* NULL: the defaults */
-    /* Where it would run, if comm is NULL. Else all zero. */
+    /* The ranks, if comm is NULL. Else all zero. */
     int nranks;                 /* at least 1 */
     const int *hosts;           /* [nranks] number of each rank's host; NULL: all share one */
     const dcomm_tuning *tuning; /* NULL: the built-in numbers (dcomm_tuning_default) */
@@ -3058,8 +3076,8 @@ typedef struct dcomm_verdict {
 /* Measure a codec on at most 2^20 artificial numbers, price the all-reduce of `count` f32 with it
  * on comm, and compare with bf16. device: measure its kernels on the current device, if it has any,
  * for calls with opts.device; else the CPU's code. Any rank may ask by itself. Ranks measure
- * different times: act on one rank's verdict, on all ranks. Errors: DCOMM_ERR_INVALID,
- * DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
+ * different times: act on one rank's verdict, on all ranks.
+ * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            bool device, dcomm_verdict *verdict);
 
@@ -3085,7 +3103,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const 
  * NULL, the numbers are measured now. Communicators that are derived later inherit them. Not
  * between dcomm_group_start and dcomm_group_end. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
-/* Copy the numbers that a communicator chooses by to *tuning. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Copy the numbers that a communicator chooses by to *tuning.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
 /* Counters of one rank of a communicator since its creation. */
@@ -3103,7 +3122,8 @@ typedef struct dcomm_stats {
     uint64_t plans_built, plans_reused;
     uint64_t codec_ns; /* nanoseconds in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
-/* Copy the counters to *stats. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Copy the counters to *stats.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats);
 
 #ifdef __cplusplus

@@ -78,9 +78,11 @@ typedef enum dcomm_dtype {
 #define DCOMM_DTYPE_BYTES_MAX 4096 /* longest element of dcomm_dtype_create */
 
 /* Reduction operators.
- * min and max of floats: a NaN operand gives a NaN, and -0 < +0, on every back end.
- * avg divides the sum by the number of ranks; integers truncate towards zero.
- * The pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul or premul_p first.
+ * - min and max of floats: a NaN operand gives a NaN, and -0 < +0, on every back end.
+ * - avg divides the sum by the number of ranks; integers truncate towards zero.
+ * - The pre-multiplied sum multiplies each rank's input by dcomm_coll_opts.premul or premul_p
+ *   first.
+ *
  * Values from DCOMM_OP_USER on are the caller's operators (dcomm_op_create): DCOMM_OP_USER + n is
  * the n-th operator that the process created, counted from 0. */
 typedef enum dcomm_op {
@@ -100,8 +102,7 @@ DCOMM_API const char *dcomm_strerror(dcomm_status status);
 /* Return the name of a status ("DCOMM_ERR_PEER"): constant, never NULL. */
 DCOMM_API const char *dcomm_status_name(dcomm_status status);
 /* Return the sentence of the last error in this thread, with the argument, the ranks and the
- * values;
- * "" if there was none. Valid until a dcomm call fails in this thread again. */
+ * values; "" if there was none. Valid until a dcomm call fails in this thread again. */
 DCOMM_API const char *dcomm_last_error(void);
 /* Return the bytes of one element; 0 for an unknown dtype. */
 DCOMM_API size_t dcomm_dtype_size(dcomm_dtype dtype);
@@ -131,8 +132,8 @@ typedef void (*dcomm_op_fn)(const void *in, void *inout, size_t count, dcomm_dty
 /* Create an operator for the whole process and set *op_p to its value. `user` is passed to fn.
  * Operators are numbered in the order of creation, and numbers are not reused: ranks that create
  * the same operators in the same order get the same values, whenever they destroy them. At most 64
- * can be alive. Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive).
- */
+ * can be alive.
+ * Errors: DCOMM_ERR_INVALID (fn or op_p is NULL), DCOMM_ERR_NO_MEMORY (64 are alive). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_op_create(dcomm_op_fn fn, void *user, dcomm_op *op_p);
 
 /* All zero means the defaults. Must be the same on every rank. */

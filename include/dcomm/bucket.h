@@ -16,7 +16,7 @@
  * every rank. Buckets have a communicator of their own, so the caller's other collectives may come
  * in between; its memory is some KiB a rank.
  *
- * An error of one rank – a parameter marked twice, or never – fails the step on all ranks, and the
+ * An error of one rank (a parameter marked twice, or never) fails the step on all ranks, and the
  * sentence names the rank and the parameter. Then destroy the buckets and create new ones; the
  * communicator that they were created from still works.
  *
@@ -107,22 +107,21 @@ typedef struct dcomm_buckets_opts {
 
     /* ---- memory and reports; may differ by rank ---- */
 
-    bool registered; /* host memory of buckets comes from dcomm_mem_alloc: ranks of a host read it
-                        faster, and it takes shared memory; ordinary memory if there is not
-                        enough (default: ordinary memory) */
-    size_t history;  /* steps that percentiles are taken over (default: 256) */
-    size_t
-        trace_steps; /* number of last steps that are kept for dcomm_buckets_trace (default: 0) */
+    bool registered;    /* host memory of buckets comes from dcomm_mem_alloc: ranks of a host read
+                           it faster, and it takes shared memory; ordinary memory if there is not
+                           enough (default: ordinary memory) */
+    size_t history;     /* steps that percentiles are taken over (default: 256) */
+    size_t trace_steps; /* last steps that are kept for dcomm_buckets_trace (default: 0) */
 } dcomm_buckets_opts;
 
 /* Create buckets; collective. `params`, `opts` (may be NULL) and `comm` are not needed afterwards;
  * gradients are. Parameters are taken in the reverse order of registration, which is about the
- * order in which backward is done with them. Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks
- * registered different things; the sentence names the first such parameter or option),
- * DCOMM_ERR_INVALID (an argument of some rank; two equal names; a bad codec), DCOMM_ERR_UNSUPPORTED
- * (a parameter on a device has error feedback that is not classic in f32, or a codec that
- * all-reduce does not take there, or "auto"; the sentence names it), DCOMM_ERR_NO_MEMORY. The other
- * ranks are not told if comm or b_p is NULL. */
+ * order in which backward is done with them.
+ * Errors, on all ranks: DCOMM_ERR_MISMATCH (ranks registered different things; the sentence names
+ * the first such parameter or option), DCOMM_ERR_INVALID (an argument of some rank; two equal
+ * names; a bad codec), DCOMM_ERR_UNSUPPORTED (a parameter on a device has error feedback that is
+ * not classic in f32, or a codec that all-reduce does not take there, or "auto"; the sentence names
+ * it), DCOMM_ERR_NO_MEMORY. The other ranks are not told if comm or b_p is NULL. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_create(dcomm_comm *comm,
                                                           const dcomm_bucket_param *params,
                                                           size_t nparams,
@@ -169,8 +168,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_begin(dcomm_buckets *b,
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_ready(dcomm_buckets *b, size_t i,
                                                             void *stream);
 /* Mark parameter i unused: it has no gradient in this step and contributes zeros. No work on a
- * device may be under way for it: its memory takes the result. Errors: as dcomm_param_mark_ready.
- */
+ * device may be under way for it: its memory takes the result.
+ * Errors: as dcomm_param_mark_ready. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_param_mark_unused(dcomm_buckets *b, size_t i);
 /* Make progress, and start the buckets that can start, without blocking. May be called from any
  * thread. Every wait of the context does the same, and so does its progress thread
@@ -202,8 +201,8 @@ DCOMM_API dcomm_status dcomm_param_get_owned(const dcomm_buckets *b, size_t i, s
 /* Gather the parameters: every rank has updated the elements of dcomm_bucket_param.value that it
  * owns, and all ranks get all of them. In device memory nothing may be under way for them.
  * Collective, between steps. The last bucket is sent first, since forward begins with what backward
- * ends with. Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way), those of
- * all-gather. */
+ * ends with.
+ * Errors: DCOMM_ERR_INVALID (not sharded, no values, a step is under way), those of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_buckets_gather(dcomm_buckets *b);
 
 /* ---- between runs ---- */
@@ -224,9 +223,10 @@ DCOMM_API dcomm_status dcomm_buckets_save(dcomm_buckets *b, void *to, size_t cap
  * goes on with the bits of one that never ended, except that a stochastic codec without feedback
  * draws other numbers (they depend on the calls of this communicator). Another number of ranks
  * needs all states and treats feedback as dcomm_feedback_reshard does: what a NULL state held back
- * is lost. Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save
- * wrote), DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place;
- * no scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
+ * is lost.
+ * Errors, on all ranks, and the buckets are as they were: DCOMM_ERR_CORRUPT (not what save wrote),
+ * DCOMM_ERR_INVALID (other parameters, sizes or feedback; a state in another rank's place; no
+ * scaler), DCOMM_ERR_MISMATCH (states of different steps), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_buckets_load(dcomm_buckets *b, const void *const *states,
                                           const size_t *bytes, size_t nstates);
 
@@ -240,7 +240,8 @@ typedef struct dcomm_buckets_info {
     int built;           /* times that buckets were built: 1, or 2 after opts.rebuild */
     dcomm_status status; /* the error that made them unusable; DCOMM_OK: none */
 } dcomm_buckets_info;
-/* Describe the buckets in *info. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Describe the buckets in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_buckets_get_info(const dcomm_buckets *b, dcomm_buckets_info *info);
 /* Return the buckets' communicator, for dcomm_comm_get_stats and dcomm_comm_explain, not for
  * collectives. NULL if b is NULL. */
@@ -294,16 +295,17 @@ DCOMM_API dcomm_status dcomm_buckets_get_report(dcomm_buckets *b, dcomm_buckets_
 
 /* Measure the seconds that each bucket takes alone: the median of `rounds` all-reduces of zeros (1
  * to 10000, without error feedback). Collective, not in a step. Gradients that are summed in place
- * are zero afterwards. Errors: DCOMM_ERR_INVALID on all ranks (one rank's `rounds` is out of
- * range), DCOMM_ERR_MISMATCH (`rounds` differ), those of all-reduce. A rank that calls it alone
- * waits at most opts.coll.timeout_s for the others. */
+ * are zero afterwards.
+ * Errors: DCOMM_ERR_INVALID on all ranks (one rank's `rounds` is out of range), DCOMM_ERR_MISMATCH
+ * (`rounds` differ), those of all-reduce. A rank that calls it alone waits at most
+ * opts.coll.timeout_s for the others. */
 DCOMM_API dcomm_status dcomm_buckets_calibrate(dcomm_buckets *b, int rounds);
 
 /* Write the kept steps (opts.trace_steps) to the file `path` as a Chrome trace, JSON that
  * chrome://tracing and Perfetto show: backward, the gradients as they became ready, and each bucket
  * on one time line. Times are microseconds of the machine's monotonic clock; the process number is
- * the rank. Not in a step. Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps
- * is 0). */
+ * the rank. Not in a step.
+ * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (opts.trace_steps is 0). */
 DCOMM_API dcomm_status dcomm_buckets_trace(dcomm_buckets *b, const char *path);
 
 #ifdef __cplusplus

@@ -120,9 +120,8 @@ typedef struct dcomm_coll_opts {
 } dcomm_coll_opts;
 
 /* All-reduce: set recvbuf[i], on every rank, to the fold of all ranks' sendbuf[i]. In place:
- * sendbuf
- * == recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling, one_shot,
- * two_shot, staged, star, hier, hier_leader (docs/algorithms.md has the cost of each). */
+ * sendbuf == recvbuf. Algorithms: ring, tree, binomial, recursive_doubling, halving_doubling,
+ * one_shot, two_shot, staged, star, hier, hier_leader (docs/algorithms.md has the cost of each). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallreduce(dcomm_comm *comm, const void *sendbuf,
                                                       void *recvbuf, size_t count,
                                                       dcomm_dtype dtype, dcomm_op op,
@@ -167,9 +166,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgather(dcomm_comm *comm, const voi
                                                      void *recvbuf, size_t sendcount,
                                                      dcomm_dtype dtype,
                                                      const dcomm_coll_opts *opts);
-/* All-gather with recvcounts[r] elements from rank r, to recvbuf + displs[r] elements (displs NULL:
- * packed in rank order). Blocks must not overlap. In place: the rank's own block lies in recvbuf.
- */
+/* All-gather with recvcounts[r] elements from rank r, to recvbuf + displs[r] elements (displs
+ * NULL: packed in rank order). Blocks must not overlap. In place: the rank's own block lies in
+ * recvbuf. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_iallgatherv(dcomm_comm *comm, const void *sendbuf,
                                                        void *recvbuf, const size_t *recvcounts,
                                                        const size_t *displs, dcomm_dtype dtype,
@@ -181,8 +180,7 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_allgatherv(dcomm_comm *comm, const vo
                                                       const dcomm_coll_opts *opts);
 
 /* Broadcast: copy root's sendbuf to every recvbuf. Only root reads sendbuf. In place on root:
- * sendbuf
- * == recvbuf. */
+ * sendbuf == recvbuf. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ibroadcast(dcomm_comm *comm, const void *sendbuf,
                                                       void *recvbuf, size_t count,
                                                       dcomm_dtype dtype, int root,
@@ -261,9 +259,9 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_alltoall(dcomm_comm *comm, const void
                                                     const dcomm_coll_opts *opts);
 /* All-to-all with counts: send sendcounts[p] elements at sendbuf + sdispls[p] to rank p, and
  * receive recvcounts[p] elements from it at recvbuf + rdispls[p]. Displacements are in elements;
- * NULL: packed; ignored if the count is 0. Rank p's count for this rank must equal recvcounts[p],
- * else every rank gets DCOMM_ERR_MISMATCH. Not in place: no sent block may overlap a received one.
- */
+ * NULL: packed; ignored if the count is 0. Rank p's count for this rank must equal
+ * recvcounts[p], else every rank gets DCOMM_ERR_MISMATCH. Not in place: no sent block may
+ * overlap a received one. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_ialltoallv(
     dcomm_comm *comm, const void *sendbuf, const size_t *sendcounts, const size_t *sdispls,
     void *recvbuf, const size_t *recvcounts, const size_t *rdispls, dcomm_dtype dtype,
@@ -329,8 +327,8 @@ DCOMM_API dcomm_status dcomm_test(dcomm_request **request_p);
  * complete. */
 DCOMM_API dcomm_status dcomm_test_all(dcomm_request **requests, size_t n);
 /* Wait for any one of n requests; NULL ones are skipped. Set it to NULL, *index_p to its index (n
- * if all are NULL), and return its result. Errors: its own; DCOMM_ERR_INVALID (all of them are
- * queued in a group). */
+ * if all are NULL), and return its result.
+ * Errors: its own; DCOMM_ERR_INVALID (all of them are queued in a group). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_wait_any(dcomm_request **requests, size_t n,
                                                     size_t *index_p);
 /* As dcomm_wait_any without waiting: returns DCOMM_IN_PROGRESS if none is complete. */

@@ -65,7 +65,7 @@ typedef enum dcomm_boot {
     DCOMM_BOOT_ALLGATHER = 2 /* opts.allgather, opts.rank, opts.size */
 } dcomm_boot;
 
-/* What a poisoned communicator does, beside failing its calls (docs/errors.md). */
+/* Actions of a poisoned communicator, beside failing its calls (docs/errors.md). */
 typedef enum dcomm_on_error {
     DCOMM_ON_ERROR_DEFAULT = 0, /* as DCOMM_ERRORS=return|print|abort says, else print */
     DCOMM_ON_ERROR_RETURN = 1,  /* nothing more */
@@ -127,7 +127,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
 /* Create a communicator; collective over all its ranks. opts may be NULL. It fails on all ranks or
  * on none, measuring (opts.tune) included, and may be tried again. A rank that fails alone (bad
  * options, no shared memory, no memory) takes up to 5 s to tell the others, whose sentence names
- * it. Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
+ * it.
+ * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
  * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY,
  * DCOMM_ERR_TRANSPORT. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
@@ -211,7 +212,7 @@ typedef struct dcomm_level {
     int groups;            /* number of groups */
 } dcomm_level;
 
-/* Where a rank runs. Numbers are hwloc's logical indices on the rank's machine. */
+/* The place that a rank runs at. Numbers are hwloc's logical indices on the rank's machine. */
 typedef struct dcomm_place {
     int package, numa, cache, core; /* -1: it may run on several, or there is none */
     int cpus;                       /* hardware threads that it may run on; 0: unknown */
@@ -223,7 +224,8 @@ typedef struct dcomm_place {
 
 /* Return the number of levels, 1 to 5; -1 if comm is NULL or not created yet. */
 DCOMM_API int dcomm_comm_level_count(const dcomm_comm *comm);
-/* Describe level 0, 1, ... in *info. Errors: DCOMM_ERR_INVALID (past the last level, NULL). */
+/* Describe level 0, 1, ... in *info.
+ * Errors: DCOMM_ERR_INVALID (past the last level, NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_level(const dcomm_comm *comm, int level, dcomm_level *info);
 /* Return the group of a rank at a level; groups are numbered from 0 in order of their lowest rank.
  * -1 for a bad rank or level. */
@@ -231,7 +233,8 @@ DCOMM_API int dcomm_comm_group(const dcomm_comm *comm, int level, int rank);
 /* Return the rank at a position of the order in which rings pass through the ranks: at every level
  * the ranks of a group stand next to each other. -1 for a bad position. */
 DCOMM_API int dcomm_comm_order(const dcomm_comm *comm, int position);
-/* Say in *place where a rank runs. Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
+/* Say in *place where a rank runs.
+ * Errors: DCOMM_ERR_INVALID (bad rank, NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_place(const dcomm_comm *comm, int rank, dcomm_place *place);
 
 #ifdef __cplusplus

@@ -81,7 +81,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_create(const char *spec, dcomm_
 DCOMM_API dcomm_status dcomm_codec_destroy(dcomm_codec **codec_p);
 /* Return the spec with all options written out; lives as long as the codec. */
 DCOMM_API const char *dcomm_codec_spec(const dcomm_codec *codec);
-/* Describe the codec for arrays of `count` elements in *info. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Describe the codec for arrays of `count` elements in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_codec_get_info(const dcomm_codec *codec, size_t count,
                                             dcomm_codec_info *info);
 /* Return the most bytes that encoding `count` elements may write; it depends on codec and count
@@ -110,33 +111,37 @@ DCOMM_API dcomm_status dcomm_encode(const dcomm_codec *codec, const float *x, si
  * itself, or memory that does not overlap it: then residual stays as it is, until the caller knows
  * that the wire has arrived. residual must be finite. A non-finite x counts as 0 with
  * nonfinite=fail and zero; with pass, next equals residual wherever the decoder gets a non-finite
- * value. Errors: as dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are
- * complete, as with nonfinite=zero. */
+ * value.
+ * Errors: as dcomm_encode; after non-finite inputs with nonfinite=fail, wire and next are complete,
+ * as with nonfinite=zero. */
 DCOMM_API dcomm_status dcomm_encode_feedback(const dcomm_codec *codec, const float *x,
                                              const float *residual, float *next, size_t count,
                                              const dcomm_codec_key *key, void *wire,
                                              size_t capacity, size_t *bytes_p, void *workspace,
                                              dcomm_codec_report *report);
 
-/* Decode: x = decode(wire). Errors: DCOMM_ERR_CORRUPT (these bytes cannot come from this codec and
- * count), DCOMM_ERR_RANGE (a linear codec's number is not finite, for example because wires were
- * summed beyond f32; not with nonfinite=pass). x is undefined then. */
+/* Decode: x = decode(wire).
+ * Errors: DCOMM_ERR_CORRUPT (these bytes cannot come from this codec and count), DCOMM_ERR_RANGE (a
+ * linear codec's number is not finite, for example because wires were summed beyond f32; not with
+ * nonfinite=pass). x is undefined then. */
 DCOMM_API dcomm_status dcomm_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
                                     float *x, size_t count);
-/* Decode and add: acc += decode(wire), one f32 addition an element. Errors: as dcomm_decode. */
+/* Decode and add: acc += decode(wire), one f32 addition an element.
+ * Errors: as dcomm_decode. */
 DCOMM_API dcomm_status dcomm_decode_add(const dcomm_codec *codec, const void *wire, size_t bytes,
                                         float *acc, size_t count);
 /* Decode and sum n >= 1 wires: x = ((wires[0] + wires[1]) + ...) + wires[n-1], in f32, in one pass
- * if the codec can. Errors: as dcomm_decode. */
+ * if the codec can.
+ * Errors: as dcomm_decode. */
 DCOMM_API dcomm_status dcomm_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                         const size_t *bytes, size_t n, float *x, size_t count);
 
 /* Do the owner's part of a two-shot exchange, in one pass if the codec can: decode n wires, add
  * them in order, multiply by `factor` (1: a sum; 1/n: an average), and encode the result, with
  * error feedback unless residual is NULL (residual and next as in dcomm_encode_feedback). factor
- * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL. Errors: those of
- * dcomm_encode and dcomm_decode; DCOMM_ERR_RANGE with nonfinite=fail if a sum is beyond f32: it
- * counts as 0, and wire, next and report are complete. */
+ * must be finite. workspace: dcomm_codec_recode_workspace_bytes, or NULL.
+ * Errors: those of dcomm_encode and dcomm_decode; DCOMM_ERR_RANGE with nonfinite=fail if a sum is
+ * beyond f32: it counts as 0, and wire, next and report are complete. */
 DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const *wires,
                                     const size_t *bytes, size_t n, float factor,
                                     const float *residual, float *next, size_t count,

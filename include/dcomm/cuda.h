@@ -19,7 +19,7 @@
  *   whatever the data: it can be captured into a graph, and keeps its arguments there. Without a
  *   stream it launches on the default stream, and returns when the kernel has ended.
  * - They write the bytes that the function of the same name in compress.h writes. What that
- * function reports or refuses after reading the data goes into a dcomm_cuda_report.
+ *   function reports or refuses after reading the data goes into a dcomm_cuda_report.
  * - Elements must be aligned to their size, wires to 4 bytes; an alignment of 16 is fastest.
  * - Errors: DCOMM_ERR_INVALID (an argument), DCOMM_ERR_UNSUPPORTED (a codec without kernels, more
  *   than DCOMM_CUDA_OPERANDS operands), DCOMM_ERR_SYSTEM (the launch failed); dcomm_last_error has
@@ -58,8 +58,8 @@ DCOMM_API dcomm_status dcomm_cuda_report_check(const dcomm_codec *codec, size_t 
 
 /* Load all kernels onto the current device. Unless CUDA_MODULE_LOADING=EAGER is set, CUDA loads a
  * kernel at its first launch, and may wait for all work on the device's streams to do so. After
- * this call no launch does; the call itself may wait. Collectives on device memory call it. Errors:
- * DCOMM_ERR_UNSUPPORTED (a driver older than CUDA 12.4's, which loads at launches),
+ * this call no launch does; the call itself may wait. Collectives on device memory call it.
+ * Errors: DCOMM_ERR_UNSUPPORTED (a driver older than CUDA 12.4's, which loads at launches),
  * DCOMM_ERR_SYSTEM. */
 DCOMM_API dcomm_status dcomm_cuda_load(void);
 
@@ -204,10 +204,10 @@ DCOMM_API size_t dcomm_cuda_compare_workspace_bytes(size_t count);
 DCOMM_API void dcomm_cuda_ledger_add(dcomm_ledger *ledger, size_t count,
                                      const dcomm_cuda_ledger *sums,
                                      const dcomm_codec_report *report);
-/* Decode and sum n wires, bytes[i] long, as dcomm_decode_sum does; n = 1: as dcomm_decode does. If
- * the length of a wire of `threshold` is unknown, give dcomm_codec_max_bytes, if so many bytes can
- * be read. workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; used within the call only.
- */
+/* Decode and sum n wires, bytes[i] long, as dcomm_decode_sum does; n = 1: as dcomm_decode does.
+ * If the length of a wire of `threshold` is unknown, give dcomm_codec_max_bytes, if so many
+ * bytes can be read. workspace: dcomm_cuda_decode_workspace_bytes, aligned to 64; used within
+ * the call only. */
 DCOMM_API dcomm_status dcomm_cuda_decode_sum(const dcomm_codec *codec, const void *const *wires,
                                              const size_t *bytes, size_t n, float *x, size_t count,
                                              void *workspace, dcomm_cuda_report *report,

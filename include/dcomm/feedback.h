@@ -101,14 +101,16 @@ typedef struct dcomm_feedback_info {
 } dcomm_feedback_info;
 
 /* Create a state of zeros for a tensor of `count` elements. opts may be NULL. The codec must live
- * as long as the state. Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive,
- * see opts.scale), DCOMM_ERR_NO_MEMORY. */
+ * as long as the state.
+ * Errors: DCOMM_ERR_INVALID (an argument; a codec that is not contractive, see opts.scale),
+ * DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_create(const dcomm_codec *codec, size_t count,
                                                            const dcomm_feedback_opts *opts,
                                                            dcomm_feedback **fb_p);
 /* Destroy a state and set *fb_p to NULL. NULL and *fb_p NULL are fine. */
 DCOMM_API dcomm_status dcomm_feedback_destroy(dcomm_feedback **fb_p);
-/* Describe a state in *info. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Describe a state in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_feedback_get_info(const dcomm_feedback *fb, dcomm_feedback_info *info);
 /* Return the codec of the current or next step, which decodes its wires: that of create, except
  * while DGC warms up. The same on every rank. */
@@ -122,8 +124,8 @@ DCOMM_API dcomm_status dcomm_feedback_set_ledger(dcomm_feedback *fb, dcomm_ledge
 
 /* ---- a step ---- */
 
-/* Begin a step. Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY.
- */
+/* Begin a step.
+ * Errors: DCOMM_ERR_INVALID (an argument; the state is stale), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *step);
 /* Encode elements [first, first + count) of the tensor with their residual, and set *bytes_p to the
  * bytes written. wire has room for `capacity` bytes, at least dcomm_feedback_max_bytes. report may
@@ -135,14 +137,15 @@ DCOMM_API dcomm_status dcomm_feedback_encode(dcomm_feedback *fb, size_t first, s
                                              dcomm_codec_report *report);
 /* Recode elements [first, first + count) of the owned shard: decode n wires, add them in order,
  * multiply by `factor` (1: a sum; 1/nranks: an average), and encode the result with the owner
- * residual. Errors: as dcomm_recode. */
+ * residual.
+ * Errors: as dcomm_recode. */
 DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *const *wires,
                                              const size_t *bytes, size_t n, float factor,
                                              size_t first, size_t count, void *wire,
                                              size_t capacity, size_t *bytes_p,
                                              dcomm_codec_report *report);
-/* Recode without wires: encode `factor` * sum with the owner residual; sum[0] is element `first`.
- */
+/* Recode without wires: encode `factor` * sum with the owner residual; sum[0] is element
+ * `first`. */
 DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const float *sum,
                                                    float factor, size_t first, size_t count,
                                                    void *wire, size_t capacity, size_t *bytes_p,
@@ -184,8 +187,8 @@ DCOMM_API dcomm_status dcomm_feedback_recover(dcomm_feedback *fb, dcomm_feedback
 /* ---- between steps ---- */
 
 /* Undo the step that was committed last, if no rank has used its result: residuals are as before
- * it, and nothing is stale. Every rank must do the same. Errors: DCOMM_ERR_INVALID (there is no
- * such step, or the next has begun; in_place). */
+ * it, and nothing is stale. Every rank must do the same.
+ * Errors: DCOMM_ERR_INVALID (there is no such step, or the next has begun; in_place). */
 DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb);
 
 /* Multiply the residuals by `factor`, the old learning rate over the new one, when it changes:
@@ -194,10 +197,12 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
 
 /* Return the bytes that dcomm_feedback_save writes. */
 DCOMM_API size_t dcomm_feedback_save_bytes(const dcomm_feedback *fb);
-/* Save the state to memory of `capacity` bytes. Errors: DCOMM_ERR_INVALID (too small, NULL). */
+/* Save the state to memory of `capacity` bytes.
+ * Errors: DCOMM_ERR_INVALID (too small, NULL). */
 DCOMM_API dcomm_status dcomm_feedback_save(const dcomm_feedback *fb, void *to, size_t capacity);
 /* Create a state from saved bytes, also those of older versions. The codec's spec must be the saved
- * one. Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
+ * one.
+ * Errors: DCOMM_ERR_CORRUPT (not what save wrote), DCOMM_ERR_INVALID (another codec). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_feedback_load(const dcomm_codec *codec, const void *from,
                                                          size_t bytes, dcomm_feedback **fb_p);
 

@@ -21,10 +21,10 @@ typedef struct dcomm_ledger {
     uint64_t clipped, nonfinite, kept; /* as in dcomm_codec_report */
     uint64_t encoded;                  /* elements encoded */
     uint64_t wire_bytes;               /* bytes of all wires */
-    double bits;          /* on the wire per encoded element */
-    double residual_norm; /* two-norm of the residual since the last encoding */
-    double contraction;   /* measured: sum |e-C(e)|^2 / sum |e|^2 with e = gradient + residual */
-    double sums[8];       /* sums that the other fields are computed from */
+    double bits;                       /* on the wire per encoded element */
+    double residual_norm;              /* two-norm of the residual since the last encoding */
+    double contraction; /* measured: sum |e-C(e)|^2 / sum |e|^2 with e = gradient + residual */
+    double sums[8];     /* sums that the other fields are computed from */
 } dcomm_ledger;
 
 /* Compare y with x. Elements with a non-finite x, y or y - x are left out. */
@@ -37,8 +37,8 @@ DCOMM_API void dcomm_ledger_compare_f64(dcomm_ledger *ledger, const double *x, c
  * ledger in the same pass: compare the decoded values with x, and with feedback count residual and
  * contraction. Sums are the same from every instruction set. powersgd compares when it computes the
  * residual, after its last product. Sparse codecs decode and take a second pass if numbers were not
- * finite or were clipped, or if the sent elements make up all but 2^-24 of the squares. Errors: as
- * these two; after non-finite inputs the ledger has counted the finite ones. */
+ * finite or were clipped, or if the sent elements make up all but 2^-24 of the squares.
+ * Errors: as these two; after non-finite inputs the ledger has counted the finite ones. */
 DCOMM_API dcomm_status dcomm_encode_ledger(const dcomm_codec *codec, const float *x,
                                            const float *residual, float *next, size_t count,
                                            const dcomm_codec_key *key, void *wire, size_t capacity,

@@ -32,7 +32,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc(dcomm_context *context, siz
 /* Free memory from dcomm_mem_alloc or dcomm_mem_alloc_device and set *ptr_p to NULL. NULL and
  * *ptr_p NULL are fine. No operation on it may be outstanding; after an error, destroy its
  * communicator first (docs/errors.md). The system gets host memory back when the peers that mapped
- * it make progress next. Errors: DCOMM_ERR_INVALID (not from one of them, or not its beginning). */
+ * it make progress next.
+ * Errors: DCOMM_ERR_INVALID (not from one of them, or not its beginning). */
 DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
 
 /* Allocate registered memory on the calling thread's current device: a whole number of 2 MiB, so
@@ -56,12 +57,12 @@ DCOMM_API dcomm_status dcomm_mem_free(void **ptr_p);
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_mem_alloc_device(dcomm_context *context, size_t bytes,
                                                             void **ptr_p);
 /* Let peers of one more context open the whole allocation of dcomm_mem_alloc_device that `ptr`
- * points into. Calls are counted. Errors: DCOMM_ERR_INVALID (no such memory; context is NULL),
- * DCOMM_ERR_NO_MEMORY. */
+ * points into. Calls are counted.
+ * Errors: DCOMM_ERR_INVALID (no such memory; context is NULL), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_mem_share(dcomm_context *context, const void *ptr);
 /* Take one dcomm_mem_share back; no operation of this context on the memory may be outstanding.
- * dcomm_mem_free takes all back. Errors: DCOMM_ERR_INVALID (no such memory; context is NULL, or has
- * no share of it). */
+ * dcomm_mem_free takes all back.
+ * Errors: DCOMM_ERR_INVALID (no such memory; context is NULL, or has no share of it). */
 DCOMM_API dcomm_status dcomm_mem_unshare(dcomm_context *context, const void *ptr);
 
 typedef struct dcomm_mem_info {

@@ -57,8 +57,8 @@ typedef enum dcomm_moe_form {
     DCOMM_MOE_AUTO = 0, /* the cheaper form by the communicator's tuning, for each routing anew */
     DCOMM_MOE_FLAT = 1, /* a row for each expert of a token, directly to the expert's rank */
     DCOMM_MOE_HIER = 2  /* a row for each host that has an expert of the token, to one rank there,
-                           which spreads it; sums come back the same way. Needs several hosts, one of
-                           them with several ranks */
+                           which spreads it; sums come back the same way. Needs several hosts, one
+                           of them with several ranks */
 } dcomm_moe_form;
 
 /* All zero means the defaults, except experts, hidden and k. Must be the same on every rank. */
@@ -82,8 +82,8 @@ typedef struct dcomm_moe_opts {
     int chunks;          /* (default: 1) */
     dcomm_moe_form form; /* (default: DCOMM_MOE_AUTO) */
     const char *algo;    /* all-to-all-v's algorithm: "linear", "pairwise", "bruck", "hier"; copied
-                            (default: NULL, "auto": for each exchange the cheapest, by the bytes that
-                            the busiest rank sends or receives) */
+                            (default: NULL, "auto": for each exchange the cheapest, by the bytes
+                            that the busiest rank sends or receives) */
 
     /* ---- lossy compression ---- */
 
@@ -117,17 +117,16 @@ DCOMM_API dcomm_status dcomm_moe_destroy(dcomm_moe **m_p);
 /* Route the tokens of a step; collective. Token t of this rank goes to experts[t * k + j] with
  * weights[t * k + j], j < k; -1 is no expert. Both are copied; weights NULL: all are 1. tokens may
  * be 0 and may differ by rank. Ranks exchange how many rows of each chunk each expert gets: 4 *
- * experts
- * * chunks * size bytes to every rank, twice if opts.capacity is set. It ends the step before,
- * whose chunks must all have been waited for. Errors, on all ranks: DCOMM_ERR_INVALID (an expert
- * that does not exist: the sentence names rank, token and expert; experts is NULL; a chunk of the
- * step before is under way), DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those
- * of all-gather. */
+ * experts * chunks * size bytes to every rank, twice if opts.capacity is set. It ends the step
+ * before, whose chunks must all have been waited for.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (an expert that does not exist: the sentence names rank,
+ * token and expert; experts is NULL; a chunk of the step before is under way),
+ * DCOMM_ERR_UNSUPPORTED (experts or weights lie in device memory), those of all-gather. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_route(dcomm_moe *m, size_t tokens,
                                                      const int32_t *experts, const float *weights);
 
-/* A chunk's rows for the experts of this rank. Rows of expert experts[i] are first[i] to
- * first[i + 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
+/* A chunk's rows for the experts of this rank. Rows of expert experts[i] are first[i] to first[i +
+ * 1] - 1: those of rank 0 first, in the order of its tokens, then rank 1's. */
 typedef struct dcomm_moe_batch {
     void *rows; /* [nrows * hidden], the object's; the caller may overwrite them. NULL if nrows
                    is 0 */
@@ -138,9 +137,10 @@ typedef struct dcomm_moe_batch {
 } dcomm_moe_batch;
 
 /* Send the rows of chunk c. x holds all tokens, [tokens * hidden], and is read before the call
- * returns. Errors of this call and of all below: DCOMM_ERR_INVALID (no such chunk, a wrong order of
- * calls, NULL), DCOMM_ERR_UNSUPPORTED (an argument lies in device memory), DCOMM_ERR_ABORTED (an
- * error on another rank; the sentence says what and where), those of all-to-all-v. */
+ * returns.
+ * Errors of this call and of all below: DCOMM_ERR_INVALID (no such chunk, a wrong order of calls,
+ * NULL), DCOMM_ERR_UNSUPPORTED (an argument lies in device memory), DCOMM_ERR_ABORTED (an error on
+ * another rank; the sentence says what and where), those of all-to-all-v. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_moe_dispatch_start(dcomm_moe *m, int c, const void *x);
 /* Wait for the rows of chunk c. batch->rows are valid until the next dcomm_moe_dispatch_start of
  * this chunk; the rest of *batch until the next dcomm_moe_dispatch_wait. */
@@ -207,7 +207,8 @@ typedef struct dcomm_moe_stats {
     double flat_s, hier_s;  /* the model's seconds for a dispatch in each form, hier_s with the
                                messages before it that describe the rows; 0: not priced */
 } dcomm_moe_stats;
-/* Report statistics in *stats. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Report statistics in *stats.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *stats);
 
 #ifdef __cplusplus

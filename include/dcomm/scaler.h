@@ -69,9 +69,10 @@ typedef struct dcomm_scaler_verdict {
 } dcomm_scaler_verdict;
 
 /* Create a scaler for buckets; collective, not in a step. opts may be NULL. The buckets must
- * outlive it, and have one at a time. Errors, on all ranks: DCOMM_ERR_INVALID (an option of some
- * rank; there is a scaler already), DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY,
- * DCOMM_ERR_SYSTEM (a device has no memory, or fails). */
+ * outlive it, and have one at a time.
+ * Errors, on all ranks: DCOMM_ERR_INVALID (an option of some rank; there is a scaler already),
+ * DCOMM_ERR_MISMATCH (an option differs), DCOMM_ERR_NO_MEMORY, DCOMM_ERR_SYSTEM (a device has no
+ * memory, or fails). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_create(dcomm_buckets *b,
                                                          const dcomm_scaler_opts *opts,
                                                          dcomm_scaler **s_p);
@@ -86,10 +87,10 @@ DCOMM_API double dcomm_scaler_scale(const dcomm_scaler *s);
  * After a skipped step, error feedback is undone (not with its in_place). With opts.sharded it is
  * collective and exchanges 48 bytes a rank; else each rank calls it alone, with the same outcome.
  * It takes one pass over the gradients, two if they are clipped. It returns when gradients on
- * devices are done, too: no work of the caller's may be under way for them. Errors:
- * DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of all-gather,
- * DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the other ranks get DCOMM_ERR_ABORTED in their
- * next call). */
+ * devices are done, too: no work of the caller's may be under way for them.
+ * Errors: DCOMM_ERR_INVALID (an argument; no step has sent since the last call), those of
+ * all-gather, DCOMM_ERR_SYSTEM and DCOMM_ERR_TIMEOUT (a device; the other ranks get
+ * DCOMM_ERR_ABORTED in their next call). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_scaler_step(dcomm_scaler *s,
                                                        dcomm_scaler_verdict *verdict);
 
@@ -98,16 +99,17 @@ typedef struct dcomm_scaler_info {
     uint64_t good;           /* steps in a row that were not skipped, towards opts.interval */
     uint64_t steps, skipped; /* since creation, including those of a loaded state */
 } dcomm_scaler_info;
-/* Describe the scaler in *info. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Describe the scaler in *info.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_scaler_get_info(const dcomm_scaler *s, dcomm_scaler_info *info);
 
 enum { DCOMM_SCALER_BYTES = 40 }; /* of a saved state */
-/* Save the state as DCOMM_SCALER_BYTES bytes that any machine can load. Errors: DCOMM_ERR_INVALID
- * (an argument, a step is under way). */
+/* Save the state as DCOMM_SCALER_BYTES bytes that any machine can load.
+ * Errors: DCOMM_ERR_INVALID (an argument, a step is under way). */
 DCOMM_API dcomm_status dcomm_scaler_save(const dcomm_scaler *s, void *bytes);
-/* Load a saved state. All ranks must load the same, between the same steps. Errors:
- * DCOMM_ERR_INVALID (an argument, a step is under way), DCOMM_ERR_CORRUPT (not what save wrote; the
- * scaler is as it was). */
+/* Load a saved state. All ranks must load the same, between the same steps.
+ * Errors: DCOMM_ERR_INVALID (an argument, a step is under way), DCOMM_ERR_CORRUPT (not what save
+ * wrote; the scaler is as it was). */
 DCOMM_API dcomm_status dcomm_scaler_load(dcomm_scaler *s, const void *bytes);
 
 #ifdef __cplusplus

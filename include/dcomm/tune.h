@@ -28,9 +28,9 @@ DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_a
 /* Create one rank's plan for an operation, as the engine would run it. spec has the arguments of
  * the call, and the hosts: algorithms keep ranks of one host together. opts (may be NULL) has algo,
  * lanes, chunk_bytes and codec. A plan with a codec cannot be run: it lacks the codec's memory and
- * keys. Destroy it with dcomm_plan_destroy. Errors: DCOMM_ERR_INVALID (unknown algorithm, bad
- * rank), DCOMM_ERR_UNSUPPORTED (the algorithm cannot do this: the sentence says why),
- * DCOMM_ERR_NO_MEMORY. */
+ * keys. Destroy it with dcomm_plan_destroy.
+ * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
+ * cannot do this: the sentence says why), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op,
                                                        int rank, int nranks,
                                                        const dcomm_coll_opts *opts,
@@ -96,8 +96,8 @@ typedef struct dcomm_trial {
 
 #define DCOMM_TRIALS 12 /* most algorithms that are tried */
 
-/* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is free.
- */
+/* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is
+ * free. */
 typedef struct dcomm_tuning {
     dcomm_link link[DCOMM_LINK_COUNT];
     dcomm_curve copy; /* within a rank's own memory */
@@ -133,8 +133,8 @@ typedef struct dcomm_tuning {
 } dcomm_tuning;
 
 /* Set *tuning to the textbook's network: every message takes alpha + bytes*beta, a rank sends one
- * and receives one at the same time, folding takes gamma a byte, all else is free. Errors:
- * DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
+ * and receives one at the same time, folding takes gamma a byte, all else is free.
+ * Errors: DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
 DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
                                             double gamma_ns_per_B, dcomm_tuning *tuning);
 
@@ -151,9 +151,9 @@ DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning)
 /* Price a set of plans: set *seconds to the model's time from the call on all ranks to the end on
  * the last one. plans[r] is rank r's plan, hosts[r] the number of its host; hosts NULL: all ranks
  * share one, linked by DCOMM_LINK_NEAR. Of a plan with stages the first is priced; a length that
- * comes from a word counts as its maximum. Errors: DCOMM_ERR_PLAN (a step that blocks in every
- * execution), DCOMM_ERR_UNSUPPORTED (the steps depend on a word), DCOMM_ERR_INVALID,
- * DCOMM_ERR_NO_MEMORY. */
+ * comes from a word counts as its maximum.
+ * Errors: DCOMM_ERR_PLAN (a step that blocks in every execution), DCOMM_ERR_UNSUPPORTED (the steps
+ * depend on a word), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
                                         const int *hosts, const dcomm_tuning *tuning,
                                         double *seconds);
@@ -173,10 +173,10 @@ typedef struct dcomm_alternative {
 /* One path for bytes of device memory. A plan runs on any path: each pair of ranks takes the path
  * that its memory allows, and the choice of the algorithm relies on what the options promise.
  *
- * "staged": copy to pinned memory, send, copy in and fold on the device, piece by piece.
- * "direct": within a host, the folding kernel reads the peer's memory; between hosts as the others.
- * "ucx": between hosts, UCX sends from device memory and receives into it, where UCX has CUDA
- * transports on all ranks; within a host staged. */
+ * "staged": copy to pinned memory, send, copy in and fold on the device, piece by piece. "direct":
+ * within a host, the folding kernel reads the peer's memory; between hosts as the others. "ucx":
+ * between hosts, UCX sends from device memory and receives into it, where UCX has CUDA transports
+ * on all ranks; within a host staged. */
 typedef struct dcomm_path {
     const char *name;
     const char *algo; /* the options' algorithm, or the choice for this path; NULL: none */
@@ -195,7 +195,7 @@ typedef struct dcomm_explanation {
     dcomm_dtype dtype;
     dcomm_op op;
     const dcomm_coll_opts *opts; /* NULL: the defaults */
-    /* Where it would run, if comm is NULL. Else all zero. */
+    /* The ranks, if comm is NULL. Else all zero. */
     int nranks;                 /* at least 1 */
     const int *hosts;           /* [nranks] number of each rank's host; NULL: all share one */
     const dcomm_tuning *tuning; /* NULL: the built-in numbers (dcomm_tuning_default) */
@@ -241,8 +241,8 @@ typedef struct dcomm_verdict {
 /* Measure a codec on at most 2^20 artificial numbers, price the all-reduce of `count` f32 with it
  * on comm, and compare with bf16. device: measure its kernels on the current device, if it has any,
  * for calls with opts.device; else the CPU's code. Any rank may ask by itself. Ranks measure
- * different times: act on one rank's verdict, on all ranks. Errors: DCOMM_ERR_INVALID,
- * DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
+ * different times: act on one rank's verdict, on all ranks.
+ * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
 DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
                                            bool device, dcomm_verdict *verdict);
 
@@ -268,7 +268,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const 
  * NULL, the numbers are measured now. Communicators that are derived later inherit them. Not
  * between dcomm_group_start and dcomm_group_end. */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
-/* Copy the numbers that a communicator chooses by to *tuning. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Copy the numbers that a communicator chooses by to *tuning.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
 
 /* Counters of one rank of a communicator since its creation. */
@@ -286,7 +287,8 @@ typedef struct dcomm_stats {
     uint64_t plans_built, plans_reused;
     uint64_t codec_ns; /* nanoseconds in codecs: encoding, decoding, error feedback */
 } dcomm_stats;
-/* Copy the counters to *stats. Errors: DCOMM_ERR_INVALID (NULL). */
+/* Copy the counters to *stats.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
 DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats);
 
 #ifdef __cplusplus

@@ -1,8 +1,9 @@
 /* test_interface.c - programs that were written for an earlier version: the names that functions
- * had before they were renamed are each called once, and do what the function of the new name does.
- */
+ * had before they were renamed are each called once, and do what the function of the new name does;
+ * and the fields of option structs are where they were. */
 #define _GNU_SOURCE
 #undef DCOMM_NO_OLD_NAMES
+#include "interface_layout.h"
 #include "placed.h"
 
 enum { COUNT = 300, PARAMS = 3 };
