@@ -691,6 +691,7 @@ Test(cuda_host, a_kernel_without_a_stream_has_ended)
     cudaStream_t stream;
     _Atomic int before = 0;
     gate g = {0};
+    cr_assert_eq(dcomm_cuda_load(), DCOMM_OK); /* else a launch waits for the device */
     GOOD(cudaMallocHost((void **)&x, N * sizeof *x));
     for (int i = 0; i < N; i++) {
         x[i] = (float)i;
