@@ -1301,26 +1301,6 @@ typedef struct dcomm_check_spec {
                              Which plans are made depends on it, what they must compute does not */
 } dcomm_check_spec;
 
-/* Totals that the checker counted, for one set of plans. */
-typedef struct dcomm_check_report {
-    char message[512];      /* why the plans were refused; "" when they are right */
-    int64_t messages;       /* point-to-point messages, signals not counted */
-    int64_t signals;        /* signals and expositions between ranks */
-    int64_t max_rank_bytes; /* most payload bytes one rank sends (or reads from peers) */
-    int64_t total_bytes;    /* payload bytes of all ranks */
-    int64_t steps;          /* longest chain of dependent messages: the alpha term */
-} dcomm_check_report;
-
-/* Prove that plans[0..nranks-1] together (plans[r] is rank r's) are safe and right: every send
- * meets its receive with a fitting length; nothing is read before it is there, no two unordered
- * steps touch the same bytes with a write among them, every operand lies inside its space; nothing
- * deadlocks even when no message is buffered; and each output element holds each contribution that
- * `spec` asks for exactly once. Loops are unrolled, so meant for up to 64 ranks; run-time lengths
- * are tried at 0, 1, the maximum and random values. report may be NULL.
- * Errors: DCOMM_ERR_PLAN, with the reason in report->message and dcomm_last_error(). */
-DCOMM_API dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
-                                        const dcomm_check_spec *spec, dcomm_check_report *report);
-
 /* Write one rank's plan as text into buf (at most len bytes with the ending NUL); *needed_p, if
  * not NULL, is the length it wants. */
 DCOMM_API dcomm_status dcomm_plan_print(const dcomm_plan *plan, char *buf, size_t len,
@@ -2184,6 +2164,340 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_group_end(void);
 }
 #endif
 #endif
+/* ==== include/dcomm/tune.h ================================================================= */
+/* tune.h - the algorithms, their prices by the model, the choice among them, and counters. */
+#ifndef DCOMM_TUNE_H
+#define DCOMM_TUNE_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An algorithm, as tools and docs show it. Texts are constant. */
+typedef struct dcomm_algo_info {
+    const char *name;
+    dcomm_coll coll;
+    bool rank_order;    /* can fold in rank order (deterministic) */
+    const char *cost;   /* steps and bytes on the wire, for N ranks and S bytes */
+    const char *source; /* paper or origin */
+} dcomm_algo_info;
+
+/* Describe the i-th algorithm of an operation, i = 0, 1, ..., in *info.
+ * Errors: DCOMM_ERR_INVALID (past the last one, NULL). */
+DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
+
+/* Describe the i-th algorithm that runs if opts.codec compresses; otherwise as
+ * dcomm_algo_get_info. */
+DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
+
+/* Create one rank's plan for an operation, as the engine would run it. spec has the arguments of
+ * the call, and the hosts: algorithms keep ranks of one host together. opts (may be NULL) has algo,
+ * lanes, chunk_bytes and codec. A plan with a codec cannot be run: it lacks the codec's memory and
+ * keys. Destroy it with dcomm_plan_destroy.
+ * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
+ * cannot do this: the sentence says why), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op,
+                                                       int rank, int nranks,
+                                                       const dcomm_coll_opts *opts,
+                                                       dcomm_plan **plan_p);
+/* Destroy a plan of dcomm_plan_create and set *plan_p to NULL. NULL and *plan_p NULL are fine. */
+DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
+
+/* ---- the model's numbers ---- */
+
+/* A link between two ranks is named by the coarsest level that they do not share. */
+typedef enum dcomm_link_kind {
+    DCOMM_LINK_HOST = 0,    /* on different hosts */
+    DCOMM_LINK_PACKAGE = 1, /* on one host, on different packages */
+    DCOMM_LINK_NUMA = 2,    /* on different NUMA nodes of one package, or of a host whose nodes
+                             * hold packages */
+    DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
+    DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
+    DCOMM_LINK_NEAR = 5,    /* they share all known levels */
+    DCOMM_LINK_COUNT = 6
+} dcomm_link_kind;
+
+#define DCOMM_CURVE_POINTS 12
+
+/* Picoseconds as a function of bytes: straight lines through n points, bytes ascending. Before the
+ * first point it is ps[0]; after the last point the last slope goes on. n = 0: 0 everywhere. */
+typedef struct dcomm_curve {
+    int64_t n;
+    int64_t bytes[DCOMM_CURVE_POINTS];
+    int64_t ps[DCOMM_CURVE_POINTS];
+} dcomm_curve;
+
+/* Costs between two ranks. */
+typedef struct dcomm_link {
+    int64_t alpha_ps;    /* latency from the end of the sender's work to the receiver's notice */
+    int64_t overhead_ps; /* work per message, of the sender and again of the receiver */
+    int64_t signal_ps;   /* latency of SIGNAL and EXPOSE */
+    int64_t tell_ps;     /* work of the rank that signals or exposes, for each rank addressed */
+    int64_t eager_bytes; /* a longer message waits for its receive (0: no message waits) */
+    /* Not 0: the reader's processor moves the bytes (memory of one host). 0: each rank has a port
+     * that sends and one that receives, both at the same time, one message each. */
+    int64_t by_core;
+    dcomm_curve message; /* time that a message keeps each end busy */
+    dcomm_curve fold;    /* additional time of a receiver that folds the message */
+    dcomm_curve read;    /* copying exposed memory */
+    dcomm_curve reduce;  /* folding exposed memory, for each rank that is read */
+    /* The same for memory that a call promises to be registered (n = 0: as other memory) ... */
+    dcomm_curve mapped_read, mapped_reduce;
+    /* ... and for memory that it promises to be on huge pages. */
+    dcomm_curve huge_read, huge_reduce;
+    /* Time that a message keeps busy the port shared by all ranks on this side of the link (the
+     * host's network interface). */
+    dcomm_curve shared;
+    /* Least time of that port for all bytes of an operation: a shaped link lets a burst through
+     * faster than it can go on. */
+    dcomm_curve sustained;
+} dcomm_link;
+
+/* Measured times of all-reduces by one algorithm, on ranks of one host. */
+typedef struct dcomm_trial {
+    char algo[24]; /* "": none */
+    dcomm_curve took;
+} dcomm_trial;
+
+#define DCOMM_TRIALS 12 /* most algorithms that are tried */
+
+/* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is
+ * free. */
+typedef struct dcomm_tuning {
+    dcomm_link link[DCOMM_LINK_COUNT];
+    dcomm_curve copy; /* within a rank's own memory */
+    dcomm_curve fold; /* each operand after the first, in the rank's own memory */
+    /* Device memory. 0, or n = 0: the model takes assumed numbers that nobody has measured.
+     * device_stage_ps: additional time of a message, or of a read of a peer, through pinned memory.
+     */
+    int64_t device_stage_ps;
+    /* device_ucx 1: UCX moves device memory between all hosts (path "ucx"); a communicator sets it
+     * to what its ranks have found. device_ucx_ps: additional time of such a message over one of
+     * host memory; short messages go through pinned memory. */
+    int64_t device_ucx, device_ucx_ps;
+    /* From a launch until its end is noticed. copy, fold: as above, on the device, fold also for
+     * messages. read, reduce: a peer's device memory, read in place; in a fold of several peers the
+     * launch counts once. */
+    dcomm_curve device_copy, device_fold, device_read, device_reduce;
+    /* Work of each step of any plan, and of each call. The fast path for short calls on ranks of
+     * one host (docs/design.md) is priced without either. */
+    int64_t step_ps, call_ps;
+    /* The numbers of link[DCOMM_LINK_HOST] are for this many connections from a rank to a rank of
+     * another host, at most DCOMM_CONNECTIONS_MAX. A communicator with these numbers uses as many,
+     * unless dcomm_comm_opts.connections says otherwise. 0: it keeps those that it has. */
+    int64_t connections;
+    /* Trials of all-reduces on `tried` ranks of one host (0: no trials) correct the model's prices:
+     * a price is multiplied by the trial's time over its price. Between two points of a curve the
+     * factor is interpolated; outside them it is that of the nearest point. An algorithm that was
+     * not tried, because it was expensive, takes the largest factor of another one. `registered` is
+     * for memory that is promised to be registered; `huge` for memory promised to be on huge pages,
+     * from its first point on; `trial` for all other host memory. */
+    int64_t tried;
+    dcomm_trial trial[DCOMM_TRIALS], huge[DCOMM_TRIALS], registered[DCOMM_TRIALS];
+    char source[128]; /* origin of the numbers, for people */
+} dcomm_tuning;
+
+/* Set *tuning to the textbook's network: every message takes alpha + bytes*beta, a rank sends one
+ * and receives one at the same time, folding takes gamma a byte, all else is free.
+ * Errors: DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
+DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
+                                            double gamma_ns_per_B, dcomm_tuning *tuning);
+
+/* Set *tuning to the built-in numbers, which are used if nothing is measured. */
+DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning);
+
+/* Write a tuning to the file `path`: text, one setting a line.
+ * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (NULL). */
+DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path);
+/* Read a tuning from the file `path`. Settings that it does not name have the built-in numbers.
+ * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (a line: the sentence names it). */
+DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning);
+
+/* Price a set of plans: set *seconds to the model's time from the call on all ranks to the end on
+ * the last one. plans[r] is rank r's plan, hosts[r] the number of its host; hosts NULL: all ranks
+ * share one, linked by DCOMM_LINK_NEAR. Of a plan with stages the first is priced; a length that
+ * comes from a word counts as its maximum.
+ * Errors: DCOMM_ERR_PLAN (a step that blocks in every execution), DCOMM_ERR_UNSUPPORTED (the steps
+ * depend on a word), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
+                                        const int *hosts, const dcomm_tuning *tuning,
+                                        double *seconds);
+
+/* ---- why a call runs this algorithm ---- */
+
+/* One algorithm, as the choice sees it. */
+typedef struct dcomm_alternative {
+    const char *algo;
+    double seconds; /* the model's price; below 0: it has none */
+    bool chosen;    /* this one runs */
+    bool assumed;   /* the price uses numbers of devices that nobody has measured */
+    char why[192];  /* why this one does not run; "": it runs */
+    char note[96];  /* which levels of the topology it ignores, and why; "": none */
+} dcomm_alternative;
+
+/* One path for bytes of device memory. A plan runs on any path: each pair of ranks takes the path
+ * that its memory allows, and the choice of the algorithm relies on what the options promise.
+ *
+ * "staged": copy to pinned memory, send, copy in and fold on the device, piece by piece. "direct":
+ * within a host, the folding kernel reads the peer's memory; between hosts as the others. "ucx":
+ * between hosts, UCX sends from device memory and receives into it, where UCX has CUDA transports
+ * on all ranks; within a host staged. */
+typedef struct dcomm_path {
+    const char *name;
+    const char *algo; /* the options' algorithm, or the choice for this path; NULL: none */
+    double seconds;   /* the model's price; below 0: it has none */
+    bool taken;       /* the choice relies on this path */
+    bool assumed;     /* the price uses numbers that nobody has measured */
+    int64_t direct_pairs, staged_pairs, ucx_pairs; /* pairs of ranks that take each */
+    char why[192]; /* why the choice does not rely on this path; "": it does */
+} dcomm_path;
+
+/* A question and its answer. Zero all of it, then set the call's arguments. */
+typedef struct dcomm_explanation {
+    /* The call. */
+    dcomm_coll coll;
+    size_t count; /* elements, as in the call; all blocks of a v-collective have this size */
+    dcomm_dtype dtype;
+    dcomm_op op;
+    const dcomm_coll_opts *opts; /* NULL: the defaults */
+    /* The ranks, if comm is NULL. Else all zero. */
+    int nranks;                 /* at least 1 */
+    const int *hosts;           /* [nranks] number of each rank's host; NULL: all share one */
+    const dcomm_tuning *tuning; /* NULL: the built-in numbers (dcomm_tuning_default) */
+    /* The caller's room for rows. NULL and 0: these rows are not wanted. */
+    dcomm_alternative *alternatives; /* every algorithm, in the order of dcomm_algo_get_info */
+    int max_alternatives;
+    dcomm_path *paths; /* "staged", "direct", "ucx" */
+    int max_paths;
+    /* The answer. */
+    const char *algo;  /* the algorithm that runs; constant text */
+    int nalternatives; /* algorithms that there are; may be more than max_alternatives */
+    int npaths;        /* paths that there are; may be more than max_paths */
+} dcomm_explanation;
+
+/* Say which algorithm a call runs on comm, and, if the caller brings room for rows, what the others
+ * cost. comm NULL: explain for ranks that do not exist yet. Any rank may ask by itself.
+ *
+ * Prices are for root 0 and equal blocks, at the size next to `count` on the model's grid (four
+ * sizes an octave). The choice relies on path "staged" with opts.device; on "ucx" with opts.device,
+ * if there are several hosts and UCX takes device memory on all ranks; on "direct" with opts.device
+ * and opts.registered; on none without opts.device.
+ * Errors: DCOMM_ERR_INVALID (explanation is NULL, a field is out of range, nranks, hosts or tuning
+ * beside a comm), DCOMM_ERR_NO_MEMORY, and those of the call itself, such as DCOMM_ERR_UNSUPPORTED
+ * (opts.algo cannot do this). */
+DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *explanation);
+
+/* ---- is a codec worth it? ---- */
+
+/* The verdict on a codec for an all-reduce of f32. */
+typedef struct dcomm_verdict {
+    bool worth;                            /* faster than an all-reduce of as many bf16 */
+    const char *algo;                      /* the compressed algorithm that would run */
+    double seconds;                        /* the model's price, with the codec's measured times */
+    double bf16_seconds, exact_seconds;    /* the model's prices for bf16 and for f32 */
+    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core or on the
+                                              device, without error feedback (which takes about as
+                                              long again) */
+    double bits;                           /* measured: bits on the wire per element */
+    int device;                            /* device that it was measured on; -1: the CPU */
+    char text[640];                        /* all of this in a sentence */
+} dcomm_verdict;
+
+/* Measure a codec on at most 2^20 artificial numbers, price the all-reduce of `count` f32 with it
+ * on comm, and compare with bf16. device: measure its kernels on the current device, if it has any,
+ * for calls with opts.device; else the CPU's code. Any rank may ask by itself. Ranks measure
+ * different times: act on one rank's verdict, on all ranks.
+ * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
+DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
+                                           bool device, dcomm_verdict *verdict);
+
+/* Decide which codec all-reduces of sums or averages of `count` elements use on comm if opts.codec
+ * is `codec`: sets *taken_p to it, or to NULL if they are exact. It lives as long as `codec`.
+ *
+ * It is `codec` itself unless that is "auto" or "auto:SPEC". Then rank 0's verdict decides for all
+ * ranks between exact, a cast to bf16 and SPEC (default: qsgd:bits=8): a lossier one must be a
+ * tenth faster, and SPEC faster than an all-reduce of as many bf16. The decision holds for a class
+ * of lengths (four an octave), apart for calls with opts.device (`device`), until dcomm_comm_tune.
+ *
+ * Collective if the class is new: every rank calls it with the same arguments. Not between
+ * dcomm_group_start and dcomm_group_end. A blocking all-reduce outside of groups decides by itself,
+ * on all ranks or on none; other all-reduces are refused until the class is decided. DCOMM_LOG=info
+ * prints the verdict. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec,
+                                                        size_t count, dcomm_dtype dtype,
+                                                        bool device, const dcomm_codec **taken_p);
+
+/* ---- a communicator's numbers, and its counters ---- */
+
+/* Set the numbers that a communicator chooses by; collective. Rank 0's `tuning` counts; if it is
+ * NULL, the numbers are measured now. Communicators that are derived later inherit them. Not
+ * between dcomm_group_start and dcomm_group_end. */
+DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
+/* Copy the numbers that a communicator chooses by to *tuning.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
+DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
+
+/* Counters of one rank of a communicator since its creation. */
+typedef struct dcomm_stats {
+    uint64_t operations;      /* completed operations */
+    uint64_t messages_sent;   /* payload messages */
+    uint64_t messages_posted; /* of these, messages that were written once for all ranks of the
+                                 host; counted for each rank */
+    uint64_t bytes_sent;      /* payload bytes sent, without headers */
+    uint64_t bytes_read;      /* payload bytes read from peers' exposed memory */
+    uint64_t bytes_mapped;   /* payload bytes, received or read, that were used in place in a peer's
+                                registered memory or scratch */
+    uint64_t bytes_straight; /* payload bytes that UCX has sent from device memory */
+    uint64_t unexpected_bytes_max; /* most bytes held for messages that came early */
+    uint64_t plans_built, plans_reused;
+    uint64_t codec_ns; /* nanoseconds in codecs: encoding, decoding, error feedback */
+} dcomm_stats;
+/* Copy the counters to *stats.
+ * Errors: DCOMM_ERR_INVALID (NULL). */
+DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+#ifndef DCOMM_NO_CHECK
+/* ==== include/dcomm/check.h ================================================================ */
+/* check.h - the checker of plans. A program that defines DCOMM_NO_CHECK leaves it out. */
+#ifndef DCOMM_CHECK_H
+#define DCOMM_CHECK_H
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Totals that the checker counted, for one set of plans. */
+typedef struct dcomm_check_report {
+    char message[512];      /* why the plans were refused; "" when they are right */
+    int64_t messages;       /* point-to-point messages, signals not counted */
+    int64_t signals;        /* signals and expositions between ranks */
+    int64_t max_rank_bytes; /* most payload bytes one rank sends (or reads from peers) */
+    int64_t total_bytes;    /* payload bytes of all ranks */
+    int64_t steps;          /* longest chain of dependent messages: the alpha term */
+} dcomm_check_report;
+
+/* Prove that plans[0..nranks-1] together (plans[r] is rank r's) are safe and right: every send
+ * meets its receive with a fitting length; nothing is read before it is there, no two unordered
+ * steps touch the same bytes with a write among them, every operand lies inside its space; nothing
+ * deadlocks even when no message is buffered; and each output element holds each contribution that
+ * `spec` asks for exactly once. Loops are unrolled, so meant for up to 64 ranks; run-time lengths
+ * are tried at 0, 1, the maximum and random values. report may be NULL.
+ * Errors: DCOMM_ERR_PLAN, with the reason in report->message and dcomm_last_error(). */
+DCOMM_API dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
+                                        const dcomm_check_spec *spec, dcomm_check_report *report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
+#endif
+#ifndef DCOMM_NO_TRAIN
 /* ==== include/dcomm/bucket.h =============================================================== */
 /* bucket.h - gradients in buckets: each bucket is summed over the ranks as soon as its last
  * gradient is ready, while the backward pass goes on with the rest.
@@ -2833,302 +3147,6 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
 }
 #endif
 #endif
-/* ==== include/dcomm/tune.h ================================================================= */
-/* tune.h - the algorithms, their prices by the model, the choice among them, and counters. */
-#ifndef DCOMM_TUNE_H
-#define DCOMM_TUNE_H
-
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-/* An algorithm, as tools and docs show it. Texts are constant. */
-typedef struct dcomm_algo_info {
-    const char *name;
-    dcomm_coll coll;
-    bool rank_order;    /* can fold in rank order (deterministic) */
-    const char *cost;   /* steps and bytes on the wire, for N ranks and S bytes */
-    const char *source; /* paper or origin */
-} dcomm_algo_info;
-
-/* Describe the i-th algorithm of an operation, i = 0, 1, ..., in *info.
- * Errors: DCOMM_ERR_INVALID (past the last one, NULL). */
-DCOMM_API dcomm_status dcomm_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
-
-/* Describe the i-th algorithm that runs if opts.codec compresses; otherwise as
- * dcomm_algo_get_info. */
-DCOMM_API dcomm_status dcomm_coded_algo_get_info(dcomm_coll coll, int i, dcomm_algo_info *info);
-
-/* Create one rank's plan for an operation, as the engine would run it. spec has the arguments of
- * the call, and the hosts: algorithms keep ranks of one host together. opts (may be NULL) has algo,
- * lanes, chunk_bytes and codec. A plan with a codec cannot be run: it lacks the codec's memory and
- * keys. Destroy it with dcomm_plan_destroy.
- * Errors: DCOMM_ERR_INVALID (unknown algorithm, bad rank), DCOMM_ERR_UNSUPPORTED (the algorithm
- * cannot do this: the sentence says why), DCOMM_ERR_NO_MEMORY. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_plan_create(const dcomm_check_spec *spec, dcomm_op op,
-                                                       int rank, int nranks,
-                                                       const dcomm_coll_opts *opts,
-                                                       dcomm_plan **plan_p);
-/* Destroy a plan of dcomm_plan_create and set *plan_p to NULL. NULL and *plan_p NULL are fine. */
-DCOMM_API void dcomm_plan_destroy(dcomm_plan **plan_p);
-
-/* ---- the model's numbers ---- */
-
-/* A link between two ranks is named by the coarsest level that they do not share. */
-typedef enum dcomm_link_kind {
-    DCOMM_LINK_HOST = 0,    /* on different hosts */
-    DCOMM_LINK_PACKAGE = 1, /* on one host, on different packages */
-    DCOMM_LINK_NUMA = 2,    /* on different NUMA nodes of one package, or of a host whose nodes
-                             * hold packages */
-    DCOMM_LINK_CACHE = 3,   /* on one NUMA node, with no cache in common */
-    DCOMM_LINK_CORE = 4,    /* on different cores that share a cache */
-    DCOMM_LINK_NEAR = 5,    /* they share all known levels */
-    DCOMM_LINK_COUNT = 6
-} dcomm_link_kind;
-
-#define DCOMM_CURVE_POINTS 12
-
-/* Picoseconds as a function of bytes: straight lines through n points, bytes ascending. Before the
- * first point it is ps[0]; after the last point the last slope goes on. n = 0: 0 everywhere. */
-typedef struct dcomm_curve {
-    int64_t n;
-    int64_t bytes[DCOMM_CURVE_POINTS];
-    int64_t ps[DCOMM_CURVE_POINTS];
-} dcomm_curve;
-
-/* Costs between two ranks. */
-typedef struct dcomm_link {
-    int64_t alpha_ps;    /* latency from the end of the sender's work to the receiver's notice */
-    int64_t overhead_ps; /* work per message, of the sender and again of the receiver */
-    int64_t signal_ps;   /* latency of SIGNAL and EXPOSE */
-    int64_t tell_ps;     /* work of the rank that signals or exposes, for each rank addressed */
-    int64_t eager_bytes; /* a longer message waits for its receive (0: no message waits) */
-    /* Not 0: the reader's processor moves the bytes (memory of one host). 0: each rank has a port
-     * that sends and one that receives, both at the same time, one message each. */
-    int64_t by_core;
-    dcomm_curve message; /* time that a message keeps each end busy */
-    dcomm_curve fold;    /* additional time of a receiver that folds the message */
-    dcomm_curve read;    /* copying exposed memory */
-    dcomm_curve reduce;  /* folding exposed memory, for each rank that is read */
-    /* The same for memory that a call promises to be registered (n = 0: as other memory) ... */
-    dcomm_curve mapped_read, mapped_reduce;
-    /* ... and for memory that it promises to be on huge pages. */
-    dcomm_curve huge_read, huge_reduce;
-    /* Time that a message keeps busy the port shared by all ranks on this side of the link (the
-     * host's network interface). */
-    dcomm_curve shared;
-    /* Least time of that port for all bytes of an operation: a shaped link lets a burst through
-     * faster than it can go on. */
-    dcomm_curve sustained;
-} dcomm_link;
-
-/* Measured times of all-reduces by one algorithm, on ranks of one host. */
-typedef struct dcomm_trial {
-    char algo[24]; /* "": none */
-    dcomm_curve took;
-} dcomm_trial;
-
-#define DCOMM_TRIALS 12 /* most algorithms that are tried */
-
-/* All numbers: plain data, the same on all ranks of a communicator. All zero: everything is
- * free. */
-typedef struct dcomm_tuning {
-    dcomm_link link[DCOMM_LINK_COUNT];
-    dcomm_curve copy; /* within a rank's own memory */
-    dcomm_curve fold; /* each operand after the first, in the rank's own memory */
-    /* Device memory. 0, or n = 0: the model takes assumed numbers that nobody has measured.
-     * device_stage_ps: additional time of a message, or of a read of a peer, through pinned memory.
-     */
-    int64_t device_stage_ps;
-    /* device_ucx 1: UCX moves device memory between all hosts (path "ucx"); a communicator sets it
-     * to what its ranks have found. device_ucx_ps: additional time of such a message over one of
-     * host memory; short messages go through pinned memory. */
-    int64_t device_ucx, device_ucx_ps;
-    /* From a launch until its end is noticed. copy, fold: as above, on the device, fold also for
-     * messages. read, reduce: a peer's device memory, read in place; in a fold of several peers the
-     * launch counts once. */
-    dcomm_curve device_copy, device_fold, device_read, device_reduce;
-    /* Work of each step of any plan, and of each call. The fast path for short calls on ranks of
-     * one host (docs/design.md) is priced without either. */
-    int64_t step_ps, call_ps;
-    /* The numbers of link[DCOMM_LINK_HOST] are for this many connections from a rank to a rank of
-     * another host, at most DCOMM_CONNECTIONS_MAX. A communicator with these numbers uses as many,
-     * unless dcomm_comm_opts.connections says otherwise. 0: it keeps those that it has. */
-    int64_t connections;
-    /* Trials of all-reduces on `tried` ranks of one host (0: no trials) correct the model's prices:
-     * a price is multiplied by the trial's time over its price. Between two points of a curve the
-     * factor is interpolated; outside them it is that of the nearest point. An algorithm that was
-     * not tried, because it was expensive, takes the largest factor of another one. `registered` is
-     * for memory that is promised to be registered; `huge` for memory promised to be on huge pages,
-     * from its first point on; `trial` for all other host memory. */
-    int64_t tried;
-    dcomm_trial trial[DCOMM_TRIALS], huge[DCOMM_TRIALS], registered[DCOMM_TRIALS];
-    char source[128]; /* origin of the numbers, for people */
-} dcomm_tuning;
-
-/* Set *tuning to the textbook's network: every message takes alpha + bytes*beta, a rank sends one
- * and receives one at the same time, folding takes gamma a byte, all else is free.
- * Errors: DCOMM_ERR_INVALID (NULL, a negative number, one above 1e6 us or 1e6 ns/B). */
-DCOMM_API dcomm_status dcomm_tuning_uniform(double alpha_us, double beta_ns_per_B,
-                                            double gamma_ns_per_B, dcomm_tuning *tuning);
-
-/* Set *tuning to the built-in numbers, which are used if nothing is measured. */
-DCOMM_API void dcomm_tuning_default(dcomm_tuning *tuning);
-
-/* Write a tuning to the file `path`: text, one setting a line.
- * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (NULL). */
-DCOMM_API dcomm_status dcomm_tuning_save(const dcomm_tuning *tuning, const char *path);
-/* Read a tuning from the file `path`. Settings that it does not name have the built-in numbers.
- * Errors: DCOMM_ERR_SYSTEM (the file), DCOMM_ERR_INVALID (a line: the sentence names it). */
-DCOMM_API dcomm_status dcomm_tuning_load(const char *path, dcomm_tuning *tuning);
-
-/* Price a set of plans: set *seconds to the model's time from the call on all ranks to the end on
- * the last one. plans[r] is rank r's plan, hosts[r] the number of its host; hosts NULL: all ranks
- * share one, linked by DCOMM_LINK_NEAR. Of a plan with stages the first is priced; a length that
- * comes from a word counts as its maximum.
- * Errors: DCOMM_ERR_PLAN (a step that blocks in every execution), DCOMM_ERR_UNSUPPORTED (the steps
- * depend on a word), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY. */
-DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nranks,
-                                        const int *hosts, const dcomm_tuning *tuning,
-                                        double *seconds);
-
-/* ---- why a call runs this algorithm ---- */
-
-/* One algorithm, as the choice sees it. */
-typedef struct dcomm_alternative {
-    const char *algo;
-    double seconds; /* the model's price; below 0: it has none */
-    bool chosen;    /* this one runs */
-    bool assumed;   /* the price uses numbers of devices that nobody has measured */
-    char why[192];  /* why this one does not run; "": it runs */
-    char note[96];  /* which levels of the topology it ignores, and why; "": none */
-} dcomm_alternative;
-
-/* One path for bytes of device memory. A plan runs on any path: each pair of ranks takes the path
- * that its memory allows, and the choice of the algorithm relies on what the options promise.
- *
- * "staged": copy to pinned memory, send, copy in and fold on the device, piece by piece. "direct":
- * within a host, the folding kernel reads the peer's memory; between hosts as the others. "ucx":
- * between hosts, UCX sends from device memory and receives into it, where UCX has CUDA transports
- * on all ranks; within a host staged. */
-typedef struct dcomm_path {
-    const char *name;
-    const char *algo; /* the options' algorithm, or the choice for this path; NULL: none */
-    double seconds;   /* the model's price; below 0: it has none */
-    bool taken;       /* the choice relies on this path */
-    bool assumed;     /* the price uses numbers that nobody has measured */
-    int64_t direct_pairs, staged_pairs, ucx_pairs; /* pairs of ranks that take each */
-    char why[192]; /* why the choice does not rely on this path; "": it does */
-} dcomm_path;
-
-/* A question and its answer. Zero all of it, then set the call's arguments. */
-typedef struct dcomm_explanation {
-    /* The call. */
-    dcomm_coll coll;
-    size_t count; /* elements, as in the call; all blocks of a v-collective have this size */
-    dcomm_dtype dtype;
-    dcomm_op op;
-    const dcomm_coll_opts *opts; /* NULL: the defaults */
-    /* The ranks, if comm is NULL. Else all zero. */
-    int nranks;                 /* at least 1 */
-    const int *hosts;           /* [nranks] number of each rank's host; NULL: all share one */
-    const dcomm_tuning *tuning; /* NULL: the built-in numbers (dcomm_tuning_default) */
-    /* The caller's room for rows. NULL and 0: these rows are not wanted. */
-    dcomm_alternative *alternatives; /* every algorithm, in the order of dcomm_algo_get_info */
-    int max_alternatives;
-    dcomm_path *paths; /* "staged", "direct", "ucx" */
-    int max_paths;
-    /* The answer. */
-    const char *algo;  /* the algorithm that runs; constant text */
-    int nalternatives; /* algorithms that there are; may be more than max_alternatives */
-    int npaths;        /* paths that there are; may be more than max_paths */
-} dcomm_explanation;
-
-/* Say which algorithm a call runs on comm, and, if the caller brings room for rows, what the others
- * cost. comm NULL: explain for ranks that do not exist yet. Any rank may ask by itself.
- *
- * Prices are for root 0 and equal blocks, at the size next to `count` on the model's grid (four
- * sizes an octave). The choice relies on path "staged" with opts.device; on "ucx" with opts.device,
- * if there are several hosts and UCX takes device memory on all ranks; on "direct" with opts.device
- * and opts.registered; on none without opts.device.
- * Errors: DCOMM_ERR_INVALID (explanation is NULL, a field is out of range, nranks, hosts or tuning
- * beside a comm), DCOMM_ERR_NO_MEMORY, and those of the call itself, such as DCOMM_ERR_UNSUPPORTED
- * (opts.algo cannot do this). */
-DCOMM_API dcomm_status dcomm_comm_explain(dcomm_comm *comm, dcomm_explanation *explanation);
-
-/* ---- is a codec worth it? ---- */
-
-/* The verdict on a codec for an all-reduce of f32. */
-typedef struct dcomm_verdict {
-    bool worth;                            /* faster than an all-reduce of as many bf16 */
-    const char *algo;                      /* the compressed algorithm that would run */
-    double seconds;                        /* the model's price, with the codec's measured times */
-    double bf16_seconds, exact_seconds;    /* the model's prices for bf16 and for f32 */
-    double encode_seconds, decode_seconds; /* measured: the whole tensor once, on one core or on the
-                                              device, without error feedback (which takes about as
-                                              long again) */
-    double bits;                           /* measured: bits on the wire per element */
-    int device;                            /* device that it was measured on; -1: the CPU */
-    char text[640];                        /* all of this in a sentence */
-} dcomm_verdict;
-
-/* Measure a codec on at most 2^20 artificial numbers, price the all-reduce of `count` f32 with it
- * on comm, and compare with bf16. device: measure its kernels on the current device, if it has any,
- * for calls with opts.device; else the CPU's code. Any rank may ask by itself. Ranks measure
- * different times: act on one rank's verdict, on all ranks.
- * Errors: DCOMM_ERR_INVALID, DCOMM_ERR_UNSUPPORTED (no price), DCOMM_ERR_NO_MEMORY. */
-DCOMM_API dcomm_status dcomm_codec_measure(dcomm_comm *comm, const dcomm_codec *codec, size_t count,
-                                           bool device, dcomm_verdict *verdict);
-
-/* Decide which codec all-reduces of sums or averages of `count` elements use on comm if opts.codec
- * is `codec`: sets *taken_p to it, or to NULL if they are exact. It lives as long as `codec`.
- *
- * It is `codec` itself unless that is "auto" or "auto:SPEC". Then rank 0's verdict decides for all
- * ranks between exact, a cast to bf16 and SPEC (default: qsgd:bits=8): a lossier one must be a
- * tenth faster, and SPEC faster than an all-reduce of as many bf16. The decision holds for a class
- * of lengths (four an octave), apart for calls with opts.device (`device`), until dcomm_comm_tune.
- *
- * Collective if the class is new: every rank calls it with the same arguments. Not between
- * dcomm_group_start and dcomm_group_end. A blocking all-reduce outside of groups decides by itself,
- * on all ranks or on none; other all-reduces are refused until the class is decided. DCOMM_LOG=info
- * prints the verdict. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_codec_decide(dcomm_comm *comm, const dcomm_codec *codec,
-                                                        size_t count, dcomm_dtype dtype,
-                                                        bool device, const dcomm_codec **taken_p);
-
-/* ---- a communicator's numbers, and its counters ---- */
-
-/* Set the numbers that a communicator chooses by; collective. Rank 0's `tuning` counts; if it is
- * NULL, the numbers are measured now. Communicators that are derived later inherit them. Not
- * between dcomm_group_start and dcomm_group_end. */
-DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_tune(dcomm_comm *comm, const dcomm_tuning *tuning);
-/* Copy the numbers that a communicator chooses by to *tuning.
- * Errors: DCOMM_ERR_INVALID (NULL). */
-DCOMM_API dcomm_status dcomm_comm_get_tuning(dcomm_comm *comm, dcomm_tuning *tuning);
-
-/* Counters of one rank of a communicator since its creation. */
-typedef struct dcomm_stats {
-    uint64_t operations;      /* completed operations */
-    uint64_t messages_sent;   /* payload messages */
-    uint64_t messages_posted; /* of these, messages that were written once for all ranks of the
-                                 host; counted for each rank */
-    uint64_t bytes_sent;      /* payload bytes sent, without headers */
-    uint64_t bytes_read;      /* payload bytes read from peers' exposed memory */
-    uint64_t bytes_mapped;   /* payload bytes, received or read, that were used in place in a peer's
-                                registered memory or scratch */
-    uint64_t bytes_straight; /* payload bytes that UCX has sent from device memory */
-    uint64_t unexpected_bytes_max; /* most bytes held for messages that came early */
-    uint64_t plans_built, plans_reused;
-    uint64_t codec_ns; /* nanoseconds in codecs: encoding, decoding, error feedback */
-} dcomm_stats;
-/* Copy the counters to *stats.
- * Errors: DCOMM_ERR_INVALID (NULL). */
-DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats *stats);
-
-#ifdef __cplusplus
-}
-#endif
 #endif
 #endif
 /* ==== include/dcomm/old_names.h ============================================================ */
@@ -3138,6 +3156,8 @@ DCOMM_API dcomm_status dcomm_comm_get_stats(const dcomm_comm *comm, dcomm_stats 
 #define DCOMM_OLD_NAMES_H
 
 #ifndef DCOMM_NO_COMM
+#ifndef DCOMM_NO_TRAIN
+#endif
 #endif
 
 #ifndef DCOMM_NO_OLD_NAMES
@@ -3151,6 +3171,7 @@ static inline dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float
 }
 
 #ifndef DCOMM_NO_COMM
+#ifndef DCOMM_NO_TRAIN
 
 /* ---- bucket.h ---- */
 
@@ -3186,6 +3207,8 @@ static inline dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, 
 {
     return dcomm_param_get_owned(b, i, first_p, count_p);
 }
+
+#endif
 
 /* ---- coll.h, comm.h, mem.h ---- */
 
@@ -17973,34 +17996,6 @@ static dcomm_status dcommi_check_plan_valid(const dcomm_plan *p, const char *whe
     return DCOMM_OK;
 }
 
-/* Do lengths depend on the data? Then several are tried. */
-static bool dcommi_check_expr_varies(const dcomm_expr *e)
-{
-    return e->kind == DCOMM_EXPR_WORD;
-}
-
-static bool dcommi_check_plan_varies(const dcomm_plan *p)
-{
-    for (uint32_t i = 0; i < p->noperands; i++) {
-        if (dcommi_check_expr_varies(&p->operands[i].length)) {
-            return true;
-        }
-    }
-    for (uint32_t i = 0; i < p->nsteps; i++) {
-        const dcomm_step *s = &p->steps[i];
-        if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE ||
-            dcommi_check_expr_varies(&s->dst.length) || dcommi_check_expr_varies(&s->value)) {
-            return true;
-        }
-    }
-    for (uint32_t i = 0; i < p->nsubs; i++) {
-        if (p->subs[i] != NULL && dcommi_check_plan_varies(p->subs[i])) {
-            return true;
-        }
-    }
-    return p->next != NULL;
-}
-
 #endif
 
 DCOMM_API dcomm_status dcomm_build_create(const char *name, int rank, int nranks, dcomm_dtype dtype,
@@ -18067,2835 +18062,6 @@ DCOMM_API dcomm_status dcomm_build_finish(dcomm_builder **b_p, dcomm_plan **plan
     }
     *plan_p = plan;
     return DCOMM_OK;
-}
-
-#endif
-/* ==== include/dcomm/impl/check/check.h ===================================================== */
-/* check.h - the plan checker: executes all ranks' plans together on symbolic contributions.
- *
- * Messages are matched by (source, destination, tag), so what meets what does not depend on timing,
- * and one execution that goes as far as it can decides whether there is a deadlock. Order is proved
- * by vector clocks: a race that this execution happens to survive is found all the same. Waiting
- * on counters needs to know which signals may come early, so executions are repeated, each with the
- * orders that the one before has proved, until nothing is missing or nothing is added.
- *
- * Lengths that are known at run time only are tried at their maximum, at 0, 1 and at random; words
- * that come out of the caller's data count as such. A stage after the first is checked where the
- * words that it is made from are known (lengths received, constants); where they are data, only the
- * stages before it are, without their results. */
-#ifndef DCOMMI_CHECK_H
-#define DCOMMI_CHECK_H
-
-/* ==== include/dcomm/impl/check/stage.h ===================================================== */
-/* stage.h - the stages of a run in the plan checker: what each starts from, who has heard of
- * whom at its end, which plans come next. */
-#ifndef DCOMMI_CHECK_STAGE_H
-#define DCOMMI_CHECK_STAGE_H
-
-/* ==== include/dcomm/impl/check/lane.h ====================================================== */
-/* lane.h - how the plan checker executes lanes: loops, fences, calls of sub-plans, and what
- * to say when nothing can go on. */
-#ifndef DCOMMI_CHECK_LANE_H
-#define DCOMMI_CHECK_LANE_H
-
-/* ==== include/dcomm/impl/check/step.h ====================================================== */
-/* step.h - what one step does when the plan checker executes it: local steps, messages,
- * signals. */
-#ifndef DCOMMI_CHECK_STEP_H
-#define DCOMMI_CHECK_STEP_H
-
-/* ==== include/dcomm/impl/check/value.h ===================================================== */
-/* value.h - the plan checker's arithmetic: expressions, where operands lie, what a fold, an
- * encoding or a message does to the contributions. */
-#ifndef DCOMMI_CHECK_VALUE_H
-#define DCOMMI_CHECK_VALUE_H
-
-/* ==== include/dcomm/impl/check/state.h ===================================================== */
-/* state.h - the plan checker's picture of a run: ranks, lanes, vector clocks, messages,
- * counters, what is exposed. */
-#ifndef DCOMMI_CHECK_STATE_H
-#define DCOMMI_CHECK_STATE_H
-
-/* ==== include/dcomm/impl/check/mem.h ======================================================= */
-/* mem.h - what the plan checker knows of memory: for each run of bytes, whose contributions
- * it holds, and which steps have touched it. */
-#ifndef DCOMMI_CHECK_MEM_H
-#define DCOMMI_CHECK_MEM_H
-
-
-#define DCOMMI_CHECK_RANKS 64 /* contributions are sets of ranks in one 64-bit word */
-
-typedef enum dcommi_check_kind {
-    DCOMMI_CHECK_UNDEF = 0, /* nothing was written here */
-    DCOMMI_CHECK_SUM,       /* fold of input byte `src` of every rank in `mask` */
-    DCOMMI_CHECK_ENCODED,   /* byte `src` of encoding number `mask` */
-    DCOMMI_CHECK_ZERO,      /* words at the start of a run */
-    DCOMMI_CHECK_WORD,      /* the 64-bit number `src` */
-    DCOMMI_CHECK_OPAQUE     /* defined, but nothing is known of it */
-} dcommi_check_kind;
-
-#define DCOMMI_CHECK_DIVIDED 1u /* a FINAL fold made it */
-#define DCOMMI_CHECK_ORDERED 2u /* a left fold of ranks 0, 1, 2, ... (or one contribution) */
-
-typedef struct dcommi_check_value {
-    uint8_t kind, flags;
-    uint64_t mask;
-    int64_t src;
-} dcommi_check_value;
-
-typedef struct dcommi_check_run {
-    int64_t len;
-    dcommi_check_value v;
-} dcommi_check_run;
-
-typedef struct dcommi_check_runs {
-    dcommi_check_run *run;
-    size_t n, capacity;
-} dcommi_check_runs;
-
-/* A step that touches memory. Each lane has two components in the vector clocks: its steps, and
- * its fences. What an ASYNC step touches counts as touched at the lane's next fence, so that it is
- * ordered before nothing earlier. */
-typedef struct dcommi_check_who {
-    const uint32_t *vc; /* what is known to lie before the step */
-    uint32_t comp, clock;
-    uint32_t step; /* index in its plan, for messages */
-} dcommi_check_who;
-
-typedef struct dcommi_check_reader {
-    uint32_t comp, clock, step;
-    uint32_t next; /* index in the pool, 0: the end */
-} dcommi_check_reader;
-
-typedef struct dcommi_check_cell {
-    int64_t start; /* ends where the next cell begins */
-    dcommi_check_value v;
-    uint32_t comp, clock, step; /* the last writer; clock 0: before the run */
-    uint32_t readers;           /* those since then that nothing supersedes */
-} dcommi_check_cell;
-
-/* One space of one rank (or of one called sub-plan). */
-typedef struct dcommi_check_mem {
-    struct dcommi_check_mem *next;
-    dcommi_check_cell *cell;
-    size_t ncells, capacity;
-    int64_t size;
-    uint32_t *peer_last;    /* per component: the last read through PEER; NULL: none */
-    const uint32_t *end_vc; /* a sub-plan's memory: what was known when its call returned */
-    int rank;
-    uint8_t space;
-    bool read_only;
-} dcommi_check_mem;
-
-/* Two unordered accesses, as the memory finds them; the checker puts them into words. */
-typedef struct dcommi_check_race {
-    const dcommi_check_mem *mem;
-    int64_t at;
-    bool first_writes, second_writes;
-    uint32_t comp, step; /* of the first */
-} dcommi_check_race;
-
-typedef struct dcommi_check_pool {
-    dcommi_check_reader *reader;
-    size_t n, capacity;
-    uint32_t free;
-} dcommi_check_pool;
-
-static dcommi_check_value dcommi_check_shift(dcommi_check_value v, int64_t by)
-{
-    if (v.kind == DCOMMI_CHECK_SUM || v.kind == DCOMMI_CHECK_ENCODED) {
-        v.src += by;
-    } else if (v.kind == DCOMMI_CHECK_WORD && by != 0) {
-        v.kind = DCOMMI_CHECK_OPAQUE;
-    }
-    return v;
-}
-
-/* Does b continue a, which is `len` bytes long? */
-static bool dcommi_check_continues(const dcommi_check_value *a, int64_t len,
-                                   const dcommi_check_value *b)
-{
-    if (a->kind != b->kind || a->flags != b->flags || a->kind == DCOMMI_CHECK_WORD) {
-        return false;
-    }
-    if (a->kind == DCOMMI_CHECK_SUM || a->kind == DCOMMI_CHECK_ENCODED) {
-        return a->mask == b->mask && a->src + len == b->src;
-    }
-    return true;
-}
-
-static dcomm_status dcommi_check_append(dcommi_check_runs *runs, int64_t len, dcommi_check_value v)
-{
-    if (len == 0) {
-        return DCOMM_OK;
-    }
-    if (runs->n > 0) {
-        dcommi_check_run *last = &runs->run[runs->n - 1];
-        if (dcommi_check_continues(&last->v, last->len, &v)) {
-            last->len += len;
-            return DCOMM_OK;
-        }
-    }
-    DCOMMI_TRY(dcommi_grow((void **)&runs->run, &runs->capacity, runs->n + 1, sizeof *runs->run));
-    runs->run[runs->n].len = len;
-    runs->run[runs->n].v = v;
-    runs->n++;
-    return DCOMM_OK;
-}
-
-/* ---- readers ---- */
-
-static dcomm_status dcommi_check_reader_add(dcommi_check_pool *pool, uint32_t *list,
-                                            dcommi_check_reader reader)
-{
-    uint32_t at = pool->free;
-    if (at != 0) {
-        pool->free = pool->reader[at].next;
-    } else {
-        pool->n += pool->n == 0;
-        if (pool->n >= UINT32_MAX) {
-            return dcommi_fail(DCOMM_ERR_NO_MEMORY, "too many reads to remember");
-        }
-        DCOMMI_TRY(dcommi_grow((void **)&pool->reader, &pool->capacity, pool->n + 1,
-                               sizeof *pool->reader));
-        at = (uint32_t)pool->n++;
-    }
-    reader.next = *list;
-    pool->reader[at] = reader;
-    *list = at;
-    return DCOMM_OK;
-}
-
-static void dcommi_check_reader_drop(dcommi_check_pool *pool, uint32_t *list)
-{
-    uint32_t at = *list;
-    *list = pool->reader[at].next;
-    pool->reader[at].next = pool->free;
-    pool->free = at;
-}
-
-/* ---- cells ---- */
-
-static dcomm_status dcommi_check_mem_fill(dcommi_check_mem *mem, int64_t from, int64_t to,
-                                          dcommi_check_value v)
-{
-    if (to <= from) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(
-        dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + 1, sizeof *mem->cell));
-    dcommi_check_cell cell = {.start = from, .v = v};
-    mem->cell[mem->ncells++] = cell;
-    mem->size = to;
-    return DCOMM_OK;
-}
-
-/* The cell that holds byte `at` (in [0, size)). */
-static size_t dcommi_check_find(const dcommi_check_mem *mem, int64_t at)
-{
-    size_t low = 0, high = mem->ncells;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (mem->cell[middle].start <= at) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
-static int64_t dcommi_check_cell_end(const dcommi_check_mem *mem, size_t i)
-{
-    return i + 1 < mem->ncells ? mem->cell[i + 1].start : mem->size;
-}
-
-/* Make a cell begin at `at`; *index_p is that cell (ncells when `at` is the end). */
-static dcomm_status dcommi_check_split(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
-                                       size_t *index_p)
-{
-    if (at >= mem->size) {
-        *index_p = mem->ncells;
-        return DCOMM_OK;
-    }
-    size_t i = dcommi_check_find(mem, at);
-    *index_p = i;
-    if (mem->cell[i].start == at) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(
-        dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + 1, sizeof *mem->cell));
-    dcommi_check_cell *cell = mem->cell + i;
-    memmove(cell + 1, cell, (mem->ncells - i) * sizeof *cell);
-    mem->ncells++;
-    cell[1].v = dcommi_check_shift(cell->v, at - cell->start);
-    cell[1].start = at;
-    cell[1].readers = 0;
-    for (uint32_t r = cell->readers; r != 0; r = pool->reader[r].next) {
-        DCOMMI_TRY(dcommi_check_reader_add(pool, &cell[1].readers, pool->reader[r]));
-    }
-    *index_p = i + 1;
-    return DCOMM_OK;
-}
-
-/* Append what [at, at+len) holds to runs, without counting as a read. */
-static dcomm_status dcommi_check_peek(const dcommi_check_mem *mem, int64_t at, int64_t len,
-                                      dcommi_check_runs *runs)
-{
-    int64_t end = at + len;
-    for (size_t i = len > 0 ? dcommi_check_find(mem, at) : 0; at < end; i++) {
-        int64_t stop = dcommi_min64(end, dcommi_check_cell_end(mem, i));
-        DCOMMI_TRY(dcommi_check_append(
-            runs, stop - at, dcommi_check_shift(mem->cell[i].v, at - mem->cell[i].start)));
-        at = stop;
-    }
-    return DCOMM_OK;
-}
-
-/* Is the step not known to come after (comp, clock)? A synchronous step comes after itself. */
-static bool dcommi_check_unordered(const dcommi_check_who *who, uint32_t comp, uint32_t clock)
-{
-    bool self = comp == who->comp && clock == who->clock && comp % 2 == 0;
-    return clock > who->vc[comp] && !self;
-}
-
-/* Read [at, at+len): remember the reader, note a race with an unordered writer, append the
- * values. */
-static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
-                                      int64_t len, const dcommi_check_who *who,
-                                      dcommi_check_runs *runs, dcommi_check_race *race)
-{
-    if (len == 0) {
-        return DCOMM_OK;
-    }
-    if (mem->read_only) {
-        return dcommi_check_peek(mem, at, len, runs);
-    }
-    size_t first, last;
-    DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
-    DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
-    for (size_t i = first; i < last; i++) {
-        dcommi_check_cell *cell = &mem->cell[i];
-        if (dcommi_check_unordered(who, cell->comp, cell->clock) && race->mem == NULL) {
-            dcommi_check_race found = {mem, cell->start, true, false, cell->comp, cell->step};
-            *race = found;
-        }
-        /* Whatever is after this read is also after the reads that lie before it. */
-        bool known = false;
-        for (uint32_t *r = &cell->readers; *r != 0;) {
-            dcommi_check_reader *old = &pool->reader[*r];
-            known = known || (old->comp == who->comp && old->clock == who->clock);
-            if (old->clock <= who->vc[old->comp]) {
-                dcommi_check_reader_drop(pool, r);
-            } else {
-                r = &old->next;
-            }
-        }
-        dcommi_check_reader reader = {who->comp, who->clock, who->step, 0};
-        if (!known) {
-            DCOMMI_TRY(dcommi_check_reader_add(pool, &cell->readers, reader));
-        }
-    }
-    return dcommi_check_peek(mem, at, len, runs);
-}
-
-/* Note a race of a coming write to [at, at+len) with what touched it before. Called before the
- * step's own reads are remembered, so that an asynchronous step does not race with itself. */
-static dcomm_status dcommi_check_write_order(dcommi_check_mem *mem, dcommi_check_pool *pool,
-                                             int64_t at, int64_t len, const dcommi_check_who *who,
-                                             dcommi_check_race *race)
-{
-    size_t first, last;
-    if (len == 0 || race->mem != NULL) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
-    DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
-    for (size_t i = first; i < last; i++) {
-        const dcommi_check_cell *cell = &mem->cell[i];
-        if (dcommi_check_unordered(who, cell->comp, cell->clock)) {
-            dcommi_check_race found = {mem, cell->start, true, true, cell->comp, cell->step};
-            *race = found;
-            return DCOMM_OK;
-        }
-        for (uint32_t r = cell->readers; r != 0; r = pool->reader[r].next) {
-            const dcommi_check_reader *reader = &pool->reader[r];
-            if (dcommi_check_unordered(who, reader->comp, reader->clock)) {
-                dcommi_check_race found = {mem,  cell->start,  false,
-                                           true, reader->comp, reader->step};
-                *race = found;
-                return DCOMM_OK;
-            }
-        }
-    }
-    return DCOMM_OK;
-}
-
-/* Put the runs (their lengths sum up to at most the rest of mem) at `at`. */
-static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
-                                       const dcommi_check_runs *runs, const dcommi_check_who *who)
-{
-    int64_t len = 0;
-    for (size_t i = 0; i < runs->n; i++) {
-        len += runs->run[i].len;
-    }
-    if (len == 0) {
-        return DCOMM_OK;
-    }
-    size_t first, last;
-    DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
-    DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
-    for (size_t i = first; i < last; i++) {
-        while (mem->cell[i].readers != 0) {
-            dcommi_check_reader_drop(pool, &mem->cell[i].readers);
-        }
-    }
-    size_t ncells = mem->ncells - (last - first) + runs->n;
-    DCOMMI_TRY(dcommi_grow((void **)&mem->cell, &mem->capacity, ncells, sizeof *mem->cell));
-    memmove(mem->cell + first + runs->n, mem->cell + last,
-            (mem->ncells - last) * sizeof *mem->cell);
-    mem->ncells = ncells;
-    for (size_t i = 0; i < runs->n; i++) {
-        dcommi_check_cell cell = {at, runs->run[i].v, who->comp, who->clock, who->step, 0};
-        mem->cell[first + i] = cell;
-        at += runs->run[i].len;
-    }
-    return DCOMM_OK;
-}
-
-/* Forget who touched what: between stages. */
-static void dcommi_check_mem_settle(dcommi_check_mem *mem)
-{
-    for (size_t i = 0; i < mem->ncells; i++) {
-        mem->cell[i].clock = 0;
-        mem->cell[i].comp = 0;
-        mem->cell[i].readers = 0;
-    }
-    mem->peer_last = NULL;
-}
-
-#endif
-
-#define DCOMMI_CHECK_BUDGET 50000000 /* steps and pieces executed before we give up */
-
-/* What happened, for pictures. `level` counts the messages on the longest chain up to here. */
-typedef struct dcommi_check_event {
-    uint8_t kind;       /* dcomm_step_kind; a message is one event, of the receiver's kind */
-    int16_t rank, peer; /* peer: sender, owner, or target of a signal; -1: none */
-    int32_t lane, peer_lane;
-    int32_t level;
-    int64_t bytes, tag;
-} dcommi_check_event;
-
-typedef struct dcommi_check_trace {
-    dcommi_check_event *event;
-    size_t n, capacity;
-} dcommi_check_trace;
-
-/* A plan in execution: a rank's own, or a called sub-plan. */
-typedef struct dcommi_check_frame {
-    const dcomm_plan *plan;
-    struct dcommi_check_lane *caller; /* NULL: the rank's own plan */
-    const int *ranks;                 /* rank of the plan -> rank of the run */
-    int rank;
-    int64_t tag, counter, slot; /* added to the plan's own */
-    bool linear;                /* encodings may be folded */
-    dcommi_check_mem *mem[DCOMM_SPACE_MSG];
-    int64_t base[DCOMM_SPACE_MSG], size[DCOMM_SPACE_MSG];
-    uint32_t lanes_left;
-    uint32_t *end_vc; /* join of the lanes that have ended */
-    int32_t level;
-} dcommi_check_frame;
-
-/* A step under way. */
-typedef struct dcommi_check_op {
-    struct dcommi_check_op *next;    /* among the free ones */
-    struct dcommi_check_op *pending; /* among the lane's asynchronous ones */
-    struct dcommi_check_lane *lane;
-    const dcomm_step *step;
-    uint32_t at; /* index in its lane */
-    int64_t index[DCOMM_LOOP_DEPTH];
-    uint32_t *vc; /* the lane's, or its own when asynchronous */
-    uint32_t comp, clock;
-    int32_t level;
-    int peer; /* rank of the run */
-    int64_t tag;
-    bool async;
-} dcommi_check_op;
-
-typedef struct dcommi_check_lane {
-    dcommi_check_frame *frame;
-    struct dcommi_check_lane *next_waiter; /* on the same counter, or the same rank's EXPOSE */
-    struct dcommi_check_lane *all;         /* every lane of the stage, for deadlock reports */
-    uint32_t number;                       /* in its plan */
-    uint32_t pc;
-    int depth;
-    uint32_t open[DCOMM_LOOP_DEPTH];
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    uint32_t comp; /* of its steps; comp + 1 is of its fences */
-    uint32_t *vc;
-    uint32_t *async_vc; /* join of what its completed asynchronous steps have learnt */
-    int32_t level, async_level;
-    uint32_t outstanding;
-    dcommi_check_op *pending;
-    dcommi_check_op op; /* the synchronous step under way */
-    bool blocked, done, at_fence;
-    int64_t wants; /* WAIT: the value */
-} dcommi_check_lane;
-
-/* One lane's signals to one counter. */
-typedef struct dcommi_check_source {
-    uint32_t comp;
-    struct dcommi_check_pulse {
-        int64_t before; /* what this lane had added before it */
-        const uint32_t *vc;
-        int32_t level;
-    } * pulse;
-    size_t n, capacity;
-    int64_t total;
-} dcommi_check_source;
-
-typedef struct dcommi_check_counter {
-    int64_t total;
-    dcommi_check_source *source;
-    size_t nsources, capacity;
-    dcommi_check_lane *waiters;
-} dcommi_check_counter;
-
-typedef struct dcommi_check_exposed {
-    dcommi_check_mem *mem;
-    int64_t at, len;
-    const uint32_t *vc;
-    int32_t level;
-} dcommi_check_exposed;
-
-typedef struct dcommi_check_message {
-    uint64_t key; /* 0: free */
-    dcommi_check_op *send, *recv;
-    bool done;
-} dcommi_check_message;
-
-/* What an encoding encodes. */
-typedef struct dcommi_check_encoding {
-    int64_t len; /* encoded */
-    dcommi_check_runs runs;
-} dcommi_check_encoding;
-
-typedef struct dcommi_check_component {
-    int rank;
-    uint32_t lane;
-    uint32_t caller; /* component of the calling lane, UINT32_MAX: none */
-} dcommi_check_component;
-
-typedef struct dcommi_check_rank {
-    const dcomm_plan *plan; /* of this stage */
-    dcommi_check_mem *mem[DCOMM_SPACE_MSG];
-    dcommi_check_frame *frame;
-    dcommi_check_lane *peer_waiters; /* wait until this rank exposes something */
-    dcommi_check_counter *counters;
-    dcommi_check_exposed *exposed; /* [nslots][n]: by slot and reader */
-    uint64_t heard;                /* ranks whose start lies before this rank's now */
-    int64_t bytes;
-} dcommi_check_rank;
-
-/* The counters of one stage, kept from one pass to the next. */
-typedef struct dcommi_check_log {
-    dcommi_check_counter *counters[DCOMMI_CHECK_RANKS];
-    uint32_t ncounters[DCOMMI_CHECK_RANKS];
-} dcommi_check_log;
-
-#define DCOMMI_CHECK_STAGES 64
-
-typedef struct dcommi_check_block {
-    struct dcommi_check_block *next;
-    size_t used, size;
-} dcommi_check_block;
-
-typedef struct dcommi_check {
-    const dcomm_plan *const *plans;
-    int n;
-    int identity[DCOMMI_CHECK_RANKS];
-    uint64_t all; /* every rank */
-    const dcomm_check_spec *spec;
-    bool spec_holds; /* this scenario and all words known: results are checked */
-    bool reduces, averages;
-    int64_t element;
-    int scenario;
-
-    dcomm_status status; /* the first hard error; its text is the thread's last error */
-    char finding[DCOMMI_MESSAGE_MAX]; /* the first missing order of this pass */
-    int64_t budget;
-
-    dcommi_check_block *blocks, *log_blocks; /* this pass's memory; that which logs live in */
-    dcommi_check_mem *mems;
-    dcommi_check_pool pool;
-    dcommi_check_runs arrived, given, folded, merged; /* values under way */
-    dcommi_check_encoding *encoding;
-    size_t nencodings, encodings_capacity;
-
-    dcommi_check_rank rank[DCOMMI_CHECK_RANKS];
-    int stage;
-    uint32_t ncomps;
-    dcommi_check_component *comps;
-    uint32_t **free_vc;
-    size_t nfree_vc, free_vc_capacity;
-    dcommi_check_op *free_ops;
-    dcommi_check_lane *lanes; /* all of this stage */
-    dcommi_check_lane *running;
-    dcommi_check_lane **ready;
-    size_t nready, ready_capacity;
-    dcommi_check_message *message;
-    size_t nmessages, messages_capacity;
-    dcommi_check_log log[DCOMMI_CHECK_STAGES], old_log[DCOMMI_CHECK_STAGES];
-    bool has_old_log, waited;
-    uint64_t edges; /* how many signal -> wait edges this pass found, and which */
-
-    int64_t messages, signals, total_bytes;
-    int32_t steps;
-    dcommi_check_trace *trace;
-} dcommi_check;
-
-/* ---- memory of one pass ---- */
-
-static void *dcommi_check_get(dcommi_check *c, size_t bytes)
-{
-    bytes = (bytes + 15) & ~(size_t)15;
-    dcommi_check_block *b = c->blocks;
-    if (b == NULL || b->size - b->used < bytes) {
-        size_t size = bytes > (1u << 18) ? bytes : 1u << 18;
-        b = dcommi_alloc(DCOMMI_CACHE_LINE + size);
-        if (b == NULL) {
-            c->status = DCOMM_ERR_NO_MEMORY;
-            return NULL;
-        }
-        b->size = size;
-        b->next = c->blocks;
-        c->blocks = b;
-    }
-    void *p = (char *)b + DCOMMI_CACHE_LINE + b->used;
-    b->used += bytes;
-    return p;
-}
-
-static void dcommi_check_blocks_free(dcommi_check_block **blocks)
-{
-    while (*blocks != NULL) {
-        dcommi_check_block *next = (*blocks)->next;
-        dcommi_free(*blocks);
-        *blocks = next;
-    }
-}
-
-static dcommi_check_mem *dcommi_check_mem_new(dcommi_check *c, int rank, unsigned space)
-{
-    dcommi_check_mem *mem = dcommi_check_get(c, sizeof *mem);
-    if (mem != NULL) {
-        mem->rank = rank;
-        mem->space = (uint8_t)space;
-        mem->read_only = space == DCOMM_SPACE_IN;
-        mem->next = c->mems;
-        c->mems = mem;
-    }
-    return mem;
-}
-
-/* ---- vector clocks ---- */
-
-static uint32_t *dcommi_check_vc_new(dcommi_check *c)
-{
-    if (c->nfree_vc > 0) {
-        return c->free_vc[--c->nfree_vc];
-    }
-    return dcommi_check_get(c, c->ncomps * sizeof(uint32_t));
-}
-
-static uint32_t *dcommi_check_vc_copy(dcommi_check *c, const uint32_t *vc)
-{
-    uint32_t *copy = dcommi_check_vc_new(c);
-    if (copy != NULL) {
-        memcpy(copy, vc, c->ncomps * sizeof *copy);
-    }
-    return copy;
-}
-
-static void dcommi_check_vc_free(dcommi_check *c, uint32_t *vc)
-{
-    if (dcommi_grow((void **)&c->free_vc, &c->free_vc_capacity, c->nfree_vc + 1,
-                    sizeof *c->free_vc) == DCOMM_OK) {
-        c->free_vc[c->nfree_vc++] = vc;
-    }
-}
-
-static void dcommi_check_join(const dcommi_check *c, uint32_t *into, const uint32_t *from)
-{
-    for (uint32_t i = 0; i < c->ncomps; i++) {
-        into[i] = into[i] > from[i] ? into[i] : from[i];
-    }
-}
-
-/* ---- words about places ---- */
-
-typedef struct dcommi_check_text {
-    char s[128];
-} dcommi_check_text;
-
-static dcommi_check_text dcommi_check_lane_text(const dcommi_check *c, uint32_t comp)
-{
-    dcommi_check_text t = {""};
-    const dcommi_check_component *k = &c->comps[comp / 2];
-    if (k->caller == UINT32_MAX) {
-        snprintf(t.s, sizeof t.s, "rank %d lane %" PRIu32, k->rank, k->lane);
-    } else {
-        const dcommi_check_component *outer = &c->comps[k->caller / 2];
-        while (outer->caller != UINT32_MAX) {
-            outer = &c->comps[outer->caller / 2];
-        }
-        snprintf(t.s, sizeof t.s, "rank %d lane %" PRIu32 " sub-plan lane %" PRIu32, k->rank,
-                 outer->lane, k->lane);
-    }
-    return t;
-}
-
-static dcommi_check_text dcommi_check_op_text(const dcommi_check *c, const dcommi_check_op *op)
-{
-    dcommi_check_text t = dcommi_check_lane_text(c, op->lane->comp);
-    size_t n = strlen(t.s);
-    const dcomm_step *s = op->step;
-    const char *name = dcommi_check_form_of(s->kind)->name;
-    if (op->peer >= 0) {
-        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s %s %d, tag %" PRId64 ")", op->at,
-                 name, s->kind == DCOMM_STEP_SEND ? "to" : "from", op->peer, op->tag);
-    } else if (s->kind == DCOMM_STEP_WAIT) {
-        snprintf(t.s + n, sizeof t.s - n,
-                 " step %" PRIu32 " (wait for counter %" PRId64 " >= %" PRId64 ")", op->at,
-                 op->lane->frame->counter + s->slot, op->lane->wants);
-    } else {
-        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s)", op->at, name);
-    }
-    return t;
-}
-
-/* Refuse the plans at this step. Always false. */
-static bool DCOMMI_PRINTF(3, 4)
-    dcommi_check_refuse(dcommi_check *c, const dcommi_check_op *op, const char *format, ...)
-{
-    char text[384];
-    va_list args;
-    va_start(args, format);
-    dcommi_vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    if (c->status == DCOMM_OK) {
-        c->status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %s", dcommi_check_op_text(c, op).s, text);
-    }
-    return false;
-}
-
-/* Pass a status of the parts below on; true when it is good. */
-static bool dcommi_check_good(dcommi_check *c, dcomm_status status)
-{
-    if (status < 0 && c->status == DCOMM_OK) {
-        c->status = status;
-    }
-    return status >= 0;
-}
-
-/* Remember the first missing order of this pass. */
-static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
-                               const dcommi_check_race *race)
-{
-    if (race->mem == NULL || c->finding[0] != '\0') {
-        return;
-    }
-    snprintf(c->finding, sizeof c->finding,
-             "%s %s byte %" PRId64 " of rank %d's %s, which %s step %" PRIu32
-             " %s%s: nothing orders the two",
-             dcommi_check_op_text(c, op).s, race->second_writes ? "writes" : "reads", race->at,
-             race->mem->rank, dcommi_print_space(race->mem->space),
-             dcommi_check_lane_text(c, race->comp).s, race->step,
-             race->first_writes ? "writes" : "reads", race->comp % 2 != 0 ? " (async)" : "");
-}
-
-/* The step's place in the vector clocks. */
-static dcommi_check_who dcommi_check_who_of(const dcommi_check_op *op)
-{
-    dcommi_check_who who = {op->vc, op->comp, op->clock, op->at};
-    return who;
-}
-
-static void dcommi_check_event_add(dcommi_check *c, dcommi_check_event event)
-{
-    dcommi_check_trace *t = c->trace;
-    if (t != NULL && dcommi_check_good(c, dcommi_grow((void **)&t->event, &t->capacity, t->n + 1,
-                                                      sizeof *t->event))) {
-        t->event[t->n++] = event;
-    }
-}
-
-#endif
-
-typedef struct dcommi_check_region {
-    dcommi_check_mem *mem;
-    int64_t at, len;
-} dcommi_check_region;
-
-enum {
-    DCOMMI_CHECK_SHORTEST = 0, /* run-time lengths are 0 */
-    DCOMMI_CHECK_ONE,
-    DCOMMI_CHECK_LONGEST,
-    DCOMMI_CHECK_RANDOM,
-    DCOMMI_CHECK_RANDOM_TOO,
-    DCOMMI_CHECK_SCENARIOS
-};
-
-/* A run-time length or an unknown word in this scenario, in [0, most]. */
-static int64_t dcommi_check_choose(const dcommi_check *c, uint64_t identity, int64_t most)
-{
-    switch (c->scenario) {
-    case DCOMMI_CHECK_SHORTEST:
-        return 0;
-    case DCOMMI_CHECK_ONE:
-        return dcommi_min64(1, most);
-    case DCOMMI_CHECK_LONGEST:
-        return most;
-    default:
-        if (most <= 1) {
-            return most;
-        }
-        uint64_t r = dcommi_mix(identity, (uint64_t)c->scenario);
-        return 1 + (int64_t)(r % (uint64_t)most);
-    }
-}
-
-static bool dcommi_check_read_region(dcommi_check *c, const dcommi_check_op *op,
-                                     const dcommi_check_region *r, dcommi_check_runs *runs)
-{
-    dcommi_check_who who = dcommi_check_who_of(op);
-    dcommi_check_race race = {0};
-    runs->n = 0;
-    if (!dcommi_check_good(c,
-                           dcommi_check_read(r->mem, &c->pool, r->at, r->len, &who, runs, &race))) {
-        return false;
-    }
-    dcommi_check_found(c, op, &race);
-    int64_t at = r->at;
-    for (size_t i = 0; i < runs->n; i++) {
-        if (runs->run[i].v.kind == DCOMMI_CHECK_UNDEF) {
-            return dcommi_check_refuse(
-                c, op,
-                "reads bytes %" PRId64 " to %" PRId64 " of rank %d's %s, which nothing has "
-                "written",
-                at, at + runs->run[i].len, r->mem->rank, dcommi_print_space(r->mem->space));
-        }
-        at += runs->run[i].len;
-    }
-    if (r->mem->rank != op->lane->frame->rank && r->len > 0) {
-        dcommi_check_mem *mem = r->mem;
-        if (mem->peer_last == NULL) {
-            mem->peer_last = dcommi_check_get(c, c->ncomps * sizeof *mem->peer_last);
-            if (mem->peer_last == NULL) {
-                return false;
-            }
-        }
-        if (mem->peer_last[op->comp] < op->clock) {
-            mem->peer_last[op->comp] = op->clock;
-        }
-    }
-    return true;
-}
-
-static bool dcommi_check_order_write(dcommi_check *c, const dcommi_check_op *op,
-                                     const dcommi_check_region *r)
-{
-    dcommi_check_who who = dcommi_check_who_of(op);
-    dcommi_check_race race = {0};
-    if (r->mem->read_only && r->len > 0) {
-        return dcommi_check_refuse(c, op, "writes to %s, which is not to be touched on rank %d",
-                                   dcommi_print_space(r->mem->space), r->mem->rank);
-    }
-    if (!dcommi_check_good(
-            c, dcommi_check_write_order(r->mem, &c->pool, r->at, r->len, &who, &race))) {
-        return false;
-    }
-    dcommi_check_found(c, op, &race);
-    return true;
-}
-
-static bool dcommi_check_put(dcommi_check *c, const dcommi_check_op *op,
-                             const dcommi_check_region *r, const dcommi_check_runs *runs)
-{
-    dcommi_check_who who = dcommi_check_who_of(op);
-    return dcommi_check_good(c, dcommi_check_write(r->mem, &c->pool, r->at, runs, &who));
-}
-
-/* One value all over a region. */
-static bool dcommi_check_put_value(dcommi_check *c, const dcommi_check_op *op,
-                                   const dcommi_check_region *r, dcommi_check_value v)
-{
-    dcommi_check_run run = {r->len, v};
-    dcommi_check_runs runs = {&run, r->len > 0, 1};
-    return dcommi_check_put(c, op, r, &runs);
-}
-
-/* ---- words and expressions ---- */
-
-static bool dcommi_check_put_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
-                                  int64_t number)
-{
-    const dcommi_check_frame *f = op->lane->frame;
-    dcommi_check_region r = {f->mem[DCOMM_SPACE_WORDS], f->base[DCOMM_SPACE_WORDS] + 8 * index, 8};
-    dcommi_check_value v = {.kind = DCOMMI_CHECK_WORD, .src = number};
-    return dcommi_check_order_write(c, op, &r) && dcommi_check_put_value(c, op, &r, v);
-}
-
-/* The number in a word, and whether it is known (not the scenario's choice). */
-static int64_t dcommi_check_number(const dcommi_check *c, const dcommi_check_runs *runs,
-                                   bool *known)
-{
-    const dcommi_check_value *v = &runs->run[0].v;
-    *known = runs->n == 1 && (v->kind == DCOMMI_CHECK_ZERO || v->kind == DCOMMI_CHECK_WORD);
-    if (*known) {
-        return v->kind == DCOMMI_CHECK_ZERO ? 0 : v->src;
-    }
-    return dcommi_check_choose(c, dcommi_mix(v->mask, (uint64_t)v->src), (int64_t)1 << 40);
-}
-
-static bool dcommi_check_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
-                              int64_t *number)
-{
-    const dcommi_check_frame *f = op->lane->frame;
-    dcommi_check_region r = {f->mem[DCOMM_SPACE_WORDS], f->base[DCOMM_SPACE_WORDS] + 8 * index, 8};
-    bool known;
-    if (!dcommi_check_read_region(c, op, &r, &c->merged)) {
-        return false;
-    }
-    *number = dcommi_check_number(c, &c->merged, &known);
-    return true;
-}
-
-static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const dcomm_expr *e,
-                              int64_t *value_p)
-{
-    const dcomm_plan *p = op->lane->frame->plan;
-    if (e->kind == DCOMM_EXPR_CONST) {
-        *value_p = e->add;
-        return true;
-    }
-    int64_t x = e->base, value = e->add, term = 0;
-    bool over = false;
-    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
-        over |= __builtin_mul_overflow(e->coef[d], op->index[d], &term);
-        over |= __builtin_add_overflow(x, term, &x);
-        over |= __builtin_mul_overflow(e->post[d], op->index[d], &term);
-        over |= __builtin_add_overflow(value, term, &value);
-    }
-    if (e->mod > 0) {
-        x %= e->mod;
-        x += x < 0 ? e->mod : 0;
-    }
-    if (e->kind != DCOMM_EXPR_AFFINE) {
-        over |= __builtin_add_overflow(x, e->first, &x);
-    }
-    if (!over && e->kind == DCOMM_EXPR_TABLE) {
-        if (x < 0 || x >= p->ntable) {
-            return dcommi_check_refuse(c, op, "an expression reads table[%" PRId64 "] of %" PRIu32,
-                                       x, p->ntable);
-        }
-        x = p->table[x];
-    } else if (!over && e->kind == DCOMM_EXPR_WORD) {
-        if (x < 0 || x >= p->nwords) {
-            return dcommi_check_refuse(c, op, "an expression reads words[%" PRId64 "] of %" PRIu32,
-                                       x, p->nwords);
-        }
-        if (!dcommi_check_word(c, op, x, &x)) {
-            return false;
-        }
-    }
-    over |= __builtin_mul_overflow(e->scale, x, &term);
-    over |= __builtin_add_overflow(value, term, &value);
-    if (over) {
-        return dcommi_check_refuse(c, op, "an expression exceeds 64 bits");
-    }
-    *value_p = value;
-    return true;
-}
-
-/* The word that the step writes to takes a length. */
-static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t number)
-{
-    int64_t index = 0;
-    if (!dcommi_check_eval(c, op, &op->step->value, &index)) {
-        return false;
-    }
-    index += op->step->word;
-    if (index < 0 || index >= op->lane->frame->plan->nwords) {
-        return dcommi_check_refuse(c, op, "writes to words[%" PRId64 "] of %" PRIu32, index,
-                                   op->lane->frame->plan->nwords);
-    }
-    return dcommi_check_put_word(c, op, index, number);
-}
-
-/* ---- operands ---- */
-
-/* Piece r of an operand. In PEER space that nobody has exposed yet, *owner is the rank to wait
- * for; otherwise it is left alone. */
-static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm_operand *o,
-                               uint32_t r, dcommi_check_region *region, int *owner)
-{
-    const dcommi_check_frame *f = op->lane->frame;
-    int64_t at = 0, len = 0, shift, room, start;
-    if (--c->budget < 0) {
-        return dcommi_check_refuse(c, op, "too many steps to check");
-    }
-    dcomm_expr length = o->length;
-    length.first += o->length.kind == DCOMM_EXPR_WORD ? r : 0;
-    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &length, &len)) {
-        return false;
-    }
-    if (__builtin_mul_overflow((int64_t)r, o->stride, &shift) ||
-        __builtin_add_overflow(at, shift, &at)) {
-        return dcommi_check_refuse(c, op, "the offset of piece %" PRIu32 " exceeds 64 bits", r);
-    }
-    len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
-    if (o->clip > 0) {
-        room = 0;
-        if (at < o->clip && __builtin_sub_overflow(o->clip, at, &room)) {
-            room = INT64_MAX;
-        }
-        len = dcommi_min64(len, room);
-    }
-    if (o->space == DCOMM_SPACE_PEER) {
-        int64_t peer;
-        if (!dcommi_check_eval(c, op, &o->peer, &peer)) {
-            return false;
-        }
-        if (peer < 0 || peer >= f->plan->nranks) {
-            return dcommi_check_refuse(c, op, "reads from rank %" PRId64 " of %d", peer,
-                                       f->plan->nranks);
-        }
-        int rank = f->ranks[(peer + r) % f->plan->nranks];
-        if (rank == f->rank) {
-            return dcommi_check_refuse(c, op, "reads its own memory as a peer's");
-        }
-        int64_t slot = f->slot + o->slot;
-        if (slot >= c->rank[rank].plan->nslots) {
-            return dcommi_check_refuse(c, op, "rank %d has no slot %" PRId64, rank, slot);
-        }
-        const dcommi_check_exposed *x = &c->rank[rank].exposed[slot * c->n + f->rank];
-        if (x->mem == NULL) {
-            *owner = rank;
-            return true;
-        }
-        dcommi_check_join(c, op->vc, x->vc);
-        op->level = op->level > x->level ? op->level : x->level;
-        region->mem = x->mem;
-        start = x->at;
-        room = x->len;
-    } else {
-        region->mem = f->mem[o->space];
-        start = f->base[o->space];
-        room = f->size[o->space];
-    }
-    if (len > 0 && (at < 0 || at > room || len > room - at)) {
-        return dcommi_check_refuse(
-            c, op, "touches bytes %" PRId64 " to %" PRId64 " of %s, which has %" PRId64, at,
-            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_print_space(o->space), room);
-    }
-    region->at = len > 0 ? start + at : 0;
-    region->len = len;
-    return true;
-}
-
-static uint32_t dcommi_check_pieces(const dcomm_operand *o)
-{
-    return o->repeat > 0 ? o->repeat : 1;
-}
-
-static bool dcommi_check_apart(dcommi_check *c, const dcommi_check_op *op,
-                               const dcommi_check_region *a, const dcommi_check_region *b)
-{
-    bool same = a->at == b->at && a->len == b->len;
-    if (a->mem == b->mem && a->len > 0 && b->len > 0 && !same && a->at < b->at + b->len &&
-        b->at < a->at + a->len) {
-        return dcommi_check_refuse(c, op,
-                                   "source and destination overlap in %s: bytes %" PRId64
-                                   "+%" PRId64 " and %" PRId64 "+%" PRId64,
-                                   dcommi_print_space(a->mem->space), a->at, a->len, b->at, b->len);
-    }
-    return true;
-}
-
-/* ---- folds ---- */
-
-static bool dcommi_check_single(uint64_t mask)
-{
-    return mask != 0 && (mask & (mask - 1)) == 0;
-}
-
-/* a (+) b for one run. */
-static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
-                                     const dcommi_check_value *a, const dcommi_check_value *b,
-                                     dcommi_check_value *out)
-{
-    bool free_form = c->spec->coll == DCOMM_COLL_PLAN || !c->spec_holds;
-    if (!op->lane->frame->linear &&
-        (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED)) {
-        return dcommi_check_refuse(c, op, "folds encoded bytes");
-    }
-    bool sums = a->kind == DCOMMI_CHECK_SUM && b->kind == DCOMMI_CHECK_SUM;
-    if (sums && (a->mask & b->mask) == 0 && a->src == b->src) {
-        out->kind = DCOMMI_CHECK_SUM;
-        out->mask = a->mask | b->mask;
-        out->src = a->src;
-        out->flags = 0;
-        /* A left fold goes on with the next rank alone. */
-        bool goes_on = (a->flags & DCOMMI_CHECK_ORDERED) != 0 && (a->mask & 1) != 0 &&
-                       dcommi_check_single(b->mask) && b->mask == a->mask + 1;
-        out->flags |= goes_on ? DCOMMI_CHECK_ORDERED : 0;
-        if (c->averages && ((a->flags | b->flags) & DCOMMI_CHECK_DIVIDED) != 0) {
-            return dcommi_check_refuse(c, op, "folds what a FINAL fold has completed already");
-        }
-        return true;
-    }
-    if (free_form) {
-        dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
-        *out = opaque;
-        return true;
-    }
-    if (!sums) {
-        return dcommi_check_refuse(c, op, "folds bytes that are no contribution of any rank");
-    }
-    if (a->src != b->src) {
-        return dcommi_check_refuse(c, op, "folds input byte %" PRId64 " with input byte %" PRId64,
-                                   a->src, b->src);
-    }
-    return dcommi_check_refuse(c, op,
-                               "adds the contribution of rank %d a second time (input byte "
-                               "%" PRId64 ")",
-                               __builtin_ctzll(a->mask & b->mask), a->src);
-}
-
-/* c->folded <- c->folded (+) more, both `len` bytes. */
-static bool dcommi_check_fold(dcommi_check *c, const dcommi_check_op *op,
-                              const dcommi_check_runs *more)
-{
-    dcommi_check_runs *a = &c->folded;
-    c->merged.n = 0;
-    size_t i = 0, j = 0;
-    int64_t done_a = 0, done_b = 0;
-    while (i < a->n && j < more->n) {
-        int64_t len = dcommi_min64(a->run[i].len - done_a, more->run[j].len - done_b);
-        dcommi_check_value x = dcommi_check_shift(a->run[i].v, done_a);
-        dcommi_check_value y = dcommi_check_shift(more->run[j].v, done_b);
-        dcommi_check_value z;
-        if (!dcommi_check_fold_values(c, op, &x, &y, &z) ||
-            !dcommi_check_good(c, dcommi_check_append(&c->merged, len, z))) {
-            return false;
-        }
-        done_a += len;
-        done_b += len;
-        if (done_a == a->run[i].len) {
-            i++;
-            done_a = 0;
-        }
-        if (done_b == more->run[j].len) {
-            j++;
-            done_b = 0;
-        }
-    }
-    dcommi_check_runs swap = c->folded;
-    c->folded = c->merged;
-    c->merged = swap;
-    return true;
-}
-
-/* Add one operand's runs to the fold; `first` starts it. */
-static bool dcommi_check_fold_in(dcommi_check *c, const dcommi_check_op *op, bool first,
-                                 const dcommi_check_runs *runs)
-{
-    int64_t at = 0;
-    for (size_t i = 0; i < runs->n; i++) {
-        const dcommi_check_value *v = &runs->run[i].v;
-        if (c->reduces && v->kind == DCOMMI_CHECK_SUM && (v->src - at) % c->element != 0) {
-            return dcommi_check_refuse(c, op,
-                                       "folds from the middle of an element (input byte "
-                                       "%" PRId64 ")",
-                                       v->src);
-        }
-        at += runs->run[i].len;
-    }
-    if (!first) {
-        return dcommi_check_fold(c, op, runs);
-    }
-    c->folded.n = 0;
-    for (size_t i = 0; i < runs->n; i++) {
-        dcommi_check_value v = runs->run[i].v;
-        /* A 16-bit partial result has been rounded: a sum in rank order must not start with it. */
-        if (c->element == 2 && !dcommi_check_single(v.mask)) {
-            v.flags &= (uint8_t)~DCOMMI_CHECK_ORDERED;
-        }
-        if (!dcommi_check_good(c, dcommi_check_append(&c->folded, runs->run[i].len, v))) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* The fold in c->folded is complete: apply FINAL. */
-static bool dcommi_check_fold_end(dcommi_check *c, const dcommi_check_op *op)
-{
-    if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages ||
-        op->lane->frame->plan->op != (unsigned)DCOMM_AVG) {
-        return true;
-    }
-    for (size_t i = 0; i < c->folded.n; i++) {
-        dcommi_check_value *v = &c->folded.run[i].v;
-        if (c->spec_holds && v->mask != c->all) {
-            return dcommi_check_refuse(c, op, "is FINAL with only ranks 0x%" PRIx64 " folded in",
-                                       v->mask);
-        }
-        v->flags |= DCOMMI_CHECK_DIVIDED;
-    }
-    return true;
-}
-
-#endif
-
-/* ---- completion ---- */
-
-static void dcommi_check_wake(dcommi_check *c, dcommi_check_lane *lane)
-{
-    lane->blocked = false;
-    if (lane != c->running &&
-        dcommi_check_good(c, dcommi_grow((void **)&c->ready, &c->ready_capacity, c->nready + 1,
-                                         sizeof(dcommi_check_lane *)))) {
-        c->ready[c->nready++] = lane;
-    }
-}
-
-/* A step is complete: its lane goes on, or its lane's fence comes nearer. */
-static bool dcommi_check_complete(dcommi_check *c, dcommi_check_op *op)
-{
-    dcommi_check_lane *lane = op->lane;
-    if (!op->async) {
-        lane->vc[lane->comp]++;
-        lane->level = op->level;
-        lane->pc++;
-        dcommi_check_wake(c, lane);
-        return true;
-    }
-    if (lane->async_vc == NULL) {
-        lane->async_vc = dcommi_check_vc_copy(c, op->vc);
-        if (lane->async_vc == NULL) {
-            return false;
-        }
-    } else {
-        dcommi_check_join(c, lane->async_vc, op->vc);
-    }
-    lane->async_level = lane->async_level > op->level ? lane->async_level : op->level;
-    dcommi_check_op **link = &lane->pending;
-    while (*link != op) {
-        link = &(*link)->pending;
-    }
-    *link = op->pending;
-    dcommi_check_vc_free(c, op->vc);
-    op->next = c->free_ops;
-    c->free_ops = op;
-    if (--lane->outstanding == 0 && lane->at_fence) {
-        dcommi_check_wake(c, lane);
-    }
-    return true;
-}
-
-/* Make the lane's current step an operation of its own that the lane does not wait for. */
-static dcommi_check_op *dcommi_check_detach(dcommi_check *c, dcommi_check_lane *lane)
-{
-    dcommi_check_op *op = c->free_ops;
-    if (op != NULL) {
-        c->free_ops = op->next;
-    } else if ((op = dcommi_check_get(c, sizeof *op)) == NULL) {
-        return NULL;
-    }
-    *op = lane->op;
-    op->async = true;
-    op->vc = dcommi_check_vc_copy(c, lane->vc);
-    if (op->vc == NULL) {
-        return NULL;
-    }
-    op->comp = lane->comp + 1;
-    op->clock = lane->vc[op->comp] + 1;
-    op->pending = lane->pending;
-    lane->pending = op;
-    lane->outstanding++;
-    return op;
-}
-
-static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, int peer,
-                                  uint32_t peer_lane, int64_t bytes)
-{
-    dcommi_check_event e = {.kind = op->step->kind,
-                            .rank = (int16_t)op->lane->frame->rank,
-                            .peer = (int16_t)peer,
-                            .lane = (int32_t)op->lane->number,
-                            .peer_lane = (int32_t)peer_lane,
-                            .level = op->level,
-                            .bytes = bytes,
-                            .tag = op->tag};
-    dcommi_check_event_add(c, e);
-}
-
-/* ---- folds, encodings, kernels ---- */
-
-/* The values that a source piece gives to a step: decoded where the step decodes. */
-static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi_check_region *from,
-                              const dcommi_check_region *to, dcommi_check_runs *runs)
-{
-    if (!dcommi_check_read_region(c, op, from, runs)) {
-        return false;
-    }
-    if (op->lane->frame->rank != from->mem->rank) {
-        c->rank[op->lane->frame->rank].bytes += from->len;
-        dcommi_check_event_of(c, op, from->mem->rank, 0, from->len);
-    }
-    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_RECODE) {
-        return true;
-    }
-    const dcommi_check_value *v = runs->n == 1 ? &runs->run[0].v : NULL;
-    if (v == NULL || v->kind != DCOMMI_CHECK_ENCODED || v->src != 0 ||
-        c->encoding[v->mask].len != from->len) {
-        if (c->spec_holds && c->spec->coll != DCOMM_COLL_PLAN) {
-            return dcommi_check_refuse(c, op, "decodes %" PRId64 " bytes that are not one encoding",
-                                       from->len);
-        }
-        dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
-        runs->n = 0;
-        return dcommi_check_good(c, dcommi_check_append(runs, to->len, opaque));
-    }
-    const dcommi_check_runs *was = &c->encoding[v->mask].runs;
-    int64_t len = 0;
-    runs->n = 0;
-    for (size_t i = 0; i < was->n; i++) {
-        len += was->run[i].len;
-        if (!dcommi_check_good(c, dcommi_check_append(runs, was->run[i].len, was->run[i].v))) {
-            return false;
-        }
-    }
-    if (len != to->len) {
-        return dcommi_check_refuse(c, op, "decodes %" PRId64 " bytes into %" PRId64, len, to->len);
-    }
-    return true;
-}
-
-/* Fold the sources into c->folded, `arrived` being the message if one is among them. */
-static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
-                                      const dcommi_check_region *dst, int *owner)
-{
-    const dcomm_step *s = op->step;
-    const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
-    bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_RECODE;
-    bool first = true;
-    for (uint32_t i = 0; i < s->nsrc; i++) {
-        if (operand[i].space == DCOMM_SPACE_MSG) {
-            if (!dcommi_check_fold_in(c, op, first, &c->arrived)) {
-                return false;
-            }
-            first = false;
-            continue;
-        }
-        for (uint32_t r = 0; r < dcommi_check_pieces(&operand[i]); r++) {
-            dcommi_check_region from;
-            if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
-                return false;
-            }
-            if (!decodes && (from.len != dst->len || !dcommi_check_apart(c, op, &from, dst))) {
-                return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes into %" PRId64, from.len,
-                                           dst->len);
-            }
-            if (!dcommi_check_take(c, op, &from, dst, &c->given) ||
-                !dcommi_check_fold_in(c, op, first, &c->given)) {
-                return false;
-            }
-            first = false;
-        }
-    }
-    if (c->reduces && dst->len % c->element != 0) {
-        return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes, no whole number of elements",
-                                   dst->len);
-    }
-    return dcommi_check_fold_end(c, op);
-}
-
-static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
-                                 const dcommi_check_region *dst, int *owner)
-{
-    return dcommi_check_fold_sources(c, op, dst, owner) && dcommi_check_put(c, op, dst, &c->folded);
-}
-
-/* ENCODE and RECODE. */
-static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
-                                   const dcommi_check_region *dst, int *owner)
-{
-    const dcomm_step *s = op->step;
-    const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
-    const dcommi_check_runs *values = &c->given;
-    dcommi_check_region src = {0};
-    if (s->kind == DCOMM_STEP_RECODE) {
-        dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
-        if (!dcommi_check_piece(c, op, &s->stage, 0, &src, owner) ||
-            !dcommi_check_order_write(c, op, &src) ||
-            !dcommi_check_put_value(c, op, &src, undefined) ||
-            !dcommi_check_fold_sources(c, op, &src, owner)) {
-            return false;
-        }
-        values = &c->folded;
-    } else if (!dcommi_check_piece(c, op, operand, 0, &src, owner) ||
-               !dcommi_check_apart(c, op, &src, dst) ||
-               !dcommi_check_take(c, op, &src, dst, &c->given)) {
-        return false;
-    }
-    if (!dcommi_check_good(c, dcommi_grow((void **)&c->encoding, &c->encodings_capacity,
-                                          c->nencodings + 1, sizeof *c->encoding))) {
-        return false;
-    }
-    dcommi_check_encoding *e = &c->encoding[c->nencodings];
-    e->len = s->word < 0 ? dst->len : dcommi_check_choose(c, c->nencodings + 1, dst->len);
-    for (size_t i = 0; i < values->n; i++) {
-        if (!dcommi_check_good(
-                c, dcommi_check_append(&e->runs, values->run[i].len, values->run[i].v))) {
-            return false;
-        }
-    }
-    dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
-    dcommi_check_value encoded = {.kind = DCOMMI_CHECK_ENCODED, .mask = c->nencodings++};
-    dcommi_check_region head = {dst->mem, dst->at, e->len};
-    return dcommi_check_put_value(c, op, dst, undefined) &&
-           dcommi_check_put_value(c, op, &head, encoded) &&
-           (op->step->word < 0 || dcommi_check_set_word(c, op, head.len));
-}
-
-static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
-                                    const dcommi_check_region *dst, int *owner)
-{
-    const dcomm_operand *operand = op->lane->frame->plan->operands + op->step->src;
-    for (uint32_t i = 0; i < op->step->nsrc; i++) {
-        for (uint32_t r = 0; r < dcommi_check_pieces(&operand[i]); r++) {
-            dcommi_check_region from;
-            if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner) ||
-                !dcommi_check_take(c, op, &from, dst, &c->given)) {
-                return false;
-            }
-        }
-    }
-    dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
-    return dcommi_check_put_value(c, op, dst, opaque);
-}
-
-/* Does the lane have to wait until somebody exposes what its step reads? Even an ASYNC step does
- * not start before. */
-static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
-{
-    dcommi_check_op *op = &lane->op;
-    int waits_for = -1, *owner = &waits_for;
-    const dcomm_operand *operand = op->lane->frame->plan->operands + op->step->src;
-    for (uint32_t i = 0; i < op->step->nsrc && *owner < 0; i++) {
-        for (uint32_t r = 0; operand[i].space == DCOMM_SPACE_PEER && *owner < 0 &&
-                             r < dcommi_check_pieces(&operand[i]);
-             r++) {
-            dcommi_check_region from;
-            if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
-                return false;
-            }
-        }
-    }
-    if (*owner >= 0) {
-        op->peer = *owner;
-        lane->blocked = true;
-        lane->next_waiter = c->rank[*owner].peer_waiters;
-        c->rank[*owner].peer_waiters = lane;
-    }
-    return true;
-}
-
-/* COPY, REDUCE, the codec's steps, COMPUTE. */
-static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
-{
-    const dcomm_step *s = op->step;
-    dcommi_check_region dst, src = {0};
-    int owner = -1;
-    if (!dcommi_check_piece(c, op, &s->dst, 0, &dst, &owner) ||
-        !dcommi_check_order_write(c, op, &dst)) {
-        return false;
-    }
-    bool single = s->kind == DCOMM_STEP_COPY;
-    if (single) {
-        const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
-        if (!dcommi_check_piece(c, op, operand, 0, &src, &owner) ||
-            !dcommi_check_apart(c, op, &src, &dst)) {
-            return false;
-        }
-        if (src.len != dst.len) {
-            return dcommi_check_refuse(c, op, "copies %" PRId64 " bytes into %" PRId64, src.len,
-                                       dst.len);
-        }
-    }
-    bool good;
-    if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE) {
-        good = dcommi_check_do_encode(c, op, &dst, &owner);
-    } else if (s->kind == DCOMM_STEP_COMPUTE) {
-        good = dcommi_check_do_compute(c, op, &dst, &owner);
-    } else if (single) {
-        good = dcommi_check_take(c, op, &src, &dst, &c->given) &&
-               dcommi_check_put(c, op, &dst, &c->given);
-    } else {
-        good = dcommi_check_do_fold(c, op, &dst, &owner);
-    }
-    dcommi_check_event_of(c, op, -1, 0, dst.len);
-    return good && dcommi_check_complete(c, op);
-}
-
-/* ---- messages ---- */
-
-static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_check_op *recv)
-{
-    const dcomm_step *r = recv->step;
-    const dcommi_check_frame *from_frame = send->lane->frame;
-    dcommi_check_region src, dst, stage;
-    int owner = -1;
-    if (!dcommi_check_piece(c, send, from_frame->plan->operands + send->step->src, 0, &src,
-                            &owner) ||
-        !dcommi_check_piece(c, recv, &r->dst, 0, &dst, &owner)) {
-        return false;
-    }
-    bool reduces = r->kind == DCOMM_STEP_RECV_REDUCE;
-    bool any_length = !reduces && r->word >= 0;
-    if (src.len > dst.len || (src.len != dst.len && !any_length)) {
-        return dcommi_check_refuse(c, recv, "takes %" PRId64 " bytes, but %s sends %" PRId64,
-                                   dst.len, dcommi_check_op_text(c, send).s, src.len);
-    }
-    dst.len = src.len;
-    /* Completing a send orders nothing: its message may have been buffered. */
-    dcommi_check_join(c, recv->vc, send->vc);
-    int32_t level = (send->level > recv->level ? send->level : recv->level) + 1;
-    send->level = recv->level = level;
-    c->steps = c->steps > level ? c->steps : level;
-    if (!dcommi_check_order_write(c, recv, &dst) ||
-        !dcommi_check_read_region(c, send, &src, &c->arrived)) {
-        return false;
-    }
-    if (reduces) {
-        dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
-        if (!dcommi_check_piece(c, recv, &r->stage, 0, &stage, &owner) ||
-            !dcommi_check_order_write(c, recv, &stage) ||
-            !dcommi_check_put_value(c, recv, &stage, undefined)) {
-            return false;
-        }
-        if (stage.len < dst.len) {
-            return dcommi_check_refuse(c, recv, "has a stage of %" PRId64 " bytes for %" PRId64,
-                                       stage.len, dst.len);
-        }
-    }
-    if (reduces ? !dcommi_check_do_fold(c, recv, &dst, &owner)
-                : !dcommi_check_put(c, recv, &dst, &c->arrived)) {
-        return false;
-    }
-    if (any_length && !dcommi_check_set_word(c, recv, src.len)) {
-        return false;
-    }
-    c->messages++;
-    c->rank[from_frame->rank].bytes += src.len;
-    dcommi_check_event_of(c, recv, from_frame->rank, send->lane->number, src.len);
-    return dcommi_check_complete(c, send) && dcommi_check_complete(c, recv);
-}
-
-static dcommi_check_message *dcommi_check_message_find(dcommi_check *c, uint64_t key)
-{
-    if (c->nmessages * 2 >= c->messages_capacity) {
-        size_t capacity = c->messages_capacity == 0 ? 1024 : c->messages_capacity * 2;
-        dcommi_check_message *bigger = dcommi_calloc(capacity, sizeof *bigger);
-        if (bigger == NULL) {
-            c->status = DCOMM_ERR_NO_MEMORY;
-            return NULL;
-        }
-        for (size_t i = 0; i < c->messages_capacity; i++) {
-            if (c->message[i].key != 0) {
-                size_t at = dcommi_mix(c->message[i].key, 0) & (capacity - 1);
-                while (bigger[at].key != 0) {
-                    at = (at + 1) & (capacity - 1);
-                }
-                bigger[at] = c->message[i];
-            }
-        }
-        dcommi_free(c->message);
-        c->message = bigger;
-        c->messages_capacity = capacity;
-    }
-    size_t at = dcommi_mix(key, 0) & (c->messages_capacity - 1);
-    while (c->message[at].key != 0 && c->message[at].key != key) {
-        at = (at + 1) & (c->messages_capacity - 1);
-    }
-    c->nmessages += c->message[at].key == 0;
-    c->message[at].key = key;
-    return &c->message[at];
-}
-
-/* A SEND, RECV or RECV_REDUCE begins. The other side is there already, or will find this one. */
-static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
-{
-    const dcommi_check_frame *f = op->lane->frame;
-    bool sends = op->step->kind == DCOMM_STEP_SEND;
-    int64_t peer, tag;
-    if (!dcommi_check_eval(c, op, &op->step->peer, &peer) ||
-        !dcommi_check_eval(c, op, &op->step->tag, &tag)) {
-        return false;
-    }
-    if (peer < 0 || peer >= f->plan->nranks || f->ranks[peer] == f->rank) {
-        return dcommi_check_refuse(c, op, "its peer is rank %" PRId64 " of %d%s", peer,
-                                   f->plan->nranks,
-                                   peer == f->plan->rank ? ", which is itself" : "");
-    }
-    if (tag < 0 || tag >= f->plan->ntags) {
-        return dcommi_check_refuse(c, op, "tag %" PRId64 " is not in [0, %" PRIu32 ")", tag,
-                                   f->plan->ntags);
-    }
-    op->peer = f->ranks[peer];
-    op->tag = f->tag + tag;
-    int from = sends ? f->rank : op->peer, to = sends ? op->peer : f->rank;
-    uint64_t key =
-        1 + (((uint64_t)from * DCOMMI_CHECK_RANKS + (uint64_t)to) << 40 | (uint64_t)op->tag);
-    dcommi_check_message *m = dcommi_check_message_find(c, key);
-    if (m == NULL) {
-        return false;
-    }
-    if (m->done || (sends ? m->send : m->recv) != NULL) {
-        return dcommi_check_refuse(c, op,
-                                   "there is another message from rank %d to %d with tag "
-                                   "%" PRId64,
-                                   from, to, op->tag);
-    }
-    op->lane->blocked = op->lane->blocked || !op->async;
-    if (sends) {
-        m->send = op;
-    } else {
-        m->recv = op;
-    }
-    if (m->send == NULL || m->recv == NULL) {
-        return true;
-    }
-    m->done = true;
-    return dcommi_check_match(c, m->send, m->recv);
-}
-
-/* ---- expositions and signals ---- */
-
-/* The ranks of the run that EXPOSE or SIGNAL is for: a mask. */
-static bool dcommi_check_targets(dcommi_check *c, dcommi_check_op *op, uint64_t *mask)
-{
-    const dcommi_check_frame *f = op->lane->frame;
-    int64_t peer = 0;
-    if (!dcommi_check_eval(c, op, &op->step->peer, &peer)) {
-        return false;
-    }
-    *mask = 0;
-    if (peer != DCOMM_ALL_PEERS && (peer < 0 || peer >= f->plan->nranks)) {
-        return dcommi_check_refuse(c, op, "its peer is rank %" PRId64 " of %d", peer,
-                                   f->plan->nranks);
-    }
-    for (int i = 0; i < f->plan->nranks; i++) {
-        if (i == peer || (peer == DCOMM_ALL_PEERS && f->ranks[i] != f->rank)) {
-            *mask |= (uint64_t)1 << f->ranks[i];
-        }
-    }
-    return true;
-}
-
-static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
-{
-    const dcommi_check_frame *f = op->lane->frame;
-    dcommi_check_rank *owner = &c->rank[f->rank];
-    dcommi_check_region r;
-    uint64_t targets;
-    int nobody = -1;
-    if (!dcommi_check_targets(c, op, &targets) ||
-        !dcommi_check_piece(c, op, f->plan->operands + op->step->src, 0, &r, &nobody)) {
-        return false;
-    }
-    const uint32_t *vc = dcommi_check_vc_copy(c, op->vc);
-    if (vc == NULL) {
-        return false;
-    }
-    dcommi_check_exposed *row = owner->exposed + (f->slot + op->step->slot) * c->n;
-    for (int i = 0; i < c->n; i++) {
-        if ((targets >> i & 1) == 0 || i == f->rank) {
-            continue;
-        }
-        if (row[i].mem != NULL) {
-            return dcommi_check_refuse(c, op, "slot %" PRId64 " is exposed to rank %d twice",
-                                       f->slot + op->step->slot, i);
-        }
-        dcommi_check_exposed x = {r.mem, r.at, r.len, vc, op->level + 1};
-        row[i] = x;
-        c->signals++;
-        c->steps = c->steps > x.level ? c->steps : x.level;
-        dcommi_check_event_of(c, op, i, 0, r.len);
-    }
-    while (owner->peer_waiters != NULL) {
-        dcommi_check_lane *lane = owner->peer_waiters;
-        owner->peer_waiters = lane->next_waiter;
-        dcommi_check_wake(c, lane);
-    }
-    return dcommi_check_complete(c, op);
-}
-
-static bool dcommi_check_pulse_add(dcommi_check *c, dcommi_check_counter *counter, uint32_t comp,
-                                   struct dcommi_check_pulse pulse, int64_t value)
-{
-    dcommi_check_source *s = NULL;
-    for (size_t i = 0; i < counter->nsources && s == NULL; i++) {
-        s = counter->source[i].comp == comp ? &counter->source[i] : NULL;
-    }
-    if (s == NULL) {
-        if (counter->nsources == counter->capacity) {
-            size_t capacity = counter->capacity == 0 ? 4 : 2 * counter->capacity;
-            dcommi_check_source *bigger = dcommi_check_get(c, capacity * sizeof *bigger);
-            if (bigger == NULL) {
-                return false;
-            }
-            if (counter->nsources > 0) {
-                memcpy(bigger, counter->source, counter->nsources * sizeof *bigger);
-            }
-            counter->source = bigger;
-            counter->capacity = capacity;
-        }
-        s = &counter->source[counter->nsources++];
-        s->comp = comp;
-    }
-    if (s->n == s->capacity) {
-        size_t capacity = s->capacity == 0 ? 4 : 2 * s->capacity;
-        struct dcommi_check_pulse *bigger = dcommi_check_get(c, capacity * sizeof *bigger);
-        if (bigger == NULL) {
-            return false;
-        }
-        if (s->n > 0) {
-            memcpy(bigger, s->pulse, s->n * sizeof *bigger);
-        }
-        s->pulse = bigger;
-        s->capacity = capacity;
-    }
-    pulse.before = s->total;
-    s->pulse[s->n++] = pulse;
-    s->total += value;
-    counter->total += value;
-    return true;
-}
-
-static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
-{
-    const dcommi_check_frame *f = op->lane->frame;
-    uint64_t targets;
-    int64_t value, at = f->counter + op->step->slot;
-    if (!dcommi_check_targets(c, op, &targets) ||
-        !dcommi_check_eval(c, op, &op->step->value, &value)) {
-        return false;
-    }
-    if (value < 0 || value > INT64_MAX / 4) {
-        return dcommi_check_refuse(c, op, "signals %" PRId64, value);
-    }
-    struct dcommi_check_pulse pulse = {.vc = dcommi_check_vc_copy(c, op->vc)};
-    if (pulse.vc == NULL) {
-        return false;
-    }
-    for (int i = 0; i < c->n; i++) {
-        if ((targets >> i & 1) == 0) {
-            continue;
-        }
-        if (at >= c->rank[i].plan->ncounters) {
-            return dcommi_check_refuse(c, op, "rank %d has no counter %" PRId64, i, at);
-        }
-        dcommi_check_counter *counter = &c->rank[i].counters[at];
-        if (counter->total > INT64_MAX - value) {
-            return dcommi_check_refuse(c, op, "counter %" PRId64 " exceeds 63 bits", at);
-        }
-        pulse.level = op->level + (i != f->rank);
-        if (value > 0 && !dcommi_check_pulse_add(c, counter, op->comp, pulse, value)) {
-            return false;
-        }
-        if (i != f->rank) {
-            c->signals++;
-            c->steps = c->steps > pulse.level ? c->steps : pulse.level;
-            dcommi_check_event_of(c, op, i, 0, 0);
-        }
-        dcommi_check_lane **link = &counter->waiters;
-        while (*link != NULL) {
-            dcommi_check_lane *lane = *link;
-            if (lane->wants <= counter->total) {
-                *link = lane->next_waiter;
-                dcommi_check_wake(c, lane);
-            } else {
-                link = &lane->next_waiter;
-            }
-        }
-    }
-    return dcommi_check_complete(c, op);
-}
-
-/* How much a lane can have added to a counter before this WAIT, by the last pass. */
-static int64_t dcommi_check_possible(const dcommi_check_source *s, const dcommi_check_op *wait)
-{
-    size_t low = 0, high = s->n; /* pulses that do not come after the WAIT: [0, low) */
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (s->pulse[middle].vc[wait->comp] < wait->clock) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low < s->n ? s->pulse[low].before : s->total;
-}
-
-/* WAIT comes after those signals without which its counter could not have got there: from the other
- * lanes all that may come early counts as come. Which may come early is known from the pass before
- * this one, with fewer edges, so that no edge is ever assumed that is not certain. */
-static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
-{
-    dcommi_check_lane *lane = op->lane;
-    int64_t at = lane->frame->counter + op->step->slot, possible = 0;
-    if (!dcommi_check_eval(c, op, &op->step->value, &lane->wants)) {
-        return false;
-    }
-    if (lane->wants < 0) {
-        return dcommi_check_refuse(c, op, "waits for a negative value");
-    }
-    dcommi_check_counter *counter = &c->rank[lane->frame->rank].counters[at];
-    if (counter->total < lane->wants) {
-        lane->next_waiter = counter->waiters;
-        counter->waiters = lane;
-        lane->blocked = true;
-        return true;
-    }
-    c->waited = true;
-    const dcommi_check_log *log = &c->old_log[c->stage];
-    int rank = lane->frame->rank;
-    const dcommi_check_counter *old =
-        c->has_old_log && at < log->ncounters[rank] ? &log->counters[rank][at] : NULL;
-    for (size_t i = 0; old != NULL && i < old->nsources; i++) {
-        possible += dcommi_check_possible(&old->source[i], op);
-    }
-    for (size_t i = 0; old != NULL && i < old->nsources; i++) {
-        int64_t own = dcommi_check_possible(&old->source[i], op);
-        int64_t needed = lane->wants - (possible - own);
-        for (size_t j = 0; j < counter->nsources; j++) {
-            const dcommi_check_source *s = &counter->source[j];
-            if (s->comp != old->source[i].comp) {
-                continue;
-            }
-            size_t low = 0, high = s->n; /* the last pulse that begins below what is needed */
-            while (low < high) {
-                size_t middle = low + (high - low) / 2;
-                if (s->pulse[middle].before < needed) {
-                    low = middle + 1;
-                } else {
-                    high = middle;
-                }
-            }
-            if (low > 0) {
-                const struct dcommi_check_pulse *p = &s->pulse[low - 1];
-                dcommi_check_join(c, op->vc, p->vc);
-                op->level = op->level > p->level ? op->level : p->level;
-                c->edges = dcommi_mix(c->edges, low);
-            }
-        }
-    }
-    return dcommi_check_complete(c, op);
-}
-
-#endif
-
-/* How many lanes run, one after another or at once, below one lane of a plan; itself included. */
-static uint32_t dcommi_check_width(dcommi_check *c, const dcomm_plan *p, uint32_t lane)
-{
-    uint64_t most = 0;
-    for (uint32_t i = 0; i < p->lanes[lane].count; i++) {
-        const dcomm_step *s = &p->steps[p->lanes[lane].first + i];
-        if (s->kind == DCOMM_STEP_CALL && --c->budget > 0) {
-            uint64_t width = 0;
-            for (uint32_t j = 0; j < p->subs[s->sub]->nlanes; j++) {
-                width += dcommi_check_width(c, p->subs[s->sub], j);
-            }
-            most = width > most ? width : most;
-        }
-    }
-    return most < 1u << 20 ? 1 + (uint32_t)most : 1u << 20;
-}
-
-/* Make a frame's lanes ready; `first` is the component of the first. */
-static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t first,
-                               const uint32_t *vc, int32_t level)
-{
-    const dcomm_plan *p = f->plan;
-    f->lanes_left = p->nlanes;
-    f->level = level;
-    f->end_vc = dcommi_check_vc_copy(c, vc);
-    if (f->end_vc == NULL) {
-        return false;
-    }
-    for (uint32_t i = p->nlanes; i-- > 0;) {
-        dcommi_check_lane *lane = dcommi_check_get(c, sizeof *lane);
-        if (lane == NULL || (lane->vc = dcommi_check_vc_copy(c, vc)) == NULL) {
-            return false;
-        }
-        lane->frame = f;
-        lane->number = i;
-        lane->level = level;
-        lane->all = c->lanes;
-        c->lanes = lane;
-        dcommi_check_wake(c, lane);
-    }
-    /* wake pushed them last to first, so the newest is lane 0: give components in order */
-    uint32_t comp = first;
-    dcommi_check_lane *lane = c->lanes;
-    for (uint32_t i = 0; i < p->nlanes; i++, lane = lane->all) {
-        lane->comp = comp;
-        if (lane->vc[comp] == 0) {
-            lane->vc[comp] = 1;
-        }
-        dcommi_check_component k = {f->rank, i, f->caller == NULL ? UINT32_MAX : f->caller->comp};
-        c->comps[comp / 2] = k;
-        comp += 2 * dcommi_check_width(c, p, i);
-    }
-    return c->status == DCOMM_OK;
-}
-
-/* SCRATCH and WORDS of a called sub-plan are its own. */
-static bool dcommi_check_own_mem(dcommi_check *c, dcommi_check_frame *f, unsigned space,
-                                 int64_t size, unsigned kind)
-{
-    dcommi_check_value v = {.kind = (uint8_t)kind};
-    f->mem[space] = dcommi_check_mem_new(c, f->rank, space);
-    f->size[space] = size;
-    return f->mem[space] != NULL &&
-           dcommi_check_good(c, dcommi_check_mem_fill(f->mem[space], 0, size, v));
-}
-
-static bool dcommi_check_bind(dcommi_check *c, dcommi_check_op *op, dcommi_check_frame *f,
-                              unsigned space, const dcomm_operand *o, int64_t need)
-{
-    dcommi_check_region r = {op->lane->frame->mem[space], 0, 0};
-    int owner = -1;
-    if (o != NULL && o->space != DCOMM_SPACE_NONE && !dcommi_check_piece(c, op, o, 0, &r, &owner)) {
-        return false;
-    }
-    if (r.len < need) {
-        return dcommi_check_refuse(c, op,
-                                   "gives %" PRId64 " bytes of %s to a sub-plan that "
-                                   "touches %" PRId64,
-                                   r.len, dcommi_print_space(space), need);
-    }
-    f->mem[space] = r.mem;
-    f->base[space] = r.at;
-    f->size[space] = need;
-    return true;
-}
-
-static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
-{
-    dcommi_check_lane *lane = op->lane;
-    const dcommi_check_frame *outer = lane->frame;
-    const dcomm_step *s = op->step;
-    const dcomm_plan *sub = outer->plan->subs[s->sub];
-    int64_t tag = 0, counter = 0, slot = 0;
-    if (!dcommi_check_eval(c, op, &s->tag, &tag)) {
-        return false;
-    }
-    if (tag < 0 || tag > (int64_t)outer->plan->ntags - (int64_t)sub->ntags) {
-        return dcommi_check_refuse(c, op, "tags %" PRId64 "+%" PRIu32 " of %" PRIu32, tag,
-                                   sub->ntags, outer->plan->ntags);
-    }
-    if (!dcommi_check_eval(c, op, &s->value, &counter) ||
-        !dcommi_check_eval(c, op, &s->peer, &slot)) {
-        return false;
-    }
-    counter += s->slot;
-    slot += s->word > 0 ? s->word : 0;
-    if (counter < 0 || counter > (int64_t)outer->plan->ncounters - (int64_t)sub->ncounters ||
-        slot < 0 || slot > (int64_t)outer->plan->nslots - (int64_t)sub->nslots) {
-        return dcommi_check_refuse(c, op,
-                                   "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
-                                   "+%" PRIu32 " of %" PRIu32,
-                                   counter, sub->ncounters, outer->plan->ncounters, slot,
-                                   sub->nslots, outer->plan->nslots);
-    }
-    dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
-    int *ranks = f != NULL ? dcommi_check_get(c, (size_t)sub->nranks * sizeof *ranks) : NULL;
-    if (ranks == NULL) {
-        return false;
-    }
-    for (int i = 0; i < sub->nranks; i++) {
-        ranks[i] = outer->ranks[outer->plan->table[s->group + (uint32_t)i]];
-    }
-    f->plan = sub;
-    f->caller = lane;
-    f->ranks = ranks;
-    f->rank = outer->rank;
-    f->linear = outer->linear || sub->codec_linear;
-    f->tag = outer->tag + tag;
-    f->counter = outer->counter + counter;
-    f->slot = outer->slot + slot;
-    const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
-    if (!dcommi_check_bind(c, op, f, DCOMM_SPACE_IN, in, sub->in_bytes) ||
-        !dcommi_check_bind(c, op, f, DCOMM_SPACE_OUT, &s->dst, sub->out_bytes) ||
-        !dcommi_check_own_mem(c, f, DCOMM_SPACE_SCRATCH, sub->scratch_bytes, DCOMMI_CHECK_UNDEF) ||
-        !dcommi_check_own_mem(c, f, DCOMM_SPACE_WORDS, 8 * (int64_t)sub->nwords,
-                              DCOMMI_CHECK_ZERO)) {
-        return false;
-    }
-    lane->blocked = true;
-    return sub->nlanes == 0 ? dcommi_check_complete(c, op)
-                            : dcommi_check_start(c, f, lane->comp + 2, lane->vc, lane->level);
-}
-
-/* A lane has run to its end, all that it started included. */
-static bool dcommi_check_lane_end(dcommi_check *c, dcommi_check_lane *lane)
-{
-    dcommi_check_frame *f = lane->frame;
-    lane->done = true;
-    dcommi_check_join(c, f->end_vc, lane->vc);
-    f->level = f->level > lane->level ? f->level : lane->level;
-    dcommi_check_vc_free(c, lane->vc);
-    if (--f->lanes_left > 0 || f->caller == NULL) {
-        return true;
-    }
-    dcommi_check_lane *caller = f->caller;
-    dcommi_check_join(c, caller->vc, f->end_vc);
-    f->mem[DCOMM_SPACE_SCRATCH]->end_vc = f->end_vc;
-    caller->op.level = caller->op.level > f->level ? caller->op.level : f->level;
-    return dcommi_check_complete(c, &caller->op);
-}
-
-/* FENCE, and the end of a lane: false when there is still something to wait for. */
-static bool dcommi_check_fence(dcommi_check *c, dcommi_check_lane *lane)
-{
-    lane->at_fence = lane->outstanding > 0;
-    if (lane->at_fence) {
-        lane->blocked = true;
-        return false;
-    }
-    if (lane->async_vc != NULL) {
-        dcommi_check_join(c, lane->vc, lane->async_vc);
-        dcommi_check_vc_free(c, lane->async_vc);
-        lane->async_vc = NULL;
-    }
-    lane->level = lane->level > lane->async_level ? lane->level : lane->async_level;
-    lane->op.level = lane->level;
-    lane->vc[lane->comp + 1]++;
-    return true;
-}
-
-static bool dcommi_check_loop(dcommi_check *c, dcommi_check_lane *lane)
-{
-    dcommi_check_op *op = &lane->op;
-    int64_t trips;
-    if (!dcommi_check_eval(c, op, &op->step->value, &trips)) {
-        return false;
-    }
-    if (trips <= 0 || op->step->body == 0) {
-        lane->pc += op->step->body + 1;
-    } else {
-        lane->open[lane->depth] = lane->pc;
-        lane->index[lane->depth] = 0;
-        lane->trips[lane->depth++] = trips;
-    }
-    return dcommi_check_complete(c, op);
-}
-
-static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
-{
-    const dcomm_plan *p = lane->frame->plan;
-    const dcomm_step *s = &p->steps[p->lanes[lane->number].first + lane->pc];
-    dcommi_check_op *op = &lane->op;
-    memset(op, 0, sizeof *op);
-    op->lane = lane;
-    op->step = s;
-    op->at = lane->pc;
-    memcpy(op->index, lane->index, sizeof op->index);
-    op->vc = lane->vc;
-    op->comp = lane->comp;
-    op->clock = lane->vc[lane->comp] + 1;
-    op->level = lane->level;
-    op->peer = -1;
-    if (--c->budget < 0) {
-        return dcommi_check_refuse(c, op, "too many steps to check");
-    }
-    if ((s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_REDUCE) &&
-        (!dcommi_check_must_wait(c, lane) || lane->blocked)) {
-        return c->status == DCOMM_OK;
-    }
-    if ((s->flags & DCOMM_STEP_ASYNC) != 0 && s->kind != DCOMM_STEP_EXPOSE) {
-        op = dcommi_check_detach(c, lane);
-        if (op == NULL) {
-            return false;
-        }
-        lane->vc[lane->comp]++;
-        lane->pc++;
-    }
-    switch (s->kind) {
-    case DCOMM_STEP_SEND:
-    case DCOMM_STEP_RECV:
-    case DCOMM_STEP_RECV_REDUCE:
-        return dcommi_check_post(c, op);
-    case DCOMM_STEP_EXPOSE:
-        return dcommi_check_do_expose(c, op);
-    case DCOMM_STEP_SIGNAL:
-        return dcommi_check_do_signal(c, op);
-    case DCOMM_STEP_WAIT:
-        return dcommi_check_do_wait(c, op);
-    case DCOMM_STEP_FENCE:
-        return !dcommi_check_fence(c, lane) || dcommi_check_complete(c, op);
-    case DCOMM_STEP_LOOP:
-        return dcommi_check_loop(c, lane);
-    case DCOMM_STEP_END: {
-        int d = lane->depth - 1;
-        if (++lane->index[d] < lane->trips[d]) {
-            lane->pc = lane->open[d];
-        } else {
-            lane->index[d] = 0;
-            lane->depth = d;
-        }
-        return dcommi_check_complete(c, op);
-    }
-    case DCOMM_STEP_CALL:
-        return dcommi_check_call(c, op);
-    default:
-        return dcommi_check_do_local(c, op);
-    }
-}
-
-/* Go on with a lane as far as it can. */
-static bool dcommi_check_advance(dcommi_check *c, dcommi_check_lane *lane)
-{
-    c->running = lane;
-    while (!lane->blocked && !lane->done && c->status == DCOMM_OK) {
-        uint32_t count = lane->frame->plan->lanes[lane->number].count;
-        if (lane->pc < count) {
-            if (!dcommi_check_step(c, lane)) {
-                return false;
-            }
-        } else if (dcommi_check_fence(c, lane) && !dcommi_check_lane_end(c, lane)) {
-            return false;
-        }
-    }
-    c->running = NULL;
-    return c->status == DCOMM_OK;
-}
-
-/* Nothing can go on: say who waits for what. */
-static void dcommi_check_deadlock(dcommi_check *c)
-{
-    char text[DCOMMI_MESSAGE_MAX];
-    size_t used = 0;
-    int named = 0, left = 0;
-    for (const dcommi_check_lane *l = c->lanes; l != NULL; l = l->all) {
-        if (l->done || (!l->at_fence && l->op.step->kind == DCOMM_STEP_CALL)) {
-            continue;
-        }
-        if (named == 3 || used + 160 > sizeof text) {
-            left++;
-            continue;
-        }
-        const dcommi_check_op *op = l->at_fence ? l->pending : &l->op;
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s waits%s",
-                                 named++ > 0 ? "; " : "", dcommi_check_op_text(c, op).s,
-                                 l->at_fence ? " (async, at a fence)" : "");
-    }
-    if (left > 0) {
-        snprintf(text + used, sizeof text - used, "; and %d more lanes", left);
-    }
-    c->status = dcommi_fail(DCOMM_ERR_PLAN, "deadlock: %s", text);
-}
-
-#endif
-/* ==== include/dcomm/impl/check/spec.h ====================================================== */
-/* spec.h - what each collective is to compute: where inputs lie, and what the results are. */
-#ifndef DCOMMI_CHECK_SPEC_H
-#define DCOMMI_CHECK_SPEC_H
-
-
-/* Bytes of a buffer that hold input bytes [src, src+len) folded over the ranks in mask. */
-typedef struct dcommi_check_part {
-    int64_t at, len, src;
-    uint64_t mask;
-} dcommi_check_part;
-
-/* One rank's buffers. */
-typedef struct dcommi_check_layout {
-    int64_t in_bytes, out_bytes;
-    int64_t in_place_at; /* where in OUT an input in place begins; -1: it is in IN */
-    int64_t input_bytes; /* how much of it lies there */
-    dcommi_check_part part[DCOMMI_CHECK_RANKS];
-    int nparts;
-} dcommi_check_layout;
-
-typedef struct dcommi_check_shape {
-    int64_t length[DCOMMI_CHECK_RANKS], at[DCOMMI_CHECK_RANKS]; /* v: each rank's block, bytes */
-    int64_t total;                                              /* end of the last block */
-} dcommi_check_shape;
-
-static bool dcommi_check_is_v(dcomm_coll coll)
-{
-    return coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV ||
-           coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
-}
-
-/* count elements in bytes; -1 when that is beyond what a plan can say. */
-static int64_t dcommi_check_bytes(const dcommi_check *c, size_t count)
-{
-    int64_t bytes;
-    if (__builtin_mul_overflow(count, c->element, &bytes) || bytes > INT64_MAX / 128) {
-        return -1;
-    }
-    return bytes;
-}
-
-/* The ranks' blocks of the operation, which for the plain collectives are all `count` long. */
-static dcomm_status dcommi_check_shape_of(const dcommi_check *c, dcommi_check_shape *shape)
-{
-    const dcomm_check_spec *spec = c->spec;
-    bool v = dcommi_check_is_v(spec->coll);
-    memset(shape, 0, sizeof *shape);
-    int64_t packed = 0;
-    for (int i = 0; i < c->n; i++) {
-        int64_t length = dcommi_check_bytes(c, v ? spec->counts[i] : spec->count);
-        int64_t at = v && spec->displs != NULL ? dcommi_check_bytes(c, spec->displs[i]) : packed;
-        if (length < 0 || at < 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
-        }
-        shape->length[i] = length;
-        shape->at[i] = at;
-        packed += length;
-        shape->total = dcommi_max64(shape->total, at + length);
-    }
-    return DCOMM_OK;
-}
-
-static void dcommi_check_expect(dcommi_check_layout *l, int64_t at, int64_t len, uint64_t mask,
-                                int64_t src)
-{
-    dcommi_check_part part = {at, len, src, mask};
-    l->part[l->nparts++] = part;
-}
-
-static dcomm_status dcommi_check_alltoallv(const dcommi_check *c, int rank, dcommi_check_layout *l)
-{
-    const size_t *counts = c->spec->counts;
-    for (int p = 0; p < c->n; p++) {
-        int64_t src = 0;
-        for (int q = 0; q < rank; q++) {
-            src += dcommi_check_bytes(c, counts[p * c->n + q]);
-        }
-        int64_t out = dcommi_check_bytes(c, counts[rank * c->n + p]);
-        int64_t len = dcommi_check_bytes(c, counts[p * c->n + rank]);
-        if (out < 0 || len < 0) {
-            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
-        }
-        dcommi_check_expect(l, l->out_bytes, len, (uint64_t)1 << p, src);
-        l->out_bytes += len;
-        l->in_bytes += out;
-    }
-    return DCOMM_OK;
-}
-
-/* Where rank's input lies and what its output should be. */
-static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcommi_check_layout *l)
-{
-    const dcomm_check_spec *spec = c->spec;
-    dcommi_check_shape s;
-    bool root = rank == spec->root, here = spec->in_place;
-    memset(l, 0, sizeof *l);
-    l->in_place_at = -1;
-    if (spec->coll == DCOMM_COLL_ALLTOALLV) {
-        return dcommi_check_alltoallv(c, rank, l);
-    }
-    DCOMMI_TRY(dcommi_check_shape_of(c, &s));
-    int64_t mine = s.length[rank], at = s.at[rank];
-    switch (spec->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-    case DCOMM_COLL_REDUCE:
-        l->in_bytes = l->out_bytes = mine;
-        if (spec->coll == DCOMM_COLL_ALLREDUCE || root) {
-            dcommi_check_expect(l, 0, mine, c->all, 0);
-        } else if (!here) {
-            l->out_bytes = 0;
-        }
-        l->in_place_at = here ? 0 : -1;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTER:
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        l->in_bytes = s.total;
-        l->out_bytes = here ? s.total : mine;
-        l->in_place_at = here ? 0 : -1;
-        dcommi_check_expect(l, here ? at : 0, mine, c->all, at);
-        break;
-    case DCOMM_COLL_ALLGATHER:
-    case DCOMM_COLL_ALLGATHERV:
-    case DCOMM_COLL_GATHER:
-    case DCOMM_COLL_GATHERV: {
-        bool all = spec->coll == DCOMM_COLL_ALLGATHER || spec->coll == DCOMM_COLL_ALLGATHERV;
-        l->in_bytes = mine;
-        l->out_bytes = all || root ? s.total : 0;
-        l->in_place_at = here && (all || root) ? at : -1;
-        for (int p = 0; p < c->n && (all || root); p++) {
-            dcommi_check_expect(l, s.at[p], s.length[p], (uint64_t)1 << p, 0);
-        }
-        break;
-    }
-    case DCOMM_COLL_BROADCAST:
-        l->in_bytes = root ? mine : 0;
-        l->out_bytes = mine;
-        l->in_place_at = here && root ? 0 : -1;
-        dcommi_check_expect(l, 0, mine, (uint64_t)1 << spec->root, 0);
-        break;
-    case DCOMM_COLL_SCATTER:
-    case DCOMM_COLL_SCATTERV:
-        l->in_bytes = root ? s.total : 0;
-        l->out_bytes = here && root ? s.total : mine;
-        l->in_place_at = here && root ? 0 : -1;
-        dcommi_check_expect(l, here && root ? at : 0, mine, (uint64_t)1 << spec->root, at);
-        break;
-    case DCOMM_COLL_ALLTOALL:
-        l->in_bytes = l->out_bytes = s.total;
-        l->in_place_at = here ? 0 : -1;
-        for (int p = 0; p < c->n; p++) {
-            dcommi_check_expect(l, s.at[p], s.length[p], (uint64_t)1 << p, at);
-        }
-        break;
-    case DCOMM_COLL_BARRIER:
-        break;
-    default: /* send, recv, a plan of the caller's own: the plans say what they touch */
-        l->in_bytes = c->rank[rank].plan->in_bytes;
-        l->out_bytes = c->rank[rank].plan->out_bytes;
-        l->in_place_at = here ? 0 : -1;
-        break;
-    }
-    l->input_bytes = l->in_place_at < 0 ? 0 : l->in_bytes;
-    if (l->in_place_at >= 0) {
-        l->input_bytes = dcommi_min64(l->in_bytes, l->out_bytes - l->in_place_at);
-    }
-    return DCOMM_OK;
-}
-
-/* The caller's own mistakes in the spec. */
-static dcomm_status dcommi_check_spec_valid(const dcomm_check_spec *spec, int nranks)
-{
-    bool rooted = spec->coll == DCOMM_COLL_BROADCAST || spec->coll == DCOMM_COLL_REDUCE ||
-                  spec->coll == DCOMM_COLL_GATHER || spec->coll == DCOMM_COLL_SCATTER ||
-                  spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV;
-    if ((unsigned)spec->coll >= DCOMM_COLL_COUNT || dcomm_dtype_size(spec->dtype) == 0) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: collective %d, dtype %d", (int)spec->coll,
-                           (int)spec->dtype);
-    }
-    if (rooted && (spec->root < 0 || spec->root >= nranks)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: root %d of %d ranks", spec->root, nranks);
-    }
-    if ((dcommi_check_is_v(spec->coll) || spec->coll == DCOMM_COLL_ALLTOALLV) &&
-        spec->counts == NULL) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: counts is NULL");
-    }
-    if (spec->coll == DCOMM_COLL_ALLTOALLV && spec->in_place) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "spec: all-to-all-v is never in place");
-    }
-    return DCOMM_OK;
-}
-
-/* Compare a rank's OUT with what it should hold. */
-static dcomm_status dcommi_check_results(dcommi_check *c, int rank)
-{
-    static const char *const refusal = "rank %d: OUT bytes %" PRId64 " to %" PRId64 " %s";
-    dcommi_check_layout l;
-    DCOMMI_TRY(dcommi_check_layout_of(c, rank, &l));
-    const dcommi_check_mem *out = c->rank[rank].mem[DCOMM_SPACE_OUT];
-    for (int i = 0; i < l.nparts; i++) {
-        const dcommi_check_part *part = &l.part[i];
-        dcommi_check_runs *runs = &c->merged;
-        int64_t at = part->at, src = part->src;
-        runs->n = 0;
-        DCOMMI_TRY(dcommi_check_peek(out, part->at, part->len, runs));
-        for (size_t k = 0; k < runs->n; k++) {
-            const dcommi_check_value *v = &runs->run[k].v;
-            int64_t end = at + runs->run[k].len;
-            char text[192] = "";
-            if (v->kind == DCOMMI_CHECK_UNDEF) {
-                snprintf(text, sizeof text, "are never written");
-            } else if (v->kind != DCOMMI_CHECK_SUM) {
-                snprintf(text, sizeof text, "hold no contribution of any rank");
-            } else if (v->mask != part->mask) {
-                snprintf(text, sizeof text,
-                         "hold the ranks 0x%" PRIx64 ", and should hold 0x%" PRIx64, v->mask,
-                         part->mask);
-            } else if (v->src != src) {
-                snprintf(text, sizeof text,
-                         "hold input from byte %" PRId64 ", and should from byte %" PRId64, v->src,
-                         src);
-            } else if (c->averages && (v->flags & DCOMMI_CHECK_DIVIDED) == 0) {
-                snprintf(text, sizeof text, "were completed by no FINAL fold, so are no average");
-            } else if (c->reduces && c->spec->rank_order &&
-                       (v->flags & DCOMMI_CHECK_ORDERED) == 0) {
-                snprintf(text, sizeof text, "were not folded in rank order%s",
-                         c->element == 2 ? " in one step, as 16-bit sums must be" : "");
-            }
-            if (text[0] != '\0') {
-                return dcommi_fail(DCOMM_ERR_PLAN, refusal, rank, at, end, text);
-            }
-            src += runs->run[k].len;
-            at = end;
-        }
-    }
-    return DCOMM_OK;
-}
-
-#endif
-
-/* The memory of a rank at the start of a stage. */
-static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
-{
-    dcommi_check_rank *k = &c->rank[rank];
-    const dcomm_plan *p = k->plan;
-    dcommi_check_layout l;
-    DCOMMI_TRY(dcommi_check_layout_of(c, rank, &l));
-    dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
-    dcommi_check_value zero = {.kind = DCOMMI_CHECK_ZERO};
-    dcommi_check_value input = {
-        .kind = DCOMMI_CHECK_SUM, .flags = DCOMMI_CHECK_ORDERED, .mask = (uint64_t)1 << rank};
-    for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
-        dcommi_check_mem *m = k->mem[space];
-        if (m == NULL || space == DCOMM_SPACE_SCRATCH) {
-            m = k->mem[space] = dcommi_check_mem_new(c, rank, space);
-            if (m == NULL) {
-                return DCOMM_ERR_NO_MEMORY;
-            }
-        } else {
-            dcommi_check_mem_settle(m);
-        }
-    }
-    dcommi_check_mem **mem = k->mem;
-    /* In place, only the root of a reduce may write its buffer. */
-    bool untouched =
-        c->spec->coll == DCOMM_COLL_REDUCE && c->spec->in_place && rank != c->spec->root;
-    mem[DCOMM_SPACE_OUT]->read_only = untouched;
-    if (l.in_place_at < 0 || untouched) {
-        input.src = mem[DCOMM_SPACE_IN]->size;
-        DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_IN], input.src, l.in_bytes, input));
-    }
-    int64_t out = mem[DCOMM_SPACE_OUT]->size;
-    if (l.in_place_at >= 0 && out <= l.in_place_at + l.input_bytes) {
-        int64_t from = dcommi_max64(out, l.in_place_at);
-        DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_OUT], out, l.in_place_at, undefined));
-        input.src = from - l.in_place_at;
-        DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_OUT], from, l.in_place_at + l.input_bytes,
-                                         input));
-        out = dcommi_max64(out, l.in_place_at + l.input_bytes);
-    }
-    DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_OUT], out, l.out_bytes, undefined));
-    DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_SCRATCH], 0, p->scratch_bytes, undefined));
-    return dcommi_check_mem_fill(mem[DCOMM_SPACE_WORDS], mem[DCOMM_SPACE_WORDS]->size,
-                                 8 * (int64_t)p->nwords, zero);
-}
-
-/* Are the plans of this stage well formed, and do they belong together? */
-static dcomm_status dcommi_check_stage_valid(dcommi_check *c)
-{
-    uint32_t budget = DCOMMI_CHECK_SUBPLANS;
-    uint64_t width = 0;
-    for (int i = 0; i < c->n; i++) {
-        const dcomm_plan *p = c->rank[i].plan, *zero = c->rank[0].plan;
-        char where[48];
-        snprintf(where, sizeof where, c->stage > 0 ? "rank %d stage %d" : "rank %d", i, c->stage);
-        if (p->rank != i || p->nranks != c->n) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: its plan is for rank %d of %d, not %d of %d",
-                               where, p->rank, p->nranks, i, c->n);
-        }
-        if (p->dtype != zero->dtype || p->op != zero->op) {
-            return dcommi_fail(
-                DCOMM_ERR_PLAN, "%s: dtype %s, op %s; rank 0 has %s, %s", where,
-                dcomm_dtype_name((dcomm_dtype)p->dtype), dcomm_op_name((dcomm_op)p->op),
-                dcomm_dtype_name((dcomm_dtype)zero->dtype), dcomm_op_name((dcomm_op)zero->op));
-        }
-        if (c->reduces && p->dtype != (unsigned)c->spec->dtype) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %s, where the operation has %s", where,
-                               dcomm_dtype_name((dcomm_dtype)p->dtype),
-                               dcomm_dtype_name(c->spec->dtype));
-        }
-        DCOMMI_TRY(dcommi_check_plan_valid(p, where, 0, &budget));
-        for (uint32_t j = 0; j < p->nlanes; j++) {
-            width += dcommi_check_width(c, p, j);
-        }
-    }
-    if (width > 8192 || c->budget <= 0) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "more than 8192 lanes in all: too many to check");
-    }
-    c->ncomps = 2 * (uint32_t)width;
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_check_stage_start(dcommi_check *c)
-{
-    c->lanes = NULL;
-    c->running = NULL;
-    c->nready = 0;
-    c->nfree_vc = 0;
-    c->free_ops = NULL;
-    c->nmessages = 0;
-    if (c->messages_capacity > 0) {
-        memset(c->message, 0, c->messages_capacity * sizeof *c->message);
-    }
-    c->comps = dcommi_check_get(c, (c->ncomps + 1) / 2 * sizeof *c->comps);
-    uint32_t *nothing = dcommi_check_vc_new(c);
-    if (c->comps == NULL || nothing == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    uint32_t comp = 0;
-    dcommi_check_log *log = &c->log[c->stage];
-    for (int i = 0; i < c->n; i++) {
-        dcommi_check_rank *k = &c->rank[i];
-        const dcomm_plan *p = k->plan;
-        DCOMMI_TRY(dcommi_check_stage_mem(c, i));
-        k->peer_waiters = NULL;
-        k->counters = dcommi_check_get(c, (size_t)p->ncounters * sizeof *k->counters);
-        k->exposed = dcommi_check_get(c, (size_t)p->nslots * (size_t)c->n * sizeof *k->exposed);
-        dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
-        if (k->counters == NULL || k->exposed == NULL || f == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        log->counters[i] = k->counters;
-        log->ncounters[i] = p->ncounters;
-        c->identity[i] = i;
-        f->plan = p;
-        f->ranks = c->identity;
-        f->rank = i;
-        f->linear = p->codec_linear;
-        for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
-            f->mem[space] = k->mem[space];
-            f->size[space] = k->mem[space]->size;
-        }
-        f->size[DCOMM_SPACE_IN] = dcommi_min64(p->in_bytes, f->size[DCOMM_SPACE_IN]);
-        f->size[DCOMM_SPACE_OUT] = dcommi_min64(p->out_bytes, f->size[DCOMM_SPACE_OUT]);
-        k->frame = f;
-        if (!dcommi_check_start(c, f, comp, nothing, 0)) {
-            return c->status;
-        }
-        for (uint32_t j = 0; j < p->nlanes; j++) {
-            comp += 2 * dcommi_check_width(c, p, j);
-        }
-    }
-    return DCOMM_OK;
-}
-
-/* Who has heard of whom, and whether exposed memory is still being read when its owner is done. */
-static void dcommi_check_stage_end(dcommi_check *c)
-{
-    uint64_t heard[DCOMMI_CHECK_RANKS];
-    for (int i = 0; i < c->n; i++) {
-        const uint32_t *end = c->rank[i].frame->end_vc;
-        heard[i] = c->rank[i].heard;
-        for (uint32_t k = 0; k < c->ncomps; k += 2) {
-            if (end[k] > 0) {
-                heard[i] |= c->rank[c->comps[k / 2].rank].heard;
-            }
-        }
-    }
-    for (int i = 0; i < c->n; i++) {
-        c->rank[i].heard = heard[i];
-    }
-    for (dcommi_check_mem *m = c->mems; m != NULL && c->finding[0] == '\0'; m = m->next) {
-        const uint32_t *end = m->end_vc != NULL ? m->end_vc : c->rank[m->rank].frame->end_vc;
-        for (uint32_t k = 0; m->peer_last != NULL && k < c->ncomps; k++) {
-            if (m->peer_last[k] > end[k]) {
-                snprintf(c->finding, sizeof c->finding,
-                         "rank %d may be done before %s has read the %s that it exposes: it waits "
-                         "for no signal of that lane after the read",
-                         m->rank, dcommi_check_lane_text(c, k).s, dcommi_print_space(m->space));
-                break;
-            }
-        }
-        m->peer_last = NULL;
-    }
-}
-
-/* A stage that a plan has made, to be given back to it. */
-typedef struct dcommi_check_made {
-    const dcomm_plan *maker, *plan;
-    int rank;
-} dcommi_check_made;
-
-/* Let every rank say what comes next. *more: there is another stage, to be executed. */
-static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *made, size_t *nmade,
-                                            bool *more)
-{
-    int going = 0;
-    *more = false;
-    for (int i = 0; i < c->n; i++) {
-        const dcommi_check_mem *words = c->rank[i].mem[DCOMM_SPACE_WORDS];
-        for (uint32_t w = 0; c->rank[i].plan->next != NULL && w < c->rank[i].plan->nwords; w++) {
-            bool known;
-            c->merged.n = 0;
-            DCOMMI_TRY(dcommi_check_peek(words, 8 * (int64_t)w, 8, &c->merged));
-            dcommi_check_number(c, &c->merged, &known);
-            if (!known) {
-                c->spec_holds = false;
-                return DCOMM_OK;
-            }
-        }
-    }
-    for (int i = 0; i < c->n; i++) {
-        const dcomm_plan *p = c->rank[i].plan;
-        if (p->next == NULL) {
-            continue;
-        }
-        uint64_t *numbers = dcommi_check_get(c, (size_t)p->nwords * sizeof *numbers);
-        if (numbers == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        for (uint32_t w = 0; w < p->nwords; w++) {
-            bool known;
-            c->merged.n = 0;
-            DCOMMI_TRY(dcommi_check_peek(c->rank[i].mem[DCOMM_SPACE_WORDS], 8 * (int64_t)w, 8,
-                                         &c->merged));
-            numbers[w] = (uint64_t)dcommi_check_number(c, &c->merged, &known);
-        }
-        dcomm_status status = DCOMM_OK;
-        const dcomm_plan *next = p->next(p->next_user, numbers, p->nwords, &status);
-        if (next == NULL && status < 0) {
-            return dcommi_fail(DCOMM_ERR_PLAN, "rank %d: its stage %d fails: %s", i, c->stage + 1,
-                               dcomm_strerror(status));
-        }
-        if (next != NULL) {
-            dcommi_check_made m = {p, next, i};
-            made[(*nmade)++] = m;
-            going++;
-        }
-    }
-    if (going > 0 && going < c->n) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "after stage %d only %d of %d ranks go on", c->stage,
-                           going, c->n);
-    }
-    for (int i = 0; i < going; i++) {
-        c->rank[i].plan = made[*nmade - (size_t)going + (size_t)i].plan;
-    }
-    *more = going > 0;
-    if (*more && ++c->stage == DCOMMI_CHECK_STAGES) {
-        return dcommi_fail(DCOMM_ERR_PLAN, "more than %d stages", DCOMMI_CHECK_STAGES);
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_check_end(dcommi_check *c)
-{
-    if (c->spec->coll == DCOMM_COLL_BARRIER) {
-        for (int i = 0; i < c->n && c->finding[0] == '\0'; i++) {
-            if (c->rank[i].heard != c->all) {
-                snprintf(c->finding, sizeof c->finding,
-                         "rank %d may leave the barrier before rank %d has come", i,
-                         __builtin_ctzll(c->all & ~c->rank[i].heard));
-            }
-        }
-    }
-    for (int i = 0; i < c->n && c->spec_holds; i++) {
-        DCOMMI_TRY(dcommi_check_results(c, i));
-    }
-    return DCOMM_OK;
-}
-
-static dcomm_status dcommi_check_stages(dcommi_check *c, dcommi_check_made *made, size_t *nmade)
-{
-    bool more = true;
-    while (more) {
-        DCOMMI_TRY(dcommi_check_stage_valid(c));
-        DCOMMI_TRY(dcommi_check_stage_start(c));
-        while (c->nready > 0) {
-            if (!dcommi_check_advance(c, c->ready[--c->nready])) {
-                return c->status;
-            }
-        }
-        for (const dcommi_check_lane *l = c->lanes; l != NULL; l = l->all) {
-            if (!l->done) {
-                dcommi_check_deadlock(c);
-                return c->status;
-            }
-        }
-        dcommi_check_stage_end(c);
-        DCOMMI_TRY(dcommi_check_next_stage(c, made, nmade, &more));
-    }
-    return dcommi_check_end(c);
-}
-
-#endif
-
-static void dcommi_check_pass_free(dcommi_check *c)
-{
-    for (dcommi_check_mem *m = c->mems; m != NULL; m = m->next) {
-        dcommi_free(m->cell);
-    }
-    for (size_t i = 0; i < c->nencodings; i++) {
-        dcommi_free(c->encoding[i].runs.run);
-        memset(&c->encoding[i], 0, sizeof c->encoding[i]);
-    }
-    c->mems = NULL;
-    c->nencodings = 0;
-    c->pool.n = 0;
-    c->pool.free = 0;
-}
-
-/* Execute everything once. */
-static dcomm_status dcommi_check_pass(dcommi_check *c)
-{
-    dcommi_check_made *made = dcommi_calloc((size_t)c->n * DCOMMI_CHECK_STAGES, sizeof *made);
-    size_t nmade = 0;
-    if (made == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    c->status = DCOMM_OK;
-    c->budget = DCOMMI_CHECK_BUDGET;
-    c->finding[0] = '\0';
-    c->stage = 0;
-    c->waited = false;
-    c->edges = 0;
-    c->messages = c->signals = c->steps = 0;
-    c->spec_holds = c->spec->coll < DCOMM_COLL_SEND && (c->scenario != DCOMMI_CHECK_SHORTEST);
-    memset(c->log, 0, sizeof c->log);
-    if (c->trace != NULL) {
-        c->trace->n = 0;
-    }
-    for (int i = 0; i < c->n; i++) {
-        memset(&c->rank[i], 0, sizeof c->rank[i]);
-        c->rank[i].plan = c->plans[i];
-        c->rank[i].heard = (uint64_t)1 << i;
-    }
-    dcomm_status status = dcommi_check_stages(c, made, &nmade);
-    while (nmade-- > 0) {
-        const dcomm_plan *maker = made[nmade].maker;
-        if (maker->release != NULL) {
-            maker->release(maker->next_user, made[nmade].plan);
-        }
-    }
-    dcommi_free(made);
-    c->total_bytes = 0;
-    for (int i = 0; i < c->n; i++) {
-        c->total_bytes += c->rank[i].bytes;
-    }
-    dcommi_check_pass_free(c);
-    return status;
-}
-
-/* Passes until the order of everything is proved, or no further order is. */
-static dcomm_status dcommi_check_scenario(dcommi_check *c)
-{
-    dcomm_status status = DCOMM_OK;
-    uint64_t edges = 0;
-    c->has_old_log = false;
-    for (int pass = 0; pass < 16; pass++) {
-        status = dcommi_check_pass(c);
-        dcommi_check_blocks_free(&c->log_blocks);
-        c->log_blocks = c->blocks;
-        c->blocks = NULL;
-        memcpy(c->old_log, c->log, sizeof c->log);
-        bool settled = !c->waited || (c->has_old_log && c->edges == edges);
-        edges = c->edges;
-        /* The first pass has no order from counters at all, so its depth of messages is wrong. */
-        bool counted = !c->waited || c->has_old_log;
-        c->has_old_log = true;
-        if (status < 0 || (counted && c->finding[0] == '\0') || settled) {
-            break;
-        }
-    }
-    dcommi_check_blocks_free(&c->log_blocks);
-    if (status == DCOMM_OK && c->finding[0] != '\0') {
-        status = dcommi_fail(DCOMM_ERR_PLAN, "%s", c->finding);
-    }
-    return status;
-}
-
-static void dcommi_check_fill_report(const dcommi_check *c, dcomm_check_report *report)
-{
-    report->messages = c->messages;
-    report->signals = c->signals;
-    report->total_bytes = c->total_bytes;
-    report->steps = c->steps;
-    report->max_rank_bytes = 0;
-    for (int i = 0; i < c->n; i++) {
-        report->max_rank_bytes = dcommi_max64(report->max_rank_bytes, c->rank[i].bytes);
-    }
-}
-
-/* dcomm_plan_check, and what happened, if trace is not NULL (free trace->event). */
-static dcomm_status dcommi_check_plans(const dcomm_plan *const *plans, int nranks,
-                                       const dcomm_check_spec *spec, dcomm_check_report *report,
-                                       dcommi_check_trace *trace)
-{
-    static const int order[DCOMMI_CHECK_SCENARIOS] = {DCOMMI_CHECK_LONGEST, DCOMMI_CHECK_SHORTEST,
-                                                      DCOMMI_CHECK_ONE, DCOMMI_CHECK_RANDOM,
-                                                      DCOMMI_CHECK_RANDOM_TOO};
-    if (report != NULL) {
-        memset(report, 0, sizeof *report);
-    }
-    if (plans == NULL || spec == NULL || nranks < 1 || nranks > DCOMMI_CHECK_RANKS) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_check: %s, for %d ranks of at most %d",
-                           plans == NULL  ? "plans is NULL"
-                           : spec == NULL ? "spec is NULL"
-                                          : "bad nranks",
-                           nranks, DCOMMI_CHECK_RANKS);
-    }
-    DCOMMI_TRY(dcommi_check_spec_valid(spec, nranks));
-    dcomm_status status = DCOMM_OK;
-    dcommi_check *c = dcommi_alloc(sizeof *c);
-    if (c == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    c->plans = plans;
-    c->n = nranks;
-    c->all = nranks == 64 ? ~(uint64_t)0 : ((uint64_t)1 << nranks) - 1;
-    c->spec = spec;
-    c->trace = trace;
-    c->element = (int64_t)dcomm_dtype_size(spec->dtype);
-    c->reduces = spec->coll == DCOMM_COLL_ALLREDUCE || spec->coll == DCOMM_COLL_REDUCE ||
-                 spec->coll == DCOMM_COLL_REDUCE_SCATTER ||
-                 spec->coll == DCOMM_COLL_REDUCE_SCATTERV;
-    bool varies = false;
-    uint32_t budget = DCOMMI_CHECK_SUBPLANS;
-    for (int i = 0; i < nranks && status == DCOMM_OK; i++) {
-        char where[24];
-        snprintf(where, sizeof where, "rank %d", i);
-        status = plans[i] == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "plans[%d] is NULL", i)
-                                  : dcommi_check_plan_valid(plans[i], where, 0, &budget);
-        varies = varies || (status == DCOMM_OK && dcommi_check_plan_varies(plans[i]));
-    }
-    c->averages =
-        status == DCOMM_OK && c->reduces && nranks > 1 && plans[0]->op == (unsigned)DCOMM_AVG;
-    for (int i = 0; i < (varies ? DCOMMI_CHECK_SCENARIOS : 1) && status == DCOMM_OK; i++) {
-        c->scenario = order[i];
-        status = dcommi_check_scenario(c);
-        if (i == 0 && report != NULL && status == DCOMM_OK) {
-            dcommi_check_fill_report(c, report);
-        }
-        c->trace = NULL; /* it is of the longest lengths, like the report */
-    }
-    if (status < 0 && report != NULL) {
-        snprintf(report->message, sizeof report->message, "%s", dcommi_message);
-    }
-    dcommi_free(c->pool.reader);
-    dcommi_free(c->arrived.run);
-    dcommi_free(c->given.run);
-    dcommi_free(c->folded.run);
-    dcommi_free(c->merged.run);
-    dcommi_free(c->encoding);
-    dcommi_free(c->free_vc);
-    dcommi_free(c->ready);
-    dcommi_free(c->message);
-    dcommi_free(c);
-    return status;
-}
-
-dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
-                              const dcomm_check_spec *spec, dcomm_check_report *report)
-{
-    return dcommi_check_plans(plans, nranks, spec, report, NULL);
 }
 
 #endif
@@ -24717,6 +21883,8 @@ static uint64_t dcommi_transport_id(void)
 #define DCOMMI_COMMON_BYTES 135168 /* of memory that a process shows all others of its host */
 #define DCOMMI_HEADER_MAX 64       /* bytes of header that send takes */
 
+typedef char dcommi_iface[64]; /* the name of a network interface; "": none */
+
 struct dcommi_transport {
     const char *name; /* "local", "net" */
     const struct dcommi_transport_vtable *call;
@@ -24729,7 +21897,7 @@ struct dcommi_transport {
     bool by_flow;       /* what connects it may limit each connection by itself: several can be
                            faster than one */
     bool takes_device;  /* send_device and fetch_device move bytes of a CUDA device */
-    char iface[64];     /* network interface of the host's address; "": none */
+    dcommi_iface iface; /* of the host's address */
 };
 
 typedef struct dcommi_transport_vtable {
@@ -43703,78 +40871,6 @@ static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
 #ifndef DCOMMI_CONTEXT_H
 #define DCOMMI_CONTEXT_H
 
-/* ==== include/dcomm/impl/base/captured.h =================================================== */
-/* captured.h - functions of the program that UCX and hwloc call instead of the C library's. The
- * dynamic linker binds their calls to what the program exports by the same name. We cannot prevent
- * that, so we warn before they fail. */
-#ifndef DCOMMI_CAPTURED_H
-#define DCOMMI_CAPTURED_H
-
-
-#ifdef __GLIBC__ /* dladdr1 tells what a program defines from what it only calls */
-#include <dlfcn.h>
-#include <link.h>
-#include <sys/auxv.h>
-
-/* Return true if the program itself exports a function of this name. */
-static bool dcommi_captured(const char *name)
-{
-    Dl_info here, program;
-    void *symbol = NULL, *at = dlsym(RTLD_DEFAULT, name);
-    return at != NULL && dladdr1(at, &here, &symbol, RTLD_DL_SYMENT) != 0 && symbol != NULL &&
-           ((const ElfW(Sym) *)symbol)->st_shndx != SHN_UNDEF &&
-           dladdr((const void *)getauxval(AT_PHDR), &program) != 0 &&
-           here.dli_fbase == program.dli_fbase;
-}
-
-/* Warn of those of `names`, "a b c", that the program exports; *warned: it has been done.
- * Functions that a sanitizer has put into the program call the C library's. */
-static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
-{
-    if (atomic_exchange(warned, true) || !dcommi_env_first_rank() ||
-        dlsym(RTLD_DEFAULT, "__sanitizer_print_stack_trace") != NULL) {
-        return;
-    }
-    char found[128] = "", name[16];
-    for (size_t len = 0, used = 0; *names != '\0'; names += len + (names[len] == ' ')) {
-        len = strcspn(names, " ");
-        snprintf(name, sizeof name, "%.*s", (int)len, names);
-        if (dcommi_captured(name) && used < sizeof found) {
-            used += (size_t)snprintf(found + used, sizeof found - used, "%s%s",
-                                     used > 0 ? ", " : "", name);
-        }
-    }
-    if (found[0] != '\0') {
-        dcommi_log(DCOMMI_LOG_WARN,
-                   "this program defines %s: UCX and hwloc then call that instead of the C "
-                   "library's, and may crash; make it static, rename it, or compile its file with "
-                   "-fvisibility=hidden",
-                   found);
-    }
-}
-#else
-static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
-{
-    (void)names, (void)warned;
-}
-#endif
-
-/* Warn of names that are called on every rank. */
-static void dcommi_captured_warn_host(void)
-{
-    static _Atomic bool warned;
-    dcommi_captured_warn("access close getrandom open read stat", &warned);
-}
-
-/* Warn of names that are called where ranks talk over a network. */
-static void dcommi_captured_warn_net(void)
-{
-    static _Atomic bool warned;
-    dcommi_captured_warn("accept bind connect listen pipe recv send sendmsg socket time write",
-                         &warned);
-}
-
-#endif
 /* ==== include/dcomm/impl/engine/lives.h ==================================================== */
 /* lives.h - communicators and contexts end when the last one that uses them lets go: the creator, a
  * run under way, registered memory. */
@@ -45647,6 +42743,18 @@ static void dcommi_float_env_text(uint32_t env, char *text, size_t room)
 #ifndef DCOMMI_LOCAL_H
 #define DCOMMI_LOCAL_H
 
+/* ==== include/dcomm/impl/transport/local/receive.h ========================================= */
+/* receive.h - messages from a peer of this host: the records of its fifo, and long payloads, which
+ * are fetched or declined. */
+#ifndef DCOMMI_LOCAL_RECEIVE_H
+#define DCOMMI_LOCAL_RECEIVE_H
+
+/* ==== include/dcomm/impl/transport/local/send.h ============================================ */
+/* send.h - messages to a peer of this host: into its fifo, or, as long as that has no room, into a
+ * queue. Long ones are offered, and follow in fragments when the peer says go. */
+#ifndef DCOMMI_LOCAL_SEND_H
+#define DCOMMI_LOCAL_SEND_H
+
 /* ==== include/dcomm/impl/transport/local/peer.h ============================================ */
 /* peer.h - what the transport between the processes of a host knows of each: the fifo in
  * which it writes to us, ours at it, and what has found no room yet. */
@@ -46853,6 +43961,16 @@ static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
     }
 }
 
+/* A peer that cannot be written to, or writes nonsense, is as good as dead. */
+static void dcommi_local_end(dcommi_local_peer *p, const char *why)
+{
+    if (!p->ended && !p->lost) {
+        p->ended = true;
+        p->why = why;
+        p->local->nended++;
+    }
+}
+
 /* Nothing more will go to or come from the peer. */
 static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
 {
@@ -46904,98 +44022,6 @@ static void dcommi_local_unpoll(dcommi_local *u, const dcommi_local_peer *p)
 }
 
 #endif
-
-#include <sched.h>
-
-/* Records taken from one peer before the next gets its turn. */
-#define DCOMMI_LOCAL_BURST 32
-#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between looks for peers that have ended */
-
-/* ---- peers ---- */
-
-static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const void *address,
-                                          size_t len)
-{
-    dcommi_local *u = (dcommi_local *)t;
-    dcommi_local_card card;
-    if (peer < 0 || len != sizeof card || u->card.hand.id == 0 ||
-        dcommi_local_peer_at(u, peer) != NULL) {
-        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
-                           t->name, peer, len);
-    }
-    memcpy(&card, address, sizeof card);
-    DCOMMI_TRY(
-        dcommi_grow((void **)&u->peers, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
-    DCOMMI_TRY(
-        dcommi_grow((void **)&u->polled, &u->polled_capacity, u->npolled + 1, sizeof *u->polled));
-    uint32_t fifo = 0;
-    DCOMMI_TRY(dcommi_local_fifo_find(u, card.hand.id, &fifo));
-    dcommi_local_peer *p = dcommi_alloc(sizeof *p);
-    if (p == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    p->local = u;
-    p->index = peer;
-    p->card = card;
-    p->file = p->lock = -1;
-    p->fifo = fifo;
-    p->in = u->fifos[fifo];
-    p->pidfd = dcommi_watch_add(&u->epoll, &u->card.process, &card.process, p);
-    u->peers[peer] = p;
-    u->polled[u->npolled++] = p;
-    return DCOMM_OK;
-}
-
-/* Map the fifo at the peer ahead of the first message, so that its descriptor can be closed. */
-static void dcommi_local_open_way(dcommi_transport *t, int peer, int connections)
-{
-    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
-    (void)connections;
-    if (p != NULL && p->out.lines == NULL && !p->ended && !p->lost) {
-        (void)dcommi_local_connect(p); /* what is wrong is said when something is to be sent */
-    }
-}
-
-static void dcommi_local_sweep(dcommi_local *u)
-{
-    while (u->removed != NULL) {
-        dcommi_local_peer *p = u->removed;
-        u->removed = p->next;
-        dcommi_local_peer_free(p);
-    }
-}
-
-static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
-{
-    dcommi_local *u = (dcommi_local *)t;
-    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
-    if (p == NULL) {
-        return;
-    }
-    u->peers[peer] = NULL;
-    u->fifos[p->fifo] = p->in;
-    dcommi_local_unpoll(u, p);
-    dcommi_local_drop_all(p, DCOMM_ERR_PEER);
-    u->nended -= p->ended && !p->lost;
-    p->removed = true;
-    p->next = u->removed;
-    u->removed = p;
-    if (!u->inside) {
-        dcommi_local_sweep(u);
-    }
-}
-
-/* A peer that cannot be written to, or writes nonsense, is as good as dead. */
-static void dcommi_local_end(dcommi_local_peer *p, const char *why)
-{
-    if (!p->ended && !p->lost) {
-        p->ended = true;
-        p->why = why;
-        p->local->nended++;
-    }
-}
-
-/* ---- sending ---- */
 
 /* Payloads that may go past the caches (fill.h) do not fill a fifo: what was written long before it
  * is read has left the cache. Still more is left to payloads that are written in place (reserve),
@@ -47210,7 +44236,12 @@ static unsigned dcommi_local_pump(dcommi_local_peer *p)
     return n;
 }
 
-/* ---- receiving ---- */
+#endif
+
+/* Records taken from one peer before the next gets its turn. */
+#define DCOMMI_LOCAL_BURST 32
+
+/* ---- long payloads ---- */
 
 static void dcommi_local_offer_free(dcommi_local_offer *o)
 {
@@ -47287,6 +44318,8 @@ static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
     arrival.desc = o;
     u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
 }
+
+/* ---- records ---- */
 
 /* GO and NO: a send of ours is wanted, or not. */
 static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
@@ -47381,6 +44414,86 @@ static unsigned dcommi_local_poll(dcommi_local_peer *p)
         dcommi_local_end(p, "what it sent cannot be right");
     }
     return n;
+}
+
+#endif
+
+#include <sched.h>
+
+#define DCOMMI_LOCAL_WATCH 0.05 /* seconds between looks for peers that have ended */
+
+/* ---- peers ---- */
+
+static dcomm_status dcommi_local_add_peer(dcommi_transport *t, int peer, const void *address,
+                                          size_t len)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_card card;
+    if (peer < 0 || len != sizeof card || u->card.hand.id == 0 ||
+        dcommi_local_peer_at(u, peer) != NULL) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
+                           t->name, peer, len);
+    }
+    memcpy(&card, address, sizeof card);
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->peers, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
+    DCOMMI_TRY(
+        dcommi_grow((void **)&u->polled, &u->polled_capacity, u->npolled + 1, sizeof *u->polled));
+    uint32_t fifo = 0;
+    DCOMMI_TRY(dcommi_local_fifo_find(u, card.hand.id, &fifo));
+    dcommi_local_peer *p = dcommi_alloc(sizeof *p);
+    if (p == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    p->local = u;
+    p->index = peer;
+    p->card = card;
+    p->file = p->lock = -1;
+    p->fifo = fifo;
+    p->in = u->fifos[fifo];
+    p->pidfd = dcommi_watch_add(&u->epoll, &u->card.process, &card.process, p);
+    u->peers[peer] = p;
+    u->polled[u->npolled++] = p;
+    return DCOMM_OK;
+}
+
+/* Map the fifo at the peer ahead of the first message, so that its descriptor can be closed. */
+static void dcommi_local_open_way(dcommi_transport *t, int peer, int connections)
+{
+    dcommi_local_peer *p = dcommi_local_peer_at((dcommi_local *)t, peer);
+    (void)connections;
+    if (p != NULL && p->out.lines == NULL && !p->ended && !p->lost) {
+        (void)dcommi_local_connect(p); /* what is wrong is said when something is to be sent */
+    }
+}
+
+static void dcommi_local_sweep(dcommi_local *u)
+{
+    while (u->removed != NULL) {
+        dcommi_local_peer *p = u->removed;
+        u->removed = p->next;
+        dcommi_local_peer_free(p);
+    }
+}
+
+static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
+{
+    dcommi_local *u = (dcommi_local *)t;
+    dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
+    if (p == NULL) {
+        return;
+    }
+    u->peers[peer] = NULL;
+    u->fifos[p->fifo] = p->in;
+    dcommi_local_unpoll(u, p);
+    dcommi_local_drop_all(p, DCOMM_ERR_PEER);
+    u->nended -= p->ended && !p->lost;
+    p->removed = true;
+    p->next = u->removed;
+    u->removed = p;
+    if (!u->inside) {
+        dcommi_local_sweep(u);
+    }
 }
 
 /* ---- progress ---- */
@@ -47735,15 +44848,103 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
 }
 
 #endif
-/* ==== include/dcomm/impl/boot/topo.h ======================================================= */
-/* topo.h - finds out, with hwloc, where on its machine this process runs. */
-#ifndef DCOMMI_TOPO_H
-#define DCOMMI_TOPO_H
+/* ==== include/dcomm/impl/transport/net.h =================================================== */
+/* net.h - the transport between hosts: UCX, or, with DCOMM_NO_UCX, none. Then all ranks must be on
+ * one host. */
+#ifndef DCOMMI_NET_H
+#define DCOMMI_NET_H
 
-/* ==== include/dcomm/impl/transport/ucx/iface.h ============================================= */
-/* iface.h - which network interface connects this host with the others. */
-#ifndef DCOMMI_UCX_IFACE_H
-#define DCOMMI_UCX_IFACE_H
+/* ==== include/dcomm/impl/base/captured.h =================================================== */
+/* captured.h - functions of the program that UCX and hwloc call instead of the C library's. The
+ * dynamic linker binds their calls to what the program exports by the same name. We cannot prevent
+ * that, so we warn before they fail. Empty for a program that leaves both libraries out. */
+#ifndef DCOMMI_CAPTURED_H
+#define DCOMMI_CAPTURED_H
+
+
+#if !defined(DCOMM_NO_UCX) || !defined(DCOMM_NO_HWLOC)
+#ifdef __GLIBC__ /* dladdr1 tells what a program defines from what it only calls */
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/auxv.h>
+
+/* Return true if the program itself exports a function of this name. */
+static bool dcommi_captured(const char *name)
+{
+    Dl_info here, program;
+    void *symbol = NULL, *at = dlsym(RTLD_DEFAULT, name);
+    return at != NULL && dladdr1(at, &here, &symbol, RTLD_DL_SYMENT) != 0 && symbol != NULL &&
+           ((const ElfW(Sym) *)symbol)->st_shndx != SHN_UNDEF &&
+           dladdr((const void *)getauxval(AT_PHDR), &program) != 0 &&
+           here.dli_fbase == program.dli_fbase;
+}
+
+/* Warn of those of `names`, "a b c", that the program exports; *warned: it has been done.
+ * Functions that a sanitizer has put into the program call the C library's. */
+static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
+{
+    if (atomic_exchange(warned, true) || !dcommi_env_first_rank() ||
+        dlsym(RTLD_DEFAULT, "__sanitizer_print_stack_trace") != NULL) {
+        return;
+    }
+    char found[128] = "", name[16];
+    for (size_t len = 0, used = 0; *names != '\0'; names += len + (names[len] == ' ')) {
+        len = strcspn(names, " ");
+        snprintf(name, sizeof name, "%.*s", (int)len, names);
+        if (dcommi_captured(name) && used < sizeof found) {
+            used += (size_t)snprintf(found + used, sizeof found - used, "%s%s",
+                                     used > 0 ? ", " : "", name);
+        }
+    }
+    if (found[0] != '\0') {
+        dcommi_log(DCOMMI_LOG_WARN,
+                   "this program defines %s: UCX and hwloc then call that instead of the C "
+                   "library's, and may crash; make it static, rename it, or compile its file with "
+                   "-fvisibility=hidden",
+                   found);
+    }
+}
+#else
+static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
+{
+    (void)names, (void)warned;
+}
+#endif
+
+/* Warn of names that either library calls on every rank. */
+static void dcommi_captured_warn_host(void)
+{
+    static _Atomic bool warned;
+    dcommi_captured_warn("access close getrandom open read stat", &warned);
+}
+#endif
+
+#endif
+
+#ifndef DCOMM_NO_UCX
+/* ==== include/dcomm/impl/transport/ucx/ucx.h =============================================== */
+/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
+ * interface. */
+#ifndef DCOMMI_UCX_H
+#define DCOMMI_UCX_H
+
+/* ==== include/dcomm/impl/transport/ucx/arrive.h ============================================ */
+/* arrive.h - messages that UCX delivers: short ones go to the engine at once, parts of long ones
+ * are brought together first. */
+#ifndef DCOMMI_UCX_ARRIVE_H
+#define DCOMMI_UCX_ARRIVE_H
+
+/* ==== include/dcomm/impl/transport/ucx/parts.h ============================================= */
+/* parts.h - a long message in parts, each of them over a connection of its own: cut by the
+ * sender, brought together where it is received. */
+#ifndef DCOMMI_UCX_PARTS_H
+#define DCOMMI_UCX_PARTS_H
+
+/* ==== include/dcomm/impl/transport/ucx/peer.h ============================================== */
+/* peer.h - one UCX worker's state: its peers and their endpoints, each of which is a connection
+ * of its own, the sends and fetches under way, the messages that the engine keeps. */
+#ifndef DCOMMI_UCX_PEER_H
+#define DCOMMI_UCX_PEER_H
 
 /* ==== include/dcomm/impl/transport/ucx/config.h ============================================ */
 /* config.h - how dcomm sets UCX up: its log, its signal handlers, its options, and its status
@@ -47752,8 +44953,6 @@ static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
 #define DCOMMI_UCX_CONFIG_H
 
 
-#include <dirent.h>
-#include <net/if.h>
 #include <signal.h>
 #include <ucp/api/ucp.h>
 
@@ -47819,6 +45018,7 @@ dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_le
  * the program from installing its own. A user who sets UCX_HANDLE_ERRORS has asked for that. */
 static void dcommi_ucx_tame(void)
 {
+    dcommi_captured_warn_host();
     dcommi_ucx_push_log(dcommi_ucx_log);
     if (getenv("UCX_HANDLE_ERRORS") == NULL) {
         dcommi_ucx_hush++;
@@ -47921,499 +45121,7 @@ static bool dcommi_ucx_takes_device(ucp_context_h context)
            (attr.memory_types & wanted) == wanted;
 }
 
-/* ---- the network interface ---- */
-
-typedef char dcommi_ucx_name[64];
-
-static bool dcommi_ucx_is_netdev(const char *name)
-{
-    return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
-}
-
 #endif
-
-#include <ifaddrs.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
-/* The interface of the IPv4, else the IPv6 default route with the lowest metric. */
-static bool dcommi_ucx_default_iface(dcommi_ucx_name name)
-{
-    char line[512], device[64];
-    unsigned long best = ~0ul;
-    FILE *f = fopen("/proc/net/route", "re");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        unsigned destination, gateway, flags, mask;
-        unsigned long metric;
-        if (sscanf(line, "%63s %x %x %x %*d %*d %lu %x", device, &destination, &gateway, &flags,
-                   &metric, &mask) == 6 &&
-            destination == 0 && mask == 0 && (flags & 1) != 0 && metric < best) {
-            best = metric;
-            strcpy(name, device);
-        }
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    if (best != ~0ul) {
-        return true;
-    }
-    f = fopen("/proc/net/ipv6_route", "re");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        char destination[33];
-        unsigned prefix, flags;
-        unsigned long metric;
-        if (sscanf(line, "%32s %x %*s %*x %*s %lx %*x %*x %x %63s", destination, &prefix, &metric,
-                   &flags, device) == 5 &&
-            prefix == 0 && strspn(destination, "0") == 32 && (flags & 1) != 0 &&
-            (flags & 0x200) == 0 && strcmp(device, "lo") != 0 && metric < best) {
-            best = metric;
-            strcpy(name, device);
-        }
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    return best != ~0ul;
-}
-
-/* The interface that has an address and is not the loopback; false: none is. */
-static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_ucx_name name)
-{
-    struct ifaddrs *all = NULL;
-    bool found = false;
-    if (getifaddrs(&all) != 0) {
-        return false;
-    }
-    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
-        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != wanted->sa_family ||
-            strlen(i->ifa_name) >= sizeof(dcommi_ucx_name)) {
-            continue;
-        }
-        bool same =
-            wanted->sa_family == AF_INET
-                ? memcmp(&((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr,
-                         &((const struct sockaddr_in *)(const void *)wanted)->sin_addr,
-                         sizeof(struct in_addr)) == 0
-                : memcmp(&((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr,
-                         &((const struct sockaddr_in6 *)(const void *)wanted)->sin6_addr,
-                         sizeof(struct in6_addr)) == 0;
-        found = same && (i->ifa_flags & IFF_LOOPBACK) == 0; /* a name may mean 127.0.1.1 at home */
-        if (found) {
-            strcpy(name, i->ifa_name);
-        }
-    }
-    freeifaddrs(all);
-    return found;
-}
-
-/* The interface by which a host is reached: its ranks will be, too. Sends nothing. */
-static bool dcommi_ucx_iface_towards(const char *host, dcommi_ucx_name name)
-{
-    char plain[256];
-    size_t len = strlen(host);
-    bool brackets = len > 2 && host[0] == '[' && host[len - 1] == ']';
-    snprintf(plain, sizeof plain, "%.*s", (int)(brackets ? len - 2 : len),
-             brackets ? host + 1 : host);
-    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *list = NULL;
-    if (getaddrinfo(plain, "9", &hints, &list) != 0) {
-        return false;
-    }
-    bool found = false;
-    for (struct addrinfo *a = list; a != NULL && !found; a = a->ai_next) {
-        struct sockaddr_storage own;
-        socklen_t own_len = sizeof own;
-        int fd = dcommi_sys_socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
-                getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
-                dcommi_ucx_iface_with((struct sockaddr *)&own, name);
-        if (fd >= 0) {
-            dcommi_sys_close(fd);
-        }
-    }
-    freeaddrinfo(list);
-    return found;
-}
-
-/* The first interface that is up, has an address and is not the loopback. */
-static bool dcommi_ucx_first_iface(dcommi_ucx_name name)
-{
-    struct ifaddrs *all = NULL;
-    bool found = false;
-    if (getifaddrs(&all) != 0) {
-        return false;
-    }
-    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
-        found = i->ifa_addr != NULL &&
-                (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6) &&
-                (i->ifa_flags & IFF_RUNNING) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0 &&
-                strlen(i->ifa_name) < sizeof(dcommi_ucx_name);
-        if (found) {
-            strcpy(name, i->ifa_name);
-        }
-    }
-    freeifaddrs(all);
-    return found;
-}
-
-/* "eth0 lo mlx5_0": what a user may choose from. */
-static void dcommi_ucx_list_devices(char *text, size_t size)
-{
-    static const char *const folders[] = {"/sys/class/net", "/sys/class/infiniband"};
-    size_t used = 0;
-    text[0] = '\0';
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        DIR *dir = opendir(folders[i]);
-        for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
-            if (e->d_name[0] != '.' && used < size) {
-                int n = snprintf(text + used, size - used, "%s%s", used > 0 ? " " : "", e->d_name);
-                used += n > 0 ? (size_t)n : 0;
-            }
-        }
-        if (dir != NULL) {
-            closedir(dir);
-        }
-    }
-}
-
-/* The interface that is used where nobody has named one. */
-static void dcommi_ucx_usual_iface(dcommi_ucx_name name)
-{
-    const char *master = dcommi_env("MASTER_ADDR");
-    bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
-    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
-        strcpy(name, "lo");
-    }
-}
-
-/* What UCX is to use, and whether it is a network interface (TCP) or an RDMA device, which may
- * carry a port: "mlx5_0:1". */
-static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name name, bool *tcp)
-{
-    const char *source = "iface";
-    if (wanted == NULL || *wanted == '\0') {
-        wanted = dcommi_env("DCOMM_IFACE");
-        source = "DCOMM_IFACE";
-    }
-    *tcp = true;
-    if (wanted == NULL) {
-        dcommi_ucx_usual_iface(name);
-        return DCOMM_OK;
-    }
-    bool fits = strlen(wanted) + 2 < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
-    if (fits && dcommi_ucx_is_netdev(wanted)) {
-        strcpy(name, wanted);
-        return DCOMM_OK;
-    }
-    if (fits) {
-        char path[sizeof(dcommi_ucx_name) + 32];
-        int device = (int)strcspn(wanted, ":");
-        snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
-        if (device > 0 && dcommi_sys_access(path, F_OK) == 0) {
-            *tcp = false;
-            snprintf(name, sizeof(dcommi_ucx_name), "%.*s%s", (int)sizeof(dcommi_ucx_name) - 3,
-                     wanted, wanted[device] == ':' ? "" : ":1");
-            return DCOMM_OK;
-        }
-    }
-    char devices[256];
-    dcommi_ucx_list_devices(devices, sizeof devices);
-    return dcommi_fail(DCOMM_ERR_INVALID, "%s: no network interface '%.64s'; this host has: %s",
-                       source, wanted, devices);
-}
-
-#endif
-
-#include <hwloc.h>
-#include <sched.h>
-
-/* The format of an lstopo XML file: 1, 2, 3 as hwloc's major version; 0: not found. */
-static int dcommi_topo_format(const char *xml)
-{
-    char head[512];
-    FILE *file = fopen(xml, "r");
-    size_t n = file != NULL ? fread(head, 1, sizeof head - 1, file) : 0;
-    head[n] = 0;
-    if (file != NULL) {
-        fclose(file);
-    }
-    static const char key[] = "<topology version=\"";
-    const char *at = strstr(head, key);
-    return at != NULL ? atoi(at + sizeof key - 1) : 0;
-}
-
-static dcomm_status dcommi_topo_unread(const char *xml, int error)
-{
-    int format = dcommi_topo_format(xml), known = (int)(hwloc_get_api_version() >> 16);
-    return format > known
-               ? dcommi_fail(DCOMM_ERR_INVALID,
-                             "%s is in format %d of lstopo's files, and the hwloc that is "
-                             "installed reads formats up to %d: install hwloc %d, or write the "
-                             "file by an lstopo of version %d",
-                             xml, format, known, format, known)
-               : dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s", xml,
-                             strerror(error));
-}
-
-/* The machine, or what an lstopo XML file says of one (xml NULL: the machine). */
-static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology_p)
-{
-    /* Plugins that start up a graphics driver to say what PCI already says. */
-    static const char *const slow[] = {"opencl", "gl", "cuda", "nvml", "rsmi", "levelzero"};
-    hwloc_topology_t topology;
-    if (hwloc_topology_init(&topology) != 0) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc does not start: %s", strerror(errno));
-    }
-    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) { /* fails where there is none */
-        hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, slow[i]);
-    }
-    /* All of it, so that ranks in different cgroups of one machine number its parts alike. */
-    hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
-    hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
-    if ((xml != NULL && hwloc_topology_set_xml(topology, xml) != 0) ||
-        hwloc_topology_load(topology) != 0) {
-        int error = errno;
-        hwloc_topology_destroy(topology);
-        return xml != NULL
-                   ? dcommi_topo_unread(xml, error)
-                   : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
-                                 strerror(error));
-    }
-    *topology_p = topology;
-    return DCOMM_OK;
-}
-
-/* ---- a place in a topology ---- */
-
-/* The object of a type in which all of `set` lies. */
-static int32_t dcommi_topo_within(hwloc_topology_t topology, hwloc_obj_type_t type,
-                                  hwloc_const_cpuset_t set)
-{
-    int found = DCOMMI_PLACE_NONE;
-    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_obj_by_type(topology, type, o)) != NULL;) {
-        if (hwloc_bitmap_isincluded(set, o->cpuset)) {
-            return (int32_t)o->logical_index;
-        }
-        found = DCOMMI_PLACE_MANY;
-    }
-    return found;
-}
-
-/* The kind of cache that is farthest from the cores; a PU, which is no cache, without any. */
-static hwloc_obj_type_t dcommi_topo_last_cache(hwloc_topology_t topology)
-{
-    static const hwloc_obj_type_t types[] = {HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE,
-                                             HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE,
-                                             HWLOC_OBJ_L1CACHE};
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        if (hwloc_get_nbobjs_by_type(topology, types[i]) > 0) {
-            return types[i];
-        }
-    }
-    return HWLOC_OBJ_PU;
-}
-
-/* How near a device is to `set`: the depth of the smallest object that holds both. */
-static int dcommi_topo_nearness(hwloc_topology_t topology, hwloc_obj_t device,
-                                hwloc_const_cpuset_t set)
-{
-    hwloc_obj_t o = hwloc_get_non_io_ancestor_obj(topology, device);
-    while (o != NULL && o->parent != NULL && !hwloc_bitmap_isincluded(set, o->cpuset)) {
-        o = o->parent;
-    }
-    return o != NULL ? o->depth : -1;
-}
-
-/* Screens of servers are driven by chips that compute nothing. */
-static bool dcommi_topo_is_gpu(const struct hwloc_pcidev_attr_s *pci)
-{
-    bool maker = pci->vendor_id == 0x10de || pci->vendor_id == 0x1002;
-    return pci->class_id == 0x0302 || pci->class_id == 0x1200 ||
-           (maker && pci->class_id >> 8 == 0x03);
-}
-
-/* The nearest GPU, by its PCI address. */
-static void dcommi_topo_gpu(hwloc_topology_t topology, hwloc_const_cpuset_t set, char name[16])
-{
-    int best = -1;
-    name[0] = 0;
-    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_pcidev(topology, o)) != NULL;) {
-        int near =
-            dcommi_topo_is_gpu(&o->attr->pcidev) ? dcommi_topo_nearness(topology, o, set) : -1;
-        if (near > best) {
-            const struct hwloc_pcidev_attr_s *pci = &o->attr->pcidev;
-            best = near;
-            snprintf(name, 16, "%04x:%02x:%02x.%x", (unsigned)pci->domain & 0xffff, pci->bus,
-                     pci->dev, (unsigned)pci->func & 0xf);
-        }
-    }
-}
-
-/* The device of the interface `wanted`, "" where the machine shows none for it (the loopback, a
- * bridge); wanted NULL: the nearest. */
-static void dcommi_topo_nic(hwloc_topology_t topology, hwloc_const_cpuset_t set, const char *wanted,
-                            char name[16])
-{
-    int best = -1;
-    size_t len = wanted != NULL ? strcspn(wanted, ":") : 0; /* "mlx5_0:1" is a port of mlx5_0 */
-    name[0] = 0;
-    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_osdev(topology, o)) != NULL;) {
-        hwloc_obj_osdev_type_t type = o->attr->osdev.type;
-        bool named =
-            wanted == NULL || (strlen(o->name) == len && memcmp(o->name, wanted, len) == 0);
-        int near = (type == HWLOC_OBJ_OSDEV_NETWORK || type == HWLOC_OBJ_OSDEV_OPENFABRICS) && named
-                       ? dcommi_topo_nearness(topology, o, set)
-                       : -1;
-        if (near > best && strlen(o->name) < 16) {
-            best = near;
-            strcpy(name, o->name);
-        }
-    }
-}
-
-/* The place of a process that may run on `set`, by the system's numbers. */
-static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t set,
-                               const char *iface, dcommi_site *place)
-{
-    memset(place, 0, sizeof *place);
-    place->package = dcommi_topo_within(topology, HWLOC_OBJ_PACKAGE, set);
-    place->numa = dcommi_topo_within(topology, HWLOC_OBJ_NUMANODE, set);
-    place->cache = dcommi_topo_within(topology, dcommi_topo_last_cache(topology), set);
-    place->core = dcommi_topo_within(topology, HWLOC_OBJ_CORE, set);
-    place->cpus = (int32_t)dcommi_max64(hwloc_bitmap_weight(set), 0);
-    place->unknown = hwloc_bitmap_last(set) >= DCOMMI_PLACE_CPUS;
-    for (int i = hwloc_bitmap_first(set); i >= 0 && i < DCOMMI_PLACE_CPUS;
-         i = hwloc_bitmap_next(set, i)) {
-        place->mask[i / 64] |= (uint64_t)1 << (i % 64);
-    }
-    dcommi_topo_nic(topology, set, iface, place->nic);
-    dcommi_topo_gpu(topology, set, place->gpu);
-}
-
-/* ---- this process ---- */
-
-/* A machine that hwloc cannot read is no reason to fail: nothing is known of the place then. */
-static void dcommi_topo_nowhere(dcommi_site *place)
-{
-    memset(place, 0, sizeof *place);
-    place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
-    place->unknown = 1;
-}
-
-/* The place on a topology of a thread that may run on `set`, as far as the topology has that; on
- * all of it when that is nothing. */
-static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, const char *iface,
-                             dcommi_site *place)
-{
-    hwloc_const_cpuset_t all = hwloc_topology_get_topology_cpuset(topology);
-    hwloc_bitmap_and(set, set, all);
-    if (hwloc_bitmap_iszero(set)) {
-        hwloc_bitmap_copy(set, all);
-    }
-    dcommi_topo_locate(topology, set, iface, place);
-}
-
-/* What was found last. Programs make one context after the other, and the machine stays. */
-typedef struct dcommi_topo_memory {
-    pthread_mutex_t lock;
-    bool known;
-    hwloc_cpuset_t set;
-    dcommi_ucx_name iface;
-    dcommi_site place;
-} dcommi_topo_memory;
-
-static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_site *place)
-{
-    static dcommi_topo_memory last = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    hwloc_topology_t topology = NULL;
-    pthread_mutex_lock(&last.lock);
-    if (!last.known || !hwloc_bitmap_isequal(set, last.set) || strcmp(iface, last.iface) != 0) {
-        dcommi_topo_nowhere(&last.place);
-        strcpy(last.iface, iface);
-        last.set = last.set != NULL ? last.set : hwloc_bitmap_alloc();
-        last.known = last.set != NULL && hwloc_bitmap_copy(last.set, set) == 0;
-        dcommi_topo_load(NULL, &topology);
-        if (topology != NULL) {
-            dcommi_topo_clip(topology, set, iface, &last.place);
-            hwloc_topology_destroy(topology);
-        }
-        last.place.machine = dcommi_host_machine();
-    }
-    *place = last.place;
-    pthread_mutex_unlock(&last.lock);
-}
-
-/* What the kernel lets this thread run on. */
-static void dcommi_topo_allowed(hwloc_cpuset_t set)
-{
-    enum { BYTES = 8192 / 8 };
-    cpu_set_t *mine = dcommi_alloc(BYTES);
-    if (mine != NULL && sched_getaffinity(0, BYTES, mine) == 0) {
-        for (int i = 0; i < BYTES * 8; i++) {
-            if (CPU_ISSET_S((size_t)i, BYTES, mine)) {
-                hwloc_bitmap_set(set, (unsigned)i);
-            }
-        }
-    }
-    dcommi_free(mine);
-}
-
-/* This thread's place. iface: the context's choice, "" for none. DCOMM_TOPO_XML takes a file in
- * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. */
-static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
-{
-    const char *xml = dcommi_env("DCOMM_TOPO_XML"), *given = dcommi_env("DCOMM_TOPO_CPUS");
-    dcommi_ucx_name chosen = "";
-    hwloc_topology_t topology = NULL;
-    hwloc_cpuset_t set = hwloc_bitmap_alloc();
-    bool tcp;
-    dcommi_topo_nowhere(place);
-    if (set == NULL) {
-        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for a set of processors");
-    }
-    dcommi_topo_allowed(set);
-    dcomm_status status = DCOMM_OK;
-    if (xml == NULL) {
-        dcommi_ucx_choose_iface(iface, chosen, &tcp); /* a bad name is told by the network */
-        dcommi_topo_machine(set, chosen, place);
-    } else {
-        if (given != NULL && hwloc_bitmap_list_sscanf(set, given) < 0) {
-            status = dcommi_fail(DCOMM_ERR_INVALID,
-                                 "environment variable DCOMM_TOPO_CPUS=\"%.64s\" is no list of "
-                                 "hardware threads, such as 0-3,8",
-                                 given);
-        } else {
-            status = dcommi_topo_load(xml, &topology);
-        }
-        if (topology != NULL) {
-            dcommi_topo_clip(topology, set, NULL, place);
-            hwloc_topology_destroy(topology);
-        }
-    }
-    hwloc_bitmap_free(set);
-    return status;
-}
-
-#endif
-/* ==== include/dcomm/impl/transport/ucx/ucx.h =============================================== */
-/* ucx.h - the transport table over UCX, for peers on other hosts: active messages over one
- * interface. */
-#ifndef DCOMMI_UCX_H
-#define DCOMMI_UCX_H
-
-/* ==== include/dcomm/impl/transport/ucx/parts.h ============================================= */
-/* parts.h - a long message in parts, each of them over a connection of its own: cut by the
- * sender, brought together where it is received. */
-#ifndef DCOMMI_UCX_PARTS_H
-#define DCOMMI_UCX_PARTS_H
-
-/* ==== include/dcomm/impl/transport/ucx/peer.h ============================================== */
-/* peer.h - one UCX worker's state: its peers and their endpoints, each of which is a connection
- * of its own, the sends and fetches under way, the messages that the engine keeps. */
-#ifndef DCOMMI_UCX_PEER_H
-#define DCOMMI_UCX_PEER_H
-
 
 typedef struct dcommi_ucx dcommi_ucx;
 
@@ -48646,33 +45354,6 @@ static unsigned dcommi_ucx_deliver(dcommi_ucx *u)
     return n;
 }
 
-/* UCX cannot cancel what is under way to a dead process whose queue is full: give such ops back
- * a moment after the endpoint was closed. A fetch from a peer that may be alive has to wait: its
- * data might still arrive in the buffer. */
-static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
-{
-    unsigned n = 0;
-    for (dcommi_ucx_flight *f = u->pending.next, *next; f != &u->pending; f = next) {
-        dcommi_ucx_peer *p = f->peer;
-        next = f->next;
-        if (p == NULL || p->closed_at <= 0 || now < p->closed_at + 0.1 ||
-            (f->is_fetch && p->failure == UCS_OK)) {
-            continue;
-        }
-        dcommi_op *op = f->op;
-        f->op = NULL;
-        f->peer = NULL;
-        p->flights--;
-        if (op != NULL) {
-            op->handle = NULL;
-            op->done(op, DCOMM_ERR_PEER);
-            n++;
-            next = u->pending.next; /* done may have started others */
-        }
-    }
-    return n;
-}
-
 /* ---- kept messages ---- */
 
 static void dcommi_ucx_kept_link(dcommi_ucx *u, dcommi_ucx_kept *k)
@@ -48689,16 +45370,6 @@ static void dcommi_ucx_kept_put(dcommi_ucx *u, dcommi_ucx_kept *k)
     k->next->prev = k->prev;
     k->next = u->spare_kept;
     u->spare_kept = k;
-}
-
-static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
-{
-    for (dcommi_ucx_kept *k = u->kept.next; k != &u->kept; k = k->next) {
-        if (k->peer == p) {
-            k->peer = NULL;
-            k->removed = true;
-        }
-    }
 }
 
 /* ---- peers ---- */
@@ -48854,80 +45525,6 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     }
     dcommi_free(p->address);
     dcommi_free(p);
-}
-
-/* UCX 1.13 aborts a process whose answer to a new connection is still queued when that one breaks:
- * let connections that others follow become old before they are closed. */
-static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
-{
-    return p->opened > 1 && p->failure == UCS_OK &&
-           dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
-}
-
-static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
-{
-    for (dcommi_ucx_peer **link = &u->removed; *link != NULL;) {
-        dcommi_ucx_peer *p = *link;
-        bool fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
-        if ((p->flushing == 0 || p->failure != UCS_OK) && !fresh) {
-            dcommi_ucx_peer_close(p);
-        }
-        if (p->flushing > 0 || p->flights > 0 || fresh) { /* they name p */
-            link = &p->next;
-            continue;
-        }
-        *link = p->next;
-        dcommi_ucx_peer_free(p);
-    }
-}
-
-static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p);
-
-/* What a peer sent before it closed may still be under way on another of its connections: a peer is
- * lost when all of them have broken, or a while after the first. */
-static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
-{
-    bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
-    return all || dcommi_coarse_now() > p->failed_at + DCOMMI_UCX_LAST_WORDS_S;
-}
-
-static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
-{
-    unsigned n = 0;
-    for (size_t i = 0; i < u->peers_capacity; i++) {
-        dcommi_ucx_peer *p = u->peers[i];
-        if (p == NULL || p->failure == UCS_OK || p->reported) {
-            continue;
-        }
-        if (!u->closing && !dcommi_ucx_is_lost(p)) {
-            u->chores = true;
-            continue;
-        }
-        p->reported = true;
-        dcommi_ucx_forget_parts(u, p);
-        dcommi_ucx_peer_close(p);
-        n++;
-        if (!u->closing) {
-            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          dcommi_ucx_why(p));
-        }
-    }
-    return n;
-}
-
-/* Now and then: must ops be given up? */
-static unsigned dcommi_ucx_watch(dcommi_ucx *u)
-{
-    double now = dcommi_coarse_now();
-    if (now - u->last_watch < 0.05) {
-        return 0;
-    }
-    u->last_watch = now;
-    unsigned given_up = u->pending.next != &u->pending ? dcommi_ucx_give_up(u, now) : 0;
-    if (u->removed != NULL) {
-        dcommi_ucx_sweep_removed(u);
-    }
-    return given_up;
 }
 
 #endif
@@ -49097,19 +45694,301 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
 
 #endif
 
-#include <sched.h>
+/* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
+ * on both sides. */
+static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
+    if (p != NULL && k->tail.connection >= p->used_by_peer) {
+        p->used_by_peer = k->tail.connection + 1;
+        u->chores = true;
+    }
+}
 
-#define DCOMMI_UCX_AM_ID 1
-/* Longest payload that is sent without asking the receiver for a place first. */
-#define DCOMMI_UCX_EAGER 65536
-/* Longest payload that stays behind those before it. Longer ones that need not ask are what
- * algorithms cut long blocks into: they too go over all connections. */
-#define DCOMMI_UCX_ORDERED 8192
+static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
+                                     size_t len, const ucp_am_recv_param_t *param)
+{
+    dcommi_ucx *u = arg;
+    bool is_long = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    bool stays = is_long || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+    dcommi_arrival arrival = {.peer = -1,
+                              .header = header,
+                              .header_len = header_len,
+                              .data = data != NULL ? data : "",
+                              .len = len};
+    if (DCOMMI_UNLIKELY(u->closing)) {
+        return UCS_OK;
+    }
+    if (!stays) {
+        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+        return UCS_OK;
+    }
+    if (u->spare_kept == NULL && !dcommi_ucx_refill(u)) {
+        return is_long ? UCS_ERR_NO_MEMORY : UCS_OK;
+    }
+    dcommi_ucx_kept *k = u->spare_kept;
+    u->spare_kept = k->next;
+    k->data = data;
+    k->is_long = is_long;
+    k->peer = NULL;
+    k->more = NULL;
+    k->tail.parts = 1;
+    k->removed = k->dropped = false;
+    k->arriving = true;
+    dcommi_ucx_kept_link(u, k);
+    arrival.desc = k;
+    if (is_long) {
+        bool good = header_len >= sizeof k->tail;
+        arrival.header_len -= good ? sizeof k->tail : 0;
+        memcpy(&k->tail, (const char *)header + arrival.header_len, good ? sizeof k->tail : 0);
+        good = good && dcommi_ucx_tail_valid(&k->tail, len);
+        if (good) {
+            dcommi_ucx_know_sender(u, k);
+        }
+        /* Nobody would complete or forget parts that are not of a living peer. */
+        bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
+        good = good && (k->peer != NULL || k->tail.parts == 1);
+        if (good && !dead && k->tail.parts > 1) {
+            arrival.desc = dcommi_ucx_gather(u, k, &good);
+        }
+        if (!good || (dead && k->tail.parts > 1)) {
+            dcommi_ucx_kept_put(u, k);
+            if (!good) {
+                u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
+            }
+            return UCS_ERR_INVALID_PARAM;
+        }
+        if (arrival.desc == NULL) {
+            k->arriving = false;
+            return UCS_INPROGRESS;
+        }
+        arrival.peer = k->peer != NULL ? k->peer->index : -1;
+        arrival.data = NULL;
+        arrival.len = (size_t)k->tail.total;
+    }
+    dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+    k->arriving = false;
+    if (verdict == DCOMMI_KEEP && !k->dropped) {
+        return UCS_INPROGRESS;
+    }
+    dcommi_ucx_kept_put(u, k);
+    return UCS_OK;
+}
 
-/* Which kind of device memory it is, UCX finds out itself: it tells pools from plain memory. */
-#define DCOMMI_UCX_DEVICE UCS_MEMORY_TYPE_UNKNOWN
+#endif
+/* ==== include/dcomm/impl/transport/ucx/iface.h ============================================= */
+/* iface.h - which network interface connects this host with the others. */
+#ifndef DCOMMI_UCX_IFACE_H
+#define DCOMMI_UCX_IFACE_H
 
-/* ---- the table ---- */
+
+#include <dirent.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+static bool dcommi_ucx_is_netdev(const char *name)
+{
+    return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
+}
+
+/* The interface of the IPv4, else the IPv6 default route with the lowest metric. */
+static bool dcommi_ucx_default_iface(dcommi_iface name)
+{
+    char line[512], device[64];
+    unsigned long best = ~0ul;
+    FILE *f = fopen("/proc/net/route", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        unsigned destination, gateway, flags, mask;
+        unsigned long metric;
+        if (sscanf(line, "%63s %x %x %x %*d %*d %lu %x", device, &destination, &gateway, &flags,
+                   &metric, &mask) == 6 &&
+            destination == 0 && mask == 0 && (flags & 1) != 0 && metric < best) {
+            best = metric;
+            strcpy(name, device);
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    if (best != ~0ul) {
+        return true;
+    }
+    f = fopen("/proc/net/ipv6_route", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        char destination[33];
+        unsigned prefix, flags;
+        unsigned long metric;
+        if (sscanf(line, "%32s %x %*s %*x %*s %lx %*x %*x %x %63s", destination, &prefix, &metric,
+                   &flags, device) == 5 &&
+            prefix == 0 && strspn(destination, "0") == 32 && (flags & 1) != 0 &&
+            (flags & 0x200) == 0 && strcmp(device, "lo") != 0 && metric < best) {
+            best = metric;
+            strcpy(name, device);
+        }
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return best != ~0ul;
+}
+
+/* The interface that has an address and is not the loopback; false: none is. */
+static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_iface name)
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all) != 0) {
+        return false;
+    }
+    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
+        if (i->ifa_addr == NULL || i->ifa_addr->sa_family != wanted->sa_family ||
+            strlen(i->ifa_name) >= sizeof(dcommi_iface)) {
+            continue;
+        }
+        bool same =
+            wanted->sa_family == AF_INET
+                ? memcmp(&((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr,
+                         &((const struct sockaddr_in *)(const void *)wanted)->sin_addr,
+                         sizeof(struct in_addr)) == 0
+                : memcmp(&((const struct sockaddr_in6 *)(const void *)i->ifa_addr)->sin6_addr,
+                         &((const struct sockaddr_in6 *)(const void *)wanted)->sin6_addr,
+                         sizeof(struct in6_addr)) == 0;
+        found = same && (i->ifa_flags & IFF_LOOPBACK) == 0; /* a name may mean 127.0.1.1 at home */
+        if (found) {
+            strcpy(name, i->ifa_name);
+        }
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+/* The interface by which a host is reached: its ranks will be, too. Sends nothing. */
+static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
+{
+    char plain[256];
+    size_t len = strlen(host);
+    bool brackets = len > 2 && host[0] == '[' && host[len - 1] == ']';
+    snprintf(plain, sizeof plain, "%.*s", (int)(brackets ? len - 2 : len),
+             brackets ? host + 1 : host);
+    struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *list = NULL;
+    if (getaddrinfo(plain, "9", &hints, &list) != 0) {
+        return false;
+    }
+    bool found = false;
+    for (struct addrinfo *a = list; a != NULL && !found; a = a->ai_next) {
+        struct sockaddr_storage own;
+        socklen_t own_len = sizeof own;
+        int fd = dcommi_sys_socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        found = fd >= 0 && dcommi_sys_connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
+                getsockname(fd, (struct sockaddr *)&own, &own_len) == 0 &&
+                dcommi_ucx_iface_with((struct sockaddr *)&own, name);
+        if (fd >= 0) {
+            dcommi_sys_close(fd);
+        }
+    }
+    freeaddrinfo(list);
+    return found;
+}
+
+/* The first interface that is up, has an address and is not the loopback. */
+static bool dcommi_ucx_first_iface(dcommi_iface name)
+{
+    struct ifaddrs *all = NULL;
+    bool found = false;
+    if (getifaddrs(&all) != 0) {
+        return false;
+    }
+    for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
+        found = i->ifa_addr != NULL &&
+                (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6) &&
+                (i->ifa_flags & IFF_RUNNING) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0 &&
+                strlen(i->ifa_name) < sizeof(dcommi_iface);
+        if (found) {
+            strcpy(name, i->ifa_name);
+        }
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+/* "eth0 lo mlx5_0": what a user may choose from. */
+static void dcommi_ucx_list_devices(char *text, size_t size)
+{
+    static const char *const folders[] = {"/sys/class/net", "/sys/class/infiniband"};
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        DIR *dir = opendir(folders[i]);
+        for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
+            if (e->d_name[0] != '.' && used < size) {
+                int n = snprintf(text + used, size - used, "%s%s", used > 0 ? " " : "", e->d_name);
+                used += n > 0 ? (size_t)n : 0;
+            }
+        }
+        if (dir != NULL) {
+            closedir(dir);
+        }
+    }
+}
+
+/* Choose an interface where nobody has named one. */
+static void dcommi_ucx_usual_iface(dcommi_iface name)
+{
+    const char *master = dcommi_env("MASTER_ADDR");
+    bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
+    if (!chosen && !dcommi_ucx_default_iface(name) && !dcommi_ucx_first_iface(name)) {
+        strcpy(name, "lo");
+    }
+}
+
+/* Choose the interface that UCX is to use. *tcp: it is a network interface, not an RDMA device,
+ * which may carry a port: "mlx5_0:1". */
+static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_iface name, bool *tcp)
+{
+    const char *source = "iface";
+    if (wanted == NULL || *wanted == '\0') {
+        wanted = dcommi_env("DCOMM_IFACE");
+        source = "DCOMM_IFACE";
+    }
+    *tcp = true;
+    if (wanted == NULL) {
+        dcommi_ucx_usual_iface(name);
+        return DCOMM_OK;
+    }
+    bool fits = strlen(wanted) + 2 < sizeof(dcommi_iface) && strpbrk(wanted, "/,^*") == NULL;
+    if (fits && dcommi_ucx_is_netdev(wanted)) {
+        strcpy(name, wanted);
+        return DCOMM_OK;
+    }
+    if (fits) {
+        char path[sizeof(dcommi_iface) + 32];
+        int device = (int)strcspn(wanted, ":");
+        snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
+        if (device > 0 && dcommi_sys_access(path, F_OK) == 0) {
+            *tcp = false;
+            snprintf(name, sizeof(dcommi_iface), "%.*s%s", (int)sizeof(dcommi_iface) - 3, wanted,
+                     wanted[device] == ':' ? "" : ":1");
+            return DCOMM_OK;
+        }
+    }
+    char devices[256];
+    dcommi_ucx_list_devices(devices, sizeof devices);
+    return dcommi_fail(DCOMM_ERR_INVALID, "%s: no network interface '%.64s'; this host has: %s",
+                       source, wanted, devices);
+}
+
+#endif
+/* ==== include/dcomm/impl/transport/ucx/loss.h ============================================== */
+/* loss.h - the end of a peer: its connections broke, or it was removed. What it had not completed
+ * is forgotten, what is under way to it is given up. */
+#ifndef DCOMMI_UCX_LOSS_H
+#define DCOMMI_UCX_LOSS_H
+
+
+/* ---- lost ---- */
 
 static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
 {
@@ -49123,39 +46002,72 @@ static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
     }
 }
 
-static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const void *address,
-                                        size_t len)
+/* What a peer sent before it closed may still be under way on another of its connections: a peer is
+ * lost when all of them have broken, or a while after the first. */
+static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
 {
-    dcommi_ucx *u = (dcommi_ucx *)t;
-    uint64_t id;
-    if (peer < 0 || len <= sizeof id || dcommi_ucx_peer_at(u, peer) != NULL) {
-        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
-                           t->name, peer, len);
-    }
-    void *array = u->peers;
-    DCOMMI_TRY(dcommi_grow(&array, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
-    u->peers = array;
-    dcommi_ucx_peer *p = dcommi_alloc(sizeof *p);
-    void *copy = p != NULL ? dcommi_alloc(len - sizeof id) : NULL;
-    if (copy == NULL) {
-        dcommi_free(p);
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    memcpy(&id, address, sizeof id);
-    memcpy(copy, (const char *)address + sizeof id, len - sizeof id);
-    *p = (dcommi_ucx_peer){
-        .ucx = u, .index = peer, .id = id, .address = copy, .connections = 1, .failure = UCS_OK};
-    u->peers[peer] = p;
-    return DCOMM_OK;
+    bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
+    return all || dcommi_coarse_now() > p->failed_at + DCOMMI_UCX_LAST_WORDS_S;
 }
 
-static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
+static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
 {
-    dcommi_ucx_peer *p = dcommi_ucx_peer_at((dcommi_ucx *)t, peer);
-    if (p != NULL) {
-        p->connections = connections < 1                       ? 1
-                         : connections > DCOMM_CONNECTIONS_MAX ? DCOMM_CONNECTIONS_MAX
-                                                               : connections;
+    unsigned n = 0;
+    for (size_t i = 0; i < u->peers_capacity; i++) {
+        dcommi_ucx_peer *p = u->peers[i];
+        if (p == NULL || p->failure == UCS_OK || p->reported) {
+            continue;
+        }
+        if (!u->closing && !dcommi_ucx_is_lost(p)) {
+            u->chores = true;
+            continue;
+        }
+        p->reported = true;
+        dcommi_ucx_forget_parts(u, p);
+        dcommi_ucx_peer_close(p);
+        n++;
+        if (!u->closing) {
+            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
+                                          dcommi_ucx_why(p));
+        }
+    }
+    return n;
+}
+
+/* ---- removed ---- */
+
+static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
+{
+    for (dcommi_ucx_kept *k = u->kept.next; k != &u->kept; k = k->next) {
+        if (k->peer == p) {
+            k->peer = NULL;
+            k->removed = true;
+        }
+    }
+}
+
+/* UCX 1.13 aborts a process whose answer to a new connection is still queued when that one breaks:
+ * let connections that others follow become old before they are closed. */
+static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
+{
+    return p->opened > 1 && p->failure == UCS_OK &&
+           dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
+}
+
+static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
+{
+    for (dcommi_ucx_peer **link = &u->removed; *link != NULL;) {
+        dcommi_ucx_peer *p = *link;
+        bool fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
+        if ((p->flushing == 0 || p->failure != UCS_OK) && !fresh) {
+            dcommi_ucx_peer_close(p);
+        }
+        if (p->flushing > 0 || p->flights > 0 || fresh) { /* they name p */
+            link = &p->next;
+            continue;
+        }
+        *link = p->next;
+        dcommi_ucx_peer_free(p);
     }
 }
 
@@ -49179,6 +46091,68 @@ static void dcommi_ucx_remove_peer(dcommi_transport *t, int peer)
     }
     u->direct = direct;
 }
+
+/* ---- given up ---- */
+
+/* UCX cannot cancel what is under way to a dead process whose queue is full: give such ops back
+ * a moment after the endpoint was closed. A fetch from a peer that may be alive has to wait: its
+ * data might still arrive in the buffer. */
+static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
+{
+    unsigned n = 0;
+    for (dcommi_ucx_flight *f = u->pending.next, *next; f != &u->pending; f = next) {
+        dcommi_ucx_peer *p = f->peer;
+        next = f->next;
+        if (p == NULL || p->closed_at <= 0 || now < p->closed_at + 0.1 ||
+            (f->is_fetch && p->failure == UCS_OK)) {
+            continue;
+        }
+        dcommi_op *op = f->op;
+        f->op = NULL;
+        f->peer = NULL;
+        p->flights--;
+        if (op != NULL) {
+            op->handle = NULL;
+            op->done(op, DCOMM_ERR_PEER);
+            n++;
+            next = u->pending.next; /* done may have started others */
+        }
+    }
+    return n;
+}
+
+/* Now and then: must ops be given up? */
+static unsigned dcommi_ucx_watch(dcommi_ucx *u)
+{
+    double now = dcommi_coarse_now();
+    if (now - u->last_watch < 0.05) {
+        return 0;
+    }
+    u->last_watch = now;
+    unsigned given_up = u->pending.next != &u->pending ? dcommi_ucx_give_up(u, now) : 0;
+    if (u->removed != NULL) {
+        dcommi_ucx_sweep_removed(u);
+    }
+    return given_up;
+}
+
+#endif
+/* ==== include/dcomm/impl/transport/ucx/move.h ============================================== */
+/* move.h - payloads to and from a UCX peer: messages are sent at once or in parts, and long ones
+ * that came are fetched. */
+#ifndef DCOMMI_UCX_MOVE_H
+#define DCOMMI_UCX_MOVE_H
+
+
+#define DCOMMI_UCX_AM_ID 1
+/* Longest payload that is sent without asking the receiver for a place first. */
+#define DCOMMI_UCX_EAGER 65536
+/* Longest payload that stays behind those before it. Longer ones that need not ask are what
+ * algorithms cut long blocks into: they too go over all connections. */
+#define DCOMMI_UCX_ORDERED 8192
+
+/* Which kind of device memory it is, UCX finds out itself: it tells pools from plain memory. */
+#define DCOMMI_UCX_DEVICE UCS_MEMORY_TYPE_UNKNOWN
 
 /* What UCX answered: done, under way (the flight stays pending), or refused. */
 static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t answer)
@@ -49367,86 +46341,49 @@ static dcomm_status dcommi_ucx_fetch_device(dcommi_transport *t, void *desc, voi
     return dcommi_ucx_fetch_to(t, desc, buf, len, DCOMMI_UCX_DEVICE, op);
 }
 
-/* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
- * on both sides. */
-static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
+#endif
+
+#include <sched.h>
+
+/* ---- peers ---- */
+
+static dcomm_status dcommi_ucx_add_peer(dcommi_transport *t, int peer, const void *address,
+                                        size_t len)
 {
-    dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
-    if (p != NULL && k->tail.connection >= p->used_by_peer) {
-        p->used_by_peer = k->tail.connection + 1;
-        u->chores = true;
+    dcommi_ucx *u = (dcommi_ucx *)t;
+    uint64_t id;
+    if (peer < 0 || len <= sizeof id || dcommi_ucx_peer_at(u, peer) != NULL) {
+        return dcommi_fail(DCOMM_ERR_INTERNAL, "%s: peer %d (%zu bytes of address) cannot be added",
+                           t->name, peer, len);
+    }
+    void *array = u->peers;
+    DCOMMI_TRY(dcommi_grow(&array, &u->peers_capacity, (size_t)peer + 1, sizeof *u->peers));
+    u->peers = array;
+    dcommi_ucx_peer *p = dcommi_alloc(sizeof *p);
+    void *copy = p != NULL ? dcommi_alloc(len - sizeof id) : NULL;
+    if (copy == NULL) {
+        dcommi_free(p);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    memcpy(&id, address, sizeof id);
+    memcpy(copy, (const char *)address + sizeof id, len - sizeof id);
+    *p = (dcommi_ucx_peer){
+        .ucx = u, .index = peer, .id = id, .address = copy, .connections = 1, .failure = UCS_OK};
+    u->peers[peer] = p;
+    return DCOMM_OK;
+}
+
+static void dcommi_ucx_connect(dcommi_transport *t, int peer, int connections)
+{
+    dcommi_ucx_peer *p = dcommi_ucx_peer_at((dcommi_ucx *)t, peer);
+    if (p != NULL) {
+        p->connections = connections < 1                       ? 1
+                         : connections > DCOMM_CONNECTIONS_MAX ? DCOMM_CONNECTIONS_MAX
+                                                               : connections;
     }
 }
 
-static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
-                                     size_t len, const ucp_am_recv_param_t *param)
-{
-    dcommi_ucx *u = arg;
-    bool is_long = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-    bool stays = is_long || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
-    dcommi_arrival arrival = {.peer = -1,
-                              .header = header,
-                              .header_len = header_len,
-                              .data = data != NULL ? data : "",
-                              .len = len};
-    if (DCOMMI_UNLIKELY(u->closing)) {
-        return UCS_OK;
-    }
-    if (!stays) {
-        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
-        return UCS_OK;
-    }
-    if (u->spare_kept == NULL && !dcommi_ucx_refill(u)) {
-        return is_long ? UCS_ERR_NO_MEMORY : UCS_OK;
-    }
-    dcommi_ucx_kept *k = u->spare_kept;
-    u->spare_kept = k->next;
-    k->data = data;
-    k->is_long = is_long;
-    k->peer = NULL;
-    k->more = NULL;
-    k->tail.parts = 1;
-    k->removed = k->dropped = false;
-    k->arriving = true;
-    dcommi_ucx_kept_link(u, k);
-    arrival.desc = k;
-    if (is_long) {
-        bool good = header_len >= sizeof k->tail;
-        arrival.header_len -= good ? sizeof k->tail : 0;
-        memcpy(&k->tail, (const char *)header + arrival.header_len, good ? sizeof k->tail : 0);
-        good = good && dcommi_ucx_tail_valid(&k->tail, len);
-        if (good) {
-            dcommi_ucx_know_sender(u, k);
-        }
-        /* Nobody would complete or forget parts that are not of a living peer. */
-        bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
-        good = good && (k->peer != NULL || k->tail.parts == 1);
-        if (good && !dead && k->tail.parts > 1) {
-            arrival.desc = dcommi_ucx_gather(u, k, &good);
-        }
-        if (!good || (dead && k->tail.parts > 1)) {
-            dcommi_ucx_kept_put(u, k);
-            if (!good) {
-                u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
-            }
-            return UCS_ERR_INVALID_PARAM;
-        }
-        if (arrival.desc == NULL) {
-            k->arriving = false;
-            return UCS_INPROGRESS;
-        }
-        arrival.peer = k->peer != NULL ? k->peer->index : -1;
-        arrival.data = NULL;
-        arrival.len = (size_t)k->tail.total;
-    }
-    dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
-    k->arriving = false;
-    if (verdict == DCOMMI_KEEP && !k->dropped) {
-        return UCS_INPROGRESS;
-    }
-    dcommi_ucx_kept_put(u, k);
-    return UCS_OK;
-}
+/* ---- progress ---- */
 
 static void dcommi_ucx_answer_all(dcommi_ucx *u)
 {
@@ -49688,14 +46625,31 @@ static dcomm_status dcommi_ucx_make_worker(dcommi_ucx *u, const dcommi_ucx_optio
     return copy != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
 }
 
-/* One network interface. iface: "eth0", or an RDMA device, "mlx5_0" or "mlx5_0:1";
- * NULL: DCOMM_IFACE, else the default route's, else lo. */
-static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handlers,
-                                        const char *iface, dcommi_transport **t_p)
+/* Say which interface dcommi_net_open would choose; "" where it would refuse `wanted`. */
+static void dcommi_net_iface(const char *wanted, dcommi_iface name)
 {
-    dcommi_ucx_name device;
-    bool tcp = true;
+    bool tcp;
+    name[0] = 0;
+    (void)dcommi_ucx_choose_iface(wanted, name, &tcp);
+}
+
+/* Come before all other use of UCX, for the sake of the process. */
+static void dcommi_net_prepare(void)
+{
     dcommi_ucx_tame_once();
+}
+
+/* Open one network interface. iface: "eth0", or an RDMA device, "mlx5_0" or "mlx5_0:1";
+ * NULL: DCOMM_IFACE, else the default route's, else lo. */
+static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, const char *iface,
+                                    dcommi_transport **t_p)
+{
+    static _Atomic bool warned;
+    dcommi_iface device;
+    bool tcp = true;
+    dcommi_net_prepare();
+    dcommi_captured_warn("accept bind connect listen pipe recv send sendmsg socket time write",
+                         &warned);
     DCOMMI_TRY(dcommi_ucx_choose_iface(iface, device, &tcp));
     const bool cuda = dcommi_ucx_asks_device();
     const char *const tls = tcp ? (cuda ? "tcp,cuda" : "tcp") : (cuda ? "ib,cuda" : "ib");
@@ -49747,6 +46701,344 @@ static dcomm_status dcommi_ucx_open_net(const dcommi_transport_handlers *handler
     *t_p = &u->base;
     return DCOMM_OK;
 }
+
+#endif
+#else
+static void dcommi_net_prepare(void)
+{
+}
+
+static void dcommi_net_iface(const char *wanted, dcommi_iface name)
+{
+    (void)wanted;
+    name[0] = 0;
+}
+
+static dcomm_status dcommi_net_open(const dcommi_transport_handlers *handlers, const char *iface,
+                                    dcommi_transport **t_p)
+{
+    (void)handlers, (void)iface, (void)t_p;
+    return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "this program was compiled with DCOMM_NO_UCX, which "
+                                              "leaves the network out");
+}
+#endif
+
+#endif
+/* ==== include/dcomm/impl/boot/here.h ======================================================= */
+/* here.h - finds out where on its machine this process runs: with hwloc, or, with DCOMM_NO_HWLOC,
+ * on which hardware threads and no more. */
+#ifndef DCOMMI_HERE_H
+#define DCOMMI_HERE_H
+
+#ifndef DCOMM_NO_HWLOC
+/* ==== include/dcomm/impl/boot/topo.h ======================================================= */
+/* topo.h - finds out, with hwloc, where on its machine this process runs. */
+#ifndef DCOMMI_TOPO_H
+#define DCOMMI_TOPO_H
+
+
+#include <hwloc.h>
+#include <sched.h>
+
+/* The format of an lstopo XML file: 1, 2, 3 as hwloc's major version; 0: not found. */
+static int dcommi_topo_format(const char *xml)
+{
+    char head[512];
+    FILE *file = fopen(xml, "r");
+    size_t n = file != NULL ? fread(head, 1, sizeof head - 1, file) : 0;
+    head[n] = 0;
+    if (file != NULL) {
+        fclose(file);
+    }
+    static const char key[] = "<topology version=\"";
+    const char *at = strstr(head, key);
+    return at != NULL ? atoi(at + sizeof key - 1) : 0;
+}
+
+static dcomm_status dcommi_topo_unread(const char *xml, int error)
+{
+    int format = dcommi_topo_format(xml), known = (int)(hwloc_get_api_version() >> 16);
+    return format > known
+               ? dcommi_fail(DCOMM_ERR_INVALID,
+                             "%s is in format %d of lstopo's files, and the hwloc that is "
+                             "installed reads formats up to %d: install hwloc %d, or write the "
+                             "file by an lstopo of version %d",
+                             xml, format, known, format, known)
+               : dcommi_fail(DCOMM_ERR_INVALID, "%s is no topology that hwloc can read: %s", xml,
+                             strerror(error));
+}
+
+/* The machine, or what an lstopo XML file says of one (xml NULL: the machine). */
+static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology_p)
+{
+    /* Plugins that start up a graphics driver to say what PCI already says. */
+    static const char *const slow[] = {"opencl", "gl", "cuda", "nvml", "rsmi", "levelzero"};
+    hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc does not start: %s", strerror(errno));
+    }
+    for (size_t i = 0; i < sizeof slow / sizeof slow[0]; i++) { /* fails where there is none */
+        hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, slow[i]);
+    }
+    /* All of it, so that ranks in different cgroups of one machine number its parts alike. */
+    hwloc_topology_set_flags(topology, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
+    hwloc_topology_set_io_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    if ((xml != NULL && hwloc_topology_set_xml(topology, xml) != 0) ||
+        hwloc_topology_load(topology) != 0) {
+        int error = errno;
+        hwloc_topology_destroy(topology);
+        return xml != NULL
+                   ? dcommi_topo_unread(xml, error)
+                   : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
+                                 strerror(error));
+    }
+    *topology_p = topology;
+    return DCOMM_OK;
+}
+
+/* ---- a place in a topology ---- */
+
+/* The object of a type in which all of `set` lies. */
+static int32_t dcommi_topo_within(hwloc_topology_t topology, hwloc_obj_type_t type,
+                                  hwloc_const_cpuset_t set)
+{
+    int found = DCOMMI_PLACE_NONE;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_obj_by_type(topology, type, o)) != NULL;) {
+        if (hwloc_bitmap_isincluded(set, o->cpuset)) {
+            return (int32_t)o->logical_index;
+        }
+        found = DCOMMI_PLACE_MANY;
+    }
+    return found;
+}
+
+/* The kind of cache that is farthest from the cores; a PU, which is no cache, without any. */
+static hwloc_obj_type_t dcommi_topo_last_cache(hwloc_topology_t topology)
+{
+    static const hwloc_obj_type_t types[] = {HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE,
+                                             HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE,
+                                             HWLOC_OBJ_L1CACHE};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (hwloc_get_nbobjs_by_type(topology, types[i]) > 0) {
+            return types[i];
+        }
+    }
+    return HWLOC_OBJ_PU;
+}
+
+/* How near a device is to `set`: the depth of the smallest object that holds both. */
+static int dcommi_topo_nearness(hwloc_topology_t topology, hwloc_obj_t device,
+                                hwloc_const_cpuset_t set)
+{
+    hwloc_obj_t o = hwloc_get_non_io_ancestor_obj(topology, device);
+    while (o != NULL && o->parent != NULL && !hwloc_bitmap_isincluded(set, o->cpuset)) {
+        o = o->parent;
+    }
+    return o != NULL ? o->depth : -1;
+}
+
+/* Screens of servers are driven by chips that compute nothing. */
+static bool dcommi_topo_is_gpu(const struct hwloc_pcidev_attr_s *pci)
+{
+    bool maker = pci->vendor_id == 0x10de || pci->vendor_id == 0x1002;
+    return pci->class_id == 0x0302 || pci->class_id == 0x1200 ||
+           (maker && pci->class_id >> 8 == 0x03);
+}
+
+/* The nearest GPU, by its PCI address. */
+static void dcommi_topo_gpu(hwloc_topology_t topology, hwloc_const_cpuset_t set, char name[16])
+{
+    int best = -1;
+    name[0] = 0;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_pcidev(topology, o)) != NULL;) {
+        int near =
+            dcommi_topo_is_gpu(&o->attr->pcidev) ? dcommi_topo_nearness(topology, o, set) : -1;
+        if (near > best) {
+            const struct hwloc_pcidev_attr_s *pci = &o->attr->pcidev;
+            best = near;
+            snprintf(name, 16, "%04x:%02x:%02x.%x", (unsigned)pci->domain & 0xffff, pci->bus,
+                     pci->dev, (unsigned)pci->func & 0xf);
+        }
+    }
+}
+
+/* The device of the interface `wanted`, "" where the machine shows none for it (the loopback, a
+ * bridge); wanted NULL: the nearest. */
+static void dcommi_topo_nic(hwloc_topology_t topology, hwloc_const_cpuset_t set, const char *wanted,
+                            char name[16])
+{
+    int best = -1;
+    size_t len = wanted != NULL ? strcspn(wanted, ":") : 0; /* "mlx5_0:1" is a port of mlx5_0 */
+    name[0] = 0;
+    for (hwloc_obj_t o = NULL; (o = hwloc_get_next_osdev(topology, o)) != NULL;) {
+        hwloc_obj_osdev_type_t type = o->attr->osdev.type;
+        bool named =
+            wanted == NULL || (strlen(o->name) == len && memcmp(o->name, wanted, len) == 0);
+        int near = (type == HWLOC_OBJ_OSDEV_NETWORK || type == HWLOC_OBJ_OSDEV_OPENFABRICS) && named
+                       ? dcommi_topo_nearness(topology, o, set)
+                       : -1;
+        if (near > best && strlen(o->name) < 16) {
+            best = near;
+            strcpy(name, o->name);
+        }
+    }
+}
+
+/* The place of a process that may run on `set`, by the system's numbers. */
+static void dcommi_topo_locate(hwloc_topology_t topology, hwloc_const_cpuset_t set,
+                               const char *iface, dcommi_site *place)
+{
+    memset(place, 0, sizeof *place);
+    place->package = dcommi_topo_within(topology, HWLOC_OBJ_PACKAGE, set);
+    place->numa = dcommi_topo_within(topology, HWLOC_OBJ_NUMANODE, set);
+    place->cache = dcommi_topo_within(topology, dcommi_topo_last_cache(topology), set);
+    place->core = dcommi_topo_within(topology, HWLOC_OBJ_CORE, set);
+    place->cpus = (int32_t)dcommi_max64(hwloc_bitmap_weight(set), 0);
+    place->unknown = hwloc_bitmap_last(set) >= DCOMMI_PLACE_CPUS;
+    for (int i = hwloc_bitmap_first(set); i >= 0 && i < DCOMMI_PLACE_CPUS;
+         i = hwloc_bitmap_next(set, i)) {
+        place->mask[i / 64] |= (uint64_t)1 << (i % 64);
+    }
+    dcommi_topo_nic(topology, set, iface, place->nic);
+    dcommi_topo_gpu(topology, set, place->gpu);
+}
+
+/* ---- this process ---- */
+
+/* A machine that hwloc cannot read is no reason to fail: nothing is known of the place then. */
+static void dcommi_topo_nowhere(dcommi_site *place)
+{
+    memset(place, 0, sizeof *place);
+    place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
+    place->unknown = 1;
+}
+
+/* The place on a topology of a thread that may run on `set`, as far as the topology has that; on
+ * all of it when that is nothing. */
+static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, const char *iface,
+                             dcommi_site *place)
+{
+    hwloc_const_cpuset_t all = hwloc_topology_get_topology_cpuset(topology);
+    hwloc_bitmap_and(set, set, all);
+    if (hwloc_bitmap_iszero(set)) {
+        hwloc_bitmap_copy(set, all);
+    }
+    dcommi_topo_locate(topology, set, iface, place);
+}
+
+/* What was found last. Programs make one context after the other, and the machine stays. */
+typedef struct dcommi_topo_memory {
+    pthread_mutex_t lock;
+    bool known;
+    hwloc_cpuset_t set;
+    dcommi_iface iface;
+    dcommi_site place;
+} dcommi_topo_memory;
+
+static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_site *place)
+{
+    static dcommi_topo_memory last = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    hwloc_topology_t topology = NULL;
+    pthread_mutex_lock(&last.lock);
+    if (!last.known || !hwloc_bitmap_isequal(set, last.set) || strcmp(iface, last.iface) != 0) {
+        dcommi_topo_nowhere(&last.place);
+        strcpy(last.iface, iface);
+        last.set = last.set != NULL ? last.set : hwloc_bitmap_alloc();
+        last.known = last.set != NULL && hwloc_bitmap_copy(last.set, set) == 0;
+        dcommi_topo_load(NULL, &topology);
+        if (topology != NULL) {
+            dcommi_topo_clip(topology, set, iface, &last.place);
+            hwloc_topology_destroy(topology);
+        }
+        last.place.machine = dcommi_host_machine();
+    }
+    *place = last.place;
+    pthread_mutex_unlock(&last.lock);
+}
+
+/* What the kernel lets this thread run on. */
+static void dcommi_topo_allowed(hwloc_cpuset_t set)
+{
+    enum { BYTES = 8192 / 8 };
+    cpu_set_t *mine = dcommi_alloc(BYTES);
+    if (mine != NULL && sched_getaffinity(0, BYTES, mine) == 0) {
+        for (int i = 0; i < BYTES * 8; i++) {
+            if (CPU_ISSET_S((size_t)i, BYTES, mine)) {
+                hwloc_bitmap_set(set, (unsigned)i);
+            }
+        }
+    }
+    dcommi_free(mine);
+}
+
+/* This thread's place. iface: the context's choice, "" for none. DCOMM_TOPO_XML takes a file in
+ * place of the machine, DCOMM_TOPO_CPUS then what this rank is bound to on it. */
+static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
+{
+    const char *xml = dcommi_env("DCOMM_TOPO_XML"), *given = dcommi_env("DCOMM_TOPO_CPUS");
+    hwloc_topology_t topology = NULL;
+    dcommi_captured_warn_host();
+    hwloc_cpuset_t set = hwloc_bitmap_alloc();
+    dcommi_topo_nowhere(place);
+    if (set == NULL) {
+        return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for a set of processors");
+    }
+    dcommi_topo_allowed(set);
+    dcomm_status status = DCOMM_OK;
+    if (xml == NULL) {
+        dcommi_topo_machine(set, iface, place);
+    } else {
+        if (given != NULL && hwloc_bitmap_list_sscanf(set, given) < 0) {
+            status = dcommi_fail(DCOMM_ERR_INVALID,
+                                 "environment variable DCOMM_TOPO_CPUS=\"%.64s\" is no list of "
+                                 "hardware threads, such as 0-3,8",
+                                 given);
+        } else {
+            status = dcommi_topo_load(xml, &topology);
+        }
+        if (topology != NULL) {
+            dcommi_topo_clip(topology, set, NULL, place);
+            hwloc_topology_destroy(topology);
+        }
+    }
+    hwloc_bitmap_free(set);
+    return status;
+}
+
+#endif
+#else
+
+#include <sched.h>
+
+/* Find this thread's place on a machine without packages, caches, cores and devices. */
+static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
+{
+    enum { CPUS = 8192 };
+    cpu_set_t mine[CPUS / CPU_SETSIZE];
+    (void)iface;
+    memset(place, 0, sizeof *place);
+    place->package = place->numa = place->cache = place->core = DCOMMI_PLACE_NONE;
+    place->machine = dcommi_host_machine();
+    if (dcommi_env("DCOMM_TOPO_XML") != NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "environment variable DCOMM_TOPO_XML needs hwloc, which this program, "
+                           "compiled with DCOMM_NO_HWLOC, leaves out");
+    }
+    if (sched_getaffinity(0, sizeof mine, mine) != 0) {
+        place->unknown = 1;
+        return DCOMM_OK;
+    }
+    place->cpus = (int32_t)CPU_COUNT_S(sizeof mine, mine);
+    for (size_t i = 0; i < CPUS; i++) {
+        const bool runs = CPU_ISSET_S(i, sizeof mine, mine);
+        if (runs && i < DCOMMI_PLACE_CPUS) {
+            place->mask[i / 64] |= (uint64_t)1 << (i % 64);
+        }
+        place->unknown |= runs && i >= DCOMMI_PLACE_CPUS;
+    }
+    return DCOMM_OK;
+}
+#endif
 
 #endif
 
@@ -49828,8 +47120,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_env_check();
-    dcommi_captured_warn_host();
-    dcommi_ucx_tame_once();
+    dcommi_net_prepare();
     opts = opts != NULL ? opts : &defaults;
     dcomm_context *context = dcommi_alloc(sizeof *context);
     if (context == NULL) {
@@ -49850,7 +47141,9 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         }
     }
     if (status >= 0) {
-        status = dcommi_topo_here(context->iface, &context->place);
+        dcommi_iface chosen; /* a bad name is refused when the network is opened */
+        dcommi_net_iface(context->iface, chosen);
+        status = dcommi_topo_here(chosen, &context->place);
     }
     if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
@@ -49872,11 +47165,10 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
 static dcomm_status dcommi_context_open_net(dcomm_context *context)
 {
     if (context->net == NULL) {
-        dcommi_captured_warn_net();
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
                                               dcommi_on_corrupt};
-        DCOMMI_TRY(dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
-                                       &context->net));
+        DCOMMI_TRY(dcommi_net_open(&handlers, context->iface[0] != 0 ? context->iface : NULL,
+                                   &context->net));
     }
     return context->control == NULL ? dcommi_ctl_open(context, context->net->iface) : DCOMM_OK;
 }
@@ -59932,6 +57224,24 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
     return status;
 }
 
+/* Open the network if there are several hosts. A failure names two ranks that need it. With the
+ * token. */
+static dcomm_status dcommi_reach_net(const dcomm_comm *comm, const dcommi_card *card,
+                                     const int64_t *host)
+{
+    int far = 1;
+    while (far < comm->size && host[far] == host[0]) {
+        far++;
+    }
+    dcomm_status status = far < comm->size ? dcommi_context_open_net(comm->context) : DCOMM_OK;
+    return status >= 0 ? status
+                       : dcommi_fail(status,
+                                     "rank 0 is on host %s (identity %.40s), rank %d on host %s "
+                                     "(identity %.40s): %s",
+                                     card[0].hostname, card[0].host_id, far, card[far].hostname,
+                                     card[far].host_id, dcommi_message);
+}
+
 #endif
 
 /* Who is where. */
@@ -60075,7 +57385,7 @@ static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcom
     if (dcommi_place_crowded(comm->groups, comm->places, comm->rank)) {
         dcommi_patience(context, true);
     }
-    dcomm_status status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
+    dcomm_status status = dcommi_reach_net(comm, m->local.card, m->host);
     dcommi_token_release(context);
     if (status < 0 || comm->nhosts == 1) {
         return status;
@@ -60398,6 +57708,2866 @@ DCOMM_API dcomm_status dcomm_comm_ready(dcomm_comm *comm)
 }
 
 #endif
+#ifndef DCOMM_NO_CHECK
+/* ==== include/dcomm/impl/check/check.h ===================================================== */
+/* check.h - the plan checker: executes all ranks' plans together on symbolic contributions.
+ *
+ * Messages are matched by (source, destination, tag), so what meets what does not depend on timing,
+ * and one execution that goes as far as it can decides whether there is a deadlock. Order is proved
+ * by vector clocks: a race that this execution happens to survive is found all the same. Waiting
+ * on counters needs to know which signals may come early, so executions are repeated, each with the
+ * orders that the one before has proved, until nothing is missing or nothing is added.
+ *
+ * Lengths that are known at run time only are tried at their maximum, at 0, 1 and at random; words
+ * that come out of the caller's data count as such. A stage after the first is checked where the
+ * words that it is made from are known (lengths received, constants); where they are data, only the
+ * stages before it are, without their results. */
+#ifndef DCOMMI_CHECK_H
+#define DCOMMI_CHECK_H
+
+/* ==== include/dcomm/impl/check/stage.h ===================================================== */
+/* stage.h - the stages of a run in the plan checker: what each starts from, who has heard of
+ * whom at its end, which plans come next. */
+#ifndef DCOMMI_CHECK_STAGE_H
+#define DCOMMI_CHECK_STAGE_H
+
+/* ==== include/dcomm/impl/check/lane.h ====================================================== */
+/* lane.h - how the plan checker executes lanes: loops, fences, calls of sub-plans, and what
+ * to say when nothing can go on. */
+#ifndef DCOMMI_CHECK_LANE_H
+#define DCOMMI_CHECK_LANE_H
+
+/* ==== include/dcomm/impl/check/step.h ====================================================== */
+/* step.h - what one step does when the plan checker executes it: local steps, messages,
+ * signals. */
+#ifndef DCOMMI_CHECK_STEP_H
+#define DCOMMI_CHECK_STEP_H
+
+/* ==== include/dcomm/impl/check/value.h ===================================================== */
+/* value.h - the plan checker's arithmetic: expressions, where operands lie, what a fold, an
+ * encoding or a message does to the contributions. */
+#ifndef DCOMMI_CHECK_VALUE_H
+#define DCOMMI_CHECK_VALUE_H
+
+/* ==== include/dcomm/impl/check/state.h ===================================================== */
+/* state.h - the plan checker's picture of a run: ranks, lanes, vector clocks, messages,
+ * counters, what is exposed. */
+#ifndef DCOMMI_CHECK_STATE_H
+#define DCOMMI_CHECK_STATE_H
+
+/* ==== include/dcomm/impl/check/mem.h ======================================================= */
+/* mem.h - what the plan checker knows of memory: for each run of bytes, whose contributions
+ * it holds, and which steps have touched it. */
+#ifndef DCOMMI_CHECK_MEM_H
+#define DCOMMI_CHECK_MEM_H
+
+
+#define DCOMMI_CHECK_RANKS 64 /* contributions are sets of ranks in one 64-bit word */
+
+typedef enum dcommi_check_kind {
+    DCOMMI_CHECK_UNDEF = 0, /* nothing was written here */
+    DCOMMI_CHECK_SUM,       /* fold of input byte `src` of every rank in `mask` */
+    DCOMMI_CHECK_ENCODED,   /* byte `src` of encoding number `mask` */
+    DCOMMI_CHECK_ZERO,      /* words at the start of a run */
+    DCOMMI_CHECK_WORD,      /* the 64-bit number `src` */
+    DCOMMI_CHECK_OPAQUE     /* defined, but nothing is known of it */
+} dcommi_check_kind;
+
+#define DCOMMI_CHECK_DIVIDED 1u /* a FINAL fold made it */
+#define DCOMMI_CHECK_ORDERED 2u /* a left fold of ranks 0, 1, 2, ... (or one contribution) */
+
+typedef struct dcommi_check_value {
+    uint8_t kind, flags;
+    uint64_t mask;
+    int64_t src;
+} dcommi_check_value;
+
+typedef struct dcommi_check_run {
+    int64_t len;
+    dcommi_check_value v;
+} dcommi_check_run;
+
+typedef struct dcommi_check_runs {
+    dcommi_check_run *run;
+    size_t n, capacity;
+} dcommi_check_runs;
+
+/* A step that touches memory. Each lane has two components in the vector clocks: its steps, and
+ * its fences. What an ASYNC step touches counts as touched at the lane's next fence, so that it is
+ * ordered before nothing earlier. */
+typedef struct dcommi_check_who {
+    const uint32_t *vc; /* what is known to lie before the step */
+    uint32_t comp, clock;
+    uint32_t step; /* index in its plan, for messages */
+} dcommi_check_who;
+
+typedef struct dcommi_check_reader {
+    uint32_t comp, clock, step;
+    uint32_t next; /* index in the pool, 0: the end */
+} dcommi_check_reader;
+
+typedef struct dcommi_check_cell {
+    int64_t start; /* ends where the next cell begins */
+    dcommi_check_value v;
+    uint32_t comp, clock, step; /* the last writer; clock 0: before the run */
+    uint32_t readers;           /* those since then that nothing supersedes */
+} dcommi_check_cell;
+
+/* One space of one rank (or of one called sub-plan). */
+typedef struct dcommi_check_mem {
+    struct dcommi_check_mem *next;
+    dcommi_check_cell *cell;
+    size_t ncells, capacity;
+    int64_t size;
+    uint32_t *peer_last;    /* per component: the last read through PEER; NULL: none */
+    const uint32_t *end_vc; /* a sub-plan's memory: what was known when its call returned */
+    int rank;
+    uint8_t space;
+    bool read_only;
+} dcommi_check_mem;
+
+/* Two unordered accesses, as the memory finds them; the checker puts them into words. */
+typedef struct dcommi_check_race {
+    const dcommi_check_mem *mem;
+    int64_t at;
+    bool first_writes, second_writes;
+    uint32_t comp, step; /* of the first */
+} dcommi_check_race;
+
+typedef struct dcommi_check_pool {
+    dcommi_check_reader *reader;
+    size_t n, capacity;
+    uint32_t free;
+} dcommi_check_pool;
+
+static dcommi_check_value dcommi_check_shift(dcommi_check_value v, int64_t by)
+{
+    if (v.kind == DCOMMI_CHECK_SUM || v.kind == DCOMMI_CHECK_ENCODED) {
+        v.src += by;
+    } else if (v.kind == DCOMMI_CHECK_WORD && by != 0) {
+        v.kind = DCOMMI_CHECK_OPAQUE;
+    }
+    return v;
+}
+
+/* Does b continue a, which is `len` bytes long? */
+static bool dcommi_check_continues(const dcommi_check_value *a, int64_t len,
+                                   const dcommi_check_value *b)
+{
+    if (a->kind != b->kind || a->flags != b->flags || a->kind == DCOMMI_CHECK_WORD) {
+        return false;
+    }
+    if (a->kind == DCOMMI_CHECK_SUM || a->kind == DCOMMI_CHECK_ENCODED) {
+        return a->mask == b->mask && a->src + len == b->src;
+    }
+    return true;
+}
+
+static dcomm_status dcommi_check_append(dcommi_check_runs *runs, int64_t len, dcommi_check_value v)
+{
+    if (len == 0) {
+        return DCOMM_OK;
+    }
+    if (runs->n > 0) {
+        dcommi_check_run *last = &runs->run[runs->n - 1];
+        if (dcommi_check_continues(&last->v, last->len, &v)) {
+            last->len += len;
+            return DCOMM_OK;
+        }
+    }
+    DCOMMI_TRY(dcommi_grow((void **)&runs->run, &runs->capacity, runs->n + 1, sizeof *runs->run));
+    runs->run[runs->n].len = len;
+    runs->run[runs->n].v = v;
+    runs->n++;
+    return DCOMM_OK;
+}
+
+/* ---- readers ---- */
+
+static dcomm_status dcommi_check_reader_add(dcommi_check_pool *pool, uint32_t *list,
+                                            dcommi_check_reader reader)
+{
+    uint32_t at = pool->free;
+    if (at != 0) {
+        pool->free = pool->reader[at].next;
+    } else {
+        pool->n += pool->n == 0;
+        if (pool->n >= UINT32_MAX) {
+            return dcommi_fail(DCOMM_ERR_NO_MEMORY, "too many reads to remember");
+        }
+        DCOMMI_TRY(dcommi_grow((void **)&pool->reader, &pool->capacity, pool->n + 1,
+                               sizeof *pool->reader));
+        at = (uint32_t)pool->n++;
+    }
+    reader.next = *list;
+    pool->reader[at] = reader;
+    *list = at;
+    return DCOMM_OK;
+}
+
+static void dcommi_check_reader_drop(dcommi_check_pool *pool, uint32_t *list)
+{
+    uint32_t at = *list;
+    *list = pool->reader[at].next;
+    pool->reader[at].next = pool->free;
+    pool->free = at;
+}
+
+/* ---- cells ---- */
+
+static dcomm_status dcommi_check_mem_fill(dcommi_check_mem *mem, int64_t from, int64_t to,
+                                          dcommi_check_value v)
+{
+    if (to <= from) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(
+        dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + 1, sizeof *mem->cell));
+    dcommi_check_cell cell = {.start = from, .v = v};
+    mem->cell[mem->ncells++] = cell;
+    mem->size = to;
+    return DCOMM_OK;
+}
+
+/* The cell that holds byte `at` (in [0, size)). */
+static size_t dcommi_check_find(const dcommi_check_mem *mem, int64_t at)
+{
+    size_t low = 0, high = mem->ncells;
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (mem->cell[middle].start <= at) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static int64_t dcommi_check_cell_end(const dcommi_check_mem *mem, size_t i)
+{
+    return i + 1 < mem->ncells ? mem->cell[i + 1].start : mem->size;
+}
+
+/* Make a cell begin at `at`; *index_p is that cell (ncells when `at` is the end). */
+static dcomm_status dcommi_check_split(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
+                                       size_t *index_p)
+{
+    if (at >= mem->size) {
+        *index_p = mem->ncells;
+        return DCOMM_OK;
+    }
+    size_t i = dcommi_check_find(mem, at);
+    *index_p = i;
+    if (mem->cell[i].start == at) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(
+        dcommi_grow((void **)&mem->cell, &mem->capacity, mem->ncells + 1, sizeof *mem->cell));
+    dcommi_check_cell *cell = mem->cell + i;
+    memmove(cell + 1, cell, (mem->ncells - i) * sizeof *cell);
+    mem->ncells++;
+    cell[1].v = dcommi_check_shift(cell->v, at - cell->start);
+    cell[1].start = at;
+    cell[1].readers = 0;
+    for (uint32_t r = cell->readers; r != 0; r = pool->reader[r].next) {
+        DCOMMI_TRY(dcommi_check_reader_add(pool, &cell[1].readers, pool->reader[r]));
+    }
+    *index_p = i + 1;
+    return DCOMM_OK;
+}
+
+/* Append what [at, at+len) holds to runs, without counting as a read. */
+static dcomm_status dcommi_check_peek(const dcommi_check_mem *mem, int64_t at, int64_t len,
+                                      dcommi_check_runs *runs)
+{
+    int64_t end = at + len;
+    for (size_t i = len > 0 ? dcommi_check_find(mem, at) : 0; at < end; i++) {
+        int64_t stop = dcommi_min64(end, dcommi_check_cell_end(mem, i));
+        DCOMMI_TRY(dcommi_check_append(
+            runs, stop - at, dcommi_check_shift(mem->cell[i].v, at - mem->cell[i].start)));
+        at = stop;
+    }
+    return DCOMM_OK;
+}
+
+/* Is the step not known to come after (comp, clock)? A synchronous step comes after itself. */
+static bool dcommi_check_unordered(const dcommi_check_who *who, uint32_t comp, uint32_t clock)
+{
+    bool self = comp == who->comp && clock == who->clock && comp % 2 == 0;
+    return clock > who->vc[comp] && !self;
+}
+
+/* Read [at, at+len): remember the reader, note a race with an unordered writer, append the
+ * values. */
+static dcomm_status dcommi_check_read(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
+                                      int64_t len, const dcommi_check_who *who,
+                                      dcommi_check_runs *runs, dcommi_check_race *race)
+{
+    if (len == 0) {
+        return DCOMM_OK;
+    }
+    if (mem->read_only) {
+        return dcommi_check_peek(mem, at, len, runs);
+    }
+    size_t first, last;
+    DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
+    DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
+    for (size_t i = first; i < last; i++) {
+        dcommi_check_cell *cell = &mem->cell[i];
+        if (dcommi_check_unordered(who, cell->comp, cell->clock) && race->mem == NULL) {
+            dcommi_check_race found = {mem, cell->start, true, false, cell->comp, cell->step};
+            *race = found;
+        }
+        /* Whatever is after this read is also after the reads that lie before it. */
+        bool known = false;
+        for (uint32_t *r = &cell->readers; *r != 0;) {
+            dcommi_check_reader *old = &pool->reader[*r];
+            known = known || (old->comp == who->comp && old->clock == who->clock);
+            if (old->clock <= who->vc[old->comp]) {
+                dcommi_check_reader_drop(pool, r);
+            } else {
+                r = &old->next;
+            }
+        }
+        dcommi_check_reader reader = {who->comp, who->clock, who->step, 0};
+        if (!known) {
+            DCOMMI_TRY(dcommi_check_reader_add(pool, &cell->readers, reader));
+        }
+    }
+    return dcommi_check_peek(mem, at, len, runs);
+}
+
+/* Note a race of a coming write to [at, at+len) with what touched it before. Called before the
+ * step's own reads are remembered, so that an asynchronous step does not race with itself. */
+static dcomm_status dcommi_check_write_order(dcommi_check_mem *mem, dcommi_check_pool *pool,
+                                             int64_t at, int64_t len, const dcommi_check_who *who,
+                                             dcommi_check_race *race)
+{
+    size_t first, last;
+    if (len == 0 || race->mem != NULL) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
+    DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
+    for (size_t i = first; i < last; i++) {
+        const dcommi_check_cell *cell = &mem->cell[i];
+        if (dcommi_check_unordered(who, cell->comp, cell->clock)) {
+            dcommi_check_race found = {mem, cell->start, true, true, cell->comp, cell->step};
+            *race = found;
+            return DCOMM_OK;
+        }
+        for (uint32_t r = cell->readers; r != 0; r = pool->reader[r].next) {
+            const dcommi_check_reader *reader = &pool->reader[r];
+            if (dcommi_check_unordered(who, reader->comp, reader->clock)) {
+                dcommi_check_race found = {mem,  cell->start,  false,
+                                           true, reader->comp, reader->step};
+                *race = found;
+                return DCOMM_OK;
+            }
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Put the runs (their lengths sum up to at most the rest of mem) at `at`. */
+static dcomm_status dcommi_check_write(dcommi_check_mem *mem, dcommi_check_pool *pool, int64_t at,
+                                       const dcommi_check_runs *runs, const dcommi_check_who *who)
+{
+    int64_t len = 0;
+    for (size_t i = 0; i < runs->n; i++) {
+        len += runs->run[i].len;
+    }
+    if (len == 0) {
+        return DCOMM_OK;
+    }
+    size_t first, last;
+    DCOMMI_TRY(dcommi_check_split(mem, pool, at, &first));
+    DCOMMI_TRY(dcommi_check_split(mem, pool, at + len, &last));
+    for (size_t i = first; i < last; i++) {
+        while (mem->cell[i].readers != 0) {
+            dcommi_check_reader_drop(pool, &mem->cell[i].readers);
+        }
+    }
+    size_t ncells = mem->ncells - (last - first) + runs->n;
+    DCOMMI_TRY(dcommi_grow((void **)&mem->cell, &mem->capacity, ncells, sizeof *mem->cell));
+    memmove(mem->cell + first + runs->n, mem->cell + last,
+            (mem->ncells - last) * sizeof *mem->cell);
+    mem->ncells = ncells;
+    for (size_t i = 0; i < runs->n; i++) {
+        dcommi_check_cell cell = {at, runs->run[i].v, who->comp, who->clock, who->step, 0};
+        mem->cell[first + i] = cell;
+        at += runs->run[i].len;
+    }
+    return DCOMM_OK;
+}
+
+/* Forget who touched what: between stages. */
+static void dcommi_check_mem_settle(dcommi_check_mem *mem)
+{
+    for (size_t i = 0; i < mem->ncells; i++) {
+        mem->cell[i].clock = 0;
+        mem->cell[i].comp = 0;
+        mem->cell[i].readers = 0;
+    }
+    mem->peer_last = NULL;
+}
+
+#endif
+
+#define DCOMMI_CHECK_BUDGET 50000000 /* steps and pieces executed before we give up */
+
+/* What happened, for pictures. `level` counts the messages on the longest chain up to here. */
+typedef struct dcommi_check_event {
+    uint8_t kind;       /* dcomm_step_kind; a message is one event, of the receiver's kind */
+    int16_t rank, peer; /* peer: sender, owner, or target of a signal; -1: none */
+    int32_t lane, peer_lane;
+    int32_t level;
+    int64_t bytes, tag;
+} dcommi_check_event;
+
+typedef struct dcommi_check_trace {
+    dcommi_check_event *event;
+    size_t n, capacity;
+} dcommi_check_trace;
+
+/* A plan in execution: a rank's own, or a called sub-plan. */
+typedef struct dcommi_check_frame {
+    const dcomm_plan *plan;
+    struct dcommi_check_lane *caller; /* NULL: the rank's own plan */
+    const int *ranks;                 /* rank of the plan -> rank of the run */
+    int rank;
+    int64_t tag, counter, slot; /* added to the plan's own */
+    bool linear;                /* encodings may be folded */
+    dcommi_check_mem *mem[DCOMM_SPACE_MSG];
+    int64_t base[DCOMM_SPACE_MSG], size[DCOMM_SPACE_MSG];
+    uint32_t lanes_left;
+    uint32_t *end_vc; /* join of the lanes that have ended */
+    int32_t level;
+} dcommi_check_frame;
+
+/* A step under way. */
+typedef struct dcommi_check_op {
+    struct dcommi_check_op *next;    /* among the free ones */
+    struct dcommi_check_op *pending; /* among the lane's asynchronous ones */
+    struct dcommi_check_lane *lane;
+    const dcomm_step *step;
+    uint32_t at; /* index in its lane */
+    int64_t index[DCOMM_LOOP_DEPTH];
+    uint32_t *vc; /* the lane's, or its own when asynchronous */
+    uint32_t comp, clock;
+    int32_t level;
+    int peer; /* rank of the run */
+    int64_t tag;
+    bool async;
+} dcommi_check_op;
+
+typedef struct dcommi_check_lane {
+    dcommi_check_frame *frame;
+    struct dcommi_check_lane *next_waiter; /* on the same counter, or the same rank's EXPOSE */
+    struct dcommi_check_lane *all;         /* every lane of the stage, for deadlock reports */
+    uint32_t number;                       /* in its plan */
+    uint32_t pc;
+    int depth;
+    uint32_t open[DCOMM_LOOP_DEPTH];
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    uint32_t comp; /* of its steps; comp + 1 is of its fences */
+    uint32_t *vc;
+    uint32_t *async_vc; /* join of what its completed asynchronous steps have learnt */
+    int32_t level, async_level;
+    uint32_t outstanding;
+    dcommi_check_op *pending;
+    dcommi_check_op op; /* the synchronous step under way */
+    bool blocked, done, at_fence;
+    int64_t wants; /* WAIT: the value */
+} dcommi_check_lane;
+
+/* One lane's signals to one counter. */
+typedef struct dcommi_check_source {
+    uint32_t comp;
+    struct dcommi_check_pulse {
+        int64_t before; /* what this lane had added before it */
+        const uint32_t *vc;
+        int32_t level;
+    } * pulse;
+    size_t n, capacity;
+    int64_t total;
+} dcommi_check_source;
+
+typedef struct dcommi_check_counter {
+    int64_t total;
+    dcommi_check_source *source;
+    size_t nsources, capacity;
+    dcommi_check_lane *waiters;
+} dcommi_check_counter;
+
+typedef struct dcommi_check_exposed {
+    dcommi_check_mem *mem;
+    int64_t at, len;
+    const uint32_t *vc;
+    int32_t level;
+} dcommi_check_exposed;
+
+typedef struct dcommi_check_message {
+    uint64_t key; /* 0: free */
+    dcommi_check_op *send, *recv;
+    bool done;
+} dcommi_check_message;
+
+/* What an encoding encodes. */
+typedef struct dcommi_check_encoding {
+    int64_t len; /* encoded */
+    dcommi_check_runs runs;
+} dcommi_check_encoding;
+
+typedef struct dcommi_check_component {
+    int rank;
+    uint32_t lane;
+    uint32_t caller; /* component of the calling lane, UINT32_MAX: none */
+} dcommi_check_component;
+
+typedef struct dcommi_check_rank {
+    const dcomm_plan *plan; /* of this stage */
+    dcommi_check_mem *mem[DCOMM_SPACE_MSG];
+    dcommi_check_frame *frame;
+    dcommi_check_lane *peer_waiters; /* wait until this rank exposes something */
+    dcommi_check_counter *counters;
+    dcommi_check_exposed *exposed; /* [nslots][n]: by slot and reader */
+    uint64_t heard;                /* ranks whose start lies before this rank's now */
+    int64_t bytes;
+} dcommi_check_rank;
+
+/* The counters of one stage, kept from one pass to the next. */
+typedef struct dcommi_check_log {
+    dcommi_check_counter *counters[DCOMMI_CHECK_RANKS];
+    uint32_t ncounters[DCOMMI_CHECK_RANKS];
+} dcommi_check_log;
+
+#define DCOMMI_CHECK_STAGES 64
+
+typedef struct dcommi_check_block {
+    struct dcommi_check_block *next;
+    size_t used, size;
+} dcommi_check_block;
+
+typedef struct dcommi_check {
+    const dcomm_plan *const *plans;
+    int n;
+    int identity[DCOMMI_CHECK_RANKS];
+    uint64_t all; /* every rank */
+    const dcomm_check_spec *spec;
+    bool spec_holds; /* this scenario and all words known: results are checked */
+    bool reduces, averages;
+    int64_t element;
+    int scenario;
+
+    dcomm_status status; /* the first hard error; its text is the thread's last error */
+    char finding[DCOMMI_MESSAGE_MAX]; /* the first missing order of this pass */
+    int64_t budget;
+
+    dcommi_check_block *blocks, *log_blocks; /* this pass's memory; that which logs live in */
+    dcommi_check_mem *mems;
+    dcommi_check_pool pool;
+    dcommi_check_runs arrived, given, folded, merged; /* values under way */
+    dcommi_check_encoding *encoding;
+    size_t nencodings, encodings_capacity;
+
+    dcommi_check_rank rank[DCOMMI_CHECK_RANKS];
+    int stage;
+    uint32_t ncomps;
+    dcommi_check_component *comps;
+    uint32_t **free_vc;
+    size_t nfree_vc, free_vc_capacity;
+    dcommi_check_op *free_ops;
+    dcommi_check_lane *lanes; /* all of this stage */
+    dcommi_check_lane *running;
+    dcommi_check_lane **ready;
+    size_t nready, ready_capacity;
+    dcommi_check_message *message;
+    size_t nmessages, messages_capacity;
+    dcommi_check_log log[DCOMMI_CHECK_STAGES], old_log[DCOMMI_CHECK_STAGES];
+    bool has_old_log, waited;
+    uint64_t edges; /* how many signal -> wait edges this pass found, and which */
+
+    int64_t messages, signals, total_bytes;
+    int32_t steps;
+    dcommi_check_trace *trace;
+} dcommi_check;
+
+/* ---- memory of one pass ---- */
+
+static void *dcommi_check_get(dcommi_check *c, size_t bytes)
+{
+    bytes = (bytes + 15) & ~(size_t)15;
+    dcommi_check_block *b = c->blocks;
+    if (b == NULL || b->size - b->used < bytes) {
+        size_t size = bytes > (1u << 18) ? bytes : 1u << 18;
+        b = dcommi_alloc(DCOMMI_CACHE_LINE + size);
+        if (b == NULL) {
+            c->status = DCOMM_ERR_NO_MEMORY;
+            return NULL;
+        }
+        b->size = size;
+        b->next = c->blocks;
+        c->blocks = b;
+    }
+    void *p = (char *)b + DCOMMI_CACHE_LINE + b->used;
+    b->used += bytes;
+    return p;
+}
+
+static void dcommi_check_blocks_free(dcommi_check_block **blocks)
+{
+    while (*blocks != NULL) {
+        dcommi_check_block *next = (*blocks)->next;
+        dcommi_free(*blocks);
+        *blocks = next;
+    }
+}
+
+static dcommi_check_mem *dcommi_check_mem_new(dcommi_check *c, int rank, unsigned space)
+{
+    dcommi_check_mem *mem = dcommi_check_get(c, sizeof *mem);
+    if (mem != NULL) {
+        mem->rank = rank;
+        mem->space = (uint8_t)space;
+        mem->read_only = space == DCOMM_SPACE_IN;
+        mem->next = c->mems;
+        c->mems = mem;
+    }
+    return mem;
+}
+
+/* ---- vector clocks ---- */
+
+static uint32_t *dcommi_check_vc_new(dcommi_check *c)
+{
+    if (c->nfree_vc > 0) {
+        return c->free_vc[--c->nfree_vc];
+    }
+    return dcommi_check_get(c, c->ncomps * sizeof(uint32_t));
+}
+
+static uint32_t *dcommi_check_vc_copy(dcommi_check *c, const uint32_t *vc)
+{
+    uint32_t *copy = dcommi_check_vc_new(c);
+    if (copy != NULL) {
+        memcpy(copy, vc, c->ncomps * sizeof *copy);
+    }
+    return copy;
+}
+
+static void dcommi_check_vc_free(dcommi_check *c, uint32_t *vc)
+{
+    if (dcommi_grow((void **)&c->free_vc, &c->free_vc_capacity, c->nfree_vc + 1,
+                    sizeof *c->free_vc) == DCOMM_OK) {
+        c->free_vc[c->nfree_vc++] = vc;
+    }
+}
+
+static void dcommi_check_join(const dcommi_check *c, uint32_t *into, const uint32_t *from)
+{
+    for (uint32_t i = 0; i < c->ncomps; i++) {
+        into[i] = into[i] > from[i] ? into[i] : from[i];
+    }
+}
+
+/* ---- words about places ---- */
+
+typedef struct dcommi_check_text {
+    char s[128];
+} dcommi_check_text;
+
+static dcommi_check_text dcommi_check_lane_text(const dcommi_check *c, uint32_t comp)
+{
+    dcommi_check_text t = {""};
+    const dcommi_check_component *k = &c->comps[comp / 2];
+    if (k->caller == UINT32_MAX) {
+        snprintf(t.s, sizeof t.s, "rank %d lane %" PRIu32, k->rank, k->lane);
+    } else {
+        const dcommi_check_component *outer = &c->comps[k->caller / 2];
+        while (outer->caller != UINT32_MAX) {
+            outer = &c->comps[outer->caller / 2];
+        }
+        snprintf(t.s, sizeof t.s, "rank %d lane %" PRIu32 " sub-plan lane %" PRIu32, k->rank,
+                 outer->lane, k->lane);
+    }
+    return t;
+}
+
+static dcommi_check_text dcommi_check_op_text(const dcommi_check *c, const dcommi_check_op *op)
+{
+    dcommi_check_text t = dcommi_check_lane_text(c, op->lane->comp);
+    size_t n = strlen(t.s);
+    const dcomm_step *s = op->step;
+    const char *name = dcommi_check_form_of(s->kind)->name;
+    if (op->peer >= 0) {
+        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s %s %d, tag %" PRId64 ")", op->at,
+                 name, s->kind == DCOMM_STEP_SEND ? "to" : "from", op->peer, op->tag);
+    } else if (s->kind == DCOMM_STEP_WAIT) {
+        snprintf(t.s + n, sizeof t.s - n,
+                 " step %" PRIu32 " (wait for counter %" PRId64 " >= %" PRId64 ")", op->at,
+                 op->lane->frame->counter + s->slot, op->lane->wants);
+    } else {
+        snprintf(t.s + n, sizeof t.s - n, " step %" PRIu32 " (%s)", op->at, name);
+    }
+    return t;
+}
+
+/* Refuse the plans at this step. Always false. */
+static bool DCOMMI_PRINTF(3, 4)
+    dcommi_check_refuse(dcommi_check *c, const dcommi_check_op *op, const char *format, ...)
+{
+    char text[384];
+    va_list args;
+    va_start(args, format);
+    dcommi_vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (c->status == DCOMM_OK) {
+        c->status = dcommi_fail(DCOMM_ERR_PLAN, "%s: %s", dcommi_check_op_text(c, op).s, text);
+    }
+    return false;
+}
+
+/* Pass a status of the parts below on; true when it is good. */
+static bool dcommi_check_good(dcommi_check *c, dcomm_status status)
+{
+    if (status < 0 && c->status == DCOMM_OK) {
+        c->status = status;
+    }
+    return status >= 0;
+}
+
+/* Remember the first missing order of this pass. */
+static void dcommi_check_found(dcommi_check *c, const dcommi_check_op *op,
+                               const dcommi_check_race *race)
+{
+    if (race->mem == NULL || c->finding[0] != '\0') {
+        return;
+    }
+    snprintf(c->finding, sizeof c->finding,
+             "%s %s byte %" PRId64 " of rank %d's %s, which %s step %" PRIu32
+             " %s%s: nothing orders the two",
+             dcommi_check_op_text(c, op).s, race->second_writes ? "writes" : "reads", race->at,
+             race->mem->rank, dcommi_print_space(race->mem->space),
+             dcommi_check_lane_text(c, race->comp).s, race->step,
+             race->first_writes ? "writes" : "reads", race->comp % 2 != 0 ? " (async)" : "");
+}
+
+/* The step's place in the vector clocks. */
+static dcommi_check_who dcommi_check_who_of(const dcommi_check_op *op)
+{
+    dcommi_check_who who = {op->vc, op->comp, op->clock, op->at};
+    return who;
+}
+
+static void dcommi_check_event_add(dcommi_check *c, dcommi_check_event event)
+{
+    dcommi_check_trace *t = c->trace;
+    if (t != NULL && dcommi_check_good(c, dcommi_grow((void **)&t->event, &t->capacity, t->n + 1,
+                                                      sizeof *t->event))) {
+        t->event[t->n++] = event;
+    }
+}
+
+#endif
+
+typedef struct dcommi_check_region {
+    dcommi_check_mem *mem;
+    int64_t at, len;
+} dcommi_check_region;
+
+enum {
+    DCOMMI_CHECK_SHORTEST = 0, /* run-time lengths are 0 */
+    DCOMMI_CHECK_ONE,
+    DCOMMI_CHECK_LONGEST,
+    DCOMMI_CHECK_RANDOM,
+    DCOMMI_CHECK_RANDOM_TOO,
+    DCOMMI_CHECK_SCENARIOS
+};
+
+/* A run-time length or an unknown word in this scenario, in [0, most]. */
+static int64_t dcommi_check_choose(const dcommi_check *c, uint64_t identity, int64_t most)
+{
+    switch (c->scenario) {
+    case DCOMMI_CHECK_SHORTEST:
+        return 0;
+    case DCOMMI_CHECK_ONE:
+        return dcommi_min64(1, most);
+    case DCOMMI_CHECK_LONGEST:
+        return most;
+    default:
+        if (most <= 1) {
+            return most;
+        }
+        uint64_t r = dcommi_mix(identity, (uint64_t)c->scenario);
+        return 1 + (int64_t)(r % (uint64_t)most);
+    }
+}
+
+static bool dcommi_check_read_region(dcommi_check *c, const dcommi_check_op *op,
+                                     const dcommi_check_region *r, dcommi_check_runs *runs)
+{
+    dcommi_check_who who = dcommi_check_who_of(op);
+    dcommi_check_race race = {0};
+    runs->n = 0;
+    if (!dcommi_check_good(c,
+                           dcommi_check_read(r->mem, &c->pool, r->at, r->len, &who, runs, &race))) {
+        return false;
+    }
+    dcommi_check_found(c, op, &race);
+    int64_t at = r->at;
+    for (size_t i = 0; i < runs->n; i++) {
+        if (runs->run[i].v.kind == DCOMMI_CHECK_UNDEF) {
+            return dcommi_check_refuse(
+                c, op,
+                "reads bytes %" PRId64 " to %" PRId64 " of rank %d's %s, which nothing has "
+                "written",
+                at, at + runs->run[i].len, r->mem->rank, dcommi_print_space(r->mem->space));
+        }
+        at += runs->run[i].len;
+    }
+    if (r->mem->rank != op->lane->frame->rank && r->len > 0) {
+        dcommi_check_mem *mem = r->mem;
+        if (mem->peer_last == NULL) {
+            mem->peer_last = dcommi_check_get(c, c->ncomps * sizeof *mem->peer_last);
+            if (mem->peer_last == NULL) {
+                return false;
+            }
+        }
+        if (mem->peer_last[op->comp] < op->clock) {
+            mem->peer_last[op->comp] = op->clock;
+        }
+    }
+    return true;
+}
+
+static bool dcommi_check_order_write(dcommi_check *c, const dcommi_check_op *op,
+                                     const dcommi_check_region *r)
+{
+    dcommi_check_who who = dcommi_check_who_of(op);
+    dcommi_check_race race = {0};
+    if (r->mem->read_only && r->len > 0) {
+        return dcommi_check_refuse(c, op, "writes to %s, which is not to be touched on rank %d",
+                                   dcommi_print_space(r->mem->space), r->mem->rank);
+    }
+    if (!dcommi_check_good(
+            c, dcommi_check_write_order(r->mem, &c->pool, r->at, r->len, &who, &race))) {
+        return false;
+    }
+    dcommi_check_found(c, op, &race);
+    return true;
+}
+
+static bool dcommi_check_put(dcommi_check *c, const dcommi_check_op *op,
+                             const dcommi_check_region *r, const dcommi_check_runs *runs)
+{
+    dcommi_check_who who = dcommi_check_who_of(op);
+    return dcommi_check_good(c, dcommi_check_write(r->mem, &c->pool, r->at, runs, &who));
+}
+
+/* One value all over a region. */
+static bool dcommi_check_put_value(dcommi_check *c, const dcommi_check_op *op,
+                                   const dcommi_check_region *r, dcommi_check_value v)
+{
+    dcommi_check_run run = {r->len, v};
+    dcommi_check_runs runs = {&run, r->len > 0, 1};
+    return dcommi_check_put(c, op, r, &runs);
+}
+
+/* ---- words and expressions ---- */
+
+static bool dcommi_check_put_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
+                                  int64_t number)
+{
+    const dcommi_check_frame *f = op->lane->frame;
+    dcommi_check_region r = {f->mem[DCOMM_SPACE_WORDS], f->base[DCOMM_SPACE_WORDS] + 8 * index, 8};
+    dcommi_check_value v = {.kind = DCOMMI_CHECK_WORD, .src = number};
+    return dcommi_check_order_write(c, op, &r) && dcommi_check_put_value(c, op, &r, v);
+}
+
+/* The number in a word, and whether it is known (not the scenario's choice). */
+static int64_t dcommi_check_number(const dcommi_check *c, const dcommi_check_runs *runs,
+                                   bool *known)
+{
+    const dcommi_check_value *v = &runs->run[0].v;
+    *known = runs->n == 1 && (v->kind == DCOMMI_CHECK_ZERO || v->kind == DCOMMI_CHECK_WORD);
+    if (*known) {
+        return v->kind == DCOMMI_CHECK_ZERO ? 0 : v->src;
+    }
+    return dcommi_check_choose(c, dcommi_mix(v->mask, (uint64_t)v->src), (int64_t)1 << 40);
+}
+
+static bool dcommi_check_word(dcommi_check *c, const dcommi_check_op *op, int64_t index,
+                              int64_t *number)
+{
+    const dcommi_check_frame *f = op->lane->frame;
+    dcommi_check_region r = {f->mem[DCOMM_SPACE_WORDS], f->base[DCOMM_SPACE_WORDS] + 8 * index, 8};
+    bool known;
+    if (!dcommi_check_read_region(c, op, &r, &c->merged)) {
+        return false;
+    }
+    *number = dcommi_check_number(c, &c->merged, &known);
+    return true;
+}
+
+static bool dcommi_check_eval(dcommi_check *c, const dcommi_check_op *op, const dcomm_expr *e,
+                              int64_t *value_p)
+{
+    const dcomm_plan *p = op->lane->frame->plan;
+    if (e->kind == DCOMM_EXPR_CONST) {
+        *value_p = e->add;
+        return true;
+    }
+    int64_t x = e->base, value = e->add, term = 0;
+    bool over = false;
+    for (int d = 0; d < DCOMM_LOOP_DEPTH; d++) {
+        over |= __builtin_mul_overflow(e->coef[d], op->index[d], &term);
+        over |= __builtin_add_overflow(x, term, &x);
+        over |= __builtin_mul_overflow(e->post[d], op->index[d], &term);
+        over |= __builtin_add_overflow(value, term, &value);
+    }
+    if (e->mod > 0) {
+        x %= e->mod;
+        x += x < 0 ? e->mod : 0;
+    }
+    if (e->kind != DCOMM_EXPR_AFFINE) {
+        over |= __builtin_add_overflow(x, e->first, &x);
+    }
+    if (!over && e->kind == DCOMM_EXPR_TABLE) {
+        if (x < 0 || x >= p->ntable) {
+            return dcommi_check_refuse(c, op, "an expression reads table[%" PRId64 "] of %" PRIu32,
+                                       x, p->ntable);
+        }
+        x = p->table[x];
+    } else if (!over && e->kind == DCOMM_EXPR_WORD) {
+        if (x < 0 || x >= p->nwords) {
+            return dcommi_check_refuse(c, op, "an expression reads words[%" PRId64 "] of %" PRIu32,
+                                       x, p->nwords);
+        }
+        if (!dcommi_check_word(c, op, x, &x)) {
+            return false;
+        }
+    }
+    over |= __builtin_mul_overflow(e->scale, x, &term);
+    over |= __builtin_add_overflow(value, term, &value);
+    if (over) {
+        return dcommi_check_refuse(c, op, "an expression exceeds 64 bits");
+    }
+    *value_p = value;
+    return true;
+}
+
+/* The word that the step writes to takes a length. */
+static bool dcommi_check_set_word(dcommi_check *c, const dcommi_check_op *op, int64_t number)
+{
+    int64_t index = 0;
+    if (!dcommi_check_eval(c, op, &op->step->value, &index)) {
+        return false;
+    }
+    index += op->step->word;
+    if (index < 0 || index >= op->lane->frame->plan->nwords) {
+        return dcommi_check_refuse(c, op, "writes to words[%" PRId64 "] of %" PRIu32, index,
+                                   op->lane->frame->plan->nwords);
+    }
+    return dcommi_check_put_word(c, op, index, number);
+}
+
+/* ---- operands ---- */
+
+/* Piece r of an operand. In PEER space that nobody has exposed yet, *owner is the rank to wait
+ * for; otherwise it is left alone. */
+static bool dcommi_check_piece(dcommi_check *c, dcommi_check_op *op, const dcomm_operand *o,
+                               uint32_t r, dcommi_check_region *region, int *owner)
+{
+    const dcommi_check_frame *f = op->lane->frame;
+    int64_t at = 0, len = 0, shift, room, start;
+    if (--c->budget < 0) {
+        return dcommi_check_refuse(c, op, "too many steps to check");
+    }
+    dcomm_expr length = o->length;
+    length.first += o->length.kind == DCOMM_EXPR_WORD ? r : 0;
+    if (!dcommi_check_eval(c, op, &o->offset, &at) || !dcommi_check_eval(c, op, &length, &len)) {
+        return false;
+    }
+    if (__builtin_mul_overflow((int64_t)r, o->stride, &shift) ||
+        __builtin_add_overflow(at, shift, &at)) {
+        return dcommi_check_refuse(c, op, "the offset of piece %" PRIu32 " exceeds 64 bits", r);
+    }
+    len = dcommi_min64(dcommi_max64(len, 0), o->max_length);
+    if (o->clip > 0) {
+        room = 0;
+        if (at < o->clip && __builtin_sub_overflow(o->clip, at, &room)) {
+            room = INT64_MAX;
+        }
+        len = dcommi_min64(len, room);
+    }
+    if (o->space == DCOMM_SPACE_PEER) {
+        int64_t peer;
+        if (!dcommi_check_eval(c, op, &o->peer, &peer)) {
+            return false;
+        }
+        if (peer < 0 || peer >= f->plan->nranks) {
+            return dcommi_check_refuse(c, op, "reads from rank %" PRId64 " of %d", peer,
+                                       f->plan->nranks);
+        }
+        int rank = f->ranks[(peer + r) % f->plan->nranks];
+        if (rank == f->rank) {
+            return dcommi_check_refuse(c, op, "reads its own memory as a peer's");
+        }
+        int64_t slot = f->slot + o->slot;
+        if (slot >= c->rank[rank].plan->nslots) {
+            return dcommi_check_refuse(c, op, "rank %d has no slot %" PRId64, rank, slot);
+        }
+        const dcommi_check_exposed *x = &c->rank[rank].exposed[slot * c->n + f->rank];
+        if (x->mem == NULL) {
+            *owner = rank;
+            return true;
+        }
+        dcommi_check_join(c, op->vc, x->vc);
+        op->level = op->level > x->level ? op->level : x->level;
+        region->mem = x->mem;
+        start = x->at;
+        room = x->len;
+    } else {
+        region->mem = f->mem[o->space];
+        start = f->base[o->space];
+        room = f->size[o->space];
+    }
+    if (len > 0 && (at < 0 || at > room || len > room - at)) {
+        return dcommi_check_refuse(
+            c, op, "touches bytes %" PRId64 " to %" PRId64 " of %s, which has %" PRId64, at,
+            at > INT64_MAX - len ? INT64_MAX : at + len, dcommi_print_space(o->space), room);
+    }
+    region->at = len > 0 ? start + at : 0;
+    region->len = len;
+    return true;
+}
+
+static uint32_t dcommi_check_pieces(const dcomm_operand *o)
+{
+    return o->repeat > 0 ? o->repeat : 1;
+}
+
+static bool dcommi_check_apart(dcommi_check *c, const dcommi_check_op *op,
+                               const dcommi_check_region *a, const dcommi_check_region *b)
+{
+    bool same = a->at == b->at && a->len == b->len;
+    if (a->mem == b->mem && a->len > 0 && b->len > 0 && !same && a->at < b->at + b->len &&
+        b->at < a->at + a->len) {
+        return dcommi_check_refuse(c, op,
+                                   "source and destination overlap in %s: bytes %" PRId64
+                                   "+%" PRId64 " and %" PRId64 "+%" PRId64,
+                                   dcommi_print_space(a->mem->space), a->at, a->len, b->at, b->len);
+    }
+    return true;
+}
+
+/* ---- folds ---- */
+
+static bool dcommi_check_single(uint64_t mask)
+{
+    return mask != 0 && (mask & (mask - 1)) == 0;
+}
+
+/* a (+) b for one run. */
+static bool dcommi_check_fold_values(dcommi_check *c, const dcommi_check_op *op,
+                                     const dcommi_check_value *a, const dcommi_check_value *b,
+                                     dcommi_check_value *out)
+{
+    bool free_form = c->spec->coll == DCOMM_COLL_PLAN || !c->spec_holds;
+    if (!op->lane->frame->linear &&
+        (a->kind == DCOMMI_CHECK_ENCODED || b->kind == DCOMMI_CHECK_ENCODED)) {
+        return dcommi_check_refuse(c, op, "folds encoded bytes");
+    }
+    bool sums = a->kind == DCOMMI_CHECK_SUM && b->kind == DCOMMI_CHECK_SUM;
+    if (sums && (a->mask & b->mask) == 0 && a->src == b->src) {
+        out->kind = DCOMMI_CHECK_SUM;
+        out->mask = a->mask | b->mask;
+        out->src = a->src;
+        out->flags = 0;
+        /* A left fold goes on with the next rank alone. */
+        bool goes_on = (a->flags & DCOMMI_CHECK_ORDERED) != 0 && (a->mask & 1) != 0 &&
+                       dcommi_check_single(b->mask) && b->mask == a->mask + 1;
+        out->flags |= goes_on ? DCOMMI_CHECK_ORDERED : 0;
+        if (c->averages && ((a->flags | b->flags) & DCOMMI_CHECK_DIVIDED) != 0) {
+            return dcommi_check_refuse(c, op, "folds what a FINAL fold has completed already");
+        }
+        return true;
+    }
+    if (free_form) {
+        dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
+        *out = opaque;
+        return true;
+    }
+    if (!sums) {
+        return dcommi_check_refuse(c, op, "folds bytes that are no contribution of any rank");
+    }
+    if (a->src != b->src) {
+        return dcommi_check_refuse(c, op, "folds input byte %" PRId64 " with input byte %" PRId64,
+                                   a->src, b->src);
+    }
+    return dcommi_check_refuse(c, op,
+                               "adds the contribution of rank %d a second time (input byte "
+                               "%" PRId64 ")",
+                               __builtin_ctzll(a->mask & b->mask), a->src);
+}
+
+/* c->folded <- c->folded (+) more, both `len` bytes. */
+static bool dcommi_check_fold(dcommi_check *c, const dcommi_check_op *op,
+                              const dcommi_check_runs *more)
+{
+    dcommi_check_runs *a = &c->folded;
+    c->merged.n = 0;
+    size_t i = 0, j = 0;
+    int64_t done_a = 0, done_b = 0;
+    while (i < a->n && j < more->n) {
+        int64_t len = dcommi_min64(a->run[i].len - done_a, more->run[j].len - done_b);
+        dcommi_check_value x = dcommi_check_shift(a->run[i].v, done_a);
+        dcommi_check_value y = dcommi_check_shift(more->run[j].v, done_b);
+        dcommi_check_value z;
+        if (!dcommi_check_fold_values(c, op, &x, &y, &z) ||
+            !dcommi_check_good(c, dcommi_check_append(&c->merged, len, z))) {
+            return false;
+        }
+        done_a += len;
+        done_b += len;
+        if (done_a == a->run[i].len) {
+            i++;
+            done_a = 0;
+        }
+        if (done_b == more->run[j].len) {
+            j++;
+            done_b = 0;
+        }
+    }
+    dcommi_check_runs swap = c->folded;
+    c->folded = c->merged;
+    c->merged = swap;
+    return true;
+}
+
+/* Add one operand's runs to the fold; `first` starts it. */
+static bool dcommi_check_fold_in(dcommi_check *c, const dcommi_check_op *op, bool first,
+                                 const dcommi_check_runs *runs)
+{
+    int64_t at = 0;
+    for (size_t i = 0; i < runs->n; i++) {
+        const dcommi_check_value *v = &runs->run[i].v;
+        if (c->reduces && v->kind == DCOMMI_CHECK_SUM && (v->src - at) % c->element != 0) {
+            return dcommi_check_refuse(c, op,
+                                       "folds from the middle of an element (input byte "
+                                       "%" PRId64 ")",
+                                       v->src);
+        }
+        at += runs->run[i].len;
+    }
+    if (!first) {
+        return dcommi_check_fold(c, op, runs);
+    }
+    c->folded.n = 0;
+    for (size_t i = 0; i < runs->n; i++) {
+        dcommi_check_value v = runs->run[i].v;
+        /* A 16-bit partial result has been rounded: a sum in rank order must not start with it. */
+        if (c->element == 2 && !dcommi_check_single(v.mask)) {
+            v.flags &= (uint8_t)~DCOMMI_CHECK_ORDERED;
+        }
+        if (!dcommi_check_good(c, dcommi_check_append(&c->folded, runs->run[i].len, v))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The fold in c->folded is complete: apply FINAL. */
+static bool dcommi_check_fold_end(dcommi_check *c, const dcommi_check_op *op)
+{
+    if ((op->step->flags & DCOMM_STEP_FINAL) == 0 || !c->averages ||
+        op->lane->frame->plan->op != (unsigned)DCOMM_AVG) {
+        return true;
+    }
+    for (size_t i = 0; i < c->folded.n; i++) {
+        dcommi_check_value *v = &c->folded.run[i].v;
+        if (c->spec_holds && v->mask != c->all) {
+            return dcommi_check_refuse(c, op, "is FINAL with only ranks 0x%" PRIx64 " folded in",
+                                       v->mask);
+        }
+        v->flags |= DCOMMI_CHECK_DIVIDED;
+    }
+    return true;
+}
+
+#endif
+
+/* ---- completion ---- */
+
+static void dcommi_check_wake(dcommi_check *c, dcommi_check_lane *lane)
+{
+    lane->blocked = false;
+    if (lane != c->running &&
+        dcommi_check_good(c, dcommi_grow((void **)&c->ready, &c->ready_capacity, c->nready + 1,
+                                         sizeof(dcommi_check_lane *)))) {
+        c->ready[c->nready++] = lane;
+    }
+}
+
+/* A step is complete: its lane goes on, or its lane's fence comes nearer. */
+static bool dcommi_check_complete(dcommi_check *c, dcommi_check_op *op)
+{
+    dcommi_check_lane *lane = op->lane;
+    if (!op->async) {
+        lane->vc[lane->comp]++;
+        lane->level = op->level;
+        lane->pc++;
+        dcommi_check_wake(c, lane);
+        return true;
+    }
+    if (lane->async_vc == NULL) {
+        lane->async_vc = dcommi_check_vc_copy(c, op->vc);
+        if (lane->async_vc == NULL) {
+            return false;
+        }
+    } else {
+        dcommi_check_join(c, lane->async_vc, op->vc);
+    }
+    lane->async_level = lane->async_level > op->level ? lane->async_level : op->level;
+    dcommi_check_op **link = &lane->pending;
+    while (*link != op) {
+        link = &(*link)->pending;
+    }
+    *link = op->pending;
+    dcommi_check_vc_free(c, op->vc);
+    op->next = c->free_ops;
+    c->free_ops = op;
+    if (--lane->outstanding == 0 && lane->at_fence) {
+        dcommi_check_wake(c, lane);
+    }
+    return true;
+}
+
+/* Make the lane's current step an operation of its own that the lane does not wait for. */
+static dcommi_check_op *dcommi_check_detach(dcommi_check *c, dcommi_check_lane *lane)
+{
+    dcommi_check_op *op = c->free_ops;
+    if (op != NULL) {
+        c->free_ops = op->next;
+    } else if ((op = dcommi_check_get(c, sizeof *op)) == NULL) {
+        return NULL;
+    }
+    *op = lane->op;
+    op->async = true;
+    op->vc = dcommi_check_vc_copy(c, lane->vc);
+    if (op->vc == NULL) {
+        return NULL;
+    }
+    op->comp = lane->comp + 1;
+    op->clock = lane->vc[op->comp] + 1;
+    op->pending = lane->pending;
+    lane->pending = op;
+    lane->outstanding++;
+    return op;
+}
+
+static void dcommi_check_event_of(dcommi_check *c, const dcommi_check_op *op, int peer,
+                                  uint32_t peer_lane, int64_t bytes)
+{
+    dcommi_check_event e = {.kind = op->step->kind,
+                            .rank = (int16_t)op->lane->frame->rank,
+                            .peer = (int16_t)peer,
+                            .lane = (int32_t)op->lane->number,
+                            .peer_lane = (int32_t)peer_lane,
+                            .level = op->level,
+                            .bytes = bytes,
+                            .tag = op->tag};
+    dcommi_check_event_add(c, e);
+}
+
+/* ---- folds, encodings, kernels ---- */
+
+/* The values that a source piece gives to a step: decoded where the step decodes. */
+static bool dcommi_check_take(dcommi_check *c, dcommi_check_op *op, const dcommi_check_region *from,
+                              const dcommi_check_region *to, dcommi_check_runs *runs)
+{
+    if (!dcommi_check_read_region(c, op, from, runs)) {
+        return false;
+    }
+    if (op->lane->frame->rank != from->mem->rank) {
+        c->rank[op->lane->frame->rank].bytes += from->len;
+        dcommi_check_event_of(c, op, from->mem->rank, 0, from->len);
+    }
+    if (op->step->kind != DCOMM_STEP_DECODE && op->step->kind != DCOMM_STEP_RECODE) {
+        return true;
+    }
+    const dcommi_check_value *v = runs->n == 1 ? &runs->run[0].v : NULL;
+    if (v == NULL || v->kind != DCOMMI_CHECK_ENCODED || v->src != 0 ||
+        c->encoding[v->mask].len != from->len) {
+        if (c->spec_holds && c->spec->coll != DCOMM_COLL_PLAN) {
+            return dcommi_check_refuse(c, op, "decodes %" PRId64 " bytes that are not one encoding",
+                                       from->len);
+        }
+        dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
+        runs->n = 0;
+        return dcommi_check_good(c, dcommi_check_append(runs, to->len, opaque));
+    }
+    const dcommi_check_runs *was = &c->encoding[v->mask].runs;
+    int64_t len = 0;
+    runs->n = 0;
+    for (size_t i = 0; i < was->n; i++) {
+        len += was->run[i].len;
+        if (!dcommi_check_good(c, dcommi_check_append(runs, was->run[i].len, was->run[i].v))) {
+            return false;
+        }
+    }
+    if (len != to->len) {
+        return dcommi_check_refuse(c, op, "decodes %" PRId64 " bytes into %" PRId64, len, to->len);
+    }
+    return true;
+}
+
+/* Fold the sources into c->folded, `arrived` being the message if one is among them. */
+static bool dcommi_check_fold_sources(dcommi_check *c, dcommi_check_op *op,
+                                      const dcommi_check_region *dst, int *owner)
+{
+    const dcomm_step *s = op->step;
+    const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    bool decodes = s->kind == DCOMM_STEP_DECODE || s->kind == DCOMM_STEP_RECODE;
+    bool first = true;
+    for (uint32_t i = 0; i < s->nsrc; i++) {
+        if (operand[i].space == DCOMM_SPACE_MSG) {
+            if (!dcommi_check_fold_in(c, op, first, &c->arrived)) {
+                return false;
+            }
+            first = false;
+            continue;
+        }
+        for (uint32_t r = 0; r < dcommi_check_pieces(&operand[i]); r++) {
+            dcommi_check_region from;
+            if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
+                return false;
+            }
+            if (!decodes && (from.len != dst->len || !dcommi_check_apart(c, op, &from, dst))) {
+                return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes into %" PRId64, from.len,
+                                           dst->len);
+            }
+            if (!dcommi_check_take(c, op, &from, dst, &c->given) ||
+                !dcommi_check_fold_in(c, op, first, &c->given)) {
+                return false;
+            }
+            first = false;
+        }
+    }
+    if (c->reduces && dst->len % c->element != 0) {
+        return dcommi_check_refuse(c, op, "folds %" PRId64 " bytes, no whole number of elements",
+                                   dst->len);
+    }
+    return dcommi_check_fold_end(c, op);
+}
+
+static bool dcommi_check_do_fold(dcommi_check *c, dcommi_check_op *op,
+                                 const dcommi_check_region *dst, int *owner)
+{
+    return dcommi_check_fold_sources(c, op, dst, owner) && dcommi_check_put(c, op, dst, &c->folded);
+}
+
+/* ENCODE and RECODE. */
+static bool dcommi_check_do_encode(dcommi_check *c, dcommi_check_op *op,
+                                   const dcommi_check_region *dst, int *owner)
+{
+    const dcomm_step *s = op->step;
+    const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+    const dcommi_check_runs *values = &c->given;
+    dcommi_check_region src = {0};
+    if (s->kind == DCOMM_STEP_RECODE) {
+        dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
+        if (!dcommi_check_piece(c, op, &s->stage, 0, &src, owner) ||
+            !dcommi_check_order_write(c, op, &src) ||
+            !dcommi_check_put_value(c, op, &src, undefined) ||
+            !dcommi_check_fold_sources(c, op, &src, owner)) {
+            return false;
+        }
+        values = &c->folded;
+    } else if (!dcommi_check_piece(c, op, operand, 0, &src, owner) ||
+               !dcommi_check_apart(c, op, &src, dst) ||
+               !dcommi_check_take(c, op, &src, dst, &c->given)) {
+        return false;
+    }
+    if (!dcommi_check_good(c, dcommi_grow((void **)&c->encoding, &c->encodings_capacity,
+                                          c->nencodings + 1, sizeof *c->encoding))) {
+        return false;
+    }
+    dcommi_check_encoding *e = &c->encoding[c->nencodings];
+    e->len = s->word < 0 ? dst->len : dcommi_check_choose(c, c->nencodings + 1, dst->len);
+    for (size_t i = 0; i < values->n; i++) {
+        if (!dcommi_check_good(
+                c, dcommi_check_append(&e->runs, values->run[i].len, values->run[i].v))) {
+            return false;
+        }
+    }
+    dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
+    dcommi_check_value encoded = {.kind = DCOMMI_CHECK_ENCODED, .mask = c->nencodings++};
+    dcommi_check_region head = {dst->mem, dst->at, e->len};
+    return dcommi_check_put_value(c, op, dst, undefined) &&
+           dcommi_check_put_value(c, op, &head, encoded) &&
+           (op->step->word < 0 || dcommi_check_set_word(c, op, head.len));
+}
+
+static bool dcommi_check_do_compute(dcommi_check *c, dcommi_check_op *op,
+                                    const dcommi_check_region *dst, int *owner)
+{
+    const dcomm_operand *operand = op->lane->frame->plan->operands + op->step->src;
+    for (uint32_t i = 0; i < op->step->nsrc; i++) {
+        for (uint32_t r = 0; r < dcommi_check_pieces(&operand[i]); r++) {
+            dcommi_check_region from;
+            if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner) ||
+                !dcommi_check_take(c, op, &from, dst, &c->given)) {
+                return false;
+            }
+        }
+    }
+    dcommi_check_value opaque = {.kind = DCOMMI_CHECK_OPAQUE};
+    return dcommi_check_put_value(c, op, dst, opaque);
+}
+
+/* Does the lane have to wait until somebody exposes what its step reads? Even an ASYNC step does
+ * not start before. */
+static bool dcommi_check_must_wait(dcommi_check *c, dcommi_check_lane *lane)
+{
+    dcommi_check_op *op = &lane->op;
+    int waits_for = -1, *owner = &waits_for;
+    const dcomm_operand *operand = op->lane->frame->plan->operands + op->step->src;
+    for (uint32_t i = 0; i < op->step->nsrc && *owner < 0; i++) {
+        for (uint32_t r = 0; operand[i].space == DCOMM_SPACE_PEER && *owner < 0 &&
+                             r < dcommi_check_pieces(&operand[i]);
+             r++) {
+            dcommi_check_region from;
+            if (!dcommi_check_piece(c, op, &operand[i], r, &from, owner)) {
+                return false;
+            }
+        }
+    }
+    if (*owner >= 0) {
+        op->peer = *owner;
+        lane->blocked = true;
+        lane->next_waiter = c->rank[*owner].peer_waiters;
+        c->rank[*owner].peer_waiters = lane;
+    }
+    return true;
+}
+
+/* COPY, REDUCE, the codec's steps, COMPUTE. */
+static bool dcommi_check_do_local(dcommi_check *c, dcommi_check_op *op)
+{
+    const dcomm_step *s = op->step;
+    dcommi_check_region dst, src = {0};
+    int owner = -1;
+    if (!dcommi_check_piece(c, op, &s->dst, 0, &dst, &owner) ||
+        !dcommi_check_order_write(c, op, &dst)) {
+        return false;
+    }
+    bool single = s->kind == DCOMM_STEP_COPY;
+    if (single) {
+        const dcomm_operand *operand = op->lane->frame->plan->operands + s->src;
+        if (!dcommi_check_piece(c, op, operand, 0, &src, &owner) ||
+            !dcommi_check_apart(c, op, &src, &dst)) {
+            return false;
+        }
+        if (src.len != dst.len) {
+            return dcommi_check_refuse(c, op, "copies %" PRId64 " bytes into %" PRId64, src.len,
+                                       dst.len);
+        }
+    }
+    bool good;
+    if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE) {
+        good = dcommi_check_do_encode(c, op, &dst, &owner);
+    } else if (s->kind == DCOMM_STEP_COMPUTE) {
+        good = dcommi_check_do_compute(c, op, &dst, &owner);
+    } else if (single) {
+        good = dcommi_check_take(c, op, &src, &dst, &c->given) &&
+               dcommi_check_put(c, op, &dst, &c->given);
+    } else {
+        good = dcommi_check_do_fold(c, op, &dst, &owner);
+    }
+    dcommi_check_event_of(c, op, -1, 0, dst.len);
+    return good && dcommi_check_complete(c, op);
+}
+
+/* ---- messages ---- */
+
+static bool dcommi_check_match(dcommi_check *c, dcommi_check_op *send, dcommi_check_op *recv)
+{
+    const dcomm_step *r = recv->step;
+    const dcommi_check_frame *from_frame = send->lane->frame;
+    dcommi_check_region src, dst, stage;
+    int owner = -1;
+    if (!dcommi_check_piece(c, send, from_frame->plan->operands + send->step->src, 0, &src,
+                            &owner) ||
+        !dcommi_check_piece(c, recv, &r->dst, 0, &dst, &owner)) {
+        return false;
+    }
+    bool reduces = r->kind == DCOMM_STEP_RECV_REDUCE;
+    bool any_length = !reduces && r->word >= 0;
+    if (src.len > dst.len || (src.len != dst.len && !any_length)) {
+        return dcommi_check_refuse(c, recv, "takes %" PRId64 " bytes, but %s sends %" PRId64,
+                                   dst.len, dcommi_check_op_text(c, send).s, src.len);
+    }
+    dst.len = src.len;
+    /* Completing a send orders nothing: its message may have been buffered. */
+    dcommi_check_join(c, recv->vc, send->vc);
+    int32_t level = (send->level > recv->level ? send->level : recv->level) + 1;
+    send->level = recv->level = level;
+    c->steps = c->steps > level ? c->steps : level;
+    if (!dcommi_check_order_write(c, recv, &dst) ||
+        !dcommi_check_read_region(c, send, &src, &c->arrived)) {
+        return false;
+    }
+    if (reduces) {
+        dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
+        if (!dcommi_check_piece(c, recv, &r->stage, 0, &stage, &owner) ||
+            !dcommi_check_order_write(c, recv, &stage) ||
+            !dcommi_check_put_value(c, recv, &stage, undefined)) {
+            return false;
+        }
+        if (stage.len < dst.len) {
+            return dcommi_check_refuse(c, recv, "has a stage of %" PRId64 " bytes for %" PRId64,
+                                       stage.len, dst.len);
+        }
+    }
+    if (reduces ? !dcommi_check_do_fold(c, recv, &dst, &owner)
+                : !dcommi_check_put(c, recv, &dst, &c->arrived)) {
+        return false;
+    }
+    if (any_length && !dcommi_check_set_word(c, recv, src.len)) {
+        return false;
+    }
+    c->messages++;
+    c->rank[from_frame->rank].bytes += src.len;
+    dcommi_check_event_of(c, recv, from_frame->rank, send->lane->number, src.len);
+    return dcommi_check_complete(c, send) && dcommi_check_complete(c, recv);
+}
+
+static dcommi_check_message *dcommi_check_message_find(dcommi_check *c, uint64_t key)
+{
+    if (c->nmessages * 2 >= c->messages_capacity) {
+        size_t capacity = c->messages_capacity == 0 ? 1024 : c->messages_capacity * 2;
+        dcommi_check_message *bigger = dcommi_calloc(capacity, sizeof *bigger);
+        if (bigger == NULL) {
+            c->status = DCOMM_ERR_NO_MEMORY;
+            return NULL;
+        }
+        for (size_t i = 0; i < c->messages_capacity; i++) {
+            if (c->message[i].key != 0) {
+                size_t at = dcommi_mix(c->message[i].key, 0) & (capacity - 1);
+                while (bigger[at].key != 0) {
+                    at = (at + 1) & (capacity - 1);
+                }
+                bigger[at] = c->message[i];
+            }
+        }
+        dcommi_free(c->message);
+        c->message = bigger;
+        c->messages_capacity = capacity;
+    }
+    size_t at = dcommi_mix(key, 0) & (c->messages_capacity - 1);
+    while (c->message[at].key != 0 && c->message[at].key != key) {
+        at = (at + 1) & (c->messages_capacity - 1);
+    }
+    c->nmessages += c->message[at].key == 0;
+    c->message[at].key = key;
+    return &c->message[at];
+}
+
+/* A SEND, RECV or RECV_REDUCE begins. The other side is there already, or will find this one. */
+static bool dcommi_check_post(dcommi_check *c, dcommi_check_op *op)
+{
+    const dcommi_check_frame *f = op->lane->frame;
+    bool sends = op->step->kind == DCOMM_STEP_SEND;
+    int64_t peer, tag;
+    if (!dcommi_check_eval(c, op, &op->step->peer, &peer) ||
+        !dcommi_check_eval(c, op, &op->step->tag, &tag)) {
+        return false;
+    }
+    if (peer < 0 || peer >= f->plan->nranks || f->ranks[peer] == f->rank) {
+        return dcommi_check_refuse(c, op, "its peer is rank %" PRId64 " of %d%s", peer,
+                                   f->plan->nranks,
+                                   peer == f->plan->rank ? ", which is itself" : "");
+    }
+    if (tag < 0 || tag >= f->plan->ntags) {
+        return dcommi_check_refuse(c, op, "tag %" PRId64 " is not in [0, %" PRIu32 ")", tag,
+                                   f->plan->ntags);
+    }
+    op->peer = f->ranks[peer];
+    op->tag = f->tag + tag;
+    int from = sends ? f->rank : op->peer, to = sends ? op->peer : f->rank;
+    uint64_t key =
+        1 + (((uint64_t)from * DCOMMI_CHECK_RANKS + (uint64_t)to) << 40 | (uint64_t)op->tag);
+    dcommi_check_message *m = dcommi_check_message_find(c, key);
+    if (m == NULL) {
+        return false;
+    }
+    if (m->done || (sends ? m->send : m->recv) != NULL) {
+        return dcommi_check_refuse(c, op,
+                                   "there is another message from rank %d to %d with tag "
+                                   "%" PRId64,
+                                   from, to, op->tag);
+    }
+    op->lane->blocked = op->lane->blocked || !op->async;
+    if (sends) {
+        m->send = op;
+    } else {
+        m->recv = op;
+    }
+    if (m->send == NULL || m->recv == NULL) {
+        return true;
+    }
+    m->done = true;
+    return dcommi_check_match(c, m->send, m->recv);
+}
+
+/* ---- expositions and signals ---- */
+
+/* The ranks of the run that EXPOSE or SIGNAL is for: a mask. */
+static bool dcommi_check_targets(dcommi_check *c, dcommi_check_op *op, uint64_t *mask)
+{
+    const dcommi_check_frame *f = op->lane->frame;
+    int64_t peer = 0;
+    if (!dcommi_check_eval(c, op, &op->step->peer, &peer)) {
+        return false;
+    }
+    *mask = 0;
+    if (peer != DCOMM_ALL_PEERS && (peer < 0 || peer >= f->plan->nranks)) {
+        return dcommi_check_refuse(c, op, "its peer is rank %" PRId64 " of %d", peer,
+                                   f->plan->nranks);
+    }
+    for (int i = 0; i < f->plan->nranks; i++) {
+        if (i == peer || (peer == DCOMM_ALL_PEERS && f->ranks[i] != f->rank)) {
+            *mask |= (uint64_t)1 << f->ranks[i];
+        }
+    }
+    return true;
+}
+
+static bool dcommi_check_do_expose(dcommi_check *c, dcommi_check_op *op)
+{
+    const dcommi_check_frame *f = op->lane->frame;
+    dcommi_check_rank *owner = &c->rank[f->rank];
+    dcommi_check_region r;
+    uint64_t targets;
+    int nobody = -1;
+    if (!dcommi_check_targets(c, op, &targets) ||
+        !dcommi_check_piece(c, op, f->plan->operands + op->step->src, 0, &r, &nobody)) {
+        return false;
+    }
+    const uint32_t *vc = dcommi_check_vc_copy(c, op->vc);
+    if (vc == NULL) {
+        return false;
+    }
+    dcommi_check_exposed *row = owner->exposed + (f->slot + op->step->slot) * c->n;
+    for (int i = 0; i < c->n; i++) {
+        if ((targets >> i & 1) == 0 || i == f->rank) {
+            continue;
+        }
+        if (row[i].mem != NULL) {
+            return dcommi_check_refuse(c, op, "slot %" PRId64 " is exposed to rank %d twice",
+                                       f->slot + op->step->slot, i);
+        }
+        dcommi_check_exposed x = {r.mem, r.at, r.len, vc, op->level + 1};
+        row[i] = x;
+        c->signals++;
+        c->steps = c->steps > x.level ? c->steps : x.level;
+        dcommi_check_event_of(c, op, i, 0, r.len);
+    }
+    while (owner->peer_waiters != NULL) {
+        dcommi_check_lane *lane = owner->peer_waiters;
+        owner->peer_waiters = lane->next_waiter;
+        dcommi_check_wake(c, lane);
+    }
+    return dcommi_check_complete(c, op);
+}
+
+static bool dcommi_check_pulse_add(dcommi_check *c, dcommi_check_counter *counter, uint32_t comp,
+                                   struct dcommi_check_pulse pulse, int64_t value)
+{
+    dcommi_check_source *s = NULL;
+    for (size_t i = 0; i < counter->nsources && s == NULL; i++) {
+        s = counter->source[i].comp == comp ? &counter->source[i] : NULL;
+    }
+    if (s == NULL) {
+        if (counter->nsources == counter->capacity) {
+            size_t capacity = counter->capacity == 0 ? 4 : 2 * counter->capacity;
+            dcommi_check_source *bigger = dcommi_check_get(c, capacity * sizeof *bigger);
+            if (bigger == NULL) {
+                return false;
+            }
+            if (counter->nsources > 0) {
+                memcpy(bigger, counter->source, counter->nsources * sizeof *bigger);
+            }
+            counter->source = bigger;
+            counter->capacity = capacity;
+        }
+        s = &counter->source[counter->nsources++];
+        s->comp = comp;
+    }
+    if (s->n == s->capacity) {
+        size_t capacity = s->capacity == 0 ? 4 : 2 * s->capacity;
+        struct dcommi_check_pulse *bigger = dcommi_check_get(c, capacity * sizeof *bigger);
+        if (bigger == NULL) {
+            return false;
+        }
+        if (s->n > 0) {
+            memcpy(bigger, s->pulse, s->n * sizeof *bigger);
+        }
+        s->pulse = bigger;
+        s->capacity = capacity;
+    }
+    pulse.before = s->total;
+    s->pulse[s->n++] = pulse;
+    s->total += value;
+    counter->total += value;
+    return true;
+}
+
+static bool dcommi_check_do_signal(dcommi_check *c, dcommi_check_op *op)
+{
+    const dcommi_check_frame *f = op->lane->frame;
+    uint64_t targets;
+    int64_t value, at = f->counter + op->step->slot;
+    if (!dcommi_check_targets(c, op, &targets) ||
+        !dcommi_check_eval(c, op, &op->step->value, &value)) {
+        return false;
+    }
+    if (value < 0 || value > INT64_MAX / 4) {
+        return dcommi_check_refuse(c, op, "signals %" PRId64, value);
+    }
+    struct dcommi_check_pulse pulse = {.vc = dcommi_check_vc_copy(c, op->vc)};
+    if (pulse.vc == NULL) {
+        return false;
+    }
+    for (int i = 0; i < c->n; i++) {
+        if ((targets >> i & 1) == 0) {
+            continue;
+        }
+        if (at >= c->rank[i].plan->ncounters) {
+            return dcommi_check_refuse(c, op, "rank %d has no counter %" PRId64, i, at);
+        }
+        dcommi_check_counter *counter = &c->rank[i].counters[at];
+        if (counter->total > INT64_MAX - value) {
+            return dcommi_check_refuse(c, op, "counter %" PRId64 " exceeds 63 bits", at);
+        }
+        pulse.level = op->level + (i != f->rank);
+        if (value > 0 && !dcommi_check_pulse_add(c, counter, op->comp, pulse, value)) {
+            return false;
+        }
+        if (i != f->rank) {
+            c->signals++;
+            c->steps = c->steps > pulse.level ? c->steps : pulse.level;
+            dcommi_check_event_of(c, op, i, 0, 0);
+        }
+        dcommi_check_lane **link = &counter->waiters;
+        while (*link != NULL) {
+            dcommi_check_lane *lane = *link;
+            if (lane->wants <= counter->total) {
+                *link = lane->next_waiter;
+                dcommi_check_wake(c, lane);
+            } else {
+                link = &lane->next_waiter;
+            }
+        }
+    }
+    return dcommi_check_complete(c, op);
+}
+
+/* How much a lane can have added to a counter before this WAIT, by the last pass. */
+static int64_t dcommi_check_possible(const dcommi_check_source *s, const dcommi_check_op *wait)
+{
+    size_t low = 0, high = s->n; /* pulses that do not come after the WAIT: [0, low) */
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (s->pulse[middle].vc[wait->comp] < wait->clock) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < s->n ? s->pulse[low].before : s->total;
+}
+
+/* WAIT comes after those signals without which its counter could not have got there: from the other
+ * lanes all that may come early counts as come. Which may come early is known from the pass before
+ * this one, with fewer edges, so that no edge is ever assumed that is not certain. */
+static bool dcommi_check_do_wait(dcommi_check *c, dcommi_check_op *op)
+{
+    dcommi_check_lane *lane = op->lane;
+    int64_t at = lane->frame->counter + op->step->slot, possible = 0;
+    if (!dcommi_check_eval(c, op, &op->step->value, &lane->wants)) {
+        return false;
+    }
+    if (lane->wants < 0) {
+        return dcommi_check_refuse(c, op, "waits for a negative value");
+    }
+    dcommi_check_counter *counter = &c->rank[lane->frame->rank].counters[at];
+    if (counter->total < lane->wants) {
+        lane->next_waiter = counter->waiters;
+        counter->waiters = lane;
+        lane->blocked = true;
+        return true;
+    }
+    c->waited = true;
+    const dcommi_check_log *log = &c->old_log[c->stage];
+    int rank = lane->frame->rank;
+    const dcommi_check_counter *old =
+        c->has_old_log && at < log->ncounters[rank] ? &log->counters[rank][at] : NULL;
+    for (size_t i = 0; old != NULL && i < old->nsources; i++) {
+        possible += dcommi_check_possible(&old->source[i], op);
+    }
+    for (size_t i = 0; old != NULL && i < old->nsources; i++) {
+        int64_t own = dcommi_check_possible(&old->source[i], op);
+        int64_t needed = lane->wants - (possible - own);
+        for (size_t j = 0; j < counter->nsources; j++) {
+            const dcommi_check_source *s = &counter->source[j];
+            if (s->comp != old->source[i].comp) {
+                continue;
+            }
+            size_t low = 0, high = s->n; /* the last pulse that begins below what is needed */
+            while (low < high) {
+                size_t middle = low + (high - low) / 2;
+                if (s->pulse[middle].before < needed) {
+                    low = middle + 1;
+                } else {
+                    high = middle;
+                }
+            }
+            if (low > 0) {
+                const struct dcommi_check_pulse *p = &s->pulse[low - 1];
+                dcommi_check_join(c, op->vc, p->vc);
+                op->level = op->level > p->level ? op->level : p->level;
+                c->edges = dcommi_mix(c->edges, low);
+            }
+        }
+    }
+    return dcommi_check_complete(c, op);
+}
+
+#endif
+
+/* How many lanes run, one after another or at once, below one lane of a plan; itself included. */
+static uint32_t dcommi_check_width(dcommi_check *c, const dcomm_plan *p, uint32_t lane)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < p->lanes[lane].count; i++) {
+        const dcomm_step *s = &p->steps[p->lanes[lane].first + i];
+        if (s->kind == DCOMM_STEP_CALL && --c->budget > 0) {
+            uint64_t width = 0;
+            for (uint32_t j = 0; j < p->subs[s->sub]->nlanes; j++) {
+                width += dcommi_check_width(c, p->subs[s->sub], j);
+            }
+            most = width > most ? width : most;
+        }
+    }
+    return most < 1u << 20 ? 1 + (uint32_t)most : 1u << 20;
+}
+
+/* Make a frame's lanes ready; `first` is the component of the first. */
+static bool dcommi_check_start(dcommi_check *c, dcommi_check_frame *f, uint32_t first,
+                               const uint32_t *vc, int32_t level)
+{
+    const dcomm_plan *p = f->plan;
+    f->lanes_left = p->nlanes;
+    f->level = level;
+    f->end_vc = dcommi_check_vc_copy(c, vc);
+    if (f->end_vc == NULL) {
+        return false;
+    }
+    for (uint32_t i = p->nlanes; i-- > 0;) {
+        dcommi_check_lane *lane = dcommi_check_get(c, sizeof *lane);
+        if (lane == NULL || (lane->vc = dcommi_check_vc_copy(c, vc)) == NULL) {
+            return false;
+        }
+        lane->frame = f;
+        lane->number = i;
+        lane->level = level;
+        lane->all = c->lanes;
+        c->lanes = lane;
+        dcommi_check_wake(c, lane);
+    }
+    /* wake pushed them last to first, so the newest is lane 0: give components in order */
+    uint32_t comp = first;
+    dcommi_check_lane *lane = c->lanes;
+    for (uint32_t i = 0; i < p->nlanes; i++, lane = lane->all) {
+        lane->comp = comp;
+        if (lane->vc[comp] == 0) {
+            lane->vc[comp] = 1;
+        }
+        dcommi_check_component k = {f->rank, i, f->caller == NULL ? UINT32_MAX : f->caller->comp};
+        c->comps[comp / 2] = k;
+        comp += 2 * dcommi_check_width(c, p, i);
+    }
+    return c->status == DCOMM_OK;
+}
+
+/* SCRATCH and WORDS of a called sub-plan are its own. */
+static bool dcommi_check_own_mem(dcommi_check *c, dcommi_check_frame *f, unsigned space,
+                                 int64_t size, unsigned kind)
+{
+    dcommi_check_value v = {.kind = (uint8_t)kind};
+    f->mem[space] = dcommi_check_mem_new(c, f->rank, space);
+    f->size[space] = size;
+    return f->mem[space] != NULL &&
+           dcommi_check_good(c, dcommi_check_mem_fill(f->mem[space], 0, size, v));
+}
+
+static bool dcommi_check_bind(dcommi_check *c, dcommi_check_op *op, dcommi_check_frame *f,
+                              unsigned space, const dcomm_operand *o, int64_t need)
+{
+    dcommi_check_region r = {op->lane->frame->mem[space], 0, 0};
+    int owner = -1;
+    if (o != NULL && o->space != DCOMM_SPACE_NONE && !dcommi_check_piece(c, op, o, 0, &r, &owner)) {
+        return false;
+    }
+    if (r.len < need) {
+        return dcommi_check_refuse(c, op,
+                                   "gives %" PRId64 " bytes of %s to a sub-plan that "
+                                   "touches %" PRId64,
+                                   r.len, dcommi_print_space(space), need);
+    }
+    f->mem[space] = r.mem;
+    f->base[space] = r.at;
+    f->size[space] = need;
+    return true;
+}
+
+static bool dcommi_check_call(dcommi_check *c, dcommi_check_op *op)
+{
+    dcommi_check_lane *lane = op->lane;
+    const dcommi_check_frame *outer = lane->frame;
+    const dcomm_step *s = op->step;
+    const dcomm_plan *sub = outer->plan->subs[s->sub];
+    int64_t tag = 0, counter = 0, slot = 0;
+    if (!dcommi_check_eval(c, op, &s->tag, &tag)) {
+        return false;
+    }
+    if (tag < 0 || tag > (int64_t)outer->plan->ntags - (int64_t)sub->ntags) {
+        return dcommi_check_refuse(c, op, "tags %" PRId64 "+%" PRIu32 " of %" PRIu32, tag,
+                                   sub->ntags, outer->plan->ntags);
+    }
+    if (!dcommi_check_eval(c, op, &s->value, &counter) ||
+        !dcommi_check_eval(c, op, &s->peer, &slot)) {
+        return false;
+    }
+    counter += s->slot;
+    slot += s->word > 0 ? s->word : 0;
+    if (counter < 0 || counter > (int64_t)outer->plan->ncounters - (int64_t)sub->ncounters ||
+        slot < 0 || slot > (int64_t)outer->plan->nslots - (int64_t)sub->nslots) {
+        return dcommi_check_refuse(c, op,
+                                   "counters %" PRId64 "+%" PRIu32 " of %" PRIu32 ", slots %" PRId64
+                                   "+%" PRIu32 " of %" PRIu32,
+                                   counter, sub->ncounters, outer->plan->ncounters, slot,
+                                   sub->nslots, outer->plan->nslots);
+    }
+    dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
+    int *ranks = f != NULL ? dcommi_check_get(c, (size_t)sub->nranks * sizeof *ranks) : NULL;
+    if (ranks == NULL) {
+        return false;
+    }
+    for (int i = 0; i < sub->nranks; i++) {
+        ranks[i] = outer->ranks[outer->plan->table[s->group + (uint32_t)i]];
+    }
+    f->plan = sub;
+    f->caller = lane;
+    f->ranks = ranks;
+    f->rank = outer->rank;
+    f->linear = outer->linear || sub->codec_linear;
+    f->tag = outer->tag + tag;
+    f->counter = outer->counter + counter;
+    f->slot = outer->slot + slot;
+    const dcomm_operand *in = s->nsrc > 0 ? &outer->plan->operands[s->src] : NULL;
+    if (!dcommi_check_bind(c, op, f, DCOMM_SPACE_IN, in, sub->in_bytes) ||
+        !dcommi_check_bind(c, op, f, DCOMM_SPACE_OUT, &s->dst, sub->out_bytes) ||
+        !dcommi_check_own_mem(c, f, DCOMM_SPACE_SCRATCH, sub->scratch_bytes, DCOMMI_CHECK_UNDEF) ||
+        !dcommi_check_own_mem(c, f, DCOMM_SPACE_WORDS, 8 * (int64_t)sub->nwords,
+                              DCOMMI_CHECK_ZERO)) {
+        return false;
+    }
+    lane->blocked = true;
+    return sub->nlanes == 0 ? dcommi_check_complete(c, op)
+                            : dcommi_check_start(c, f, lane->comp + 2, lane->vc, lane->level);
+}
+
+/* A lane has run to its end, all that it started included. */
+static bool dcommi_check_lane_end(dcommi_check *c, dcommi_check_lane *lane)
+{
+    dcommi_check_frame *f = lane->frame;
+    lane->done = true;
+    dcommi_check_join(c, f->end_vc, lane->vc);
+    f->level = f->level > lane->level ? f->level : lane->level;
+    dcommi_check_vc_free(c, lane->vc);
+    if (--f->lanes_left > 0 || f->caller == NULL) {
+        return true;
+    }
+    dcommi_check_lane *caller = f->caller;
+    dcommi_check_join(c, caller->vc, f->end_vc);
+    f->mem[DCOMM_SPACE_SCRATCH]->end_vc = f->end_vc;
+    caller->op.level = caller->op.level > f->level ? caller->op.level : f->level;
+    return dcommi_check_complete(c, &caller->op);
+}
+
+/* FENCE, and the end of a lane: false when there is still something to wait for. */
+static bool dcommi_check_fence(dcommi_check *c, dcommi_check_lane *lane)
+{
+    lane->at_fence = lane->outstanding > 0;
+    if (lane->at_fence) {
+        lane->blocked = true;
+        return false;
+    }
+    if (lane->async_vc != NULL) {
+        dcommi_check_join(c, lane->vc, lane->async_vc);
+        dcommi_check_vc_free(c, lane->async_vc);
+        lane->async_vc = NULL;
+    }
+    lane->level = lane->level > lane->async_level ? lane->level : lane->async_level;
+    lane->op.level = lane->level;
+    lane->vc[lane->comp + 1]++;
+    return true;
+}
+
+static bool dcommi_check_loop(dcommi_check *c, dcommi_check_lane *lane)
+{
+    dcommi_check_op *op = &lane->op;
+    int64_t trips;
+    if (!dcommi_check_eval(c, op, &op->step->value, &trips)) {
+        return false;
+    }
+    if (trips <= 0 || op->step->body == 0) {
+        lane->pc += op->step->body + 1;
+    } else {
+        lane->open[lane->depth] = lane->pc;
+        lane->index[lane->depth] = 0;
+        lane->trips[lane->depth++] = trips;
+    }
+    return dcommi_check_complete(c, op);
+}
+
+static bool dcommi_check_step(dcommi_check *c, dcommi_check_lane *lane)
+{
+    const dcomm_plan *p = lane->frame->plan;
+    const dcomm_step *s = &p->steps[p->lanes[lane->number].first + lane->pc];
+    dcommi_check_op *op = &lane->op;
+    memset(op, 0, sizeof *op);
+    op->lane = lane;
+    op->step = s;
+    op->at = lane->pc;
+    memcpy(op->index, lane->index, sizeof op->index);
+    op->vc = lane->vc;
+    op->comp = lane->comp;
+    op->clock = lane->vc[lane->comp] + 1;
+    op->level = lane->level;
+    op->peer = -1;
+    if (--c->budget < 0) {
+        return dcommi_check_refuse(c, op, "too many steps to check");
+    }
+    if ((s->kind == DCOMM_STEP_COPY || s->kind == DCOMM_STEP_REDUCE) &&
+        (!dcommi_check_must_wait(c, lane) || lane->blocked)) {
+        return c->status == DCOMM_OK;
+    }
+    if ((s->flags & DCOMM_STEP_ASYNC) != 0 && s->kind != DCOMM_STEP_EXPOSE) {
+        op = dcommi_check_detach(c, lane);
+        if (op == NULL) {
+            return false;
+        }
+        lane->vc[lane->comp]++;
+        lane->pc++;
+    }
+    switch (s->kind) {
+    case DCOMM_STEP_SEND:
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        return dcommi_check_post(c, op);
+    case DCOMM_STEP_EXPOSE:
+        return dcommi_check_do_expose(c, op);
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_check_do_signal(c, op);
+    case DCOMM_STEP_WAIT:
+        return dcommi_check_do_wait(c, op);
+    case DCOMM_STEP_FENCE:
+        return !dcommi_check_fence(c, lane) || dcommi_check_complete(c, op);
+    case DCOMM_STEP_LOOP:
+        return dcommi_check_loop(c, lane);
+    case DCOMM_STEP_END: {
+        int d = lane->depth - 1;
+        if (++lane->index[d] < lane->trips[d]) {
+            lane->pc = lane->open[d];
+        } else {
+            lane->index[d] = 0;
+            lane->depth = d;
+        }
+        return dcommi_check_complete(c, op);
+    }
+    case DCOMM_STEP_CALL:
+        return dcommi_check_call(c, op);
+    default:
+        return dcommi_check_do_local(c, op);
+    }
+}
+
+/* Go on with a lane as far as it can. */
+static bool dcommi_check_advance(dcommi_check *c, dcommi_check_lane *lane)
+{
+    c->running = lane;
+    while (!lane->blocked && !lane->done && c->status == DCOMM_OK) {
+        uint32_t count = lane->frame->plan->lanes[lane->number].count;
+        if (lane->pc < count) {
+            if (!dcommi_check_step(c, lane)) {
+                return false;
+            }
+        } else if (dcommi_check_fence(c, lane) && !dcommi_check_lane_end(c, lane)) {
+            return false;
+        }
+    }
+    c->running = NULL;
+    return c->status == DCOMM_OK;
+}
+
+/* Nothing can go on: say who waits for what. */
+static void dcommi_check_deadlock(dcommi_check *c)
+{
+    char text[DCOMMI_MESSAGE_MAX];
+    size_t used = 0;
+    int named = 0, left = 0;
+    for (const dcommi_check_lane *l = c->lanes; l != NULL; l = l->all) {
+        if (l->done || (!l->at_fence && l->op.step->kind == DCOMM_STEP_CALL)) {
+            continue;
+        }
+        if (named == 3 || used + 160 > sizeof text) {
+            left++;
+            continue;
+        }
+        const dcommi_check_op *op = l->at_fence ? l->pending : &l->op;
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s waits%s",
+                                 named++ > 0 ? "; " : "", dcommi_check_op_text(c, op).s,
+                                 l->at_fence ? " (async, at a fence)" : "");
+    }
+    if (left > 0) {
+        snprintf(text + used, sizeof text - used, "; and %d more lanes", left);
+    }
+    c->status = dcommi_fail(DCOMM_ERR_PLAN, "deadlock: %s", text);
+}
+
+#endif
+/* ==== include/dcomm/impl/check/spec.h ====================================================== */
+/* spec.h - what each collective is to compute: where inputs lie, and what the results are. */
+#ifndef DCOMMI_CHECK_SPEC_H
+#define DCOMMI_CHECK_SPEC_H
+
+
+/* Bytes of a buffer that hold input bytes [src, src+len) folded over the ranks in mask. */
+typedef struct dcommi_check_part {
+    int64_t at, len, src;
+    uint64_t mask;
+} dcommi_check_part;
+
+/* One rank's buffers. */
+typedef struct dcommi_check_layout {
+    int64_t in_bytes, out_bytes;
+    int64_t in_place_at; /* where in OUT an input in place begins; -1: it is in IN */
+    int64_t input_bytes; /* how much of it lies there */
+    dcommi_check_part part[DCOMMI_CHECK_RANKS];
+    int nparts;
+} dcommi_check_layout;
+
+typedef struct dcommi_check_shape {
+    int64_t length[DCOMMI_CHECK_RANKS], at[DCOMMI_CHECK_RANKS]; /* v: each rank's block, bytes */
+    int64_t total;                                              /* end of the last block */
+} dcommi_check_shape;
+
+static bool dcommi_check_is_v(dcomm_coll coll)
+{
+    return coll == DCOMM_COLL_REDUCE_SCATTERV || coll == DCOMM_COLL_ALLGATHERV ||
+           coll == DCOMM_COLL_GATHERV || coll == DCOMM_COLL_SCATTERV;
+}
+
+/* count elements in bytes; -1 when that is beyond what a plan can say. */
+static int64_t dcommi_check_bytes(const dcommi_check *c, size_t count)
+{
+    int64_t bytes;
+    if (__builtin_mul_overflow(count, c->element, &bytes) || bytes > INT64_MAX / 128) {
+        return -1;
+    }
+    return bytes;
+}
+
+/* The ranks' blocks of the operation, which for the plain collectives are all `count` long. */
+static dcomm_status dcommi_check_shape_of(const dcommi_check *c, dcommi_check_shape *shape)
+{
+    const dcomm_check_spec *spec = c->spec;
+    bool v = dcommi_check_is_v(spec->coll);
+    memset(shape, 0, sizeof *shape);
+    int64_t packed = 0;
+    for (int i = 0; i < c->n; i++) {
+        int64_t length = dcommi_check_bytes(c, v ? spec->counts[i] : spec->count);
+        int64_t at = v && spec->displs != NULL ? dcommi_check_bytes(c, spec->displs[i]) : packed;
+        if (length < 0 || at < 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
+        }
+        shape->length[i] = length;
+        shape->at[i] = at;
+        packed += length;
+        shape->total = dcommi_max64(shape->total, at + length);
+    }
+    return DCOMM_OK;
+}
+
+static void dcommi_check_expect(dcommi_check_layout *l, int64_t at, int64_t len, uint64_t mask,
+                                int64_t src)
+{
+    dcommi_check_part part = {at, len, src, mask};
+    l->part[l->nparts++] = part;
+}
+
+static dcomm_status dcommi_check_alltoallv(const dcommi_check *c, int rank, dcommi_check_layout *l)
+{
+    const size_t *counts = c->spec->counts;
+    for (int p = 0; p < c->n; p++) {
+        int64_t src = 0;
+        for (int q = 0; q < rank; q++) {
+            src += dcommi_check_bytes(c, counts[p * c->n + q]);
+        }
+        int64_t out = dcommi_check_bytes(c, counts[rank * c->n + p]);
+        int64_t len = dcommi_check_bytes(c, counts[p * c->n + rank]);
+        if (out < 0 || len < 0) {
+            return dcommi_fail(DCOMM_ERR_INVALID, "the spec's sizes exceed 2^63 bytes");
+        }
+        dcommi_check_expect(l, l->out_bytes, len, (uint64_t)1 << p, src);
+        l->out_bytes += len;
+        l->in_bytes += out;
+    }
+    return DCOMM_OK;
+}
+
+/* Where rank's input lies and what its output should be. */
+static dcomm_status dcommi_check_layout_of(const dcommi_check *c, int rank, dcommi_check_layout *l)
+{
+    const dcomm_check_spec *spec = c->spec;
+    dcommi_check_shape s;
+    bool root = rank == spec->root, here = spec->in_place;
+    memset(l, 0, sizeof *l);
+    l->in_place_at = -1;
+    if (spec->coll == DCOMM_COLL_ALLTOALLV) {
+        return dcommi_check_alltoallv(c, rank, l);
+    }
+    DCOMMI_TRY(dcommi_check_shape_of(c, &s));
+    int64_t mine = s.length[rank], at = s.at[rank];
+    switch (spec->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+    case DCOMM_COLL_REDUCE:
+        l->in_bytes = l->out_bytes = mine;
+        if (spec->coll == DCOMM_COLL_ALLREDUCE || root) {
+            dcommi_check_expect(l, 0, mine, c->all, 0);
+        } else if (!here) {
+            l->out_bytes = 0;
+        }
+        l->in_place_at = here ? 0 : -1;
+        break;
+    case DCOMM_COLL_REDUCE_SCATTER:
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        l->in_bytes = s.total;
+        l->out_bytes = here ? s.total : mine;
+        l->in_place_at = here ? 0 : -1;
+        dcommi_check_expect(l, here ? at : 0, mine, c->all, at);
+        break;
+    case DCOMM_COLL_ALLGATHER:
+    case DCOMM_COLL_ALLGATHERV:
+    case DCOMM_COLL_GATHER:
+    case DCOMM_COLL_GATHERV: {
+        bool all = spec->coll == DCOMM_COLL_ALLGATHER || spec->coll == DCOMM_COLL_ALLGATHERV;
+        l->in_bytes = mine;
+        l->out_bytes = all || root ? s.total : 0;
+        l->in_place_at = here && (all || root) ? at : -1;
+        for (int p = 0; p < c->n && (all || root); p++) {
+            dcommi_check_expect(l, s.at[p], s.length[p], (uint64_t)1 << p, 0);
+        }
+        break;
+    }
+    case DCOMM_COLL_BROADCAST:
+        l->in_bytes = root ? mine : 0;
+        l->out_bytes = mine;
+        l->in_place_at = here && root ? 0 : -1;
+        dcommi_check_expect(l, 0, mine, (uint64_t)1 << spec->root, 0);
+        break;
+    case DCOMM_COLL_SCATTER:
+    case DCOMM_COLL_SCATTERV:
+        l->in_bytes = root ? s.total : 0;
+        l->out_bytes = here && root ? s.total : mine;
+        l->in_place_at = here && root ? 0 : -1;
+        dcommi_check_expect(l, here && root ? at : 0, mine, (uint64_t)1 << spec->root, at);
+        break;
+    case DCOMM_COLL_ALLTOALL:
+        l->in_bytes = l->out_bytes = s.total;
+        l->in_place_at = here ? 0 : -1;
+        for (int p = 0; p < c->n; p++) {
+            dcommi_check_expect(l, s.at[p], s.length[p], (uint64_t)1 << p, at);
+        }
+        break;
+    case DCOMM_COLL_BARRIER:
+        break;
+    default: /* send, recv, a plan of the caller's own: the plans say what they touch */
+        l->in_bytes = c->rank[rank].plan->in_bytes;
+        l->out_bytes = c->rank[rank].plan->out_bytes;
+        l->in_place_at = here ? 0 : -1;
+        break;
+    }
+    l->input_bytes = l->in_place_at < 0 ? 0 : l->in_bytes;
+    if (l->in_place_at >= 0) {
+        l->input_bytes = dcommi_min64(l->in_bytes, l->out_bytes - l->in_place_at);
+    }
+    return DCOMM_OK;
+}
+
+/* The caller's own mistakes in the spec. */
+static dcomm_status dcommi_check_spec_valid(const dcomm_check_spec *spec, int nranks)
+{
+    bool rooted = spec->coll == DCOMM_COLL_BROADCAST || spec->coll == DCOMM_COLL_REDUCE ||
+                  spec->coll == DCOMM_COLL_GATHER || spec->coll == DCOMM_COLL_SCATTER ||
+                  spec->coll == DCOMM_COLL_GATHERV || spec->coll == DCOMM_COLL_SCATTERV;
+    if ((unsigned)spec->coll >= DCOMM_COLL_COUNT || dcomm_dtype_size(spec->dtype) == 0) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "spec: collective %d, dtype %d", (int)spec->coll,
+                           (int)spec->dtype);
+    }
+    if (rooted && (spec->root < 0 || spec->root >= nranks)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "spec: root %d of %d ranks", spec->root, nranks);
+    }
+    if ((dcommi_check_is_v(spec->coll) || spec->coll == DCOMM_COLL_ALLTOALLV) &&
+        spec->counts == NULL) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "spec: counts is NULL");
+    }
+    if (spec->coll == DCOMM_COLL_ALLTOALLV && spec->in_place) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "spec: all-to-all-v is never in place");
+    }
+    return DCOMM_OK;
+}
+
+/* Compare a rank's OUT with what it should hold. */
+static dcomm_status dcommi_check_results(dcommi_check *c, int rank)
+{
+    static const char *const refusal = "rank %d: OUT bytes %" PRId64 " to %" PRId64 " %s";
+    dcommi_check_layout l;
+    DCOMMI_TRY(dcommi_check_layout_of(c, rank, &l));
+    const dcommi_check_mem *out = c->rank[rank].mem[DCOMM_SPACE_OUT];
+    for (int i = 0; i < l.nparts; i++) {
+        const dcommi_check_part *part = &l.part[i];
+        dcommi_check_runs *runs = &c->merged;
+        int64_t at = part->at, src = part->src;
+        runs->n = 0;
+        DCOMMI_TRY(dcommi_check_peek(out, part->at, part->len, runs));
+        for (size_t k = 0; k < runs->n; k++) {
+            const dcommi_check_value *v = &runs->run[k].v;
+            int64_t end = at + runs->run[k].len;
+            char text[192] = "";
+            if (v->kind == DCOMMI_CHECK_UNDEF) {
+                snprintf(text, sizeof text, "are never written");
+            } else if (v->kind != DCOMMI_CHECK_SUM) {
+                snprintf(text, sizeof text, "hold no contribution of any rank");
+            } else if (v->mask != part->mask) {
+                snprintf(text, sizeof text,
+                         "hold the ranks 0x%" PRIx64 ", and should hold 0x%" PRIx64, v->mask,
+                         part->mask);
+            } else if (v->src != src) {
+                snprintf(text, sizeof text,
+                         "hold input from byte %" PRId64 ", and should from byte %" PRId64, v->src,
+                         src);
+            } else if (c->averages && (v->flags & DCOMMI_CHECK_DIVIDED) == 0) {
+                snprintf(text, sizeof text, "were completed by no FINAL fold, so are no average");
+            } else if (c->reduces && c->spec->rank_order &&
+                       (v->flags & DCOMMI_CHECK_ORDERED) == 0) {
+                snprintf(text, sizeof text, "were not folded in rank order%s",
+                         c->element == 2 ? " in one step, as 16-bit sums must be" : "");
+            }
+            if (text[0] != '\0') {
+                return dcommi_fail(DCOMM_ERR_PLAN, refusal, rank, at, end, text);
+            }
+            src += runs->run[k].len;
+            at = end;
+        }
+    }
+    return DCOMM_OK;
+}
+
+#endif
+
+/* The memory of a rank at the start of a stage. */
+static dcomm_status dcommi_check_stage_mem(dcommi_check *c, int rank)
+{
+    dcommi_check_rank *k = &c->rank[rank];
+    const dcomm_plan *p = k->plan;
+    dcommi_check_layout l;
+    DCOMMI_TRY(dcommi_check_layout_of(c, rank, &l));
+    dcommi_check_value undefined = {.kind = DCOMMI_CHECK_UNDEF};
+    dcommi_check_value zero = {.kind = DCOMMI_CHECK_ZERO};
+    dcommi_check_value input = {
+        .kind = DCOMMI_CHECK_SUM, .flags = DCOMMI_CHECK_ORDERED, .mask = (uint64_t)1 << rank};
+    for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
+        dcommi_check_mem *m = k->mem[space];
+        if (m == NULL || space == DCOMM_SPACE_SCRATCH) {
+            m = k->mem[space] = dcommi_check_mem_new(c, rank, space);
+            if (m == NULL) {
+                return DCOMM_ERR_NO_MEMORY;
+            }
+        } else {
+            dcommi_check_mem_settle(m);
+        }
+    }
+    dcommi_check_mem **mem = k->mem;
+    /* In place, only the root of a reduce may write its buffer. */
+    bool untouched =
+        c->spec->coll == DCOMM_COLL_REDUCE && c->spec->in_place && rank != c->spec->root;
+    mem[DCOMM_SPACE_OUT]->read_only = untouched;
+    if (l.in_place_at < 0 || untouched) {
+        input.src = mem[DCOMM_SPACE_IN]->size;
+        DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_IN], input.src, l.in_bytes, input));
+    }
+    int64_t out = mem[DCOMM_SPACE_OUT]->size;
+    if (l.in_place_at >= 0 && out <= l.in_place_at + l.input_bytes) {
+        int64_t from = dcommi_max64(out, l.in_place_at);
+        DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_OUT], out, l.in_place_at, undefined));
+        input.src = from - l.in_place_at;
+        DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_OUT], from, l.in_place_at + l.input_bytes,
+                                         input));
+        out = dcommi_max64(out, l.in_place_at + l.input_bytes);
+    }
+    DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_OUT], out, l.out_bytes, undefined));
+    DCOMMI_TRY(dcommi_check_mem_fill(mem[DCOMM_SPACE_SCRATCH], 0, p->scratch_bytes, undefined));
+    return dcommi_check_mem_fill(mem[DCOMM_SPACE_WORDS], mem[DCOMM_SPACE_WORDS]->size,
+                                 8 * (int64_t)p->nwords, zero);
+}
+
+/* Are the plans of this stage well formed, and do they belong together? */
+static dcomm_status dcommi_check_stage_valid(dcommi_check *c)
+{
+    uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+    uint64_t width = 0;
+    for (int i = 0; i < c->n; i++) {
+        const dcomm_plan *p = c->rank[i].plan, *zero = c->rank[0].plan;
+        char where[48];
+        snprintf(where, sizeof where, c->stage > 0 ? "rank %d stage %d" : "rank %d", i, c->stage);
+        if (p->rank != i || p->nranks != c->n) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: its plan is for rank %d of %d, not %d of %d",
+                               where, p->rank, p->nranks, i, c->n);
+        }
+        if (p->dtype != zero->dtype || p->op != zero->op) {
+            return dcommi_fail(
+                DCOMM_ERR_PLAN, "%s: dtype %s, op %s; rank 0 has %s, %s", where,
+                dcomm_dtype_name((dcomm_dtype)p->dtype), dcomm_op_name((dcomm_op)p->op),
+                dcomm_dtype_name((dcomm_dtype)zero->dtype), dcomm_op_name((dcomm_op)zero->op));
+        }
+        if (c->reduces && p->dtype != (unsigned)c->spec->dtype) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "%s: dtype %s, where the operation has %s", where,
+                               dcomm_dtype_name((dcomm_dtype)p->dtype),
+                               dcomm_dtype_name(c->spec->dtype));
+        }
+        DCOMMI_TRY(dcommi_check_plan_valid(p, where, 0, &budget));
+        for (uint32_t j = 0; j < p->nlanes; j++) {
+            width += dcommi_check_width(c, p, j);
+        }
+    }
+    if (width > 8192 || c->budget <= 0) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "more than 8192 lanes in all: too many to check");
+    }
+    c->ncomps = 2 * (uint32_t)width;
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_stage_start(dcommi_check *c)
+{
+    c->lanes = NULL;
+    c->running = NULL;
+    c->nready = 0;
+    c->nfree_vc = 0;
+    c->free_ops = NULL;
+    c->nmessages = 0;
+    if (c->messages_capacity > 0) {
+        memset(c->message, 0, c->messages_capacity * sizeof *c->message);
+    }
+    c->comps = dcommi_check_get(c, (c->ncomps + 1) / 2 * sizeof *c->comps);
+    uint32_t *nothing = dcommi_check_vc_new(c);
+    if (c->comps == NULL || nothing == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    uint32_t comp = 0;
+    dcommi_check_log *log = &c->log[c->stage];
+    for (int i = 0; i < c->n; i++) {
+        dcommi_check_rank *k = &c->rank[i];
+        const dcomm_plan *p = k->plan;
+        DCOMMI_TRY(dcommi_check_stage_mem(c, i));
+        k->peer_waiters = NULL;
+        k->counters = dcommi_check_get(c, (size_t)p->ncounters * sizeof *k->counters);
+        k->exposed = dcommi_check_get(c, (size_t)p->nslots * (size_t)c->n * sizeof *k->exposed);
+        dcommi_check_frame *f = dcommi_check_get(c, sizeof *f);
+        if (k->counters == NULL || k->exposed == NULL || f == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        log->counters[i] = k->counters;
+        log->ncounters[i] = p->ncounters;
+        c->identity[i] = i;
+        f->plan = p;
+        f->ranks = c->identity;
+        f->rank = i;
+        f->linear = p->codec_linear;
+        for (unsigned space = DCOMM_SPACE_IN; space <= DCOMM_SPACE_WORDS; space++) {
+            f->mem[space] = k->mem[space];
+            f->size[space] = k->mem[space]->size;
+        }
+        f->size[DCOMM_SPACE_IN] = dcommi_min64(p->in_bytes, f->size[DCOMM_SPACE_IN]);
+        f->size[DCOMM_SPACE_OUT] = dcommi_min64(p->out_bytes, f->size[DCOMM_SPACE_OUT]);
+        k->frame = f;
+        if (!dcommi_check_start(c, f, comp, nothing, 0)) {
+            return c->status;
+        }
+        for (uint32_t j = 0; j < p->nlanes; j++) {
+            comp += 2 * dcommi_check_width(c, p, j);
+        }
+    }
+    return DCOMM_OK;
+}
+
+/* Who has heard of whom, and whether exposed memory is still being read when its owner is done. */
+static void dcommi_check_stage_end(dcommi_check *c)
+{
+    uint64_t heard[DCOMMI_CHECK_RANKS];
+    for (int i = 0; i < c->n; i++) {
+        const uint32_t *end = c->rank[i].frame->end_vc;
+        heard[i] = c->rank[i].heard;
+        for (uint32_t k = 0; k < c->ncomps; k += 2) {
+            if (end[k] > 0) {
+                heard[i] |= c->rank[c->comps[k / 2].rank].heard;
+            }
+        }
+    }
+    for (int i = 0; i < c->n; i++) {
+        c->rank[i].heard = heard[i];
+    }
+    for (dcommi_check_mem *m = c->mems; m != NULL && c->finding[0] == '\0'; m = m->next) {
+        const uint32_t *end = m->end_vc != NULL ? m->end_vc : c->rank[m->rank].frame->end_vc;
+        for (uint32_t k = 0; m->peer_last != NULL && k < c->ncomps; k++) {
+            if (m->peer_last[k] > end[k]) {
+                snprintf(c->finding, sizeof c->finding,
+                         "rank %d may be done before %s has read the %s that it exposes: it waits "
+                         "for no signal of that lane after the read",
+                         m->rank, dcommi_check_lane_text(c, k).s, dcommi_print_space(m->space));
+                break;
+            }
+        }
+        m->peer_last = NULL;
+    }
+}
+
+/* A stage that a plan has made, to be given back to it. */
+typedef struct dcommi_check_made {
+    const dcomm_plan *maker, *plan;
+    int rank;
+} dcommi_check_made;
+
+/* Let every rank say what comes next. *more: there is another stage, to be executed. */
+static dcomm_status dcommi_check_next_stage(dcommi_check *c, dcommi_check_made *made, size_t *nmade,
+                                            bool *more)
+{
+    int going = 0;
+    *more = false;
+    for (int i = 0; i < c->n; i++) {
+        const dcommi_check_mem *words = c->rank[i].mem[DCOMM_SPACE_WORDS];
+        for (uint32_t w = 0; c->rank[i].plan->next != NULL && w < c->rank[i].plan->nwords; w++) {
+            bool known;
+            c->merged.n = 0;
+            DCOMMI_TRY(dcommi_check_peek(words, 8 * (int64_t)w, 8, &c->merged));
+            dcommi_check_number(c, &c->merged, &known);
+            if (!known) {
+                c->spec_holds = false;
+                return DCOMM_OK;
+            }
+        }
+    }
+    for (int i = 0; i < c->n; i++) {
+        const dcomm_plan *p = c->rank[i].plan;
+        if (p->next == NULL) {
+            continue;
+        }
+        uint64_t *numbers = dcommi_check_get(c, (size_t)p->nwords * sizeof *numbers);
+        if (numbers == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        for (uint32_t w = 0; w < p->nwords; w++) {
+            bool known;
+            c->merged.n = 0;
+            DCOMMI_TRY(dcommi_check_peek(c->rank[i].mem[DCOMM_SPACE_WORDS], 8 * (int64_t)w, 8,
+                                         &c->merged));
+            numbers[w] = (uint64_t)dcommi_check_number(c, &c->merged, &known);
+        }
+        dcomm_status status = DCOMM_OK;
+        const dcomm_plan *next = p->next(p->next_user, numbers, p->nwords, &status);
+        if (next == NULL && status < 0) {
+            return dcommi_fail(DCOMM_ERR_PLAN, "rank %d: its stage %d fails: %s", i, c->stage + 1,
+                               dcomm_strerror(status));
+        }
+        if (next != NULL) {
+            dcommi_check_made m = {p, next, i};
+            made[(*nmade)++] = m;
+            going++;
+        }
+    }
+    if (going > 0 && going < c->n) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "after stage %d only %d of %d ranks go on", c->stage,
+                           going, c->n);
+    }
+    for (int i = 0; i < going; i++) {
+        c->rank[i].plan = made[*nmade - (size_t)going + (size_t)i].plan;
+    }
+    *more = going > 0;
+    if (*more && ++c->stage == DCOMMI_CHECK_STAGES) {
+        return dcommi_fail(DCOMM_ERR_PLAN, "more than %d stages", DCOMMI_CHECK_STAGES);
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_end(dcommi_check *c)
+{
+    if (c->spec->coll == DCOMM_COLL_BARRIER) {
+        for (int i = 0; i < c->n && c->finding[0] == '\0'; i++) {
+            if (c->rank[i].heard != c->all) {
+                snprintf(c->finding, sizeof c->finding,
+                         "rank %d may leave the barrier before rank %d has come", i,
+                         __builtin_ctzll(c->all & ~c->rank[i].heard));
+            }
+        }
+    }
+    for (int i = 0; i < c->n && c->spec_holds; i++) {
+        DCOMMI_TRY(dcommi_check_results(c, i));
+    }
+    return DCOMM_OK;
+}
+
+static dcomm_status dcommi_check_stages(dcommi_check *c, dcommi_check_made *made, size_t *nmade)
+{
+    bool more = true;
+    while (more) {
+        DCOMMI_TRY(dcommi_check_stage_valid(c));
+        DCOMMI_TRY(dcommi_check_stage_start(c));
+        while (c->nready > 0) {
+            if (!dcommi_check_advance(c, c->ready[--c->nready])) {
+                return c->status;
+            }
+        }
+        for (const dcommi_check_lane *l = c->lanes; l != NULL; l = l->all) {
+            if (!l->done) {
+                dcommi_check_deadlock(c);
+                return c->status;
+            }
+        }
+        dcommi_check_stage_end(c);
+        DCOMMI_TRY(dcommi_check_next_stage(c, made, nmade, &more));
+    }
+    return dcommi_check_end(c);
+}
+
+#endif
+
+/* Do lengths depend on the data? Then several are tried. */
+static bool dcommi_check_expr_varies(const dcomm_expr *e)
+{
+    return e->kind == DCOMM_EXPR_WORD;
+}
+
+static bool dcommi_check_plan_varies(const dcomm_plan *p)
+{
+    for (uint32_t i = 0; i < p->noperands; i++) {
+        if (dcommi_check_expr_varies(&p->operands[i].length)) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < p->nsteps; i++) {
+        const dcomm_step *s = &p->steps[i];
+        if (s->kind == DCOMM_STEP_ENCODE || s->kind == DCOMM_STEP_RECODE ||
+            dcommi_check_expr_varies(&s->dst.length) || dcommi_check_expr_varies(&s->value)) {
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < p->nsubs; i++) {
+        if (p->subs[i] != NULL && dcommi_check_plan_varies(p->subs[i])) {
+            return true;
+        }
+    }
+    return p->next != NULL;
+}
+
+static void dcommi_check_pass_free(dcommi_check *c)
+{
+    for (dcommi_check_mem *m = c->mems; m != NULL; m = m->next) {
+        dcommi_free(m->cell);
+    }
+    for (size_t i = 0; i < c->nencodings; i++) {
+        dcommi_free(c->encoding[i].runs.run);
+        memset(&c->encoding[i], 0, sizeof c->encoding[i]);
+    }
+    c->mems = NULL;
+    c->nencodings = 0;
+    c->pool.n = 0;
+    c->pool.free = 0;
+}
+
+/* Execute everything once. */
+static dcomm_status dcommi_check_pass(dcommi_check *c)
+{
+    dcommi_check_made *made = dcommi_calloc((size_t)c->n * DCOMMI_CHECK_STAGES, sizeof *made);
+    size_t nmade = 0;
+    if (made == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    c->status = DCOMM_OK;
+    c->budget = DCOMMI_CHECK_BUDGET;
+    c->finding[0] = '\0';
+    c->stage = 0;
+    c->waited = false;
+    c->edges = 0;
+    c->messages = c->signals = c->steps = 0;
+    c->spec_holds = c->spec->coll < DCOMM_COLL_SEND && (c->scenario != DCOMMI_CHECK_SHORTEST);
+    memset(c->log, 0, sizeof c->log);
+    if (c->trace != NULL) {
+        c->trace->n = 0;
+    }
+    for (int i = 0; i < c->n; i++) {
+        memset(&c->rank[i], 0, sizeof c->rank[i]);
+        c->rank[i].plan = c->plans[i];
+        c->rank[i].heard = (uint64_t)1 << i;
+    }
+    dcomm_status status = dcommi_check_stages(c, made, &nmade);
+    while (nmade-- > 0) {
+        const dcomm_plan *maker = made[nmade].maker;
+        if (maker->release != NULL) {
+            maker->release(maker->next_user, made[nmade].plan);
+        }
+    }
+    dcommi_free(made);
+    c->total_bytes = 0;
+    for (int i = 0; i < c->n; i++) {
+        c->total_bytes += c->rank[i].bytes;
+    }
+    dcommi_check_pass_free(c);
+    return status;
+}
+
+/* Passes until the order of everything is proved, or no further order is. */
+static dcomm_status dcommi_check_scenario(dcommi_check *c)
+{
+    dcomm_status status = DCOMM_OK;
+    uint64_t edges = 0;
+    c->has_old_log = false;
+    for (int pass = 0; pass < 16; pass++) {
+        status = dcommi_check_pass(c);
+        dcommi_check_blocks_free(&c->log_blocks);
+        c->log_blocks = c->blocks;
+        c->blocks = NULL;
+        memcpy(c->old_log, c->log, sizeof c->log);
+        bool settled = !c->waited || (c->has_old_log && c->edges == edges);
+        edges = c->edges;
+        /* The first pass has no order from counters at all, so its depth of messages is wrong. */
+        bool counted = !c->waited || c->has_old_log;
+        c->has_old_log = true;
+        if (status < 0 || (counted && c->finding[0] == '\0') || settled) {
+            break;
+        }
+    }
+    dcommi_check_blocks_free(&c->log_blocks);
+    if (status == DCOMM_OK && c->finding[0] != '\0') {
+        status = dcommi_fail(DCOMM_ERR_PLAN, "%s", c->finding);
+    }
+    return status;
+}
+
+static void dcommi_check_fill_report(const dcommi_check *c, dcomm_check_report *report)
+{
+    report->messages = c->messages;
+    report->signals = c->signals;
+    report->total_bytes = c->total_bytes;
+    report->steps = c->steps;
+    report->max_rank_bytes = 0;
+    for (int i = 0; i < c->n; i++) {
+        report->max_rank_bytes = dcommi_max64(report->max_rank_bytes, c->rank[i].bytes);
+    }
+}
+
+/* dcomm_plan_check, and what happened, if trace is not NULL (free trace->event). */
+static dcomm_status dcommi_check_plans(const dcomm_plan *const *plans, int nranks,
+                                       const dcomm_check_spec *spec, dcomm_check_report *report,
+                                       dcommi_check_trace *trace)
+{
+    static const int order[DCOMMI_CHECK_SCENARIOS] = {DCOMMI_CHECK_LONGEST, DCOMMI_CHECK_SHORTEST,
+                                                      DCOMMI_CHECK_ONE, DCOMMI_CHECK_RANDOM,
+                                                      DCOMMI_CHECK_RANDOM_TOO};
+    if (report != NULL) {
+        memset(report, 0, sizeof *report);
+    }
+    if (plans == NULL || spec == NULL || nranks < 1 || nranks > DCOMMI_CHECK_RANKS) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_plan_check: %s, for %d ranks of at most %d",
+                           plans == NULL  ? "plans is NULL"
+                           : spec == NULL ? "spec is NULL"
+                                          : "bad nranks",
+                           nranks, DCOMMI_CHECK_RANKS);
+    }
+    DCOMMI_TRY(dcommi_check_spec_valid(spec, nranks));
+    dcomm_status status = DCOMM_OK;
+    dcommi_check *c = dcommi_alloc(sizeof *c);
+    if (c == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    c->plans = plans;
+    c->n = nranks;
+    c->all = nranks == 64 ? ~(uint64_t)0 : ((uint64_t)1 << nranks) - 1;
+    c->spec = spec;
+    c->trace = trace;
+    c->element = (int64_t)dcomm_dtype_size(spec->dtype);
+    c->reduces = spec->coll == DCOMM_COLL_ALLREDUCE || spec->coll == DCOMM_COLL_REDUCE ||
+                 spec->coll == DCOMM_COLL_REDUCE_SCATTER ||
+                 spec->coll == DCOMM_COLL_REDUCE_SCATTERV;
+    bool varies = false;
+    uint32_t budget = DCOMMI_CHECK_SUBPLANS;
+    for (int i = 0; i < nranks && status == DCOMM_OK; i++) {
+        char where[24];
+        snprintf(where, sizeof where, "rank %d", i);
+        status = plans[i] == NULL ? dcommi_fail(DCOMM_ERR_INVALID, "plans[%d] is NULL", i)
+                                  : dcommi_check_plan_valid(plans[i], where, 0, &budget);
+        varies = varies || (status == DCOMM_OK && dcommi_check_plan_varies(plans[i]));
+    }
+    c->averages =
+        status == DCOMM_OK && c->reduces && nranks > 1 && plans[0]->op == (unsigned)DCOMM_AVG;
+    for (int i = 0; i < (varies ? DCOMMI_CHECK_SCENARIOS : 1) && status == DCOMM_OK; i++) {
+        c->scenario = order[i];
+        status = dcommi_check_scenario(c);
+        if (i == 0 && report != NULL && status == DCOMM_OK) {
+            dcommi_check_fill_report(c, report);
+        }
+        c->trace = NULL; /* it is of the longest lengths, like the report */
+    }
+    if (status < 0 && report != NULL) {
+        snprintf(report->message, sizeof report->message, "%s", dcommi_message);
+    }
+    dcommi_free(c->pool.reader);
+    dcommi_free(c->arrived.run);
+    dcommi_free(c->given.run);
+    dcommi_free(c->folded.run);
+    dcommi_free(c->merged.run);
+    dcommi_free(c->encoding);
+    dcommi_free(c->free_vc);
+    dcommi_free(c->ready);
+    dcommi_free(c->message);
+    dcommi_free(c);
+    return status;
+}
+
+dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
+                              const dcomm_check_spec *spec, dcomm_check_report *report)
+{
+    return dcommi_check_plans(plans, nranks, spec, report, NULL);
+}
+
+#endif
+#endif
+#ifndef DCOMM_NO_TRAIN
 /* ==== include/dcomm/impl/train/bucket/api_bucket.h ========================================= */
 /* api_bucket.h - the public calls on gradient buckets. */
 #ifndef DCOMMI_API_BUCKET_H
@@ -66418,6 +66588,7 @@ DCOMM_API dcomm_status dcomm_moe_get_stats(const dcomm_moe *m, dcomm_moe_stats *
     return DCOMM_OK;
 }
 
+#endif
 #endif
 #endif
 #endif

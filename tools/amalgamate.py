@@ -16,7 +16,8 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PUBLIC = os.path.join(ROOT, "include", "dcomm")
 SHIPPED = "dcomm.h"  # one that is shipped is included, not expanded
-CODECS_ALONE = "ifndef DCOMM_NO_COMM"  # public parts may stand under it
+# What a program may leave out: public parts may stand under these conditions.
+OPTIONAL = {f"ifndef DCOMM_NO_{what}" for what in ("COMM", "CHECK", "TRAIN")}
 # What holds wherever a condition does: there stand the parts that C and CUDA share.
 EITHER = "if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)"
 IMPLIED = {"ifdef DCOMM_IMPLEMENTATION": EITHER, "ifdef DCOMM_CUDA_IMPLEMENTATION": EITHER}
@@ -79,7 +80,7 @@ class Amalgam:
                 raise Refused(f"{name} is needed by {os.path.relpath(self.open[-1], ROOT)}, but was "
                               f"expanded under '#{there[-1]}': include it earlier in all.h")
             return
-        private = [c for c in now if c != CODECS_ALONE]
+        private = [c for c in now if c not in OPTIONAL]
         if private and os.path.dirname(path) == PUBLIC:
             raise Refused(f"{name} is public, but first included under '#{private[-1]}'")
         self.expanded[path] = now

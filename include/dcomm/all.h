@@ -13,10 +13,15 @@
 #include "comm.h"
 #include "mem.h"
 #include "coll.h"
+#include "tune.h"
+#ifndef DCOMM_NO_CHECK
+#include "check.h"
+#endif
+#ifndef DCOMM_NO_TRAIN
 #include "bucket.h"
 #include "scaler.h"
 #include "moe.h"
-#include "tune.h"
+#endif
 #endif
 #include "old_names.h"
 
@@ -43,7 +48,6 @@
 #include "impl/plan/build.h"
 #include "impl/plan/print.h"
 #include "impl/plan/api_build.h"
-#include "impl/check/check.h"
 #include "impl/model/api_model.h"
 #include "impl/comm/api_coll.h"
 #include "impl/comm/requests.h"
@@ -53,10 +57,15 @@
 #include "impl/comm/api_explain.h"
 #include "impl/comm/tune_comm.h"
 #include "impl/comm/create.h"
+#ifndef DCOMM_NO_CHECK
+#include "impl/check/check.h"
+#endif
+#ifndef DCOMM_NO_TRAIN
 #include "impl/train/bucket/api_bucket.h"
 #include "impl/train/scaler.h"
 #include "impl/train/bucket/save.h"
 #include "impl/train/moe/api_moe.h"
+#endif
 #endif
 #endif
 

@@ -5,9 +5,11 @@
 
 #include "feedback.h"
 #ifndef DCOMM_NO_COMM
-#include "bucket.h"
 #include "mem.h"
 #include "tune.h"
+#ifndef DCOMM_NO_TRAIN
+#include "bucket.h"
+#endif
 #endif
 
 #ifndef DCOMM_NO_OLD_NAMES
@@ -21,6 +23,7 @@ static inline dcomm_status dcomm_feedback_gather(dcomm_feedback *fb, const float
 }
 
 #ifndef DCOMM_NO_COMM
+#ifndef DCOMM_NO_TRAIN
 
 /* ---- bucket.h ---- */
 
@@ -56,6 +59,8 @@ static inline dcomm_status dcomm_bucket_owned(const dcomm_buckets *b, size_t i, 
 {
     return dcomm_param_get_owned(b, i, first_p, count_p);
 }
+
+#endif
 
 /* ---- coll.h, comm.h, mem.h ---- */
 

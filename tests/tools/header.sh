@@ -149,6 +149,34 @@ no_cuda() { # neither at compile time, nor at run time
 for cc in "${compilers[@]}"; do
     check "without DCOMM_WITH_CUDA nothing of CUDA is needed: $cc" no_cuda $cc
 done
+# What a program leaves out. Unused functions are found where all is left out, and where
+# tests/comm/test_bare.c has its library compiled.
+leaves=(UCX HWLOC TRAIN CHECK)
+less_implementations() {
+    local cc=$1 what
+    for what in "${leaves[@]}"; do
+        check "without $what: implementation: $cc" $cc -std=c11 "${warnings[@]}" -DDCOMM_NO_$what \
+            -I include -fsyntax-only "$scratch/impl.c"
+    done
+    check "without all of it: implementation: $cc" $cc -std=c11 "${warnings[@]}" \
+        "${leaves[@]/#/-DDCOMM_NO_}" -I include -c -o "$scratch/least.$cc.o" "$scratch/impl.c"
+    check "without all of it: declarations: $(cxx_of $cc)" "$(cxx_of $cc)" -std=c++17 \
+        "${cxx_warnings[@]}" "${leaves[@]/#/-DDCOMM_NO_}" -I include -fsyntax-only "$scratch/declare.cpp"
+}
+each_compiler less_implementations
+bare_needs() {
+    gcc -M -DDCOMM_NO_UCX -DDCOMM_NO_HWLOC -I include "$scratch/impl.c" >"$scratch/deps" &&
+        cat "$scratch/deps" && ! grep -qE '/(ucp|uct|ucs|hwloc)' "$scratch/deps"
+}
+check "without UCX and HWLOC: neither's headers are needed" bare_needs
+no_function() { # WHAT FUNCTION
+    printf '#include "dcomm.h"\nvoid *use(void);\nvoid *use(void)\n{\n    return (void *)%s;\n}\n' "$2" \
+        >"$scratch/left_out.c"
+    gcc -I include -fsyntax-only "$scratch/left_out.c" &&
+        ! gcc "-DDCOMM_NO_$1" -I include -fsyntax-only "$scratch/left_out.c"
+}
+check "without CHECK: no dcomm_plan_check" no_function CHECK dcomm_plan_check
+check "without TRAIN: no dcomm_buckets_wait" no_function TRAIN dcomm_buckets_wait
 # Words that a program may take for functions of its own: none of them may be called by dcomm, because
 # the linker would bind the call to the program's.
 plain_names=(accept access alarm bind chdir clock close connect creat dup dup2 fork fstat getrandom
@@ -314,6 +342,29 @@ codecs_alone() {
 }
 for cc in "${compilers[@]}"; do
     check "a program with codecs alone links -lm alone: $cc" codecs_alone $cc
+done
+cat >"$scratch/sum.c" <<'END'
+#include "dcomm.h"
+#include <stdio.h>
+int main(void)
+{
+    dcomm_comm *comm = NULL;
+    float x[2] = {1, 2};
+    if (dcomm_comm_create(NULL, &comm) < 0 ||
+        dcomm_allreduce(comm, DCOMM_IN_PLACE, x, 2, DCOMM_F32, DCOMM_SUM, NULL) < 0) {
+        fprintf(stderr, "%s\n", dcomm_last_error());
+        return 2;
+    }
+    return x[0] != 4 || x[1] != 8 || dcomm_comm_destroy(&comm) < 0;
+}
+END
+least_runs() {
+    $1 -std=c11 "${warnings[@]}" -I include -o "$scratch/sum" "$scratch/sum.c" "$scratch/least.$1.o" \
+        -lm -lpthread -ldl && ldd "$scratch/sum" && ! ldd "$scratch/sum" | grep -qE 'lib(uc[pst]|hwloc)' &&
+        "$build/dcomm-run" -n 4 -- "$scratch/sum"
+}
+for cc in "${compilers[@]}"; do
+    check "without all of it: a program links neither UCX nor hwloc, and runs: $cc" least_runs $cc
 done
 # Functions of these names, each of which ends the program. Those that are hidden take the place of the C
 # library's for dcomm alone; others take it for UCX and hwloc as well, which call nothing of send and recv

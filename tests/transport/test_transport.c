@@ -397,7 +397,7 @@ static int several_in_one(int rank, int n, procs_shared *s, void *arg)
     for (int i = 0; i < 4; i++) {
         nodes[i] = calloc(1, sizeof **nodes);
         dcommi_transport_handlers handlers = {nodes[i], on_message, on_lost, on_corrupt};
-        dcomm_status status = i >= 2 ? dcommi_ucx_open_net(&handlers, "lo", &nodes[i]->t)
+        dcomm_status status = i >= 2 ? dcommi_net_open(&handlers, "lo", &nodes[i]->t)
                                      : dcommi_local_open(&handlers, &nodes[i]->t);
         PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
         nodes[i]->rank = i % 2;
@@ -460,10 +460,10 @@ Test(transport, unknown_interface, .timeout = 10)
 {
     dcommi_transport_handlers handlers = {0};
     dcommi_transport *t = NULL;
-    cr_assert(dcommi_ucx_open_net(&handlers, "nosuch0", &t) == DCOMM_ERR_INVALID);
+    cr_assert(dcommi_net_open(&handlers, "nosuch0", &t) == DCOMM_ERR_INVALID);
     cr_assert(strstr(dcommi_message, "nosuch0") != NULL && strstr(dcommi_message, "lo") != NULL);
     setenv("DCOMM_IFACE", "nosuch1", 1);
-    cr_assert(dcommi_ucx_open_net(&handlers, NULL, &t) == DCOMM_ERR_INVALID);
+    cr_assert(dcommi_net_open(&handlers, NULL, &t) == DCOMM_ERR_INVALID);
     cr_assert(strstr(dcommi_message, "DCOMM_IFACE") != NULL);
 }
 

@@ -190,7 +190,7 @@ static inline node *join(int rank, int n, procs_shared *s, int kind)
     me->kind = kind;
     me->s = s;
     fill_pattern();
-    dcomm_status status = kind != LOCAL ? dcommi_ucx_open_net(&handlers, "lo", &me->t)
+    dcomm_status status = kind != LOCAL ? dcommi_net_open(&handlers, "lo", &me->t)
                                         : dcommi_local_open(&handlers, &me->t);
     PROCS_CHECK(status == DCOMM_OK, "%s", dcommi_message);
     procs_give(s, rank, me->t->address, me->t->address_len);

@@ -1,11 +1,12 @@
 /* captured.h - functions of the program that UCX and hwloc call instead of the C library's. The
  * dynamic linker binds their calls to what the program exports by the same name. We cannot prevent
- * that, so we warn before they fail. */
+ * that, so we warn before they fail. Empty for a program that leaves both libraries out. */
 #ifndef DCOMMI_CAPTURED_H
 #define DCOMMI_CAPTURED_H
 
 #include "environment.h"
 
+#if !defined(DCOMM_NO_UCX) || !defined(DCOMM_NO_HWLOC)
 #ifdef __GLIBC__ /* dladdr1 tells what a program defines from what it only calls */
 #include <dlfcn.h>
 #include <link.h>
@@ -54,19 +55,12 @@ static void dcommi_captured_warn(const char *names, _Atomic bool *warned)
 }
 #endif
 
-/* Warn of names that are called on every rank. */
+/* Warn of names that either library calls on every rank. */
 static void dcommi_captured_warn_host(void)
 {
     static _Atomic bool warned;
     dcommi_captured_warn("access close getrandom open read stat", &warned);
 }
-
-/* Warn of names that are called where ranks talk over a network. */
-static void dcommi_captured_warn_net(void)
-{
-    static _Atomic bool warned;
-    dcommi_captured_warn("accept bind connect listen pipe recv send sendmsg socket time write",
-                         &warned);
-}
+#endif
 
 #endif

@@ -2,9 +2,10 @@
 #ifndef DCOMMI_TOPO_H
 #define DCOMMI_TOPO_H
 
+#include "../base/captured.h"
+#include "../transport/transport.h"
 #include "host.h"
 #include "place.h"
-#include "../transport/ucx/iface.h"
 
 #include <hwloc.h>
 #include <sched.h>
@@ -200,7 +201,7 @@ typedef struct dcommi_topo_memory {
     pthread_mutex_t lock;
     bool known;
     hwloc_cpuset_t set;
-    dcommi_ucx_name iface;
+    dcommi_iface iface;
     dcommi_site place;
 } dcommi_topo_memory;
 
@@ -245,10 +246,9 @@ static void dcommi_topo_allowed(hwloc_cpuset_t set)
 static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
 {
     const char *xml = dcommi_env("DCOMM_TOPO_XML"), *given = dcommi_env("DCOMM_TOPO_CPUS");
-    dcommi_ucx_name chosen = "";
     hwloc_topology_t topology = NULL;
+    dcommi_captured_warn_host();
     hwloc_cpuset_t set = hwloc_bitmap_alloc();
-    bool tcp;
     dcommi_topo_nowhere(place);
     if (set == NULL) {
         return dcommi_fail(DCOMM_ERR_NO_MEMORY, "no memory for a set of processors");
@@ -256,8 +256,7 @@ static dcomm_status dcommi_topo_here(const char *iface, dcommi_site *place)
     dcommi_topo_allowed(set);
     dcomm_status status = DCOMM_OK;
     if (xml == NULL) {
-        dcommi_ucx_choose_iface(iface, chosen, &tcp); /* a bad name is told by the network */
-        dcommi_topo_machine(set, chosen, place);
+        dcommi_topo_machine(set, iface, place);
     } else {
         if (given != NULL && hwloc_bitmap_list_sscanf(set, given) < 0) {
             status = dcommi_fail(DCOMM_ERR_INVALID,

@@ -3,7 +3,7 @@
 #ifndef DCOMMI_CHECK_MEM_H
 #define DCOMMI_CHECK_MEM_H
 
-#include "../../plan.h"
+#include "../../check.h"
 #include "../base/util.h"
 
 #define DCOMMI_CHECK_RANKS 64 /* contributions are sets of ranks in one 64-bit word */

@@ -3,7 +3,6 @@
 #define DCOMMI_COMM_COLL_H
 
 #include "api_auto.h"
-#include "../check/check.h"
 #include "overlap.h"
 
 /* Return true if the output of a reduce-scatter or scatter is the rank's own part of the input:

@@ -2,15 +2,14 @@
 #ifndef DCOMMI_CONTEXT_H
 #define DCOMMI_CONTEXT_H
 
-#include "../base/captured.h"
 #include "../engine/lives.h"
 #include "../base/float_env.h"
 #include "../boot/host.h"
 #include "../transport/local/local.h"
 #include "../base/pause.h"
 #include "../base/sha256.h"
-#include "../boot/topo.h"
-#include "../transport/ucx/ucx.h"
+#include "../transport/net.h"
+#include "../boot/here.h"
 
 /* ---- progress thread ---- */
 
@@ -90,8 +89,7 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
     pthread_once(&dcommi_fork_once, dcommi_watch_forks);
     DCOMMI_TRY(dcommi_check_fork());
     dcommi_env_check();
-    dcommi_captured_warn_host();
-    dcommi_ucx_tame_once();
+    dcommi_net_prepare();
     opts = opts != NULL ? opts : &defaults;
     dcomm_context *context = dcommi_alloc(sizeof *context);
     if (context == NULL) {
@@ -112,7 +110,9 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
         }
     }
     if (status >= 0) {
-        status = dcommi_topo_here(context->iface, &context->place);
+        dcommi_iface chosen; /* a bad name is refused when the network is opened */
+        dcommi_net_iface(context->iface, chosen);
+        status = dcommi_topo_here(chosen, &context->place);
     }
     if (status >= 0) {
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
@@ -134,11 +134,10 @@ DCOMM_API dcomm_status dcomm_context_create(const dcomm_context_opts *opts,
 static dcomm_status dcommi_context_open_net(dcomm_context *context)
 {
     if (context->net == NULL) {
-        dcommi_captured_warn_net();
         dcommi_transport_handlers handlers = {context, dcommi_on_message, dcommi_on_peer_lost,
                                               dcommi_on_corrupt};
-        DCOMMI_TRY(dcommi_ucx_open_net(&handlers, context->iface[0] != 0 ? context->iface : NULL,
-                                       &context->net));
+        DCOMMI_TRY(dcommi_net_open(&handlers, context->iface[0] != 0 ? context->iface : NULL,
+                                   &context->net));
     }
     return context->control == NULL ? dcommi_ctl_open(context, context->net->iface) : DCOMM_OK;
 }

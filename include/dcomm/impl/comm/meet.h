@@ -147,7 +147,7 @@ static dcomm_status dcommi_comm_locate(dcomm_comm *comm, dcommi_boot *boot, dcom
     if (dcommi_place_crowded(comm->groups, comm->places, comm->rank)) {
         dcommi_patience(context, true);
     }
-    dcomm_status status = comm->nhosts > 1 ? dcommi_context_open_net(context) : DCOMM_OK;
+    dcomm_status status = dcommi_reach_net(comm, m->local.card, m->host);
     dcommi_token_release(context);
     if (status < 0 || comm->nhosts == 1) {
         return status;

@@ -231,4 +231,22 @@ static dcomm_status dcommi_comm_reach(const dcomm_comm *comm, dcommi_boot *boot,
     return status;
 }
 
+/* Open the network if there are several hosts. A failure names two ranks that need it. With the
+ * token. */
+static dcomm_status dcommi_reach_net(const dcomm_comm *comm, const dcommi_card *card,
+                                     const int64_t *host)
+{
+    int far = 1;
+    while (far < comm->size && host[far] == host[0]) {
+        far++;
+    }
+    dcomm_status status = far < comm->size ? dcommi_context_open_net(comm->context) : DCOMM_OK;
+    return status >= 0 ? status
+                       : dcommi_fail(status,
+                                     "rank 0 is on host %s (identity %.40s), rank %d on host %s "
+                                     "(identity %.40s): %s",
+                                     card[0].hostname, card[0].host_id, far, card[far].hostname,
+                                     card[far].host_id, dcommi_message);
+}
+
 #endif

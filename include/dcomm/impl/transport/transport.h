@@ -63,6 +63,8 @@ static uint64_t dcommi_transport_id(void)
 #define DCOMMI_COMMON_BYTES 135168 /* of memory that a process shows all others of its host */
 #define DCOMMI_HEADER_MAX 64       /* bytes of header that send takes */
 
+typedef char dcommi_iface[64]; /* the name of a network interface; "": none */
+
 struct dcommi_transport {
     const char *name; /* "local", "net" */
     const struct dcommi_transport_vtable *call;
@@ -75,7 +77,7 @@ struct dcommi_transport {
     bool by_flow;       /* what connects it may limit each connection by itself: several can be
                            faster than one */
     bool takes_device;  /* send_device and fetch_device move bytes of a CUDA device */
-    char iface[64];     /* network interface of the host's address; "": none */
+    dcommi_iface iface; /* of the host's address */
 };
 
 typedef struct dcommi_transport_vtable {

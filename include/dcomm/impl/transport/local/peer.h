@@ -326,6 +326,16 @@ static inline void dcommi_local_waiting(dcommi_local_peer *p, bool waiting)
     }
 }
 
+/* A peer that cannot be written to, or writes nonsense, is as good as dead. */
+static void dcommi_local_end(dcommi_local_peer *p, const char *why)
+{
+    if (!p->ended && !p->lost) {
+        p->ended = true;
+        p->why = why;
+        p->local->nended++;
+    }
+}
+
 /* Nothing more will go to or come from the peer. */
 static void dcommi_local_drop_all(dcommi_local_peer *p, dcomm_status status)
 {

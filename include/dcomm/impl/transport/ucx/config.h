@@ -3,10 +3,9 @@
 #ifndef DCOMMI_UCX_CONFIG_H
 #define DCOMMI_UCX_CONFIG_H
 
+#include "../../base/captured.h"
 #include "../../base/environment.h"
 
-#include <dirent.h>
-#include <net/if.h>
 #include <signal.h>
 #include <ucp/api/ucp.h>
 
@@ -72,6 +71,7 @@ dcommi_ucx_log(const char *file, unsigned line, const char *function, ucs_log_le
  * the program from installing its own. A user who sets UCX_HANDLE_ERRORS has asked for that. */
 static void dcommi_ucx_tame(void)
 {
+    dcommi_captured_warn_host();
     dcommi_ucx_push_log(dcommi_ucx_log);
     if (getenv("UCX_HANDLE_ERRORS") == NULL) {
         dcommi_ucx_hush++;
@@ -172,15 +172,6 @@ static bool dcommi_ucx_takes_device(ucp_context_h context)
     ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
     return (major > 1 || minor >= 14) && ucp_context_query(context, &attr) == UCS_OK &&
            (attr.memory_types & wanted) == wanted;
-}
-
-/* ---- the network interface ---- */
-
-typedef char dcommi_ucx_name[64];
-
-static bool dcommi_ucx_is_netdev(const char *name)
-{
-    return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
 }
 
 #endif

@@ -2,16 +2,24 @@
 #ifndef DCOMMI_UCX_IFACE_H
 #define DCOMMI_UCX_IFACE_H
 
+#include "../../base/environment.h"
 #include "../../base/sys.h"
-#include "config.h"
+#include "../transport.h"
 
+#include <dirent.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+static bool dcommi_ucx_is_netdev(const char *name)
+{
+    return strlen(name) < IF_NAMESIZE && if_nametoindex(name) != 0;
+}
+
 /* The interface of the IPv4, else the IPv6 default route with the lowest metric. */
-static bool dcommi_ucx_default_iface(dcommi_ucx_name name)
+static bool dcommi_ucx_default_iface(dcommi_iface name)
 {
     char line[512], device[64];
     unsigned long best = ~0ul;
@@ -52,7 +60,7 @@ static bool dcommi_ucx_default_iface(dcommi_ucx_name name)
 }
 
 /* The interface that has an address and is not the loopback; false: none is. */
-static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_ucx_name name)
+static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_iface name)
 {
     struct ifaddrs *all = NULL;
     bool found = false;
@@ -61,7 +69,7 @@ static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_ucx_name
     }
     for (struct ifaddrs *i = all; i != NULL && !found; i = i->ifa_next) {
         if (i->ifa_addr == NULL || i->ifa_addr->sa_family != wanted->sa_family ||
-            strlen(i->ifa_name) >= sizeof(dcommi_ucx_name)) {
+            strlen(i->ifa_name) >= sizeof(dcommi_iface)) {
             continue;
         }
         bool same =
@@ -82,7 +90,7 @@ static bool dcommi_ucx_iface_with(const struct sockaddr *wanted, dcommi_ucx_name
 }
 
 /* The interface by which a host is reached: its ranks will be, too. Sends nothing. */
-static bool dcommi_ucx_iface_towards(const char *host, dcommi_ucx_name name)
+static bool dcommi_ucx_iface_towards(const char *host, dcommi_iface name)
 {
     char plain[256];
     size_t len = strlen(host);
@@ -110,7 +118,7 @@ static bool dcommi_ucx_iface_towards(const char *host, dcommi_ucx_name name)
 }
 
 /* The first interface that is up, has an address and is not the loopback. */
-static bool dcommi_ucx_first_iface(dcommi_ucx_name name)
+static bool dcommi_ucx_first_iface(dcommi_iface name)
 {
     struct ifaddrs *all = NULL;
     bool found = false;
@@ -121,7 +129,7 @@ static bool dcommi_ucx_first_iface(dcommi_ucx_name name)
         found = i->ifa_addr != NULL &&
                 (i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6) &&
                 (i->ifa_flags & IFF_RUNNING) != 0 && (i->ifa_flags & IFF_LOOPBACK) == 0 &&
-                strlen(i->ifa_name) < sizeof(dcommi_ucx_name);
+                strlen(i->ifa_name) < sizeof(dcommi_iface);
         if (found) {
             strcpy(name, i->ifa_name);
         }
@@ -150,8 +158,8 @@ static void dcommi_ucx_list_devices(char *text, size_t size)
     }
 }
 
-/* The interface that is used where nobody has named one. */
-static void dcommi_ucx_usual_iface(dcommi_ucx_name name)
+/* Choose an interface where nobody has named one. */
+static void dcommi_ucx_usual_iface(dcommi_iface name)
 {
     const char *master = dcommi_env("MASTER_ADDR");
     bool chosen = master != NULL && dcommi_ucx_iface_towards(master, name);
@@ -160,9 +168,9 @@ static void dcommi_ucx_usual_iface(dcommi_ucx_name name)
     }
 }
 
-/* What UCX is to use, and whether it is a network interface (TCP) or an RDMA device, which may
- * carry a port: "mlx5_0:1". */
-static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name name, bool *tcp)
+/* Choose the interface that UCX is to use. *tcp: it is a network interface, not an RDMA device,
+ * which may carry a port: "mlx5_0:1". */
+static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_iface name, bool *tcp)
 {
     const char *source = "iface";
     if (wanted == NULL || *wanted == '\0') {
@@ -174,19 +182,19 @@ static dcomm_status dcommi_ucx_choose_iface(const char *wanted, dcommi_ucx_name 
         dcommi_ucx_usual_iface(name);
         return DCOMM_OK;
     }
-    bool fits = strlen(wanted) + 2 < sizeof(dcommi_ucx_name) && strpbrk(wanted, "/,^*") == NULL;
+    bool fits = strlen(wanted) + 2 < sizeof(dcommi_iface) && strpbrk(wanted, "/,^*") == NULL;
     if (fits && dcommi_ucx_is_netdev(wanted)) {
         strcpy(name, wanted);
         return DCOMM_OK;
     }
     if (fits) {
-        char path[sizeof(dcommi_ucx_name) + 32];
+        char path[sizeof(dcommi_iface) + 32];
         int device = (int)strcspn(wanted, ":");
         snprintf(path, sizeof path, "/sys/class/infiniband/%.*s", device, wanted);
         if (device > 0 && dcommi_sys_access(path, F_OK) == 0) {
             *tcp = false;
-            snprintf(name, sizeof(dcommi_ucx_name), "%.*s%s", (int)sizeof(dcommi_ucx_name) - 3,
-                     wanted, wanted[device] == ':' ? "" : ":1");
+            snprintf(name, sizeof(dcommi_iface), "%.*s%s", (int)sizeof(dcommi_iface) - 3, wanted,
+                     wanted[device] == ':' ? "" : ":1");
             return DCOMM_OK;
         }
     }

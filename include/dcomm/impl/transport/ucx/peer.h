@@ -237,33 +237,6 @@ static unsigned dcommi_ucx_deliver(dcommi_ucx *u)
     return n;
 }
 
-/* UCX cannot cancel what is under way to a dead process whose queue is full: give such ops back
- * a moment after the endpoint was closed. A fetch from a peer that may be alive has to wait: its
- * data might still arrive in the buffer. */
-static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
-{
-    unsigned n = 0;
-    for (dcommi_ucx_flight *f = u->pending.next, *next; f != &u->pending; f = next) {
-        dcommi_ucx_peer *p = f->peer;
-        next = f->next;
-        if (p == NULL || p->closed_at <= 0 || now < p->closed_at + 0.1 ||
-            (f->is_fetch && p->failure == UCS_OK)) {
-            continue;
-        }
-        dcommi_op *op = f->op;
-        f->op = NULL;
-        f->peer = NULL;
-        p->flights--;
-        if (op != NULL) {
-            op->handle = NULL;
-            op->done(op, DCOMM_ERR_PEER);
-            n++;
-            next = u->pending.next; /* done may have started others */
-        }
-    }
-    return n;
-}
-
 /* ---- kept messages ---- */
 
 static void dcommi_ucx_kept_link(dcommi_ucx *u, dcommi_ucx_kept *k)
@@ -280,16 +253,6 @@ static void dcommi_ucx_kept_put(dcommi_ucx *u, dcommi_ucx_kept *k)
     k->next->prev = k->prev;
     k->next = u->spare_kept;
     u->spare_kept = k;
-}
-
-static void dcommi_ucx_kept_forget_peer(dcommi_ucx *u, const dcommi_ucx_peer *p)
-{
-    for (dcommi_ucx_kept *k = u->kept.next; k != &u->kept; k = k->next) {
-        if (k->peer == p) {
-            k->peer = NULL;
-            k->removed = true;
-        }
-    }
 }
 
 /* ---- peers ---- */
@@ -445,80 +408,6 @@ static void dcommi_ucx_peer_free(dcommi_ucx_peer *p)
     }
     dcommi_free(p->address);
     dcommi_free(p);
-}
-
-/* UCX 1.13 aborts a process whose answer to a new connection is still queued when that one breaks:
- * let connections that others follow become old before they are closed. */
-static bool dcommi_ucx_is_fresh(const dcommi_ucx_peer *p)
-{
-    return p->opened > 1 && p->failure == UCS_OK &&
-           dcommi_coarse_now() < p->opened_at + DCOMMI_UCX_FRESH_S;
-}
-
-static void dcommi_ucx_sweep_removed(dcommi_ucx *u)
-{
-    for (dcommi_ucx_peer **link = &u->removed; *link != NULL;) {
-        dcommi_ucx_peer *p = *link;
-        bool fresh = p->closed_at <= 0 && dcommi_ucx_is_fresh(p);
-        if ((p->flushing == 0 || p->failure != UCS_OK) && !fresh) {
-            dcommi_ucx_peer_close(p);
-        }
-        if (p->flushing > 0 || p->flights > 0 || fresh) { /* they name p */
-            link = &p->next;
-            continue;
-        }
-        *link = p->next;
-        dcommi_ucx_peer_free(p);
-    }
-}
-
-static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p);
-
-/* What a peer sent before it closed may still be under way on another of its connections: a peer is
- * lost when all of them have broken, or a while after the first. */
-static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
-{
-    bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
-    return all || dcommi_coarse_now() > p->failed_at + DCOMMI_UCX_LAST_WORDS_S;
-}
-
-static unsigned dcommi_ucx_report_lost(dcommi_ucx *u)
-{
-    unsigned n = 0;
-    for (size_t i = 0; i < u->peers_capacity; i++) {
-        dcommi_ucx_peer *p = u->peers[i];
-        if (p == NULL || p->failure == UCS_OK || p->reported) {
-            continue;
-        }
-        if (!u->closing && !dcommi_ucx_is_lost(p)) {
-            u->chores = true;
-            continue;
-        }
-        p->reported = true;
-        dcommi_ucx_forget_parts(u, p);
-        dcommi_ucx_peer_close(p);
-        n++;
-        if (!u->closing) {
-            u->base.handlers.on_peer_lost(u->base.handlers.user, &u->base, p->index,
-                                          dcommi_ucx_why(p));
-        }
-    }
-    return n;
-}
-
-/* Now and then: must ops be given up? */
-static unsigned dcommi_ucx_watch(dcommi_ucx *u)
-{
-    double now = dcommi_coarse_now();
-    if (now - u->last_watch < 0.05) {
-        return 0;
-    }
-    u->last_watch = now;
-    unsigned given_up = u->pending.next != &u->pending ? dcommi_ucx_give_up(u, now) : 0;
-    if (u->removed != NULL) {
-        dcommi_ucx_sweep_removed(u);
-    }
-    return given_up;
 }
 
 #endif

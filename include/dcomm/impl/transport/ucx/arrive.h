@@ -1,0 +1,89 @@
+/* arrive.h - messages that UCX delivers: short ones go to the engine at once, parts of long ones
+ * are brought together first. */
+#ifndef DCOMMI_UCX_ARRIVE_H
+#define DCOMMI_UCX_ARRIVE_H
+
+#include "parts.h"
+
+/* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
+ * on both sides. */
+static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
+{
+    dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
+    if (p != NULL && k->tail.connection >= p->used_by_peer) {
+        p->used_by_peer = k->tail.connection + 1;
+        u->chores = true;
+    }
+}
+
+static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t header_len, void *data,
+                                     size_t len, const ucp_am_recv_param_t *param)
+{
+    dcommi_ucx *u = arg;
+    bool is_long = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    bool stays = is_long || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+    dcommi_arrival arrival = {.peer = -1,
+                              .header = header,
+                              .header_len = header_len,
+                              .data = data != NULL ? data : "",
+                              .len = len};
+    if (DCOMMI_UNLIKELY(u->closing)) {
+        return UCS_OK;
+    }
+    if (!stays) {
+        u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+        return UCS_OK;
+    }
+    if (u->spare_kept == NULL && !dcommi_ucx_refill(u)) {
+        return is_long ? UCS_ERR_NO_MEMORY : UCS_OK;
+    }
+    dcommi_ucx_kept *k = u->spare_kept;
+    u->spare_kept = k->next;
+    k->data = data;
+    k->is_long = is_long;
+    k->peer = NULL;
+    k->more = NULL;
+    k->tail.parts = 1;
+    k->removed = k->dropped = false;
+    k->arriving = true;
+    dcommi_ucx_kept_link(u, k);
+    arrival.desc = k;
+    if (is_long) {
+        bool good = header_len >= sizeof k->tail;
+        arrival.header_len -= good ? sizeof k->tail : 0;
+        memcpy(&k->tail, (const char *)header + arrival.header_len, good ? sizeof k->tail : 0);
+        good = good && dcommi_ucx_tail_valid(&k->tail, len);
+        if (good) {
+            dcommi_ucx_know_sender(u, k);
+        }
+        /* Nobody would complete or forget parts that are not of a living peer. */
+        bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
+        good = good && (k->peer != NULL || k->tail.parts == 1);
+        if (good && !dead && k->tail.parts > 1) {
+            arrival.desc = dcommi_ucx_gather(u, k, &good);
+        }
+        if (!good || (dead && k->tail.parts > 1)) {
+            dcommi_ucx_kept_put(u, k);
+            if (!good) {
+                u->base.handlers.on_corrupt(u->base.handlers.user, &u->base, &arrival);
+            }
+            return UCS_ERR_INVALID_PARAM;
+        }
+        if (arrival.desc == NULL) {
+            k->arriving = false;
+            return UCS_INPROGRESS;
+        }
+        arrival.peer = k->peer != NULL ? k->peer->index : -1;
+        arrival.data = NULL;
+        arrival.len = (size_t)k->tail.total;
+    }
+    dcommi_verdict verdict = u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
+    k->arriving = false;
+    if (verdict == DCOMMI_KEEP && !k->dropped) {
+        return UCS_INPROGRESS;
+    }
+    dcommi_ucx_kept_put(u, k);
+    return UCS_OK;
+}
+
+#endif
