@@ -7,7 +7,14 @@
  * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. With the kernels of
  * cuda.h, in exactly one .cu file:
  *     #define DCOMM_CUDA_IMPLEMENTATION
- *     #include "dcomm.h" */
+ *     #include "dcomm.h"
+ *
+ * Macros that leave something out, if defined wherever it is included:
+ *     DCOMM_NO_UCX    the network: ranks of one host only; link without -lucp -lucs -luct
+ *     DCOMM_NO_HWLOC  packages, caches and cores: a host is flat; link without -lhwloc
+ *     DCOMM_NO_TRAIN  buckets, scaler, experts
+ *     DCOMM_NO_CHECK  the checker of plans
+ *     DCOMM_NO_COMM   all but the codecs; link with -lm alone */
 /* ==== include/dcomm/impl/base/preamble.h =================================================== */
 /* preamble.h - what the implementation asks of the file that holds it. Without an include guard: the file
  * may have included dcomm.h before, for the declarations.
@@ -1604,7 +1611,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
  * it.
  * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
  * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY,
- * DCOMM_ERR_TRANSPORT. */
+ * DCOMM_ERR_TRANSPORT, DCOMM_ERR_UNSUPPORTED (ranks of several hosts, and some of them compiled with
+ * DCOMM_NO_UCX). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
                                                        dcomm_comm **comm_p);
 /* Start to create a communicator, without blocking: *comm_p exists at once, and dcomm_comm_ready

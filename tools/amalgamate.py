@@ -127,7 +127,14 @@ DCOMM = """\
  * and link with -lucp -lucs -luct -lhwloc -lm -lpthread -ldl. With the kernels of
  * cuda.h, in exactly one .cu file:
  *     #define DCOMM_CUDA_IMPLEMENTATION
- *     #include "dcomm.h" */
+ *     #include "dcomm.h"
+ *
+ * Macros that leave something out, if defined wherever it is included:
+ *     DCOMM_NO_UCX    the network: ranks of one host only; link without -lucp -lucs -luct
+ *     DCOMM_NO_HWLOC  packages, caches and cores: a host is flat; link without -lhwloc
+ *     DCOMM_NO_TRAIN  buckets, scaler, experts
+ *     DCOMM_NO_CHECK  the checker of plans
+ *     DCOMM_NO_COMM   all but the codecs; link with -lm alone */
 """
 NCCL = """\
 /* dcomm_nccl.h {version} - NCCL's calls, made by dcomm: include it in place of <nccl.h>, or put

@@ -115,6 +115,7 @@ cat <<END
 Done after $((SECONDS / 60)) min. Next:
   build/report.html                                       what you have just seen, with plots
   build/dcomm-run -n $ranks -- build/examples/01_hello         the shortest program: examples/01_hello.c
+  README.md, "A program"                              how to compile one, also without UCX and hwloc
   build/dcomm-plan allreduce ring -n 4                    how a ring all-reduce goes; --help for more
   README.md, "In an existing trainer"                     dcomm in a project of yours
   tools/test.sh                                           every test
