@@ -6,7 +6,8 @@ include/dcomm/nccl/all.h into include/dcomm_nccl.h, which includes that.
   tools/amalgamate.py --check    exit 1, and show where, if one of them is stale
 
 A part with an include guard is expanded once, where it is first included; one without is a
-template and is expanded at each include. System includes stay where they stand."""
+template and is expanded at each include. System includes stay where they are first needed. Parts of
+an implementation lose their guards, which all.h's own replace, and their blank lines."""
 import argparse
 import difflib
 import os
@@ -22,8 +23,11 @@ OPTIONAL = {f"ifndef DCOMM_NO_{what}" for what in ("COMM", "CHECK", "TRAIN")}
 EITHER = "if defined(DCOMM_IMPLEMENTATION) || defined(DCOMM_CUDA_IMPLEMENTATION)"
 IMPLIED = {"ifdef DCOMM_IMPLEMENTATION": EITHER, "ifdef DCOMM_CUDA_IMPLEMENTATION": EITHER}
 
+SECTIONS = set(IMPLIED)  # in which a part's own guard and blank lines are not needed
+
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*(/\*.*\*/)?\s*$')
 DIRECTIVE = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|else|endif|define|undef)\b\s*(.*)$")
+SYSTEM = re.compile(r"^\s*#\s*include\s+<([^>]+)>")
 MACRO = re.compile(r"DCOMMI_\w+")
 
 
@@ -44,6 +48,7 @@ class Amalgam:
         self.source = source
         self.out = []
         self.expanded = {}  # path -> conditions under which it was expanded
+        self.system = {}  # likewise of system includes
         self.conditions = []
         self.open = []  # parts being expanded, outermost first
         self.macros = {}  # DCOMMI_ macros that are no include guards -> still defined
@@ -60,8 +65,23 @@ class Amalgam:
             self.conditions.pop()
         else:
             macro = MACRO.match(rest)
-            if macro and macro.group() != guard:
+            own = f"ifndef {rest}" in self.conditions  # all.h's guards of the implementations
+            if macro and macro.group() != guard and not own:
                 self.macros[macro.group()] = kind == "define"
+
+    def implied(self, there, now):
+        """Does all hold now that held there?"""
+        return set(there) <= set(now) | {IMPLIED[c] for c in now if c in IMPLIED}
+
+    def repeated(self, line):
+        """Has a system include been made where it holds here too?"""
+        found = SYSTEM.match(line)
+        now = [c for c in self.conditions if c]
+        if found and found.group(1) in self.system and self.implied(self.system[found.group(1)], now):
+            return True
+        if found:
+            self.system[found.group(1)] = now
+        return False
 
     def add(self, path):
         name = os.path.relpath(path, ROOT)
@@ -76,7 +96,7 @@ class Amalgam:
         guard = guard_of(lines)
         if path in self.expanded and guard:
             there = self.expanded[path]
-            if not set(there) <= set(now) | {IMPLIED[c] for c in now if c in IMPLIED}:
+            if not self.implied(there, now):
                 raise Refused(f"{name} is needed by {os.path.relpath(self.open[-1], ROOT)}, but was "
                               f"expanded under '#{there[-1]}': include it earlier in all.h")
             return
@@ -87,6 +107,7 @@ class Amalgam:
         self.open.append(path)
         depth = len(self.conditions)
         top = path == self.source
+        inside = bool(SECTIONS & set(now))
         if not top:
             self.out.append(f"/* ==== {name} " + "=" * max(4, 85 - len(name)) + " */")
         comment = top
@@ -103,7 +124,10 @@ class Amalgam:
             found = DIRECTIVE.match(line)
             if found:
                 self.directive(name, found.groups(), guard)
-            self.out.append(line.rstrip())
+            ends = found and found.group(1) == "endif" and len(self.conditions) == depth
+            of_guard = guard and found and (found.group(2) == guard or ends)
+            if not (inside and (of_guard or not line.strip())) and not self.repeated(line):
+                self.out.append(line.rstrip())
         if len(self.conditions) != depth:
             raise Refused(f"{name}: #if without #endif")
         self.open.pop()

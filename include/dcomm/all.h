@@ -36,6 +36,8 @@
 #endif
 
 #ifdef DCOMM_IMPLEMENTATION
+#ifndef DCOMMI_IMPLEMENTATION_H
+#define DCOMMI_IMPLEMENTATION_H
 #include "impl/base/util.h"
 #include "impl/base/base_impl.h"
 #include "impl/codec/api_codec.h"
@@ -68,8 +70,11 @@
 #endif
 #endif
 #endif
+#endif
 
 #ifdef DCOMM_CUDA_IMPLEMENTATION
+#ifndef DCOMMI_CUDA_IMPLEMENTATION_H
+#define DCOMMI_CUDA_IMPLEMENTATION_H
 #include "../../kernels/cuda/reduce.cuh"
 #include "../../kernels/cuda/codec.cuh"
 #include "../../kernels/cuda/add.cuh"
@@ -81,4 +86,5 @@
 #include "../../kernels/cuda/scatter.cuh"
 #include "../../kernels/cuda/fp8.cuh"
 #include "../../kernels/cuda/powersgd.cuh"
+#endif
 #endif

@@ -40,6 +40,15 @@ expanded() {
         ! grep -q 'speaks of' $header && grep -q 'dcomm.h 1.2.3' $header
 }
 check "each part once, templates each time, system includes kept" expanded
+spared() { # two.h comes to include what one.h has, and something that base.h has
+    tree && sed -i 's|#define DCOMMI_N 1|#include <math.h>\n#include <stddef.h>\n\n\n#define DCOMMI_N 1|' \
+        include/dcomm/impl/two.h && tools/amalgamate.py && cat $header &&
+        [ "$(grep -c '#include <' $header)" = 2 ] && ! grep -qE 'DCOMMI_(ONE|TWO|K)_H' $header &&
+        [ "$(grep -c '^#if' $header)" = "$(grep -c '^#endif' $header)" ] &&
+        ! sed -n '/^#ifdef DCOMM_IMPLEMENTATION/,/^#endif/p' $header | grep -q '^$'
+}
+check "an implementation goes without guards, blank lines and repeated system includes" spared
+tree && tools/amalgamate.py
 beside() {
     cat include/dcomm_nccl.h &&
         [ "$(grep -c 'static int face' include/dcomm_nccl.h)" = 1 ] &&
