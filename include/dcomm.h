@@ -20081,7 +20081,7 @@ typedef struct dcommi_op {
     void (*done)(struct dcommi_op *op, dcomm_status status);
     void *handle; /* the transport's own */
 } dcommi_op;
-/* What arrived. data is NULL when the payload still lies at the sender (a long message): then
+/* A message that arrived. data is NULL if the payload is still at the sender (a long message): then
  * on_message must return DCOMMI_KEEP and later either fetch or release it. */
 typedef struct dcommi_arrival {
     int peer; /* who sent it, if the transport knows, else -1: the header tells */
@@ -20104,8 +20104,8 @@ typedef struct dcommi_transport_handlers {
     dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
     /* A peer is lost; called once per peer from within progress. */
     void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
-    /* What came is no message, nor a part of one that fits the others: only the header, which ends
-     * where it ends, can be looked at. */
+    /* Bytes came that are no message, nor a part that fits the others. The header may be cut short,
+     * and nothing else may be looked at. */
     void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
 } dcommi_transport_handlers;
 /* Names a transport among all: random. */
@@ -20703,14 +20703,14 @@ static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
 {
     return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
 }
-/* Whether two ranks mean the same machine by the same numbers: those of a host, and of several
- * containers on one, which are hosts to each other. */
+/* Return true if two ranks mean the same machine by the same numbers: ranks of a host, and of
+ * several containers on one machine, which are hosts to each other. */
 static bool dcommi_place_beside(const dcommi_groups *g, const dcommi_site *places, int a, int b)
 {
     return dcommi_group_of(g, 0, a) == dcommi_group_of(g, 0, b) ||
            (places[a].machine != 0 && places[a].machine == places[b].machine);
 }
-/* Whether two ranks of one machine may get the same hardware thread. */
+/* Return true if two ranks of one machine may get the same hardware thread. */
 static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
 {
     uint64_t both = 0;
@@ -20828,8 +20828,8 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
     return groups;
 }
 /* ---- ranks that may be moved ---- */
-/* Whether the scheduler may put this rank where another rank of its machine runs. One that has a
- * core, or hardware threads that nobody else of us uses, stays out of the others' way. */
+/* Return true if the scheduler may put this rank where another rank of its machine runs. One that
+ * has a core, or hardware threads that nobody else of us uses, stays out of the others' way. */
 static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     const dcommi_site *mine = &places[rank];
@@ -20844,8 +20844,8 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
     }
     return false;
 }
-/* Whether the ranks of this rank's machine are more than the hardware threads that they may run on.
- */
+/* Return true if the ranks of this rank's machine outnumber the hardware threads that they may run
+ * on. */
 static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     int ranks = 0, cpus = 0;
@@ -40362,7 +40362,7 @@ static void dcommi_local_unpoll(dcommi_local *u, const dcommi_local_peer *p)
 #define DCOMMI_LOCAL_LATELY 64 /* payloads */
 /* Payloads up to this long are copied when the fifo is full. */
 #define DCOMMI_LOCAL_COPIED 256
-/* A record that has to wait for room. */
+/* Queue a record until there is room. */
 static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, const void *header,
                                          size_t header_len, const void *data, size_t len,
                                          dcommi_op *op)
@@ -40498,7 +40498,7 @@ static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void 
     p->sends = f;
     return DCOMM_IN_PROGRESS;
 }
-/* What waits for room in the fifo, as far as there is some. */
+/* Write what waits for room in the fifo, as far as there is some. Return the number of records. */
 static unsigned dcommi_local_pump(dcommi_local_peer *p)
 {
     unsigned n = 0;
@@ -40632,7 +40632,7 @@ static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
     u->base.handlers.on_message(u->base.handlers.user, &u->base, &arrival);
 }
 /* ---- records ---- */
-/* GO and NO: a send of ours is wanted, or not. */
+/* Handle GO and NO: the peer wants a long payload of ours, or not. */
 static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
 {
     for (dcommi_local_flight **at = &p->sends; *at != NULL; at = &(*at)->next) {
@@ -40670,7 +40670,7 @@ static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dc
         return;
     }
 }
-/* False: the record is to stay where it is. */
+/* Handle a record. Return false if it is to stay where it is. */
 static bool dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
 {
     dcommi_local *u = p->local;
@@ -40794,7 +40794,7 @@ static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
     }
 }
 /* ---- progress ---- */
-/* Have peers ended? */
+/* Look for peers that have ended, every DCOMMI_LOCAL_WATCH seconds. */
 static void dcommi_local_watch(dcommi_local *u)
 {
     double now = dcommi_coarse_now();
@@ -40818,7 +40818,7 @@ static void dcommi_local_watch(dcommi_local *u)
         }
     }
 }
-/* What the peers that ended had sent is read: now they are lost. */
+/* Report peers as lost if they have ended and all that they sent is read. */
 static unsigned dcommi_local_bury(dcommi_local *u)
 {
     unsigned n = 0;
@@ -40926,7 +40926,8 @@ static dcomm_status dcommi_local_listen(dcommi_transport *t)
 {
     return dcommi_hands_look(&((dcommi_local *)t)->hands);
 }
-/* Those outside find us only once we have opened our door, and we them. */
+/* Find a process outside of our network namespace. Both sides must have opened their doors first.
+ */
 static dcomm_status dcommi_local_find(dcommi_local *u, const dcommi_local_card *card, bool first)
 {
     if (!dcommi_hand_is_outside(&u->hands, &card->hand)) {
@@ -41088,7 +41089,8 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .region_take = dcommi_local_region_take,
     .close = dcommi_local_close,
 };
-/* Without shared memory or a Unix socket there can be no peers: others see it by our address. */
+/* Open the shared memory and the socket. Without them there are no peers; our address tells others
+ * so. */
 static void dcommi_local_start(dcommi_local *u)
 {
     u->file = dcommi_share_file(dcommi_local_fifo_at(DCOMMI_LOCAL_PEERS));
@@ -41102,7 +41104,7 @@ static void dcommi_local_start(dcommi_local *u)
     u->base.address = &u->card;
     u->base.address_len = sizeof u->card;
 }
-/* Shared memory with the processes of this host. */
+/* Open the transport to the processes of this host. */
 static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
                                       dcommi_transport **t_p)
 {
@@ -41329,7 +41331,7 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
     return DCOMM_OK;
 }
 /* ---- device memory ---- */
-/* Whether UCX is asked for its CUDA transports: DCOMM_UCX_CUDA=0 keeps from it. */
+/* Return true if UCX is to be asked for its CUDA transports; DCOMM_UCX_CUDA=0 forbids it. */
 static bool dcommi_ucx_asks_device(void)
 {
 #ifdef DCOMM_WITH_CUDA
@@ -41371,8 +41373,8 @@ typedef struct dcommi_ucx_peer {
     double closed_at;     /* coarse clock; 0: not closed */
     size_t flights;       /* under way, to or from it */
 } dcommi_ucx_peer;
-/* What follows the header of a message whose payload is fetched. The payload comes whole, or in
- * `parts` messages that say the same but for `part`. */
+/* The end of a message's header, if the receiver fetches the payload. The payload comes whole, or
+ * in `parts` messages with tails that differ in `part` alone. */
 typedef struct dcommi_ucx_tail {
     uint64_t id;    /* the sender's */
     uint64_t total; /* bytes of all parts */
@@ -41480,7 +41482,7 @@ static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
     f->prev->next = f->next;
     f->next->prev = f->prev;
 }
-/* load: bytes that it adds to a connection of p. */
+/* Start a flight. load: bytes that it adds to a connection of p. */
 static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer *p, bool is_fetch,
                                                   int connection, size_t load, dcommi_op *op)
 {
@@ -41502,7 +41504,7 @@ static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer
     dcommi_ucx_flight_link(&u->pending, f);
     return f;
 }
-/* Out of its ring; its peer no longer waits for it. */
+/* Take a flight out of its ring and its peer's account. */
 static void dcommi_ucx_flight_leave(dcommi_ucx_flight *f)
 {
     dcommi_ucx_flight_unlink(f);
@@ -41600,7 +41602,7 @@ static dcommi_ucx_peer *dcommi_ucx_peer_by_id(dcommi_ucx *u, uint64_t id)
     }
     return NULL;
 }
-/* The first `n` endpoints of a peer, in order, so that both sides' come to share connections. */
+/* Open the first `n` endpoints of a peer, in order, so that both sides share connections. */
 static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
 {
     while (p->opened < n) {
@@ -41643,7 +41645,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
     *p_p = p;
     return DCOMM_OK;
 }
-/* As many endpoints as are to be used; without the others it works too. */
+/* Open as many endpoints as are to be used. Fewer do as well. */
 static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
 {
     if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
@@ -41653,8 +41655,8 @@ static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
         p->connections = p->opened;
     }
 }
-/* The connection with the least to do, of those that `taken` does not name; among equals each in
- * turn. */
+/* Choose the connection with the least to do among those that are not in `taken`; take equal ones
+ * in turn. */
 static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
 {
     int best = -1;
@@ -41725,7 +41727,7 @@ static int dcommi_ucx_parts_of(const dcommi_ucx_peer *p, size_t len)
     int n = p->connections;
     return most < 2 ? 1 : most < (size_t)n ? (int)most : n;
 }
-/* Where part i begins; that of i = parts is the end. Both ends compute it. */
+/* Return where part i begins; part i = parts begins at the end. Both ends compute it. */
 static size_t dcommi_ucx_part_at(size_t total, int parts, int i)
 {
     size_t grain = DCOMMI_UCX_PART_GRAIN, n = (size_t)parts;
@@ -41764,7 +41766,7 @@ static dcommi_ucx_joint *dcommi_ucx_joint_make(dcommi_ucx *u, dcommi_op *op, int
     j->status = DCOMM_OK;
     return j;
 }
-/* What starting a part said; false: the others need not be tried. */
+/* Note the status of a part that was started. Return false if the others need not be tried. */
 static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
 {
     if (status != DCOMM_IN_PROGRESS) {
@@ -41773,7 +41775,7 @@ static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
     }
     return status >= 0;
 }
-/* All parts are started but `rest`: how all of it stands. */
+/* All parts but `rest` are started: return the status of the whole message. */
 static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
 {
     j->left -= rest + 1;
@@ -41785,7 +41787,7 @@ static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
     return status;
 }
 /* ---- receiving ---- */
-/* A single message, not what it leads. */
+/* Drop a single message, not those that it leads. */
 static void dcommi_ucx_drop(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
     if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
@@ -41806,7 +41808,7 @@ static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
     }
     u->direct = direct;
 }
-/* What a lost peer did not complete. */
+/* Drop the messages that a lost peer has sent in part. */
 static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
 {
     for (dcommi_ucx_kept **at = &u->incomplete; *at != NULL;) {
@@ -41831,8 +41833,8 @@ static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
            len == dcommi_ucx_part_at(t->total, t->parts, t->part + 1) -
                       dcommi_ucx_part_at(t->total, t->parts, t->part);
 }
-/* A part has come. The leader of its message once that is complete, else NULL; *good is false where
- * it does not belong to what came before. */
+/* Take in a part. Return the leader of its message once the message is complete, else NULL. *good
+ * is false if the part does not fit those that came before. */
 static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, bool *good)
 {
     const dcommi_ucx_tail *t = &k->tail;
@@ -41863,8 +41865,8 @@ static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, boo
     *at = leader->incomplete;
     return leader;
 }
-/* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
- * on both sides. */
+/* Find the sender of a long message, and want as many endpoints to it as it uses to us: then both
+ * sides notice one that breaks. */
 static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
     dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
@@ -41913,7 +41915,7 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         if (good) {
             dcommi_ucx_know_sender(u, k);
         }
-        /* Nobody would complete or forget parts that are not of a living peer. */
+        /* Parts need a living peer: else nobody would complete or drop them. */
         bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
         good = good && (k->peer != NULL || k->tail.parts == 1);
         if (good && !dead && k->tail.parts > 1) {
@@ -42142,8 +42144,8 @@ static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
         u->chores = true;
     }
 }
-/* What a peer sent before it closed may still be under way on another of its connections: a peer is
- * lost when all of them have broken, or a while after the first. */
+/* Return true if a peer counts as lost: all its connections have broken, or the first broke a while
+ * ago. Until then the last messages of a peer that has closed may still arrive on another one. */
 static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
 {
     bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
@@ -42252,7 +42254,7 @@ static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
     }
     return n;
 }
-/* Now and then: must ops be given up? */
+/* Give up ops and close removed peers, at most every 50 ms. Return how many ops were given up. */
 static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 {
     double now = dcommi_coarse_now();
@@ -42277,7 +42279,8 @@ static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 #define DCOMMI_UCX_ORDERED 8192
 /* Which kind of device memory it is, UCX finds out itself: it tells pools from plain memory. */
 #define DCOMMI_UCX_DEVICE UCS_MEMORY_TYPE_UNKNOWN
-/* What UCX answered: done, under way (the flight stays pending), or refused. */
+/* Return the status of what was given to UCX: done, under way (the flight stays pending), or
+ * refused. */
 static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t answer)
 {
     if (UCS_PTR_IS_PTR(answer)) {
@@ -42286,7 +42289,7 @@ static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t a
     dcommi_ucx_flight_end(f);
     return dcommi_ucx_status(UCS_PTR_STATUS(answer));
 }
-/* One message over one connection; fetched where there is a tail. */
+/* Send one message over one connection. With a tail, the receiver fetches the payload. */
 static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const void *header,
                                       size_t header_len, const dcommi_ucx_tail *tail,
                                       const void *data, size_t len, ucs_memory_type_t memory,
@@ -42388,7 +42391,7 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
 {
     dcommi_ucx_drop_all((dcommi_ucx *)t, desc);
 }
-/* One message into buf. */
+/* Fetch one message into buf. */
 static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
                                          ucs_memory_type_t memory, dcommi_op *op)
 {
@@ -42857,10 +42860,9 @@ static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology
         hwloc_topology_load(topology) != 0) {
         int error = errno;
         hwloc_topology_destroy(topology);
-        return xml != NULL
-                   ? dcommi_topo_unread(xml, error)
-                   : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
-                                 strerror(error));
+        return xml != NULL ? dcommi_topo_unread(xml, error)
+                           : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
+                                         strerror(error));
     }
     *topology_p = topology;
     return DCOMM_OK;
@@ -42892,7 +42894,7 @@ static hwloc_obj_type_t dcommi_topo_last_cache(hwloc_topology_t topology)
     }
     return HWLOC_OBJ_PU;
 }
-/* How near a device is to `set`: the depth of the smallest object that holds both. */
+/* Return how near a device is to `set`: the depth of the smallest object that holds both. */
 static int dcommi_topo_nearness(hwloc_topology_t topology, hwloc_obj_t device,
                                 hwloc_const_cpuset_t set)
 {
@@ -42984,7 +42986,7 @@ static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, cons
     }
     dcommi_topo_locate(topology, set, iface, place);
 }
-/* What was found last. Programs make one context after the other, and the machine stays. */
+/* The last result. Programs make one context after the other, and the machine stays. */
 typedef struct dcommi_topo_memory {
     pthread_mutex_t lock;
     bool known;
@@ -43012,7 +43014,7 @@ static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_si
     *place = last.place;
     pthread_mutex_unlock(&last.lock);
 }
-/* What the kernel lets this thread run on. */
+/* Put the hardware threads that the kernel lets this thread run on into `set`. */
 static void dcommi_topo_allowed(hwloc_cpuset_t set)
 {
     enum { BYTES = 8192 / 8 };

@@ -51,15 +51,15 @@ static bool dcommi_place_same(const dcommi_site *a, const dcommi_site *b)
     return memcmp(a->mask, b->mask, sizeof a->mask) == 0 && a->unknown == b->unknown;
 }
 
-/* Whether two ranks mean the same machine by the same numbers: those of a host, and of several
- * containers on one, which are hosts to each other. */
+/* Return true if two ranks mean the same machine by the same numbers: ranks of a host, and of
+ * several containers on one machine, which are hosts to each other. */
 static bool dcommi_place_beside(const dcommi_groups *g, const dcommi_site *places, int a, int b)
 {
     return dcommi_group_of(g, 0, a) == dcommi_group_of(g, 0, b) ||
            (places[a].machine != 0 && places[a].machine == places[b].machine);
 }
 
-/* Whether two ranks of one machine may get the same hardware thread. */
+/* Return true if two ranks of one machine may get the same hardware thread. */
 static bool dcommi_place_overlap(const dcommi_site *a, const dcommi_site *b)
 {
     uint64_t both = 0;
@@ -187,8 +187,8 @@ static dcommi_groups *dcommi_place_groups(int n, const int64_t *host, const dcom
 
 /* ---- ranks that may be moved ---- */
 
-/* Whether the scheduler may put this rank where another rank of its machine runs. One that has a
- * core, or hardware threads that nobody else of us uses, stays out of the others' way. */
+/* Return true if the scheduler may put this rank where another rank of its machine runs. One that
+ * has a core, or hardware threads that nobody else of us uses, stays out of the others' way. */
 static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     const dcommi_site *mine = &places[rank];
@@ -204,8 +204,8 @@ static bool dcommi_place_unbound(const dcommi_groups *g, const dcommi_site *plac
     return false;
 }
 
-/* Whether the ranks of this rank's machine are more than the hardware threads that they may run on.
- */
+/* Return true if the ranks of this rank's machine outnumber the hardware threads that they may run
+ * on. */
 static bool dcommi_place_crowded(const dcommi_groups *g, const dcommi_site *places, int rank)
 {
     int ranks = 0, cpus = 0;

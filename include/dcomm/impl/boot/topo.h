@@ -57,10 +57,9 @@ static dcomm_status dcommi_topo_load(const char *xml, hwloc_topology_t *topology
         hwloc_topology_load(topology) != 0) {
         int error = errno;
         hwloc_topology_destroy(topology);
-        return xml != NULL
-                   ? dcommi_topo_unread(xml, error)
-                   : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
-                                 strerror(error));
+        return xml != NULL ? dcommi_topo_unread(xml, error)
+                           : dcommi_fail(DCOMM_ERR_SYSTEM, "hwloc cannot read this machine: %s",
+                                         strerror(error));
     }
     *topology_p = topology;
     return DCOMM_OK;
@@ -96,7 +95,7 @@ static hwloc_obj_type_t dcommi_topo_last_cache(hwloc_topology_t topology)
     return HWLOC_OBJ_PU;
 }
 
-/* How near a device is to `set`: the depth of the smallest object that holds both. */
+/* Return how near a device is to `set`: the depth of the smallest object that holds both. */
 static int dcommi_topo_nearness(hwloc_topology_t topology, hwloc_obj_t device,
                                 hwloc_const_cpuset_t set)
 {
@@ -196,7 +195,7 @@ static void dcommi_topo_clip(hwloc_topology_t topology, hwloc_cpuset_t set, cons
     dcommi_topo_locate(topology, set, iface, place);
 }
 
-/* What was found last. Programs make one context after the other, and the machine stays. */
+/* The last result. Programs make one context after the other, and the machine stays. */
 typedef struct dcommi_topo_memory {
     pthread_mutex_t lock;
     bool known;
@@ -226,7 +225,7 @@ static void dcommi_topo_machine(hwloc_cpuset_t set, const char *iface, dcommi_si
     pthread_mutex_unlock(&last.lock);
 }
 
-/* What the kernel lets this thread run on. */
+/* Put the hardware threads that the kernel lets this thread run on into `set`. */
 static void dcommi_topo_allowed(hwloc_cpuset_t set)
 {
     enum { BYTES = 8192 / 8 };

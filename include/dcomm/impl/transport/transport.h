@@ -19,7 +19,7 @@ typedef struct dcommi_op {
     void *handle; /* the transport's own */
 } dcommi_op;
 
-/* What arrived. data is NULL when the payload still lies at the sender (a long message): then
+/* A message that arrived. data is NULL if the payload is still at the sender (a long message): then
  * on_message must return DCOMMI_KEEP and later either fetch or release it. */
 typedef struct dcommi_arrival {
     int peer; /* who sent it, if the transport knows, else -1: the header tells */
@@ -44,8 +44,8 @@ typedef struct dcommi_transport_handlers {
     dcommi_verdict (*on_message)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
     /* A peer is lost; called once per peer from within progress. */
     void (*on_peer_lost)(void *user, dcommi_transport *t, int peer, const char *why);
-    /* What came is no message, nor a part of one that fits the others: only the header, which ends
-     * where it ends, can be looked at. */
+    /* Bytes came that are no message, nor a part that fits the others. The header may be cut short,
+     * and nothing else may be looked at. */
     void (*on_corrupt)(void *user, dcommi_transport *t, const dcommi_arrival *arrival);
 } dcommi_transport_handlers;
 

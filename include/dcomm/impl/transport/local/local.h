@@ -85,7 +85,7 @@ static void dcommi_local_remove_peer(dcommi_transport *t, int peer)
 
 /* ---- progress ---- */
 
-/* Have peers ended? */
+/* Look for peers that have ended, every DCOMMI_LOCAL_WATCH seconds. */
 static void dcommi_local_watch(dcommi_local *u)
 {
     double now = dcommi_coarse_now();
@@ -110,7 +110,7 @@ static void dcommi_local_watch(dcommi_local *u)
     }
 }
 
-/* What the peers that ended had sent is read: now they are lost. */
+/* Report peers as lost if they have ended and all that they sent is read. */
 static unsigned dcommi_local_bury(dcommi_local *u)
 {
     unsigned n = 0;
@@ -226,7 +226,8 @@ static dcomm_status dcommi_local_listen(dcommi_transport *t)
     return dcommi_hands_look(&((dcommi_local *)t)->hands);
 }
 
-/* Those outside find us only once we have opened our door, and we them. */
+/* Find a process outside of our network namespace. Both sides must have opened their doors first.
+ */
 static dcomm_status dcommi_local_find(dcommi_local *u, const dcommi_local_card *card, bool first)
 {
     if (!dcommi_hand_is_outside(&u->hands, &card->hand)) {
@@ -400,7 +401,8 @@ static const dcommi_transport_vtable dcommi_local_vtable = {
     .close = dcommi_local_close,
 };
 
-/* Without shared memory or a Unix socket there can be no peers: others see it by our address. */
+/* Open the shared memory and the socket. Without them there are no peers; our address tells others
+ * so. */
 static void dcommi_local_start(dcommi_local *u)
 {
     u->file = dcommi_share_file(dcommi_local_fifo_at(DCOMMI_LOCAL_PEERS));
@@ -415,7 +417,7 @@ static void dcommi_local_start(dcommi_local *u)
     u->base.address_len = sizeof u->card;
 }
 
-/* Shared memory with the processes of this host. */
+/* Open the transport to the processes of this host. */
 static dcomm_status dcommi_local_open(const dcommi_transport_handlers *handlers,
                                       dcommi_transport **t_p)
 {

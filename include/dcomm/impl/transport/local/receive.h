@@ -88,7 +88,7 @@ static void dcommi_local_on_offer(dcommi_local_peer *p, const dcommi_record *r)
 
 /* ---- records ---- */
 
-/* GO and NO: a send of ours is wanted, or not. */
+/* Handle GO and NO: the peer wants a long payload of ours, or not. */
 static void dcommi_local_on_verdict(dcommi_local_peer *p, uint64_t id, bool go)
 {
     for (dcommi_local_flight **at = &p->sends; *at != NULL; at = &(*at)->next) {
@@ -128,7 +128,7 @@ static void dcommi_local_on_fragment(dcommi_local_peer *p, uint64_t id, const dc
     }
 }
 
-/* False: the record is to stay where it is. */
+/* Handle a record. Return false if it is to stay where it is. */
 static bool dcommi_local_handle(dcommi_local_peer *p, const dcommi_record *r)
 {
     dcommi_local *u = p->local;

@@ -15,7 +15,7 @@
 /* Payloads up to this long are copied when the fifo is full. */
 #define DCOMMI_LOCAL_COPIED 256
 
-/* A record that has to wait for room. */
+/* Queue a record until there is room. */
 static dcomm_status dcommi_local_enqueue(dcommi_local_peer *p, unsigned kind, const void *header,
                                          size_t header_len, const void *data, size_t len,
                                          dcommi_op *op)
@@ -159,7 +159,7 @@ static dcomm_status dcommi_local_send(dcommi_transport *t, int peer, const void 
     return DCOMM_IN_PROGRESS;
 }
 
-/* What waits for room in the fifo, as far as there is some. */
+/* Write what waits for room in the fifo, as far as there is some. Return the number of records. */
 static unsigned dcommi_local_pump(dcommi_local_peer *p)
 {
     unsigned n = 0;

@@ -5,8 +5,8 @@
 
 #include "parts.h"
 
-/* Who sent a long message, and as many endpoints to it as it uses to us: one that breaks is noticed
- * on both sides. */
+/* Find the sender of a long message, and want as many endpoints to it as it uses to us: then both
+ * sides notice one that breaks. */
 static void dcommi_ucx_know_sender(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
     dcommi_ucx_peer *p = k->peer = dcommi_ucx_peer_by_id(u, k->tail.id);
@@ -56,7 +56,7 @@ static ucs_status_t dcommi_ucx_on_am(void *arg, const void *header, size_t heade
         if (good) {
             dcommi_ucx_know_sender(u, k);
         }
-        /* Nobody would complete or forget parts that are not of a living peer. */
+        /* Parts need a living peer: else nobody would complete or drop them. */
         bool dead = good && k->peer != NULL && k->peer->failure != UCS_OK;
         good = good && (k->peer != NULL || k->tail.parts == 1);
         if (good && !dead && k->tail.parts > 1) {

@@ -152,7 +152,7 @@ static dcomm_status dcommi_ucx_start(const char *name, uint64_t features,
 
 /* ---- device memory ---- */
 
-/* Whether UCX is asked for its CUDA transports: DCOMM_UCX_CUDA=0 keeps from it. */
+/* Return true if UCX is to be asked for its CUDA transports; DCOMM_UCX_CUDA=0 forbids it. */
 static bool dcommi_ucx_asks_device(void)
 {
 #ifdef DCOMM_WITH_CUDA

@@ -19,8 +19,8 @@ static void dcommi_ucx_lose(dcommi_transport *t, int peer, const char *why)
     }
 }
 
-/* What a peer sent before it closed may still be under way on another of its connections: a peer is
- * lost when all of them have broken, or a while after the first. */
+/* Return true if a peer counts as lost: all its connections have broken, or the first broke a while
+ * ago. Until then the last messages of a peer that has closed may still arrive on another one. */
 static bool dcommi_ucx_is_lost(dcommi_ucx_peer *p)
 {
     bool all = p->opened > 0 && p->failed == (UINT32_C(1) << p->opened) - 1;
@@ -138,7 +138,7 @@ static unsigned dcommi_ucx_give_up(dcommi_ucx *u, double now)
     return n;
 }
 
-/* Now and then: must ops be given up? */
+/* Give up ops and close removed peers, at most every 50 ms. Return how many ops were given up. */
 static unsigned dcommi_ucx_watch(dcommi_ucx *u)
 {
     double now = dcommi_coarse_now();

@@ -15,7 +15,8 @@
 /* Which kind of device memory it is, UCX finds out itself: it tells pools from plain memory. */
 #define DCOMMI_UCX_DEVICE UCS_MEMORY_TYPE_UNKNOWN
 
-/* What UCX answered: done, under way (the flight stays pending), or refused. */
+/* Return the status of what was given to UCX: done, under way (the flight stays pending), or
+ * refused. */
 static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t answer)
 {
     if (UCS_PTR_IS_PTR(answer)) {
@@ -25,7 +26,7 @@ static dcomm_status dcommi_ucx_launched(dcommi_ucx_flight *f, ucs_status_ptr_t a
     return dcommi_ucx_status(UCS_PTR_STATUS(answer));
 }
 
-/* One message over one connection; fetched where there is a tail. */
+/* Send one message over one connection. With a tail, the receiver fetches the payload. */
 static dcomm_status dcommi_ucx_launch(dcommi_ucx_peer *p, int connection, const void *header,
                                       size_t header_len, const dcommi_ucx_tail *tail,
                                       const void *data, size_t len, ucs_memory_type_t memory,
@@ -133,7 +134,7 @@ static void dcommi_ucx_release(dcommi_transport *t, void *desc)
     dcommi_ucx_drop_all((dcommi_ucx *)t, desc);
 }
 
-/* One message into buf. */
+/* Fetch one message into buf. */
 static dcomm_status dcommi_ucx_fetch_one(dcommi_ucx *u, dcommi_ucx_kept *k, void *buf, size_t len,
                                          ucs_memory_type_t memory, dcommi_op *op)
 {

@@ -17,7 +17,7 @@ static int dcommi_ucx_parts_of(const dcommi_ucx_peer *p, size_t len)
     return most < 2 ? 1 : most < (size_t)n ? (int)most : n;
 }
 
-/* Where part i begins; that of i = parts is the end. Both ends compute it. */
+/* Return where part i begins; part i = parts begins at the end. Both ends compute it. */
 static size_t dcommi_ucx_part_at(size_t total, int parts, int i)
 {
     size_t grain = DCOMMI_UCX_PART_GRAIN, n = (size_t)parts;
@@ -61,7 +61,7 @@ static dcommi_ucx_joint *dcommi_ucx_joint_make(dcommi_ucx *u, dcommi_op *op, int
     return j;
 }
 
-/* What starting a part said; false: the others need not be tried. */
+/* Note the status of a part that was started. Return false if the others need not be tried. */
 static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
 {
     if (status != DCOMM_IN_PROGRESS) {
@@ -71,7 +71,7 @@ static bool dcommi_ucx_joint_part(dcommi_ucx_joint *j, dcomm_status status)
     return status >= 0;
 }
 
-/* All parts are started but `rest`: how all of it stands. */
+/* All parts but `rest` are started: return the status of the whole message. */
 static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
 {
     j->left -= rest + 1;
@@ -85,7 +85,7 @@ static dcomm_status dcommi_ucx_joint_launched(dcommi_ucx_joint *j, int rest)
 
 /* ---- receiving ---- */
 
-/* A single message, not what it leads. */
+/* Drop a single message, not those that it leads. */
 static void dcommi_ucx_drop(dcommi_ucx *u, dcommi_ucx_kept *k)
 {
     if (k->arriving) { /* UCX still holds it, and drops it when it is told so by the callback */
@@ -108,7 +108,7 @@ static void dcommi_ucx_drop_all(dcommi_ucx *u, dcommi_ucx_kept *k)
     u->direct = direct;
 }
 
-/* What a lost peer did not complete. */
+/* Drop the messages that a lost peer has sent in part. */
 static void dcommi_ucx_forget_parts(dcommi_ucx *u, const dcommi_ucx_peer *p)
 {
     for (dcommi_ucx_kept **at = &u->incomplete; *at != NULL;) {
@@ -135,8 +135,8 @@ static bool dcommi_ucx_tail_valid(const dcommi_ucx_tail *t, size_t len)
                       dcommi_ucx_part_at(t->total, t->parts, t->part);
 }
 
-/* A part has come. The leader of its message once that is complete, else NULL; *good is false where
- * it does not belong to what came before. */
+/* Take in a part. Return the leader of its message once the message is complete, else NULL. *good
+ * is false if the part does not fit those that came before. */
 static dcommi_ucx_kept *dcommi_ucx_gather(dcommi_ucx *u, dcommi_ucx_kept *k, bool *good)
 {
     const dcommi_ucx_tail *t = &k->tail;

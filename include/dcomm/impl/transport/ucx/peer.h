@@ -30,8 +30,8 @@ typedef struct dcommi_ucx_peer {
     size_t flights;       /* under way, to or from it */
 } dcommi_ucx_peer;
 
-/* What follows the header of a message whose payload is fetched. The payload comes whole, or in
- * `parts` messages that say the same but for `part`. */
+/* The end of a message's header, if the receiver fetches the payload. The payload comes whole, or
+ * in `parts` messages with tails that differ in `part` alone. */
 typedef struct dcommi_ucx_tail {
     uint64_t id;    /* the sender's */
     uint64_t total; /* bytes of all parts */
@@ -150,7 +150,7 @@ static void dcommi_ucx_flight_unlink(dcommi_ucx_flight *f)
     f->next->prev = f->prev;
 }
 
-/* load: bytes that it adds to a connection of p. */
+/* Start a flight. load: bytes that it adds to a connection of p. */
 static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer *p, bool is_fetch,
                                                   int connection, size_t load, dcommi_op *op)
 {
@@ -173,7 +173,7 @@ static dcommi_ucx_flight *dcommi_ucx_flight_start(dcommi_ucx *u, dcommi_ucx_peer
     return f;
 }
 
-/* Out of its ring; its peer no longer waits for it. */
+/* Take a flight out of its ring and its peer's account. */
 static void dcommi_ucx_flight_leave(dcommi_ucx_flight *f)
 {
     dcommi_ucx_flight_unlink(f);
@@ -285,7 +285,7 @@ static dcommi_ucx_peer *dcommi_ucx_peer_by_id(dcommi_ucx *u, uint64_t id)
     return NULL;
 }
 
-/* The first `n` endpoints of a peer, in order, so that both sides' come to share connections. */
+/* Open the first `n` endpoints of a peer, in order, so that both sides share connections. */
 static dcomm_status dcommi_ucx_endpoints(dcommi_ucx *u, dcommi_ucx_peer *p, int n)
 {
     while (p->opened < n) {
@@ -331,7 +331,7 @@ static dcomm_status dcommi_ucx_peer_open(dcommi_ucx *u, int peer, dcommi_ucx_pee
     return DCOMM_OK;
 }
 
-/* As many endpoints as are to be used; without the others it works too. */
+/* Open as many endpoints as are to be used. Fewer do as well. */
 static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
 {
     if (DCOMMI_UNLIKELY(p->opened < p->connections) &&
@@ -342,8 +342,8 @@ static void dcommi_ucx_spread(dcommi_ucx *u, dcommi_ucx_peer *p)
     }
 }
 
-/* The connection with the least to do, of those that `taken` does not name; among equals each in
- * turn. */
+/* Choose the connection with the least to do among those that are not in `taken`; take equal ones
+ * in turn. */
 static int dcommi_ucx_choose(dcommi_ucx_peer *p, uint32_t taken)
 {
     int best = -1;
