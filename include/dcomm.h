@@ -18797,902 +18797,33 @@ DCOMM_API dcomm_status dcomm_plan_price(const dcomm_plan *const *plans, int nran
 /* ==== include/dcomm/impl/comm/call.h ======================================================= */
 /* call.h - what every collective call does: check the arguments, pick the algorithm, find or make
  * the plan, number the operation, hand it to the engine. */
-/* ==== include/dcomm/impl/engine/fast/express.h ============================================= */
-/* express.h - running a plan's script (script.h) in the caller's thread, straight at the transport:
- * no run, no moves, no table. It is the same plan with the same messages; only the way through the
- * engine is shorter. Whatever is out of the ordinary - a message that is not the one waited for, a
- * peer that lets us wait, a poisoned communicator - is left to the engine, which takes the plan
- * over where it stands. */
-/* ==== include/dcomm/impl/base/pause.h ====================================================== */
-/* pause.h - waiting for a moment, without the core being given away. */
-/* Seconds between sending and the first look for what is to come. Who looks too early takes the
- * line from its writer, who has to get it back before he can write it: a message that comes a
- * moment later then takes two transfers, not one. All-reduce of two ranks on an Intel Xeon: 4 bytes
- * 0.23 us instead of 0.30, 640 bytes 0.48 instead of 0.62, 2 KiB 0.73 instead of 0.86; 13 and 100
- * ns gain a third of that. Elsewhere it has not been measured. */
-#define DCOMMI_FIRST_LOOK 40e-9
-static inline void dcommi_relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-/* How many pauses last about so long. Between processors they differ by a factor of ten. */
-static unsigned dcommi_pauses_within(double seconds)
-{
-    const int n = 64;
-    double fastest = 1;
-    for (int run = 0; run < 5; run++) {
-        double start = dcommi_now();
-        for (int i = 0; i < n; i++) {
-            dcommi_relax();
-        }
-        double took = (dcommi_now() - start) / n;
-        fastest = took < fastest ? took : fastest;
-    }
-    return fastest > 0 ? (unsigned)(seconds / fastest + 0.5) : 0;
-}
-/* ==== include/dcomm/impl/engine/arrivals.h ================================================= */
-/* arrivals.h - what becomes of each message: credits, early messages, messages for communicators
- * that do not exist here yet. */
-/* ==== include/dcomm/impl/engine/reply.h ==================================================== */
-/* reply.h - answers to peers that ask for memory of ours by message (pull.h). */
-/* ==== include/dcomm/impl/engine/device/copy_out.h ========================================== */
-/* copy_out.h - what goes from a device to a peer: copied to a pinned slot, sent from there. A short
- * send goes as any other; a long one is offered, and its receiver asks for it part by part, as for
- * exposed memory, so that copying out, the network and copying in go on at once. */
-/* ==== include/dcomm/impl/engine/device/straight.h ========================================== */
-/* straight.h - device memory that UCX sends and receives itself, between hosts, without a pinned
- * slot: who can, and what is under way. */
-/* ==== include/dcomm/impl/engine/moves.h ==================================================== */
-/* moves.h - moves, which are sends and receives under way, and how a send goes: the payload goes
- * along with the message, or, on one host and when long, waits in the sender's memory until the
- * receiver has read it. receive.h has the other end. */
-/* ==== include/dcomm/impl/engine/device/jobs.h ============================================== */
-/* jobs.h - work of a device's under way: what was put on a queue and is looked for at each pass of
- * progress, and the pinned memory through which bytes go between device and network. Nobody waits
- * for a device with the token; a job keeps its run, and the communicator from being closed. */
-/* ==== include/dcomm/impl/device/cuda.h ===================================================== */
-/* cuda.h - the table of device.h by CUDA's runtime. Without DCOMM_WITH_CUDA there is no
- * device memory, and not a byte of CUDA. */
-/* ==== include/dcomm/impl/device/cuda_shared.h ============================================== */
-/* cuda_shared.h - device memory that another process opens, by CUDA IPC. */
-/* ==== include/dcomm/impl/device/cuda_base.h ================================================ */
-/* cuda_base.h - what all calls of CUDA's runtime share: the current device, errors as sentences,
- * the driver's functions. */
-#ifdef DCOMM_WITH_CUDA
-#include <cuda_runtime_api.h>
-/* device: that was asked; -1: it is said elsewhere, or is none. */
-static dcomm_status dcommi_cuda_failed(int device, cudaError_t error, const char *what)
-{
-    char on[32] = "";
-    (void)cudaGetLastError(); /* it is told here: the program's next look must not find it again */
-    if (device >= 0) {
-        snprintf(on, sizeof on, " on device %d", device);
-    }
-    return dcommi_fail(error == cudaErrorMemoryAllocation ? DCOMM_ERR_NO_MEMORY : DCOMM_ERR_SYSTEM,
-                       "%s%s: %s", what, on, cudaGetErrorString(error));
-}
-#define DCOMMI_CUDA_TRY(device, call, what)                             \
-    do {                                                                \
-        cudaError_t dcommi_cuda_error = (call);                         \
-        if (DCOMMI_UNLIKELY(dcommi_cuda_error != cudaSuccess)) {        \
-            return dcommi_cuda_failed(device, dcommi_cuda_error, what); \
-        }                                                               \
-    } while (0)
-/* Streams and events belong to the current device, which is the calling thread's own (-1: whichever
- * it is). While anybody captures a stream, CUDA refuses other threads what could harm a capture,
- * and ends that: what goes on between these has nothing to do with it. */
-static dcommi_device_before dcommi_cuda_enter(int number)
-{
-    dcommi_device_before before = {.device = -1, .mode = cudaStreamCaptureModeRelaxed};
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    int current = -1;
-    if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) {
-        before.mode = (int)mode;
-    }
-    if (number >= 0 && (cudaGetDevice(&current) != cudaSuccess || current != number)) {
-        (void)cudaSetDevice(number);
-        before.device = current;
-    }
-    return before;
-}
-static void dcommi_cuda_leave(dcommi_device_before before)
-{
-    enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)before.mode;
-    if (before.device >= 0) {
-        (void)cudaSetDevice(before.device);
-    }
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-}
-/* A function of the driver's, found without linking it. */
-static dcomm_status dcommi_cuda_entry(const char *symbol, void **entry)
-{
-    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-    *entry = NULL;
-#if CUDART_VERSION >= 12050
-    cudaError_t error =
-        cudaGetDriverEntryPointByVersion(symbol, entry, 12000, cudaEnableDefault, &found);
-#else
-    cudaError_t error = cudaGetDriverEntryPoint(symbol, entry, cudaEnableDefault, &found);
-#endif
-    DCOMMI_CUDA_TRY(-1, error, "cudaGetDriverEntryPoint");
-    return *entry != NULL && found == cudaDriverEntryPointSuccess
-               ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "the driver has no %s", symbol);
-}
-#endif
-#ifdef DCOMM_WITH_CUDA
-/* Where a device sits, which is the same for all processes of a host, however each numbers its
- * devices; 0: unknown. */
-static uint64_t dcommi_cuda_place(int device)
-{
-    int domain = 0, bus = 0, slot = 0;
-    if (cudaDeviceGetAttribute(&domain, cudaDevAttrPciDomainId, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&bus, cudaDevAttrPciBusId, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&slot, cudaDevAttrPciDeviceId, device) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return 0;
-    }
-    return (uint64_t)1 << 63 | (uint64_t)(uint32_t)domain << 16 | (uint64_t)(uint8_t)bus << 8 |
-           (uint8_t)slot;
-}
-/* CUDA IPC knows what cudaMalloc gives, and not what pools do. */
-static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **memory_p,
-                                             dcommi_device_key *key)
-{
-    cudaIpcMemHandle_t handle;
-    _Static_assert(sizeof handle == sizeof key->handle, "a handle has 64 bytes");
-    memset(key, 0, sizeof *key);
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaMalloc(memory_p, bytes);
-    if (error == cudaSuccess) {
-        if (cudaIpcGetMemHandle(&handle, *memory_p) == cudaSuccess) {
-            key->place = dcommi_cuda_place(device);
-            memcpy(key->handle, &handle, sizeof handle);
-        } else {
-            (void)cudaGetLastError();
-        }
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "cudaMalloc");
-    return DCOMM_OK;
-}
-static void dcommi_cuda_shared_free(int device, void *memory)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    if (cudaFree(memory) != cudaSuccess) {
-        (void)cudaGetLastError();
-    }
-    dcommi_cuda_leave(before);
-}
-/* Whether a device reads memory of the one that sits there. */
-static bool dcommi_cuda_reaches(int device, uint64_t place)
-{
-    int n = 0, can = 0;
-    if (place == 0 || dcommi_cuda_place(device) == place) {
-        return place != 0;
-    }
-    if (cudaGetDeviceCount(&n) != cudaSuccess) {
-        n = 0;
-    }
-    for (int i = 0; i < n && can == 0; i++) {
-        if (i != device && dcommi_cuda_place(i) == place &&
-            cudaDeviceCanAccessPeer(&can, device, i) != cudaSuccess) {
-            can = 0;
-        }
-    }
-    (void)cudaGetLastError();
-    return can != 0;
-}
-/* An allocation must begin there, or before, and have these bytes from there on: what a peer says
- * of it may be wrong, and a kernel that reads beyond fails the device for good. */
-static dcomm_status dcommi_cuda_holds(void *memory, size_t bytes)
-{
-    typedef int (*range_fn)(unsigned long long *base, size_t *bytes, unsigned long long at);
-    unsigned long long base = 0, at = (unsigned long long)(uintptr_t)memory;
-    void *entry = NULL;
-    size_t all = 0;
-    range_fn range;
-    DCOMMI_TRY(dcommi_cuda_entry("cuMemGetAddressRange", &entry));
-    memcpy(&range, &entry, sizeof range);
-    int error = range(&base, &all, at);
-    if (error != 0) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "cuMemGetAddressRange returns %d", error);
-    }
-    return base <= at && at - base <= all && bytes <= all - (size_t)(at - base)
-               ? DCOMM_OK
-               : dcommi_fail(DCOMM_ERR_CORRUPT, "it has not the %zu bytes that it is said to have",
-                             bytes);
-}
-static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *key, size_t bytes,
-                                          void **memory_p)
-{
-    cudaIpcMemHandle_t handle;
-    dcomm_status status = DCOMM_OK;
-    memcpy(&handle, key->handle, sizeof handle);
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    if (!dcommi_cuda_reaches(device, key->place)) {
-        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                             "it lies on a device that device %d cannot read", device);
-    } else {
-        cudaError_t error = cudaIpcOpenMemHandle(memory_p, handle, cudaIpcMemLazyEnablePeerAccess);
-        if (error != cudaSuccess) {
-            status = dcommi_cuda_failed(device, error, "cudaIpcOpenMemHandle");
-        } else if ((status = dcommi_cuda_holds(*memory_p, bytes)) < 0) {
-            (void)cudaIpcCloseMemHandle(*memory_p);
-        }
-    }
-    dcommi_cuda_leave(before);
-    return status;
-}
-static void dcommi_cuda_peer_close(int device, void *memory)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    if (cudaIpcCloseMemHandle(memory) != cudaSuccess) {
-        (void)cudaGetLastError();
-    }
-    dcommi_cuda_leave(before);
-}
-#endif
-#ifdef DCOMM_WITH_CUDA
-/* Number of the device whose memory `at` is, -1 for the host's. Managed memory is the device's. */
-static int dcommi_cuda_locate(const void *at)
-{
-    static _Atomic int absent; /* no driver, or no device: never ask again */
-    struct cudaPointerAttributes a;
-    if (at == NULL || atomic_load_explicit(&absent, memory_order_relaxed) != 0) {
-        return -1;
-    }
-    cudaError_t error = cudaPointerGetAttributes(&a, at);
-    if (error == cudaSuccess) {
-        return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged ? a.device : -1;
-    }
-    (void)cudaGetLastError();
-    if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
-        atomic_store(&absent, 1);
-    }
-    return -1;
-}
-static dcomm_status dcommi_cuda_streams(dcommi_device_handle *d)
-{
-    for (int q = 0; q < DCOMMI_QUEUES; q++) {
-        cudaStream_t stream;
-        DCOMMI_CUDA_TRY(d->number, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                        "cudaStreamCreateWithFlags");
-        d->stream[q] = stream;
-    }
-    return DCOMM_OK;
-}
-/* A pool of our own keeps what is free: the device's usual one gives it back to the system whenever
- * anybody waits for anything. */
-static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
-{
-    const struct cudaMemPoolProps props = {
-        .allocType = cudaMemAllocationTypePinned,
-        .location = {.type = cudaMemLocationTypeDevice, .id = d->number}};
-    uint64_t keep = UINT64_MAX;
-    cudaMemPool_t pool;
-    DCOMMI_CUDA_TRY(d->number, cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
-    d->pool = pool;
-    DCOMMI_CUDA_TRY(d->number,
-                    cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
-                    "cudaMemPoolSetAttribute");
-    return DCOMM_OK;
-}
-/* A kernel that CUDA loads when it is first launched may wait for all that the device's streams
- * hold, and one of them for the rank that launches it. */
-static dcomm_status dcommi_cuda_load_all(int device)
-{
-    static _Atomic uint64_t loaded; /* a bit of each device */
-    static _Atomic int told;
-    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
-    if ((atomic_load(&loaded) & bit) != 0) {
-        return DCOMM_OK;
-    }
-    dcomm_status status = dcomm_cuda_load();
-    if (status >= 0) {
-        atomic_fetch_or(&loaded, bit);
-    }
-    if (status == DCOMM_ERR_UNSUPPORTED) {
-        if (atomic_exchange(&told, 1) == 0) {
-            dcommi_log(DCOMMI_LOG_WARN, "%s", dcommi_message);
-        }
-        status = DCOMM_OK;
-    }
-    return status;
-}
-static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_load_all(d->number);
-    status = status < 0 ? status : dcommi_cuda_streams(d);
-    status = status < 0 ? status : dcommi_cuda_pool(d);
-    dcommi_cuda_leave(before);
-    return status;
-}
-/* All that was put on its queues has been seen to end. */
-static void dcommi_cuda_close(dcommi_device_handle *d)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    for (unsigned i = 0; i < d->nevents; i++) {
-        (void)cudaEventDestroy((cudaEvent_t)d->events[i]);
-    }
-    for (int q = 0; q < DCOMMI_QUEUES; q++) {
-        if (d->stream[q] != NULL) {
-            (void)cudaStreamDestroy((cudaStream_t)d->stream[q]);
-        }
-    }
-    if (d->pool != NULL) {
-        (void)cudaMemPoolDestroy((cudaMemPool_t)d->pool);
-    }
-    dcommi_cuda_leave(before);
-}
-/* Host memory that every device reads and writes by itself, at this address. */
-static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
-{
-    dcommi_device_before before = dcommi_cuda_enter(-1);
-    cudaError_t error = cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(-1, error, "cudaHostAlloc");
-    return DCOMM_OK;
-}
-static void dcommi_cuda_unpin(void *memory)
-{
-    if (memory != NULL) {
-        dcommi_device_before before = dcommi_cuda_enter(-1);
-        (void)cudaFreeHost(memory);
-        dcommi_cuda_leave(before);
-    }
-}
-/* Scratch. It is written first by queue IN, which all stores into device memory are put on, so that
- * the other queue need not wait for it. */
-static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, void **memory_p)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaError_t error = cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
-                                                (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(d->number, error, "cudaMallocFromPoolAsync");
-    return DCOMM_OK;
-}
-static void dcommi_cuda_release(dcommi_device_handle *d, void *memory)
-{
-    if (memory != NULL) {
-        dcommi_device_before before = dcommi_cuda_enter(d->number);
-        (void)cudaFreeAsync(memory, (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
-        dcommi_cuda_leave(before);
-    }
-}
-/* dst <- src, either of which may be pinned memory of the host. */
-static dcomm_status dcommi_cuda_copy(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
-                                     const void *src, size_t len)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaError_t error =
-        cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)d->stream[queue]);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(-1, error, "cudaMemcpyAsync");
-    return DCOMM_OK;
-}
-/* dst[i] <- fold of src[s][i], as dcommi_host_reduce. More operands than one launch takes are
- * folded onto the first ones' fold, in the same order. */
-static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const void *const *src,
-                                       size_t nsrc, size_t count, dcomm_dtype dtype, dcomm_op op,
-                                       int64_t divisor)
-{
-    const void *at[DCOMM_CUDA_OPERANDS];
-    dcomm_status status = DCOMM_OK;
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    for (size_t done = 0; done < nsrc && status >= 0;) {
-        size_t n = 0;
-        if (done > 0) {
-            at[n++] = dst;
-        }
-        while (n < DCOMM_CUDA_OPERANDS && done < nsrc) {
-            at[n++] = src[done++];
-        }
-        status = dcomm_cuda_reduce(dst, at, n, count, dtype, op, done == nsrc ? divisor : 1,
-                                   d->stream[DCOMMI_QUEUE_IN]);
-    }
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_scale(dcommi_device_handle *d, void *dst, const void *src,
-                                      size_t count, dcomm_dtype dtype, double factor)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_scale(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_to_f32(dcommi_device_handle *d, float *dst, const void *src,
-                                       size_t count, dcomm_dtype dtype, double factor)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_to_f32(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_from_f32(dcommi_device_handle *d, void *dst, const float *src,
-                                         size_t count, dcomm_dtype dtype)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcomm_cuda_from_f32(dst, src, count, dtype, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *workspace, void *stream)
-{
-    switch (c->kind) {
-    case DCOMM_STEP_ENCODE:
-        return c->ledger == NULL
-                   ? dcomm_cuda_encode(c->codec, c->src[0], c->residual, c->next, c->count, &c->key,
-                                       c->dst, c->dst_len, workspace, c->report, stream)
-                   : dcomm_cuda_encode_ledger(c->codec, c->src[0], c->residual, c->next, c->count,
-                                              &c->key, c->dst, c->dst_len, workspace, c->report,
-                                              c->ledger, stream);
-    case DCOMM_STEP_RECODE:
-        return dcomm_cuda_recode(c->codec, c->src, c->len, c->n, c->factor, c->residual, c->next,
-                                 c->count, &c->key, c->dst, c->dst_len, workspace, c->report,
-                                 stream);
-    default:
-        return (c->adds ? dcomm_cuda_decode_add : dcomm_cuda_decode_sum)(
-            c->codec, c->src, c->len, c->n, c->dst, c->count, workspace, c->report, stream);
-    }
-}
-static size_t dcommi_cuda_code_bytes(const dcommi_device_code *c)
-{
-    return c->kind == DCOMM_STEP_ENCODE && c->ledger != NULL
-               ? dcomm_cuda_ledger_workspace_bytes(c->codec, c->count)
-           : c->kind == DCOMM_STEP_ENCODE ? dcomm_cuda_workspace_bytes(c->codec, c->count)
-           : c->kind == DCOMM_STEP_RECODE ? dcomm_cuda_recode_workspace_bytes(c->codec, c->count)
-                                          : dcomm_cuda_decode_workspace_bytes(c->codec, c->count);
-}
-/* dcomm_cuda_ledger_compare on queue IN. */
-static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledger *ledger,
-                                        const float *x, const float *y, const float *next,
-                                        size_t count)
-{
-    void *room = NULL;
-    if (count == 0) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_ledger_compare(ledger, x, y, next, count, room, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, room);
-    return status;
-}
-static dcomm_status dcommi_cuda_scatter(dcommi_device_handle *d, float *x, size_t count,
-                                        const uint32_t *index, const float *value, size_t n,
-                                        bool add)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_scatter(x, count, index, value, n, add, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_clip(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
-                                     size_t count, double most)
-{
-    void *room = NULL;
-    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_feedback_clip_workspace_bytes(count), &room));
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status =
-        dcomm_cuda_feedback_clip(clip, g, count, most, room, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, room);
-    return status;
-}
-static dcomm_status dcommi_cuda_clipped(dcommi_device_handle *d, float *u, const float *g,
-                                        const dcomm_cuda_clip *clip, float momentum,
-                                        const float *before, size_t count)
-{
-    dcommi_device_before device = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcomm_cuda_feedback_clipped(u, g, clip, momentum, before, count,
-                                                      d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(device);
-    return status;
-}
-static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
-/* What a recoding with feedback has sent is decoded, for its ledger: what it took in, nobody has.
- */
-static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_device_code *c)
-{
-    const void *wire = c->dst;
-    const size_t bytes = dcomm_codec_max_bytes(c->codec, c->count);
-    void *sent = NULL;
-    DCOMMI_TRY(dcommi_cuda_alloc(d, c->count * sizeof(float), &sent));
-    const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
-                                       .codec = c->codec,
-                                       .count = c->count,
-                                       .src = &wire,
-                                       .len = &bytes,
-                                       .n = 1,
-                                       .dst = sent,
-                                       .report = c->report};
-    dcomm_status status = dcommi_cuda_code(d, &decode);
-    status = status < 0 ? status : dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count);
-    dcommi_cuda_release(d, sent);
-    return status;
-}
-/* A workspace for now goes back in the order of the queue, behind the kernels. */
-static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c)
-{
-    size_t need = c->workspace == NULL ? dcommi_cuda_code_bytes(c) : 0;
-    void *workspace = NULL;
-    if (need > 0) {
-        DCOMMI_TRY(dcommi_cuda_alloc(d, need, &workspace));
-    }
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_code_on(c, c->workspace != NULL ? c->workspace : workspace,
-                                              d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, workspace);
-    return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL &&
-                   c->ledger != NULL && c->count > 0
-               ? dcommi_cuda_recoded(d, c)
-               : status;
-}
-static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *workspace,
-                                          void *stream)
-{
-    switch (m->kind) {
-    case DCOMMI_MATRIX_START:
-        return dcomm_cuda_powersgd_start(&m->shape, &m->key, m->q, stream);
-    case DCOMMI_MATRIX_P:
-        return dcomm_cuda_powersgd_p(&m->shape, m->x, m->q, m->p, m->report, stream);
-    case DCOMMI_MATRIX_ORTHONORMAL:
-        return dcomm_cuda_powersgd_orthonormal(&m->shape, m->p, stream);
-    case DCOMMI_MATRIX_Q:
-        return dcomm_cuda_powersgd_q(&m->shape, m->x, m->p, m->q, m->report, stream);
-    default:
-        return m->ledger == NULL
-                   ? dcomm_cuda_powersgd_product(&m->shape, m->p, m->q, m->to, m->how, stream)
-                   : dcomm_cuda_powersgd_product_ledger(&m->shape, m->p, m->q, m->x, m->to,
-                                                        workspace, m->ledger, stream);
-    }
-}
-static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_device_matrix *m)
-{
-    void *room = NULL;
-    if (m->ledger != NULL && m->shape.count > 0) {
-        DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(m->shape.count), &room));
-    }
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    dcomm_status status = dcommi_cuda_matrix_on(m, room, d->stream[DCOMMI_QUEUE_IN]);
-    dcommi_cuda_leave(before);
-    dcommi_cuda_release(d, room);
-    return status;
-}
-/* ---- events ---- */
-/* An event behind all that a queue holds. */
-static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
-                                     void **event_p)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaEvent_t event = NULL;
-    cudaError_t error = cudaSuccess;
-    if (d->nevents > 0) {
-        event = (cudaEvent_t)d->events[--d->nevents];
-    } else {
-        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    }
-    if (error == cudaSuccess) {
-        error = cudaEventRecord(event, (cudaStream_t)d->stream[queue]);
-        if (error != cudaSuccess) {
-            (void)cudaEventDestroy(event);
-        }
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(-1, error, "cudaEventRecord");
-    *event_p = event;
-    return DCOMM_OK;
-}
-/* DCOMM_IN_PROGRESS, DCOMM_OK or what went wrong before the event. */
-static dcomm_status dcommi_cuda_poll(void *event)
-{
-    dcommi_device_before before = dcommi_cuda_enter(-1);
-    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
-    dcommi_cuda_leave(before);
-    if (error == cudaErrorNotReady) {
-        (void)cudaGetLastError(); /* where CUDA leaves this, too */
-        return DCOMM_IN_PROGRESS;
-    }
-    DCOMMI_CUDA_TRY(-1, error, "the device reports");
-    return DCOMM_OK;
-}
-/* The event has happened, or never will. */
-static void dcommi_cuda_over(dcommi_device_handle *d, void *event)
-{
-    if (d->nevents < DCOMMI_EVENTS_KEPT) {
-        d->events[d->nevents++] = event;
-    } else {
-        (void)cudaEventDestroy((cudaEvent_t)event);
-    }
-}
-/* ---- streams of the caller's ---- */
-typedef int (*dcommi_cuda_wait_fn)(cudaStream_t stream, unsigned long long address, uint32_t value,
-                                   unsigned flags);
-static _Atomic(dcommi_cuda_wait_fn) dcommi_cuda_wait;
-/* Whether an operation can be tied to a stream: looked at before it is numbered. */
-static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
-{
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaStreamIsCapturing((cudaStream_t)stream, &capture);
-    if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
-        (void)cudaGetLastError();
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                           "%s: the stream is being captured into a graph, which cannot hold what "
-                           "ranks do together; end the capture before the call",
-                           name);
-    }
-    DCOMMI_CUDA_TRY(-1, error, "opts.stream");
-    if (atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire) == NULL) {
-        void *entry = NULL;
-        if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
-            return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
-                               "%s: opts.stream: the driver has no cuStreamWaitValue32, by which a "
-                               "stream waits",
-                               name);
-        }
-        dcommi_cuda_wait_fn wait;
-        memcpy(&wait, &entry, sizeof wait);
-        atomic_store_explicit(&dcommi_cuda_wait, wait, memory_order_release);
-    }
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
-                                            enum dcommi_stream_kind *kind_p)
-{
-    unsigned flags = cudaStreamNonBlocking;
-    if ((cudaStream_t)stream == cudaStreamLegacy || (cudaStream_t)stream == cudaStreamPerThread) {
-        *kind_p =
-            (cudaStream_t)stream == cudaStreamLegacy ? DCOMMI_STREAM_LEGACY : DCOMMI_STREAM_THREAD;
-        return DCOMM_OK;
-    }
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaStreamGetFlags((cudaStream_t)stream, &flags);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "opts.stream: cudaStreamGetFlags");
-    *kind_p = (flags & cudaStreamNonBlocking) != 0 ? DCOMMI_STREAM_APART : DCOMMI_STREAM_BLOCKING;
-    return DCOMM_OK;
-}
-/* An event behind all that the stream holds now. */
-static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
-{
-    cudaEvent_t event = NULL;
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    if (error == cudaSuccess) {
-        error = cudaEventRecord(event, (cudaStream_t)stream);
-        if (error != cudaSuccess) {
-            (void)cudaEventDestroy(event);
-        }
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "the caller's stream: cudaEventRecord");
-    *event_p = event;
-    return DCOMM_OK;
-}
-static void dcommi_cuda_stream_unmark(void *event)
-{
-    (void)cudaEventDestroy((cudaEvent_t)event);
-}
-/* What is put on the stream from now on waits until *word has come to `value` (cyclically). The
- * word is pinned: with unified addresses, devices find it where the host does. */
-static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic uint32_t *word,
-                                            uint32_t value)
-{
-    dcommi_cuda_wait_fn wait = atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire);
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    int error = wait((cudaStream_t)stream, (unsigned long long)(uintptr_t)word, value, 0);
-    dcommi_cuda_leave(before);
-    return error == 0 ? DCOMM_OK
-                      : dcommi_fail(DCOMM_ERR_SYSTEM, "opts.stream: cuStreamWaitValue32 returns %d",
-                                    error);
-}
-/* ---- streams of our own, beside the queues ---- */
-static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
-{
-    cudaStream_t stream = NULL;
-    cudaError_t error = cudaSuccess;
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcommi_cuda_load_all(device);
-    if (status >= 0) {
-        error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    }
-    dcommi_cuda_leave(before);
-    DCOMMI_TRY(status);
-    DCOMMI_CUDA_TRY(device, error, "cudaStreamCreateWithFlags");
-    *stream_p = stream;
-    return DCOMM_OK;
-}
-static void dcommi_cuda_own_close(int device, void *stream)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    (void)cudaStreamDestroy((cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-}
-static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
-                                          void **memory_p)
-{
-    dcommi_device_before before = dcommi_cuda_enter(d->number);
-    cudaError_t error = d->pool == NULL
-                            ? cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream)
-                            : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
-                                                      (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(d->number, error,
-                    d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
-    return DCOMM_OK;
-}
-static void dcommi_cuda_own_release(int device, void *stream, void *memory)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    (void)cudaFreeAsync(memory, (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-}
-static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, const void *src,
-                                         size_t len)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "cudaMemcpyAsync");
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, size_t len)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
-    dcommi_cuda_leave(before);
-    DCOMMI_CUDA_TRY(device, error, "cudaMemsetAsync");
-    return DCOMM_OK;
-}
-/* The event may be destroyed at once: the wait has its own share in it. */
-static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
-{
-    void *event = NULL;
-    DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
-    dcommi_cuda_leave(before);
-    dcommi_cuda_stream_unmark(event);
-    DCOMMI_CUDA_TRY(device, error, "cudaStreamWaitEvent");
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, float factor,
-                                        const float *y, size_t count)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_add_scaled(x, factor, y, count, stream);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cuda_feedback_op op,
-                                             void *dst, const void *a, float factor, const float *b,
-                                             size_t count, dcomm_cuda_report *report)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_own_code(int device, void *stream, const dcommi_device_code *code,
-                                         void *workspace)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcommi_cuda_code_on(code, workspace, stream);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
-                                          dcomm_dtype dtype, double factor)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_scale(x, x, count, dtype, factor, stream);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size_t count,
-                                         dcomm_dtype dtype, double factor, bool drop,
-                                         dcomm_cuda_sight *sight, void *workspace)
-{
-    dcommi_device_before before = dcommi_cuda_enter(device);
-    dcomm_status status = dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream);
-    dcommi_cuda_leave(before);
-    return status;
-}
-static int dcommi_cuda_current(void)
-{
-    int device = 0;
-    return cudaGetDevice(&device) == cudaSuccess ? device : 0;
-}
-static const dcommi_device_calls dcommi_cuda_calls = {
-    .locate = dcommi_cuda_locate,
-    .open = dcommi_cuda_open,
-    .close = dcommi_cuda_close,
-    .pin = dcommi_cuda_pin,
-    .unpin = dcommi_cuda_unpin,
-    .alloc = dcommi_cuda_alloc,
-    .release = dcommi_cuda_release,
-    .copy = dcommi_cuda_copy,
-    .reduce = dcommi_cuda_reduce,
-    .scale = dcommi_cuda_scale,
-    .to_f32 = dcommi_cuda_to_f32,
-    .from_f32 = dcommi_cuda_from_f32,
-    .code = dcommi_cuda_code,
-    .code_bytes = dcommi_cuda_code_bytes,
-    .matrix = dcommi_cuda_matrix,
-    .compare = dcommi_cuda_compare,
-    .scatter = dcommi_cuda_scatter,
-    .clip = dcommi_cuda_clip,
-    .clipped = dcommi_cuda_clipped,
-    .mark = dcommi_cuda_mark,
-    .poll = dcommi_cuda_poll,
-    .over = dcommi_cuda_over,
-    .current = dcommi_cuda_current,
-    .stream_check = dcommi_cuda_stream_check,
-    .stream_kind = dcommi_cuda_stream_kind,
-    .stream_mark = dcommi_cuda_stream_mark,
-    .stream_unmark = dcommi_cuda_stream_unmark,
-    .stream_hold = dcommi_cuda_stream_hold,
-    .enter = dcommi_cuda_enter,
-    .leave = dcommi_cuda_leave,
-    .own_open = dcommi_cuda_own_open,
-    .own_close = dcommi_cuda_own_close,
-    .own_alloc = dcommi_cuda_own_alloc,
-    .own_release = dcommi_cuda_own_release,
-    .own_copy = dcommi_cuda_own_copy,
-    .own_zero = dcommi_cuda_own_zero,
-    .own_after = dcommi_cuda_own_after,
-    .shared_alloc = dcommi_cuda_shared_alloc,
-    .shared_free = dcommi_cuda_shared_free,
-    .peer_open = dcommi_cuda_peer_open,
-    .peer_close = dcommi_cuda_peer_close,
-    .own_add = dcommi_cuda_own_add,
-    .own_feedback = dcommi_cuda_own_feedback,
-    .own_code = dcommi_cuda_own_code,
-    .own_scale = dcommi_cuda_own_scale,
-    .own_look = dcommi_cuda_own_look,
-    .look_bytes = dcomm_cuda_look_workspace_bytes,
-};
-static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
-#else
-static const dcommi_device_calls *const dcommi_devices = NULL;
-#endif
-/* Number of the device whose memory it is; -1: the host's. */
-static inline int dcommi_device_locate(const void *at)
-{
-    return dcommi_devices != NULL ? dcommi_devices->locate(at) : -1;
-}
-/* ==== include/dcomm/impl/engine/region.h =================================================== */
-/* region.h - registered memory as the engine sees it: the regions of this rank, which it names in
- * the messages that point into them, and the cache of peers' regions that it has mapped.
+/* ==== include/dcomm/impl/engine/coded/device.h ============================================= */
+/* device.h - the codec's steps of a run whose operands lie on a device: the kernels of
+ * cuda.h, so that only encodings leave it. What kernels find in the data comes back in a report,
+ * and in a ledger where one is kept. */
+/* ==== include/dcomm/impl/engine/coded/linear_device.h ====================================== */
+/* linear_device.h - coded_linear.h's steps of powersgd where the run's operands lie on a
+ * device: by kernels on queue IN, so that only P and Q leave it. */
+/* ==== include/dcomm/impl/engine/coded/feedback_kernels.h =================================== */
+/* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device:
+ * what feedback.h does to arrays, by kernels on queue IN. The codec takes f32, so bf16 is widened
+ * before it and rounded behind. */
+/* ==== include/dcomm/impl/engine/coded/feedback_device.h ==================================== */
+/* feedback_device.h - error feedback whose residuals lie on a device: they move there with the
+ * first all-reduce of device memory, and the codec's kernels read and write them.
  *
- * A message that offers memory (EXPOSE, RTS) carries the number of the region that it lies in, or
- * 0. A receiver that does not know the number asks for it (REGION_ASK) and reads by other means
- * meanwhile. The owner hands over the memory's descriptor (hand.h), then says so (REGION); of
- * device memory the answer has its key (device_region.h). Numbers are never used again, so that one
- * of a region that was freed can at worst be unknown; whoever was given a region hears when it is
- * freed (REGION_GONE). */
-/* ==== include/dcomm/impl/engine/match.h ==================================================== */
-/* match.h - the table in which messages and the steps that want them meet. */
-/* ==== include/dcomm/impl/engine/token.h ==================================================== */
-/* token.h - who may be inside a context. As long as only the thread that made it has come, that
- * thread enters by plain stores: an atomic exchange would wait for all its stores before, and those
- * are on their way to other cores. The first other thread ends this for good: it raises a flag, has
- * the kernel put a barrier into every running thread (membarrier), and waits for the owner to
- * leave. */
+ * States outlive communicators, and contexts with their queues and pools. So the memory is the
+ * device's usual pool's, and is taken, filled and given back in the order of one stream of the
+ * process for each device. A run's queue begins behind that stream, and the stream goes on behind a
+ * run that failed, of which kernels may still be under way. Neither ever waits for a rank. */
+/* ==== include/dcomm/impl/engine/coded/coded.h ============================================== */
+/* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
+ * know of the codec. */
+/* ==== include/dcomm/impl/engine/coded/linear.h ============================================= */
+/* linear.h - the codec's steps where its encodings are summed before they are decoded: which
+ * parts of them, and PowerSGD's two products with a sum between them. */
+/* ==== include/dcomm/impl/engine/coded/run.h ================================================ */
+/* run.h - what the run of a compressed plan brings along for its codec. */
 /* ==== include/dcomm/impl/engine/engine.h =================================================== */
 /* engine.h - the engine's door: its types, and the functions by which its parts call each other in
  * both directions. A run drives lanes and lanes start moves; the end of a move, or its failure,
@@ -21098,19 +20229,21 @@ typedef struct dcommi_peer_state {
     bool replied;  /* since the last query */
     char where[64];
 } dcommi_peer_state;
-/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
-typedef struct dcommi_plan_key {
-    uint64_t call; /* operation, root */
+/* A collective call as the caller gave it, in a few words: plans are found by it (cache.h). Fields
+ * do not overlap, so that a call has the key of another only where it has the same arguments.
+ * Counts that differ by rank, and codecs, are in it by two independent hashes. */
+typedef struct dcommi_call_key {
+    uint64_t call; /* root, operation, kind of memory, deterministic, in place */
     uint64_t type; /* dtype, operator */
-    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t mode; /* lanes, accumulate */
     uint64_t count, chunk;
     uint64_t counts[2];
-} dcommi_plan_key;
+} dcommi_call_key;
 /* A cached plan with its users counted. */
 typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
-    dcommi_plan_key key;
-    const dcommi_algo *algo;
+    dcommi_call_key key;
+    const char *asked; /* the algorithm that the call named; NULL: none */
     dcommi_signature signature;
     uint64_t used; /* clock for eviction */
     int refs;
@@ -21208,14 +20341,6 @@ typedef struct dcommi_member {
     bool shrink_out;   /* our call of shrink leaves it out */
     char *hostname;
 } dcommi_member;
-/* A call that is likely to come again, with what it needs; a call without options, of a script. */
-#define DCOMMI_RECENT 4
-typedef struct dcommi_recent {
-    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
-    size_t count;
-    const char *algo;      /* that the call named; NULL: none */
-    dcommi_cached *cached; /* with a reference */
-} dcommi_recent;
 #define DCOMMI_CACHE_PLANS 64
 #define DCOMMI_CACHE_BUCKETS 128
 struct dcomm_comm {
@@ -21236,12 +20361,10 @@ struct dcomm_comm {
     bool device_ucx; /* UCX moves device memory between the hosts, on all ranks */
     int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
-    _Atomic int lock; /* sequence numbers, plan cache, free runs */
-    dcommi_recent recent[DCOMMI_RECENT];
-    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
-    uint8_t *scratch;                 /* of scripts */
-    struct dcommi_posts *posts;       /* our own board; NULL: none */
-    bool attached;                    /* we look at the boards of all others */
+    _Atomic int lock;           /* sequence numbers, plan cache, free runs */
+    uint8_t *scratch;           /* of scripts */
+    struct dcommi_posts *posts; /* our own board; NULL: none */
+    bool attached;              /* we look at the boards of all others */
     uint64_t next_seq;
     uint32_t chain;                  /* of the next collective; with lock */
     uint64_t children;               /* communicators derived so far, for their ids */
@@ -21433,2192 +20556,6 @@ static void dcommi_coded_left(const dcommi_coded *c);
 /* ---- the end of a communicator (lives.h) ---- */
 /* Free a communicator that nobody holds any more. */
 static void dcommi_comm_free(dcomm_comm *comm);
-#include <sched.h>
-#if defined(SYS_membarrier) && __has_include(<linux/membarrier.h>)
-#include <linux/membarrier.h>
-#define DCOMMI_MEMBARRIER 1
-#endif
-/* Whose a context is: it alone, soon not any more, everybody's. */
-enum dcommi_sharing { DCOMMI_OWNED = 0, DCOMMI_SHARING = 1, DCOMMI_SHARED = 2 };
-static _Thread_local char dcommi_this_thread; /* its address names the thread */
-static bool dcommi_barrier_all(bool prepare)
-{
-#ifdef DCOMMI_MEMBARRIER
-    int command =
-        prepare ? MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED : MEMBARRIER_CMD_PRIVATE_EXPEDITED;
-    return syscall(SYS_membarrier, command, 0, 0) == 0;
-#else
-    (void)prepare;
-    return false;
-#endif
-}
-/* By the thread that makes the context. */
-static void dcommi_token_own(dcomm_context *context)
-{
-    context->owner = &dcommi_this_thread;
-    atomic_store(&context->sharing, dcommi_barrier_all(true) ? DCOMMI_OWNED : DCOMMI_SHARED);
-}
-/* Another thread comes. */
-static void dcommi_token_share(dcomm_context *context)
-{
-    int owned = DCOMMI_OWNED;
-    if (atomic_compare_exchange_strong(&context->sharing, &owned, DCOMMI_SHARING)) {
-        dcommi_barrier_all(false);
-        while (atomic_load_explicit(&context->owner_in, memory_order_acquire) != 0) {
-            sched_yield();
-        }
-        atomic_store_explicit(&context->sharing, DCOMMI_SHARED, memory_order_release);
-    }
-}
-/* Whether this is the owner, inside by plain stores from now on. */
-static inline bool dcommi_token_enter(dcomm_context *context)
-{
-    if (context->owner != &dcommi_this_thread ||
-        atomic_load_explicit(&context->sharing, memory_order_relaxed) != DCOMMI_OWNED ||
-        atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0) {
-        return false;
-    }
-    atomic_store_explicit(&context->owner_in, 1, memory_order_relaxed);
-    atomic_signal_fence(memory_order_seq_cst); /* membarrier makes it a real one when it matters */
-    if (DCOMMI_LIKELY(atomic_load_explicit(&context->sharing, memory_order_relaxed) ==
-                      DCOMMI_OWNED)) {
-        atomic_signal_fence(memory_order_acquire);
-        return true;
-    }
-    atomic_store_explicit(&context->owner_in, 0, memory_order_release);
-    return false;
-}
-static inline bool dcommi_token_try(dcomm_context *context)
-{
-    if (dcommi_token_enter(context)) {
-        return true;
-    }
-    int sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
-    if (sharing == DCOMMI_OWNED && context->owner != &dcommi_this_thread) {
-        dcommi_token_share(context);
-        sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
-    }
-    return sharing == DCOMMI_SHARED &&
-           atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
-}
-/* What has been stored past the caches comes before what is stored from now on. Nobody reads the
- * results of an operation before it has ended: so one for all of them, and one where another thread
- * may go on. */
-static inline void dcommi_settle_stores(dcomm_context *context)
-{
-    if (DCOMMI_UNLIKELY(context->open_stores)) {
-        dcommi_host_copy_close();
-        context->open_stores = false;
-    }
-}
-/* Only the owner is inside by `owner_in`, and then nobody by the token. */
-static inline void dcommi_token_release(dcomm_context *context)
-{
-    dcommi_settle_stores(context);
-    _Atomic int *held = atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0
-                            ? &context->owner_in
-                            : &context->token;
-    atomic_store_explicit(held, 0, memory_order_release);
-}
-static void dcommi_token_take(dcomm_context *context)
-{
-    while (!dcommi_token_try(context)) {
-        sched_yield();
-    }
-}
-/* ---- a communicator's lock ---- */
-/* An owner that is inside needs no lock: whoever else wants it must come past this first. */
-static inline void dcommi_comm_lock(dcomm_comm *comm)
-{
-    dcomm_context *context = comm->context;
-    if (context != NULL && context->owner != &dcommi_this_thread &&
-        DCOMMI_UNLIKELY(atomic_load_explicit(&context->sharing, memory_order_acquire) !=
-                        DCOMMI_SHARED)) {
-        dcommi_token_share(context);
-        while (atomic_load_explicit(&context->sharing, memory_order_acquire) != DCOMMI_SHARED) {
-            sched_yield();
-        }
-    }
-    while (DCOMMI_UNLIKELY(atomic_exchange_explicit(&comm->lock, 1, memory_order_acquire) != 0)) {
-        sched_yield();
-    }
-}
-static inline void dcommi_comm_unlock(dcomm_comm *comm)
-{
-    atomic_store_explicit(&comm->lock, 0, memory_order_release);
-}
-static inline dcommi_match_node **dcommi_bucket(dcomm_comm *comm, const dcommi_match_node *key)
-{
-    uint64_t h = key->seq * 0x9e3779b97f4a7c15u;
-    h ^= ((uint64_t)key->tag << 24) ^ ((uint64_t)(uint32_t)key->peer << 8) ^ key->cls ^
-         ((uint64_t)key->stage << 56) ^ ((uint64_t)key->stream << 7);
-    h *= 0xd6e8feb86659fd93u;
-    return &comm->table[(h >> 32) % DCOMMI_BUCKETS];
-}
-static inline bool dcommi_node_equal(const dcommi_match_node *a, const dcommi_match_node *b)
-{
-    return a->seq == b->seq && a->tag == b->tag && a->peer == b->peer && a->stage == b->stage &&
-           a->stream == b->stream && a->cls == b->cls;
-}
-static inline dcommi_match_node dcommi_key(uint8_t cls, uint8_t stream, uint64_t seq,
-                                           uint16_t stage, int32_t peer, uint32_t tag)
-{
-    dcommi_match_node key = {
-        .seq = seq, .tag = tag, .peer = peer, .stage = stage, .stream = stream, .cls = cls};
-    return key;
-}
-static inline void dcommi_match_insert(dcomm_comm *comm, dcommi_match_node *node)
-{
-    dcommi_match_node **bucket = dcommi_bucket(comm, node);
-    node->next = *bucket;
-    *bucket = node;
-}
-static inline dcommi_match_node *dcommi_match_find(dcomm_comm *comm, const dcommi_match_node *key)
-{
-    dcommi_match_node *node = *dcommi_bucket(comm, key);
-    while (node != NULL && !dcommi_node_equal(node, key)) {
-        node = node->next;
-    }
-    return node;
-}
-/* Take a node out; false when it was not in. */
-static inline bool dcommi_match_remove(dcomm_comm *comm, dcommi_match_node *node)
-{
-    for (dcommi_match_node **at = dcommi_bucket(comm, node); *at != NULL; at = &(*at)->next) {
-        if (*at == node) {
-            *at = node->next;
-            return true;
-        }
-    }
-    return false;
-}
-static inline dcommi_match_node *dcommi_match_take(dcomm_comm *comm, const dcommi_match_node *key)
-{
-    for (dcommi_match_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
-        if (dcommi_node_equal(*at, key)) {
-            dcommi_match_node *node = *at;
-            *at = node->next;
-            return node;
-        }
-    }
-    return NULL;
-}
-/* Of several equal nodes the one that came first, which lies last in its bucket. */
-static inline dcommi_match_node *dcommi_match_take_oldest(dcomm_comm *comm,
-                                                          const dcommi_match_node *key)
-{
-    dcommi_match_node **found = NULL;
-    for (dcommi_match_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
-        if (dcommi_node_equal(*at, key)) {
-            found = at;
-        }
-    }
-    if (found == NULL) {
-        return NULL;
-    }
-    dcommi_match_node *node = *found;
-    *found = node->next;
-    return node;
-}
-/* ---- messages that came early ---- */
-/* Remember an arrival. *verdict tells the transport what became of it. NULL without memory. */
-static dcommi_early *dcommi_early_make(dcommi_transport *transport, const dcommi_header *header,
-                                       const dcommi_arrival *arrival, dcommi_verdict *verdict)
-{
-    *verdict = DCOMMI_CONSUMED;
-    dcommi_early *early = dcommi_alloc(sizeof *early);
-    if (early == NULL) {
-        return NULL;
-    }
-    early->header = *header;
-    early->transport = transport;
-    early->len = arrival->len;
-    if (arrival->len > 0 && arrival->desc != NULL) {
-        early->desc = arrival->desc;
-        early->data = (void *)(uintptr_t)arrival->data;
-        *verdict = DCOMMI_KEEP;
-    } else if (arrival->len > 0) {
-        early->data = dcommi_alloc_raw(arrival->len);
-        if (early->data == NULL) {
-            dcommi_free(early);
-            return NULL;
-        }
-        memcpy(early->data, arrival->data, arrival->len);
-    }
-    return early;
-}
-static void dcommi_early_free(dcommi_early *early)
-{
-    if (early->desc != NULL) {
-        early->transport->call->release(early->transport, early->desc);
-    } else {
-        dcommi_free(early->data);
-    }
-    dcommi_free(early);
-}
-static void dcommi_early_keep(dcomm_comm *comm, dcommi_early *early, uint8_t cls)
-{
-    const dcommi_header *h = &early->header;
-    bool of_run = cls == DCOMMI_NODE_EARLY_RUN;
-    early->node = dcommi_key(cls, h->stream, h->seq, h->stage, of_run ? 0 : (int32_t)h->src,
-                             of_run ? 0 : h->tag);
-    dcommi_match_insert(comm, &early->node);
-    comm->early_count++;
-    comm->early_bytes += early->len;
-    if (comm->early_bytes > comm->stats.unexpected_bytes_max) {
-        comm->stats.unexpected_bytes_max = comm->early_bytes;
-    }
-}
-/* Forget what came early for a collective. */
-static void dcommi_early_purge(dcomm_comm *comm, uint64_t seq)
-{
-    for (int i = 0; i < DCOMMI_BUCKETS && comm->early_count > 0; i++) {
-        dcommi_match_node **at = &comm->table[i];
-        while (*at != NULL) {
-            dcommi_match_node *node = *at;
-            if (node->seq == seq && node->stream == DCOMMI_STREAM_COLL &&
-                (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN)) {
-                *at = node->next;
-                comm->early_count--;
-                comm->early_bytes -= ((dcommi_early *)node)->len;
-                dcommi_early_free((dcommi_early *)node);
-            } else {
-                at = &node->next;
-            }
-        }
-    }
-}
-/* Forget everything that is still waited for or kept. */
-static void dcommi_match_clear(dcomm_comm *comm)
-{
-    for (int i = 0; i < DCOMMI_BUCKETS; i++) {
-        dcommi_match_node **at = &comm->table[i];
-        while (*at != NULL) {
-            dcommi_match_node *node = *at;
-            if (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN) {
-                *at = node->next;
-                dcommi_early_free((dcommi_early *)node);
-            } else {
-                at = &node->next;
-            }
-        }
-    }
-    comm->early_bytes = 0;
-    comm->early_count = 0;
-}
-/* ==== include/dcomm/impl/engine/post.h ===================================================== */
-/* post.h - messages handed to the transport: the header that all of them have, and control
- * messages, which are a header and at most a few words. */
-static inline dcommi_remote *dcommi_peer_of(dcomm_comm *comm, int rank)
-{
-    return &comm->context->peers[comm->members[rank].peer];
-}
-/* The communicator's facts, which every header has. */
-static inline void dcommi_header_sign(const dcomm_comm *comm, dcommi_member *member,
-                                      dcommi_header *header)
-{
-    header->comm = comm->id;
-    header->src = (uint32_t)comm->rank;
-    header->done = (uint32_t)comm->done;
-    member->told = comm->done;
-    member->addressed = true;
-}
-/* Make a message of what has been written where the transport had room for it. */
-static void dcommi_commit(dcomm_comm *comm, int rank, dcommi_header *header, size_t len)
-{
-    dcommi_member *member = &comm->members[rank];
-    const dcommi_remote *peer = &comm->context->peers[member->peer];
-    dcommi_header_sign(comm, member, header);
-    comm->stats.messages_sent++;
-    comm->stats.bytes_sent += len;
-    peer->transport->call->commit(peer->transport, member->peer, header, sizeof *header, len);
-}
-/* Give a header with the communicator's facts filled in, and a payload, to the transport; `device`:
- * the payload lies on one. */
-static inline dcomm_status dcommi_post_from(dcomm_comm *comm, int rank, dcommi_header *header,
-                                            const void *data, size_t len, bool device,
-                                            dcommi_op *op)
-{
-    dcommi_member *member = &comm->members[rank];
-    dcommi_remote *peer = &comm->context->peers[member->peer];
-    if (peer->lost) {
-        return dcommi_fail(DCOMM_ERR_PEER, "rank %d is lost: %s", rank, peer->why);
-    }
-    dcommi_header_sign(comm, member, header);
-    const dcommi_transport_vtable *call = peer->transport->call;
-    dcomm_status status = (device ? call->send_device : call->send)(
-        peer->transport, member->peer, header, sizeof *header, data, len, op);
-    return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
-                      : status;
-}
-static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *header, const void *data,
-                                size_t len, dcommi_op *op)
-{
-    return dcommi_post_from(comm, rank, header, data, len, false, op);
-}
-/* Header fields of a message of a run. */
-static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type, uint32_t tag)
-{
-    dcommi_header h = {.type = type,
-                       .stream = run->stream,
-                       .stage = run->stage,
-                       .signature = run->signature.hash ^ run->mark,
-                       .seq = run->seq,
-                       .tag = tag};
-    return h;
-}
-/* ---- control messages ---- */
-typedef struct dcommi_control {
-    dcommi_op op;
-    dcomm_context *context;
-    struct dcommi_control *next; /* in context->free_controls, all without data */
-    uint8_t data[];
-} dcommi_control;
-static void dcommi_control_free(dcommi_control *control, size_t len)
-{
-    if (len > 0) {
-        dcommi_free(control);
-    } else {
-        control->next = control->context->free_controls;
-        control->context->free_controls = control;
-    }
-}
-/* A peer that cannot be told is reported as lost by the transport. */
-static void dcommi_control_done(dcommi_op *op, dcomm_status status)
-{
-    (void)status;
-    dcommi_control_free((dcommi_control *)op, 0);
-}
-static void dcommi_text_done(dcommi_op *op, dcomm_status status)
-{
-    (void)status;
-    dcommi_control_free((dcommi_control *)op, 1);
-}
-/* Send a control message; its payload is copied. */
-static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
-                                       const void *data, size_t len)
-{
-    dcommi_control *control = len == 0 ? comm->context->free_controls : NULL;
-    if (control != NULL) {
-        comm->context->free_controls = control->next;
-    } else {
-        control = dcommi_alloc_raw(sizeof *control + len);
-        if (control == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        control->context = comm->context;
-    }
-    control->op.handle = NULL;
-    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
-    if (len > 0) {
-        memcpy(control->data, data, len);
-    }
-    dcomm_status status =
-        dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
-    if (status != DCOMM_IN_PROGRESS) {
-        dcommi_control_free(control, len);
-    }
-    return status < 0 ? status : DCOMM_OK;
-}
-/* ==== include/dcomm/impl/transport/local/share.h =========================================== */
-/* share.h - memory that processes of one host share: an anonymous file, mapped by each of them. It
- * needs no room in /dev/shm, has no name, and is gone with the last process that has it open or
- * mapped, however that process ends. */
-/* ==== include/dcomm/impl/base/huge.h ======================================================= */
-/* huge.h - address ranges placed so that huge pages fit, brought into memory without the risk of
- * SIGBUS, and collapsed onto huge pages. */
-#include <sys/mman.h>
-#include <sys/uio.h>
-#define DCOMMI_HUGE_PAGE ((size_t)2 << 20)
-/* Newer than the C library's headers may be. */
-#define DCOMMI_MADV_POPULATE_READ 22
-#define DCOMMI_MADV_POPULATE_WRITE 23
-#define DCOMMI_MADV_COLLAPSE 25
-static inline size_t dcommi_huge_round(size_t len)
-{
-    return (len + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
-}
-/* Address space for `len` bytes from a multiple of the huge page on, and to the end of the last
- * huge page; nothing is in it. NULL: there is none. */
-static uint8_t *dcommi_huge_reserve(size_t len)
-{
-    if (len > SIZE_MAX / 2) {
-        return NULL;
-    }
-    size_t whole = dcommi_huge_round(len);
-    uint8_t *start = mmap(NULL, whole + DCOMMI_HUGE_PAGE, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED) {
-        return NULL;
-    }
-    size_t before = -(uintptr_t)start & (DCOMMI_HUGE_PAGE - 1);
-    if (before > 0) {
-        munmap(start, before);
-    }
-    munmap(start + before + whole, DCOMMI_HUGE_PAGE - before);
-    return start + before;
-}
-static void dcommi_huge_release(void *at, size_t len)
-{
-    if (at != NULL) {
-        munmap(at, dcommi_huge_round(len));
-    }
-}
-/* Zeroed memory of this process, advised to be on huge pages. NULL: there is none. */
-static uint8_t *dcommi_huge_advised(size_t len)
-{
-    uint8_t *at = dcommi_huge_reserve(len);
-    if (at == NULL || mprotect(at, dcommi_huge_round(len), PROT_READ | PROT_WRITE) != 0) {
-        dcommi_huge_release(at, len);
-        return NULL;
-    }
-    madvise(at, dcommi_huge_round(len), MADV_HUGEPAGE);
-    memset(at, 0, len);
-    return at;
-}
-/* Bring every page in, zeroed where it is new. False: there is no memory for it. */
-static bool dcommi_huge_populate(void *at, size_t len)
-{
-    if (madvise(at, len, DCOMMI_MADV_POPULATE_WRITE) == 0) {
-        return true;
-    }
-    if (errno != EINVAL) {
-        return false;
-    }
-    /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
-    int zero = dcommi_sys_open("/dev/zero", O_RDONLY | O_CLOEXEC);
-    size_t done = 0;
-    while (zero >= 0 && done < len) {
-        ssize_t n = dcommi_sys_read(zero, (char *)at + done, len - done);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            break;
-        }
-        done += (size_t)n;
-    }
-    if (zero >= 0) {
-        dcommi_sys_close(zero);
-    }
-    return done == len;
-}
-/* Whether every byte of a mapping can be read; its pages are then in place. */
-static bool dcommi_huge_readable(void *at, size_t len)
-{
-    if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {
-        return true;
-    }
-    if (errno != EINVAL) {
-        return false;
-    }
-    char byte;
-    struct iovec to = {&byte, 1}, from = {(char *)at + len - 1, 1};
-    return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
-}
-/* Bring new memory in, on huge pages as far as the kernel can be persuaded, whatever its settings
- * for shared memory say: *huge of its bytes. False: there is no memory for it. */
-static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
-{
-    *huge = 0;
-    if (len >= DCOMMI_HUGE_PAGE) {
-        madvise(at, len, MADV_HUGEPAGE);
-    }
-    for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
-        if (!dcommi_huge_populate(at + done, 1)) { /* what is all a hole is not collapsed */
-            return false;
-        }
-        if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
-            *huge += DCOMMI_HUGE_PAGE;
-        } else if (errno == EINVAL) {
-            break; /* not this kernel, or not such memory */
-        }
-    }
-    return dcommi_huge_populate(at, len);
-}
-/* Newer than the C library's headers may be. */
-#define DCOMMI_MFD_CLOEXEC 1u
-#define DCOMMI_MFD_ALLOW_SEALING 2u
-#define DCOMMI_MFD_NOEXEC_SEAL 8u
-#define DCOMMI_F_ADD_SEALS 1033
-#define DCOMMI_F_GET_SEALS 1034
-#define DCOMMI_F_SEAL_SEAL 1
-#define DCOMMI_F_SEAL_SHRINK 2
-#define DCOMMI_F_SEAL_GROW 4
-/* Create a zeroed file of `len` bytes whose length is fixed, so that no process can make another's
- * loads fail by cutting it. Return its descriptor; -1 and errno: there is none to be had. */
-static int dcommi_share_file(size_t len)
-{
-    /* Linux 6.3 may be told to refuse files that could be executed; older ones do not know that. */
-    unsigned flags = DCOMMI_MFD_CLOEXEC | DCOMMI_MFD_ALLOW_SEALING;
-    int fd = (int)syscall(SYS_memfd_create, "dcomm", flags | DCOMMI_MFD_NOEXEC_SEAL);
-    if (fd < 0 && errno == EINVAL) {
-        fd = (int)syscall(SYS_memfd_create, "dcomm", flags);
-    }
-    if (fd < 0) {
-        return -1;
-    }
-    if (ftruncate(fd, (off_t)len) != 0 ||
-        fcntl(fd, DCOMMI_F_ADD_SEALS,
-              DCOMMI_F_SEAL_SHRINK | DCOMMI_F_SEAL_GROW | DCOMMI_F_SEAL_SEAL) != 0) {
-        int saved = errno;
-        dcommi_sys_close(fd);
-        errno = saved;
-        return -1;
-    }
-    return fd;
-}
-/* Return true if a descriptor that a peer has handed over is a file of at least `len` bytes that
- * nobody can shorten. */
-static bool dcommi_share_holds(int fd, size_t len)
-{
-    struct stat st;
-    int seals = fcntl(fd, DCOMMI_F_GET_SEALS);
-    return seals >= 0 && (seals & DCOMMI_F_SEAL_SHRINK) != 0 && dcommi_sys_fstat(fd, &st) == 0 &&
-           st.st_size >= 0 && (uint64_t)st.st_size >= len;
-}
-/* Map part of a file, at any page; NULL and errno: no address space. */
-static void *dcommi_share_map(int fd, size_t offset, size_t len)
-{
-    void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
-    return at != MAP_FAILED ? at : NULL;
-}
-/* Map a whole file where huge pages can lie; give it back with dcommi_huge_release. */
-static uint8_t *dcommi_share_map_huge(int fd, size_t len)
-{
-    uint8_t *place = dcommi_huge_reserve(len);
-    if (place == NULL) {
-        return NULL;
-    }
-    if (mmap(place, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
-        int saved = errno;
-        dcommi_huge_release(place, len);
-        errno = saved;
-        return NULL;
-    }
-    return place;
-}
-#define DCOMMI_REGION_MAPS 4096   /* peers' regions that a context remembers */
-#define DCOMMI_REGION_BUCKETS 256 /* of the cache */
-#define DCOMMI_REGION_REFUSALS 64
-#define DCOMMI_REGION_LEN_MAX ((uint64_t)1 << 46)
-/* Payload of REGION, in front of a device's key. */
-typedef struct dcommi_region_card {
-    uint64_t base; /* where messages say that it lies */
-    uint64_t len;
-} dcommi_region_card;
-_Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has no padding");
-/* A peer that has to do with a region of ours. */
-typedef struct dcommi_reader {
-    int peer;
-    bool told;    /* was given it; of device memory: and has not said that it is shut */
-    bool warned;  /* of device memory: was told that it is gone */
-    int refusals; /* how often it could not read an RTS in place */
-} dcommi_reader;
-/* A region of this rank. */
-struct dcommi_own {
-    struct dcommi_own *next;      /* of all in the process, or of all of `shared` */
-    struct dcommi_shared *shared; /* the device memory that it is; NULL: host memory */
-    dcomm_context *context;       /* kept alive */
-    uint8_t *base;
-    size_t len, huge;
-    uint32_t id;    /* 0: nobody can map it */
-    unsigned users; /* of device memory: who wants this context to have it */
-    int file;       /* of host memory, to be handed to peers; -1: none */
-    dcommi_reader *readers;
-    size_t nreaders, readers_capacity;
-};
-enum dcommi_map_state {
-    DCOMMI_MAP_ASKED,
-    DCOMMI_MAP_KNOWN,   /* device memory, to be opened */
-    DCOMMI_MAP_OPENING, /* by a thread without the token */
-    DCOMMI_MAP_OPEN,
-    DCOMMI_MAP_FAILED
-};
-/* A region of a peer. */
-struct dcommi_map {
-    struct dcommi_map *next; /* in its bucket */
-    int peer;
-    uint32_t id;
-    uint8_t state;
-    uint8_t named; /* how often since we asked */
-    uint64_t base, len;
-    uint8_t *local; /* OPEN */
-    bool on_device; /* it is device memory; the rest is of that */
-    dcommi_device_key key;
-    bool gone;             /* OPENING: to be shut again */
-    bool borrowed;         /* of this very process: nothing was opened */
-    dcommi_device *device; /* by which it is read */
-    uint64_t used;         /* the last job there that reads it */
-};
-struct dcommi_regions {
-    dcommi_own **own; /* by address; with the token, like all of this */
-    size_t nown, own_capacity;
-    uint32_t last_id;
-    dcommi_map *maps[DCOMMI_REGION_BUCKETS];
-    size_t nmaps;
-    dcommi_own *leaving;  /* device memory that is free but for peers that may have it open */
-    dcommi_map *shutting; /* peers' device memory that is to be shut */
-};
-/* The context's, made when first needed; NULL without memory. */
-static struct dcommi_regions *dcommi_regions_of(dcomm_context *context)
-{
-    if (context->regions == NULL) {
-        context->regions = dcommi_alloc(sizeof *context->regions);
-    }
-    return context->regions;
-}
-/* ---- our own ---- */
-/* Index of the first own region that begins behind `at`. */
-static size_t dcommi_own_behind(const struct dcommi_regions *regions, uintptr_t at)
-{
-    size_t low = 0, high = regions->nown;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if ((uintptr_t)regions->own[middle]->base > at) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
-    return low;
-}
-/* The region that all of this memory lies in; NULL: none. */
-static inline dcommi_own *dcommi_own_find(const dcomm_context *context, const void *at, size_t len)
-{
-    const struct dcommi_regions *regions = context->regions;
-    if (DCOMMI_LIKELY(regions == NULL || regions->nown == 0)) {
-        return NULL;
-    }
-    size_t i = dcommi_own_behind(regions, (uintptr_t)at);
-    if (i == 0) {
-        return NULL;
-    }
-    dcommi_own *own = regions->own[i - 1];
-    size_t offset = (uintptr_t)at - (uintptr_t)own->base;
-    return offset < own->len && len <= own->len - offset ? own : NULL;
-}
-/* Its number, for messages. */
-static inline uint32_t dcommi_region_number(const dcomm_context *context, const void *at,
-                                            size_t len)
-{
-    const dcommi_own *own = dcommi_own_find(context, at, len);
-    return own != NULL ? own->id : 0;
-}
-/* A peer's entry at a region, made when needed; NULL without memory. */
-static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
-{
-    for (size_t i = 0; i < own->nreaders; i++) {
-        if (own->readers[i].peer == peer) {
-            return &own->readers[i];
-        }
-    }
-    if (dcommi_grow((void **)&own->readers, &own->readers_capacity, own->nreaders + 1,
-                    sizeof *own->readers) < 0) {
-        return NULL;
-    }
-    own->readers[own->nreaders] = (dcommi_reader){.peer = peer};
-    return &own->readers[own->nreaders++];
-}
-/* Whether to offer this memory to a peer that cannot read our other memory: a peer that does not
- * map the region in the end has to ask for each message, so not for ever. */
-static bool dcommi_region_offerable(dcomm_context *context, int peer, const void *at, size_t len)
-{
-    dcommi_own *own = dcommi_own_find(context, at, len);
-    const dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
-    return reader != NULL && reader->refusals < DCOMMI_REGION_REFUSALS;
-}
-/* A peer wants a message that was offered in place after all. */
-static void dcommi_region_refused(dcomm_context *context, int peer, const void *at, size_t len)
-{
-    dcommi_own *own = dcommi_own_find(context, at, len);
-    dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
-    if (reader != NULL) {
-        reader->refusals++;
-    }
-}
-/* Make own->len bytes of shared memory where huge pages can lie, and bring them in. With `collapse`
- * onto huge pages: the kernel lets the caller wait until work of its own has run on every core,
- * which took up to 40 s where ranks of other programs kept the cores busy, so only where a caller
- * asks for memory. DCOMM_ERR_UNSUPPORTED: nobody could map it. After an error: dcommi_own_destroy.
- */
-static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
-{
-    own->file = dcommi_share_file(own->len);
-    own->base = own->file >= 0 ? dcommi_share_map_huge(own->file, own->len) : NULL;
-    if (own->base == NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "no shared memory of %zu bytes: %s", own->len,
-                           strerror(errno));
-    }
-    if (!(collapse ? dcommi_huge_fill(own->base, own->len, &own->huge)
-                   : dcommi_huge_populate(own->base, own->len))) {
-        return dcommi_fail(DCOMM_ERR_SYSTEM,
-                           "no shared memory of %zu bytes: %s (see the memory limit of the "
-                           "container)",
-                           own->len, strerror(errno));
-    }
-    return DCOMM_OK;
-}
-/* Give back what there is of it. */
-static void dcommi_own_destroy(dcommi_own *own)
-{
-    dcommi_huge_release(own->base, own->len);
-    own->base = NULL;
-    if (own->file >= 0) {
-        dcommi_sys_close(own->file);
-        own->file = -1;
-    }
-}
-static dcomm_status dcommi_own_enter(dcommi_own *own)
-{
-    struct dcommi_regions *regions = dcommi_regions_of(own->context);
-    if (regions == NULL || regions->last_id == UINT32_MAX) {
-        return regions == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK; /* it works, unmapped */
-    }
-    DCOMMI_TRY(dcommi_grow((void **)&regions->own, &regions->own_capacity, regions->nown + 1,
-                           sizeof *regions->own));
-    size_t i = dcommi_own_behind(regions, (uintptr_t)own->base);
-    memmove(&regions->own[i + 1], &regions->own[i], (regions->nown - i) * sizeof *regions->own);
-    regions->own[i] = own;
-    regions->nown++;
-    own->id = ++regions->last_id;
-    return DCOMM_OK;
-}
-/* A peer by the first healthy communicator that has it; NULL: none. */
-static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
-{
-    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-        if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
-            continue;
-        }
-        for (int r = 0; r < comm->size; r++) {
-            if (comm->members[r].peer == peer && !comm->members[r].gone) {
-                *rank = r;
-                return comm;
-            }
-        }
-    }
-    return NULL;
-}
-/* Tell a peer that a region is no more. Returns whether that is under way. */
-static bool dcommi_own_warn(const dcommi_own *own, int peer)
-{
-    int rank;
-    dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
-    dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id, .a = own->shared != NULL};
-    return comm != NULL && !own->context->peers[peer].lost &&
-           dcommi_send_header(comm, rank, &gone, NULL, 0) >= 0;
-}
-/* It is about to be freed: take it out and tell who may have mapped it. */
-static void dcommi_own_leave(dcommi_own *own)
-{
-    struct dcommi_regions *regions = own->context->regions;
-    size_t at = dcommi_own_behind(regions, (uintptr_t)own->base) - 1;
-    regions->nown--;
-    memmove(&regions->own[at], &regions->own[at + 1], (regions->nown - at) * sizeof *regions->own);
-    for (size_t i = 0; i < own->nreaders; i++) {
-        if (own->readers[i].told) {
-            own->readers[i].warned = dcommi_own_warn(own, own->readers[i].peer);
-        }
-    }
-}
-/* A peer asks for a region that we named. */
-static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
-{
-    struct dcommi_regions *regions = comm->context->regions;
-    const dcommi_remote *peer = &comm->context->peers[comm->members[h->src].peer];
-    dcommi_own *own = NULL;
-    for (size_t i = 0; regions != NULL && i < regions->nown && own == NULL; i++) {
-        own = regions->own[i]->id == h->tag ? regions->own[i] : NULL;
-    }
-    /* Of device memory it must be known when the peer's process has ended. */
-    if (own == NULL || !peer->same_host || (own->shared != NULL && peer->started == 0)) {
-        return; /* or freed meanwhile: the peer does without */
-    }
-    dcommi_reader *reader = dcommi_own_reader(own, comm->members[h->src].peer);
-    if (reader == NULL) {
-        return;
-    }
-    reader->told = true;
-    int peer_index = comm->members[h->src].peer;
-    dcommi_transport *t = comm->context->local;
-    uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_DEVICE];
-    size_t len = sizeof(dcommi_region_card);
-    dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base, .len = own->len};
-    memcpy(payload, &card, sizeof card);
-    if (own->shared != NULL) {
-        dcommi_device_own_key(own, payload + len);
-        len = sizeof payload;
-    } else if (t->call->region_give(t, peer_index, own->id, own->file) != DCOMM_OK) {
-        return; /* the peer asks again */
-    }
-    dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id, .a = own->shared != NULL};
-    dcommi_send_header(comm, (int)h->src, &answer, payload, len);
-}
-/* ---- peers' ---- */
-static inline dcommi_map **dcommi_map_at(struct dcommi_regions *regions, int peer, uint32_t id)
-{
-    dcommi_map **at = &regions->maps[((uint32_t)peer * 31u + id) % DCOMMI_REGION_BUCKETS];
-    while (*at != NULL && ((*at)->peer != peer || (*at)->id != id)) {
-        at = &(*at)->next;
-    }
-    return at;
-}
-static void dcommi_map_drop(dcomm_context *context, dcommi_map **at)
-{
-    dcommi_map *map = *at;
-    if (map->state == DCOMMI_MAP_OPENING) { /* who opens it drops it */
-        map->gone = true;
-        return;
-    }
-    *at = map->next;
-    context->regions->nmaps--;
-    if (map->on_device || map->state == DCOMMI_MAP_ASKED) {
-        dcommi_device_map_drop(context, map);
-        return;
-    }
-    dcommi_huge_release(map->local, (size_t)map->len);
-    dcommi_free(map);
-}
-/* Forget the regions of a peer, or of all (-1). */
-static void dcommi_maps_forget(dcomm_context *context, int peer)
-{
-    struct dcommi_regions *regions = context->regions;
-    for (size_t i = 0; regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
-        for (dcommi_map **at = &regions->maps[i]; *at != NULL;) {
-            bool ours = peer < 0 || (*at)->peer == peer;
-            bool stays = !ours || (*at)->state == DCOMMI_MAP_OPENING;
-            if (ours) {
-                dcommi_map_drop(context, at);
-            }
-            at = stays ? &(*at)->next : at;
-        }
-    }
-}
-/* The context closes. */
-static void dcommi_regions_free(dcomm_context *context)
-{
-    if (context->regions != NULL) {
-        dcommi_maps_forget(context, -1);
-        dcommi_device_regions_free(context);
-        dcommi_free(context->regions->own);
-        dcommi_free(context->regions);
-        context->regions = NULL;
-    }
-}
-/* A region is named that we do not know: remember it, and ask for it; again from time to time, as a
- * communicator that fails takes question or answer with it. map: NULL the first time. */
-static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id, dcommi_map *map)
-{
-    if (map != NULL && ++map->named != 0) {
-        return;
-    }
-    struct dcommi_regions *regions = dcommi_regions_of(comm->context);
-    if (map == NULL) {
-        bool full = regions == NULL || regions->nmaps >= DCOMMI_REGION_MAPS;
-        map = full ? NULL : dcommi_alloc(sizeof *map);
-        if (map == NULL) {
-            return;
-        }
-        map->peer = comm->members[rank].peer;
-        map->id = id;
-        *dcommi_map_at(regions, map->peer, id) = map;
-        regions->nmaps++;
-    }
-    dcommi_header ask = {.type = DCOMMI_MSG_REGION_ASK, .tag = id};
-    dcommi_send_header(comm, rank, &ask, NULL, 0);
-}
-/* Map host memory that a peer has handed to us. */
-static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
-{
-    dcommi_transport *t = context->local;
-    size_t len = (size_t)map->len;
-    int file = -1;
-    DCOMMI_TRY(t->call->region_take(t, map->peer, map->id, len, &file));
-    uint8_t *local = dcommi_share_map_huge(file, len);
-    dcommi_sys_close(file);
-    if (local == NULL || !dcommi_huge_readable(local, len)) {
-        dcommi_huge_release(local, len);
-        return dcommi_fail(DCOMM_ERR_SYSTEM, "%s", strerror(errno));
-    }
-    map->local = local;
-    map->state = DCOMMI_MAP_OPEN;
-    return DCOMM_OK;
-}
-/* Take a peer's answer about its memory. If anything is wrong with it, that memory is read by
- * other means. */
-static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data)
-{
-    struct dcommi_regions *regions = comm->context->regions;
-    if (regions == NULL) {
-        return;
-    }
-    int peer = comm->members[h->src].peer;
-    bool device = h->a == 1;
-    dcommi_region_card card;
-    dcommi_map *map = *dcommi_map_at(regions, peer, h->tag);
-    if (map == NULL || map->state != DCOMMI_MAP_ASKED) {
-        if (map == NULL && device) { /* forgotten meanwhile */
-            dcommi_tell_shut(comm->context, peer, h->tag);
-        }
-        return;
-    }
-    map->state = DCOMMI_MAP_FAILED;
-    map->on_device = device;
-    memcpy(&card, data, sizeof card);
-    map->base = card.base;
-    map->len = card.len;
-    size_t page = device ? 1 : (size_t)sysconf(_SC_PAGESIZE);
-    if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX || map->len % page != 0 ||
-        map->base % page != 0 || map->base + map->len < map->base) {
-        return;
-    }
-    if (device) {
-        memcpy(&map->key, (const uint8_t *)data + sizeof card, sizeof map->key);
-        map->state = DCOMMI_MAP_KNOWN;
-        atomic_store_explicit(&comm->context->memory_due, 1, memory_order_relaxed);
-    } else if (dcommi_map_open(comm->context, map) < 0) {
-        dcommi_log(DCOMMI_LOG_INFO, "registered memory of process %d is not mapped: %s",
-                   (int)comm->context->peers[peer].pid, dcommi_message);
-    }
-}
-/* Memory that a rank has offered, as region number and address, in our own address space: good
- * until the next pass of progress. NULL: it is to be read by other means. */
-static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
-                                                 uint64_t address, size_t len)
-{
-    int peer = comm->members[rank].peer;
-    if (DCOMMI_LIKELY(region == 0) || !comm->context->peers[peer].same_host) {
-        return NULL;
-    }
-    struct dcommi_regions *regions = comm->context->regions;
-    dcommi_map *map = regions != NULL ? *dcommi_map_at(regions, peer, region) : NULL;
-    if (DCOMMI_UNLIKELY(map == NULL || map->state == DCOMMI_MAP_ASKED)) {
-        dcommi_map_ask(comm, rank, region, map);
-        return NULL;
-    }
-    if (DCOMMI_UNLIKELY(map->on_device)) {
-        return NULL; /* the peer has named it as the host's */
-    }
-    uint64_t offset = address - map->base;
-    return map->state == DCOMMI_MAP_OPEN && address >= map->base && offset <= map->len &&
-                   len <= map->len - offset
-               ? map->local + offset
-               : NULL;
-}
-/* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */
-static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data)
-{
-    struct dcommi_regions *regions = comm->context->regions;
-    int peer = comm->members[h->src].peer;
-    if (h->type == DCOMMI_MSG_REGION_ASK) {
-        dcommi_on_region_ask(comm, h);
-    } else if (h->type == DCOMMI_MSG_REGION) {
-        dcommi_on_region(comm, h, data);
-    } else if (h->type == DCOMMI_MSG_REGION_SHUT) {
-        dcommi_on_region_shut(comm->context, peer, h->tag);
-    } else {
-        dcommi_map **at = regions != NULL ? dcommi_map_at(regions, peer, h->tag) : NULL;
-        if (at != NULL && *at != NULL) {
-            dcommi_map_drop(comm->context, at);
-        } else if (h->a == 1) {
-            dcommi_device_map_gone(comm->context, peer, h->tag);
-        }
-    }
-}
-/* Pinned memory of a context on a device: so many slots for each direction. One is what goes over
- * the bus at a time: long enough for its rate, and several, so that bus and network both work. */
-#ifndef DCOMMI_SLOT_BYTES
-#define DCOMMI_SLOT_BYTES ((size_t)512 << 10)
-#endif
-#ifndef DCOMMI_SLOTS
-#define DCOMMI_SLOTS 16
-#endif
-typedef struct dcommi_job {
-    struct dcommi_job *next; /* of its queue */
-    dcommi_run *run;
-    void *event;
-    void (*done)(struct dcommi_job *job, dcomm_status status); /* from within progress, once */
-} dcommi_job;
-typedef struct dcommi_slot {
-    dcommi_job job; /* first */
-    struct dcommi_slot *next;
-    uint8_t *memory;
-    dcommi_device *device;
-    void *user;
-    unsigned block;
-} dcommi_slot;
-/* Who waits for a slot. */
-typedef void (*dcommi_slot_fn)(dcommi_slot *slot, void *user);
-typedef struct dcommi_slot_wait {
-    struct dcommi_slot_wait *next;
-    dcommi_slot_fn go;
-    void *user;
-} dcommi_slot_wait;
-struct dcommi_device {
-    dcommi_device_handle handle;
-    dcommi_device *next; /* in the context */
-    struct dcommi_device_side {
-        dcommi_job *first, *last;
-        dcommi_slot slots[DCOMMI_SLOTS];
-        dcommi_slot *free;
-        dcommi_slot_wait *waits, *last_wait;
-        bool giving;
-        void *pinned;
-        uint64_t started, ended; /* jobs */
-    } side[DCOMMI_QUEUES];
-};
-/* ---- jobs ---- */
-/* Something will come back to a run: until then it stays, and its communicator is not closed. */
-static void dcommi_run_keep(dcommi_run *run)
-{
-    run->comm->in_transport++;
-    atomic_fetch_add_explicit(&run->refs, 1, memory_order_relaxed);
-}
-static void dcommi_run_let_go(dcommi_run *run)
-{
-    run->comm->in_transport--;
-    dcommi_run_unref(run);
-}
-/* Look for the end of what was put on a queue just now. On an error nothing has been started. */
-static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue queue,
-                                     dcommi_job *job, dcommi_run *run,
-                                     void (*done)(dcommi_job *, dcomm_status))
-{
-    struct dcommi_device_side *side = &device->side[queue];
-    DCOMMI_TRY(device->handle.call->mark(&device->handle, queue, &job->event));
-    job->run = run;
-    job->done = done;
-    job->next = NULL;
-    *(side->last != NULL ? &side->last->next : &side->first) = job;
-    side->last = job;
-    side->started++;
-    run->jobs++;
-    dcommi_run_keep(run);
-    return DCOMM_OK;
-}
-/* What the device could not do fails the run, with the sentence of the last error. */
-static void dcommi_device_failed(dcommi_run *run, dcomm_status status)
-{
-    char text[DCOMMI_MESSAGE_MAX];
-    snprintf(text, sizeof text, "%s #%" PRIu64 ", rank %d, device %d: %.300s",
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
-             run->device->handle.number, dcommi_message);
-    dcommi_poison(run->comm, status, -1, text);
-}
-static unsigned dcommi_side_progress(dcommi_device *device, struct dcommi_device_side *side)
-{
-    unsigned n = 0;
-    while (side->first != NULL) {
-        dcommi_job *job = side->first;
-        dcommi_run *run = job->run;
-        dcomm_status status = device->handle.call->poll(job->event);
-        if (status == DCOMM_IN_PROGRESS) {
-            break;
-        }
-        side->first = job->next;
-        if (side->first == NULL) {
-            side->last = NULL;
-        }
-        device->handle.call->over(&device->handle, job->event);
-        side->ended++;
-        n++;
-        if (status < 0 && run->active) {
-            dcommi_device_failed(run, status);
-        }
-        job->done(job, status);
-        if (--run->jobs == 0 && !run->active) {
-            dcommi_run_off_device(run);
-        }
-        dcommi_run_let_go(run);
-    }
-    return n;
-}
-static unsigned dcommi_devices_progress(dcomm_context *context)
-{
-    unsigned n = 0;
-    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
-    for (; device != NULL; device = device->next) {
-        for (int q = 0; q < DCOMMI_QUEUES; q++) {
-            n += dcommi_side_progress(device, &device->side[q]);
-        }
-    }
-    return n;
-}
-/* ---- slots ---- */
-static void dcommi_slot_serve(struct dcommi_device_side *side)
-{
-    if (side->giving) {
-        return; /* who gives one back is served by whom it was called from */
-    }
-    side->giving = true;
-    while (side->free != NULL && side->waits != NULL) {
-        dcommi_slot *slot = side->free;
-        dcommi_slot_wait *wait = side->waits;
-        side->free = slot->next;
-        side->waits = wait->next;
-        if (side->waits == NULL) {
-            side->last_wait = NULL;
-        }
-        wait->go(slot, wait->user);
-        dcommi_free(wait);
-    }
-    side->giving = false;
-}
-/* Call `go` with a slot: at once, or when one has been given back. */
-static dcomm_status dcommi_slot_ask(dcommi_device *device, enum dcommi_queue queue,
-                                    dcommi_slot_fn go, void *user)
-{
-    struct dcommi_device_side *side = &device->side[queue];
-    dcommi_slot_wait *wait = dcommi_alloc(sizeof *wait);
-    if (wait == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    wait->go = go;
-    wait->user = user;
-    *(side->last_wait != NULL ? &side->last_wait->next : &side->waits) = wait;
-    side->last_wait = wait;
-    dcommi_slot_serve(side);
-    return DCOMM_OK;
-}
-static void dcommi_slot_give(dcommi_slot *slot, enum dcommi_queue queue)
-{
-    struct dcommi_device_side *side = &slot->device->side[queue];
-    slot->next = side->free;
-    side->free = slot;
-    dcommi_slot_serve(side);
-}
-/* ---- the devices of a context ---- */
-static void dcommi_device_free(dcommi_device *device)
-{
-    device->handle.call->close(&device->handle);
-    for (int q = 0; q < DCOMMI_QUEUES; q++) {
-        device->handle.call->unpin(device->side[q].pinned);
-    }
-    dcommi_free(device);
-}
-static dcomm_status dcommi_device_make(int number, dcommi_device **device_p)
-{
-    dcommi_device *device = dcommi_alloc(sizeof *device);
-    if (device == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    device->handle.call = dcommi_devices;
-    device->handle.number = number;
-    dcomm_status status = dcommi_devices->open(&device->handle);
-    for (int q = 0; q < DCOMMI_QUEUES && status >= 0; q++) {
-        struct dcommi_device_side *side = &device->side[q];
-        status = dcommi_devices->pin(DCOMMI_SLOTS * DCOMMI_SLOT_BYTES, &side->pinned);
-        for (int i = 0; i < DCOMMI_SLOTS && status >= 0; i++) {
-            dcommi_slot *slot = &side->slots[i];
-            slot->device = device;
-            slot->memory = (uint8_t *)side->pinned + (size_t)i * DCOMMI_SLOT_BYTES;
-            slot->next = side->free;
-            side->free = slot;
-        }
-    }
-    if (status < 0) {
-        dcommi_device_free(device);
-        return status;
-    }
-    *device_p = device;
-    return DCOMM_OK;
-}
-/* What a context needs to use a device, made at its first operation there by the thread that calls:
- * pinning memory may wait for the device. */
-static dcomm_status dcommi_device_of(dcomm_context *context, int number, dcommi_device **device_p)
-{
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
-    dcomm_status status = DCOMM_OK;
-    for (; device != NULL && device->handle.number != number; device = device->next) {
-    }
-    if (device == NULL) {
-        pthread_mutex_lock(&lock);
-        device = atomic_load_explicit(&context->devices, memory_order_acquire);
-        for (; device != NULL && device->handle.number != number; device = device->next) {
-        }
-        if (device == NULL && (status = dcommi_device_make(number, &device)) >= 0) {
-            device->next = atomic_load_explicit(&context->devices, memory_order_relaxed);
-            atomic_store_explicit(&context->devices, device, memory_order_release);
-        }
-        pthread_mutex_unlock(&lock);
-    }
-    *device_p = device;
-    return status;
-}
-static void dcommi_devices_free(dcomm_context *context)
-{
-    dcommi_device *device = atomic_load(&context->devices);
-    while (device != NULL) {
-        dcommi_device *next = device->next;
-        dcommi_device_free(device);
-        device = next;
-    }
-}
-/* ---- the life of a move ---- */
-static dcommi_move *dcommi_move_new(dcommi_run *run, dcommi_lane *lane)
-{
-    dcomm_context *context = run->comm->context;
-    dcommi_move *move = context->free_moves;
-    if (move != NULL) {
-        context->free_moves = move->next;
-        dcommi_zero(move, offsetof(dcommi_move, src));
-    } else {
-        move = dcommi_alloc(sizeof *move);
-        if (move == NULL) {
-            return NULL;
-        }
-    }
-    move->run = run;
-    move->lane = lane;
-    move->word = -1;
-    move->forward_rank = -1;
-    move->next = run->moves;
-    move->prev = &run->moves;
-    if (move->next != NULL) {
-        move->next->prev = &move->next;
-    }
-    run->moves = move;
-    return move;
-}
-static void dcommi_move_free(dcommi_move *move)
-{
-    dcomm_context *context = move->run->comm->context;
-    if (DCOMMI_UNLIKELY(move->slot != NULL)) {
-        dcommi_slot_give(move->slot, DCOMMI_QUEUE_IN);
-    }
-    *move->prev = move->next;
-    if (move->next != NULL) {
-        move->next->prev = move->prev;
-    }
-    move->next = context->free_moves;
-    context->free_moves = move;
-}
-static void dcommi_move_in_transport(dcommi_move *move)
-{
-    move->in_transport = true;
-    move->run->comm->in_transport++;
-    atomic_fetch_add_explicit(&move->run->refs, 1, memory_order_relaxed);
-}
-static void dcommi_move_out_of_transport(dcommi_move *move)
-{
-    move->in_transport = false;
-    move->run->comm->in_transport--;
-}
-static void dcommi_move_complete(dcommi_move *move)
-{
-    dcommi_lane *lane = move->lane;
-    bool async = move->async;
-    dcommi_run_event(move->run);
-    dcommi_move_free(move);
-    if (lane != NULL) {
-        dcommi_lane_moved(lane, async);
-    }
-}
-/* ---- sending ---- */
-/* Say that a run cannot complete because a rank has left. */
-static void dcommi_left_text(const dcommi_run *run, int rank, char *text, size_t len)
-{
-    snprintf(text, len,
-             "rank %d has left the communicator after %" PRIu64 " collectives; %s #%" PRIu64
-             " cannot complete",
-             rank, run->comm->members[rank].gone_after,
-             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq);
-}
-/* The transport could not do what a move needs of its peer. */
-static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
-{
-    char text[DCOMMI_MESSAGE_MAX];
-    int rank = move->node.peer;
-    snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
-             (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
-    if (status == DCOMM_ERR_PEER && move->run->comm->members[rank].gone) {
-        dcommi_left_text(move->run, rank, text, sizeof text);
-    }
-    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
-                  -1, text);
-}
-static void dcommi_sent(dcommi_op *op, dcomm_status status)
-{
-    dcommi_move *move = (dcommi_move *)op;
-    dcommi_run *run = move->run;
-    bool live = run->active;
-    if (live && status < 0) {
-        dcommi_move_failed(move, status, "sending to");
-        live = false; /* poisoning has finished the run and orphaned the move */
-    }
-    dcommi_move_out_of_transport(move);
-    if (live) {
-        dcommi_move_complete(move);
-    } else {
-        dcommi_move_free(move);
-    }
-    dcommi_run_unref(run);
-}
-static inline bool dcommi_is_bulk(const dcommi_frame *frame)
-{
-    return frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_BULK_RESULT;
-}
-/* The move of a send, or NULL. */
-static inline dcommi_move *dcommi_move_send(dcommi_lane *lane, int rank, uint32_t tag,
-                                            const void *data, size_t len, bool async)
-{
-    dcommi_run *run = lane->frame->run;
-    dcommi_move *move = dcommi_move_new(run, lane);
-    if (move == NULL) {
-        return NULL;
-    }
-    move->kind = DCOMMI_MOVE_SEND;
-    move->async = async;
-    move->buf = (uint8_t *)(uintptr_t)data;
-    move->len = len;
-    move->node = dcommi_key(DCOMMI_NODE_SENT, run->stream, run->seq, run->stage, rank, tag);
-    run->comm->stats.messages_sent++;
-    run->comm->stats.bytes_sent += len;
-    return move;
-}
-/* Tell the receiver what lies here for it: its answer finds the move. */
-static inline dcomm_status dcommi_move_offer(dcommi_move *move, dcommi_header *header)
-{
-    dcomm_comm *comm = move->run->comm;
-    dcommi_match_insert(comm, &move->node);
-    dcomm_status status = dcommi_send_header(comm, move->node.peer, header, NULL, 0);
-    if (status < 0) {
-        dcommi_match_remove(comm, &move->node);
-        dcommi_move_free(move);
-        return status;
-    }
-    return DCOMM_IN_PROGRESS;
-}
-/* Start a send. DCOMM_OK: over at once; DCOMM_IN_PROGRESS: the lane will hear. */
-static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
-                                      size_t len, bool async)
-{
-    dcommi_run *run = lane->frame->run;
-    dcomm_comm *comm = run->comm;
-    dcommi_remote *peer = dcommi_peer_of(comm, rank);
-    dcommi_move *move = dcommi_move_send(lane, rank, tag, data, len, async);
-    if (move == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    move->op.done = dcommi_sent;
-    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, tag);
-    if (peer->same_host &&
-        ((len > DCOMMI_RTS_BYTES && !peer->cannot_read_us) ||
-         (len > DCOMMI_RTS_MAPPED &&
-          dcommi_region_offerable(comm->context, comm->members[rank].peer, data, len)))) {
-        header.type = DCOMMI_MSG_RTS;
-        header.a = (uint64_t)(uintptr_t)data;
-        header.b = len;
-        dcommi_header_set_wide(&header, dcommi_region_number(comm->context, data, len));
-        return dcommi_move_offer(move, &header);
-    }
-    header.a = len;
-    peer->transport->bulk = dcommi_is_bulk(lane->frame);
-    dcomm_status status = dcommi_post(comm, rank, &header, data, len, &move->op);
-    if (status == DCOMM_IN_PROGRESS) {
-        dcommi_move_in_transport(move);
-    } else {
-        dcommi_move_free(move);
-    }
-    return status;
-}
-/* FIN or PULL for one of our RTS. */
-static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
-{
-    dcommi_match_node key =
-        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
-    dcommi_match_node *node = dcommi_match_take(comm, &key);
-    if (node == NULL) {
-        return; /* of a run that failed meanwhile */
-    }
-    dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
-    if (h->type == DCOMMI_MSG_FIN) {
-        dcommi_move_complete(move);
-        return;
-    }
-    dcommi_peer_of(comm, (int)h->src)->cannot_read_us = true;
-    dcommi_region_refused(comm->context, comm->members[h->src].peer, move->buf, move->len);
-    dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_DATA, h->tag);
-    header.stage = h->stage;
-    header.a = move->len;
-    dcomm_status status = dcommi_post(comm, (int)h->src, &header, move->buf, move->len, &move->op);
-    if (status == DCOMM_OK) {
-        dcommi_move_complete(move);
-    } else if (status == DCOMM_IN_PROGRESS) {
-        dcommi_move_in_transport(move);
-    } else {
-        dcommi_poison(comm, status, -1, dcommi_message);
-    }
-}
-/* What OFFER and EXPOSE say of such memory, in place of a region's number. */
-#define DCOMMI_STRAIGHT UINT32_C(1)
-/* Whether UCX moves the run's device memory to and from a rank. It works in the CUDA context that
- * is current, and is given one device of each context of ours: the first that is asked for. */
-static bool dcommi_straight_with(const dcommi_run *run, int rank)
-{
-    dcomm_context *context = run->comm->context;
-    if (run->device == NULL || !dcommi_peer_of(run->comm, rank)->takes_device) {
-        return false;
-    }
-    if (context->straight_device == NULL) {
-        context->straight_device = run->device;
-    }
-    return context->straight_device == run->device;
-}
-/* How a rank gets at device memory: its region, or, from another host, whether it comes straight.
- */
-static uint32_t dcommi_device_offered(const dcommi_run *run, int rank, const void *at, size_t len)
-{
-    return dcommi_peer_of(run->comm, rank)->same_host
-               ? dcommi_region_number(run->comm->context, at, len)
-               : (dcommi_straight_with(run, rank) ? DCOMMI_STRAIGHT : 0);
-}
-/* Whether what a rank has offered so comes straight into memory of the run's device. */
-static bool dcommi_comes_straight(const dcommi_run *run, int rank, uint32_t offered)
-{
-    return offered == DCOMMI_STRAIGHT && dcommi_straight_with(run, rank);
-}
-/* ---- under way ---- */
-/* What the run uses on its device stays, as for a job. */
-static void dcommi_straight_begin(dcommi_move *move)
-{
-    dcommi_move_in_transport(move);
-    move->run->jobs++;
-    move->run->comm->context->straight++;
-}
-/* Not under way any more: the move is to be freed, and its run let go of. */
-static void dcommi_straight_end(dcommi_move *move)
-{
-    dcommi_run *run = move->run;
-    dcommi_move_out_of_transport(move);
-    run->comm->context->straight--;
-    if (--run->jobs == 0 && !run->active) {
-        dcommi_run_off_device(run);
-    }
-}
-static void dcommi_straight_sent(dcommi_op *op, dcomm_status status)
-{
-    dcommi_move *move = (dcommi_move *)op;
-    dcommi_run *run = move->run;
-    if (status < 0 && status != DCOMM_ERR_PEER && run->active) {
-        dcommi_move_failed(move, status, "sending device memory to");
-    }
-    dcommi_straight_end(move);
-    dcommi_move_free(move);
-    dcommi_run_unref(run);
-}
-/* Answer a READ: the move's node says whose, and by which number. */
-static void dcommi_straight_send(dcommi_move *move)
-{
-    dcommi_run *run = move->run;
-    dcomm_comm *comm = run->comm;
-    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, move->node.tag);
-    header.a = move->len;
-    move->op.done = dcommi_straight_sent;
-    dcommi_straight_begin(move);
-    dcommi_device_before before = dcommi_devices->enter(run->device->handle.number);
-    dcomm_status status =
-        dcommi_post_from(comm, move->node.peer, &header, move->buf, move->len, true, &move->op);
-    dcommi_devices->leave(before);
-    comm->stats.bytes_straight += status >= 0 ? move->len : 0;
-    if (status != DCOMM_IN_PROGRESS) {
-        if (status < 0) {
-            dcommi_poison(comm, status, -1, dcommi_message);
-        }
-        dcommi_straight_sent(&move->op, status);
-    }
-}
-/* Into the move's memory; its op's done ends it. */
-static dcomm_status dcommi_straight_fetch(dcommi_move *move, dcommi_transport *transport,
-                                          void *desc)
-{
-    dcommi_straight_begin(move);
-    dcommi_device_before before = dcommi_devices->enter(move->run->device->handle.number);
-    dcomm_status status =
-        transport->call->fetch_device(transport, desc, move->buf, move->len, &move->op);
-    dcommi_devices->leave(before);
-    return status;
-}
-static unsigned dcommi_net_progress(dcomm_context *context)
-{
-    dcommi_transport *net = context->net;
-    if (DCOMMI_LIKELY(context->straight == 0)) {
-        return net->call->progress(net);
-    }
-    dcommi_device_before before = dcommi_devices->enter(context->straight_device->handle.number);
-    unsigned n = net->call->progress(net);
-    dcommi_devices->leave(before);
-    return n;
-}
-/* It has left the slot, or never will. */
-static void dcommi_out_left(dcommi_op *op, dcomm_status status)
-{
-    dcommi_move *move = (dcommi_move *)op;
-    dcommi_run *run = move->run;
-    dcommi_slot *slot = move->slot;
-    bool live = run->active;
-    move->slot = NULL;
-    if (live && status < 0 && move->kind == DCOMMI_MOVE_SEND) {
-        dcommi_move_failed(move, status, "sending to");
-        live = false;
-    }
-    dcommi_move_out_of_transport(move);
-    if (live && move->kind == DCOMMI_MOVE_SEND) {
-        dcommi_move_complete(move);
-    } else { /* a reader that cannot be reached is reported as lost */
-        dcommi_move_free(move);
-    }
-    dcommi_slot_give(slot, DCOMMI_QUEUE_OUT);
-    dcommi_run_unref(run);
-}
-/* It lies in the slot. */
-static void dcommi_out_copied(dcommi_job *job, dcomm_status status)
-{
-    dcommi_slot *slot = (dcommi_slot *)job;
-    dcommi_move *move = slot->user;
-    dcommi_run *run = move->run;
-    if (status < 0 || !run->active) {
-        dcommi_out_left(&move->op, DCOMM_ERR_SYSTEM);
-        return;
-    }
-    dcommi_header header = dcommi_header_of(
-        run, move->kind == DCOMMI_MOVE_SEND ? DCOMMI_MSG_DATA : DCOMMI_MSG_READ_REPLY,
-        move->node.tag);
-    header.a = move->len;
-    move->op.done = dcommi_out_left;
-    status = dcommi_post(run->comm, move->node.peer, &header, slot->memory, move->len, &move->op);
-    if (status != DCOMM_IN_PROGRESS) {
-        if (status < 0) {
-            dcommi_poison(run->comm, status, -1, dcommi_message);
-        }
-        dcommi_out_left(&move->op, status);
-    }
-}
-static void dcommi_out_go(dcommi_slot *slot, void *user)
-{
-    dcommi_move *move = user;
-    dcommi_run *run = move->run;
-    dcommi_device_handle *d = &slot->device->handle;
-    dcomm_status status = DCOMM_ERR_ABORTED;
-    move->slot = slot;
-    slot->user = move;
-    if (run->active) {
-        status = d->call->copy(d, DCOMMI_QUEUE_OUT, slot->memory, move->buf, move->len);
-        if (status >= 0) {
-            status = dcommi_job_start(slot->device, DCOMMI_QUEUE_OUT, &slot->job, run,
-                                      dcommi_out_copied);
-        }
-        if (status < 0) {
-            dcommi_device_failed(run, status);
-        }
-    }
-    if (status < 0) {
-        dcommi_out_left(&move->op, status);
-    }
-}
-/* Send what a move has in device memory, at most a slot long: its node says to whom, and by which
- * tag. */
-static void dcommi_out_start(dcommi_move *move)
-{
-    dcommi_run *run = move->run;
-    move->device = true;
-    dcommi_move_in_transport(move);
-    dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_OUT, dcommi_out_go, move);
-    if (status < 0) {
-        dcommi_poison(run->comm, status, -1, dcommi_message);
-        dcommi_move_out_of_transport(move);
-        dcommi_move_free(move);
-        dcommi_run_unref(run);
-    }
-}
-/* Start a send of device memory. DCOMM_IN_PROGRESS: the lane will hear. */
-static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
-                                       size_t len, bool async)
-{
-    dcommi_move *move = dcommi_move_send(lane, rank, tag, data, len, async);
-    if (move == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    move->device = true;
-    if (len <= DCOMMI_DEVICE_EAGER) {
-        dcommi_out_start(move);
-        return DCOMM_IN_PROGRESS;
-    }
-    dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_OFFER, tag);
-    header.a = (uint64_t)(uintptr_t)data;
-    header.b = len;
-    dcommi_header_set_wide(&header, dcommi_device_offered(move->run, rank, data, len));
-    return dcommi_move_offer(move, &header);
-}
-/* ==== include/dcomm/impl/engine/receive.h ================================================== */
-/* receive.h - a message meets its receive: it is put where it belongs, folded, or read where it
- * lies in the sender's memory. */
-/* ==== include/dcomm/impl/engine/coded/verdict.h ============================================ */
-/* verdict.h - how a compressed all-reduce ends where the numbers of some rank cannot be encoded, or a
- * sum is beyond f32: on every rank with the same status, and the communicator goes on.
- *
- * The rank that finds them sends what its codec makes of the rest, so that nobody waits. From then
- * on its messages of this run bear a mark in their signature, which says why and whose numbers they
- * are. A rank that receives one bears the mark, too. All ranks' numbers are in the result of each,
- * so the mark reaches every rank with the data. Of several marks the first stays: not finite before
- * too large, then the lowest rank. */
-static inline uint32_t dcommi_verdict_mark(dcomm_status status, int32_t rank)
-{
-    return (uint32_t)dcommi_mix((uint64_t)(uint32_t)-status << 32, (uint32_t)rank) | 1;
-}
-static void dcommi_verdict_take(dcommi_run *run, dcomm_status status, int32_t rank)
-{
-    if (run->verdict == DCOMM_OK || status > run->verdict ||
-        (status == run->verdict && rank < run->verdict_rank)) {
-        run->verdict = status;
-        run->verdict_rank = rank;
-        run->mark = dcommi_verdict_mark(status, rank);
-    }
-}
-/* A message's signature is not the run's: return true if it is, but for a mark. */
-static bool dcommi_verdict_heard(dcommi_run *run, uint32_t signature)
-{
-    static const dcomm_status known[] = {DCOMM_ERR_INVALID, DCOMM_ERR_RANGE};
-    for (int32_t rank = 0; run->coded != NULL && rank < run->comm->size; rank++) {
-        for (int k = 0; k < 2; k++) {
-            if ((run->signature.hash ^ dcommi_verdict_mark(known[k], rank)) == signature) {
-                dcommi_verdict_take(run, known[k], rank);
-                return true;
-            }
-        }
-    }
-    return false;
-}
-/* Return true if a message is one of this run's. */
-static inline bool dcommi_run_accepts(dcommi_run *run, const dcommi_header *h)
-{
-    return DCOMMI_LIKELY(h->signature == run->signature.hash) ||
-           dcommi_verdict_heard(run, h->signature);
-}
-/* ---- reading a peer's memory ---- */
-/* Copy from the memory of a rank on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it.
- * DCOMM_ERR_PEER: its process has ended, and the run may have failed with it. */
-static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, uint64_t address,
-                                        size_t len)
-{
-    dcommi_remote *peer = dcommi_peer_of(comm, rank);
-    uint8_t *to = dst;
-    while (len > 0) {
-        struct iovec local = {to, len};
-        struct iovec remote = {(void *)(uintptr_t)address, len};
-        ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
-        if (n <= 0) {
-            if (n == 0) {
-                errno = EFAULT;
-            }
-            if (errno == ESRCH) {
-                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
-                return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
-            }
-            /* A bad address (the peer's buffer is gone, it has failed) says nothing of the next. */
-            peer->unreadable = peer->unreadable || errno != EFAULT;
-            return DCOMM_ERR_UNSUPPORTED;
-        }
-        to += n;
-        address += (uint64_t)n;
-        len -= (size_t)n;
-    }
-    return DCOMM_OK;
-}
-static inline bool dcommi_peer_readable(const dcommi_remote *peer)
-{
-    return peer->same_host && !peer->unreadable;
-}
-/* Staging memory of the context, at least `len` bytes. */
-static uint8_t *dcommi_staging(dcomm_context *context, size_t len)
-{
-    if (context->staging_len < len) {
-        dcommi_free(context->staging);
-        context->staging = dcommi_alloc_raw(len);
-        context->staging_len = context->staging != NULL ? len : 0;
-    }
-    return context->staging;
-}
-/* A piece of a result; `past`: kept out of the caches. */
-static void dcommi_result_copy(dcomm_context *context, void *dst, const void *src, size_t len,
-                               bool past)
-{
-    if (past && dst != src) {
-        context->open_stores = true;
-        dcommi_host_copy_open(dst, src, len);
-    } else {
-        dcommi_host_copy(dst, src, len);
-    }
-}
-/* Whether reading may be left to messages: not once a part has been folded, which would count it
- * twice where the result lies on an operand. */
-static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
-{
-    return status == DCOMM_ERR_UNSUPPORTED && at > 0
-               ? dcommi_fail(DCOMM_ERR_SYSTEM, "memory of rank %d ends within a message", rank)
-               : status;
-}
-/* ---- receiving ---- */
-/* Fold a part of a message, to `also` too unless that is NULL; `past`: past the caches. */
-static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, size_t offset,
-                                     size_t len, bool past, void *also, bool also_past)
-{
-    const dcomm_plan *plan = move->lane->frame->plan;
-    const void *src[DCOMMI_FOLD_SOURCES];
-    for (int i = 0; i < move->nsrc; i++) {
-        src[i] = i == move->msg_at ? message : (const uint8_t *)move->src[i] + offset;
-        past = past && src[i] != move->dst + offset; /* its lines are in the cache anyway */
-    }
-    size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
-    move->run->comm->context->open_stores |= past;
-    unsigned how = (past ? DCOMMI_FOLD_STREAM : 0) | (also_past ? DCOMMI_FOLD_ALSO : 0);
-    return dcommi_host_reduce_both(
-        move->dst + offset, also, src, move->nsrc, len / element, (dcomm_dtype)plan->dtype,
-        (dcomm_op)plan->op, move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks : 1,
-        how);
-}
-/* Room to send what a fold stores while it stores it; NULL: none, or not on this host. */
-static uint8_t *dcommi_forward_room(const dcommi_move *move, size_t len, bool *past)
-{
-    const dcommi_run *run = move->run;
-    if (move->forward_rank < 0 || move->forward_rank == run->comm->rank) {
-        return NULL;
-    }
-    const dcommi_remote *peer = dcommi_peer_of(run->comm, move->forward_rank);
-    const dcommi_member *member = &run->comm->members[move->forward_rank];
-    if (peer->transport->call->reserve == NULL || peer->lost || run->stream != DCOMMI_STREAM_COLL ||
-        run->seq >= member->done + DCOMMI_WINDOW) {
-        return NULL;
-    }
-    peer->transport->bulk = dcommi_is_bulk(move->lane->frame);
-    return peer->transport->call->reserve(peer->transport, member->peer, sizeof(dcommi_header), len,
-                                          past);
-}
-/* Fold a whole message, and send it on at once where the next step would. */
-static dcomm_status dcommi_fold_whole(dcommi_move *move, const void *message, size_t len)
-{
-    dcommi_run *run = move->run;
-    bool also_past = false;
-    uint8_t *also = dcommi_forward_room(move, len, &also_past);
-    /* What is still to be sent should stay in a cache. */
-    bool past = move->past && (also != NULL || move->forward_rank < 0);
-    dcomm_status status = dcommi_fold_both(move, message, 0, len, past, also, also_past);
-    if (status == DCOMM_OK && also != NULL) {
-        dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, move->forward_tag);
-        header.a = len;
-        dcommi_commit(run->comm, move->forward_rank, &header, len);
-        move->lane->forwarded = true;
-    }
-    return status;
-}
-/* The payload has come: fold it, or it is where it belongs. */
-static void dcommi_received(dcommi_move *move, const void *message, size_t len)
-{
-    dcomm_status status = DCOMM_OK;
-    if (move->kind == DCOMMI_MOVE_FOLD) {
-        status = dcommi_fold_whole(move, message, len);
-    } else if (message != move->buf && len > 0) {
-        if (move->past) {
-            dcommi_result_copy(move->run->comm->context, move->buf, message, len, true);
-        } else {
-            memcpy(move->buf, message, len);
-        }
-    }
-    if (move->word >= 0) {
-        move->lane->frame->words[move->word] = len;
-    }
-    if (status < 0) {
-        dcommi_poison(move->run->comm, status, -1, dcommi_message);
-        return;
-    }
-    dcommi_move_complete(move);
-}
-static void dcommi_fetched(dcommi_op *op, dcomm_status status)
-{
-    dcommi_move *move = (dcommi_move *)op;
-    dcommi_run *run = move->run;
-    bool live = run->active;
-    dcommi_move_out_of_transport(move);
-    if (live && status < 0) {
-        dcommi_move_failed(move, status, "receiving from");
-    } else if (live) {
-        dcommi_received(move, move->buf, move->arrived);
-    } else {
-        dcommi_move_free(move);
-    }
-    dcommi_run_unref(run);
-}
-/* Read what an RTS offers, folding it block by block while it is in cache. */
-static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64_t address,
-                                      size_t len)
-{
-    dcomm_comm *comm = move->run->comm;
-    const uint8_t *mapped = dcommi_resolve_peer_memory(comm, move->node.peer, region, address, len);
-    if (mapped != NULL) {
-        comm->stats.bytes_mapped += len;
-        if (move->kind == DCOMMI_MOVE_FOLD) {
-            return dcommi_fold_whole(move, mapped, len);
-        }
-        dcommi_result_copy(move->run->comm->context, move->buf, mapped, len, move->past);
-        return DCOMM_OK;
-    }
-    dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
-    if (!dcommi_peer_readable(peer)) {
-        return DCOMM_ERR_UNSUPPORTED;
-    }
-    if (move->kind == DCOMMI_MOVE_RECV) {
-        return dcommi_read_process(comm, move->node.peer, move->buf, address, len);
-    }
-    uint8_t *staging = dcommi_staging(comm->context, DCOMMI_PULL_BLOCK);
-    if (staging == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    const dcomm_dtype dtype = (dcomm_dtype)move->lane->frame->plan->dtype;
-    const size_t block =
-        (size_t)dcommi_whole_elements(DCOMMI_PULL_BLOCK, (int64_t)dcomm_dtype_size(dtype));
-    for (size_t at = 0; at < len; at += block) {
-        size_t n = len - at < block ? len - at : block;
-        DCOMMI_TRY(
-            dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
-                             at, move->node.peer));
-        DCOMMI_TRY(dcommi_fold_both(move, staging, at, n, false, NULL, false));
-    }
-    return DCOMM_OK;
-}
-/* A message meets its receive. Returns what becomes of the arrival. */
-static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
-                                     dcommi_transport *transport, const void *data, void *desc)
-{
-    dcommi_run *run = move->run;
-    dcomm_comm *comm = run->comm;
-    size_t len = h->type == DCOMMI_MSG_RTS || h->type == DCOMMI_MSG_OFFER ? h->b : h->a;
-    if (!dcommi_run_accepts(run, h)) {
-        dcommi_suspect_mismatch(comm, run, h, len);
-        if (run->active) {
-            dcommi_match_insert(comm, &move->node);
-        }
-        return DCOMMI_CONSUMED;
-    }
-    bool exact = move->word < 0;
-    if (len > move->len || (exact && len != move->len)) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "%s #%" PRIu64 ": rank %d sent %zu bytes to rank %d, which expected %s%zu",
-                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, (int)h->src, len,
-                 comm->rank, exact ? "" : "at most ", move->len);
-        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
-        return DCOMMI_CONSUMED;
-    }
-    move->arrived = len;
-    if (DCOMMI_UNLIKELY(h->type == DCOMMI_MSG_OFFER)) {
-        dcommi_take_offer(move, h, len);
-        return DCOMMI_CONSUMED;
-    }
-    if (DCOMMI_UNLIKELY(move->device)) {
-        return dcommi_copy_in(move, h, transport, data, desc, len);
-    }
-    if (h->type == DCOMMI_MSG_RTS) {
-        dcommi_header answer = dcommi_header_of(run, DCOMMI_MSG_FIN, h->tag);
-        answer.stage = h->stage;
-        dcomm_status status = dcommi_read_offer(move, dcommi_header_wide(h), h->a, len);
-        if (status == DCOMM_ERR_UNSUPPORTED) {
-            answer.type = DCOMMI_MSG_PULL;
-            dcommi_match_insert(comm, &move->node); /* the same receive now waits for DATA */
-            status = DCOMM_OK;
-        }
-        if (status == DCOMM_OK) {
-            status = dcommi_send_header(comm, (int)h->src, &answer, NULL, 0);
-        }
-        if (status < 0) {
-            char text[DCOMMI_MESSAGE_MAX + 64];
-            snprintf(text, sizeof text, "reading from rank %d failed: %s", (int)h->src,
-                     dcommi_message);
-            dcommi_poison(comm, status, -1, text);
-        } else if (answer.type == DCOMMI_MSG_FIN) {
-            if (move->word >= 0) {
-                move->lane->frame->words[move->word] = len;
-            }
-            dcommi_move_complete(move);
-        }
-        return DCOMMI_CONSUMED;
-    }
-    if (data != NULL || len == 0) {
-        dcommi_received(move, data, len);
-        return DCOMMI_CONSUMED;
-    }
-    move->op.done = dcommi_fetched;
-    dcommi_move_in_transport(move);
-    dcomm_status status = transport->call->fetch(transport, desc, move->buf, len, &move->op);
-    if (status == DCOMM_OK) {
-        dcommi_fetched(&move->op, DCOMM_OK);
-    } else if (status < 0) {
-        dcommi_fetched(&move->op, status);
-    }
-    return DCOMMI_KEEP;
-}
-/* Post the receive of a filled-in move: it may have come already. */
-static void dcommi_recv_post(dcommi_move *move, int rank, uint32_t tag)
-{
-    dcommi_run *run = move->run;
-    dcomm_comm *comm = run->comm;
-    move->node = dcommi_key(DCOMMI_NODE_POSTED, run->stream, run->seq, run->stage, rank, tag);
-    if (comm->early_count > 0) {
-        dcommi_match_node key = move->node;
-        key.cls = DCOMMI_NODE_EARLY;
-        dcommi_match_node *node = dcommi_match_take(comm, &key);
-        if (node != NULL) {
-            dcommi_early *early = (dcommi_early *)node;
-            comm->early_bytes -= early->len;
-            comm->early_count--;
-            dcommi_run_event(run);
-            dcommi_verdict verdict =
-                dcommi_deliver(move, &early->header, early->transport, early->data, early->desc);
-            if (verdict == DCOMMI_KEEP) {
-                early->desc = NULL; /* the fetch has taken it */
-                early->data = NULL;
-            }
-            dcommi_early_free(early);
-            return;
-        }
-    }
-    dcommi_match_insert(comm, &move->node);
-}
-static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
-{
-    dcommi_move *move = (dcommi_move *)op;
-    dcommi_run *run = move->run;
-    (void)status; /* the reader that cannot be reached is reported as lost */
-    dcommi_move_out_of_transport(move);
-    dcommi_move_free(move);
-    dcommi_run_unref(run);
-}
-/* Answer with a part of what lies on a device from `base` on. */
-static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint32_t id,
-                                uint8_t *base)
-{
-    dcommi_run *run = move->run;
-    if (h->b > DCOMMI_SLOT_BYTES) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "rank %d asked for %" PRIu64 " bytes of a device at a time",
-                 (int)h->src, h->b);
-        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT, -1, text);
-        return;
-    }
-    move->buf = base + h->a;
-    move->len = h->b;
-    move->node =
-        dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, (int32_t)h->src, id);
-    if (dcommi_straight_with(run, (int)h->src)) {
-        dcommi_straight_send(move);
-    } else {
-        dcommi_out_start(move);
-    }
-}
-/* A peer asks for a part of what one of our OFFERs means. */
-static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
-{
-    dcommi_match_node key =
-        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
-    dcommi_match_node *node = dcommi_match_find(comm, &key);
-    if (node == NULL) {
-        return; /* of a run that failed meanwhile */
-    }
-    dcommi_move *sent = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
-    if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of a message of %zu of rank %d",
-                 (int)h->src, h->a, h->b, sent->len, comm->rank);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
-        return;
-    }
-    dcommi_move *move = dcommi_move_new(sent->run, NULL);
-    if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
-        return;
-    }
-    move->kind = DCOMMI_MOVE_REPLY;
-    dcommi_device_reply(move, h, dcommi_header_wide(h), sent->buf);
-}
-/* A peer asks for a part of what `run` exposed. */
-static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h)
-{
-    if (h->slot >= run->plan->nslots || run->offers == NULL || run->offers[h->slot].base == NULL ||
-        h->a > (uint64_t)run->offers[h->slot].len ||
-        h->b > (uint64_t)run->offers[h->slot].len - h->a) {
-        char text[DCOMMI_MESSAGE_MAX];
-        snprintf(text, sizeof text,
-                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of slot %d, which rank %d has "
-                 "not exposed",
-                 (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
-        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
-        return;
-    }
-    dcommi_move *move = dcommi_move_new(run, NULL);
-    if (move == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
-        return;
-    }
-    move->op.done = dcommi_reply_sent;
-    move->kind = DCOMMI_MOVE_REPLY;
-    dcommi_header reply = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, h->tag);
-    reply.a = h->b;
-    comm->stats.bytes_sent += h->b;
-    if (DCOMMI_UNLIKELY(run->offers[h->slot].device)) {
-        dcommi_device_reply(move, h, h->tag, run->offers[h->slot].base);
-        return;
-    }
-    dcommi_move_in_transport(move);
-    dcomm_status status =
-        dcommi_post(comm, (int)h->src, &reply, run->offers[h->slot].base + h->a, h->b, &move->op);
-    if (status != DCOMM_IN_PROGRESS) {
-        dcommi_reply_sent(&move->op, status);
-        if (status < 0) {
-            dcommi_poison(comm, status, -1, dcommi_message);
-        }
-    }
-}
-/* ==== include/dcomm/impl/engine/runs.h ===================================================== */
-/* runs.h - the life of a run: bound to memory, started, taken from stage to stage, finished. */
-/* ==== include/dcomm/impl/engine/cache.h ==================================================== */
-/* cache.h - plans by what they were made for: bounded, least recently used goes first, a plan in
- * use stays until its last run has ended. */
-static void dcommi_cached_free(dcommi_cached *cached)
-{
-    dcommi_free(cached->plan);
-    dcommi_free(cached->inner);
-    dcommi_free(cached->script);
-    dcommi_free(cached);
-}
-/* With comm->lock, like all below. */
-static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached)
-{
-    (void)comm;
-    if (--cached->refs == 0 && cached->retired) {
-        dcommi_cached_free(cached);
-    }
-}
-static void dcommi_cache_retire(dcomm_comm *comm, dcommi_cached **at)
-{
-    dcommi_cached *cached = *at;
-    *at = cached->next;
-    comm->ncached--;
-    cached->retired = true;
-    if (cached->refs == 0) {
-        dcommi_cached_free(cached);
-    }
-}
-static void dcommi_cache_clear(dcomm_comm *comm)
-{
-    for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
-        while (comm->cache[i] != NULL) {
-            dcommi_cache_retire(comm, &comm->cache[i]);
-        }
-    }
-}
-static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
-{
-    uint64_t h =
-        (key->call ^ key->type * 31 ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
-    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
-    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
-}
-/* The plan of a key with a reference taken; NULL: not there. */
-static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_plan_key *key)
-{
-    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
-        if (memcmp(&c->key, key, sizeof *key) == 0) {
-            c->used = ++comm->cache_clock;
-            c->refs++;
-            comm->stats.plans_reused++;
-            return c;
-        }
-    }
-    return NULL;
-}
-/* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
- * without memory, in which case the plans are freed. */
-static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *key,
-                                       dcomm_plan *plan, dcomm_plan *inner)
-{
-    dcommi_cached *cached = dcommi_alloc(sizeof *cached);
-    if (cached == NULL) {
-        dcommi_free(plan);
-        dcommi_free(inner);
-        return NULL;
-    }
-    while (comm->ncached >= DCOMMI_CACHE_PLANS) {
-        dcommi_cached **oldest = NULL;
-        for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
-            for (dcommi_cached **at = &comm->cache[i]; *at != NULL; at = &(*at)->next) {
-                if (oldest == NULL || (*at)->used < (*oldest)->used) {
-                    oldest = at;
-                }
-            }
-        }
-        dcommi_cache_retire(comm, oldest);
-    }
-    cached->key = *key;
-    cached->used = ++comm->cache_clock;
-    cached->refs = 1;
-    cached->plan = plan;
-    cached->inner = inner;
-    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
-    cached->next = *bucket;
-    *bucket = cached;
-    comm->ncached++;
-    comm->stats.plans_built++;
-    return cached;
-}
-/* ---- recent calls ---- */
-/* The plan of a recent call, NULL when it is none. */
-static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count,
-                                                const char *algo)
-{
-    for (int i = 0; i < DCOMMI_RECENT; i++) {
-        const dcommi_recent *recent = &comm->recent[i];
-        if (recent->call == call && recent->count == count &&
-            (recent->algo == algo ||
-             (recent->algo != NULL && algo != NULL && strcmp(recent->algo, algo) == 0))) {
-            return recent->cached;
-        }
-    }
-    return NULL;
-}
-/* `algo` stays where it is. */
-static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, const char *algo,
-                              dcommi_cached *cached)
-{
-    dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
-    if (last->call != 0) {
-        if (last->cached == atomic_load_explicit(&comm->running, memory_order_acquire)) {
-            return; /* another thread is in it */
-        }
-        dcommi_cached_release(comm, last->cached);
-    }
-    memmove(comm->recent + 1, comm->recent, (DCOMMI_RECENT - 1) * sizeof *comm->recent);
-    comm->recent[0] = (dcommi_recent){call, count, algo, cached};
-    cached->refs++;
-}
-static void dcommi_recent_clear(dcomm_comm *comm)
-{
-    for (int i = 0; i < DCOMMI_RECENT; i++) {
-        if (comm->recent[i].call != 0) {
-            dcommi_cached_release(comm, comm->recent[i].cached);
-            comm->recent[i].call = 0;
-        }
-    }
-}
-/* ==== include/dcomm/impl/engine/coded/coded.h ============================================== */
-/* coded.h - compressed calls: the codec's steps, when a call is compressed, what its algorithm may
- * know of the codec. */
-/* ==== include/dcomm/impl/engine/coded/linear.h ============================================= */
-/* linear.h - the codec's steps where its encodings are summed before they are decoded: which
- * parts of them, and PowerSGD's two products with a sum between them. */
-/* ==== include/dcomm/impl/engine/coded/run.h ================================================ */
-/* run.h - what the run of a compressed plan brings along for its codec. */
 /* What one run brings along. The codec and the report are the caller's until the run is over. */
 struct dcommi_coded {
     struct dcommi_coded *next; /* among the free ones of a communicator */
@@ -30949,225 +27886,1740 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
     }
     return dcommi_build_finish(&b, plan_p);
 }
-/* ==== include/dcomm/impl/engine/fast/board.h =============================================== */
-/* board.h - what a rank has to say to all others at once. On one host it writes that to memory of
- * its own which they read, once for all instead of into the fifo of each: with many ranks on few
- * cores most of the time of a short collective goes into such messages. Four ranks on two cores
- * took 3.1 us for an all-reduce of 4 bytes through fifos, bare loops in such memory 1.8.
- *
- * A board belongs to a communicator. It has some cells, which take turns; one is written anew when
- * all ranks have completed the operation of its message before, as their headers say. Where they
- * have not yet, or are not known to look at the board, the message goes through the fifos: readers
- * look at both, and find it by its operation. */
-#define DCOMMI_BOARDS 8 /* of a process */
-#define DCOMMI_BOARD_CELLS 4
-#define DCOMMI_BOARD_LINE 64
-typedef struct dcommi_cell {
-    /* Turn (32 bits, one more than the number of the message), payload length (16), header length.
-     */
-    _Alignas(DCOMMI_BOARD_LINE) _Atomic uint64_t word;
-    unsigned char bytes[sizeof(dcommi_header) + DCOMMI_BOARD_PAYLOAD]; /* header, payload */
-} dcommi_cell;
-/* In shared memory. The readers trust none of it. */
-typedef struct dcommi_board {
-    _Alignas(DCOMMI_BOARD_LINE) _Atomic uint64_t comm; /* whose it is; 0: free */
-    _Atomic uint64_t readers;                          /* bit r: rank r looks at it */
-    dcommi_cell cell[DCOMMI_BOARD_CELLS];
-} dcommi_board;
-_Static_assert(DCOMMI_BOARDS * sizeof(dcommi_board) <= DCOMMI_COMMON_BYTES, "boards find room");
-/* A rank's own. */
-struct dcommi_posts {
-    dcommi_board *board;
-    uint64_t count; /* messages so far */
-    uint64_t
-        until[DCOMMI_BOARD_CELLS]; /* a cell is free when all have completed so many operations */
-    uint64_t others;               /* bits of the other ranks */
-    bool open;                     /* all of them look at it */
+/* ==== include/dcomm/impl/device/cuda.h ===================================================== */
+/* cuda.h - the table of device.h by CUDA's runtime. Without DCOMM_WITH_CUDA there is no
+ * device memory, and not a byte of CUDA. */
+/* ==== include/dcomm/impl/device/cuda_shared.h ============================================== */
+/* cuda_shared.h - device memory that another process opens, by CUDA IPC. */
+/* ==== include/dcomm/impl/device/cuda_base.h ================================================ */
+/* cuda_base.h - what all calls of CUDA's runtime share: the current device, errors as sentences,
+ * the driver's functions. */
+#ifdef DCOMM_WITH_CUDA
+#include <cuda_runtime_api.h>
+/* device: that was asked; -1: it is said elsewhere, or is none. */
+static dcomm_status dcommi_cuda_failed(int device, cudaError_t error, const char *what)
+{
+    char on[32] = "";
+    (void)cudaGetLastError(); /* it is told here: the program's next look must not find it again */
+    if (device >= 0) {
+        snprintf(on, sizeof on, " on device %d", device);
+    }
+    return dcommi_fail(error == cudaErrorMemoryAllocation ? DCOMM_ERR_NO_MEMORY : DCOMM_ERR_SYSTEM,
+                       "%s%s: %s", what, on, cudaGetErrorString(error));
+}
+#define DCOMMI_CUDA_TRY(device, call, what)                             \
+    do {                                                                \
+        cudaError_t dcommi_cuda_error = (call);                         \
+        if (DCOMMI_UNLIKELY(dcommi_cuda_error != cudaSuccess)) {        \
+            return dcommi_cuda_failed(device, dcommi_cuda_error, what); \
+        }                                                               \
+    } while (0)
+/* Streams and events belong to the current device, which is the calling thread's own (-1: whichever
+ * it is). While anybody captures a stream, CUDA refuses other threads what could harm a capture,
+ * and ends that: what goes on between these has nothing to do with it. */
+static dcommi_device_before dcommi_cuda_enter(int number)
+{
+    dcommi_device_before before = {.device = -1, .mode = cudaStreamCaptureModeRelaxed};
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    int current = -1;
+    if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) {
+        before.mode = (int)mode;
+    }
+    if (number >= 0 && (cudaGetDevice(&current) != cudaSuccess || current != number)) {
+        (void)cudaSetDevice(number);
+        before.device = current;
+    }
+    return before;
+}
+static void dcommi_cuda_leave(dcommi_device_before before)
+{
+    enum cudaStreamCaptureMode mode = (enum cudaStreamCaptureMode)before.mode;
+    if (before.device >= 0) {
+        (void)cudaSetDevice(before.device);
+    }
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+}
+/* A function of the driver's, found without linking it. */
+static dcomm_status dcommi_cuda_entry(const char *symbol, void **entry)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    *entry = NULL;
+#if CUDART_VERSION >= 12050
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion(symbol, entry, 12000, cudaEnableDefault, &found);
+#else
+    cudaError_t error = cudaGetDriverEntryPoint(symbol, entry, cudaEnableDefault, &found);
+#endif
+    DCOMMI_CUDA_TRY(-1, error, "cudaGetDriverEntryPoint");
+    return *entry != NULL && found == cudaDriverEntryPointSuccess
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_UNSUPPORTED, "the driver has no %s", symbol);
+}
+#endif
+#ifdef DCOMM_WITH_CUDA
+/* Where a device sits, which is the same for all processes of a host, however each numbers its
+ * devices; 0: unknown. */
+static uint64_t dcommi_cuda_place(int device)
+{
+    int domain = 0, bus = 0, slot = 0;
+    if (cudaDeviceGetAttribute(&domain, cudaDevAttrPciDomainId, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&bus, cudaDevAttrPciBusId, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&slot, cudaDevAttrPciDeviceId, device) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return (uint64_t)1 << 63 | (uint64_t)(uint32_t)domain << 16 | (uint64_t)(uint8_t)bus << 8 |
+           (uint8_t)slot;
+}
+/* CUDA IPC knows what cudaMalloc gives, and not what pools do. */
+static dcomm_status dcommi_cuda_shared_alloc(int device, size_t bytes, void **memory_p,
+                                             dcommi_device_key *key)
+{
+    cudaIpcMemHandle_t handle;
+    _Static_assert(sizeof handle == sizeof key->handle, "a handle has 64 bytes");
+    memset(key, 0, sizeof *key);
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaMalloc(memory_p, bytes);
+    if (error == cudaSuccess) {
+        if (cudaIpcGetMemHandle(&handle, *memory_p) == cudaSuccess) {
+            key->place = dcommi_cuda_place(device);
+            memcpy(key->handle, &handle, sizeof handle);
+        } else {
+            (void)cudaGetLastError();
+        }
+    }
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(device, error, "cudaMalloc");
+    return DCOMM_OK;
+}
+static void dcommi_cuda_shared_free(int device, void *memory)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    if (cudaFree(memory) != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+    dcommi_cuda_leave(before);
+}
+/* Whether a device reads memory of the one that sits there. */
+static bool dcommi_cuda_reaches(int device, uint64_t place)
+{
+    int n = 0, can = 0;
+    if (place == 0 || dcommi_cuda_place(device) == place) {
+        return place != 0;
+    }
+    if (cudaGetDeviceCount(&n) != cudaSuccess) {
+        n = 0;
+    }
+    for (int i = 0; i < n && can == 0; i++) {
+        if (i != device && dcommi_cuda_place(i) == place &&
+            cudaDeviceCanAccessPeer(&can, device, i) != cudaSuccess) {
+            can = 0;
+        }
+    }
+    (void)cudaGetLastError();
+    return can != 0;
+}
+/* An allocation must begin there, or before, and have these bytes from there on: what a peer says
+ * of it may be wrong, and a kernel that reads beyond fails the device for good. */
+static dcomm_status dcommi_cuda_holds(void *memory, size_t bytes)
+{
+    typedef int (*range_fn)(unsigned long long *base, size_t *bytes, unsigned long long at);
+    unsigned long long base = 0, at = (unsigned long long)(uintptr_t)memory;
+    void *entry = NULL;
+    size_t all = 0;
+    range_fn range;
+    DCOMMI_TRY(dcommi_cuda_entry("cuMemGetAddressRange", &entry));
+    memcpy(&range, &entry, sizeof range);
+    int error = range(&base, &all, at);
+    if (error != 0) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "cuMemGetAddressRange returns %d", error);
+    }
+    return base <= at && at - base <= all && bytes <= all - (size_t)(at - base)
+               ? DCOMM_OK
+               : dcommi_fail(DCOMM_ERR_CORRUPT, "it has not the %zu bytes that it is said to have",
+                             bytes);
+}
+static dcomm_status dcommi_cuda_peer_open(int device, const dcommi_device_key *key, size_t bytes,
+                                          void **memory_p)
+{
+    cudaIpcMemHandle_t handle;
+    dcomm_status status = DCOMM_OK;
+    memcpy(&handle, key->handle, sizeof handle);
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    if (!dcommi_cuda_reaches(device, key->place)) {
+        status = dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                             "it lies on a device that device %d cannot read", device);
+    } else {
+        cudaError_t error = cudaIpcOpenMemHandle(memory_p, handle, cudaIpcMemLazyEnablePeerAccess);
+        if (error != cudaSuccess) {
+            status = dcommi_cuda_failed(device, error, "cudaIpcOpenMemHandle");
+        } else if ((status = dcommi_cuda_holds(*memory_p, bytes)) < 0) {
+            (void)cudaIpcCloseMemHandle(*memory_p);
+        }
+    }
+    dcommi_cuda_leave(before);
+    return status;
+}
+static void dcommi_cuda_peer_close(int device, void *memory)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    if (cudaIpcCloseMemHandle(memory) != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+    dcommi_cuda_leave(before);
+}
+#endif
+#ifdef DCOMM_WITH_CUDA
+/* Number of the device whose memory `at` is, -1 for the host's. Managed memory is the device's. */
+static int dcommi_cuda_locate(const void *at)
+{
+    static _Atomic int absent; /* no driver, or no device: never ask again */
+    struct cudaPointerAttributes a;
+    if (at == NULL || atomic_load_explicit(&absent, memory_order_relaxed) != 0) {
+        return -1;
+    }
+    cudaError_t error = cudaPointerGetAttributes(&a, at);
+    if (error == cudaSuccess) {
+        return a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged ? a.device : -1;
+    }
+    (void)cudaGetLastError();
+    if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver) {
+        atomic_store(&absent, 1);
+    }
+    return -1;
+}
+static dcomm_status dcommi_cuda_streams(dcommi_device_handle *d)
+{
+    for (int q = 0; q < DCOMMI_QUEUES; q++) {
+        cudaStream_t stream;
+        DCOMMI_CUDA_TRY(d->number, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags");
+        d->stream[q] = stream;
+    }
+    return DCOMM_OK;
+}
+/* A pool of our own keeps what is free: the device's usual one gives it back to the system whenever
+ * anybody waits for anything. */
+static dcomm_status dcommi_cuda_pool(dcommi_device_handle *d)
+{
+    const struct cudaMemPoolProps props = {
+        .allocType = cudaMemAllocationTypePinned,
+        .location = {.type = cudaMemLocationTypeDevice, .id = d->number}};
+    uint64_t keep = UINT64_MAX;
+    cudaMemPool_t pool;
+    DCOMMI_CUDA_TRY(d->number, cudaMemPoolCreate(&pool, &props), "cudaMemPoolCreate");
+    d->pool = pool;
+    DCOMMI_CUDA_TRY(d->number,
+                    cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+                    "cudaMemPoolSetAttribute");
+    return DCOMM_OK;
+}
+/* A kernel that CUDA loads when it is first launched may wait for all that the device's streams
+ * hold, and one of them for the rank that launches it. */
+static dcomm_status dcommi_cuda_load_all(int device)
+{
+    static _Atomic uint64_t loaded; /* a bit of each device */
+    static _Atomic int told;
+    const uint64_t bit = device < 64 ? (uint64_t)1 << device : 0;
+    if ((atomic_load(&loaded) & bit) != 0) {
+        return DCOMM_OK;
+    }
+    dcomm_status status = dcomm_cuda_load();
+    if (status >= 0) {
+        atomic_fetch_or(&loaded, bit);
+    }
+    if (status == DCOMM_ERR_UNSUPPORTED) {
+        if (atomic_exchange(&told, 1) == 0) {
+            dcommi_log(DCOMMI_LOG_WARN, "%s", dcommi_message);
+        }
+        status = DCOMM_OK;
+    }
+    return status;
+}
+static dcomm_status dcommi_cuda_open(dcommi_device_handle *d)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_load_all(d->number);
+    status = status < 0 ? status : dcommi_cuda_streams(d);
+    status = status < 0 ? status : dcommi_cuda_pool(d);
+    dcommi_cuda_leave(before);
+    return status;
+}
+/* All that was put on its queues has been seen to end. */
+static void dcommi_cuda_close(dcommi_device_handle *d)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    for (unsigned i = 0; i < d->nevents; i++) {
+        (void)cudaEventDestroy((cudaEvent_t)d->events[i]);
+    }
+    for (int q = 0; q < DCOMMI_QUEUES; q++) {
+        if (d->stream[q] != NULL) {
+            (void)cudaStreamDestroy((cudaStream_t)d->stream[q]);
+        }
+    }
+    if (d->pool != NULL) {
+        (void)cudaMemPoolDestroy((cudaMemPool_t)d->pool);
+    }
+    dcommi_cuda_leave(before);
+}
+/* Host memory that every device reads and writes by itself, at this address. */
+static dcomm_status dcommi_cuda_pin(size_t bytes, void **memory_p)
+{
+    dcommi_device_before before = dcommi_cuda_enter(-1);
+    cudaError_t error = cudaHostAlloc(memory_p, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(-1, error, "cudaHostAlloc");
+    return DCOMM_OK;
+}
+static void dcommi_cuda_unpin(void *memory)
+{
+    if (memory != NULL) {
+        dcommi_device_before before = dcommi_cuda_enter(-1);
+        (void)cudaFreeHost(memory);
+        dcommi_cuda_leave(before);
+    }
+}
+/* Scratch. It is written first by queue IN, which all stores into device memory are put on, so that
+ * the other queue need not wait for it. */
+static dcomm_status dcommi_cuda_alloc(dcommi_device_handle *d, size_t bytes, void **memory_p)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    cudaError_t error = cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
+                                                (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(d->number, error, "cudaMallocFromPoolAsync");
+    return DCOMM_OK;
+}
+static void dcommi_cuda_release(dcommi_device_handle *d, void *memory)
+{
+    if (memory != NULL) {
+        dcommi_device_before before = dcommi_cuda_enter(d->number);
+        (void)cudaFreeAsync(memory, (cudaStream_t)d->stream[DCOMMI_QUEUE_IN]);
+        dcommi_cuda_leave(before);
+    }
+}
+/* dst <- src, either of which may be pinned memory of the host. */
+static dcomm_status dcommi_cuda_copy(dcommi_device_handle *d, enum dcommi_queue queue, void *dst,
+                                     const void *src, size_t len)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    cudaError_t error =
+        cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)d->stream[queue]);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(-1, error, "cudaMemcpyAsync");
+    return DCOMM_OK;
+}
+/* dst[i] <- fold of src[s][i], as dcommi_host_reduce. More operands than one launch takes are
+ * folded onto the first ones' fold, in the same order. */
+static dcomm_status dcommi_cuda_reduce(dcommi_device_handle *d, void *dst, const void *const *src,
+                                       size_t nsrc, size_t count, dcomm_dtype dtype, dcomm_op op,
+                                       int64_t divisor)
+{
+    const void *at[DCOMM_CUDA_OPERANDS];
+    dcomm_status status = DCOMM_OK;
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    for (size_t done = 0; done < nsrc && status >= 0;) {
+        size_t n = 0;
+        if (done > 0) {
+            at[n++] = dst;
+        }
+        while (n < DCOMM_CUDA_OPERANDS && done < nsrc) {
+            at[n++] = src[done++];
+        }
+        status = dcomm_cuda_reduce(dst, at, n, count, dtype, op, done == nsrc ? divisor : 1,
+                                   d->stream[DCOMMI_QUEUE_IN]);
+    }
+    dcommi_cuda_leave(before);
+    return status;
+}
+static dcomm_status dcommi_cuda_scale(dcommi_device_handle *d, void *dst, const void *src,
+                                      size_t count, dcomm_dtype dtype, double factor)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_scale(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+static dcomm_status dcommi_cuda_to_f32(dcommi_device_handle *d, float *dst, const void *src,
+                                       size_t count, dcomm_dtype dtype, double factor)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_to_f32(dst, src, count, dtype, factor, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+static dcomm_status dcommi_cuda_from_f32(dcommi_device_handle *d, void *dst, const float *src,
+                                         size_t count, dcomm_dtype dtype)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcomm_cuda_from_f32(dst, src, count, dtype, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+static dcomm_status dcommi_cuda_code_on(const dcommi_device_code *c, void *workspace, void *stream)
+{
+    switch (c->kind) {
+    case DCOMM_STEP_ENCODE:
+        return c->ledger == NULL
+                   ? dcomm_cuda_encode(c->codec, c->src[0], c->residual, c->next, c->count, &c->key,
+                                       c->dst, c->dst_len, workspace, c->report, stream)
+                   : dcomm_cuda_encode_ledger(c->codec, c->src[0], c->residual, c->next, c->count,
+                                              &c->key, c->dst, c->dst_len, workspace, c->report,
+                                              c->ledger, stream);
+    case DCOMM_STEP_RECODE:
+        return dcomm_cuda_recode(c->codec, c->src, c->len, c->n, c->factor, c->residual, c->next,
+                                 c->count, &c->key, c->dst, c->dst_len, workspace, c->report,
+                                 stream);
+    default:
+        return (c->adds ? dcomm_cuda_decode_add : dcomm_cuda_decode_sum)(
+            c->codec, c->src, c->len, c->n, c->dst, c->count, workspace, c->report, stream);
+    }
+}
+static size_t dcommi_cuda_code_bytes(const dcommi_device_code *c)
+{
+    return c->kind == DCOMM_STEP_ENCODE && c->ledger != NULL
+               ? dcomm_cuda_ledger_workspace_bytes(c->codec, c->count)
+           : c->kind == DCOMM_STEP_ENCODE ? dcomm_cuda_workspace_bytes(c->codec, c->count)
+           : c->kind == DCOMM_STEP_RECODE ? dcomm_cuda_recode_workspace_bytes(c->codec, c->count)
+                                          : dcomm_cuda_decode_workspace_bytes(c->codec, c->count);
+}
+/* dcomm_cuda_ledger_compare on queue IN. */
+static dcomm_status dcommi_cuda_compare(dcommi_device_handle *d, dcomm_cuda_ledger *ledger,
+                                        const float *x, const float *y, const float *next,
+                                        size_t count)
+{
+    void *room = NULL;
+    if (count == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(count), &room));
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_ledger_compare(ledger, x, y, next, count, room, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    dcommi_cuda_release(d, room);
+    return status;
+}
+static dcomm_status dcommi_cuda_scatter(dcommi_device_handle *d, float *x, size_t count,
+                                        const uint32_t *index, const float *value, size_t n,
+                                        bool add)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_scatter(x, count, index, value, n, add, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    return status;
+}
+static dcomm_status dcommi_cuda_clip(dcommi_device_handle *d, dcomm_cuda_clip *clip, const float *g,
+                                     size_t count, double most)
+{
+    void *room = NULL;
+    DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_feedback_clip_workspace_bytes(count), &room));
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status =
+        dcomm_cuda_feedback_clip(clip, g, count, most, room, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    dcommi_cuda_release(d, room);
+    return status;
+}
+static dcomm_status dcommi_cuda_clipped(dcommi_device_handle *d, float *u, const float *g,
+                                        const dcomm_cuda_clip *clip, float momentum,
+                                        const float *before, size_t count)
+{
+    dcommi_device_before device = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcomm_cuda_feedback_clipped(u, g, clip, momentum, before, count,
+                                                      d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(device);
+    return status;
+}
+static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c);
+/* What a recoding with feedback has sent is decoded, for its ledger: what it took in, nobody has.
+ */
+static dcomm_status dcommi_cuda_recoded(dcommi_device_handle *d, const dcommi_device_code *c)
+{
+    const void *wire = c->dst;
+    const size_t bytes = dcomm_codec_max_bytes(c->codec, c->count);
+    void *sent = NULL;
+    DCOMMI_TRY(dcommi_cuda_alloc(d, c->count * sizeof(float), &sent));
+    const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
+                                       .codec = c->codec,
+                                       .count = c->count,
+                                       .src = &wire,
+                                       .len = &bytes,
+                                       .n = 1,
+                                       .dst = sent,
+                                       .report = c->report};
+    dcomm_status status = dcommi_cuda_code(d, &decode);
+    status = status < 0 ? status : dcommi_cuda_compare(d, c->ledger, NULL, sent, c->next, c->count);
+    dcommi_cuda_release(d, sent);
+    return status;
+}
+/* A workspace for now goes back in the order of the queue, behind the kernels. */
+static dcomm_status dcommi_cuda_code(dcommi_device_handle *d, const dcommi_device_code *c)
+{
+    size_t need = c->workspace == NULL ? dcommi_cuda_code_bytes(c) : 0;
+    void *workspace = NULL;
+    if (need > 0) {
+        DCOMMI_TRY(dcommi_cuda_alloc(d, need, &workspace));
+    }
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_code_on(c, c->workspace != NULL ? c->workspace : workspace,
+                                              d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    dcommi_cuda_release(d, workspace);
+    return status >= 0 && c->kind == DCOMM_STEP_RECODE && c->residual != NULL &&
+                   c->ledger != NULL && c->count > 0
+               ? dcommi_cuda_recoded(d, c)
+               : status;
+}
+static dcomm_status dcommi_cuda_matrix_on(const dcommi_device_matrix *m, void *workspace,
+                                          void *stream)
+{
+    switch (m->kind) {
+    case DCOMMI_MATRIX_START:
+        return dcomm_cuda_powersgd_start(&m->shape, &m->key, m->q, stream);
+    case DCOMMI_MATRIX_P:
+        return dcomm_cuda_powersgd_p(&m->shape, m->x, m->q, m->p, m->report, stream);
+    case DCOMMI_MATRIX_ORTHONORMAL:
+        return dcomm_cuda_powersgd_orthonormal(&m->shape, m->p, stream);
+    case DCOMMI_MATRIX_Q:
+        return dcomm_cuda_powersgd_q(&m->shape, m->x, m->p, m->q, m->report, stream);
+    default:
+        return m->ledger == NULL
+                   ? dcomm_cuda_powersgd_product(&m->shape, m->p, m->q, m->to, m->how, stream)
+                   : dcomm_cuda_powersgd_product_ledger(&m->shape, m->p, m->q, m->x, m->to,
+                                                        workspace, m->ledger, stream);
+    }
+}
+static dcomm_status dcommi_cuda_matrix(dcommi_device_handle *d, const dcommi_device_matrix *m)
+{
+    void *room = NULL;
+    if (m->ledger != NULL && m->shape.count > 0) {
+        DCOMMI_TRY(dcommi_cuda_alloc(d, dcomm_cuda_compare_workspace_bytes(m->shape.count), &room));
+    }
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    dcomm_status status = dcommi_cuda_matrix_on(m, room, d->stream[DCOMMI_QUEUE_IN]);
+    dcommi_cuda_leave(before);
+    dcommi_cuda_release(d, room);
+    return status;
+}
+/* ---- events ---- */
+/* An event behind all that a queue holds. */
+static dcomm_status dcommi_cuda_mark(dcommi_device_handle *d, enum dcommi_queue queue,
+                                     void **event_p)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    cudaEvent_t event = NULL;
+    cudaError_t error = cudaSuccess;
+    if (d->nevents > 0) {
+        event = (cudaEvent_t)d->events[--d->nevents];
+    } else {
+        error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    }
+    if (error == cudaSuccess) {
+        error = cudaEventRecord(event, (cudaStream_t)d->stream[queue]);
+        if (error != cudaSuccess) {
+            (void)cudaEventDestroy(event);
+        }
+    }
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(-1, error, "cudaEventRecord");
+    *event_p = event;
+    return DCOMM_OK;
+}
+/* DCOMM_IN_PROGRESS, DCOMM_OK or what went wrong before the event. */
+static dcomm_status dcommi_cuda_poll(void *event)
+{
+    dcommi_device_before before = dcommi_cuda_enter(-1);
+    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+    dcommi_cuda_leave(before);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* where CUDA leaves this, too */
+        return DCOMM_IN_PROGRESS;
+    }
+    DCOMMI_CUDA_TRY(-1, error, "the device reports");
+    return DCOMM_OK;
+}
+/* The event has happened, or never will. */
+static void dcommi_cuda_over(dcommi_device_handle *d, void *event)
+{
+    if (d->nevents < DCOMMI_EVENTS_KEPT) {
+        d->events[d->nevents++] = event;
+    } else {
+        (void)cudaEventDestroy((cudaEvent_t)event);
+    }
+}
+/* ---- streams of the caller's ---- */
+typedef int (*dcommi_cuda_wait_fn)(cudaStream_t stream, unsigned long long address, uint32_t value,
+                                   unsigned flags);
+static _Atomic(dcommi_cuda_wait_fn) dcommi_cuda_wait;
+/* Whether an operation can be tied to a stream: looked at before it is numbered. */
+static dcomm_status dcommi_cuda_stream_check(const char *name, void *stream)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing((cudaStream_t)stream, &capture);
+    if (error == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
+        (void)cudaGetLastError();
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                           "%s: the stream is being captured into a graph, which cannot hold what "
+                           "ranks do together; end the capture before the call",
+                           name);
+    }
+    DCOMMI_CUDA_TRY(-1, error, "opts.stream");
+    if (atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire) == NULL) {
+        void *entry = NULL;
+        if (dcommi_cuda_entry("cuStreamWaitValue32", &entry) < 0) {
+            return dcommi_fail(DCOMM_ERR_UNSUPPORTED,
+                               "%s: opts.stream: the driver has no cuStreamWaitValue32, by which a "
+                               "stream waits",
+                               name);
+        }
+        dcommi_cuda_wait_fn wait;
+        memcpy(&wait, &entry, sizeof wait);
+        atomic_store_explicit(&dcommi_cuda_wait, wait, memory_order_release);
+    }
+    return DCOMM_OK;
+}
+static dcomm_status dcommi_cuda_stream_kind(int device, void *stream,
+                                            enum dcommi_stream_kind *kind_p)
+{
+    unsigned flags = cudaStreamNonBlocking;
+    if ((cudaStream_t)stream == cudaStreamLegacy || (cudaStream_t)stream == cudaStreamPerThread) {
+        *kind_p =
+            (cudaStream_t)stream == cudaStreamLegacy ? DCOMMI_STREAM_LEGACY : DCOMMI_STREAM_THREAD;
+        return DCOMM_OK;
+    }
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamGetFlags((cudaStream_t)stream, &flags);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(device, error, "opts.stream: cudaStreamGetFlags");
+    *kind_p = (flags & cudaStreamNonBlocking) != 0 ? DCOMMI_STREAM_APART : DCOMMI_STREAM_BLOCKING;
+    return DCOMM_OK;
+}
+/* An event behind all that the stream holds now. */
+static dcomm_status dcommi_cuda_stream_mark(int device, void *stream, void **event_p)
+{
+    cudaEvent_t event = NULL;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error == cudaSuccess) {
+        error = cudaEventRecord(event, (cudaStream_t)stream);
+        if (error != cudaSuccess) {
+            (void)cudaEventDestroy(event);
+        }
+    }
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(device, error, "the caller's stream: cudaEventRecord");
+    *event_p = event;
+    return DCOMM_OK;
+}
+static void dcommi_cuda_stream_unmark(void *event)
+{
+    (void)cudaEventDestroy((cudaEvent_t)event);
+}
+/* What is put on the stream from now on waits until *word has come to `value` (cyclically). The
+ * word is pinned: with unified addresses, devices find it where the host does. */
+static dcomm_status dcommi_cuda_stream_hold(int device, void *stream, _Atomic uint32_t *word,
+                                            uint32_t value)
+{
+    dcommi_cuda_wait_fn wait = atomic_load_explicit(&dcommi_cuda_wait, memory_order_acquire);
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    int error = wait((cudaStream_t)stream, (unsigned long long)(uintptr_t)word, value, 0);
+    dcommi_cuda_leave(before);
+    return error == 0 ? DCOMM_OK
+                      : dcommi_fail(DCOMM_ERR_SYSTEM, "opts.stream: cuStreamWaitValue32 returns %d",
+                                    error);
+}
+/* ---- streams of our own, beside the queues ---- */
+static dcomm_status dcommi_cuda_own_open(int device, void **stream_p)
+{
+    cudaStream_t stream = NULL;
+    cudaError_t error = cudaSuccess;
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcommi_cuda_load_all(device);
+    if (status >= 0) {
+        error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    }
+    dcommi_cuda_leave(before);
+    DCOMMI_TRY(status);
+    DCOMMI_CUDA_TRY(device, error, "cudaStreamCreateWithFlags");
+    *stream_p = stream;
+    return DCOMM_OK;
+}
+static void dcommi_cuda_own_close(int device, void *stream)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    (void)cudaStreamDestroy((cudaStream_t)stream);
+    dcommi_cuda_leave(before);
+}
+static dcomm_status dcommi_cuda_own_alloc(dcommi_device_handle *d, void *stream, size_t bytes,
+                                          void **memory_p)
+{
+    dcommi_device_before before = dcommi_cuda_enter(d->number);
+    cudaError_t error = d->pool == NULL
+                            ? cudaMallocAsync(memory_p, bytes, (cudaStream_t)stream)
+                            : cudaMallocFromPoolAsync(memory_p, bytes, (cudaMemPool_t)d->pool,
+                                                      (cudaStream_t)stream);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(d->number, error,
+                    d->pool == NULL ? "cudaMallocAsync" : "cudaMallocFromPoolAsync");
+    return DCOMM_OK;
+}
+static void dcommi_cuda_own_release(int device, void *stream, void *memory)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    (void)cudaFreeAsync(memory, (cudaStream_t)stream);
+    dcommi_cuda_leave(before);
+}
+static dcomm_status dcommi_cuda_own_copy(int device, void *stream, void *dst, const void *src,
+                                         size_t len)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaMemcpyAsync(dst, src, len, cudaMemcpyDefault, (cudaStream_t)stream);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(device, error, "cudaMemcpyAsync");
+    return DCOMM_OK;
+}
+static dcomm_status dcommi_cuda_own_zero(int device, void *stream, void *dst, size_t len)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaMemsetAsync(dst, 0, len, (cudaStream_t)stream);
+    dcommi_cuda_leave(before);
+    DCOMMI_CUDA_TRY(device, error, "cudaMemsetAsync");
+    return DCOMM_OK;
+}
+/* The event may be destroyed at once: the wait has its own share in it. */
+static dcomm_status dcommi_cuda_own_after(int device, void *stream, void *other)
+{
+    void *event = NULL;
+    DCOMMI_TRY(dcommi_cuda_stream_mark(device, other, &event));
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
+    dcommi_cuda_leave(before);
+    dcommi_cuda_stream_unmark(event);
+    DCOMMI_CUDA_TRY(device, error, "cudaStreamWaitEvent");
+    return DCOMM_OK;
+}
+static dcomm_status dcommi_cuda_own_add(int device, void *stream, float *x, float factor,
+                                        const float *y, size_t count)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_add_scaled(x, factor, y, count, stream);
+    dcommi_cuda_leave(before);
+    return status;
+}
+static dcomm_status dcommi_cuda_own_feedback(int device, void *stream, dcomm_cuda_feedback_op op,
+                                             void *dst, const void *a, float factor, const float *b,
+                                             size_t count, dcomm_cuda_report *report)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_feedback(op, dst, a, factor, b, count, report, stream);
+    dcommi_cuda_leave(before);
+    return status;
+}
+static dcomm_status dcommi_cuda_own_code(int device, void *stream, const dcommi_device_code *code,
+                                         void *workspace)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcommi_cuda_code_on(code, workspace, stream);
+    dcommi_cuda_leave(before);
+    return status;
+}
+static dcomm_status dcommi_cuda_own_scale(int device, void *stream, void *x, size_t count,
+                                          dcomm_dtype dtype, double factor)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_scale(x, x, count, dtype, factor, stream);
+    dcommi_cuda_leave(before);
+    return status;
+}
+static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size_t count,
+                                         dcomm_dtype dtype, double factor, bool drop,
+                                         dcomm_cuda_sight *sight, void *workspace)
+{
+    dcommi_device_before before = dcommi_cuda_enter(device);
+    dcomm_status status = dcomm_cuda_look(x, count, dtype, factor, drop, sight, workspace, stream);
+    dcommi_cuda_leave(before);
+    return status;
+}
+static int dcommi_cuda_current(void)
+{
+    int device = 0;
+    return cudaGetDevice(&device) == cudaSuccess ? device : 0;
+}
+static const dcommi_device_calls dcommi_cuda_calls = {
+    .locate = dcommi_cuda_locate,
+    .open = dcommi_cuda_open,
+    .close = dcommi_cuda_close,
+    .pin = dcommi_cuda_pin,
+    .unpin = dcommi_cuda_unpin,
+    .alloc = dcommi_cuda_alloc,
+    .release = dcommi_cuda_release,
+    .copy = dcommi_cuda_copy,
+    .reduce = dcommi_cuda_reduce,
+    .scale = dcommi_cuda_scale,
+    .to_f32 = dcommi_cuda_to_f32,
+    .from_f32 = dcommi_cuda_from_f32,
+    .code = dcommi_cuda_code,
+    .code_bytes = dcommi_cuda_code_bytes,
+    .matrix = dcommi_cuda_matrix,
+    .compare = dcommi_cuda_compare,
+    .scatter = dcommi_cuda_scatter,
+    .clip = dcommi_cuda_clip,
+    .clipped = dcommi_cuda_clipped,
+    .mark = dcommi_cuda_mark,
+    .poll = dcommi_cuda_poll,
+    .over = dcommi_cuda_over,
+    .current = dcommi_cuda_current,
+    .stream_check = dcommi_cuda_stream_check,
+    .stream_kind = dcommi_cuda_stream_kind,
+    .stream_mark = dcommi_cuda_stream_mark,
+    .stream_unmark = dcommi_cuda_stream_unmark,
+    .stream_hold = dcommi_cuda_stream_hold,
+    .enter = dcommi_cuda_enter,
+    .leave = dcommi_cuda_leave,
+    .own_open = dcommi_cuda_own_open,
+    .own_close = dcommi_cuda_own_close,
+    .own_alloc = dcommi_cuda_own_alloc,
+    .own_release = dcommi_cuda_own_release,
+    .own_copy = dcommi_cuda_own_copy,
+    .own_zero = dcommi_cuda_own_zero,
+    .own_after = dcommi_cuda_own_after,
+    .shared_alloc = dcommi_cuda_shared_alloc,
+    .shared_free = dcommi_cuda_shared_free,
+    .peer_open = dcommi_cuda_peer_open,
+    .peer_close = dcommi_cuda_peer_close,
+    .own_add = dcommi_cuda_own_add,
+    .own_feedback = dcommi_cuda_own_feedback,
+    .own_code = dcommi_cuda_own_code,
+    .own_scale = dcommi_cuda_own_scale,
+    .own_look = dcommi_cuda_own_look,
+    .look_bytes = dcomm_cuda_look_workspace_bytes,
 };
-/* ---- coming and leaving ---- */
-static dcommi_board *dcommi_boards_of(const dcomm_context *context, int peer)
+static const dcommi_device_calls *const dcommi_devices = &dcommi_cuda_calls;
+#else
+static const dcommi_device_calls *const dcommi_devices = NULL;
+#endif
+/* Number of the device whose memory it is; -1: the host's. */
+static inline int dcommi_device_locate(const void *at)
 {
-    dcommi_transport *local = context->local;
-    void *boards = NULL;
-    return local->call->common != NULL && local->call->common(local, peer, &boards) == DCOMM_OK
-               ? boards
-               : NULL;
+    return dcommi_devices != NULL ? dcommi_devices->locate(at) : -1;
 }
-#define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
-/* Nobody's, and nobody looks at it any more. */
-static bool dcommi_board_free(dcommi_board *board)
+#include <sched.h>
+/* What states of error feedback have of a device, made at the first use and never given back. */
+typedef struct dcommi_feedback_side {
+    dcommi_feedback_place place; /* first */
+    struct dcommi_feedback_side *next;
+    dcommi_device_handle handle; /* without queues and pool */
+    void *stream;
+} dcommi_feedback_side;
+static dcommi_feedback_side *dcommi_feedback_side_of(const dcommi_feedback_place *place)
 {
-    uint64_t whose = atomic_load_explicit(&board->comm, memory_order_relaxed);
-    return whose == 0 || (whose == DCOMMI_BOARD_LOOKED_AT && atomic_load(&board->readers) == 0);
+    return (dcommi_feedback_side *)place;
 }
-/* Take a board for a communicator, if it can use one. With the token. */
-static void dcommi_board_open(dcomm_comm *comm)
+/* ---- what is asked of it ---- */
+static dcomm_status dcommi_feedback_side_make(const dcommi_feedback_place *place, size_t bytes,
+                                              void **memory_p)
 {
-    const dcomm_context *context = comm->context;
-    bool fit = dcommi_groups_post(comm->groups, comm->size);
-    for (int r = 0; r < comm->size && fit; r++) {
-        int peer = comm->members[r].peer;
-        fit = peer < 0 || context->peers[peer].transport == context->local;
+    dcommi_feedback_side *side = dcommi_feedback_side_of(place);
+    return dcommi_devices->own_alloc(&side->handle, side->stream, bytes, memory_p);
+}
+static void dcommi_feedback_side_release(const dcommi_feedback_place *place, void *memory)
+{
+    dcommi_devices->own_release(place->device, dcommi_feedback_side_of(place)->stream, memory);
+}
+static dcomm_status dcommi_feedback_side_zero(const dcommi_feedback_place *place, void *memory,
+                                              size_t bytes)
+{
+    return dcommi_devices->own_zero(place->device, dcommi_feedback_side_of(place)->stream, memory,
+                                    bytes);
+}
+static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place, void *dst,
+                                              const void *src, size_t bytes)
+{
+    return dcommi_devices->own_copy(place->device, dcommi_feedback_side_of(place)->stream, dst, src,
+                                    bytes);
+}
+/* bf16 is widened, and rounded again: x by this, and y. */
+static dcomm_status dcommi_feedback_side_add_narrow(const dcommi_feedback_place *place, uint16_t *x,
+                                                    float factor, const uint16_t *y, size_t count,
+                                                    float *wide, float *more)
+{
+    const int device = place->device;
+    void *stream = dcommi_feedback_side_of(place)->stream;
+    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, wide, x, 0,
+                                            NULL, count, NULL));
+    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, more, y, 0,
+                                            NULL, count, NULL));
+    DCOMMI_TRY(dcommi_devices->own_add(device, stream, wide, factor, more, count));
+    return dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_NARROW, x, wide, 0,
+                                        NULL, count, NULL);
+}
+static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
+                                             const dcommi_feedback_store *x, size_t first,
+                                             float factor, const dcommi_feedback_store *y)
+{
+    void *at = dcommi_feedback_at(x, x->now, first), *wide = NULL, *more = NULL;
+    if (y->count == 0) {
+        return DCOMM_OK;
     }
-    dcommi_board *boards = fit ? dcommi_boards_of(context, -1) : NULL;
-    for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && comm->posts == NULL; i++) {
-        dcommi_board *board = &boards[i];
-        if (!dcommi_board_free(board)) {
-            continue;
+    if (!x->bf16) {
+        return dcommi_devices->own_add(place->device, dcommi_feedback_side_of(place)->stream, at,
+                                       factor, y->now, y->count);
+    }
+    DCOMMI_TRY(dcommi_feedback_side_make(place, y->count * sizeof(float), &wide));
+    dcomm_status status = dcommi_feedback_side_make(place, y->count * sizeof(float), &more);
+    if (status >= 0) {
+        status = dcommi_feedback_side_add_narrow(place, at, factor, y->now, y->count, wide, more);
+        dcommi_feedback_side_release(place, more);
+    }
+    dcommi_feedback_side_release(place, wide);
+    return status;
+}
+static dcomm_status dcommi_feedback_side_read(const dcommi_feedback_place *place, void *to,
+                                              const void *from, size_t bytes)
+{
+    void *event = NULL;
+    DCOMMI_TRY(dcommi_feedback_side_copy(place, to, from, bytes));
+    DCOMMI_TRY(
+        dcommi_devices->stream_mark(place->device, dcommi_feedback_side_of(place)->stream, &event));
+    dcomm_status status;
+    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS) {
+        sched_yield();
+    }
+    dcommi_devices->stream_unmark(event);
+    return status;
+}
+static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_place **place_p)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static dcommi_feedback_side *sides;
+    dcomm_status status = DCOMM_OK;
+    pthread_mutex_lock(&lock);
+    dcommi_feedback_side *side = sides;
+    for (; side != NULL && side->place.device != device; side = side->next) {
+    }
+    if (side == NULL && (side = dcommi_alloc(sizeof *side)) == NULL) {
+        status = DCOMM_ERR_NO_MEMORY;
+    } else if (side->stream == NULL) {
+        side->place = (dcommi_feedback_place){.device = device,
+                                              .make = dcommi_feedback_side_make,
+                                              .release = dcommi_feedback_side_release,
+                                              .zero = dcommi_feedback_side_zero,
+                                              .copy = dcommi_feedback_side_copy,
+                                              .add = dcommi_feedback_side_add,
+                                              .read = dcommi_feedback_side_read};
+        side->handle.call = dcommi_devices;
+        side->handle.number = device;
+        status = dcommi_devices->own_open(device, &side->stream);
+        if (status < 0) {
+            dcommi_free(side);
+        } else {
+            side->next = sides;
+            sides = side;
         }
-        comm->posts = dcommi_alloc(sizeof *comm->posts);
-        if (comm->posts == NULL) {
-            return;
+    }
+    pthread_mutex_unlock(&lock);
+    *place_p = status < 0 ? NULL : &side->place;
+    return status;
+}
+/* ---- there ---- */
+/* What there was before the step that was committed last, for an undo. In host memory, that of a
+ * step that encoded only some elements is there for those alone. */
+static dcomm_status dcommi_feedback_store_before(const dcomm_feedback *fb,
+                                                 const dcommi_feedback_store *s,
+                                                 dcommi_feedback_store *there)
+{
+    const dcommi_feedback_place *place = there->place;
+    const size_t width = dcommi_feedback_width(s);
+    if (!fb->now.partly) {
+        return dcommi_feedback_side_copy(place, there->next, s->next, s->count * width);
+    }
+    DCOMMI_TRY(dcommi_feedback_store_ready(there));
+    for (size_t i = 0; i < fb->nspans; i++) {
+        const dcommi_feedback_span *span = &fb->span[i];
+        DCOMMI_TRY(dcommi_feedback_side_copy(
+            place, dcommi_feedback_at(there, there->next, span->first),
+            dcommi_feedback_at(s, s->next, span->first), span->count * width));
+    }
+    return DCOMM_OK;
+}
+/* A store's contents, there. */
+static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
+                                               const dcommi_feedback_store *s,
+                                               const dcommi_feedback_place *place,
+                                               dcommi_feedback_store *there)
+{
+    const size_t bytes = s->count * dcommi_feedback_width(s);
+    DCOMMI_TRY(dcommi_feedback_store_there(there, s->count, s->bf16, fb->opts.in_place, place));
+    dcomm_status status =
+        bytes > 0 ? dcommi_feedback_side_copy(place, there->now, s->now, bytes) : DCOMM_OK;
+    if (status >= 0 && fb->last == DCOMMI_FEEDBACK_COMMITTED && there->next != there->now) {
+        status = dcommi_feedback_store_before(fb, s, there);
+    }
+    if (status < 0) {
+        dcommi_feedback_store_free(there);
+    }
+    return status;
+}
+/* Before a call, by the thread that calls: residuals lie where its buffers do. On a device that is
+ * not left, this waits for nothing. device < 0: host memory. */
+static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb, int device)
+{
+    const dcommi_feedback_place *place = fb->worker.place;
+    if (device == (place != NULL ? place->device : -1)) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_feedback_home(what, fb));
+    if (device < 0) {
+        return DCOMM_OK;
+    }
+    if (fb->begun) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "%s: opts.feedback is in use by a call in host memory", what);
+    }
+    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
+    dcommi_feedback_moving(fb, stores);
+    DCOMMI_TRY(dcommi_feedback_side_find(device, &place));
+    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
+        dcomm_status status = dcommi_feedback_store_send(fb, stores[k], place, &moved[k]);
+        if (status < 0) {
+            dcommi_feedback_stores_free(moved, k);
+            return status;
         }
-        comm->posts->board = board;
-        comm->posts->others = ((uint64_t)1 << comm->size) - 1 - ((uint64_t)1 << comm->rank);
-        for (int k = 0; k < DCOMMI_BOARD_CELLS; k++) {
-            atomic_store_explicit(&board->cell[k].word, 0, memory_order_relaxed);
+    }
+    dcommi_feedback_stores_replace(stores, moved);
+    return DCOMM_OK;
+}
+/* ---- a run's ---- */
+/* What is put on the run's queue from now on is behind what was asked of the state so far. */
+static dcomm_status dcommi_feedback_before(const dcomm_feedback *fb, const dcommi_device_handle *d)
+{
+    return dcommi_devices->own_after(d->number, d->stream[DCOMMI_QUEUE_IN],
+                                     dcommi_feedback_side_of(fb->worker.place)->stream);
+}
+/* And the other way round. */
+static dcomm_status dcommi_feedback_behind(const dcomm_feedback *fb, const dcommi_device_handle *d)
+{
+    return dcommi_devices->own_after(d->number, dcommi_feedback_side_of(fb->worker.place)->stream,
+                                     d->stream[DCOMMI_QUEUE_IN]);
+}
+/* What a step does to the state, once its ranges have been accepted. */
+typedef struct dcommi_feedback_job {
+    dcomm_feedback *fb;   /* NULL: nothing */
+    size_t first;         /* element of the tensor */
+    bool owner;           /* a recoding */
+    bool raises;          /* whose loss goes into the worker's residual */
+    const float *learned; /* EF21, a decoding: the estimate that its result is added to, */
+    float *learns;        /* and what that becomes */
+} dcommi_feedback_job;
+/* Where its ledgers are, on the device; NULL: not wanted. before, after: of squares of a residual
+ * that is raised. */
+typedef struct dcommi_feedback_books {
+    dcomm_cuda_ledger *ledger, *before, *after;
+} dcommi_feedback_books;
+/* Before a step, by the thread that takes it. */
+static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_place *place,
+                                         dcommi_device_code *code, dcommi_feedback_job *job)
+{
+    dcomm_feedback *fb = c->feedback;
+    const size_t first = (size_t)place->first, count = code->count;
+    const bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    *job = (dcommi_feedback_job){.first = first};
+    if (code->kind == DCOMM_STEP_DECODE && ef21) {
+        DCOMMI_TRY(dcommi_feedback_open("a decoding", fb, true));
+        DCOMMI_TRY(dcommi_feedback_range("a decoding", first, count, 0, fb->count, fb->finished));
+        fb->finished += count;
+        job->fb = fb;
+        job->learned = (const float *)fb->estimate.now + first;
+        job->learns = (float *)fb->estimate.next + first;
+        return DCOMM_OK;
+    }
+    if (code->kind != DCOMM_STEP_ENCODE && code->kind != DCOMM_STEP_RECODE) {
+        return DCOMM_OK;
+    }
+    if (!c->begun) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], place->first));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+    }
+    job->fb = fb;
+    job->owner = code->kind == DCOMM_STEP_RECODE;
+    job->raises = job->owner && c->begins.partly;
+    code->key = dcommi_feedback_key(fb, first, job->owner ? DCOMMI_FEEDBACK_OWNER : 0);
+    if (job->raises) {
+        return dcommi_feedback_range("a recoding", first, count, 0, fb->count, 0);
+    }
+    if (job->owner) {
+        DCOMMI_TRY(dcommi_feedback_range("a recoding", first, count, fb->own_first, fb->owner.count,
+                                         fb->owned));
+        fb->next_factor = (double)code->factor;
+        fb->owned += count;
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_feedback_encode_range(fb, first, count));
+    fb->encoded += count;
+    return DCOMM_OK;
+}
+/* A state's memory on the run's device that the encoding of a range has from step to step. */
+static dcomm_status dcommi_feedback_kept_room(dcomm_feedback *fb, const dcommi_device_handle *d,
+                                              size_t first, bool owner, size_t need,
+                                              void **memory_p)
+{
+    const dcommi_feedback_place *place = fb->worker.place;
+    dcommi_feedback_kept *kept = fb->kept;
+    while (kept != NULL && (kept->first != first || kept->owner != owner)) {
+        kept = kept->next;
+    }
+    if (kept == NULL) {
+        kept = dcommi_alloc(sizeof *kept);
+        if (kept == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
         }
-        atomic_store_explicit(&board->readers, 0, memory_order_relaxed);
-        atomic_store_explicit(&board->comm, comm->id, memory_order_release);
+        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = first, .owner = owner};
+        fb->kept = kept;
     }
-}
-static void dcommi_board_let_go(const dcomm_comm *comm, dcommi_board *board)
-{
-    atomic_fetch_and(&board->readers, ~((uint64_t)1 << comm->rank));
-}
-/* Tell the owner of a board that it is looked at, unless it ends meanwhile. */
-static bool dcommi_board_look(const dcomm_comm *comm, dcommi_board *board)
-{
-    if (atomic_load_explicit(&board->comm, memory_order_acquire) != comm->id) {
-        return false;
-    }
-    atomic_fetch_or(&board->readers, (uint64_t)1 << comm->rank);
-    if (atomic_load(&board->comm) != comm->id) {
-        dcommi_board_let_go(comm, board);
-        return false;
-    }
-    return true;
-}
-/* Find the other ranks' boards. */
-static void dcommi_board_find(dcomm_comm *comm)
-{
-    bool all = true;
-    for (int r = 0; r < comm->size; r++) {
-        dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || m->board != NULL) {
-            continue;
+    if (kept->bytes < need) {
+        void *memory = NULL;
+        DCOMMI_TRY(dcommi_feedback_side_make(place, need, &memory));
+        if (kept->memory != NULL) {
+            (void)dcommi_feedback_behind(fb, d);
+            dcommi_feedback_side_release(place, kept->memory);
         }
-        dcommi_board *boards = dcommi_boards_of(comm->context, m->peer);
-        for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && m->board == NULL; i++) {
-            if (dcommi_board_look(comm, &boards[i])) {
-                m->board = &boards[i];
-                m->board_read = 0;
-            }
-        }
-        all = all && m->board != NULL;
+        kept->memory = memory;
+        kept->bytes = need;
+        DCOMMI_TRY(dcommi_feedback_before(fb, d));
     }
-    comm->attached = all;
+    *memory_p = kept->memory;
+    return DCOMM_OK;
 }
-/* The same until all are found. With the token. */
-static inline void dcommi_board_attach(dcomm_comm *comm)
+/* The workspace of a selection for a range, whose contents make its next call faster. */
+static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
+                                              const dcommi_device_handle *d,
+                                              dcommi_device_code *code)
 {
-    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
-        dcommi_board_find(comm);
+    size_t need = dcommi_codec_is(code->codec, DCOMMI_IS_SELECTION) ? d->call->code_bytes(code) : 0;
+    return need == 0 || job->raises ? DCOMM_OK
+                                    : dcommi_feedback_kept_room(job->fb, d, job->first, job->owner,
+                                                                need, &code->workspace);
+}
+/* ---- one step's arrays ---- */
+enum { DCOMMI_FEEDBACK_ROOMS = 8 };
+/* On queue IN. Once something has failed, nothing more is done. */
+typedef struct dcommi_feedback_arrays {
+    dcommi_device_handle *d;
+    const dcommi_device_code *code;
+    const dcommi_feedback_job *job;
+    dcommi_feedback_books books;
+    dcomm_status status;
+    void *room[DCOMMI_FEEDBACK_ROOMS]; /* f32 arrays, for this step alone */
+    int nroom;
+    const dcommi_feedback_store *store; /* NULL: what is lost goes into the worker's residual */
+    size_t at;                          /* its element */
+    const float *gradient;              /* for the ledger; NULL: nobody has it */
+    const float *x; /* what is encoded with what is held; a recoding's: NULL, or its sum */
+    const float *held;
+    float *next;     /* as the store has it, or to be rounded */
+    float *velocity; /* DGC: likewise; else NULL */
+    float *sent;     /* the encoding, decoded; NULL: not yet */
+} dcommi_feedback_arrays;
+static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
+{
+    void *memory = NULL;
+    if (a->status >= 0) {
+        a->status = a->d->call->alloc(a->d, a->code->count * sizeof(float), &memory);
+    }
+    if (a->status >= 0) {
+        a->room[a->nroom++] = memory;
+    }
+    return memory;
+}
+static void dcommi_feedback_drop(const dcommi_feedback_arrays *a)
+{
+    for (int k = 0; k < a->nroom; k++) {
+        a->d->call->release(a->d, a->room[k]);
     }
 }
-/* The communicator ends: its board may be another's, unless some rank may still look at it, which
- * has neither said goodbye nor let go of it. */
-static void dcommi_board_close(dcomm_comm *comm)
+static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
+                               const void *x, float factor, const float *y)
 {
-    if (comm->posts == NULL) {
+    if (a->status >= 0) {
+        a->status = a->d->call->own_feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst,
+                                             x, factor, y, a->code->count, a->code->report);
+    }
+}
+static void dcommi_feedback_compare(dcommi_feedback_arrays *a, dcomm_cuda_ledger *ledger,
+                                    const float *x, const float *y, const float *next)
+{
+    if (a->status >= 0 && ledger != NULL) {
+        a->status = a->d->call->compare(a->d, ledger, x, y, next, a->code->count);
+    }
+}
+/* Elements of `base` as f32: where they lie, or widened. */
+static float *dcommi_feedback_wide(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
+                                   void *base, size_t at)
+{
+    void *from = dcommi_feedback_at(s, base, at);
+    if (!s->bf16) {
+        return from;
+    }
+    float *wide = dcommi_feedback_take(a);
+    dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_WIDEN, wide, from, 0, NULL);
+    return wide;
+}
+/* To what the store will hold; and what that is, rounded. */
+static void dcommi_feedback_round(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
+                                  size_t at, float *wide)
+{
+    if (s->bf16) {
+        void *to = dcommi_feedback_at(s, s->next, at);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_NARROW, to, wide, 0, NULL);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_WIDEN, wide, to, 0, NULL);
+    }
+}
+static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const *wires,
+                                   const size_t *bytes, size_t n, float *to)
+{
+    const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
+                                       .codec = a->code->codec,
+                                       .count = a->code->count,
+                                       .src = wires,
+                                       .len = bytes,
+                                       .n = n,
+                                       .dst = to,
+                                       .report = a->code->report};
+    if (a->status >= 0) {
+        a->status = a->d->call->code(a->d, &decode);
+    }
+}
+/* Decode the encoding that was sent, as other ranks will. */
+static void dcommi_feedback_see(dcommi_feedback_arrays *a)
+{
+    const void *wire = a->code->dst;
+    const size_t bytes = dcomm_codec_max_bytes(a->code->codec, a->code->count);
+    a->sent = dcommi_feedback_take(a);
+    dcommi_feedback_decode(a, &wire, &bytes, 1, a->sent);
+}
+/* The sum of a recoding's wires, times its factor. */
+static float *dcommi_feedback_sum_there(dcommi_feedback_arrays *a)
+{
+    const dcommi_device_code *code = a->code;
+    float *sum = dcommi_feedback_take(a);
+    dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
+    if (a->status >= 0) {
+        a->status = a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
+    }
+    return sum;
+}
+/* The basis of the step's range, in memory of its device. */
+static dcomm_status dcommi_feedback_basis_there(const dcommi_feedback_arrays *a,
+                                                dcommi_feedback_basis **basis_p)
+{
+    dcomm_feedback *fb = a->job->fb;
+    dcommi_feedback_basis *basis;
+    DCOMMI_TRY(
+        dcommi_feedback_basis_of(fb, a->job->first, a->code->count, a->job->owner, &basis));
+    if (basis->numbers.place != fb->worker.place) {
+        dcommi_feedback_store there;
+        DCOMMI_TRY(dcommi_feedback_store_send(fb, &basis->numbers, fb->worker.place, &there));
+        dcommi_feedback_store_free(&basis->numbers);
+        basis->numbers = there;
+        DCOMMI_TRY(dcommi_feedback_before(fb, a->d));
+    }
+    dcommi_feedback_basis_used(fb, basis);
+    *basis_p = basis;
+    return DCOMM_OK;
+}
+static void dcommi_feedback_matrix(dcommi_feedback_arrays *a, dcommi_device_matrix *m,
+                                   int kind)
+{
+    m->kind = kind;
+    if (a->status >= 0) {
+        a->status = a->d->call->matrix(a->d, m);
+    }
+}
+/* powersgd, step by step, from the Q that it remembers: as its encoding in host memory. */
+static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const float *x,
+                                           const float *residual, float *next,
+                                           dcomm_cuda_ledger *ledger)
+{
+    const dcommi_device_code *code = a->code;
+    const dcommi_matrix shape = dcommi_powersgd_shape(code->codec, code->count);
+    const size_t q_bytes = 4 * dcommi_powersgd_q_count(&shape);
+    dcommi_feedback_basis *basis = NULL;
+    const float *e = x != NULL ? x : dcommi_feedback_sum_there(a);
+    if (residual != NULL) {
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_ADD, next, e, 0, residual);
+    }
+    dcommi_device_matrix m = {.shape = {.count = shape.count,
+                                        .rows = shape.rows,
+                                        .cols = shape.cols,
+                                        .rank = shape.rank},
+                              .key = code->key,
+                              .x = residual != NULL ? next : e,
+                              .p = code->dst};
+    m.q = m.p + dcommi_powersgd_p_count(&shape);
+    if (a->status >= 0) {
+        a->status = dcommi_feedback_basis_there(a, &basis);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
+    }
+    for (int turn = 0; turn < (int)code->codec->value[DCOMMI_POWERSGD_TURNS]; turn++) {
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_START);
+        m.report = residual == NULL && turn == 0 ? code->report : NULL;
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_P);
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_ORTHONORMAL);
+        m.report = code->report;
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_Q);
+    }
+    if (a->status >= 0) {
+        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
+    }
+    if (residual != NULL) {
+        m.to = next;
+        m.how = -1;
+        m.x = x;
+        m.ledger = x != NULL ? ledger : NULL;
+        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_PRODUCT);
+    }
+    if (x == NULL && ledger != NULL) { /* what it took in, nobody has */
+        dcommi_feedback_see(a);
+        dcommi_feedback_compare(a, ledger, NULL, a->sent, next);
+    }
+}
+/* x, or the wires of a recoding where that is NULL. */
+static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float *x,
+                                         const float *residual, float *next,
+                                         dcomm_cuda_ledger *ledger)
+{
+    if (dcommi_feedback_remembers(a->job->fb, a->code->count)) {
+        dcommi_feedback_products_there(a, x, residual, next, ledger);
         return;
     }
-    dcommi_board *board = comm->posts->board;
-    atomic_store(&board->comm, DCOMMI_BOARD_LOOKED_AT);
-    uint64_t readers = atomic_load(&board->readers);
-    for (int r = 0; r < comm->size; r++) {
-        const dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
-            readers &= ~((uint64_t)1 << r);
-        }
+    const void *const src = x;
+    dcommi_device_code code = *a->code;
+    code.kind = x != NULL ? DCOMM_STEP_ENCODE : DCOMM_STEP_RECODE;
+    code.src = x != NULL ? &src : code.src;
+    code.n = x != NULL ? 1 : code.n;
+    code.residual = residual;
+    code.next = next;
+    code.ledger = ledger;
+    if (a->status >= 0) {
+        a->status = dcommi_feedback_keep_room(a->job, a->d, &code);
     }
-    if (readers == 0) {
-        atomic_store_explicit(&board->comm, 0, memory_order_release);
+    if (a->status >= 0) {
+        a->status = a->d->call->code(a->d, &code);
     }
 }
-/* ---- writing ---- */
-/* A message to all other ranks. False: it has to be sent to each. With the token. */
-static inline bool dcommi_board_post(dcomm_comm *comm, const dcommi_header *header,
-                                     size_t header_len, const void *data, size_t len)
+/* ---- one step ---- */
+/* The factor that clips the step's gradient, of whose encodings this is the first. */
+static void dcommi_feedback_clip_there(dcommi_feedback_arrays *a)
 {
-    struct dcommi_posts *p = comm->posts;
-    if (p == NULL || len > DCOMMI_BOARD_PAYLOAD) {
-        return false;
+    dcomm_feedback *fb = a->job->fb;
+    if (a->status >= 0 && fb->clip_there == NULL) {
+        void *memory = NULL;
+        a->status = dcommi_feedback_side_make(fb->worker.place, sizeof *fb->clip_there, &memory);
+        fb->clip_there = memory;
+        a->status = a->status < 0 ? a->status : dcommi_feedback_before(fb, a->d);
     }
-    if (DCOMMI_UNLIKELY(!p->open)) {
-        p->open = atomic_load_explicit(&p->board->readers, memory_order_acquire) == p->others;
-        if (!p->open) {
-            return false;
-        }
+    if (a->status >= 0) {
+        a->status = a->d->call->clip(a->d, fb->clip_there, fb->now.x, fb->now.count,
+                                     dcommi_feedback_most(fb));
+        fb->clip_known = true;
     }
-    size_t at = p->count % DCOMMI_BOARD_CELLS;
-    for (int r = 0; r < comm->size; r++) {
-        dcommi_member *m = &comm->members[r];
-        if (m->peer >= 0 && m->done < p->until[at]) {
-            return false;
-        }
-    }
-    dcommi_cell *cell = &p->board->cell[at];
-    if (len > 0) {
-        memcpy(cell->bytes + header_len, data, len);
-    }
-    memcpy(cell->bytes, header, header_len);
-    p->until[at] = header->seq + 1;
-    p->count++;
-    atomic_store_explicit(&cell->word,
-                          (uint64_t)(uint32_t)p->count << 32 | (uint64_t)len << 16 | header_len,
-                          memory_order_release);
-    for (int r = 0; r < comm->size; r++) {
-        comm->members[r].told = comm->done;
-        comm->members[r].addressed = true;
-    }
-    return true;
 }
-/* ---- reading ---- */
-/* The next message on a rank's board. It stays until it is passed, and its bytes until this rank
- * completes its operation. */
-static inline bool dcommi_board_peek(const dcommi_member *m, dcommi_arrival *arrival)
+/* DGC: u = m u + clip g is what is encoded. */
+static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
 {
-    if (m->board == NULL) {
-        return false;
+    const dcomm_feedback *fb = a->job->fb;
+    const dcommi_feedback_store *v = &fb->velocity;
+    const float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
+    const float *before = dcommi_feedback_wide(a, v, v->now, a->at);
+    a->velocity = v->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(v, v->next, a->at);
+    a->x = a->velocity;
+    if (!(dcommi_feedback_most(fb) > 0)) {
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MOMENTUM, a->velocity, a->gradient, m, before);
+        return;
     }
-    const dcommi_cell *cell = &m->board->cell[m->board_read % DCOMMI_BOARD_CELLS];
-    uint64_t word = atomic_load_explicit(&cell->word, memory_order_acquire);
-    if ((uint32_t)(word >> 32) != (uint32_t)(m->board_read + 1)) {
-        return false;
+    if (!fb->clip_known) {
+        dcommi_feedback_clip_there(a);
     }
-    size_t header_len = word & UINT16_MAX, len = (uint16_t)(word >> 16);
-    bool sound = header_len <= sizeof(dcommi_header) && len <= DCOMMI_BOARD_PAYLOAD;
-    *arrival = (dcommi_arrival){.peer = m->peer,
-                                .header = cell->bytes,
-                                .header_len = sound ? header_len : 0,
-                                .data = cell->bytes + header_len,
-                                .len = sound ? len : 0,
-                                .stays = true};
-    return true;
+    if (a->status >= 0) {
+        a->status = a->d->call->clipped(a->d, a->velocity, a->gradient, fb->clip_there, m, before,
+                                        a->code->count);
+    }
 }
-static inline void dcommi_board_pass(dcommi_member *m)
+/* Where things lie. */
+static void dcommi_feedback_find(dcommi_feedback_arrays *a)
 {
-    m->board_read++;
+    const dcommi_feedback_job *job = a->job;
+    if (!job->owner) {
+        a->x = a->gradient = a->code->src[0];
+    }
+    if (job->raises) {
+        float *zeros = dcommi_feedback_take(a);
+        if (a->status >= 0) {
+            a->status = a->d->call->own_zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
+                                             a->code->count * sizeof *zeros);
+        }
+        a->held = zeros;
+        a->next = dcommi_feedback_take(a);
+        return;
+    }
+    const dcommi_feedback_store *s = job->owner ? &job->fb->owner : &job->fb->worker;
+    a->store = s;
+    a->at = job->owner ? job->first - job->fb->own_first : job->first;
+    a->held = dcommi_feedback_wide(a, s, s->now, a->at);
+    a->next = s->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(s, s->next, a->at);
+    if (!job->owner && job->fb->opts.variant == DCOMM_FEEDBACK_DGC) {
+        dcommi_feedback_momentum_there(a);
+    }
 }
-/* ==== include/dcomm/impl/engine/failure.h ================================================== */
-/* failure.h - errors found by one rank become errors everywhere, and a sentence says why.
- *
- * Nothing is asked while all goes well. A run without an event for 200 ms sends QUERY to every
- * rank that it might wait for, with its own description of the operation; who has entered the same
- * number with another description has found the mismatch. Silence makes a suspect whose process is
- * looked at, and when the time is up the answers make the report. */
-/* ==== include/dcomm/impl/engine/lanes.h ==================================================== */
-/* lanes.h - running a lane step by step, and the events that wake lanes. */
-/* ==== include/dcomm/impl/engine/steps.h ==================================================== */
-/* steps.h - the meaning of each step of a plan. */
+/* The codec does all in one pass; but its ledger is of what it takes in, which with DGC is not the
+ * gradient. As dcommi_feedback_fused. */
+static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
+{
+    const bool dgc = a->velocity != NULL;
+    dcommi_feedback_encode_there(a, a->x, a->held, a->next, dgc ? NULL : a->books.ledger);
+    if (dgc) {
+        dcommi_feedback_see(a);
+        dcommi_feedback_compare(a, a->books.ledger, a->gradient, a->sent, a->next);
+    }
+    if (a->store != NULL) {
+        dcommi_feedback_round(a, a->store, a->at, a->next);
+    }
+}
+/* What the store holds after `sent` has gone out of e, and the ledger's sums. e may be `next`. */
+static void dcommi_feedback_settle_there(dcommi_feedback_arrays *a, const float *e, bool estimates)
+{
+    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
+                       estimates ? a->held : e, 0, a->sent);
+    if (a->store != NULL) {
+        dcommi_feedback_round(a, a->store, a->at, a->next);
+    }
+    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
+                            estimates ? NULL : a->next);
+    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
+        float *lacks = dcommi_feedback_take(a);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, lacks, a->gradient, 0, a->next);
+        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, lacks);
+    }
+}
+/* For a scaled codec, and for EF21: as dcommi_feedback_apart. */
+static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
+{
+    const dcommi_device_code *code = a->code;
+    const float factor = (float)a->job->fb->factor;
+    const bool estimates = !a->job->owner && a->job->fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    float *e = dcommi_feedback_take(a), *scaled = factor != 1 ? dcommi_feedback_take(a) : e;
+    if (a->job->owner) {
+        a->x = dcommi_feedback_sum_there(a);
+    }
+    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LACK : DCOMM_CUDA_FEEDBACK_ADD, e, a->x,
+                       0, a->held);
+    if (a->status >= 0 && factor != 1) {
+        a->status = a->d->call->scale(a->d, scaled, e, code->count, DCOMM_F32, a->job->fb->factor);
+    }
+    dcommi_feedback_encode_there(a, scaled, NULL, NULL, NULL);
+    dcommi_feedback_see(a);
+    dcommi_feedback_settle_there(a, e, estimates);
+}
+/* What an owner without a residual of its own has lost, into the worker's. */
+static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divisor)
+{
+    const dcommi_feedback_store *w = &a->job->fb->worker;
+    float *raised = dcommi_feedback_wide(a, w, w->next, a->job->first);
+    dcommi_feedback_compare(a, a->books.before, raised, raised, NULL);
+    if (a->status >= 0) {
+        a->status = a->d->call->own_add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
+                                        (float)divisor, a->next, a->code->count);
+    }
+    dcommi_feedback_round(a, w, a->job->first, raised);
+    dcommi_feedback_compare(a, a->books.after, raised, raised, NULL);
+}
+/* An encoding or a recoding. */
+static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_device_code *code,
+                                         const dcommi_feedback_job *job, uint32_t divisor,
+                                         const dcommi_feedback_books *books)
+{
+    dcommi_feedback_arrays a = {.d = d, .code = code, .job = job, .books = *books};
+    const dcomm_feedback *fb = job->fb;
+    if (code->count == 0) {
+        return d->call->code(d, code);
+    }
+    dcommi_feedback_find(&a);
+    if (fb->factor != 1 || (fb->opts.variant == DCOMM_FEEDBACK_EF21 && !job->owner)) {
+        dcommi_feedback_apart_there(&a);
+    } else {
+        dcommi_feedback_fused_there(&a);
+    }
+    if (a.velocity != NULL) { /* the momentum of what was sent is forgotten */
+        dcommi_feedback_do(&a, DCOMM_CUDA_FEEDBACK_FORGET, a.velocity, a.velocity, 0, a.sent);
+        dcommi_feedback_round(&a, &fb->velocity, a.at, a.velocity);
+    }
+    if (job->raises) {
+        dcommi_feedback_raise_there(&a, divisor);
+    }
+    dcommi_feedback_drop(&a);
+    return a.status;
+}
+/* EF21: the differences that were decoded become gradients. */
+static dcomm_status dcommi_feedback_finish_there(dcommi_device_handle *d,
+                                                 const dcommi_device_code *code,
+                                                 const dcommi_feedback_job *job)
+{
+    if (code->count == 0) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(d->call->own_feedback(d->number, d->stream[DCOMMI_QUEUE_IN],
+                                     DCOMM_CUDA_FEEDBACK_FINISH, code->dst, job->learned, 0,
+                                     code->dst, code->count, NULL));
+    return d->call->copy(d, DCOMMI_QUEUE_IN, job->learns, code->dst, code->count * sizeof(float));
+}
+/* Where gradient and residual are summed: where the next residual will be, or, where that is
+ * rounded or still holds what EF21 has sent so far, in memory of its own. */
+static dcomm_status dcommi_linear_room(const dcommi_coded *c, const float **whole_p)
+{
+    dcomm_feedback *fb = c->feedback;
+    const dcommi_feedback_store *w = &fb->worker;
+    void *memory = w->next;
+    if (w->bf16 || (fb->opts.variant == DCOMM_FEEDBACK_EF21 && w->now == w->next)) {
+        DCOMMI_TRY(
+            dcommi_feedback_kept_room(fb, c->device, 0, false, c->count * sizeof(float), &memory));
+    }
+    *whole_p = memory;
+    return DCOMM_OK;
+}
+/* Room for what the next step begins with. */
+static dcomm_status dcommi_linear_learns(const dcommi_coded *c)
+{
+    dcomm_feedback *fb = c->feedback;
+    const size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
+    if (fb->basis.count != count) {
+        DCOMMI_TRY(dcommi_feedback_store_there(&fb->basis, count, false, fb->opts.in_place,
+                                               fb->worker.place));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+    }
+    fb->learned = true;
+    return DCOMM_OK;
+}
+/* Before a step, by the thread that takes it. */
+static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place *place,
+                                       dcommi_device_code *code, dcommi_feedback_job *job)
+{
+    dcomm_feedback *fb = c->feedback;
+    if (code->kind == DCOMM_STEP_DECODE) {
+        DCOMMI_TRY(fb != NULL ? dcommi_linear_learns(c) : DCOMM_OK);
+        return fb != NULL ? dcommi_feedback_step(c, place, code, job) : DCOMM_OK;
+    }
+    if (place->round == 0) {
+        c->count = code->count;
+        c->whole = code->src[0];
+    }
+    code->count = c->count; /* later ones take in the wire */
+    if (fb != NULL && place->round == 0) {
+        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], 0));
+        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
+        DCOMMI_TRY(dcommi_feedback_encode_range(fb, 0, c->count));
+        DCOMMI_TRY(dcommi_linear_room(c, &c->whole));
+        fb->encoded += c->count;
+    }
+    job->fb = fb;
+    return DCOMM_OK;
+}
+/* What the report of one product is of all that is told: the first has seen the elements, and the
+ * bytes of a turn's products are told with its first. Returns of how many elements it is. */
+static size_t dcommi_linear_share(const dcommi_coded *c, const dcomm_codec_place *place,
+                                  dcomm_codec_report *report)
+{
+    report->bytes = place->round % 2 == 0 ? report->bytes : 0;
+    report->kept = place->round == 0 ? report->kept : 0;
+    return place->round == 0 ? c->count : 0;
+}
+/* ---- on queue IN ---- */
+static dcommi_device_matrix dcommi_linear_matrix(const dcommi_coded *c, void *wire)
+{
+    const dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
+    float *p = wire;
+    return (dcommi_device_matrix){
+        .shape = {.count = m.count, .rows = m.rows, .cols = m.cols, .rank = m.rank},
+        .key = dcommi_linear_key(c),
+        .x = c->whole,
+        .p = p,
+        .q = p + dcommi_powersgd_p_count(&m)};
+}
+/* Q as the last step's sum has it, or nothing. */
+static dcomm_status dcommi_linear_begin_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                              const dcommi_device_matrix *m)
+{
+    const size_t bytes = m->shape.rank * m->shape.cols * sizeof(float);
+    return c->feedback != NULL && c->feedback->basis.count > 0
+               ? d->call->copy(d, DCOMMI_QUEUE_IN, m->q, c->feedback->basis.now, bytes)
+               : d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
+}
+/* Gradient and residual; what is not finite is counted here, else by the first product. */
+static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_coded *c)
+{
+    const dcommi_feedback_store *w = &c->feedback->worker;
+    dcommi_feedback_do(a,
+                       c->feedback->opts.variant == DCOMM_FEEDBACK_EF21 ? DCOMM_CUDA_FEEDBACK_LACK
+                                                                        : DCOMM_CUDA_FEEDBACK_ADD,
+                       (float *)c->whole, c->feedback->now.x, 0,
+                       dcommi_feedback_wide(a, w, w->now, 0));
+}
+/* What this rank's own Q stands for has been sent. The pass that makes it leaves the residual, and
+ * counts; but not what comes of it later, EF21's estimate or a residual rounded to bf16. */
+static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
+                                     dcommi_device_matrix *m)
+{
+    const dcomm_feedback *fb = c->feedback;
+    const bool estimates = fb != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21;
+    const bool apart = estimates || (fb != NULL && fb->worker.bf16);
+    if (fb == NULL && a->books.ledger == NULL) {
+        return;
+    }
+    m->kind = DCOMMI_MATRIX_PRODUCT;
+    m->how = apart ? 0 : -1;
+    m->to = apart ? dcommi_feedback_take(a) : fb != NULL ? (float *)c->whole : NULL;
+    m->x = fb != NULL ? fb->now.x : c->whole;
+    m->ledger = apart ? NULL : a->books.ledger;
+    if (a->status >= 0) {
+        a->status = a->d->call->matrix(a->d, m);
+    }
+    if (apart) {
+        a->sent = m->to;
+        a->store = &fb->worker;
+        a->gradient = fb->now.x;
+        a->held = fb->worker.now; /* of EF21, which is no bf16 */
+        a->next = fb->worker.bf16 ? dcommi_feedback_take(a) : fb->worker.next;
+        dcommi_feedback_settle_there(a, c->whole, estimates);
+    }
+}
+/* One of the products. */
+static dcomm_status dcommi_linear_encode_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                               const dcommi_device_code *code,
+                                               const dcommi_feedback_job *job, uint64_t round,
+                                               dcomm_cuda_ledger *ledger)
+{
+    dcommi_feedback_arrays a = {.d = d, .code = code, .job = job, .books = {.ledger = ledger}};
+    dcommi_device_matrix m = dcommi_linear_matrix(c, code->dst);
+    const uint64_t last = 2 * (uint64_t)c->codec->value[DCOMMI_POWERSGD_TURNS] - 1;
+    const bool first = round == 0, turns = round % 2 == 0;
+    if (first && c->feedback != NULL) {
+        dcommi_linear_sum_there(&a, c);
+    }
+    if (first && a.status >= 0) {
+        a.status = dcommi_linear_begin_there(d, c, &m);
+    }
+    if (a.status >= 0) {
+        m.kind = turns ? DCOMMI_MATRIX_START : DCOMMI_MATRIX_ORTHONORMAL;
+        a.status = d->call->matrix(d, &m);
+    }
+    if (a.status >= 0) {
+        m.kind = turns ? DCOMMI_MATRIX_P : DCOMMI_MATRIX_Q;
+        m.report = !turns || (first && c->feedback == NULL) ? code->report : NULL;
+        a.status = d->call->matrix(d, &m);
+    }
+    if (round == last) {
+        dcommi_linear_keep_there(&a, c, &m);
+    }
+    dcommi_feedback_drop(&a);
+    return a.status;
+}
+/* The sums of P and Q; *seen tells whether they are finite. That of Q is where the next step
+ * begins. */
+static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                               const dcommi_device_code *code,
+                                               dcomm_cuda_sight *seen)
+{
+    dcommi_device_matrix m = dcommi_linear_matrix(c, (void *)code->src[0]);
+    const size_t numbers = code->len[0] / sizeof(float);
+    void *room = NULL;
+    DCOMMI_TRY(d->call->alloc(d, d->call->look_bytes(numbers), &room));
+    dcomm_status status = d->call->own_look(d->number, d->stream[DCOMMI_QUEUE_IN], m.p, numbers,
+                                            DCOMM_F32, 1, false, seen, room);
+    d->call->release(d, room);
+    if (status >= 0 && c->feedback != NULL) {
+        status = d->call->copy(d, DCOMMI_QUEUE_IN, c->feedback->basis.next, m.q,
+                               m.shape.rank * m.shape.cols * sizeof(float));
+    }
+    m.kind = DCOMMI_MATRIX_PRODUCT;
+    m.to = code->dst;
+    return status < 0 ? status : d->call->matrix(d, &m);
+}
+/* ==== include/dcomm/impl/engine/coded/sparse_device.h ====================================== */
+/* sparse_device.h - what coded_sparse.h's steps do where the elements lie on a device: only
+ * what was selected leaves it, and what comes back are pairs of index and value, those of the
+ * result and those that go back into the residual. */
+static size_t dcommi_spread_pairs_bytes(const struct dcommi_spread *s)
+{
+    return 2 * sizeof(uint32_t) * (s->agreed.n + s->back.n);
+}
+/* Both, one behind the other, indices first: for one copy. */
+static dcomm_status dcommi_spread_pack(struct dcommi_spread *s)
+{
+    const dcommi_exchange_pairs *all[] = {&s->agreed, &s->back};
+    DCOMMI_TRY(dcommi_spread_room(&s->keys, &s->keys_room, dcommi_spread_pairs_bytes(s) + 8));
+    uint32_t *to = (uint32_t *)(void *)s->keys;
+    for (int k = 0; k < 2; k++) {
+        const dcommi_exchange_pairs *p = all[k];
+        if (p->n > 0) {
+            memcpy(to, p->index, p->n * sizeof *to);
+            memcpy(to + p->n, p->bits, p->n * sizeof *to);
+        }
+        to += 2 * p->n;
+    }
+    return DCOMM_OK;
+}
+/* ---- on queue IN ---- */
+/* Squares of what the worker holds back: as dcommi_feedback_held. */
+static void dcommi_spread_squares_there(dcommi_feedback_arrays *a, const dcomm_feedback *fb,
+                                        dcomm_cuda_ledger *ledger, const float *next)
+{
+    if (ledger != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21) {
+        float *lacks = dcommi_feedback_take(a);
+        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, lacks, fb->now.x, 0, next);
+        next = lacks;
+    }
+    dcommi_feedback_compare(a, ledger, next, next, NULL);
+}
+static void dcommi_spread_back_there(dcommi_feedback_arrays *a, dcomm_feedback *fb,
+                                     const uint32_t *index, size_t n)
+{
+    const dcommi_feedback_store *w = &fb->worker;
+    float *next = dcommi_feedback_wide(a, w, w->next, 0);
+    const float *value = (const float *)(const void *)(index + n);
+    dcommi_spread_squares_there(a, fb, a->books.before, next);
+    if (a->status >= 0) {
+        a->status = a->d->call->scatter(a->d, next, a->code->count, index, value, n, true);
+    }
+    dcommi_feedback_round(a, w, 0, next);
+    dcommi_spread_squares_there(a, fb, a->books.after, next);
+}
+/* The residual comes first: the result may lie where the gradient does. */
+static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dcommi_coded *c,
+                                              const dcommi_device_code *code, const uint32_t *pairs,
+                                              dcomm_cuda_ledger *before, dcomm_cuda_ledger *after)
+{
+    const struct dcommi_spread *s = c->spread;
+    dcommi_feedback_arrays a = {.d = d, .code = code, .books = {.before = before, .after = after}};
+    if (c->feedback != NULL) {
+        dcommi_spread_back_there(&a, c->feedback, pairs + 2 * s->agreed.n, s->back.n);
+    }
+    if (a.status >= 0) {
+        a.status = d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
+                                     code->count * sizeof(float));
+    }
+    if (a.status >= 0) {
+        a.status = d->call->scatter(d, code->dst, code->count, pairs,
+                                    (const float *)(const void *)(pairs + s->agreed.n), s->agreed.n,
+                                    false);
+    }
+    dcommi_feedback_drop(&a);
+    return a.status;
+}
 /* ==== include/dcomm/impl/engine/device/steps_device.h ====================================== */
 /* steps_device.h - steps whose operands are memory of the run's device: put on its queue; the lane
  * goes on when that has been seen to end. */
@@ -31202,6 +29654,1250 @@ static inline void dcommi_board_pass(dcommi_member *m)
  * polled before the run enters the engine, and the stream waits for a word of pinned memory that is
  * written when the run has ended, well or badly. Words are used again with a higher value, which is
  * why nobody has to know whether a stream has come to its wait. */
+/* ==== include/dcomm/impl/engine/device/jobs.h ============================================== */
+/* jobs.h - work of a device's under way: what was put on a queue and is looked for at each pass of
+ * progress, and the pinned memory through which bytes go between device and network. Nobody waits
+ * for a device with the token; a job keeps its run, and the communicator from being closed. */
+/* ==== include/dcomm/impl/engine/region.h =================================================== */
+/* region.h - registered memory as the engine sees it: the regions of this rank, which it names in
+ * the messages that point into them, and the cache of peers' regions that it has mapped.
+ *
+ * A message that offers memory (EXPOSE, RTS) carries the number of the region that it lies in, or
+ * 0. A receiver that does not know the number asks for it (REGION_ASK) and reads by other means
+ * meanwhile. The owner hands over the memory's descriptor (hand.h), then says so (REGION); of
+ * device memory the answer has its key (device_region.h). Numbers are never used again, so that one
+ * of a region that was freed can at worst be unknown; whoever was given a region hears when it is
+ * freed (REGION_GONE). */
+/* ==== include/dcomm/impl/engine/match.h ==================================================== */
+/* match.h - the table in which messages and the steps that want them meet. */
+/* ==== include/dcomm/impl/engine/token.h ==================================================== */
+/* token.h - who may be inside a context. As long as only the thread that made it has come, that
+ * thread enters by plain stores: an atomic exchange would wait for all its stores before, and those
+ * are on their way to other cores. The first other thread ends this for good: it raises a flag, has
+ * the kernel put a barrier into every running thread (membarrier), and waits for the owner to
+ * leave. */
+#if defined(SYS_membarrier) && __has_include(<linux/membarrier.h>)
+#include <linux/membarrier.h>
+#define DCOMMI_MEMBARRIER 1
+#endif
+/* Whose a context is: it alone, soon not any more, everybody's. */
+enum dcommi_sharing { DCOMMI_OWNED = 0, DCOMMI_SHARING = 1, DCOMMI_SHARED = 2 };
+static _Thread_local char dcommi_this_thread; /* its address names the thread */
+static bool dcommi_barrier_all(bool prepare)
+{
+#ifdef DCOMMI_MEMBARRIER
+    int command =
+        prepare ? MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED : MEMBARRIER_CMD_PRIVATE_EXPEDITED;
+    return syscall(SYS_membarrier, command, 0, 0) == 0;
+#else
+    (void)prepare;
+    return false;
+#endif
+}
+/* By the thread that makes the context. */
+static void dcommi_token_own(dcomm_context *context)
+{
+    context->owner = &dcommi_this_thread;
+    atomic_store(&context->sharing, dcommi_barrier_all(true) ? DCOMMI_OWNED : DCOMMI_SHARED);
+}
+/* Another thread comes. */
+static void dcommi_token_share(dcomm_context *context)
+{
+    int owned = DCOMMI_OWNED;
+    if (atomic_compare_exchange_strong(&context->sharing, &owned, DCOMMI_SHARING)) {
+        dcommi_barrier_all(false);
+        while (atomic_load_explicit(&context->owner_in, memory_order_acquire) != 0) {
+            sched_yield();
+        }
+        atomic_store_explicit(&context->sharing, DCOMMI_SHARED, memory_order_release);
+    }
+}
+/* Whether this is the owner, inside by plain stores from now on. */
+static inline bool dcommi_token_enter(dcomm_context *context)
+{
+    if (context->owner != &dcommi_this_thread ||
+        atomic_load_explicit(&context->sharing, memory_order_relaxed) != DCOMMI_OWNED ||
+        atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0) {
+        return false;
+    }
+    atomic_store_explicit(&context->owner_in, 1, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst); /* membarrier makes it a real one when it matters */
+    if (DCOMMI_LIKELY(atomic_load_explicit(&context->sharing, memory_order_relaxed) ==
+                      DCOMMI_OWNED)) {
+        atomic_signal_fence(memory_order_acquire);
+        return true;
+    }
+    atomic_store_explicit(&context->owner_in, 0, memory_order_release);
+    return false;
+}
+static inline bool dcommi_token_try(dcomm_context *context)
+{
+    if (dcommi_token_enter(context)) {
+        return true;
+    }
+    int sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
+    if (sharing == DCOMMI_OWNED && context->owner != &dcommi_this_thread) {
+        dcommi_token_share(context);
+        sharing = atomic_load_explicit(&context->sharing, memory_order_acquire);
+    }
+    return sharing == DCOMMI_SHARED &&
+           atomic_exchange_explicit(&context->token, 1, memory_order_acquire) == 0;
+}
+/* What has been stored past the caches comes before what is stored from now on. Nobody reads the
+ * results of an operation before it has ended: so one for all of them, and one where another thread
+ * may go on. */
+static inline void dcommi_settle_stores(dcomm_context *context)
+{
+    if (DCOMMI_UNLIKELY(context->open_stores)) {
+        dcommi_host_copy_close();
+        context->open_stores = false;
+    }
+}
+/* Only the owner is inside by `owner_in`, and then nobody by the token. */
+static inline void dcommi_token_release(dcomm_context *context)
+{
+    dcommi_settle_stores(context);
+    _Atomic int *held = atomic_load_explicit(&context->owner_in, memory_order_relaxed) != 0
+                            ? &context->owner_in
+                            : &context->token;
+    atomic_store_explicit(held, 0, memory_order_release);
+}
+static void dcommi_token_take(dcomm_context *context)
+{
+    while (!dcommi_token_try(context)) {
+        sched_yield();
+    }
+}
+/* ---- a communicator's lock ---- */
+/* An owner that is inside needs no lock: whoever else wants it must come past this first. */
+static inline void dcommi_comm_lock(dcomm_comm *comm)
+{
+    dcomm_context *context = comm->context;
+    if (context != NULL && context->owner != &dcommi_this_thread &&
+        DCOMMI_UNLIKELY(atomic_load_explicit(&context->sharing, memory_order_acquire) !=
+                        DCOMMI_SHARED)) {
+        dcommi_token_share(context);
+        while (atomic_load_explicit(&context->sharing, memory_order_acquire) != DCOMMI_SHARED) {
+            sched_yield();
+        }
+    }
+    while (DCOMMI_UNLIKELY(atomic_exchange_explicit(&comm->lock, 1, memory_order_acquire) != 0)) {
+        sched_yield();
+    }
+}
+static inline void dcommi_comm_unlock(dcomm_comm *comm)
+{
+    atomic_store_explicit(&comm->lock, 0, memory_order_release);
+}
+static inline dcommi_match_node **dcommi_bucket(dcomm_comm *comm, const dcommi_match_node *key)
+{
+    uint64_t h = key->seq * 0x9e3779b97f4a7c15u;
+    h ^= ((uint64_t)key->tag << 24) ^ ((uint64_t)(uint32_t)key->peer << 8) ^ key->cls ^
+         ((uint64_t)key->stage << 56) ^ ((uint64_t)key->stream << 7);
+    h *= 0xd6e8feb86659fd93u;
+    return &comm->table[(h >> 32) % DCOMMI_BUCKETS];
+}
+static inline bool dcommi_node_equal(const dcommi_match_node *a, const dcommi_match_node *b)
+{
+    return a->seq == b->seq && a->tag == b->tag && a->peer == b->peer && a->stage == b->stage &&
+           a->stream == b->stream && a->cls == b->cls;
+}
+static inline dcommi_match_node dcommi_key(uint8_t cls, uint8_t stream, uint64_t seq,
+                                           uint16_t stage, int32_t peer, uint32_t tag)
+{
+    dcommi_match_node key = {
+        .seq = seq, .tag = tag, .peer = peer, .stage = stage, .stream = stream, .cls = cls};
+    return key;
+}
+static inline void dcommi_match_insert(dcomm_comm *comm, dcommi_match_node *node)
+{
+    dcommi_match_node **bucket = dcommi_bucket(comm, node);
+    node->next = *bucket;
+    *bucket = node;
+}
+static inline dcommi_match_node *dcommi_match_find(dcomm_comm *comm, const dcommi_match_node *key)
+{
+    dcommi_match_node *node = *dcommi_bucket(comm, key);
+    while (node != NULL && !dcommi_node_equal(node, key)) {
+        node = node->next;
+    }
+    return node;
+}
+/* Take a node out; false when it was not in. */
+static inline bool dcommi_match_remove(dcomm_comm *comm, dcommi_match_node *node)
+{
+    for (dcommi_match_node **at = dcommi_bucket(comm, node); *at != NULL; at = &(*at)->next) {
+        if (*at == node) {
+            *at = node->next;
+            return true;
+        }
+    }
+    return false;
+}
+static inline dcommi_match_node *dcommi_match_take(dcomm_comm *comm, const dcommi_match_node *key)
+{
+    for (dcommi_match_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
+        if (dcommi_node_equal(*at, key)) {
+            dcommi_match_node *node = *at;
+            *at = node->next;
+            return node;
+        }
+    }
+    return NULL;
+}
+/* Of several equal nodes the one that came first, which lies last in its bucket. */
+static inline dcommi_match_node *dcommi_match_take_oldest(dcomm_comm *comm,
+                                                          const dcommi_match_node *key)
+{
+    dcommi_match_node **found = NULL;
+    for (dcommi_match_node **at = dcommi_bucket(comm, key); *at != NULL; at = &(*at)->next) {
+        if (dcommi_node_equal(*at, key)) {
+            found = at;
+        }
+    }
+    if (found == NULL) {
+        return NULL;
+    }
+    dcommi_match_node *node = *found;
+    *found = node->next;
+    return node;
+}
+/* ---- messages that came early ---- */
+/* Remember an arrival. *verdict tells the transport what became of it. NULL without memory. */
+static dcommi_early *dcommi_early_make(dcommi_transport *transport, const dcommi_header *header,
+                                       const dcommi_arrival *arrival, dcommi_verdict *verdict)
+{
+    *verdict = DCOMMI_CONSUMED;
+    dcommi_early *early = dcommi_alloc(sizeof *early);
+    if (early == NULL) {
+        return NULL;
+    }
+    early->header = *header;
+    early->transport = transport;
+    early->len = arrival->len;
+    if (arrival->len > 0 && arrival->desc != NULL) {
+        early->desc = arrival->desc;
+        early->data = (void *)(uintptr_t)arrival->data;
+        *verdict = DCOMMI_KEEP;
+    } else if (arrival->len > 0) {
+        early->data = dcommi_alloc_raw(arrival->len);
+        if (early->data == NULL) {
+            dcommi_free(early);
+            return NULL;
+        }
+        memcpy(early->data, arrival->data, arrival->len);
+    }
+    return early;
+}
+static void dcommi_early_free(dcommi_early *early)
+{
+    if (early->desc != NULL) {
+        early->transport->call->release(early->transport, early->desc);
+    } else {
+        dcommi_free(early->data);
+    }
+    dcommi_free(early);
+}
+static void dcommi_early_keep(dcomm_comm *comm, dcommi_early *early, uint8_t cls)
+{
+    const dcommi_header *h = &early->header;
+    bool of_run = cls == DCOMMI_NODE_EARLY_RUN;
+    early->node = dcommi_key(cls, h->stream, h->seq, h->stage, of_run ? 0 : (int32_t)h->src,
+                             of_run ? 0 : h->tag);
+    dcommi_match_insert(comm, &early->node);
+    comm->early_count++;
+    comm->early_bytes += early->len;
+    if (comm->early_bytes > comm->stats.unexpected_bytes_max) {
+        comm->stats.unexpected_bytes_max = comm->early_bytes;
+    }
+}
+/* Forget what came early for a collective. */
+static void dcommi_early_purge(dcomm_comm *comm, uint64_t seq)
+{
+    for (int i = 0; i < DCOMMI_BUCKETS && comm->early_count > 0; i++) {
+        dcommi_match_node **at = &comm->table[i];
+        while (*at != NULL) {
+            dcommi_match_node *node = *at;
+            if (node->seq == seq && node->stream == DCOMMI_STREAM_COLL &&
+                (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN)) {
+                *at = node->next;
+                comm->early_count--;
+                comm->early_bytes -= ((dcommi_early *)node)->len;
+                dcommi_early_free((dcommi_early *)node);
+            } else {
+                at = &node->next;
+            }
+        }
+    }
+}
+/* Forget everything that is still waited for or kept. */
+static void dcommi_match_clear(dcomm_comm *comm)
+{
+    for (int i = 0; i < DCOMMI_BUCKETS; i++) {
+        dcommi_match_node **at = &comm->table[i];
+        while (*at != NULL) {
+            dcommi_match_node *node = *at;
+            if (node->cls == DCOMMI_NODE_EARLY || node->cls == DCOMMI_NODE_EARLY_RUN) {
+                *at = node->next;
+                dcommi_early_free((dcommi_early *)node);
+            } else {
+                at = &node->next;
+            }
+        }
+    }
+    comm->early_bytes = 0;
+    comm->early_count = 0;
+}
+/* ==== include/dcomm/impl/engine/post.h ===================================================== */
+/* post.h - messages handed to the transport: the header that all of them have, and control
+ * messages, which are a header and at most a few words. */
+static inline dcommi_remote *dcommi_peer_of(dcomm_comm *comm, int rank)
+{
+    return &comm->context->peers[comm->members[rank].peer];
+}
+/* The communicator's facts, which every header has. */
+static inline void dcommi_header_sign(const dcomm_comm *comm, dcommi_member *member,
+                                      dcommi_header *header)
+{
+    header->comm = comm->id;
+    header->src = (uint32_t)comm->rank;
+    header->done = (uint32_t)comm->done;
+    member->told = comm->done;
+    member->addressed = true;
+}
+/* Make a message of what has been written where the transport had room for it. */
+static void dcommi_commit(dcomm_comm *comm, int rank, dcommi_header *header, size_t len)
+{
+    dcommi_member *member = &comm->members[rank];
+    const dcommi_remote *peer = &comm->context->peers[member->peer];
+    dcommi_header_sign(comm, member, header);
+    comm->stats.messages_sent++;
+    comm->stats.bytes_sent += len;
+    peer->transport->call->commit(peer->transport, member->peer, header, sizeof *header, len);
+}
+/* Give a header with the communicator's facts filled in, and a payload, to the transport; `device`:
+ * the payload lies on one. */
+static inline dcomm_status dcommi_post_from(dcomm_comm *comm, int rank, dcommi_header *header,
+                                            const void *data, size_t len, bool device,
+                                            dcommi_op *op)
+{
+    dcommi_member *member = &comm->members[rank];
+    dcommi_remote *peer = &comm->context->peers[member->peer];
+    if (peer->lost) {
+        return dcommi_fail(DCOMM_ERR_PEER, "rank %d is lost: %s", rank, peer->why);
+    }
+    dcommi_header_sign(comm, member, header);
+    const dcommi_transport_vtable *call = peer->transport->call;
+    dcomm_status status = (device ? call->send_device : call->send)(
+        peer->transport, member->peer, header, sizeof *header, data, len, op);
+    return status < 0 ? dcommi_fail(status, "rank %d cannot be sent to: %s", rank, dcommi_message)
+                      : status;
+}
+static dcomm_status dcommi_post(dcomm_comm *comm, int rank, dcommi_header *header, const void *data,
+                                size_t len, dcommi_op *op)
+{
+    return dcommi_post_from(comm, rank, header, data, len, false, op);
+}
+/* Header fields of a message of a run. */
+static inline dcommi_header dcommi_header_of(const dcommi_run *run, uint8_t type, uint32_t tag)
+{
+    dcommi_header h = {.type = type,
+                       .stream = run->stream,
+                       .stage = run->stage,
+                       .signature = run->signature.hash ^ run->mark,
+                       .seq = run->seq,
+                       .tag = tag};
+    return h;
+}
+/* ---- control messages ---- */
+typedef struct dcommi_control {
+    dcommi_op op;
+    dcomm_context *context;
+    struct dcommi_control *next; /* in context->free_controls, all without data */
+    uint8_t data[];
+} dcommi_control;
+static void dcommi_control_free(dcommi_control *control, size_t len)
+{
+    if (len > 0) {
+        dcommi_free(control);
+    } else {
+        control->next = control->context->free_controls;
+        control->context->free_controls = control;
+    }
+}
+/* A peer that cannot be told is reported as lost by the transport. */
+static void dcommi_control_done(dcommi_op *op, dcomm_status status)
+{
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 0);
+}
+static void dcommi_text_done(dcommi_op *op, dcomm_status status)
+{
+    (void)status;
+    dcommi_control_free((dcommi_control *)op, 1);
+}
+/* Send a control message; its payload is copied. */
+static dcomm_status dcommi_send_header(dcomm_comm *comm, int rank, dcommi_header *header,
+                                       const void *data, size_t len)
+{
+    dcommi_control *control = len == 0 ? comm->context->free_controls : NULL;
+    if (control != NULL) {
+        comm->context->free_controls = control->next;
+    } else {
+        control = dcommi_alloc_raw(sizeof *control + len);
+        if (control == NULL) {
+            return DCOMM_ERR_NO_MEMORY;
+        }
+        control->context = comm->context;
+    }
+    control->op.handle = NULL;
+    control->op.done = len == 0 ? dcommi_control_done : dcommi_text_done;
+    if (len > 0) {
+        memcpy(control->data, data, len);
+    }
+    dcomm_status status =
+        dcommi_post(comm, rank, header, len > 0 ? control->data : NULL, len, &control->op);
+    if (status != DCOMM_IN_PROGRESS) {
+        dcommi_control_free(control, len);
+    }
+    return status < 0 ? status : DCOMM_OK;
+}
+/* ==== include/dcomm/impl/transport/local/share.h =========================================== */
+/* share.h - memory that processes of one host share: an anonymous file, mapped by each of them. It
+ * needs no room in /dev/shm, has no name, and is gone with the last process that has it open or
+ * mapped, however that process ends. */
+/* ==== include/dcomm/impl/base/huge.h ======================================================= */
+/* huge.h - address ranges placed so that huge pages fit, brought into memory without the risk of
+ * SIGBUS, and collapsed onto huge pages. */
+#include <sys/mman.h>
+#include <sys/uio.h>
+#define DCOMMI_HUGE_PAGE ((size_t)2 << 20)
+/* Newer than the C library's headers may be. */
+#define DCOMMI_MADV_POPULATE_READ 22
+#define DCOMMI_MADV_POPULATE_WRITE 23
+#define DCOMMI_MADV_COLLAPSE 25
+static inline size_t dcommi_huge_round(size_t len)
+{
+    return (len + DCOMMI_HUGE_PAGE - 1) & ~(DCOMMI_HUGE_PAGE - 1);
+}
+/* Address space for `len` bytes from a multiple of the huge page on, and to the end of the last
+ * huge page; nothing is in it. NULL: there is none. */
+static uint8_t *dcommi_huge_reserve(size_t len)
+{
+    if (len > SIZE_MAX / 2) {
+        return NULL;
+    }
+    size_t whole = dcommi_huge_round(len);
+    uint8_t *start = mmap(NULL, whole + DCOMMI_HUGE_PAGE, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = -(uintptr_t)start & (DCOMMI_HUGE_PAGE - 1);
+    if (before > 0) {
+        munmap(start, before);
+    }
+    munmap(start + before + whole, DCOMMI_HUGE_PAGE - before);
+    return start + before;
+}
+static void dcommi_huge_release(void *at, size_t len)
+{
+    if (at != NULL) {
+        munmap(at, dcommi_huge_round(len));
+    }
+}
+/* Zeroed memory of this process, advised to be on huge pages. NULL: there is none. */
+static uint8_t *dcommi_huge_advised(size_t len)
+{
+    uint8_t *at = dcommi_huge_reserve(len);
+    if (at == NULL || mprotect(at, dcommi_huge_round(len), PROT_READ | PROT_WRITE) != 0) {
+        dcommi_huge_release(at, len);
+        return NULL;
+    }
+    madvise(at, dcommi_huge_round(len), MADV_HUGEPAGE);
+    memset(at, 0, len);
+    return at;
+}
+/* Bring every page in, zeroed where it is new. False: there is no memory for it. */
+static bool dcommi_huge_populate(void *at, size_t len)
+{
+    if (madvise(at, len, DCOMMI_MADV_POPULATE_WRITE) == 0) {
+        return true;
+    }
+    if (errno != EINVAL) {
+        return false;
+    }
+    /* Before Linux 5.14: where a store would be a SIGBUS, a system call's is an EFAULT. */
+    int zero = dcommi_sys_open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    size_t done = 0;
+    while (zero >= 0 && done < len) {
+        ssize_t n = dcommi_sys_read(zero, (char *)at + done, len - done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            break;
+        }
+        done += (size_t)n;
+    }
+    if (zero >= 0) {
+        dcommi_sys_close(zero);
+    }
+    return done == len;
+}
+/* Whether every byte of a mapping can be read; its pages are then in place. */
+static bool dcommi_huge_readable(void *at, size_t len)
+{
+    if (len == 0 || madvise(at, len, DCOMMI_MADV_POPULATE_READ) == 0) {
+        return true;
+    }
+    if (errno != EINVAL) {
+        return false;
+    }
+    char byte;
+    struct iovec to = {&byte, 1}, from = {(char *)at + len - 1, 1};
+    return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1;
+}
+/* Bring new memory in, on huge pages as far as the kernel can be persuaded, whatever its settings
+ * for shared memory say: *huge of its bytes. False: there is no memory for it. */
+static bool dcommi_huge_fill(uint8_t *at, size_t len, size_t *huge)
+{
+    *huge = 0;
+    if (len >= DCOMMI_HUGE_PAGE) {
+        madvise(at, len, MADV_HUGEPAGE);
+    }
+    for (size_t done = 0; done + DCOMMI_HUGE_PAGE <= len; done += DCOMMI_HUGE_PAGE) {
+        if (!dcommi_huge_populate(at + done, 1)) { /* what is all a hole is not collapsed */
+            return false;
+        }
+        if (madvise(at + done, DCOMMI_HUGE_PAGE, DCOMMI_MADV_COLLAPSE) == 0) {
+            *huge += DCOMMI_HUGE_PAGE;
+        } else if (errno == EINVAL) {
+            break; /* not this kernel, or not such memory */
+        }
+    }
+    return dcommi_huge_populate(at, len);
+}
+/* Newer than the C library's headers may be. */
+#define DCOMMI_MFD_CLOEXEC 1u
+#define DCOMMI_MFD_ALLOW_SEALING 2u
+#define DCOMMI_MFD_NOEXEC_SEAL 8u
+#define DCOMMI_F_ADD_SEALS 1033
+#define DCOMMI_F_GET_SEALS 1034
+#define DCOMMI_F_SEAL_SEAL 1
+#define DCOMMI_F_SEAL_SHRINK 2
+#define DCOMMI_F_SEAL_GROW 4
+/* Create a zeroed file of `len` bytes whose length is fixed, so that no process can make another's
+ * loads fail by cutting it. Return its descriptor; -1 and errno: there is none to be had. */
+static int dcommi_share_file(size_t len)
+{
+    /* Linux 6.3 may be told to refuse files that could be executed; older ones do not know that. */
+    unsigned flags = DCOMMI_MFD_CLOEXEC | DCOMMI_MFD_ALLOW_SEALING;
+    int fd = (int)syscall(SYS_memfd_create, "dcomm", flags | DCOMMI_MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) {
+        fd = (int)syscall(SYS_memfd_create, "dcomm", flags);
+    }
+    if (fd < 0) {
+        return -1;
+    }
+    if (ftruncate(fd, (off_t)len) != 0 ||
+        fcntl(fd, DCOMMI_F_ADD_SEALS,
+              DCOMMI_F_SEAL_SHRINK | DCOMMI_F_SEAL_GROW | DCOMMI_F_SEAL_SEAL) != 0) {
+        int saved = errno;
+        dcommi_sys_close(fd);
+        errno = saved;
+        return -1;
+    }
+    return fd;
+}
+/* Return true if a descriptor that a peer has handed over is a file of at least `len` bytes that
+ * nobody can shorten. */
+static bool dcommi_share_holds(int fd, size_t len)
+{
+    struct stat st;
+    int seals = fcntl(fd, DCOMMI_F_GET_SEALS);
+    return seals >= 0 && (seals & DCOMMI_F_SEAL_SHRINK) != 0 && dcommi_sys_fstat(fd, &st) == 0 &&
+           st.st_size >= 0 && (uint64_t)st.st_size >= len;
+}
+/* Map part of a file, at any page; NULL and errno: no address space. */
+static void *dcommi_share_map(int fd, size_t offset, size_t len)
+{
+    void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+    return at != MAP_FAILED ? at : NULL;
+}
+/* Map a whole file where huge pages can lie; give it back with dcommi_huge_release. */
+static uint8_t *dcommi_share_map_huge(int fd, size_t len)
+{
+    uint8_t *place = dcommi_huge_reserve(len);
+    if (place == NULL) {
+        return NULL;
+    }
+    if (mmap(place, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        int saved = errno;
+        dcommi_huge_release(place, len);
+        errno = saved;
+        return NULL;
+    }
+    return place;
+}
+#define DCOMMI_REGION_MAPS 4096   /* peers' regions that a context remembers */
+#define DCOMMI_REGION_BUCKETS 256 /* of the cache */
+#define DCOMMI_REGION_REFUSALS 64
+#define DCOMMI_REGION_LEN_MAX ((uint64_t)1 << 46)
+/* Payload of REGION, in front of a device's key. */
+typedef struct dcommi_region_card {
+    uint64_t base; /* where messages say that it lies */
+    uint64_t len;
+} dcommi_region_card;
+_Static_assert(sizeof(dcommi_region_card) == DCOMMI_REGION_CARD, "the card has no padding");
+/* A peer that has to do with a region of ours. */
+typedef struct dcommi_reader {
+    int peer;
+    bool told;    /* was given it; of device memory: and has not said that it is shut */
+    bool warned;  /* of device memory: was told that it is gone */
+    int refusals; /* how often it could not read an RTS in place */
+} dcommi_reader;
+/* A region of this rank. */
+struct dcommi_own {
+    struct dcommi_own *next;      /* of all in the process, or of all of `shared` */
+    struct dcommi_shared *shared; /* the device memory that it is; NULL: host memory */
+    dcomm_context *context;       /* kept alive */
+    uint8_t *base;
+    size_t len, huge;
+    uint32_t id;    /* 0: nobody can map it */
+    unsigned users; /* of device memory: who wants this context to have it */
+    int file;       /* of host memory, to be handed to peers; -1: none */
+    dcommi_reader *readers;
+    size_t nreaders, readers_capacity;
+};
+enum dcommi_map_state {
+    DCOMMI_MAP_ASKED,
+    DCOMMI_MAP_KNOWN,   /* device memory, to be opened */
+    DCOMMI_MAP_OPENING, /* by a thread without the token */
+    DCOMMI_MAP_OPEN,
+    DCOMMI_MAP_FAILED
+};
+/* A region of a peer. */
+struct dcommi_map {
+    struct dcommi_map *next; /* in its bucket */
+    int peer;
+    uint32_t id;
+    uint8_t state;
+    uint8_t named; /* how often since we asked */
+    uint64_t base, len;
+    uint8_t *local; /* OPEN */
+    bool on_device; /* it is device memory; the rest is of that */
+    dcommi_device_key key;
+    bool gone;             /* OPENING: to be shut again */
+    bool borrowed;         /* of this very process: nothing was opened */
+    dcommi_device *device; /* by which it is read */
+    uint64_t used;         /* the last job there that reads it */
+};
+struct dcommi_regions {
+    dcommi_own **own; /* by address; with the token, like all of this */
+    size_t nown, own_capacity;
+    uint32_t last_id;
+    dcommi_map *maps[DCOMMI_REGION_BUCKETS];
+    size_t nmaps;
+    dcommi_own *leaving;  /* device memory that is free but for peers that may have it open */
+    dcommi_map *shutting; /* peers' device memory that is to be shut */
+};
+/* The context's, made when first needed; NULL without memory. */
+static struct dcommi_regions *dcommi_regions_of(dcomm_context *context)
+{
+    if (context->regions == NULL) {
+        context->regions = dcommi_alloc(sizeof *context->regions);
+    }
+    return context->regions;
+}
+/* ---- our own ---- */
+/* Index of the first own region that begins behind `at`. */
+static size_t dcommi_own_behind(const struct dcommi_regions *regions, uintptr_t at)
+{
+    size_t low = 0, high = regions->nown;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if ((uintptr_t)regions->own[middle]->base > at) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+/* The region that all of this memory lies in; NULL: none. */
+static inline dcommi_own *dcommi_own_find(const dcomm_context *context, const void *at, size_t len)
+{
+    const struct dcommi_regions *regions = context->regions;
+    if (DCOMMI_LIKELY(regions == NULL || regions->nown == 0)) {
+        return NULL;
+    }
+    size_t i = dcommi_own_behind(regions, (uintptr_t)at);
+    if (i == 0) {
+        return NULL;
+    }
+    dcommi_own *own = regions->own[i - 1];
+    size_t offset = (uintptr_t)at - (uintptr_t)own->base;
+    return offset < own->len && len <= own->len - offset ? own : NULL;
+}
+/* Its number, for messages. */
+static inline uint32_t dcommi_region_number(const dcomm_context *context, const void *at,
+                                            size_t len)
+{
+    const dcommi_own *own = dcommi_own_find(context, at, len);
+    return own != NULL ? own->id : 0;
+}
+/* A peer's entry at a region, made when needed; NULL without memory. */
+static dcommi_reader *dcommi_own_reader(dcommi_own *own, int peer)
+{
+    for (size_t i = 0; i < own->nreaders; i++) {
+        if (own->readers[i].peer == peer) {
+            return &own->readers[i];
+        }
+    }
+    if (dcommi_grow((void **)&own->readers, &own->readers_capacity, own->nreaders + 1,
+                    sizeof *own->readers) < 0) {
+        return NULL;
+    }
+    own->readers[own->nreaders] = (dcommi_reader){.peer = peer};
+    return &own->readers[own->nreaders++];
+}
+/* Whether to offer this memory to a peer that cannot read our other memory: a peer that does not
+ * map the region in the end has to ask for each message, so not for ever. */
+static bool dcommi_region_offerable(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    const dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    return reader != NULL && reader->refusals < DCOMMI_REGION_REFUSALS;
+}
+/* A peer wants a message that was offered in place after all. */
+static void dcommi_region_refused(dcomm_context *context, int peer, const void *at, size_t len)
+{
+    dcommi_own *own = dcommi_own_find(context, at, len);
+    dcommi_reader *reader = own != NULL ? dcommi_own_reader(own, peer) : NULL;
+    if (reader != NULL) {
+        reader->refusals++;
+    }
+}
+/* Make own->len bytes of shared memory where huge pages can lie, and bring them in. With `collapse`
+ * onto huge pages: the kernel lets the caller wait until work of its own has run on every core,
+ * which took up to 40 s where ranks of other programs kept the cores busy, so only where a caller
+ * asks for memory. DCOMM_ERR_UNSUPPORTED: nobody could map it. After an error: dcommi_own_destroy.
+ */
+static dcomm_status dcommi_own_create(dcommi_own *own, bool collapse)
+{
+    own->file = dcommi_share_file(own->len);
+    own->base = own->file >= 0 ? dcommi_share_map_huge(own->file, own->len) : NULL;
+    if (own->base == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "no shared memory of %zu bytes: %s", own->len,
+                           strerror(errno));
+    }
+    if (!(collapse ? dcommi_huge_fill(own->base, own->len, &own->huge)
+                   : dcommi_huge_populate(own->base, own->len))) {
+        return dcommi_fail(DCOMM_ERR_SYSTEM,
+                           "no shared memory of %zu bytes: %s (see the memory limit of the "
+                           "container)",
+                           own->len, strerror(errno));
+    }
+    return DCOMM_OK;
+}
+/* Give back what there is of it. */
+static void dcommi_own_destroy(dcommi_own *own)
+{
+    dcommi_huge_release(own->base, own->len);
+    own->base = NULL;
+    if (own->file >= 0) {
+        dcommi_sys_close(own->file);
+        own->file = -1;
+    }
+}
+static dcomm_status dcommi_own_enter(dcommi_own *own)
+{
+    struct dcommi_regions *regions = dcommi_regions_of(own->context);
+    if (regions == NULL || regions->last_id == UINT32_MAX) {
+        return regions == NULL ? DCOMM_ERR_NO_MEMORY : DCOMM_OK; /* it works, unmapped */
+    }
+    DCOMMI_TRY(dcommi_grow((void **)&regions->own, &regions->own_capacity, regions->nown + 1,
+                           sizeof *regions->own));
+    size_t i = dcommi_own_behind(regions, (uintptr_t)own->base);
+    memmove(&regions->own[i + 1], &regions->own[i], (regions->nown - i) * sizeof *regions->own);
+    regions->own[i] = own;
+    regions->nown++;
+    own->id = ++regions->last_id;
+    return DCOMM_OK;
+}
+/* A peer by the first healthy communicator that has it; NULL: none. */
+static dcomm_comm *dcommi_comm_with(dcomm_context *context, int peer, int *rank)
+{
+    for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
+        if (atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
+            continue;
+        }
+        for (int r = 0; r < comm->size; r++) {
+            if (comm->members[r].peer == peer && !comm->members[r].gone) {
+                *rank = r;
+                return comm;
+            }
+        }
+    }
+    return NULL;
+}
+/* Tell a peer that a region is no more. Returns whether that is under way. */
+static bool dcommi_own_warn(const dcommi_own *own, int peer)
+{
+    int rank;
+    dcomm_comm *comm = dcommi_comm_with(own->context, peer, &rank);
+    dcommi_header gone = {.type = DCOMMI_MSG_REGION_GONE, .tag = own->id, .a = own->shared != NULL};
+    return comm != NULL && !own->context->peers[peer].lost &&
+           dcommi_send_header(comm, rank, &gone, NULL, 0) >= 0;
+}
+/* It is about to be freed: take it out and tell who may have mapped it. */
+static void dcommi_own_leave(dcommi_own *own)
+{
+    struct dcommi_regions *regions = own->context->regions;
+    size_t at = dcommi_own_behind(regions, (uintptr_t)own->base) - 1;
+    regions->nown--;
+    memmove(&regions->own[at], &regions->own[at + 1], (regions->nown - at) * sizeof *regions->own);
+    for (size_t i = 0; i < own->nreaders; i++) {
+        if (own->readers[i].told) {
+            own->readers[i].warned = dcommi_own_warn(own, own->readers[i].peer);
+        }
+    }
+}
+/* A peer asks for a region that we named. */
+static void dcommi_on_region_ask(dcomm_comm *comm, const dcommi_header *h)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    const dcommi_remote *peer = &comm->context->peers[comm->members[h->src].peer];
+    dcommi_own *own = NULL;
+    for (size_t i = 0; regions != NULL && i < regions->nown && own == NULL; i++) {
+        own = regions->own[i]->id == h->tag ? regions->own[i] : NULL;
+    }
+    /* Of device memory it must be known when the peer's process has ended. */
+    if (own == NULL || !peer->same_host || (own->shared != NULL && peer->started == 0)) {
+        return; /* or freed meanwhile: the peer does without */
+    }
+    dcommi_reader *reader = dcommi_own_reader(own, comm->members[h->src].peer);
+    if (reader == NULL) {
+        return;
+    }
+    reader->told = true;
+    int peer_index = comm->members[h->src].peer;
+    dcommi_transport *t = comm->context->local;
+    uint8_t payload[sizeof(dcommi_region_card) + DCOMMI_REGION_KEY_DEVICE];
+    size_t len = sizeof(dcommi_region_card);
+    dcommi_region_card card = {.base = (uint64_t)(uintptr_t)own->base, .len = own->len};
+    memcpy(payload, &card, sizeof card);
+    if (own->shared != NULL) {
+        dcommi_device_own_key(own, payload + len);
+        len = sizeof payload;
+    } else if (t->call->region_give(t, peer_index, own->id, own->file) != DCOMM_OK) {
+        return; /* the peer asks again */
+    }
+    dcommi_header answer = {.type = DCOMMI_MSG_REGION, .tag = own->id, .a = own->shared != NULL};
+    dcommi_send_header(comm, (int)h->src, &answer, payload, len);
+}
+/* ---- peers' ---- */
+static inline dcommi_map **dcommi_map_at(struct dcommi_regions *regions, int peer, uint32_t id)
+{
+    dcommi_map **at = &regions->maps[((uint32_t)peer * 31u + id) % DCOMMI_REGION_BUCKETS];
+    while (*at != NULL && ((*at)->peer != peer || (*at)->id != id)) {
+        at = &(*at)->next;
+    }
+    return at;
+}
+static void dcommi_map_drop(dcomm_context *context, dcommi_map **at)
+{
+    dcommi_map *map = *at;
+    if (map->state == DCOMMI_MAP_OPENING) { /* who opens it drops it */
+        map->gone = true;
+        return;
+    }
+    *at = map->next;
+    context->regions->nmaps--;
+    if (map->on_device || map->state == DCOMMI_MAP_ASKED) {
+        dcommi_device_map_drop(context, map);
+        return;
+    }
+    dcommi_huge_release(map->local, (size_t)map->len);
+    dcommi_free(map);
+}
+/* Forget the regions of a peer, or of all (-1). */
+static void dcommi_maps_forget(dcomm_context *context, int peer)
+{
+    struct dcommi_regions *regions = context->regions;
+    for (size_t i = 0; regions != NULL && i < DCOMMI_REGION_BUCKETS; i++) {
+        for (dcommi_map **at = &regions->maps[i]; *at != NULL;) {
+            bool ours = peer < 0 || (*at)->peer == peer;
+            bool stays = !ours || (*at)->state == DCOMMI_MAP_OPENING;
+            if (ours) {
+                dcommi_map_drop(context, at);
+            }
+            at = stays ? &(*at)->next : at;
+        }
+    }
+}
+/* The context closes. */
+static void dcommi_regions_free(dcomm_context *context)
+{
+    if (context->regions != NULL) {
+        dcommi_maps_forget(context, -1);
+        dcommi_device_regions_free(context);
+        dcommi_free(context->regions->own);
+        dcommi_free(context->regions);
+        context->regions = NULL;
+    }
+}
+/* A region is named that we do not know: remember it, and ask for it; again from time to time, as a
+ * communicator that fails takes question or answer with it. map: NULL the first time. */
+static void dcommi_map_ask(dcomm_comm *comm, int rank, uint32_t id, dcommi_map *map)
+{
+    if (map != NULL && ++map->named != 0) {
+        return;
+    }
+    struct dcommi_regions *regions = dcommi_regions_of(comm->context);
+    if (map == NULL) {
+        bool full = regions == NULL || regions->nmaps >= DCOMMI_REGION_MAPS;
+        map = full ? NULL : dcommi_alloc(sizeof *map);
+        if (map == NULL) {
+            return;
+        }
+        map->peer = comm->members[rank].peer;
+        map->id = id;
+        *dcommi_map_at(regions, map->peer, id) = map;
+        regions->nmaps++;
+    }
+    dcommi_header ask = {.type = DCOMMI_MSG_REGION_ASK, .tag = id};
+    dcommi_send_header(comm, rank, &ask, NULL, 0);
+}
+/* Map host memory that a peer has handed to us. */
+static dcomm_status dcommi_map_open(dcomm_context *context, dcommi_map *map)
+{
+    dcommi_transport *t = context->local;
+    size_t len = (size_t)map->len;
+    int file = -1;
+    DCOMMI_TRY(t->call->region_take(t, map->peer, map->id, len, &file));
+    uint8_t *local = dcommi_share_map_huge(file, len);
+    dcommi_sys_close(file);
+    if (local == NULL || !dcommi_huge_readable(local, len)) {
+        dcommi_huge_release(local, len);
+        return dcommi_fail(DCOMM_ERR_SYSTEM, "%s", strerror(errno));
+    }
+    map->local = local;
+    map->state = DCOMMI_MAP_OPEN;
+    return DCOMM_OK;
+}
+/* Take a peer's answer about its memory. If anything is wrong with it, that memory is read by
+ * other means. */
+static void dcommi_on_region(dcomm_comm *comm, const dcommi_header *h, const void *data)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    if (regions == NULL) {
+        return;
+    }
+    int peer = comm->members[h->src].peer;
+    bool device = h->a == 1;
+    dcommi_region_card card;
+    dcommi_map *map = *dcommi_map_at(regions, peer, h->tag);
+    if (map == NULL || map->state != DCOMMI_MAP_ASKED) {
+        if (map == NULL && device) { /* forgotten meanwhile */
+            dcommi_tell_shut(comm->context, peer, h->tag);
+        }
+        return;
+    }
+    map->state = DCOMMI_MAP_FAILED;
+    map->on_device = device;
+    memcpy(&card, data, sizeof card);
+    map->base = card.base;
+    map->len = card.len;
+    size_t page = device ? 1 : (size_t)sysconf(_SC_PAGESIZE);
+    if (map->len == 0 || map->len > DCOMMI_REGION_LEN_MAX || map->len % page != 0 ||
+        map->base % page != 0 || map->base + map->len < map->base) {
+        return;
+    }
+    if (device) {
+        memcpy(&map->key, (const uint8_t *)data + sizeof card, sizeof map->key);
+        map->state = DCOMMI_MAP_KNOWN;
+        atomic_store_explicit(&comm->context->memory_due, 1, memory_order_relaxed);
+    } else if (dcommi_map_open(comm->context, map) < 0) {
+        dcommi_log(DCOMMI_LOG_INFO, "registered memory of process %d is not mapped: %s",
+                   (int)comm->context->peers[peer].pid, dcommi_message);
+    }
+}
+/* Memory that a rank has offered, as region number and address, in our own address space: good
+ * until the next pass of progress. NULL: it is to be read by other means. */
+static const uint8_t *dcommi_resolve_peer_memory(dcomm_comm *comm, int rank, uint32_t region,
+                                                 uint64_t address, size_t len)
+{
+    int peer = comm->members[rank].peer;
+    if (DCOMMI_LIKELY(region == 0) || !comm->context->peers[peer].same_host) {
+        return NULL;
+    }
+    struct dcommi_regions *regions = comm->context->regions;
+    dcommi_map *map = regions != NULL ? *dcommi_map_at(regions, peer, region) : NULL;
+    if (DCOMMI_UNLIKELY(map == NULL || map->state == DCOMMI_MAP_ASKED)) {
+        dcommi_map_ask(comm, rank, region, map);
+        return NULL;
+    }
+    if (DCOMMI_UNLIKELY(map->on_device)) {
+        return NULL; /* the peer has named it as the host's */
+    }
+    uint64_t offset = address - map->base;
+    return map->state == DCOMMI_MAP_OPEN && address >= map->base && offset <= map->len &&
+                   len <= map->len - offset
+               ? map->local + offset
+               : NULL;
+}
+/* REGION_ASK, REGION, REGION_GONE, REGION_SHUT; the header is valid. */
+static void dcommi_on_region_message(dcomm_comm *comm, const dcommi_header *h, const void *data)
+{
+    struct dcommi_regions *regions = comm->context->regions;
+    int peer = comm->members[h->src].peer;
+    if (h->type == DCOMMI_MSG_REGION_ASK) {
+        dcommi_on_region_ask(comm, h);
+    } else if (h->type == DCOMMI_MSG_REGION) {
+        dcommi_on_region(comm, h, data);
+    } else if (h->type == DCOMMI_MSG_REGION_SHUT) {
+        dcommi_on_region_shut(comm->context, peer, h->tag);
+    } else {
+        dcommi_map **at = regions != NULL ? dcommi_map_at(regions, peer, h->tag) : NULL;
+        if (at != NULL && *at != NULL) {
+            dcommi_map_drop(comm->context, at);
+        } else if (h->a == 1) {
+            dcommi_device_map_gone(comm->context, peer, h->tag);
+        }
+    }
+}
+/* Pinned memory of a context on a device: so many slots for each direction. One is what goes over
+ * the bus at a time: long enough for its rate, and several, so that bus and network both work. */
+#ifndef DCOMMI_SLOT_BYTES
+#define DCOMMI_SLOT_BYTES ((size_t)512 << 10)
+#endif
+#ifndef DCOMMI_SLOTS
+#define DCOMMI_SLOTS 16
+#endif
+typedef struct dcommi_job {
+    struct dcommi_job *next; /* of its queue */
+    dcommi_run *run;
+    void *event;
+    void (*done)(struct dcommi_job *job, dcomm_status status); /* from within progress, once */
+} dcommi_job;
+typedef struct dcommi_slot {
+    dcommi_job job; /* first */
+    struct dcommi_slot *next;
+    uint8_t *memory;
+    dcommi_device *device;
+    void *user;
+    unsigned block;
+} dcommi_slot;
+/* Who waits for a slot. */
+typedef void (*dcommi_slot_fn)(dcommi_slot *slot, void *user);
+typedef struct dcommi_slot_wait {
+    struct dcommi_slot_wait *next;
+    dcommi_slot_fn go;
+    void *user;
+} dcommi_slot_wait;
+struct dcommi_device {
+    dcommi_device_handle handle;
+    dcommi_device *next; /* in the context */
+    struct dcommi_device_side {
+        dcommi_job *first, *last;
+        dcommi_slot slots[DCOMMI_SLOTS];
+        dcommi_slot *free;
+        dcommi_slot_wait *waits, *last_wait;
+        bool giving;
+        void *pinned;
+        uint64_t started, ended; /* jobs */
+    } side[DCOMMI_QUEUES];
+};
+/* ---- jobs ---- */
+/* Something will come back to a run: until then it stays, and its communicator is not closed. */
+static void dcommi_run_keep(dcommi_run *run)
+{
+    run->comm->in_transport++;
+    atomic_fetch_add_explicit(&run->refs, 1, memory_order_relaxed);
+}
+static void dcommi_run_let_go(dcommi_run *run)
+{
+    run->comm->in_transport--;
+    dcommi_run_unref(run);
+}
+/* Look for the end of what was put on a queue just now. On an error nothing has been started. */
+static dcomm_status dcommi_job_start(dcommi_device *device, enum dcommi_queue queue,
+                                     dcommi_job *job, dcommi_run *run,
+                                     void (*done)(dcommi_job *, dcomm_status))
+{
+    struct dcommi_device_side *side = &device->side[queue];
+    DCOMMI_TRY(device->handle.call->mark(&device->handle, queue, &job->event));
+    job->run = run;
+    job->done = done;
+    job->next = NULL;
+    *(side->last != NULL ? &side->last->next : &side->first) = job;
+    side->last = job;
+    side->started++;
+    run->jobs++;
+    dcommi_run_keep(run);
+    return DCOMM_OK;
+}
+/* What the device could not do fails the run, with the sentence of the last error. */
+static void dcommi_device_failed(dcommi_run *run, dcomm_status status)
+{
+    char text[DCOMMI_MESSAGE_MAX];
+    snprintf(text, sizeof text, "%s #%" PRIu64 ", rank %d, device %d: %.300s",
+             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, run->comm->rank,
+             run->device->handle.number, dcommi_message);
+    dcommi_poison(run->comm, status, -1, text);
+}
+static unsigned dcommi_side_progress(dcommi_device *device, struct dcommi_device_side *side)
+{
+    unsigned n = 0;
+    while (side->first != NULL) {
+        dcommi_job *job = side->first;
+        dcommi_run *run = job->run;
+        dcomm_status status = device->handle.call->poll(job->event);
+        if (status == DCOMM_IN_PROGRESS) {
+            break;
+        }
+        side->first = job->next;
+        if (side->first == NULL) {
+            side->last = NULL;
+        }
+        device->handle.call->over(&device->handle, job->event);
+        side->ended++;
+        n++;
+        if (status < 0 && run->active) {
+            dcommi_device_failed(run, status);
+        }
+        job->done(job, status);
+        if (--run->jobs == 0 && !run->active) {
+            dcommi_run_off_device(run);
+        }
+        dcommi_run_let_go(run);
+    }
+    return n;
+}
+static unsigned dcommi_devices_progress(dcomm_context *context)
+{
+    unsigned n = 0;
+    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
+    for (; device != NULL; device = device->next) {
+        for (int q = 0; q < DCOMMI_QUEUES; q++) {
+            n += dcommi_side_progress(device, &device->side[q]);
+        }
+    }
+    return n;
+}
+/* ---- slots ---- */
+static void dcommi_slot_serve(struct dcommi_device_side *side)
+{
+    if (side->giving) {
+        return; /* who gives one back is served by whom it was called from */
+    }
+    side->giving = true;
+    while (side->free != NULL && side->waits != NULL) {
+        dcommi_slot *slot = side->free;
+        dcommi_slot_wait *wait = side->waits;
+        side->free = slot->next;
+        side->waits = wait->next;
+        if (side->waits == NULL) {
+            side->last_wait = NULL;
+        }
+        wait->go(slot, wait->user);
+        dcommi_free(wait);
+    }
+    side->giving = false;
+}
+/* Call `go` with a slot: at once, or when one has been given back. */
+static dcomm_status dcommi_slot_ask(dcommi_device *device, enum dcommi_queue queue,
+                                    dcommi_slot_fn go, void *user)
+{
+    struct dcommi_device_side *side = &device->side[queue];
+    dcommi_slot_wait *wait = dcommi_alloc(sizeof *wait);
+    if (wait == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    wait->go = go;
+    wait->user = user;
+    *(side->last_wait != NULL ? &side->last_wait->next : &side->waits) = wait;
+    side->last_wait = wait;
+    dcommi_slot_serve(side);
+    return DCOMM_OK;
+}
+static void dcommi_slot_give(dcommi_slot *slot, enum dcommi_queue queue)
+{
+    struct dcommi_device_side *side = &slot->device->side[queue];
+    slot->next = side->free;
+    side->free = slot;
+    dcommi_slot_serve(side);
+}
+/* ---- the devices of a context ---- */
+static void dcommi_device_free(dcommi_device *device)
+{
+    device->handle.call->close(&device->handle);
+    for (int q = 0; q < DCOMMI_QUEUES; q++) {
+        device->handle.call->unpin(device->side[q].pinned);
+    }
+    dcommi_free(device);
+}
+static dcomm_status dcommi_device_make(int number, dcommi_device **device_p)
+{
+    dcommi_device *device = dcommi_alloc(sizeof *device);
+    if (device == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    device->handle.call = dcommi_devices;
+    device->handle.number = number;
+    dcomm_status status = dcommi_devices->open(&device->handle);
+    for (int q = 0; q < DCOMMI_QUEUES && status >= 0; q++) {
+        struct dcommi_device_side *side = &device->side[q];
+        status = dcommi_devices->pin(DCOMMI_SLOTS * DCOMMI_SLOT_BYTES, &side->pinned);
+        for (int i = 0; i < DCOMMI_SLOTS && status >= 0; i++) {
+            dcommi_slot *slot = &side->slots[i];
+            slot->device = device;
+            slot->memory = (uint8_t *)side->pinned + (size_t)i * DCOMMI_SLOT_BYTES;
+            slot->next = side->free;
+            side->free = slot;
+        }
+    }
+    if (status < 0) {
+        dcommi_device_free(device);
+        return status;
+    }
+    *device_p = device;
+    return DCOMM_OK;
+}
+/* What a context needs to use a device, made at its first operation there by the thread that calls:
+ * pinning memory may wait for the device. */
+static dcomm_status dcommi_device_of(dcomm_context *context, int number, dcommi_device **device_p)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    dcommi_device *device = atomic_load_explicit(&context->devices, memory_order_acquire);
+    dcomm_status status = DCOMM_OK;
+    for (; device != NULL && device->handle.number != number; device = device->next) {
+    }
+    if (device == NULL) {
+        pthread_mutex_lock(&lock);
+        device = atomic_load_explicit(&context->devices, memory_order_acquire);
+        for (; device != NULL && device->handle.number != number; device = device->next) {
+        }
+        if (device == NULL && (status = dcommi_device_make(number, &device)) >= 0) {
+            device->next = atomic_load_explicit(&context->devices, memory_order_relaxed);
+            atomic_store_explicit(&context->devices, device, memory_order_release);
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    *device_p = device;
+    return status;
+}
+static void dcommi_devices_free(dcomm_context *context)
+{
+    dcommi_device *device = atomic_load(&context->devices);
+    while (device != NULL) {
+        dcommi_device *next = device->next;
+        dcommi_device_free(device);
+        device = next;
+    }
+}
 #define DCOMMI_GATE_WORDS 512 /* of one page */
 struct dcommi_gate_word {
     struct dcommi_gate_word *next;
@@ -31819,9 +31515,645 @@ static void dcommi_device_regions_free(dcomm_context *context)
  * is to us: memory of a process on this host is read directly (pieces.h), any other is asked for by
  * message (reply.h answers), as is what lies on a device, or is to go to one. The plan does not
  * know. */
+/* ==== include/dcomm/impl/engine/device/straight.h ========================================== */
+/* straight.h - device memory that UCX sends and receives itself, between hosts, without a pinned
+ * slot: who can, and what is under way. */
+/* ==== include/dcomm/impl/engine/moves.h ==================================================== */
+/* moves.h - moves, which are sends and receives under way, and how a send goes: the payload goes
+ * along with the message, or, on one host and when long, waits in the sender's memory until the
+ * receiver has read it. receive.h has the other end. */
+/* ---- the life of a move ---- */
+static dcommi_move *dcommi_move_new(dcommi_run *run, dcommi_lane *lane)
+{
+    dcomm_context *context = run->comm->context;
+    dcommi_move *move = context->free_moves;
+    if (move != NULL) {
+        context->free_moves = move->next;
+        dcommi_zero(move, offsetof(dcommi_move, src));
+    } else {
+        move = dcommi_alloc(sizeof *move);
+        if (move == NULL) {
+            return NULL;
+        }
+    }
+    move->run = run;
+    move->lane = lane;
+    move->word = -1;
+    move->forward_rank = -1;
+    move->next = run->moves;
+    move->prev = &run->moves;
+    if (move->next != NULL) {
+        move->next->prev = &move->next;
+    }
+    run->moves = move;
+    return move;
+}
+static void dcommi_move_free(dcommi_move *move)
+{
+    dcomm_context *context = move->run->comm->context;
+    if (DCOMMI_UNLIKELY(move->slot != NULL)) {
+        dcommi_slot_give(move->slot, DCOMMI_QUEUE_IN);
+    }
+    *move->prev = move->next;
+    if (move->next != NULL) {
+        move->next->prev = move->prev;
+    }
+    move->next = context->free_moves;
+    context->free_moves = move;
+}
+static void dcommi_move_in_transport(dcommi_move *move)
+{
+    move->in_transport = true;
+    move->run->comm->in_transport++;
+    atomic_fetch_add_explicit(&move->run->refs, 1, memory_order_relaxed);
+}
+static void dcommi_move_out_of_transport(dcommi_move *move)
+{
+    move->in_transport = false;
+    move->run->comm->in_transport--;
+}
+static void dcommi_move_complete(dcommi_move *move)
+{
+    dcommi_lane *lane = move->lane;
+    bool async = move->async;
+    dcommi_run_event(move->run);
+    dcommi_move_free(move);
+    if (lane != NULL) {
+        dcommi_lane_moved(lane, async);
+    }
+}
+/* ---- sending ---- */
+/* Say that a run cannot complete because a rank has left. */
+static void dcommi_left_text(const dcommi_run *run, int rank, char *text, size_t len)
+{
+    snprintf(text, len,
+             "rank %d has left the communicator after %" PRIu64 " collectives; %s #%" PRIu64
+             " cannot complete",
+             rank, run->comm->members[rank].gone_after,
+             dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq);
+}
+/* The transport could not do what a move needs of its peer. */
+static void dcommi_move_failed(const dcommi_move *move, dcomm_status status, const char *doing)
+{
+    char text[DCOMMI_MESSAGE_MAX];
+    int rank = move->node.peer;
+    snprintf(text, sizeof text, "%s rank %d (process %d) failed: %s", doing, rank,
+             (int)dcommi_peer_of(move->run->comm, rank)->pid, dcomm_strerror(status));
+    if (status == DCOMM_ERR_PEER && move->run->comm->members[rank].gone) {
+        dcommi_left_text(move->run, rank, text, sizeof text);
+    }
+    dcommi_poison(move->run->comm, status == DCOMM_ERR_PEER ? DCOMM_ERR_PEER : DCOMM_ERR_TRANSPORT,
+                  -1, text);
+}
+static void dcommi_sent(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    bool live = run->active;
+    if (live && status < 0) {
+        dcommi_move_failed(move, status, "sending to");
+        live = false; /* poisoning has finished the run and orphaned the move */
+    }
+    dcommi_move_out_of_transport(move);
+    if (live) {
+        dcommi_move_complete(move);
+    } else {
+        dcommi_move_free(move);
+    }
+    dcommi_run_unref(run);
+}
+static inline bool dcommi_is_bulk(const dcommi_frame *frame)
+{
+    return frame->space_len[DCOMM_SPACE_OUT] >= DCOMMI_BULK_RESULT;
+}
+/* The move of a send, or NULL. */
+static inline dcommi_move *dcommi_move_send(dcommi_lane *lane, int rank, uint32_t tag,
+                                            const void *data, size_t len, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_move *move = dcommi_move_new(run, lane);
+    if (move == NULL) {
+        return NULL;
+    }
+    move->kind = DCOMMI_MOVE_SEND;
+    move->async = async;
+    move->buf = (uint8_t *)(uintptr_t)data;
+    move->len = len;
+    move->node = dcommi_key(DCOMMI_NODE_SENT, run->stream, run->seq, run->stage, rank, tag);
+    run->comm->stats.messages_sent++;
+    run->comm->stats.bytes_sent += len;
+    return move;
+}
+/* Tell the receiver what lies here for it: its answer finds the move. */
+static inline dcomm_status dcommi_move_offer(dcommi_move *move, dcommi_header *header)
+{
+    dcomm_comm *comm = move->run->comm;
+    dcommi_match_insert(comm, &move->node);
+    dcomm_status status = dcommi_send_header(comm, move->node.peer, header, NULL, 0);
+    if (status < 0) {
+        dcommi_match_remove(comm, &move->node);
+        dcommi_move_free(move);
+        return status;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+/* Start a send. DCOMM_OK: over at once; DCOMM_IN_PROGRESS: the lane will hear. */
+static dcomm_status dcommi_send_start(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
+                                      size_t len, bool async)
+{
+    dcommi_run *run = lane->frame->run;
+    dcomm_comm *comm = run->comm;
+    dcommi_remote *peer = dcommi_peer_of(comm, rank);
+    dcommi_move *move = dcommi_move_send(lane, rank, tag, data, len, async);
+    if (move == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    move->op.done = dcommi_sent;
+    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, tag);
+    if (peer->same_host &&
+        ((len > DCOMMI_RTS_BYTES && !peer->cannot_read_us) ||
+         (len > DCOMMI_RTS_MAPPED &&
+          dcommi_region_offerable(comm->context, comm->members[rank].peer, data, len)))) {
+        header.type = DCOMMI_MSG_RTS;
+        header.a = (uint64_t)(uintptr_t)data;
+        header.b = len;
+        dcommi_header_set_wide(&header, dcommi_region_number(comm->context, data, len));
+        return dcommi_move_offer(move, &header);
+    }
+    header.a = len;
+    peer->transport->bulk = dcommi_is_bulk(lane->frame);
+    dcomm_status status = dcommi_post(comm, rank, &header, data, len, &move->op);
+    if (status == DCOMM_IN_PROGRESS) {
+        dcommi_move_in_transport(move);
+    } else {
+        dcommi_move_free(move);
+    }
+    return status;
+}
+/* FIN or PULL for one of our RTS. */
+static void dcommi_on_answer(dcomm_comm *comm, const dcommi_header *h)
+{
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
+    dcommi_match_node *node = dcommi_match_take(comm, &key);
+    if (node == NULL) {
+        return; /* of a run that failed meanwhile */
+    }
+    dcommi_move *move = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    if (h->type == DCOMMI_MSG_FIN) {
+        dcommi_move_complete(move);
+        return;
+    }
+    dcommi_peer_of(comm, (int)h->src)->cannot_read_us = true;
+    dcommi_region_refused(comm->context, comm->members[h->src].peer, move->buf, move->len);
+    dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_DATA, h->tag);
+    header.stage = h->stage;
+    header.a = move->len;
+    dcomm_status status = dcommi_post(comm, (int)h->src, &header, move->buf, move->len, &move->op);
+    if (status == DCOMM_OK) {
+        dcommi_move_complete(move);
+    } else if (status == DCOMM_IN_PROGRESS) {
+        dcommi_move_in_transport(move);
+    } else {
+        dcommi_poison(comm, status, -1, dcommi_message);
+    }
+}
+/* What OFFER and EXPOSE say of such memory, in place of a region's number. */
+#define DCOMMI_STRAIGHT UINT32_C(1)
+/* Whether UCX moves the run's device memory to and from a rank. It works in the CUDA context that
+ * is current, and is given one device of each context of ours: the first that is asked for. */
+static bool dcommi_straight_with(const dcommi_run *run, int rank)
+{
+    dcomm_context *context = run->comm->context;
+    if (run->device == NULL || !dcommi_peer_of(run->comm, rank)->takes_device) {
+        return false;
+    }
+    if (context->straight_device == NULL) {
+        context->straight_device = run->device;
+    }
+    return context->straight_device == run->device;
+}
+/* How a rank gets at device memory: its region, or, from another host, whether it comes straight.
+ */
+static uint32_t dcommi_device_offered(const dcommi_run *run, int rank, const void *at, size_t len)
+{
+    return dcommi_peer_of(run->comm, rank)->same_host
+               ? dcommi_region_number(run->comm->context, at, len)
+               : (dcommi_straight_with(run, rank) ? DCOMMI_STRAIGHT : 0);
+}
+/* Whether what a rank has offered so comes straight into memory of the run's device. */
+static bool dcommi_comes_straight(const dcommi_run *run, int rank, uint32_t offered)
+{
+    return offered == DCOMMI_STRAIGHT && dcommi_straight_with(run, rank);
+}
+/* ---- under way ---- */
+/* What the run uses on its device stays, as for a job. */
+static void dcommi_straight_begin(dcommi_move *move)
+{
+    dcommi_move_in_transport(move);
+    move->run->jobs++;
+    move->run->comm->context->straight++;
+}
+/* Not under way any more: the move is to be freed, and its run let go of. */
+static void dcommi_straight_end(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    dcommi_move_out_of_transport(move);
+    run->comm->context->straight--;
+    if (--run->jobs == 0 && !run->active) {
+        dcommi_run_off_device(run);
+    }
+}
+static void dcommi_straight_sent(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    if (status < 0 && status != DCOMM_ERR_PEER && run->active) {
+        dcommi_move_failed(move, status, "sending device memory to");
+    }
+    dcommi_straight_end(move);
+    dcommi_move_free(move);
+    dcommi_run_unref(run);
+}
+/* Answer a READ: the move's node says whose, and by which number. */
+static void dcommi_straight_send(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    dcomm_comm *comm = run->comm;
+    dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, move->node.tag);
+    header.a = move->len;
+    move->op.done = dcommi_straight_sent;
+    dcommi_straight_begin(move);
+    dcommi_device_before before = dcommi_devices->enter(run->device->handle.number);
+    dcomm_status status =
+        dcommi_post_from(comm, move->node.peer, &header, move->buf, move->len, true, &move->op);
+    dcommi_devices->leave(before);
+    comm->stats.bytes_straight += status >= 0 ? move->len : 0;
+    if (status != DCOMM_IN_PROGRESS) {
+        if (status < 0) {
+            dcommi_poison(comm, status, -1, dcommi_message);
+        }
+        dcommi_straight_sent(&move->op, status);
+    }
+}
+/* Into the move's memory; its op's done ends it. */
+static dcomm_status dcommi_straight_fetch(dcommi_move *move, dcommi_transport *transport,
+                                          void *desc)
+{
+    dcommi_straight_begin(move);
+    dcommi_device_before before = dcommi_devices->enter(move->run->device->handle.number);
+    dcomm_status status =
+        transport->call->fetch_device(transport, desc, move->buf, move->len, &move->op);
+    dcommi_devices->leave(before);
+    return status;
+}
+static unsigned dcommi_net_progress(dcomm_context *context)
+{
+    dcommi_transport *net = context->net;
+    if (DCOMMI_LIKELY(context->straight == 0)) {
+        return net->call->progress(net);
+    }
+    dcommi_device_before before = dcommi_devices->enter(context->straight_device->handle.number);
+    unsigned n = net->call->progress(net);
+    dcommi_devices->leave(before);
+    return n;
+}
 /* ==== include/dcomm/impl/engine/pieces.h =================================================== */
 /* pieces.h - the sources of a COPY or REDUCE, in our own memory or in peers', copied or folded at
  * once where all of them can be read here. */
+/* ==== include/dcomm/impl/engine/receive.h ================================================== */
+/* receive.h - a message meets its receive: it is put where it belongs, folded, or read where it
+ * lies in the sender's memory. */
+/* ==== include/dcomm/impl/engine/coded/verdict.h ============================================ */
+/* verdict.h - how a compressed all-reduce ends where the numbers of some rank cannot be encoded, or a
+ * sum is beyond f32: on every rank with the same status, and the communicator goes on.
+ *
+ * The rank that finds them sends what its codec makes of the rest, so that nobody waits. From then
+ * on its messages of this run bear a mark in their signature, which says why and whose numbers they
+ * are. A rank that receives one bears the mark, too. All ranks' numbers are in the result of each,
+ * so the mark reaches every rank with the data. Of several marks the first stays: not finite before
+ * too large, then the lowest rank. */
+static inline uint32_t dcommi_verdict_mark(dcomm_status status, int32_t rank)
+{
+    return (uint32_t)dcommi_mix((uint64_t)(uint32_t)-status << 32, (uint32_t)rank) | 1;
+}
+static void dcommi_verdict_take(dcommi_run *run, dcomm_status status, int32_t rank)
+{
+    if (run->verdict == DCOMM_OK || status > run->verdict ||
+        (status == run->verdict && rank < run->verdict_rank)) {
+        run->verdict = status;
+        run->verdict_rank = rank;
+        run->mark = dcommi_verdict_mark(status, rank);
+    }
+}
+/* A message's signature is not the run's: return true if it is, but for a mark. */
+static bool dcommi_verdict_heard(dcommi_run *run, uint32_t signature)
+{
+    static const dcomm_status known[] = {DCOMM_ERR_INVALID, DCOMM_ERR_RANGE};
+    for (int32_t rank = 0; run->coded != NULL && rank < run->comm->size; rank++) {
+        for (int k = 0; k < 2; k++) {
+            if ((run->signature.hash ^ dcommi_verdict_mark(known[k], rank)) == signature) {
+                dcommi_verdict_take(run, known[k], rank);
+                return true;
+            }
+        }
+    }
+    return false;
+}
+/* Return true if a message is one of this run's. */
+static inline bool dcommi_run_accepts(dcommi_run *run, const dcommi_header *h)
+{
+    return DCOMMI_LIKELY(h->signature == run->signature.hash) ||
+           dcommi_verdict_heard(run, h->signature);
+}
+/* ---- reading a peer's memory ---- */
+/* Copy from the memory of a rank on this host. DCOMM_ERR_UNSUPPORTED: the kernel forbids it.
+ * DCOMM_ERR_PEER: its process has ended, and the run may have failed with it. */
+static dcomm_status dcommi_read_process(dcomm_comm *comm, int rank, void *dst, uint64_t address,
+                                        size_t len)
+{
+    dcommi_remote *peer = dcommi_peer_of(comm, rank);
+    uint8_t *to = dst;
+    while (len > 0) {
+        struct iovec local = {to, len};
+        struct iovec remote = {(void *)(uintptr_t)address, len};
+        ssize_t n = process_vm_readv(peer->pid, &local, 1, &remote, 1, 0);
+        if (n <= 0) {
+            if (n == 0) {
+                errno = EFAULT;
+            }
+            if (errno == ESRCH) {
+                dcommi_peer_lost(comm->context, comm->members[rank].peer, "its process has ended");
+                return dcommi_fail(DCOMM_ERR_PEER, "the process of rank %d has ended", rank);
+            }
+            /* A bad address (the peer's buffer is gone, it has failed) says nothing of the next. */
+            peer->unreadable = peer->unreadable || errno != EFAULT;
+            return DCOMM_ERR_UNSUPPORTED;
+        }
+        to += n;
+        address += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return DCOMM_OK;
+}
+static inline bool dcommi_peer_readable(const dcommi_remote *peer)
+{
+    return peer->same_host && !peer->unreadable;
+}
+/* Staging memory of the context, at least `len` bytes. */
+static uint8_t *dcommi_staging(dcomm_context *context, size_t len)
+{
+    if (context->staging_len < len) {
+        dcommi_free(context->staging);
+        context->staging = dcommi_alloc_raw(len);
+        context->staging_len = context->staging != NULL ? len : 0;
+    }
+    return context->staging;
+}
+/* A piece of a result; `past`: kept out of the caches. */
+static void dcommi_result_copy(dcomm_context *context, void *dst, const void *src, size_t len,
+                               bool past)
+{
+    if (past && dst != src) {
+        context->open_stores = true;
+        dcommi_host_copy_open(dst, src, len);
+    } else {
+        dcommi_host_copy(dst, src, len);
+    }
+}
+/* Whether reading may be left to messages: not once a part has been folded, which would count it
+ * twice where the result lies on an operand. */
+static dcomm_status dcommi_read_part(dcomm_status status, size_t at, int rank)
+{
+    return status == DCOMM_ERR_UNSUPPORTED && at > 0
+               ? dcommi_fail(DCOMM_ERR_SYSTEM, "memory of rank %d ends within a message", rank)
+               : status;
+}
+/* ---- receiving ---- */
+/* Fold a part of a message, to `also` too unless that is NULL; `past`: past the caches. */
+static dcomm_status dcommi_fold_both(dcommi_move *move, const void *message, size_t offset,
+                                     size_t len, bool past, void *also, bool also_past)
+{
+    const dcomm_plan *plan = move->lane->frame->plan;
+    const void *src[DCOMMI_FOLD_SOURCES];
+    for (int i = 0; i < move->nsrc; i++) {
+        src[i] = i == move->msg_at ? message : (const uint8_t *)move->src[i] + offset;
+        past = past && src[i] != move->dst + offset; /* its lines are in the cache anyway */
+    }
+    size_t element = dcomm_dtype_size((dcomm_dtype)plan->dtype);
+    move->run->comm->context->open_stores |= past;
+    unsigned how = (past ? DCOMMI_FOLD_STREAM : 0) | (also_past ? DCOMMI_FOLD_ALSO : 0);
+    return dcommi_host_reduce_both(
+        move->dst + offset, also, src, move->nsrc, len / element, (dcomm_dtype)plan->dtype,
+        (dcomm_op)plan->op, move->final && plan->op == DCOMM_AVG ? move->run->plan->nranks : 1,
+        how);
+}
+/* Room to send what a fold stores while it stores it; NULL: none, or not on this host. */
+static uint8_t *dcommi_forward_room(const dcommi_move *move, size_t len, bool *past)
+{
+    const dcommi_run *run = move->run;
+    if (move->forward_rank < 0 || move->forward_rank == run->comm->rank) {
+        return NULL;
+    }
+    const dcommi_remote *peer = dcommi_peer_of(run->comm, move->forward_rank);
+    const dcommi_member *member = &run->comm->members[move->forward_rank];
+    if (peer->transport->call->reserve == NULL || peer->lost || run->stream != DCOMMI_STREAM_COLL ||
+        run->seq >= member->done + DCOMMI_WINDOW) {
+        return NULL;
+    }
+    peer->transport->bulk = dcommi_is_bulk(move->lane->frame);
+    return peer->transport->call->reserve(peer->transport, member->peer, sizeof(dcommi_header), len,
+                                          past);
+}
+/* Fold a whole message, and send it on at once where the next step would. */
+static dcomm_status dcommi_fold_whole(dcommi_move *move, const void *message, size_t len)
+{
+    dcommi_run *run = move->run;
+    bool also_past = false;
+    uint8_t *also = dcommi_forward_room(move, len, &also_past);
+    /* What is still to be sent should stay in a cache. */
+    bool past = move->past && (also != NULL || move->forward_rank < 0);
+    dcomm_status status = dcommi_fold_both(move, message, 0, len, past, also, also_past);
+    if (status == DCOMM_OK && also != NULL) {
+        dcommi_header header = dcommi_header_of(run, DCOMMI_MSG_DATA, move->forward_tag);
+        header.a = len;
+        dcommi_commit(run->comm, move->forward_rank, &header, len);
+        move->lane->forwarded = true;
+    }
+    return status;
+}
+/* The payload has come: fold it, or it is where it belongs. */
+static void dcommi_received(dcommi_move *move, const void *message, size_t len)
+{
+    dcomm_status status = DCOMM_OK;
+    if (move->kind == DCOMMI_MOVE_FOLD) {
+        status = dcommi_fold_whole(move, message, len);
+    } else if (message != move->buf && len > 0) {
+        if (move->past) {
+            dcommi_result_copy(move->run->comm->context, move->buf, message, len, true);
+        } else {
+            memcpy(move->buf, message, len);
+        }
+    }
+    if (move->word >= 0) {
+        move->lane->frame->words[move->word] = len;
+    }
+    if (status < 0) {
+        dcommi_poison(move->run->comm, status, -1, dcommi_message);
+        return;
+    }
+    dcommi_move_complete(move);
+}
+static void dcommi_fetched(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    bool live = run->active;
+    dcommi_move_out_of_transport(move);
+    if (live && status < 0) {
+        dcommi_move_failed(move, status, "receiving from");
+    } else if (live) {
+        dcommi_received(move, move->buf, move->arrived);
+    } else {
+        dcommi_move_free(move);
+    }
+    dcommi_run_unref(run);
+}
+/* Read what an RTS offers, folding it block by block while it is in cache. */
+static dcomm_status dcommi_read_offer(dcommi_move *move, uint32_t region, uint64_t address,
+                                      size_t len)
+{
+    dcomm_comm *comm = move->run->comm;
+    const uint8_t *mapped = dcommi_resolve_peer_memory(comm, move->node.peer, region, address, len);
+    if (mapped != NULL) {
+        comm->stats.bytes_mapped += len;
+        if (move->kind == DCOMMI_MOVE_FOLD) {
+            return dcommi_fold_whole(move, mapped, len);
+        }
+        dcommi_result_copy(move->run->comm->context, move->buf, mapped, len, move->past);
+        return DCOMM_OK;
+    }
+    dcommi_remote *peer = dcommi_peer_of(comm, move->node.peer);
+    if (!dcommi_peer_readable(peer)) {
+        return DCOMM_ERR_UNSUPPORTED;
+    }
+    if (move->kind == DCOMMI_MOVE_RECV) {
+        return dcommi_read_process(comm, move->node.peer, move->buf, address, len);
+    }
+    uint8_t *staging = dcommi_staging(comm->context, DCOMMI_PULL_BLOCK);
+    if (staging == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    const dcomm_dtype dtype = (dcomm_dtype)move->lane->frame->plan->dtype;
+    const size_t block =
+        (size_t)dcommi_whole_elements(DCOMMI_PULL_BLOCK, (int64_t)dcomm_dtype_size(dtype));
+    for (size_t at = 0; at < len; at += block) {
+        size_t n = len - at < block ? len - at : block;
+        DCOMMI_TRY(
+            dcommi_read_part(dcommi_read_process(comm, move->node.peer, staging, address + at, n),
+                             at, move->node.peer));
+        DCOMMI_TRY(dcommi_fold_both(move, staging, at, n, false, NULL, false));
+    }
+    return DCOMM_OK;
+}
+/* A message meets its receive. Returns what becomes of the arrival. */
+static dcommi_verdict dcommi_deliver(dcommi_move *move, const dcommi_header *h,
+                                     dcommi_transport *transport, const void *data, void *desc)
+{
+    dcommi_run *run = move->run;
+    dcomm_comm *comm = run->comm;
+    size_t len = h->type == DCOMMI_MSG_RTS || h->type == DCOMMI_MSG_OFFER ? h->b : h->a;
+    if (!dcommi_run_accepts(run, h)) {
+        dcommi_suspect_mismatch(comm, run, h, len);
+        if (run->active) {
+            dcommi_match_insert(comm, &move->node);
+        }
+        return DCOMMI_CONSUMED;
+    }
+    bool exact = move->word < 0;
+    if (len > move->len || (exact && len != move->len)) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "%s #%" PRIu64 ": rank %d sent %zu bytes to rank %d, which expected %s%zu",
+                 dcomm_coll_name((dcomm_coll)run->signature.coll), run->seq, (int)h->src, len,
+                 comm->rank, exact ? "" : "at most ", move->len);
+        dcommi_poison(comm, DCOMM_ERR_MISMATCH, -1, text);
+        return DCOMMI_CONSUMED;
+    }
+    move->arrived = len;
+    if (DCOMMI_UNLIKELY(h->type == DCOMMI_MSG_OFFER)) {
+        dcommi_take_offer(move, h, len);
+        return DCOMMI_CONSUMED;
+    }
+    if (DCOMMI_UNLIKELY(move->device)) {
+        return dcommi_copy_in(move, h, transport, data, desc, len);
+    }
+    if (h->type == DCOMMI_MSG_RTS) {
+        dcommi_header answer = dcommi_header_of(run, DCOMMI_MSG_FIN, h->tag);
+        answer.stage = h->stage;
+        dcomm_status status = dcommi_read_offer(move, dcommi_header_wide(h), h->a, len);
+        if (status == DCOMM_ERR_UNSUPPORTED) {
+            answer.type = DCOMMI_MSG_PULL;
+            dcommi_match_insert(comm, &move->node); /* the same receive now waits for DATA */
+            status = DCOMM_OK;
+        }
+        if (status == DCOMM_OK) {
+            status = dcommi_send_header(comm, (int)h->src, &answer, NULL, 0);
+        }
+        if (status < 0) {
+            char text[DCOMMI_MESSAGE_MAX + 64];
+            snprintf(text, sizeof text, "reading from rank %d failed: %s", (int)h->src,
+                     dcommi_message);
+            dcommi_poison(comm, status, -1, text);
+        } else if (answer.type == DCOMMI_MSG_FIN) {
+            if (move->word >= 0) {
+                move->lane->frame->words[move->word] = len;
+            }
+            dcommi_move_complete(move);
+        }
+        return DCOMMI_CONSUMED;
+    }
+    if (data != NULL || len == 0) {
+        dcommi_received(move, data, len);
+        return DCOMMI_CONSUMED;
+    }
+    move->op.done = dcommi_fetched;
+    dcommi_move_in_transport(move);
+    dcomm_status status = transport->call->fetch(transport, desc, move->buf, len, &move->op);
+    if (status == DCOMM_OK) {
+        dcommi_fetched(&move->op, DCOMM_OK);
+    } else if (status < 0) {
+        dcommi_fetched(&move->op, status);
+    }
+    return DCOMMI_KEEP;
+}
+/* Post the receive of a filled-in move: it may have come already. */
+static void dcommi_recv_post(dcommi_move *move, int rank, uint32_t tag)
+{
+    dcommi_run *run = move->run;
+    dcomm_comm *comm = run->comm;
+    move->node = dcommi_key(DCOMMI_NODE_POSTED, run->stream, run->seq, run->stage, rank, tag);
+    if (comm->early_count > 0) {
+        dcommi_match_node key = move->node;
+        key.cls = DCOMMI_NODE_EARLY;
+        dcommi_match_node *node = dcommi_match_take(comm, &key);
+        if (node != NULL) {
+            dcommi_early *early = (dcommi_early *)node;
+            comm->early_bytes -= early->len;
+            comm->early_count--;
+            dcommi_run_event(run);
+            dcommi_verdict verdict =
+                dcommi_deliver(move, &early->header, early->transport, early->data, early->desc);
+            if (verdict == DCOMMI_KEEP) {
+                early->desc = NULL; /* the fetch has taken it */
+                early->data = NULL;
+            }
+            dcommi_early_free(early);
+            return;
+        }
+    }
+    dcommi_match_insert(comm, &move->node);
+}
 /* Where a step stores. */
 typedef struct dcommi_target {
     uint8_t *dst;
@@ -33135,6 +33467,110 @@ static enum dcommi_outcome dcommi_copy_across(dcommi_lane *lane, uint8_t *dst, c
     }
     return lane->frame->run->active ? dcommi_moving(lane, DCOMM_IN_PROGRESS, async) : DCOMMI_GONE;
 }
+/* ==== include/dcomm/impl/engine/device/copy_out.h ========================================== */
+/* copy_out.h - what goes from a device to a peer: copied to a pinned slot, sent from there. A short
+ * send goes as any other; a long one is offered, and its receiver asks for it part by part, as for
+ * exposed memory, so that copying out, the network and copying in go on at once. */
+/* It has left the slot, or never will. */
+static void dcommi_out_left(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    dcommi_slot *slot = move->slot;
+    bool live = run->active;
+    move->slot = NULL;
+    if (live && status < 0 && move->kind == DCOMMI_MOVE_SEND) {
+        dcommi_move_failed(move, status, "sending to");
+        live = false;
+    }
+    dcommi_move_out_of_transport(move);
+    if (live && move->kind == DCOMMI_MOVE_SEND) {
+        dcommi_move_complete(move);
+    } else { /* a reader that cannot be reached is reported as lost */
+        dcommi_move_free(move);
+    }
+    dcommi_slot_give(slot, DCOMMI_QUEUE_OUT);
+    dcommi_run_unref(run);
+}
+/* It lies in the slot. */
+static void dcommi_out_copied(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    dcommi_move *move = slot->user;
+    dcommi_run *run = move->run;
+    if (status < 0 || !run->active) {
+        dcommi_out_left(&move->op, DCOMM_ERR_SYSTEM);
+        return;
+    }
+    dcommi_header header = dcommi_header_of(
+        run, move->kind == DCOMMI_MOVE_SEND ? DCOMMI_MSG_DATA : DCOMMI_MSG_READ_REPLY,
+        move->node.tag);
+    header.a = move->len;
+    move->op.done = dcommi_out_left;
+    status = dcommi_post(run->comm, move->node.peer, &header, slot->memory, move->len, &move->op);
+    if (status != DCOMM_IN_PROGRESS) {
+        if (status < 0) {
+            dcommi_poison(run->comm, status, -1, dcommi_message);
+        }
+        dcommi_out_left(&move->op, status);
+    }
+}
+static void dcommi_out_go(dcommi_slot *slot, void *user)
+{
+    dcommi_move *move = user;
+    dcommi_run *run = move->run;
+    dcommi_device_handle *d = &slot->device->handle;
+    dcomm_status status = DCOMM_ERR_ABORTED;
+    move->slot = slot;
+    slot->user = move;
+    if (run->active) {
+        status = d->call->copy(d, DCOMMI_QUEUE_OUT, slot->memory, move->buf, move->len);
+        if (status >= 0) {
+            status = dcommi_job_start(slot->device, DCOMMI_QUEUE_OUT, &slot->job, run,
+                                      dcommi_out_copied);
+        }
+        if (status < 0) {
+            dcommi_device_failed(run, status);
+        }
+    }
+    if (status < 0) {
+        dcommi_out_left(&move->op, status);
+    }
+}
+/* Send what a move has in device memory, at most a slot long: its node says to whom, and by which
+ * tag. */
+static void dcommi_out_start(dcommi_move *move)
+{
+    dcommi_run *run = move->run;
+    move->device = true;
+    dcommi_move_in_transport(move);
+    dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_OUT, dcommi_out_go, move);
+    if (status < 0) {
+        dcommi_poison(run->comm, status, -1, dcommi_message);
+        dcommi_move_out_of_transport(move);
+        dcommi_move_free(move);
+        dcommi_run_unref(run);
+    }
+}
+/* Start a send of device memory. DCOMM_IN_PROGRESS: the lane will hear. */
+static dcomm_status dcommi_device_send(dcommi_lane *lane, int rank, uint32_t tag, const void *data,
+                                       size_t len, bool async)
+{
+    dcommi_move *move = dcommi_move_send(lane, rank, tag, data, len, async);
+    if (move == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    move->device = true;
+    if (len <= DCOMMI_DEVICE_EAGER) {
+        dcommi_out_start(move);
+        return DCOMM_IN_PROGRESS;
+    }
+    dcommi_header header = dcommi_header_of(move->run, DCOMMI_MSG_OFFER, tag);
+    header.a = (uint64_t)(uintptr_t)data;
+    header.b = len;
+    dcommi_header_set_wide(&header, dcommi_device_offered(move->run, rank, data, len));
+    return dcommi_move_offer(move, &header);
+}
 /* A step on the device's queue. */
 typedef struct dcommi_step_job {
     dcommi_job job; /* first */
@@ -33299,6 +33735,862 @@ static enum dcommi_outcome dcommi_device_compute(dcommi_lane *lane, dcomm_plan_k
             : d->call->scale(d, dst, src[0], count, dtype, factor.value);
     return dcommi_step_queued(lane, status, false);
 }
+/* What a step's kernels find. */
+typedef struct dcommi_code_found {
+    dcomm_cuda_report report;
+    dcomm_cuda_ledger ledger;
+    dcomm_cuda_ledger before, after; /* of a residual that is raised: its squares */
+    dcomm_cuda_sight factors;        /* powersgd's, when they are decoded */
+} dcommi_code_found;
+/* Where in a slot it comes back; before it lies the empty one. */
+#define DCOMMI_FOUND_AT 512
+_Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
+static bool dcommi_spread_plan(const dcomm_plan *plan)
+{
+    return plan->codec == &dcommi_spread_codec;
+}
+static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step)
+{
+    return (step->kind == DCOMM_STEP_ENCODE && step->slot == DCOMMI_SPREAD_SELECT &&
+            dcommi_on_device(frame, frame->plan->operands[step->src].space)) ||
+           (step->kind == DCOMM_STEP_DECODE && step->slot == DCOMMI_SPREAD_RESULT &&
+            dcommi_on_device(frame, step->dst.space));
+}
+static void dcommi_coded_left(const dcommi_coded *c)
+{
+    if (c->device != NULL && c->feedback->worker.place != NULL) {
+        (void)dcommi_feedback_behind(c->feedback, c->device);
+    }
+}
+/* A step of the codec's: it waits for a slot, and then is on the device's queue. */
+typedef struct dcommi_code_job {
+    dcommi_lane *lane;
+    int32_t word;
+    dcomm_codec_place place;
+    dcommi_device_code code;
+    dcommi_feedback_job feedback;
+    uint8_t *home; /* coded_sparse: where the wire goes that was encoded on the device */
+    void *there;   /* coded_sparse: the wire, or all pairs */
+    bool spreads;
+    size_t n;
+    const void *src[]; /* n of them, and as many lengths */
+} dcommi_code_job;
+/* An encoding as the host's would tell of it. */
+static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *found,
+                             const dcomm_codec_report *report)
+{
+    dcommi_coded *c = job->lane->frame->run->coded;
+    dcomm_ledger *ledger = dcommi_coded_ledger(c);
+    dcomm_codec_report told = *report;
+    const size_t count =
+        dcommi_linear_powersgd(c) ? dcommi_linear_share(c, &job->place, &told) : job->code.count;
+    told.bytes = job->spreads ? 0 : told.bytes; /* what is sent of it is told apart */
+    dcommi_coded_tell(c, &job->place, &told);
+    if (ledger == NULL) {
+        return;
+    }
+    dcomm_cuda_ledger_add(ledger, count, &found->ledger, &told);
+    if (c->feedback != NULL && !job->feedback.raises) {
+        c->feedback->held += found->ledger.sums[DCOMMI_LEDGER_RESIDUAL];
+        dcommi_feedback_raised(c->feedback);
+    }
+}
+/* What a residual has become that was raised. */
+static void dcommi_code_raised(const dcommi_code_job *job, const dcommi_code_found *found)
+{
+    dcommi_coded *c = job->lane->frame->run->coded;
+    if (c->feedback != NULL) {
+        c->feedback->held +=
+            found->after.sums[DCOMMI_LEDGER_XX] - found->before.sums[DCOMMI_LEDGER_XX];
+        dcommi_feedback_raised(c->feedback);
+    }
+}
+/* The memory of a step of coded_sparse goes back in the order of queue IN. */
+static void dcommi_code_free(dcommi_code_job *job, dcommi_device_handle *d)
+{
+    if (job->there != NULL) {
+        d->call->release(d, job->there);
+    }
+    dcommi_free(job);
+}
+/* After a codec's step: take the verdict that it has found. A call in the order of a stream has
+ * nobody who waits for its status, so that there it poisons the communicator. */
+static dcomm_status dcommi_coded_verdict(dcommi_lane *lane)
+{
+    dcommi_run *run = lane->frame->run;
+    if (DCOMMI_LIKELY(run->coded == NULL || run->coded->found == DCOMM_OK)) {
+        return DCOMM_OK;
+    }
+    if (run->gate.stream != NULL && run->blocking) {
+        dcommi_step_error(lane, run->coded->found, "%s", run->coded->said);
+        return run->coded->found;
+    }
+    dcommi_verdict_take(run, run->coded->found, run->comm->rank);
+    return DCOMM_OK;
+}
+/* The wire that was selected is in host memory. */
+static void dcommi_code_home(void *user, bool good)
+{
+    dcommi_code_job *job = user;
+    dcommi_lane *lane = job->lane;
+    dcommi_run *run = lane->frame->run;
+    dcommi_device_handle *d = &run->device->handle;
+    if (good) {
+        dcomm_status status = dcommi_spread_selected(run->coded, job->home, job->code.dst_len);
+        if (status < 0) {
+            dcommi_step_error(lane, status, "%s", dcommi_message);
+        } else {
+            dcommi_run_event(run);
+            dcommi_lane_moved(lane, false);
+        }
+    }
+    dcommi_code_free(job, d);
+}
+/* Bring it there. */
+static void dcommi_code_bring(dcommi_code_job *job, size_t bytes)
+{
+    const dcommi_across copy = {.lane = job->lane,
+                                .then = dcommi_code_home,
+                                .user = job,
+                                .queue = DCOMMI_QUEUE_OUT,
+                                .dst = job->home,
+                                .src = job->there,
+                                .len = bytes};
+    job->code.dst_len = bytes;
+    if (dcommi_across_start(&copy) < 0) {
+        dcommi_step_error(job->lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+        dcommi_code_free(job, &job->lane->frame->run->device->handle);
+    }
+}
+static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_status status)
+{
+    dcommi_lane *lane = job->lane;
+    dcommi_device_handle *d = &slot->device->handle;
+    dcommi_run *run = lane->frame->run;
+    dcommi_code_found found;
+    dcomm_codec_report report = {0};
+    memcpy(&found, slot->memory + DCOMMI_FOUND_AT, sizeof found);
+    dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
+    if (status >= 0 && run->active) {
+        bool encodes = job->code.kind == DCOMM_STEP_ENCODE || job->code.kind == DCOMM_STEP_RECODE;
+        if (!encodes && dcommi_linear_powersgd(run->coded) &&
+            run->coded->codec->nonfinite != DCOMMI_NONFINITE_PASS) {
+            found.report.beyond += found.factors.index != UINT64_MAX;
+        }
+        if (job->code.kind == DCOMM_STEP_RECODE &&
+            run->coded->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+            found.report.beyond += found.report.nonfinite; /* feedback's kernels know no wires */
+        }
+        status =
+            dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
+        if (encodes && (status >= 0 || report.nonfinite > 0)) {
+            dcommi_code_tell(job, &found, &report);
+        }
+        if (status >= 0 && (job->feedback.raises || (job->spreads && !encodes))) {
+            dcommi_code_raised(job, &found);
+        }
+        status = dcommi_coded_judge(run->coded, status, &report);
+        if (status < 0) {
+            dcommi_step_error(lane, status, "%s", dcommi_message);
+        } else if (dcommi_coded_verdict(lane) >= 0) {
+            if (encodes && job->word >= 0) {
+                lane->frame->words[job->word] = report.bytes;
+            }
+            if (job->home != NULL) {
+                dcommi_code_bring(job, report.bytes);
+                return;
+            }
+            dcommi_run_event(run);
+            dcommi_lane_moved(lane, false);
+        }
+    }
+    dcommi_code_free(job, d);
+}
+static void dcommi_code_done(dcommi_job *job, dcomm_status status)
+{
+    dcommi_slot *slot = (dcommi_slot *)job;
+    dcommi_code_end(slot->user, slot, status);
+}
+/* On queue IN: the kernels. */
+static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
+                                    dcommi_code_found *there)
+{
+    const dcommi_coded *c = job->lane->frame->run->coded;
+    const bool counts = dcommi_coded_ledger(c) != NULL, products = dcommi_linear_powersgd(c);
+    const bool finishes = job->feedback.learns != NULL;
+    dcommi_device_code *code = &job->code;
+    code->report = &there->report;
+    if (job->home != NULL) {
+        DCOMMI_TRY(d->call->alloc(d, code->dst_len, &job->there));
+        code->dst = job->there;
+    } else if (job->spreads) {
+        DCOMMI_TRY(dcommi_spread_write_there(d, c, code, job->there, counts ? &there->before : NULL,
+                                             counts ? &there->after : NULL));
+        return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
+    }
+    if (products && code->kind == DCOMM_STEP_ENCODE) {
+        return dcommi_linear_encode_there(d, c, code, &job->feedback, job->place.round,
+                                          counts ? &there->ledger : NULL);
+    }
+    if (job->feedback.fb != NULL && !finishes) {
+        const dcommi_feedback_books books = {.ledger = counts ? &there->ledger : NULL,
+                                             .before = counts ? &there->before : NULL,
+                                             .after = counts ? &there->after : NULL};
+        return dcommi_feedback_code(d, code, &job->feedback, job->place.divisor, &books);
+    }
+    code->ledger = counts ? &there->ledger : NULL;
+    DCOMMI_TRY(products ? dcommi_linear_decode_there(d, c, code, &there->factors)
+                        : d->call->code(d, code));
+    if (job->place.divisor > 1 && code->kind != DCOMM_STEP_RECODE) {
+        const void *sum = code->dst;
+        DCOMMI_TRY(d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
+                                   job->place.divisor));
+    }
+    return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
+}
+/* What is found begins as nothing, and is brought back to the slot. */
+static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
+{
+    dcommi_device_handle *d = &slot->device->handle;
+    void *there = NULL;
+    memset(slot->memory, 0, sizeof(dcommi_code_found));
+    DCOMMI_TRY(d->call->alloc(d, sizeof(dcommi_code_found), &there));
+    dcomm_status status =
+        d->call->copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
+    if (status >= 0) {
+        status = dcommi_code_run(job, d, there);
+    }
+    if (status >= 0) {
+        status = d->call->copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
+                               sizeof(dcommi_code_found));
+    }
+    d->call->release(d, there);
+    return status;
+}
+static void dcommi_code_go(dcommi_slot *slot, void *user)
+{
+    dcommi_code_job *job = user;
+    dcommi_run *run = job->lane->frame->run;
+    dcomm_status status = DCOMM_ERR_ABORTED;
+    slot->user = job;
+    if (run->active) {
+        status = dcommi_code_launch(job, slot);
+        if (status >= 0) {
+            status =
+                dcommi_job_start(slot->device, DCOMMI_QUEUE_IN, &slot->job, run, dcommi_code_done);
+        }
+        if (status < 0) {
+            dcommi_step_error(job->lane, status, "%s", dcommi_message);
+        }
+    }
+    if (status < 0) {
+        dcommi_code_end(job, slot, status);
+    }
+    dcommi_run_let_go(run);
+}
+/* Ask for the slot that it waits for. */
+static dcomm_status dcommi_code_ask(dcommi_code_job *job)
+{
+    dcommi_run *run = job->lane->frame->run;
+    dcommi_run_keep(run);
+    dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_IN, dcommi_code_go, job);
+    if (status < 0) {
+        dcommi_run_let_go(run);
+        dcommi_code_free(job, &run->device->handle);
+    }
+    return status;
+}
+static dcomm_status dcommi_code_make(dcommi_lane *lane, const dcomm_codec_place *place,
+                                     const dcommi_device_code *code, int32_t word,
+                                     dcommi_code_job **job_p)
+{
+    dcommi_run *run = lane->frame->run;
+    dcommi_code_job *job = dcommi_alloc(sizeof *job + code->n * (sizeof(void *) + sizeof(size_t)));
+    if (job == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    job->lane = lane;
+    job->word = word;
+    job->place = *place;
+    job->code = *code;
+    job->code.codec = run->coded->codec;
+    job->code.factor = 1.0f / (float)place->divisor;
+    job->code.key = dcommi_coded_key(run->coded, place);
+    job->spreads = dcommi_spread_plan(lane->frame->plan);
+    dcomm_status state = dcommi_linear_powersgd(run->coded)
+                             ? dcommi_linear_step(run->coded, place, &job->code, &job->feedback)
+                         : run->coded->feedback != NULL
+                             ? dcommi_feedback_step(run->coded, place, &job->code, &job->feedback)
+                             : DCOMM_OK;
+    if (state < 0) {
+        dcommi_free(job);
+        return state;
+    }
+    if (code->n > 0) {
+        memcpy(job->src, code->src, code->n * sizeof *job->src);
+        job->code.src = job->src;
+        job->code.len = memcpy(job->src + code->n, code->len, code->n * sizeof(size_t));
+    }
+    *job_p = job;
+    return DCOMM_OK;
+}
+static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
+                                           const dcommi_device_code *code, int32_t word)
+{
+    dcommi_code_job *job;
+    DCOMMI_TRY(dcommi_code_make(lane, place, code, word, &job));
+    if (job->spreads) {
+        dcomm_status status = dcommi_spread_begin(lane->frame->run->coded, code->count);
+        if (status < 0) {
+            dcommi_free(job);
+            return status;
+        }
+        job->home = code->dst;
+    }
+    DCOMMI_TRY(dcommi_code_ask(job));
+    return DCOMM_IN_PROGRESS;
+}
+/* The pairs are on the device. */
+static void dcommi_code_brought(void *user, bool good)
+{
+    dcommi_code_job *job = user;
+    dcommi_lane *lane = job->lane;
+    if (!good) {
+        dcommi_code_free(job, &lane->frame->run->device->handle);
+    } else if (dcommi_code_ask(job) < 0) {
+        dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
+    }
+}
+static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
+                                                   const dcomm_codec_place *place,
+                                                   const dcommi_device_code *code)
+{
+    dcommi_coded *c = lane->frame->run->coded;
+    dcommi_device_handle *d = &lane->frame->run->device->handle;
+    dcommi_code_job *job;
+    DCOMMI_TRY(dcommi_spread_agree(c, place, code->src[0], code->len[0], code->dst));
+    struct dcommi_spread *s = c->spread;
+    if (place->first + 1 < s->nranks) {
+        return DCOMM_OK;
+    }
+    DCOMMI_TRY(dcommi_spread_pack(s));
+    const size_t bytes = dcommi_spread_pairs_bytes(s);
+    const dcomm_codec_place all = {.round = place->round, .divisor = 1};
+    const dcommi_device_code write = {.kind = code->kind, .count = s->count, .dst = s->out};
+    DCOMMI_TRY(dcommi_code_make(lane, &all, &write, -1, &job));
+    dcommi_across copy = {.lane = lane,
+                          .then = dcommi_code_brought,
+                          .user = job,
+                          .queue = DCOMMI_QUEUE_IN,
+                          .src = (const uint8_t *)s->keys,
+                          .len = bytes};
+    dcomm_status status = d->call->alloc(d, bytes > 0 ? bytes : 8, &job->there);
+    if (status >= 0) {
+        copy.dst = job->there;
+        status = dcommi_across_start(&copy);
+    }
+    if (status < 0) {
+        dcommi_code_free(job, d);
+        return status;
+    }
+    return DCOMM_IN_PROGRESS;
+}
+/* ==== include/dcomm/impl/engine/fast/fast.h ================================================ */
+/* fast.h - the fast path: the script of a cached plan (script.h) is run in the caller's thread, at
+ * the transport: no run, no moves, no table. It is the same plan with the same messages; only the
+ * way through the engine is shorter. Whatever is out of the ordinary - a message that is not the
+ * one waited for, a peer that is late, a poisoned communicator - is left to the engine, which takes
+ * the plan over where it stands.
+ *
+ * The entry is dcommi_fast_call, its condition dcommi_fast_asked and dcommi_fast_able. */
+/* ==== include/dcomm/impl/base/forked.h ===================================================== */
+/* forked.h - refuses calls in a forked child whose parent used the library: both would share the
+ * parent's connections. */
+static _Atomic int dcommi_in_use; /* contexts and communicators, those under way included */
+static _Atomic int dcommi_forked;
+static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
+/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after
+ * itself. */
+static void dcommi_in_child(void)
+{
+    if (atomic_load(&dcommi_in_use) != 0) {
+        atomic_store(&dcommi_forked, 1);
+    }
+}
+static void dcommi_watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, dcommi_in_child);
+}
+static inline dcomm_status dcommi_check_fork(void)
+{
+    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
+        return dcommi_fail(DCOMM_ERR_FORKED,
+                           "process %d was forked while its parent had a context or communicator, "
+                           "whose connections it shares; fork before the first is created or after "
+                           "the last is destroyed, or use exec",
+                           (int)getpid());
+    }
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/base/pause.h ====================================================== */
+/* pause.h - waiting for a moment, without the core being given away. */
+/* Seconds between sending and the first look for what is to come. Who looks too early takes the
+ * line from its writer, who has to get it back before he can write it: a message that comes a
+ * moment later then takes two transfers, not one. All-reduce of two ranks on an Intel Xeon: 4 bytes
+ * 0.23 us instead of 0.30, 640 bytes 0.48 instead of 0.62, 2 KiB 0.73 instead of 0.86; 13 and 100
+ * ns gain a third of that. Elsewhere it has not been measured. */
+#define DCOMMI_FIRST_LOOK 40e-9
+static inline void dcommi_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+/* How many pauses last about so long. Between processors they differ by a factor of ten. */
+static unsigned dcommi_pauses_within(double seconds)
+{
+    const int n = 64;
+    double fastest = 1;
+    for (int run = 0; run < 5; run++) {
+        double start = dcommi_now();
+        for (int i = 0; i < n; i++) {
+            dcommi_relax();
+        }
+        double took = (dcommi_now() - start) / n;
+        fastest = took < fastest ? took : fastest;
+    }
+    return fastest > 0 ? (unsigned)(seconds / fastest + 0.5) : 0;
+}
+/* ==== include/dcomm/impl/engine/launch.h =================================================== */
+/* launch.h - a run of a cached plan, from its making to the wait for its end. */
+/* ==== include/dcomm/impl/engine/progress.h ================================================= */
+/* progress.h - the only progress loop. Whoever holds the context's token is in here, one thread at
+ * a time. */
+/* ==== include/dcomm/impl/engine/arrivals.h ================================================= */
+/* arrivals.h - what becomes of each message: credits, early messages, messages for communicators
+ * that do not exist here yet. */
+/* ==== include/dcomm/impl/engine/reply.h ==================================================== */
+/* reply.h - answers to peers that ask for memory of ours by message (pull.h). */
+static void dcommi_reply_sent(dcommi_op *op, dcomm_status status)
+{
+    dcommi_move *move = (dcommi_move *)op;
+    dcommi_run *run = move->run;
+    (void)status; /* the reader that cannot be reached is reported as lost */
+    dcommi_move_out_of_transport(move);
+    dcommi_move_free(move);
+    dcommi_run_unref(run);
+}
+/* Answer with a part of what lies on a device from `base` on. */
+static void dcommi_device_reply(dcommi_move *move, const dcommi_header *h, uint32_t id,
+                                uint8_t *base)
+{
+    dcommi_run *run = move->run;
+    if (h->b > DCOMMI_SLOT_BYTES) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text, "rank %d asked for %" PRIu64 " bytes of a device at a time",
+                 (int)h->src, h->b);
+        dcommi_poison(run->comm, DCOMM_ERR_CORRUPT, -1, text);
+        return;
+    }
+    move->buf = base + h->a;
+    move->len = h->b;
+    move->node =
+        dcommi_key(DCOMMI_NODE_PULL, run->stream, run->seq, run->stage, (int32_t)h->src, id);
+    if (dcommi_straight_with(run, (int)h->src)) {
+        dcommi_straight_send(move);
+    } else {
+        dcommi_out_start(move);
+    }
+}
+/* A peer asks for a part of what one of our OFFERs means. */
+static void dcommi_on_read_sent(dcomm_comm *comm, const dcommi_header *h)
+{
+    dcommi_match_node key =
+        dcommi_key(DCOMMI_NODE_SENT, h->stream, h->seq, h->stage, (int32_t)h->src, h->tag);
+    dcommi_match_node *node = dcommi_match_find(comm, &key);
+    if (node == NULL) {
+        return; /* of a run that failed meanwhile */
+    }
+    dcommi_move *sent = (dcommi_move *)((char *)node - offsetof(dcommi_move, node));
+    if (!sent->device || h->a > sent->len || h->b > sent->len - h->a) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of a message of %zu of rank %d",
+                 (int)h->src, h->a, h->b, sent->len, comm->rank);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        return;
+    }
+    dcommi_move *move = dcommi_move_new(sent->run, NULL);
+    if (move == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return;
+    }
+    move->kind = DCOMMI_MOVE_REPLY;
+    dcommi_device_reply(move, h, dcommi_header_wide(h), sent->buf);
+}
+/* A peer asks for a part of what `run` exposed. */
+static void dcommi_on_read(dcomm_comm *comm, dcommi_run *run, const dcommi_header *h)
+{
+    if (h->slot >= run->plan->nslots || run->offers == NULL || run->offers[h->slot].base == NULL ||
+        h->a > (uint64_t)run->offers[h->slot].len ||
+        h->b > (uint64_t)run->offers[h->slot].len - h->a) {
+        char text[DCOMMI_MESSAGE_MAX];
+        snprintf(text, sizeof text,
+                 "rank %d asked for bytes %" PRIu64 "+%" PRIu64 " of slot %d, which rank %d has "
+                 "not exposed",
+                 (int)h->src, h->a, h->b, (int)h->slot, comm->rank);
+        dcommi_poison(comm, DCOMM_ERR_CORRUPT, -1, text);
+        return;
+    }
+    dcommi_move *move = dcommi_move_new(run, NULL);
+    if (move == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return;
+    }
+    move->op.done = dcommi_reply_sent;
+    move->kind = DCOMMI_MOVE_REPLY;
+    dcommi_header reply = dcommi_header_of(run, DCOMMI_MSG_READ_REPLY, h->tag);
+    reply.a = h->b;
+    comm->stats.bytes_sent += h->b;
+    if (DCOMMI_UNLIKELY(run->offers[h->slot].device)) {
+        dcommi_device_reply(move, h, h->tag, run->offers[h->slot].base);
+        return;
+    }
+    dcommi_move_in_transport(move);
+    dcomm_status status =
+        dcommi_post(comm, (int)h->src, &reply, run->offers[h->slot].base + h->a, h->b, &move->op);
+    if (status != DCOMM_IN_PROGRESS) {
+        dcommi_reply_sent(&move->op, status);
+        if (status < 0) {
+            dcommi_poison(comm, status, -1, dcommi_message);
+        }
+    }
+}
+/* ==== include/dcomm/impl/engine/runs.h ===================================================== */
+/* runs.h - the life of a run: bound to memory, started, taken from stage to stage, finished. */
+/* ==== include/dcomm/impl/engine/cache.h ==================================================== */
+/* cache.h - plans by the calls that they were made for: bounded, least recently used goes first, a
+ * plan in use stays until its last run has ended. */
+static void dcommi_cached_free(dcommi_cached *cached)
+{
+    dcommi_free(cached->plan);
+    dcommi_free(cached->inner);
+    dcommi_free(cached->script);
+    dcommi_free(cached);
+}
+/* With comm->lock, or by the owner inside (token.h), like all below. */
+static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached)
+{
+    (void)comm;
+    if (--cached->refs == 0 && cached->retired) {
+        dcommi_cached_free(cached);
+    }
+}
+static void dcommi_cache_retire(dcomm_comm *comm, dcommi_cached **at)
+{
+    dcommi_cached *cached = *at;
+    *at = cached->next;
+    comm->ncached--;
+    cached->retired = true;
+    if (cached->refs == 0) {
+        dcommi_cached_free(cached);
+    }
+}
+static void dcommi_cache_clear(dcomm_comm *comm)
+{
+    for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
+        while (comm->cache[i] != NULL) {
+            dcommi_cache_retire(comm, &comm->cache[i]);
+        }
+    }
+}
+static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_call_key *key)
+{
+    uint64_t h =
+        (key->call ^ key->type * 31 ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
+    h = (h ^ key->count ^ key->chunk << 32) * 0xd6e8feb86659fd93u;
+    return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
+}
+static inline bool dcommi_cached_is(const dcommi_cached *c, const dcommi_call_key *key,
+                                    const char *asked)
+{
+    const dcommi_call_key *k = &c->key;
+    return k->call == key->call && k->type == key->type && k->count == key->count &&
+           k->mode == key->mode && k->chunk == key->chunk && k->counts[0] == key->counts[0] &&
+           k->counts[1] == key->counts[1] &&
+           (c->asked == asked ||
+            (c->asked != NULL && asked != NULL && strcmp(c->asked, asked) == 0));
+}
+/* The plan of a call that named the algorithm `asked` (NULL: none), with a reference taken; NULL:
+ * not there. */
+static inline dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_call_key *key,
+                                               const char *asked)
+{
+    for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
+        if (DCOMMI_LIKELY(dcommi_cached_is(c, key, asked))) {
+            c->used = ++comm->cache_clock;
+            c->refs++;
+            return c;
+        }
+    }
+    return NULL;
+}
+/* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
+ * without memory, in which case the plans are freed. `asked` stays where it is. */
+static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_call_key *key,
+                                       const char *asked, dcomm_plan *plan, dcomm_plan *inner)
+{
+    dcommi_cached *cached = dcommi_alloc(sizeof *cached);
+    if (cached == NULL) {
+        dcommi_free(plan);
+        dcommi_free(inner);
+        return NULL;
+    }
+    while (comm->ncached >= DCOMMI_CACHE_PLANS) {
+        dcommi_cached **oldest = NULL;
+        for (int i = 0; i < DCOMMI_CACHE_BUCKETS; i++) {
+            for (dcommi_cached **at = &comm->cache[i]; *at != NULL; at = &(*at)->next) {
+                if (oldest == NULL || (*at)->used < (*oldest)->used) {
+                    oldest = at;
+                }
+            }
+        }
+        dcommi_cache_retire(comm, oldest);
+    }
+    cached->key = *key;
+    cached->asked = asked;
+    cached->used = ++comm->cache_clock;
+    cached->refs = 1;
+    cached->plan = plan;
+    cached->inner = inner;
+    dcommi_cached **bucket = dcommi_cache_bucket(comm, key);
+    cached->next = *bucket;
+    *bucket = cached;
+    comm->ncached++;
+    comm->stats.plans_built++;
+    return cached;
+}
+/* ==== include/dcomm/impl/engine/fast/board.h =============================================== */
+/* board.h - what a rank has to say to all others at once. On one host it writes that to memory of
+ * its own which they read, once for all instead of into the fifo of each: with many ranks on few
+ * cores most of the time of a short collective goes into such messages. Four ranks on two cores
+ * took 3.1 us for an all-reduce of 4 bytes through fifos, bare loops in such memory 1.8.
+ *
+ * A board belongs to a communicator. It has some cells, which take turns; one is written anew when
+ * all ranks have completed the operation of its message before, as their headers say. Where they
+ * have not yet, or are not known to look at the board, the message goes through the fifos: readers
+ * look at both, and find it by its operation. */
+#define DCOMMI_BOARDS 8 /* of a process */
+#define DCOMMI_BOARD_CELLS 4
+#define DCOMMI_BOARD_LINE 64
+typedef struct dcommi_cell {
+    /* Turn (32 bits, one more than the number of the message), payload length (16), header length.
+     */
+    _Alignas(DCOMMI_BOARD_LINE) _Atomic uint64_t word;
+    unsigned char bytes[sizeof(dcommi_header) + DCOMMI_BOARD_PAYLOAD]; /* header, payload */
+} dcommi_cell;
+/* In shared memory. The readers trust none of it. */
+typedef struct dcommi_board {
+    _Alignas(DCOMMI_BOARD_LINE) _Atomic uint64_t comm; /* whose it is; 0: free */
+    _Atomic uint64_t readers;                          /* bit r: rank r looks at it */
+    dcommi_cell cell[DCOMMI_BOARD_CELLS];
+} dcommi_board;
+_Static_assert(DCOMMI_BOARDS * sizeof(dcommi_board) <= DCOMMI_COMMON_BYTES, "boards find room");
+/* A rank's own. */
+struct dcommi_posts {
+    dcommi_board *board;
+    uint64_t count; /* messages so far */
+    uint64_t
+        until[DCOMMI_BOARD_CELLS]; /* a cell is free when all have completed so many operations */
+    uint64_t others;               /* bits of the other ranks */
+    bool open;                     /* all of them look at it */
+};
+/* ---- coming and leaving ---- */
+static dcommi_board *dcommi_boards_of(const dcomm_context *context, int peer)
+{
+    dcommi_transport *local = context->local;
+    void *boards = NULL;
+    return local->call->common != NULL && local->call->common(local, peer, &boards) == DCOMM_OK
+               ? boards
+               : NULL;
+}
+#define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
+/* Nobody's, and nobody looks at it any more. */
+static bool dcommi_board_free(dcommi_board *board)
+{
+    uint64_t whose = atomic_load_explicit(&board->comm, memory_order_relaxed);
+    return whose == 0 || (whose == DCOMMI_BOARD_LOOKED_AT && atomic_load(&board->readers) == 0);
+}
+/* Take a board for a communicator, if it can use one. With the token. */
+static void dcommi_board_open(dcomm_comm *comm)
+{
+    const dcomm_context *context = comm->context;
+    bool fit = dcommi_groups_post(comm->groups, comm->size);
+    for (int r = 0; r < comm->size && fit; r++) {
+        int peer = comm->members[r].peer;
+        fit = peer < 0 || context->peers[peer].transport == context->local;
+    }
+    dcommi_board *boards = fit ? dcommi_boards_of(context, -1) : NULL;
+    for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && comm->posts == NULL; i++) {
+        dcommi_board *board = &boards[i];
+        if (!dcommi_board_free(board)) {
+            continue;
+        }
+        comm->posts = dcommi_alloc(sizeof *comm->posts);
+        if (comm->posts == NULL) {
+            return;
+        }
+        comm->posts->board = board;
+        comm->posts->others = ((uint64_t)1 << comm->size) - 1 - ((uint64_t)1 << comm->rank);
+        for (int k = 0; k < DCOMMI_BOARD_CELLS; k++) {
+            atomic_store_explicit(&board->cell[k].word, 0, memory_order_relaxed);
+        }
+        atomic_store_explicit(&board->readers, 0, memory_order_relaxed);
+        atomic_store_explicit(&board->comm, comm->id, memory_order_release);
+    }
+}
+static void dcommi_board_let_go(const dcomm_comm *comm, dcommi_board *board)
+{
+    atomic_fetch_and(&board->readers, ~((uint64_t)1 << comm->rank));
+}
+/* Tell the owner of a board that it is looked at, unless it ends meanwhile. */
+static bool dcommi_board_look(const dcomm_comm *comm, dcommi_board *board)
+{
+    if (atomic_load_explicit(&board->comm, memory_order_acquire) != comm->id) {
+        return false;
+    }
+    atomic_fetch_or(&board->readers, (uint64_t)1 << comm->rank);
+    if (atomic_load(&board->comm) != comm->id) {
+        dcommi_board_let_go(comm, board);
+        return false;
+    }
+    return true;
+}
+/* Find the other ranks' boards. */
+static void dcommi_board_find(dcomm_comm *comm)
+{
+    bool all = true;
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || m->board != NULL) {
+            continue;
+        }
+        dcommi_board *boards = dcommi_boards_of(comm->context, m->peer);
+        for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && m->board == NULL; i++) {
+            if (dcommi_board_look(comm, &boards[i])) {
+                m->board = &boards[i];
+                m->board_read = 0;
+            }
+        }
+        all = all && m->board != NULL;
+    }
+    comm->attached = all;
+}
+/* The same until all are found. With the token. */
+static inline void dcommi_board_attach(dcomm_comm *comm)
+{
+    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
+        dcommi_board_find(comm);
+    }
+}
+/* The communicator ends: its board may be another's, unless some rank may still look at it, which
+ * has neither said goodbye nor let go of it. */
+static void dcommi_board_close(dcomm_comm *comm)
+{
+    if (comm->posts == NULL) {
+        return;
+    }
+    dcommi_board *board = comm->posts->board;
+    atomic_store(&board->comm, DCOMMI_BOARD_LOOKED_AT);
+    uint64_t readers = atomic_load(&board->readers);
+    for (int r = 0; r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
+            readers &= ~((uint64_t)1 << r);
+        }
+    }
+    if (readers == 0) {
+        atomic_store_explicit(&board->comm, 0, memory_order_release);
+    }
+}
+/* ---- writing ---- */
+/* A message to all other ranks. False: it has to be sent to each. With the token. */
+static inline bool dcommi_board_post(dcomm_comm *comm, const dcommi_header *header,
+                                     size_t header_len, const void *data, size_t len)
+{
+    struct dcommi_posts *p = comm->posts;
+    if (p == NULL || len > DCOMMI_BOARD_PAYLOAD) {
+        return false;
+    }
+    if (DCOMMI_UNLIKELY(!p->open)) {
+        p->open = atomic_load_explicit(&p->board->readers, memory_order_acquire) == p->others;
+        if (!p->open) {
+            return false;
+        }
+    }
+    size_t at = p->count % DCOMMI_BOARD_CELLS;
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer >= 0 && m->done < p->until[at]) {
+            return false;
+        }
+    }
+    dcommi_cell *cell = &p->board->cell[at];
+    if (len > 0) {
+        memcpy(cell->bytes + header_len, data, len);
+    }
+    memcpy(cell->bytes, header, header_len);
+    p->until[at] = header->seq + 1;
+    p->count++;
+    atomic_store_explicit(&cell->word,
+                          (uint64_t)(uint32_t)p->count << 32 | (uint64_t)len << 16 | header_len,
+                          memory_order_release);
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].told = comm->done;
+        comm->members[r].addressed = true;
+    }
+    return true;
+}
+/* ---- reading ---- */
+/* The next message on a rank's board. It stays until it is passed, and its bytes until this rank
+ * completes its operation. */
+static inline bool dcommi_board_peek(const dcommi_member *m, dcommi_arrival *arrival)
+{
+    if (m->board == NULL) {
+        return false;
+    }
+    const dcommi_cell *cell = &m->board->cell[m->board_read % DCOMMI_BOARD_CELLS];
+    uint64_t word = atomic_load_explicit(&cell->word, memory_order_acquire);
+    if ((uint32_t)(word >> 32) != (uint32_t)(m->board_read + 1)) {
+        return false;
+    }
+    size_t header_len = word & UINT16_MAX, len = (uint16_t)(word >> 16);
+    bool sound = header_len <= sizeof(dcommi_header) && len <= DCOMMI_BOARD_PAYLOAD;
+    *arrival = (dcommi_arrival){.peer = m->peer,
+                                .header = cell->bytes,
+                                .header_len = sound ? header_len : 0,
+                                .data = cell->bytes + header_len,
+                                .len = sound ? len : 0,
+                                .stays = true};
+    return true;
+}
+static inline void dcommi_board_pass(dcommi_member *m)
+{
+    m->board_read++;
+}
+/* ==== include/dcomm/impl/engine/failure.h ================================================== */
+/* failure.h - errors found by one rank become errors everywhere, and a sentence says why.
+ *
+ * Nothing is asked while all goes well. A run without an event for 200 ms sends QUERY to every
+ * rank that it might wait for, with its own description of the operation; who has entered the same
+ * number with another description has found the mismatch. Silence makes a suspect whose process is
+ * looked at, and when the time is up the answers make the report. */
+/* ==== include/dcomm/impl/engine/lanes.h ==================================================== */
+/* lanes.h - running a lane step by step, and the events that wake lanes. */
+/* ==== include/dcomm/impl/engine/steps.h ==================================================== */
+/* steps.h - the meaning of each step of a plan. */
 static enum dcommi_outcome dcommi_step_send(dcommi_lane *lane, const dcomm_step *step)
 {
     dcommi_frame *frame = lane->frame;
@@ -35442,2094 +36734,6 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
     }
     dcommi_peer_lost(context, peer, why);
 }
-/* ==== include/dcomm/impl/engine/fast/script.h ============================================== */
-/* script.h - a short plan written out: every expression of its one lane evaluated and every loop
- * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
- * plans whose steps are all known beforehand and complete by themselves have one. */
-#define DCOMMI_SCRIPT_OPS 64
-#define DCOMMI_SCRIPT_PIECES 128
-#define DCOMMI_SCRIPT_PEERS 15
-#define DCOMMI_SCRIPT_COUNTERS 16
-#define DCOMMI_SCRIPT_SCRATCH 131072
-#define DCOMMI_SCRIPT_BYTES 32768  /* longest message */
-#define DCOMMI_SCRIPT_ONE_WAY 8192 /* of those that nothing comes back for */
-/* To one peer, in all, where some are longer: what finds no room in its fifo has to wait. */
-#define DCOMMI_SCRIPT_SENT 65536
-/* Of a fold that the next step sends or copies: the engine stores what is longer in both places. */
-#define DCOMMI_SCRIPT_FORWARD 8192
-typedef struct dcommi_script_piece {
-    uint8_t space; /* DCOMM_SPACE_MSG: the message being received */
-    uint32_t offset;
-} dcommi_script_piece;
-typedef struct dcommi_script_op {
-    uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
-    bool final, async;
-    bool past;     /* what is copied or received goes past the caches */
-    uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
-    uint16_t pieces, npieces; /* sources */
-    int32_t rank;
-    uint32_t tag, len;
-    dcommi_script_piece dst, stage;
-    uint16_t slot; /* SIGNAL, WAIT */
-    uint64_t value;
-    /* Where the engine would take over when this op cannot be done yet: the step, or for what is
-     * asynchronous the fence behind it. */
-    uint32_t order, resume_order, pc;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    int depth;
-} dcommi_script_op;
-struct dcommi_script {
-    uint32_t nops, npeers;
-    int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
-    bool posts;                         /* some ops say the same to all */
-    dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
-    const dcommi_script_piece *pieces;
-    dcommi_script_op ops[];
-};
-/* ---- writing one ---- */
-typedef struct dcommi_scribe {
-    const dcomm_plan *plan;
-    uint32_t nops, npieces, npeers;
-    int32_t peers[DCOMMI_SCRIPT_PEERS];
-    uint32_t sent[DCOMMI_SCRIPT_PEERS], received[DCOMMI_SCRIPT_PEERS]; /* bytes to and from each */
-    uint32_t longest;                                                  /* message */
-    dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
-    dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
-    uint32_t pc, order;
-    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
-    int depth;
-    uint32_t ndeferred; /* asynchronous receives, held until a fence */
-    dcommi_script_op held[DCOMMI_SCRIPT_OPS];
-} dcommi_scribe;
-static bool dcommi_scribe_value(const dcommi_scribe *s, const dcomm_expr *e, int64_t *value)
-{
-    *value = 0;
-    if (e->kind == DCOMM_EXPR_WORD) {
-        return false;
-    }
-    *value = dcommi_expr_value(e, s->index, s->plan->table, NULL);
-    return true;
-}
-/* An operand of one piece in memory of this rank. */
-static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t repeat,
-                                  dcommi_script_piece *piece, uint32_t *len)
-{
-    const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
-                             [DCOMM_SPACE_OUT] = s->plan->out_bytes,
-                             [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
-    int64_t offset, length;
-    if (o->offset.kind == DCOMM_EXPR_WORD || o->length.kind == DCOMM_EXPR_WORD ||
-        o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH) {
-        return false;
-    }
-    dcommi_operand_piece(o, repeat, s->index, s->plan->table, NULL, &offset, &length);
-    if (offset < 0 || offset > limit[o->space] - length || offset > INT32_MAX ||
-        length > DCOMMI_SCRIPT_BYTES) {
-        return false;
-    }
-    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
-    *len = (uint32_t)length;
-    return true;
-}
-/* Where a step stores, and how. */
-static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
-                                 dcommi_script_op *op)
-{
-    op->past = dcommi_result_past(step, s->plan->out_bytes);
-    return dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
-           ((step->flags & DCOMM_STEP_FORWARD) == 0 || op->len <= DCOMMI_SCRIPT_FORWARD);
-}
-static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
-{
-    if (rank < 0 || rank >= s->plan->nranks || rank == s->plan->rank ||
-        (comm != NULL && !comm->context->peers[comm->members[rank].peer].same_host)) {
-        return false;
-    }
-    for (uint32_t i = 0; i < s->npeers; i++) {
-        if (s->peers[i] == rank) {
-            return true;
-        }
-    }
-    if (s->npeers == DCOMMI_SCRIPT_PEERS) {
-        return false;
-    }
-    s->peers[s->npeers++] = (int32_t)rank;
-    return true;
-}
-/* A message to one of them, or from it. */
-static void dcommi_scribe_message(dcommi_scribe *s, int64_t rank, uint32_t *bytes, uint32_t len)
-{
-    uint32_t i = 0;
-    while (s->peers[i] != rank) {
-        i++;
-    }
-    bytes[i] += len;
-    s->longest = len > s->longest ? len : s->longest;
-}
-/* Whether all messages find room in the fifos, however many such calls come in a row: with long
- * ones no rank may get ahead of another, so they are exchanged. */
-static bool dcommi_scribe_fits(const dcommi_scribe *s)
-{
-    for (uint32_t i = 0; i < s->npeers && s->longest > DCOMMI_SCRIPT_ONE_WAY; i++) {
-        if (s->sent[i] > DCOMMI_SCRIPT_SENT || s->sent[i] == 0 || s->received[i] == 0) {
-            return false;
-        }
-    }
-    return true;
-}
-/* An op of the current step. NULL: too many. */
-static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *step)
-{
-    if (s->nops + s->ndeferred >= DCOMMI_SCRIPT_OPS) {
-        return NULL;
-    }
-    bool defer = (step->flags & DCOMM_STEP_ASYNC) && step->kind != DCOMM_STEP_SEND;
-    dcommi_script_op *op = defer ? &s->held[s->ndeferred++] : &s->ops[s->nops++];
-    memset(op, 0, sizeof *op);
-    op->kind = (uint8_t)step->kind;
-    op->final = step->flags & DCOMM_STEP_FINAL;
-    op->async = defer;
-    op->order = op->resume_order = s->order++;
-    op->pc = s->pc;
-    op->depth = s->depth;
-    memcpy(op->index, s->index, sizeof op->index);
-    memcpy(op->trips, s->trips, sizeof op->trips);
-    return op;
-}
-/* A fence, or the end of the lane: what was put off comes now. */
-static void dcommi_scribe_fence(dcommi_scribe *s)
-{
-    uint32_t order = s->order++;
-    for (uint32_t i = 0; i < s->ndeferred; i++) {
-        dcommi_script_op *op = &s->ops[s->nops++];
-        *op = s->held[i];
-        op->resume_order = order;
-        op->pc = s->pc;
-        op->depth = s->depth;
-        memcpy(op->index, s->index, sizeof op->index);
-        memcpy(op->trips, s->trips, sizeof op->trips);
-    }
-    s->ndeferred = 0;
-}
-static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcommi_script_op *op)
-{
-    op->pieces = (uint16_t)s->npieces;
-    for (uint32_t i = 0; i < step->nsrc; i++) {
-        const dcomm_operand *o = &s->plan->operands[step->src + i];
-        uint32_t repeat = o->repeat > 1 ? o->repeat : 1, len = op->len;
-        for (uint32_t r = 0; r < repeat; r++) {
-            if (s->npieces == DCOMMI_SCRIPT_PIECES) {
-                return false;
-            }
-            dcommi_script_piece *piece = &s->pieces[s->npieces++];
-            if (o->space == DCOMM_SPACE_MSG && step->kind == DCOMM_STEP_RECV_REDUCE) {
-                *piece = (dcommi_script_piece){.space = DCOMM_SPACE_MSG};
-            } else if (!dcommi_scribe_operand(s, o, r, piece, &len) || len != op->len) {
-                return false;
-            }
-        }
-    }
-    op->npieces = (uint16_t)(s->npieces - op->pieces);
-    return op->npieces <= DCOMMI_FOLD_SOURCES;
-}
-static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
-{
-    int64_t peer, value;
-    if (!dcommi_scribe_value(s, &step->peer, &peer) ||
-        !dcommi_scribe_value(s, &step->value, &value) || step->slot >= s->plan->ncounters) {
-        return false;
-    }
-    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
-    int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
-    for (int64_t r = first; r <= last; r++) {
-        if (r == s->plan->rank && peer == DCOMM_ALL_PEERS) {
-            continue;
-        }
-        dcommi_script_op *op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_peer(s, comm, r)) {
-            return false;
-        }
-        op->rank = (int32_t)r;
-        op->slot = step->slot;
-        op->value = (uint64_t)value;
-    }
-    return true;
-}
-static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
-{
-    int64_t peer = 0, tag = 0, value = 0;
-    dcommi_script_op *op;
-    dcommi_script_piece piece;
-    uint32_t room;
-    switch (step->kind) {
-    case DCOMM_STEP_SEND:
-        op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_value(s, &step->peer, &peer) ||
-            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
-            !dcommi_scribe_operand(s, &s->plan->operands[step->src], 0, &piece, &op->len)) {
-            return false;
-        }
-        op->rank = (int32_t)peer;
-        op->tag = (uint32_t)tag;
-        op->dst = piece;
-        dcommi_scribe_message(s, peer, s->sent, op->len);
-        return true;
-    case DCOMM_STEP_RECV:
-    case DCOMM_STEP_RECV_REDUCE:
-        op = dcommi_scribe_op(s, step);
-        if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
-            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
-            !dcommi_scribe_target(s, step, op)) {
-            return false;
-        }
-        op->rank = (int32_t)peer;
-        op->tag = (uint32_t)tag;
-        dcommi_scribe_message(s, peer, s->received, op->len);
-        return step->kind == DCOMM_STEP_RECV ||
-               (dcommi_scribe_operand(s, &step->stage, 0, &op->stage, &room) && room >= op->len &&
-                dcommi_scribe_sources(s, step, op));
-    case DCOMM_STEP_COPY:
-    case DCOMM_STEP_REDUCE:
-        op = dcommi_scribe_op(s, step);
-        return op != NULL && !op->async && dcommi_scribe_target(s, step, op) &&
-               dcommi_scribe_sources(s, step, op);
-    case DCOMM_STEP_SIGNAL:
-        return dcommi_scribe_tell(s, comm, step);
-    case DCOMM_STEP_WAIT:
-        op = dcommi_scribe_op(s, step);
-        if (op == NULL || !dcommi_scribe_value(s, &step->value, &value) ||
-            step->slot >= s->plan->ncounters) {
-            return false;
-        }
-        for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
-            if (r != s->plan->rank && !dcommi_scribe_peer(s, comm, r)) {
-                return false;
-            }
-        }
-        op->slot = step->slot;
-        op->value = (uint64_t)value;
-        return value >= 0;
-    default:
-        return false;
-    }
-}
-static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_lane *lane)
-{
-    const dcomm_step *steps = s->plan->steps + lane->first;
-    int64_t trips;
-    for (; s->pc < lane->count; s->pc++) {
-        const dcomm_step *step = &steps[s->pc];
-        if (step->kind == DCOMM_STEP_FENCE) {
-            dcommi_scribe_fence(s);
-        } else if (step->kind == DCOMM_STEP_LOOP) {
-            if (!dcommi_scribe_value(s, &step->value, &trips)) {
-                return false;
-            }
-            if (trips <= 0) {
-                s->pc += step->body + 1;
-                continue;
-            }
-            s->trips[s->depth] = trips;
-            s->index[s->depth++] = 0;
-        } else if (step->kind == DCOMM_STEP_END) {
-            int d = s->depth - 1;
-            if (++s->index[d] < s->trips[d]) {
-                s->pc -= step->body + 1;
-            } else {
-                s->index[d] = 0;
-                s->depth = d;
-            }
-            if (s->order++ > 4 * DCOMMI_SCRIPT_OPS) { /* loops of nothing */
-                return false;
-            }
-        } else if (!dcommi_scribe_step(s, comm, step)) {
-            return false;
-        }
-    }
-    dcommi_scribe_fence(s);
-    return true;
-}
-/* Whether two ops say the same to different ranks. */
-static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
-{
-    return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&
-           a->dst.space == b->dst.space && a->dst.offset == b->dst.offset && a->slot == b->slot &&
-           a->value == b->value;
-}
-/* Note what is said to all other ranks in a row; whether anything is. */
-static bool dcommi_scribe_note_alike(dcommi_scribe *s)
-{
-    uint32_t others = (uint32_t)s->plan->nranks - 1;
-    bool posts = false;
-    for (uint32_t k = 0; k + others <= s->nops; k++) {
-        dcommi_script_op *op = &s->ops[k];
-        bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
-        for (uint32_t i = 1; i < others && alike; i++) {
-            for (uint32_t j = 0; j < i && alike; j++) {
-                alike = dcommi_scribe_alike(op + j, op + i);
-            }
-        }
-        op->alike = alike ? (uint8_t)others : 0;
-        posts = posts || alike;
-    }
-    return posts;
-}
-/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. *scribe_p NULL: it
- * cannot be, or memory is out. */
-static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan,
-                                       dcommi_scribe **scribe_p)
-{
-    *scribe_p = NULL;
-    if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
-        plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
-        plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
-        return DCOMM_OK;
-    }
-    dcommi_scribe *s = dcommi_alloc(sizeof *s);
-    if (s == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    s->plan = plan;
-    if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
-        *scribe_p = s;
-    } else {
-        dcommi_free(s);
-    }
-    return DCOMM_OK;
-}
-/* *possible: blocking calls of a plan run by a script where all ranks share a host. */
-static dcomm_status dcommi_script_possible(const dcomm_plan *plan, bool *possible)
-{
-    dcommi_scribe *s = NULL;
-    dcomm_status status = dcommi_scribe_plan(NULL, plan, &s);
-    dcommi_free(s);
-    *possible = s != NULL;
-    return status;
-}
-/* The script of a plan for the ranks of `comm`; NULL: it has none, or there is no memory for one,
- * and the engine runs the plan. */
-static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
-{
-    dcommi_scribe *s = NULL;
-    dcommi_script *script = NULL;
-    if (dcommi_scribe_plan(comm, plan, &s) >= 0 && s != NULL) {
-        const size_t pieces = sizeof *script + s->nops * sizeof *s->ops;
-        script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
-        if (script != NULL) {
-            script->nops = s->nops;
-            script->npeers = s->npeers;
-            script->posts = dcommi_scribe_note_alike(s);
-            memcpy(script->peers, s->peers, sizeof s->peers);
-            memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
-            script->pieces =
-                memcpy((char *)script + pieces, s->pieces, s->npieces * sizeof *s->pieces);
-            if (plan->op == DCOMM_SUM && !dcommi_dtype_is_opaque((dcomm_dtype)plan->dtype)) {
-                script->fold = dcommi_fold_get((dcomm_dtype)plan->dtype, DCOMMI_FOLD_SUM);
-            }
-        }
-    }
-    dcommi_free(s);
-    return script;
-}
-/* Every so many operations go through the engine, which also looks after everything else. */
-#define DCOMMI_EXPRESS_TURN 64
-/* Polls of a wait before the first pause: a pause is half as long as a message between two threads
- * of one core takes. */
-#define DCOMMI_EXPRESS_KEEN 64
-/* Longer messages are not there so soon. */
-#define DCOMMI_EXPRESS_PAUSED 2048
-/* Where boards are expected to be written to, one poll in so many looks into the fifo, too. */
-#define DCOMMI_EXPRESS_FIFO 8
-typedef struct dcommi_express {
-    dcomm_comm *comm;
-    dcommi_cached *cached;
-    uint64_t seq;
-    dcommi_signature signature;
-    uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
-    dcommi_header header;
-    bool posted; /* what was looked at last is on a board */
-    uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
-} dcommi_express;
-/* Give a collective its number, and its signature what came before. With comm->lock or the token.
- */
-static inline uint64_t dcommi_number(dcomm_comm *comm, dcommi_signature *s)
-{
-    const uint32_t chain = comm->chain;
-    comm->chain = (chain ^ s->hash) * 0x9e3779b1u + 1;
-    s->chain = chain;
-    s->hash ^= chain;
-    return comm->next_seq++;
-}
-/* Whether the next operation can run by a script now. With the token and comm->lock. */
-static inline bool dcommi_express_able(const dcomm_comm *comm, const dcommi_script *script)
-{
-    const dcomm_context *context = comm->context;
-    uint64_t seq = comm->next_seq;
-    if (context->active != 0 || seq % DCOMMI_EXPRESS_TURN == DCOMMI_EXPRESS_TURN - 1 ||
-        comm->entered != seq || comm->started != seq || comm->early_count != 0 ||
-        atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL ||
-        atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0 ||
-        atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
-        return false;
-    }
-    for (uint32_t i = 0; i < script->npeers; i++) {
-        const dcommi_member *m = &comm->members[script->peers[i]];
-        if (seq >= m->done + DCOMMI_WINDOW || context->peers[m->peer].lost) {
-            return false;
-        }
-    }
-    return true;
-}
-static inline uint8_t *dcommi_express_at(const dcommi_express *e, dcommi_script_piece piece)
-{
-    return e->base[piece.space] + piece.offset;
-}
-static inline size_t dcommi_express_header_len(bool data, size_t len)
-{
-    return data && len <= DCOMMI_SHORT_MAX ? DCOMMI_HEADER_SHORT : sizeof(dcommi_header);
-}
-/* Ops that are done by it; 0: none can be now. */
-static inline uint32_t dcommi_express_send(dcommi_express *e, const dcommi_script_op *op,
-                                           const void *data, size_t len)
-{
-    dcomm_comm *comm = e->comm;
-    size_t header_len = dcommi_express_header_len(e->header.type == DCOMMI_MSG_DATA, len);
-    if (op->alike > 0 && dcommi_board_post(comm, &e->header, header_len, data, len)) {
-        return op->alike;
-    }
-    dcommi_member *m = &comm->members[op->rank];
-    dcommi_transport *t = comm->context->peers[m->peer].transport;
-    m->told = comm->done;
-    m->addressed = true;
-    return t->call->send(t, m->peer, &e->header, header_len, data, len, NULL) >= 0;
-}
-/* The message of a rank that was looked at last is done with. */
-static inline void dcommi_express_pass(const dcommi_express *e, dcommi_member *m)
-{
-    dcommi_transport *t = e->comm->context->peers[m->peer].transport;
-    if (e->posted) {
-        dcommi_board_pass(m);
-    } else {
-        t->call->pass(t, m->peer);
-    }
-}
-/* A rank has completed so many collectives; what it has sent earlier may be read later. */
-static inline void dcommi_express_heard(dcommi_member *m, uint32_t done)
-{
-    uint32_t more = done - (uint32_t)m->done;
-    m->heard = true;
-    m->done += more < UINT32_MAX / 2 ? more : 0;
-}
-/* Whether a message is of a later operation: what lies in the fifo may be of this one. */
-static inline bool dcommi_express_ahead(const dcommi_express *e, const dcommi_arrival *arrival)
-{
-    uint64_t seq = 0;
-    memcpy(&seq, (const char *)arrival->header + offsetof(dcommi_header, seq), sizeof seq);
-    return seq > e->seq;
-}
-/* What the next message of a rank is: 1 as expected (and left where it is), 0 none yet or dealt
- * with, -1 something for the engine. `all`: also in the fifo of a rank with a board. */
-static inline int dcommi_express_look(dcommi_express *e, int rank, const dcommi_script_op *op,
-                                      bool all, dcommi_arrival *arrival)
-{
-    dcomm_comm *comm = e->comm;
-    dcommi_member *m = &comm->members[rank];
-    dcommi_transport *t = comm->context->peers[m->peer].transport;
-    dcommi_header h;
-    const size_t len = op != NULL ? op->len : 0;
-    const size_t expected = dcommi_express_header_len(op != NULL, len) + len;
-    e->posted = dcommi_board_peek(m, arrival) && !dcommi_express_ahead(e, arrival);
-    if (!e->posted &&
-        ((m->board != NULL && !all) || !t->call->peek(t, m->peer, expected, arrival))) {
-        return 0;
-    }
-    if (arrival->header_len == sizeof h) {
-        memcpy(&h, arrival->header, sizeof h);
-    } else if (arrival->header_len == DCOMMI_HEADER_SHORT) {
-        memcpy(&h, arrival->header, DCOMMI_HEADER_SHORT);
-        h.a = arrival->len;
-        h.b = 0;
-        if (h.type != DCOMMI_MSG_DATA) {
-            return -1;
-        }
-    } else {
-        return -1;
-    }
-    if (h.comm != comm->id || h.src != (uint32_t)rank || h.stream != DCOMMI_STREAM_COLL) {
-        return -1;
-    }
-    if (op == NULL && h.seq > e->seq &&
-        (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_SIGNAL)) {
-        return 0; /* it is ahead: all that it signals us now has come */
-    }
-    bool ours = h.seq == e->seq && h.signature == e->header.signature && h.stage == 0;
-    if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
-        arrival->len == op->len) {
-        dcommi_express_heard(m, h.done);
-        return 1;
-    }
-    if (ours && h.type == DCOMMI_MSG_SIGNAL && h.slot < e->cached->plan->ncounters) {
-        dcommi_express_heard(m, h.done);
-        e->counters[h.slot] += h.a;
-        dcommi_express_pass(e, m);
-        return 0;
-    }
-    if (h.type == DCOMMI_MSG_CREDIT && h.b == 0 && arrival->len == 0) {
-        dcommi_learn_done(comm, &h);
-        dcommi_express_pass(e, m);
-        return 0;
-    }
-    return -1;
-}
-static inline void dcommi_express_copy(const dcommi_express *e, const dcommi_script_op *op,
-                                       const void *src)
-{
-    uint8_t *dst = dcommi_express_at(e, op->dst);
-    if (DCOMMI_UNLIKELY(op->past)) {
-        dcommi_result_copy(e->comm->context, dst, src, op->len, true);
-    } else if (dst != src) {
-        memcpy(dst, src, op->len);
-    }
-}
-/* Sources of a fold or copy; `message` stands for what is being received. */
-static inline dcomm_status dcommi_express_fold(const dcommi_express *e, const dcommi_script_op *op,
-                                               const void *message)
-{
-    const dcommi_script *script = e->cached->script;
-    const dcomm_plan *plan = e->cached->plan;
-    const unsigned char *src[DCOMMI_FOLD_SOURCES];
-    if (op->len == 0) {
-        return DCOMM_OK;
-    }
-    uint8_t *dst = dcommi_express_at(e, op->dst);
-    for (uint32_t i = 0; i < op->npieces; i++) {
-        dcommi_script_piece piece = script->pieces[op->pieces + i];
-        src[i] = piece.space == DCOMM_SPACE_MSG ? message : dcommi_express_at(e, piece);
-    }
-    if (op->kind == DCOMM_STEP_COPY) {
-        dcommi_express_copy(e, op, src[0]);
-        return DCOMM_OK;
-    }
-    if (DCOMMI_LIKELY(script->fold != NULL && op->npieces > 1)) {
-        script->fold(dst, NULL, src, op->npieces, op->len, 0, 0);
-        return DCOMM_OK;
-    }
-    return dcommi_host_reduce(dst, (const void *const *)src, op->npieces,
-                              op->len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
-                              (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
-                              op->final && plan->op == DCOMM_AVG ? plan->nranks : 1);
-}
-/* Wait for the message of a receive, or for signals. False: the engine must go on. */
-static inline bool dcommi_express_await(dcommi_express *e, const dcommi_script_op *op,
-                                        dcommi_arrival *arrival)
-{
-    const dcommi_script *script = e->cached->script;
-    const dcomm_context *context = e->comm->context;
-    bool message = op->kind != DCOMM_STEP_WAIT;
-    unsigned polls = context->spin_limit, yields = context->script_yields;
-    const unsigned pause = polls > DCOMMI_EXPRESS_KEEN ? polls - DCOMMI_EXPRESS_KEEN : 0;
-    for (unsigned i = op->len <= DCOMMI_EXPRESS_PAUSED ? context->script_pauses : 0; i > 0; i--) {
-        dcommi_relax();
-    }
-    for (;;) {
-        bool all = !script->posts || (context->spin_limit - polls) % DCOMMI_EXPRESS_FIFO == 0;
-        if (message) {
-            int found = dcommi_express_look(e, op->rank, op, all, arrival);
-            if (found != 0) {
-                return found > 0;
-            }
-        } else {
-            if (e->counters[op->slot] >= op->value) {
-                return true;
-            }
-            for (uint32_t i = 0; i < script->npeers; i++) {
-                if (dcommi_express_look(e, script->peers[i], NULL, all, arrival) != 0) {
-                    return false;
-                }
-            }
-        }
-        if (DCOMMI_LIKELY(--polls > 0)) {
-            if (polls < pause) {
-                dcommi_relax();
-            }
-        } else if (yields > 0) {
-            yields--;
-            polls = context->spin_limit;
-            sched_yield();
-            if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
-                return false;
-            }
-        } else {
-            return false;
-        }
-    }
-}
-/* Run ops until the end, or the first that cannot be done now: its index. */
-static inline uint32_t dcommi_express_ops(dcommi_express *e, dcomm_status *status)
-{
-    const dcommi_script *script = e->cached->script;
-    dcomm_comm *comm = e->comm;
-    dcommi_arrival arrival;
-    for (uint32_t k = 0, sent = 1; k < script->nops; k += sent) {
-        const dcommi_script_op *op = &script->ops[k];
-        sent = 1;
-        switch (op->kind) {
-        case DCOMM_STEP_SEND:
-            e->header.type = DCOMMI_MSG_DATA;
-            e->header.slot = 0;
-            e->header.tag = op->tag;
-            e->header.a = op->len;
-            sent = dcommi_express_send(e, op, dcommi_express_at(e, op->dst), op->len);
-            comm->stats.messages_sent += sent;
-            comm->stats.messages_posted += sent > 1 ? sent : 0;
-            comm->stats.bytes_sent += sent * (uint64_t)op->len;
-            break;
-        case DCOMM_STEP_SIGNAL:
-            e->header.type = DCOMMI_MSG_SIGNAL;
-            e->header.slot = op->slot;
-            e->header.tag = 0;
-            e->header.a = op->value;
-            sent = dcommi_express_send(e, op, NULL, 0);
-            break;
-        case DCOMM_STEP_RECV:
-        case DCOMM_STEP_RECV_REDUCE: {
-            if (!dcommi_express_await(e, op, &arrival)) {
-                return k;
-            }
-            if (op->kind == DCOMM_STEP_RECV_REDUCE) {
-                *status = dcommi_express_fold(e, op, arrival.data);
-            } else if (op->len > 0) {
-                dcommi_express_copy(e, op, arrival.data);
-            }
-            dcommi_express_pass(e, &comm->members[op->rank]);
-            break;
-        }
-        case DCOMM_STEP_WAIT:
-            if (e->counters[op->slot] < op->value && !dcommi_express_await(e, op, &arrival)) {
-                return k;
-            }
-            break;
-        default:
-            *status = dcommi_express_fold(e, op, NULL);
-            break;
-        }
-        if (DCOMMI_UNLIKELY(*status < 0)) {
-            dcommi_poison(comm, *status, -1, dcommi_message);
-            return k;
-        }
-        if (DCOMMI_UNLIKELY(sent == 0)) {
-            return k;
-        }
-    }
-    return script->nops;
-}
-/* ---- leaving it to the engine ---- */
-/* The receive of an op that the plan has already posted. */
-static void dcommi_express_post(const dcommi_express *e, dcommi_run *run, dcommi_lane *lane,
-                                const dcommi_script_op *op)
-{
-    dcommi_move *move = dcommi_move_new(run, lane);
-    if (move == NULL) {
-        dcommi_poison(e->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
-        return;
-    }
-    move->async = true;
-    move->final = op->final;
-    move->past = op->past;
-    move->kind = DCOMMI_MOVE_RECV;
-    move->buf = move->dst = dcommi_express_at(e, op->dst);
-    move->len = op->len;
-    if (op->kind == DCOMM_STEP_RECV_REDUCE) {
-        move->kind = DCOMMI_MOVE_FOLD;
-        move->buf = dcommi_express_at(e, op->stage);
-        move->nsrc = (uint8_t)op->npieces;
-        for (uint32_t i = 0; i < op->npieces; i++) {
-            dcommi_script_piece piece = e->cached->script->pieces[op->pieces + i];
-            if (piece.space == DCOMM_SPACE_MSG) {
-                move->msg_at = (uint8_t)i;
-            } else {
-                move->src[i] = dcommi_express_at(e, piece);
-            }
-        }
-    }
-    lane->pending++;
-    dcommi_recv_post(move, op->rank, op->tag);
-}
-/* Put a run that has just been started to where op k would come next. With the token. */
-static void dcommi_express_resume(dcommi_express *e, dcommi_run *run, uint32_t k)
-{
-    const dcommi_script *script = e->cached->script;
-    const dcommi_script_op *at = &script->ops[k];
-    dcommi_lane *lane = &run->root.lanes[0];
-    lane->pc = at->pc;
-    lane->depth = at->depth;
-    memcpy(lane->index, at->index, sizeof lane->index);
-    memcpy(lane->trips, at->trips, sizeof lane->trips);
-    if (run->root.space_len[DCOMM_SPACE_SCRATCH] > 0) {
-        memcpy(run->root.space[DCOMM_SPACE_SCRATCH], e->base[DCOMM_SPACE_SCRATCH],
-               (size_t)run->root.space_len[DCOMM_SPACE_SCRATCH]);
-        e->base[DCOMM_SPACE_SCRATCH] = run->root.space[DCOMM_SPACE_SCRATCH];
-    }
-    for (uint32_t i = 0; i < run->plan->ncounters; i++) {
-        run->counters[i] += e->counters[i];
-    }
-    for (uint32_t i = k; i < script->nops && run->active; i++) {
-        if (script->ops[i].async && script->ops[i].order < at->resume_order) {
-            dcommi_express_post(e, run, lane, &script->ops[i]);
-        }
-    }
-}
-/* ---- the whole operation ---- */
-/* All that a script needs beyond what `able` has checked; NULL base: no memory. With comm->lock. */
-static inline bool dcommi_express_begin(dcommi_express *e, dcomm_comm *comm, dcommi_cached *cached,
-                                        const void *in, void *out)
-{
-    if (DCOMMI_UNLIKELY(comm->scratch == NULL && cached->plan->scratch_bytes > 0)) {
-        comm->scratch = dcommi_alloc_raw(DCOMMI_SCRIPT_SCRATCH);
-        if (comm->scratch == NULL) {
-            return false;
-        }
-    }
-    dcommi_board_attach(comm);
-    e->comm = comm;
-    e->cached = cached;
-    e->signature = cached->signature;
-    e->seq = dcommi_number(comm, &e->signature);
-    e->base[DCOMM_SPACE_IN] = (uint8_t *)(uintptr_t)in;
-    e->base[DCOMM_SPACE_OUT] = out;
-    e->base[DCOMM_SPACE_SCRATCH] = comm->scratch;
-    e->header = (dcommi_header){.stream = DCOMMI_STREAM_COLL,
-                                .signature = e->signature.hash,
-                                .src = (uint32_t)comm->rank,
-                                .comm = comm->id,
-                                .seq = e->seq,
-                                .done = (uint32_t)comm->done};
-    for (uint32_t i = 0; i < cached->plan->ncounters; i++) {
-        e->counters[i] = 0;
-    }
-    atomic_store_explicit(&comm->running, cached, memory_order_release);
-    return true;
-}
-/* Run it. script->nops: complete; else the engine goes on at the op returned. With the token. */
-static inline uint32_t dcommi_express_run(dcommi_express *e)
-{
-    dcomm_comm *comm = e->comm;
-    dcomm_status status = DCOMM_OK;
-    uint32_t k = dcommi_express_ops(e, &status);
-    if (DCOMMI_LIKELY(k == e->cached->script->nops)) {
-        dcommi_history *entry = &comm->history[e->seq % DCOMMI_HISTORY];
-        entry->seq = e->seq;
-        entry->known = true;
-        entry->signature = e->signature;
-        comm->started++;
-        comm->entered = e->seq + 1;
-        comm->stats.operations++;
-        dcommi_advance_done(comm);
-    }
-    return k;
-}
-/* ==== include/dcomm/impl/engine/coded/device.h ============================================= */
-/* device.h - the codec's steps of a run whose operands lie on a device: the kernels of
- * cuda.h, so that only encodings leave it. What kernels find in the data comes back in a report,
- * and in a ledger where one is kept. */
-/* ==== include/dcomm/impl/engine/coded/linear_device.h ====================================== */
-/* linear_device.h - coded_linear.h's steps of powersgd where the run's operands lie on a
- * device: by kernels on queue IN, so that only P and Q leave it. */
-/* ==== include/dcomm/impl/engine/coded/feedback_kernels.h =================================== */
-/* feedback_kernels.h - a codec's step with error feedback whose residuals lie on the run's device:
- * what feedback.h does to arrays, by kernels on queue IN. The codec takes f32, so bf16 is widened
- * before it and rounded behind. */
-/* ==== include/dcomm/impl/engine/coded/feedback_device.h ==================================== */
-/* feedback_device.h - error feedback whose residuals lie on a device: they move there with the
- * first all-reduce of device memory, and the codec's kernels read and write them.
- *
- * States outlive communicators, and contexts with their queues and pools. So the memory is the
- * device's usual pool's, and is taken, filled and given back in the order of one stream of the
- * process for each device. A run's queue begins behind that stream, and the stream goes on behind a
- * run that failed, of which kernels may still be under way. Neither ever waits for a rank. */
-/* What states of error feedback have of a device, made at the first use and never given back. */
-typedef struct dcommi_feedback_side {
-    dcommi_feedback_place place; /* first */
-    struct dcommi_feedback_side *next;
-    dcommi_device_handle handle; /* without queues and pool */
-    void *stream;
-} dcommi_feedback_side;
-static dcommi_feedback_side *dcommi_feedback_side_of(const dcommi_feedback_place *place)
-{
-    return (dcommi_feedback_side *)place;
-}
-/* ---- what is asked of it ---- */
-static dcomm_status dcommi_feedback_side_make(const dcommi_feedback_place *place, size_t bytes,
-                                              void **memory_p)
-{
-    dcommi_feedback_side *side = dcommi_feedback_side_of(place);
-    return dcommi_devices->own_alloc(&side->handle, side->stream, bytes, memory_p);
-}
-static void dcommi_feedback_side_release(const dcommi_feedback_place *place, void *memory)
-{
-    dcommi_devices->own_release(place->device, dcommi_feedback_side_of(place)->stream, memory);
-}
-static dcomm_status dcommi_feedback_side_zero(const dcommi_feedback_place *place, void *memory,
-                                              size_t bytes)
-{
-    return dcommi_devices->own_zero(place->device, dcommi_feedback_side_of(place)->stream, memory,
-                                    bytes);
-}
-static dcomm_status dcommi_feedback_side_copy(const dcommi_feedback_place *place, void *dst,
-                                              const void *src, size_t bytes)
-{
-    return dcommi_devices->own_copy(place->device, dcommi_feedback_side_of(place)->stream, dst, src,
-                                    bytes);
-}
-/* bf16 is widened, and rounded again: x by this, and y. */
-static dcomm_status dcommi_feedback_side_add_narrow(const dcommi_feedback_place *place, uint16_t *x,
-                                                    float factor, const uint16_t *y, size_t count,
-                                                    float *wide, float *more)
-{
-    const int device = place->device;
-    void *stream = dcommi_feedback_side_of(place)->stream;
-    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, wide, x, 0,
-                                            NULL, count, NULL));
-    DCOMMI_TRY(dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_WIDEN, more, y, 0,
-                                            NULL, count, NULL));
-    DCOMMI_TRY(dcommi_devices->own_add(device, stream, wide, factor, more, count));
-    return dcommi_devices->own_feedback(device, stream, DCOMM_CUDA_FEEDBACK_NARROW, x, wide, 0,
-                                        NULL, count, NULL);
-}
-static dcomm_status dcommi_feedback_side_add(const dcommi_feedback_place *place,
-                                             const dcommi_feedback_store *x, size_t first,
-                                             float factor, const dcommi_feedback_store *y)
-{
-    void *at = dcommi_feedback_at(x, x->now, first), *wide = NULL, *more = NULL;
-    if (y->count == 0) {
-        return DCOMM_OK;
-    }
-    if (!x->bf16) {
-        return dcommi_devices->own_add(place->device, dcommi_feedback_side_of(place)->stream, at,
-                                       factor, y->now, y->count);
-    }
-    DCOMMI_TRY(dcommi_feedback_side_make(place, y->count * sizeof(float), &wide));
-    dcomm_status status = dcommi_feedback_side_make(place, y->count * sizeof(float), &more);
-    if (status >= 0) {
-        status = dcommi_feedback_side_add_narrow(place, at, factor, y->now, y->count, wide, more);
-        dcommi_feedback_side_release(place, more);
-    }
-    dcommi_feedback_side_release(place, wide);
-    return status;
-}
-static dcomm_status dcommi_feedback_side_read(const dcommi_feedback_place *place, void *to,
-                                              const void *from, size_t bytes)
-{
-    void *event = NULL;
-    DCOMMI_TRY(dcommi_feedback_side_copy(place, to, from, bytes));
-    DCOMMI_TRY(
-        dcommi_devices->stream_mark(place->device, dcommi_feedback_side_of(place)->stream, &event));
-    dcomm_status status;
-    while ((status = dcommi_devices->poll(event)) == DCOMM_IN_PROGRESS) {
-        sched_yield();
-    }
-    dcommi_devices->stream_unmark(event);
-    return status;
-}
-static dcomm_status dcommi_feedback_side_find(int device, const dcommi_feedback_place **place_p)
-{
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static dcommi_feedback_side *sides;
-    dcomm_status status = DCOMM_OK;
-    pthread_mutex_lock(&lock);
-    dcommi_feedback_side *side = sides;
-    for (; side != NULL && side->place.device != device; side = side->next) {
-    }
-    if (side == NULL && (side = dcommi_alloc(sizeof *side)) == NULL) {
-        status = DCOMM_ERR_NO_MEMORY;
-    } else if (side->stream == NULL) {
-        side->place = (dcommi_feedback_place){.device = device,
-                                              .make = dcommi_feedback_side_make,
-                                              .release = dcommi_feedback_side_release,
-                                              .zero = dcommi_feedback_side_zero,
-                                              .copy = dcommi_feedback_side_copy,
-                                              .add = dcommi_feedback_side_add,
-                                              .read = dcommi_feedback_side_read};
-        side->handle.call = dcommi_devices;
-        side->handle.number = device;
-        status = dcommi_devices->own_open(device, &side->stream);
-        if (status < 0) {
-            dcommi_free(side);
-        } else {
-            side->next = sides;
-            sides = side;
-        }
-    }
-    pthread_mutex_unlock(&lock);
-    *place_p = status < 0 ? NULL : &side->place;
-    return status;
-}
-/* ---- there ---- */
-/* What there was before the step that was committed last, for an undo. In host memory, that of a
- * step that encoded only some elements is there for those alone. */
-static dcomm_status dcommi_feedback_store_before(const dcomm_feedback *fb,
-                                                 const dcommi_feedback_store *s,
-                                                 dcommi_feedback_store *there)
-{
-    const dcommi_feedback_place *place = there->place;
-    const size_t width = dcommi_feedback_width(s);
-    if (!fb->now.partly) {
-        return dcommi_feedback_side_copy(place, there->next, s->next, s->count * width);
-    }
-    DCOMMI_TRY(dcommi_feedback_store_ready(there));
-    for (size_t i = 0; i < fb->nspans; i++) {
-        const dcommi_feedback_span *span = &fb->span[i];
-        DCOMMI_TRY(dcommi_feedback_side_copy(
-            place, dcommi_feedback_at(there, there->next, span->first),
-            dcommi_feedback_at(s, s->next, span->first), span->count * width));
-    }
-    return DCOMM_OK;
-}
-/* A store's contents, there. */
-static dcomm_status dcommi_feedback_store_send(const dcomm_feedback *fb,
-                                               const dcommi_feedback_store *s,
-                                               const dcommi_feedback_place *place,
-                                               dcommi_feedback_store *there)
-{
-    const size_t bytes = s->count * dcommi_feedback_width(s);
-    DCOMMI_TRY(dcommi_feedback_store_there(there, s->count, s->bf16, fb->opts.in_place, place));
-    dcomm_status status =
-        bytes > 0 ? dcommi_feedback_side_copy(place, there->now, s->now, bytes) : DCOMM_OK;
-    if (status >= 0 && fb->last == DCOMMI_FEEDBACK_COMMITTED && there->next != there->now) {
-        status = dcommi_feedback_store_before(fb, s, there);
-    }
-    if (status < 0) {
-        dcommi_feedback_store_free(there);
-    }
-    return status;
-}
-/* Before a call, by the thread that calls: residuals lie where its buffers do. On a device that is
- * not left, this waits for nothing. device < 0: host memory. */
-static dcomm_status dcommi_feedback_follow(const char *what, dcomm_feedback *fb, int device)
-{
-    const dcommi_feedback_place *place = fb->worker.place;
-    if (device == (place != NULL ? place->device : -1)) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(dcommi_feedback_home(what, fb));
-    if (device < 0) {
-        return DCOMM_OK;
-    }
-    if (fb->begun) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "%s: opts.feedback is in use by a call in host memory", what);
-    }
-    dcommi_feedback_store *stores[DCOMMI_FEEDBACK_MOVING], moved[DCOMMI_FEEDBACK_MOVING];
-    dcommi_feedback_moving(fb, stores);
-    DCOMMI_TRY(dcommi_feedback_side_find(device, &place));
-    for (int k = 0; k < DCOMMI_FEEDBACK_MOVING; k++) {
-        dcomm_status status = dcommi_feedback_store_send(fb, stores[k], place, &moved[k]);
-        if (status < 0) {
-            dcommi_feedback_stores_free(moved, k);
-            return status;
-        }
-    }
-    dcommi_feedback_stores_replace(stores, moved);
-    return DCOMM_OK;
-}
-/* ---- a run's ---- */
-/* What is put on the run's queue from now on is behind what was asked of the state so far. */
-static dcomm_status dcommi_feedback_before(const dcomm_feedback *fb, const dcommi_device_handle *d)
-{
-    return dcommi_devices->own_after(d->number, d->stream[DCOMMI_QUEUE_IN],
-                                     dcommi_feedback_side_of(fb->worker.place)->stream);
-}
-/* And the other way round. */
-static dcomm_status dcommi_feedback_behind(const dcomm_feedback *fb, const dcommi_device_handle *d)
-{
-    return dcommi_devices->own_after(d->number, dcommi_feedback_side_of(fb->worker.place)->stream,
-                                     d->stream[DCOMMI_QUEUE_IN]);
-}
-/* What a step does to the state, once its ranges have been accepted. */
-typedef struct dcommi_feedback_job {
-    dcomm_feedback *fb;   /* NULL: nothing */
-    size_t first;         /* element of the tensor */
-    bool owner;           /* a recoding */
-    bool raises;          /* whose loss goes into the worker's residual */
-    const float *learned; /* EF21, a decoding: the estimate that its result is added to, */
-    float *learns;        /* and what that becomes */
-} dcommi_feedback_job;
-/* Where its ledgers are, on the device; NULL: not wanted. before, after: of squares of a residual
- * that is raised. */
-typedef struct dcommi_feedback_books {
-    dcomm_cuda_ledger *ledger, *before, *after;
-} dcommi_feedback_books;
-/* Before a step, by the thread that takes it. */
-static dcomm_status dcommi_feedback_step(dcommi_coded *c, const dcomm_codec_place *place,
-                                         dcommi_device_code *code, dcommi_feedback_job *job)
-{
-    dcomm_feedback *fb = c->feedback;
-    const size_t first = (size_t)place->first, count = code->count;
-    const bool ef21 = fb->opts.variant == DCOMM_FEEDBACK_EF21;
-    *job = (dcommi_feedback_job){.first = first};
-    if (code->kind == DCOMM_STEP_DECODE && ef21) {
-        DCOMMI_TRY(dcommi_feedback_open("a decoding", fb, true));
-        DCOMMI_TRY(dcommi_feedback_range("a decoding", first, count, 0, fb->count, fb->finished));
-        fb->finished += count;
-        job->fb = fb;
-        job->learned = (const float *)fb->estimate.now + first;
-        job->learns = (float *)fb->estimate.next + first;
-        return DCOMM_OK;
-    }
-    if (code->kind != DCOMM_STEP_ENCODE && code->kind != DCOMM_STEP_RECODE) {
-        return DCOMM_OK;
-    }
-    if (!c->begun) {
-        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], place->first));
-        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
-    }
-    job->fb = fb;
-    job->owner = code->kind == DCOMM_STEP_RECODE;
-    job->raises = job->owner && c->begins.partly;
-    code->key = dcommi_feedback_key(fb, first, job->owner ? DCOMMI_FEEDBACK_OWNER : 0);
-    if (job->raises) {
-        return dcommi_feedback_range("a recoding", first, count, 0, fb->count, 0);
-    }
-    if (job->owner) {
-        DCOMMI_TRY(dcommi_feedback_range("a recoding", first, count, fb->own_first, fb->owner.count,
-                                         fb->owned));
-        fb->next_factor = (double)code->factor;
-        fb->owned += count;
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(dcommi_feedback_encode_range(fb, first, count));
-    fb->encoded += count;
-    return DCOMM_OK;
-}
-/* A state's memory on the run's device that the encoding of a range has from step to step. */
-static dcomm_status dcommi_feedback_kept_room(dcomm_feedback *fb, const dcommi_device_handle *d,
-                                              size_t first, bool owner, size_t need,
-                                              void **memory_p)
-{
-    const dcommi_feedback_place *place = fb->worker.place;
-    dcommi_feedback_kept *kept = fb->kept;
-    while (kept != NULL && (kept->first != first || kept->owner != owner)) {
-        kept = kept->next;
-    }
-    if (kept == NULL) {
-        kept = dcommi_alloc(sizeof *kept);
-        if (kept == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-        *kept = (dcommi_feedback_kept){.next = fb->kept, .first = first, .owner = owner};
-        fb->kept = kept;
-    }
-    if (kept->bytes < need) {
-        void *memory = NULL;
-        DCOMMI_TRY(dcommi_feedback_side_make(place, need, &memory));
-        if (kept->memory != NULL) {
-            (void)dcommi_feedback_behind(fb, d);
-            dcommi_feedback_side_release(place, kept->memory);
-        }
-        kept->memory = memory;
-        kept->bytes = need;
-        DCOMMI_TRY(dcommi_feedback_before(fb, d));
-    }
-    *memory_p = kept->memory;
-    return DCOMM_OK;
-}
-/* The workspace of a selection for a range, whose contents make its next call faster. */
-static dcomm_status dcommi_feedback_keep_room(const dcommi_feedback_job *job,
-                                              const dcommi_device_handle *d,
-                                              dcommi_device_code *code)
-{
-    size_t need = dcommi_codec_is(code->codec, DCOMMI_IS_SELECTION) ? d->call->code_bytes(code) : 0;
-    return need == 0 || job->raises ? DCOMM_OK
-                                    : dcommi_feedback_kept_room(job->fb, d, job->first, job->owner,
-                                                                need, &code->workspace);
-}
-/* ---- one step's arrays ---- */
-enum { DCOMMI_FEEDBACK_ROOMS = 8 };
-/* On queue IN. Once something has failed, nothing more is done. */
-typedef struct dcommi_feedback_arrays {
-    dcommi_device_handle *d;
-    const dcommi_device_code *code;
-    const dcommi_feedback_job *job;
-    dcommi_feedback_books books;
-    dcomm_status status;
-    void *room[DCOMMI_FEEDBACK_ROOMS]; /* f32 arrays, for this step alone */
-    int nroom;
-    const dcommi_feedback_store *store; /* NULL: what is lost goes into the worker's residual */
-    size_t at;                          /* its element */
-    const float *gradient;              /* for the ledger; NULL: nobody has it */
-    const float *x; /* what is encoded with what is held; a recoding's: NULL, or its sum */
-    const float *held;
-    float *next;     /* as the store has it, or to be rounded */
-    float *velocity; /* DGC: likewise; else NULL */
-    float *sent;     /* the encoding, decoded; NULL: not yet */
-} dcommi_feedback_arrays;
-static float *dcommi_feedback_take(dcommi_feedback_arrays *a)
-{
-    void *memory = NULL;
-    if (a->status >= 0) {
-        a->status = a->d->call->alloc(a->d, a->code->count * sizeof(float), &memory);
-    }
-    if (a->status >= 0) {
-        a->room[a->nroom++] = memory;
-    }
-    return memory;
-}
-static void dcommi_feedback_drop(const dcommi_feedback_arrays *a)
-{
-    for (int k = 0; k < a->nroom; k++) {
-        a->d->call->release(a->d, a->room[k]);
-    }
-}
-static void dcommi_feedback_do(dcommi_feedback_arrays *a, dcomm_cuda_feedback_op op, void *dst,
-                               const void *x, float factor, const float *y)
-{
-    if (a->status >= 0) {
-        a->status = a->d->call->own_feedback(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], op, dst,
-                                             x, factor, y, a->code->count, a->code->report);
-    }
-}
-static void dcommi_feedback_compare(dcommi_feedback_arrays *a, dcomm_cuda_ledger *ledger,
-                                    const float *x, const float *y, const float *next)
-{
-    if (a->status >= 0 && ledger != NULL) {
-        a->status = a->d->call->compare(a->d, ledger, x, y, next, a->code->count);
-    }
-}
-/* Elements of `base` as f32: where they lie, or widened. */
-static float *dcommi_feedback_wide(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
-                                   void *base, size_t at)
-{
-    void *from = dcommi_feedback_at(s, base, at);
-    if (!s->bf16) {
-        return from;
-    }
-    float *wide = dcommi_feedback_take(a);
-    dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_WIDEN, wide, from, 0, NULL);
-    return wide;
-}
-/* To what the store will hold; and what that is, rounded. */
-static void dcommi_feedback_round(dcommi_feedback_arrays *a, const dcommi_feedback_store *s,
-                                  size_t at, float *wide)
-{
-    if (s->bf16) {
-        void *to = dcommi_feedback_at(s, s->next, at);
-        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_NARROW, to, wide, 0, NULL);
-        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_WIDEN, wide, to, 0, NULL);
-    }
-}
-static void dcommi_feedback_decode(dcommi_feedback_arrays *a, const void *const *wires,
-                                   const size_t *bytes, size_t n, float *to)
-{
-    const dcommi_device_code decode = {.kind = DCOMM_STEP_DECODE,
-                                       .codec = a->code->codec,
-                                       .count = a->code->count,
-                                       .src = wires,
-                                       .len = bytes,
-                                       .n = n,
-                                       .dst = to,
-                                       .report = a->code->report};
-    if (a->status >= 0) {
-        a->status = a->d->call->code(a->d, &decode);
-    }
-}
-/* Decode the encoding that was sent, as other ranks will. */
-static void dcommi_feedback_see(dcommi_feedback_arrays *a)
-{
-    const void *wire = a->code->dst;
-    const size_t bytes = dcomm_codec_max_bytes(a->code->codec, a->code->count);
-    a->sent = dcommi_feedback_take(a);
-    dcommi_feedback_decode(a, &wire, &bytes, 1, a->sent);
-}
-/* The sum of a recoding's wires, times its factor. */
-static float *dcommi_feedback_sum_there(dcommi_feedback_arrays *a)
-{
-    const dcommi_device_code *code = a->code;
-    float *sum = dcommi_feedback_take(a);
-    dcommi_feedback_decode(a, code->src, code->len, code->n, sum);
-    if (a->status >= 0) {
-        a->status = a->d->call->scale(a->d, sum, sum, code->count, DCOMM_F32, (double)code->factor);
-    }
-    return sum;
-}
-/* The basis of the step's range, in memory of its device. */
-static dcomm_status dcommi_feedback_basis_there(const dcommi_feedback_arrays *a,
-                                                dcommi_feedback_basis **basis_p)
-{
-    dcomm_feedback *fb = a->job->fb;
-    dcommi_feedback_basis *basis;
-    DCOMMI_TRY(
-        dcommi_feedback_basis_of(fb, a->job->first, a->code->count, a->job->owner, &basis));
-    if (basis->numbers.place != fb->worker.place) {
-        dcommi_feedback_store there;
-        DCOMMI_TRY(dcommi_feedback_store_send(fb, &basis->numbers, fb->worker.place, &there));
-        dcommi_feedback_store_free(&basis->numbers);
-        basis->numbers = there;
-        DCOMMI_TRY(dcommi_feedback_before(fb, a->d));
-    }
-    dcommi_feedback_basis_used(fb, basis);
-    *basis_p = basis;
-    return DCOMM_OK;
-}
-static void dcommi_feedback_matrix(dcommi_feedback_arrays *a, dcommi_device_matrix *m,
-                                   int kind)
-{
-    m->kind = kind;
-    if (a->status >= 0) {
-        a->status = a->d->call->matrix(a->d, m);
-    }
-}
-/* powersgd, step by step, from the Q that it remembers: as its encoding in host memory. */
-static void dcommi_feedback_products_there(dcommi_feedback_arrays *a, const float *x,
-                                           const float *residual, float *next,
-                                           dcomm_cuda_ledger *ledger)
-{
-    const dcommi_device_code *code = a->code;
-    const dcommi_matrix shape = dcommi_powersgd_shape(code->codec, code->count);
-    const size_t q_bytes = 4 * dcommi_powersgd_q_count(&shape);
-    dcommi_feedback_basis *basis = NULL;
-    const float *e = x != NULL ? x : dcommi_feedback_sum_there(a);
-    if (residual != NULL) {
-        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_ADD, next, e, 0, residual);
-    }
-    dcommi_device_matrix m = {.shape = {.count = shape.count,
-                                        .rows = shape.rows,
-                                        .cols = shape.cols,
-                                        .rank = shape.rank},
-                              .key = code->key,
-                              .x = residual != NULL ? next : e,
-                              .p = code->dst};
-    m.q = m.p + dcommi_powersgd_p_count(&shape);
-    if (a->status >= 0) {
-        a->status = dcommi_feedback_basis_there(a, &basis);
-    }
-    if (a->status >= 0) {
-        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, m.q, basis->numbers.now, q_bytes);
-    }
-    for (int turn = 0; turn < (int)code->codec->value[DCOMMI_POWERSGD_TURNS]; turn++) {
-        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_START);
-        m.report = residual == NULL && turn == 0 ? code->report : NULL;
-        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_P);
-        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_ORTHONORMAL);
-        m.report = code->report;
-        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_Q);
-    }
-    if (a->status >= 0) {
-        a->status = a->d->call->copy(a->d, DCOMMI_QUEUE_IN, basis->numbers.next, m.q, q_bytes);
-    }
-    if (residual != NULL) {
-        m.to = next;
-        m.how = -1;
-        m.x = x;
-        m.ledger = x != NULL ? ledger : NULL;
-        dcommi_feedback_matrix(a, &m, DCOMMI_MATRIX_PRODUCT);
-    }
-    if (x == NULL && ledger != NULL) { /* what it took in, nobody has */
-        dcommi_feedback_see(a);
-        dcommi_feedback_compare(a, ledger, NULL, a->sent, next);
-    }
-}
-/* x, or the wires of a recoding where that is NULL. */
-static void dcommi_feedback_encode_there(dcommi_feedback_arrays *a, const float *x,
-                                         const float *residual, float *next,
-                                         dcomm_cuda_ledger *ledger)
-{
-    if (dcommi_feedback_remembers(a->job->fb, a->code->count)) {
-        dcommi_feedback_products_there(a, x, residual, next, ledger);
-        return;
-    }
-    const void *const src = x;
-    dcommi_device_code code = *a->code;
-    code.kind = x != NULL ? DCOMM_STEP_ENCODE : DCOMM_STEP_RECODE;
-    code.src = x != NULL ? &src : code.src;
-    code.n = x != NULL ? 1 : code.n;
-    code.residual = residual;
-    code.next = next;
-    code.ledger = ledger;
-    if (a->status >= 0) {
-        a->status = dcommi_feedback_keep_room(a->job, a->d, &code);
-    }
-    if (a->status >= 0) {
-        a->status = a->d->call->code(a->d, &code);
-    }
-}
-/* ---- one step ---- */
-/* The factor that clips the step's gradient, of whose encodings this is the first. */
-static void dcommi_feedback_clip_there(dcommi_feedback_arrays *a)
-{
-    dcomm_feedback *fb = a->job->fb;
-    if (a->status >= 0 && fb->clip_there == NULL) {
-        void *memory = NULL;
-        a->status = dcommi_feedback_side_make(fb->worker.place, sizeof *fb->clip_there, &memory);
-        fb->clip_there = memory;
-        a->status = a->status < 0 ? a->status : dcommi_feedback_before(fb, a->d);
-    }
-    if (a->status >= 0) {
-        a->status = a->d->call->clip(a->d, fb->clip_there, fb->now.x, fb->now.count,
-                                     dcommi_feedback_most(fb));
-        fb->clip_known = true;
-    }
-}
-/* DGC: u = m u + clip g is what is encoded. */
-static void dcommi_feedback_momentum_there(dcommi_feedback_arrays *a)
-{
-    const dcomm_feedback *fb = a->job->fb;
-    const dcommi_feedback_store *v = &fb->velocity;
-    const float m = fb->opts.momentum < 0 ? 0 : (float)fb->opts.momentum;
-    const float *before = dcommi_feedback_wide(a, v, v->now, a->at);
-    a->velocity = v->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(v, v->next, a->at);
-    a->x = a->velocity;
-    if (!(dcommi_feedback_most(fb) > 0)) {
-        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MOMENTUM, a->velocity, a->gradient, m, before);
-        return;
-    }
-    if (!fb->clip_known) {
-        dcommi_feedback_clip_there(a);
-    }
-    if (a->status >= 0) {
-        a->status = a->d->call->clipped(a->d, a->velocity, a->gradient, fb->clip_there, m, before,
-                                        a->code->count);
-    }
-}
-/* Where things lie. */
-static void dcommi_feedback_find(dcommi_feedback_arrays *a)
-{
-    const dcommi_feedback_job *job = a->job;
-    if (!job->owner) {
-        a->x = a->gradient = a->code->src[0];
-    }
-    if (job->raises) {
-        float *zeros = dcommi_feedback_take(a);
-        if (a->status >= 0) {
-            a->status = a->d->call->own_zero(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], zeros,
-                                             a->code->count * sizeof *zeros);
-        }
-        a->held = zeros;
-        a->next = dcommi_feedback_take(a);
-        return;
-    }
-    const dcommi_feedback_store *s = job->owner ? &job->fb->owner : &job->fb->worker;
-    a->store = s;
-    a->at = job->owner ? job->first - job->fb->own_first : job->first;
-    a->held = dcommi_feedback_wide(a, s, s->now, a->at);
-    a->next = s->bf16 ? dcommi_feedback_take(a) : dcommi_feedback_at(s, s->next, a->at);
-    if (!job->owner && job->fb->opts.variant == DCOMM_FEEDBACK_DGC) {
-        dcommi_feedback_momentum_there(a);
-    }
-}
-/* The codec does all in one pass; but its ledger is of what it takes in, which with DGC is not the
- * gradient. As dcommi_feedback_fused. */
-static void dcommi_feedback_fused_there(dcommi_feedback_arrays *a)
-{
-    const bool dgc = a->velocity != NULL;
-    dcommi_feedback_encode_there(a, a->x, a->held, a->next, dgc ? NULL : a->books.ledger);
-    if (dgc) {
-        dcommi_feedback_see(a);
-        dcommi_feedback_compare(a, a->books.ledger, a->gradient, a->sent, a->next);
-    }
-    if (a->store != NULL) {
-        dcommi_feedback_round(a, a->store, a->at, a->next);
-    }
-}
-/* What the store holds after `sent` has gone out of e, and the ledger's sums. e may be `next`. */
-static void dcommi_feedback_settle_there(dcommi_feedback_arrays *a, const float *e, bool estimates)
-{
-    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LEARN : DCOMM_CUDA_FEEDBACK_LEFT, a->next,
-                       estimates ? a->held : e, 0, a->sent);
-    if (a->store != NULL) {
-        dcommi_feedback_round(a, a->store, a->at, a->next);
-    }
-    dcommi_feedback_compare(a, a->books.ledger, a->gradient, estimates ? a->next : a->sent,
-                            estimates ? NULL : a->next);
-    if (estimates && a->books.ledger != NULL) { /* what the estimate lacks is held back */
-        float *lacks = dcommi_feedback_take(a);
-        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, lacks, a->gradient, 0, a->next);
-        dcommi_feedback_compare(a, a->books.ledger, NULL, a->sent, lacks);
-    }
-}
-/* For a scaled codec, and for EF21: as dcommi_feedback_apart. */
-static void dcommi_feedback_apart_there(dcommi_feedback_arrays *a)
-{
-    const dcommi_device_code *code = a->code;
-    const float factor = (float)a->job->fb->factor;
-    const bool estimates = !a->job->owner && a->job->fb->opts.variant == DCOMM_FEEDBACK_EF21;
-    float *e = dcommi_feedback_take(a), *scaled = factor != 1 ? dcommi_feedback_take(a) : e;
-    if (a->job->owner) {
-        a->x = dcommi_feedback_sum_there(a);
-    }
-    dcommi_feedback_do(a, estimates ? DCOMM_CUDA_FEEDBACK_LACK : DCOMM_CUDA_FEEDBACK_ADD, e, a->x,
-                       0, a->held);
-    if (a->status >= 0 && factor != 1) {
-        a->status = a->d->call->scale(a->d, scaled, e, code->count, DCOMM_F32, a->job->fb->factor);
-    }
-    dcommi_feedback_encode_there(a, scaled, NULL, NULL, NULL);
-    dcommi_feedback_see(a);
-    dcommi_feedback_settle_there(a, e, estimates);
-}
-/* What an owner without a residual of its own has lost, into the worker's. */
-static void dcommi_feedback_raise_there(dcommi_feedback_arrays *a, uint32_t divisor)
-{
-    const dcommi_feedback_store *w = &a->job->fb->worker;
-    float *raised = dcommi_feedback_wide(a, w, w->next, a->job->first);
-    dcommi_feedback_compare(a, a->books.before, raised, raised, NULL);
-    if (a->status >= 0) {
-        a->status = a->d->call->own_add(a->d->number, a->d->stream[DCOMMI_QUEUE_IN], raised,
-                                        (float)divisor, a->next, a->code->count);
-    }
-    dcommi_feedback_round(a, w, a->job->first, raised);
-    dcommi_feedback_compare(a, a->books.after, raised, raised, NULL);
-}
-/* An encoding or a recoding. */
-static dcomm_status dcommi_feedback_code(dcommi_device_handle *d, const dcommi_device_code *code,
-                                         const dcommi_feedback_job *job, uint32_t divisor,
-                                         const dcommi_feedback_books *books)
-{
-    dcommi_feedback_arrays a = {.d = d, .code = code, .job = job, .books = *books};
-    const dcomm_feedback *fb = job->fb;
-    if (code->count == 0) {
-        return d->call->code(d, code);
-    }
-    dcommi_feedback_find(&a);
-    if (fb->factor != 1 || (fb->opts.variant == DCOMM_FEEDBACK_EF21 && !job->owner)) {
-        dcommi_feedback_apart_there(&a);
-    } else {
-        dcommi_feedback_fused_there(&a);
-    }
-    if (a.velocity != NULL) { /* the momentum of what was sent is forgotten */
-        dcommi_feedback_do(&a, DCOMM_CUDA_FEEDBACK_FORGET, a.velocity, a.velocity, 0, a.sent);
-        dcommi_feedback_round(&a, &fb->velocity, a.at, a.velocity);
-    }
-    if (job->raises) {
-        dcommi_feedback_raise_there(&a, divisor);
-    }
-    dcommi_feedback_drop(&a);
-    return a.status;
-}
-/* EF21: the differences that were decoded become gradients. */
-static dcomm_status dcommi_feedback_finish_there(dcommi_device_handle *d,
-                                                 const dcommi_device_code *code,
-                                                 const dcommi_feedback_job *job)
-{
-    if (code->count == 0) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(d->call->own_feedback(d->number, d->stream[DCOMMI_QUEUE_IN],
-                                     DCOMM_CUDA_FEEDBACK_FINISH, code->dst, job->learned, 0,
-                                     code->dst, code->count, NULL));
-    return d->call->copy(d, DCOMMI_QUEUE_IN, job->learns, code->dst, code->count * sizeof(float));
-}
-/* Where gradient and residual are summed: where the next residual will be, or, where that is
- * rounded or still holds what EF21 has sent so far, in memory of its own. */
-static dcomm_status dcommi_linear_room(const dcommi_coded *c, const float **whole_p)
-{
-    dcomm_feedback *fb = c->feedback;
-    const dcommi_feedback_store *w = &fb->worker;
-    void *memory = w->next;
-    if (w->bf16 || (fb->opts.variant == DCOMM_FEEDBACK_EF21 && w->now == w->next)) {
-        DCOMMI_TRY(
-            dcommi_feedback_kept_room(fb, c->device, 0, false, c->count * sizeof(float), &memory));
-    }
-    *whole_p = memory;
-    return DCOMM_OK;
-}
-/* Room for what the next step begins with. */
-static dcomm_status dcommi_linear_learns(const dcommi_coded *c)
-{
-    dcomm_feedback *fb = c->feedback;
-    const size_t count = dcommi_feedback_basis_count(fb->codec, fb->count);
-    if (fb->basis.count != count) {
-        DCOMMI_TRY(dcommi_feedback_store_there(&fb->basis, count, false, fb->opts.in_place,
-                                               fb->worker.place));
-        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
-    }
-    fb->learned = true;
-    return DCOMM_OK;
-}
-/* Before a step, by the thread that takes it. */
-static dcomm_status dcommi_linear_step(dcommi_coded *c, const dcomm_codec_place *place,
-                                       dcommi_device_code *code, dcommi_feedback_job *job)
-{
-    dcomm_feedback *fb = c->feedback;
-    if (code->kind == DCOMM_STEP_DECODE) {
-        DCOMMI_TRY(fb != NULL ? dcommi_linear_learns(c) : DCOMM_OK);
-        return fb != NULL ? dcommi_feedback_step(c, place, code, job) : DCOMM_OK;
-    }
-    if (place->round == 0) {
-        c->count = code->count;
-        c->whole = code->src[0];
-    }
-    code->count = c->count; /* later ones take in the wire */
-    if (fb != NULL && place->round == 0) {
-        DCOMMI_TRY(dcommi_coded_begin_feedback(c, code->src[0], 0));
-        DCOMMI_TRY(dcommi_feedback_before(fb, c->device));
-        DCOMMI_TRY(dcommi_feedback_encode_range(fb, 0, c->count));
-        DCOMMI_TRY(dcommi_linear_room(c, &c->whole));
-        fb->encoded += c->count;
-    }
-    job->fb = fb;
-    return DCOMM_OK;
-}
-/* What the report of one product is of all that is told: the first has seen the elements, and the
- * bytes of a turn's products are told with its first. Returns of how many elements it is. */
-static size_t dcommi_linear_share(const dcommi_coded *c, const dcomm_codec_place *place,
-                                  dcomm_codec_report *report)
-{
-    report->bytes = place->round % 2 == 0 ? report->bytes : 0;
-    report->kept = place->round == 0 ? report->kept : 0;
-    return place->round == 0 ? c->count : 0;
-}
-/* ---- on queue IN ---- */
-static dcommi_device_matrix dcommi_linear_matrix(const dcommi_coded *c, void *wire)
-{
-    const dcommi_matrix m = dcommi_powersgd_shape(c->codec, c->count);
-    float *p = wire;
-    return (dcommi_device_matrix){
-        .shape = {.count = m.count, .rows = m.rows, .cols = m.cols, .rank = m.rank},
-        .key = dcommi_linear_key(c),
-        .x = c->whole,
-        .p = p,
-        .q = p + dcommi_powersgd_p_count(&m)};
-}
-/* Q as the last step's sum has it, or nothing. */
-static dcomm_status dcommi_linear_begin_there(dcommi_device_handle *d, const dcommi_coded *c,
-                                              const dcommi_device_matrix *m)
-{
-    const size_t bytes = m->shape.rank * m->shape.cols * sizeof(float);
-    return c->feedback != NULL && c->feedback->basis.count > 0
-               ? d->call->copy(d, DCOMMI_QUEUE_IN, m->q, c->feedback->basis.now, bytes)
-               : d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], m->q, bytes);
-}
-/* Gradient and residual; what is not finite is counted here, else by the first product. */
-static void dcommi_linear_sum_there(dcommi_feedback_arrays *a, const dcommi_coded *c)
-{
-    const dcommi_feedback_store *w = &c->feedback->worker;
-    dcommi_feedback_do(a,
-                       c->feedback->opts.variant == DCOMM_FEEDBACK_EF21 ? DCOMM_CUDA_FEEDBACK_LACK
-                                                                        : DCOMM_CUDA_FEEDBACK_ADD,
-                       (float *)c->whole, c->feedback->now.x, 0,
-                       dcommi_feedback_wide(a, w, w->now, 0));
-}
-/* What this rank's own Q stands for has been sent. The pass that makes it leaves the residual, and
- * counts; but not what comes of it later, EF21's estimate or a residual rounded to bf16. */
-static void dcommi_linear_keep_there(dcommi_feedback_arrays *a, const dcommi_coded *c,
-                                     dcommi_device_matrix *m)
-{
-    const dcomm_feedback *fb = c->feedback;
-    const bool estimates = fb != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21;
-    const bool apart = estimates || (fb != NULL && fb->worker.bf16);
-    if (fb == NULL && a->books.ledger == NULL) {
-        return;
-    }
-    m->kind = DCOMMI_MATRIX_PRODUCT;
-    m->how = apart ? 0 : -1;
-    m->to = apart ? dcommi_feedback_take(a) : fb != NULL ? (float *)c->whole : NULL;
-    m->x = fb != NULL ? fb->now.x : c->whole;
-    m->ledger = apart ? NULL : a->books.ledger;
-    if (a->status >= 0) {
-        a->status = a->d->call->matrix(a->d, m);
-    }
-    if (apart) {
-        a->sent = m->to;
-        a->store = &fb->worker;
-        a->gradient = fb->now.x;
-        a->held = fb->worker.now; /* of EF21, which is no bf16 */
-        a->next = fb->worker.bf16 ? dcommi_feedback_take(a) : fb->worker.next;
-        dcommi_feedback_settle_there(a, c->whole, estimates);
-    }
-}
-/* One of the products. */
-static dcomm_status dcommi_linear_encode_there(dcommi_device_handle *d, const dcommi_coded *c,
-                                               const dcommi_device_code *code,
-                                               const dcommi_feedback_job *job, uint64_t round,
-                                               dcomm_cuda_ledger *ledger)
-{
-    dcommi_feedback_arrays a = {.d = d, .code = code, .job = job, .books = {.ledger = ledger}};
-    dcommi_device_matrix m = dcommi_linear_matrix(c, code->dst);
-    const uint64_t last = 2 * (uint64_t)c->codec->value[DCOMMI_POWERSGD_TURNS] - 1;
-    const bool first = round == 0, turns = round % 2 == 0;
-    if (first && c->feedback != NULL) {
-        dcommi_linear_sum_there(&a, c);
-    }
-    if (first && a.status >= 0) {
-        a.status = dcommi_linear_begin_there(d, c, &m);
-    }
-    if (a.status >= 0) {
-        m.kind = turns ? DCOMMI_MATRIX_START : DCOMMI_MATRIX_ORTHONORMAL;
-        a.status = d->call->matrix(d, &m);
-    }
-    if (a.status >= 0) {
-        m.kind = turns ? DCOMMI_MATRIX_P : DCOMMI_MATRIX_Q;
-        m.report = !turns || (first && c->feedback == NULL) ? code->report : NULL;
-        a.status = d->call->matrix(d, &m);
-    }
-    if (round == last) {
-        dcommi_linear_keep_there(&a, c, &m);
-    }
-    dcommi_feedback_drop(&a);
-    return a.status;
-}
-/* The sums of P and Q; *seen tells whether they are finite. That of Q is where the next step
- * begins. */
-static dcomm_status dcommi_linear_decode_there(dcommi_device_handle *d, const dcommi_coded *c,
-                                               const dcommi_device_code *code,
-                                               dcomm_cuda_sight *seen)
-{
-    dcommi_device_matrix m = dcommi_linear_matrix(c, (void *)code->src[0]);
-    const size_t numbers = code->len[0] / sizeof(float);
-    void *room = NULL;
-    DCOMMI_TRY(d->call->alloc(d, d->call->look_bytes(numbers), &room));
-    dcomm_status status = d->call->own_look(d->number, d->stream[DCOMMI_QUEUE_IN], m.p, numbers,
-                                            DCOMM_F32, 1, false, seen, room);
-    d->call->release(d, room);
-    if (status >= 0 && c->feedback != NULL) {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, c->feedback->basis.next, m.q,
-                               m.shape.rank * m.shape.cols * sizeof(float));
-    }
-    m.kind = DCOMMI_MATRIX_PRODUCT;
-    m.to = code->dst;
-    return status < 0 ? status : d->call->matrix(d, &m);
-}
-/* ==== include/dcomm/impl/engine/coded/sparse_device.h ====================================== */
-/* sparse_device.h - what coded_sparse.h's steps do where the elements lie on a device: only
- * what was selected leaves it, and what comes back are pairs of index and value, those of the
- * result and those that go back into the residual. */
-static size_t dcommi_spread_pairs_bytes(const struct dcommi_spread *s)
-{
-    return 2 * sizeof(uint32_t) * (s->agreed.n + s->back.n);
-}
-/* Both, one behind the other, indices first: for one copy. */
-static dcomm_status dcommi_spread_pack(struct dcommi_spread *s)
-{
-    const dcommi_exchange_pairs *all[] = {&s->agreed, &s->back};
-    DCOMMI_TRY(dcommi_spread_room(&s->keys, &s->keys_room, dcommi_spread_pairs_bytes(s) + 8));
-    uint32_t *to = (uint32_t *)(void *)s->keys;
-    for (int k = 0; k < 2; k++) {
-        const dcommi_exchange_pairs *p = all[k];
-        if (p->n > 0) {
-            memcpy(to, p->index, p->n * sizeof *to);
-            memcpy(to + p->n, p->bits, p->n * sizeof *to);
-        }
-        to += 2 * p->n;
-    }
-    return DCOMM_OK;
-}
-/* ---- on queue IN ---- */
-/* Squares of what the worker holds back: as dcommi_feedback_held. */
-static void dcommi_spread_squares_there(dcommi_feedback_arrays *a, const dcomm_feedback *fb,
-                                        dcomm_cuda_ledger *ledger, const float *next)
-{
-    if (ledger != NULL && fb->opts.variant == DCOMM_FEEDBACK_EF21) {
-        float *lacks = dcommi_feedback_take(a);
-        dcommi_feedback_do(a, DCOMM_CUDA_FEEDBACK_MISSING, lacks, fb->now.x, 0, next);
-        next = lacks;
-    }
-    dcommi_feedback_compare(a, ledger, next, next, NULL);
-}
-static void dcommi_spread_back_there(dcommi_feedback_arrays *a, dcomm_feedback *fb,
-                                     const uint32_t *index, size_t n)
-{
-    const dcommi_feedback_store *w = &fb->worker;
-    float *next = dcommi_feedback_wide(a, w, w->next, 0);
-    const float *value = (const float *)(const void *)(index + n);
-    dcommi_spread_squares_there(a, fb, a->books.before, next);
-    if (a->status >= 0) {
-        a->status = a->d->call->scatter(a->d, next, a->code->count, index, value, n, true);
-    }
-    dcommi_feedback_round(a, w, 0, next);
-    dcommi_spread_squares_there(a, fb, a->books.after, next);
-}
-/* The residual comes first: the result may lie where the gradient does. */
-static dcomm_status dcommi_spread_write_there(dcommi_device_handle *d, const dcommi_coded *c,
-                                              const dcommi_device_code *code, const uint32_t *pairs,
-                                              dcomm_cuda_ledger *before, dcomm_cuda_ledger *after)
-{
-    const struct dcommi_spread *s = c->spread;
-    dcommi_feedback_arrays a = {.d = d, .code = code, .books = {.before = before, .after = after}};
-    if (c->feedback != NULL) {
-        dcommi_spread_back_there(&a, c->feedback, pairs + 2 * s->agreed.n, s->back.n);
-    }
-    if (a.status >= 0) {
-        a.status = d->call->own_zero(d->number, d->stream[DCOMMI_QUEUE_IN], code->dst,
-                                     code->count * sizeof(float));
-    }
-    if (a.status >= 0) {
-        a.status = d->call->scatter(d, code->dst, code->count, pairs,
-                                    (const float *)(const void *)(pairs + s->agreed.n), s->agreed.n,
-                                    false);
-    }
-    dcommi_feedback_drop(&a);
-    return a.status;
-}
-/* What a step's kernels find. */
-typedef struct dcommi_code_found {
-    dcomm_cuda_report report;
-    dcomm_cuda_ledger ledger;
-    dcomm_cuda_ledger before, after; /* of a residual that is raised: its squares */
-    dcomm_cuda_sight factors;        /* powersgd's, when they are decoded */
-} dcommi_code_found;
-/* Where in a slot it comes back; before it lies the empty one. */
-#define DCOMMI_FOUND_AT 512
-_Static_assert(sizeof(dcommi_code_found) <= DCOMMI_FOUND_AT, "there is room");
-static bool dcommi_spread_plan(const dcomm_plan *plan)
-{
-    return plan->codec == &dcommi_spread_codec;
-}
-static bool dcommi_spread_by_device(const dcommi_frame *frame, const dcomm_step *step)
-{
-    return (step->kind == DCOMM_STEP_ENCODE && step->slot == DCOMMI_SPREAD_SELECT &&
-            dcommi_on_device(frame, frame->plan->operands[step->src].space)) ||
-           (step->kind == DCOMM_STEP_DECODE && step->slot == DCOMMI_SPREAD_RESULT &&
-            dcommi_on_device(frame, step->dst.space));
-}
-static void dcommi_coded_left(const dcommi_coded *c)
-{
-    if (c->device != NULL && c->feedback->worker.place != NULL) {
-        (void)dcommi_feedback_behind(c->feedback, c->device);
-    }
-}
-/* A step of the codec's: it waits for a slot, and then is on the device's queue. */
-typedef struct dcommi_code_job {
-    dcommi_lane *lane;
-    int32_t word;
-    dcomm_codec_place place;
-    dcommi_device_code code;
-    dcommi_feedback_job feedback;
-    uint8_t *home; /* coded_sparse: where the wire goes that was encoded on the device */
-    void *there;   /* coded_sparse: the wire, or all pairs */
-    bool spreads;
-    size_t n;
-    const void *src[]; /* n of them, and as many lengths */
-} dcommi_code_job;
-/* An encoding as the host's would tell of it. */
-static void dcommi_code_tell(dcommi_code_job *job, const dcommi_code_found *found,
-                             const dcomm_codec_report *report)
-{
-    dcommi_coded *c = job->lane->frame->run->coded;
-    dcomm_ledger *ledger = dcommi_coded_ledger(c);
-    dcomm_codec_report told = *report;
-    const size_t count =
-        dcommi_linear_powersgd(c) ? dcommi_linear_share(c, &job->place, &told) : job->code.count;
-    told.bytes = job->spreads ? 0 : told.bytes; /* what is sent of it is told apart */
-    dcommi_coded_tell(c, &job->place, &told);
-    if (ledger == NULL) {
-        return;
-    }
-    dcomm_cuda_ledger_add(ledger, count, &found->ledger, &told);
-    if (c->feedback != NULL && !job->feedback.raises) {
-        c->feedback->held += found->ledger.sums[DCOMMI_LEDGER_RESIDUAL];
-        dcommi_feedback_raised(c->feedback);
-    }
-}
-/* What a residual has become that was raised. */
-static void dcommi_code_raised(const dcommi_code_job *job, const dcommi_code_found *found)
-{
-    dcommi_coded *c = job->lane->frame->run->coded;
-    if (c->feedback != NULL) {
-        c->feedback->held +=
-            found->after.sums[DCOMMI_LEDGER_XX] - found->before.sums[DCOMMI_LEDGER_XX];
-        dcommi_feedback_raised(c->feedback);
-    }
-}
-/* The memory of a step of coded_sparse goes back in the order of queue IN. */
-static void dcommi_code_free(dcommi_code_job *job, dcommi_device_handle *d)
-{
-    if (job->there != NULL) {
-        d->call->release(d, job->there);
-    }
-    dcommi_free(job);
-}
-/* After a codec's step: take the verdict that it has found. A call in the order of a stream has
- * nobody who waits for its status, so that there it poisons the communicator. */
-static dcomm_status dcommi_coded_verdict(dcommi_lane *lane)
-{
-    dcommi_run *run = lane->frame->run;
-    if (DCOMMI_LIKELY(run->coded == NULL || run->coded->found == DCOMM_OK)) {
-        return DCOMM_OK;
-    }
-    if (run->gate.stream != NULL && run->blocking) {
-        dcommi_step_error(lane, run->coded->found, "%s", run->coded->said);
-        return run->coded->found;
-    }
-    dcommi_verdict_take(run, run->coded->found, run->comm->rank);
-    return DCOMM_OK;
-}
-/* The wire that was selected is in host memory. */
-static void dcommi_code_home(void *user, bool good)
-{
-    dcommi_code_job *job = user;
-    dcommi_lane *lane = job->lane;
-    dcommi_run *run = lane->frame->run;
-    dcommi_device_handle *d = &run->device->handle;
-    if (good) {
-        dcomm_status status = dcommi_spread_selected(run->coded, job->home, job->code.dst_len);
-        if (status < 0) {
-            dcommi_step_error(lane, status, "%s", dcommi_message);
-        } else {
-            dcommi_run_event(run);
-            dcommi_lane_moved(lane, false);
-        }
-    }
-    dcommi_code_free(job, d);
-}
-/* Bring it there. */
-static void dcommi_code_bring(dcommi_code_job *job, size_t bytes)
-{
-    const dcommi_across copy = {.lane = job->lane,
-                                .then = dcommi_code_home,
-                                .user = job,
-                                .queue = DCOMMI_QUEUE_OUT,
-                                .dst = job->home,
-                                .src = job->there,
-                                .len = bytes};
-    job->code.dst_len = bytes;
-    if (dcommi_across_start(&copy) < 0) {
-        dcommi_step_error(job->lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
-        dcommi_code_free(job, &job->lane->frame->run->device->handle);
-    }
-}
-static void dcommi_code_end(dcommi_code_job *job, dcommi_slot *slot, dcomm_status status)
-{
-    dcommi_lane *lane = job->lane;
-    dcommi_device_handle *d = &slot->device->handle;
-    dcommi_run *run = lane->frame->run;
-    dcommi_code_found found;
-    dcomm_codec_report report = {0};
-    memcpy(&found, slot->memory + DCOMMI_FOUND_AT, sizeof found);
-    dcommi_slot_give(slot, DCOMMI_QUEUE_IN);
-    if (status >= 0 && run->active) {
-        bool encodes = job->code.kind == DCOMM_STEP_ENCODE || job->code.kind == DCOMM_STEP_RECODE;
-        if (!encodes && dcommi_linear_powersgd(run->coded) &&
-            run->coded->codec->nonfinite != DCOMMI_NONFINITE_PASS) {
-            found.report.beyond += found.factors.index != UINT64_MAX;
-        }
-        if (job->code.kind == DCOMM_STEP_RECODE &&
-            run->coded->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
-            found.report.beyond += found.report.nonfinite; /* feedback's kernels know no wires */
-        }
-        status =
-            dcomm_cuda_report_check(run->coded->codec, job->code.count, &found.report, &report);
-        if (encodes && (status >= 0 || report.nonfinite > 0)) {
-            dcommi_code_tell(job, &found, &report);
-        }
-        if (status >= 0 && (job->feedback.raises || (job->spreads && !encodes))) {
-            dcommi_code_raised(job, &found);
-        }
-        status = dcommi_coded_judge(run->coded, status, &report);
-        if (status < 0) {
-            dcommi_step_error(lane, status, "%s", dcommi_message);
-        } else if (dcommi_coded_verdict(lane) >= 0) {
-            if (encodes && job->word >= 0) {
-                lane->frame->words[job->word] = report.bytes;
-            }
-            if (job->home != NULL) {
-                dcommi_code_bring(job, report.bytes);
-                return;
-            }
-            dcommi_run_event(run);
-            dcommi_lane_moved(lane, false);
-        }
-    }
-    dcommi_code_free(job, d);
-}
-static void dcommi_code_done(dcommi_job *job, dcomm_status status)
-{
-    dcommi_slot *slot = (dcommi_slot *)job;
-    dcommi_code_end(slot->user, slot, status);
-}
-/* On queue IN: the kernels. */
-static dcomm_status dcommi_code_run(dcommi_code_job *job, dcommi_device_handle *d,
-                                    dcommi_code_found *there)
-{
-    const dcommi_coded *c = job->lane->frame->run->coded;
-    const bool counts = dcommi_coded_ledger(c) != NULL, products = dcommi_linear_powersgd(c);
-    const bool finishes = job->feedback.learns != NULL;
-    dcommi_device_code *code = &job->code;
-    code->report = &there->report;
-    if (job->home != NULL) {
-        DCOMMI_TRY(d->call->alloc(d, code->dst_len, &job->there));
-        code->dst = job->there;
-    } else if (job->spreads) {
-        DCOMMI_TRY(dcommi_spread_write_there(d, c, code, job->there, counts ? &there->before : NULL,
-                                             counts ? &there->after : NULL));
-        return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
-    }
-    if (products && code->kind == DCOMM_STEP_ENCODE) {
-        return dcommi_linear_encode_there(d, c, code, &job->feedback, job->place.round,
-                                          counts ? &there->ledger : NULL);
-    }
-    if (job->feedback.fb != NULL && !finishes) {
-        const dcommi_feedback_books books = {.ledger = counts ? &there->ledger : NULL,
-                                             .before = counts ? &there->before : NULL,
-                                             .after = counts ? &there->after : NULL};
-        return dcommi_feedback_code(d, code, &job->feedback, job->place.divisor, &books);
-    }
-    code->ledger = counts ? &there->ledger : NULL;
-    DCOMMI_TRY(products ? dcommi_linear_decode_there(d, c, code, &there->factors)
-                        : d->call->code(d, code));
-    if (job->place.divisor > 1 && code->kind != DCOMM_STEP_RECODE) {
-        const void *sum = code->dst;
-        DCOMMI_TRY(d->call->reduce(d, code->dst, &sum, 1, code->count, DCOMM_F32, DCOMM_AVG,
-                                   job->place.divisor));
-    }
-    return finishes ? dcommi_feedback_finish_there(d, code, &job->feedback) : DCOMM_OK;
-}
-/* What is found begins as nothing, and is brought back to the slot. */
-static dcomm_status dcommi_code_launch(dcommi_code_job *job, dcommi_slot *slot)
-{
-    dcommi_device_handle *d = &slot->device->handle;
-    void *there = NULL;
-    memset(slot->memory, 0, sizeof(dcommi_code_found));
-    DCOMMI_TRY(d->call->alloc(d, sizeof(dcommi_code_found), &there));
-    dcomm_status status =
-        d->call->copy(d, DCOMMI_QUEUE_IN, there, slot->memory, sizeof(dcommi_code_found));
-    if (status >= 0) {
-        status = dcommi_code_run(job, d, there);
-    }
-    if (status >= 0) {
-        status = d->call->copy(d, DCOMMI_QUEUE_IN, slot->memory + DCOMMI_FOUND_AT, there,
-                               sizeof(dcommi_code_found));
-    }
-    d->call->release(d, there);
-    return status;
-}
-static void dcommi_code_go(dcommi_slot *slot, void *user)
-{
-    dcommi_code_job *job = user;
-    dcommi_run *run = job->lane->frame->run;
-    dcomm_status status = DCOMM_ERR_ABORTED;
-    slot->user = job;
-    if (run->active) {
-        status = dcommi_code_launch(job, slot);
-        if (status >= 0) {
-            status =
-                dcommi_job_start(slot->device, DCOMMI_QUEUE_IN, &slot->job, run, dcommi_code_done);
-        }
-        if (status < 0) {
-            dcommi_step_error(job->lane, status, "%s", dcommi_message);
-        }
-    }
-    if (status < 0) {
-        dcommi_code_end(job, slot, status);
-    }
-    dcommi_run_let_go(run);
-}
-/* Ask for the slot that it waits for. */
-static dcomm_status dcommi_code_ask(dcommi_code_job *job)
-{
-    dcommi_run *run = job->lane->frame->run;
-    dcommi_run_keep(run);
-    dcomm_status status = dcommi_slot_ask(run->device, DCOMMI_QUEUE_IN, dcommi_code_go, job);
-    if (status < 0) {
-        dcommi_run_let_go(run);
-        dcommi_code_free(job, &run->device->handle);
-    }
-    return status;
-}
-static dcomm_status dcommi_code_make(dcommi_lane *lane, const dcomm_codec_place *place,
-                                     const dcommi_device_code *code, int32_t word,
-                                     dcommi_code_job **job_p)
-{
-    dcommi_run *run = lane->frame->run;
-    dcommi_code_job *job = dcommi_alloc(sizeof *job + code->n * (sizeof(void *) + sizeof(size_t)));
-    if (job == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    job->lane = lane;
-    job->word = word;
-    job->place = *place;
-    job->code = *code;
-    job->code.codec = run->coded->codec;
-    job->code.factor = 1.0f / (float)place->divisor;
-    job->code.key = dcommi_coded_key(run->coded, place);
-    job->spreads = dcommi_spread_plan(lane->frame->plan);
-    dcomm_status state = dcommi_linear_powersgd(run->coded)
-                             ? dcommi_linear_step(run->coded, place, &job->code, &job->feedback)
-                         : run->coded->feedback != NULL
-                             ? dcommi_feedback_step(run->coded, place, &job->code, &job->feedback)
-                             : DCOMM_OK;
-    if (state < 0) {
-        dcommi_free(job);
-        return state;
-    }
-    if (code->n > 0) {
-        memcpy(job->src, code->src, code->n * sizeof *job->src);
-        job->code.src = job->src;
-        job->code.len = memcpy(job->src + code->n, code->len, code->n * sizeof(size_t));
-    }
-    *job_p = job;
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_coded_on_device(dcommi_lane *lane, const dcomm_codec_place *place,
-                                           const dcommi_device_code *code, int32_t word)
-{
-    dcommi_code_job *job;
-    DCOMMI_TRY(dcommi_code_make(lane, place, code, word, &job));
-    if (job->spreads) {
-        dcomm_status status = dcommi_spread_begin(lane->frame->run->coded, code->count);
-        if (status < 0) {
-            dcommi_free(job);
-            return status;
-        }
-        job->home = code->dst;
-    }
-    DCOMMI_TRY(dcommi_code_ask(job));
-    return DCOMM_IN_PROGRESS;
-}
-/* The pairs are on the device. */
-static void dcommi_code_brought(void *user, bool good)
-{
-    dcommi_code_job *job = user;
-    dcommi_lane *lane = job->lane;
-    if (!good) {
-        dcommi_code_free(job, &lane->frame->run->device->handle);
-    } else if (dcommi_code_ask(job) < 0) {
-        dcommi_step_error(lane, DCOMM_ERR_NO_MEMORY, "%s", dcommi_message);
-    }
-}
-static dcomm_status dcommi_spread_result_on_device(dcommi_lane *lane,
-                                                   const dcomm_codec_place *place,
-                                                   const dcommi_device_code *code)
-{
-    dcommi_coded *c = lane->frame->run->coded;
-    dcommi_device_handle *d = &lane->frame->run->device->handle;
-    dcommi_code_job *job;
-    DCOMMI_TRY(dcommi_spread_agree(c, place, code->src[0], code->len[0], code->dst));
-    struct dcommi_spread *s = c->spread;
-    if (place->first + 1 < s->nranks) {
-        return DCOMM_OK;
-    }
-    DCOMMI_TRY(dcommi_spread_pack(s));
-    const size_t bytes = dcommi_spread_pairs_bytes(s);
-    const dcomm_codec_place all = {.round = place->round, .divisor = 1};
-    const dcommi_device_code write = {.kind = code->kind, .count = s->count, .dst = s->out};
-    DCOMMI_TRY(dcommi_code_make(lane, &all, &write, -1, &job));
-    dcommi_across copy = {.lane = lane,
-                          .then = dcommi_code_brought,
-                          .user = job,
-                          .queue = DCOMMI_QUEUE_IN,
-                          .src = (const uint8_t *)s->keys,
-                          .len = bytes};
-    dcomm_status status = d->call->alloc(d, bytes > 0 ? bytes : 8, &job->there);
-    if (status >= 0) {
-        copy.dst = job->there;
-        status = dcommi_across_start(&copy);
-    }
-    if (status < 0) {
-        dcommi_code_free(job, d);
-        return status;
-    }
-    return DCOMM_IN_PROGRESS;
-}
-/* ==== include/dcomm/impl/comm/comm.h ======================================================= */
-/* comm.h - a communicator as all parts of this room see it: checked when a call begins, given its
- * numbers to choose algorithms by, shown to the engine. */
-/* ==== include/dcomm/impl/comm/context.h ==================================================== */
-/* context.h - the life of a context: transports, peers, the optional progress thread. */
-/* ==== include/dcomm/impl/engine/lives.h ==================================================== */
-/* lives.h - communicators and contexts end when the last one that uses them lets go: the creator, a
- * run under way, registered memory. */
-/* ==== include/dcomm/impl/engine/progress.h ================================================= */
-/* progress.h - the only progress loop. Whoever holds the context's token is in here, one thread at
- * a time. */
 /* ==== include/dcomm/impl/engine/control.h ================================================== */
 /* control.h - the control connections: a TCP connection of ours between two ranks on different
  * hosts. When it ends without a goodbye, the other process has ended.
@@ -39022,35 +38226,1804 @@ static void dcommi_submit(dcomm_context *context, dcommi_run *run)
     } while (!atomic_compare_exchange_weak_explicit(&context->submitted, &head, run,
                                                     memory_order_release, memory_order_relaxed));
 }
-/* ==== include/dcomm/impl/base/forked.h ===================================================== */
-/* forked.h - refuses calls in a forked child whose parent used the library: both would share the
- * parent's connections. */
-static _Atomic int dcommi_in_use; /* contexts and communicators, those under way included */
-static _Atomic int dcommi_forked;
-static pthread_once_t dcommi_fork_once = PTHREAD_ONCE_INIT;
-/* A child of a process that uses nothing of dcomm may begin anew; the rendezvous looks after
- * itself. */
-static void dcommi_in_child(void)
+/* ---- groups ---- */
+/* Operations that this thread has queued since dcomm_group_start. */
+typedef struct dcommi_group {
+    int depth;
+    dcommi_run *first, *last;
+    dcomm_status status;
+    char message[DCOMMI_MESSAGE_MAX];
+    bool ran; /* the thread's last call that failed had started its run */
+} dcommi_group;
+static _Thread_local dcommi_group dcommi_this_group;
+/* ---- making a run ---- */
+/* Give a collective its number, and its signature what came before. With comm->lock or the token.
+ */
+static inline uint64_t dcommi_number(dcomm_comm *comm, dcommi_signature *s)
 {
-    if (atomic_load(&dcommi_in_use) != 0) {
-        atomic_store(&dcommi_forked, 1);
+    const uint32_t chain = comm->chain;
+    comm->chain = (chain ^ s->hash) * 0x9e3779b1u + 1;
+    s->chain = chain;
+    s->hash ^= chain;
+    return comm->next_seq++;
+}
+/* With comm->lock. */
+static dcommi_run *dcommi_run_new(dcomm_comm *comm)
+{
+    dcommi_run *run = comm->free_runs;
+    if (run != NULL) {
+        comm->free_runs = run->next;
+        uint8_t *memory = run->memory;
+        size_t memory_len = run->memory_len;
+        dcommi_zero(run, sizeof *run);
+        run->memory = memory;
+        run->memory_len = memory_len;
+    } else {
+        run = dcommi_alloc(sizeof(dcomm_request));
+        if (run == NULL) {
+            return NULL;
+        }
+    }
+    run->comm = comm;
+    atomic_store_explicit(&run->refs, 2, memory_order_relaxed); /* its user's and the engine's */
+    atomic_store_explicit(&run->status, DCOMM_IN_PROGRESS, memory_order_relaxed);
+    comm->refs++;
+    return run;
+}
+/* A run of a cached plan, whose reference it takes over; with comm->lock. */
+static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const void *in, void *out)
+{
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run == NULL) {
+        dcommi_cached_release(comm, cached);
+        return NULL;
+    }
+    dcommi_op_hold((dcomm_op)cached->plan->op); /* as its caller does */
+    run->op = (dcomm_op)cached->plan->op;
+    run->cached = cached;
+    run->plan = cached->plan;
+    run->signature = cached->signature;
+    run->stream = DCOMMI_STREAM_COLL;
+    run->p2p_peer = -1;
+    run->in = in;
+    run->out = out;
+    return run;
+}
+/* ---- waiting for its end ---- */
+/* The sentence of a run that has failed: its verdict, who has refused it, or why the communicator
+ * is poisoned. */
+static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
+{
+    const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
+    if (run->why != NULL && status == DCOMM_ERR_MISMATCH) {
+        dcommi_fail(status, "%s", run->why);
+    } else if (DCOMMI_LIKELY(run->verdict != status)) {
+        dcommi_fail(status, "%s", run->comm->message);
+    } else if (run->verdict_rank == run->comm->rank) {
+        dcommi_fail(status, "%s #%" PRIu64 ", rank %d: %s", call, run->seq, run->verdict_rank,
+                    run->coded->said);
+    } else {
+        dcommi_fail(status, "%s #%" PRIu64 ": rank %d found %s; its own error names the first",
+                    call, run->seq, run->verdict_rank,
+                    status == DCOMM_ERR_RANGE ? "sums of finite numbers that are beyond f32"
+                                              : "inputs that are not finite");
     }
 }
-static void dcommi_watch_forks(void)
+static dcomm_status dcommi_run_wait(dcommi_run *run)
 {
-    pthread_atfork(NULL, NULL, dcommi_in_child);
+    int status;
+    while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
+           DCOMM_IN_PROGRESS) {
+        dcommi_progress_for(run->comm->context, run);
+    }
+    if (status < 0) {
+        dcommi_run_why(run, (dcomm_status)status);
+        if (atomic_load_explicit(&run->comm->poisoned, memory_order_relaxed) != 0) {
+            atomic_store_explicit(&run->comm->told, true, memory_order_relaxed);
+        }
+    }
+    dcommi_run_unref(run);
+    return (dcomm_status)status;
 }
-static inline dcomm_status dcommi_check_fork(void)
+/* The same within the call that started the run: if it fails, the call was none that is refused. */
+static dcomm_status dcommi_run_wait_here(dcommi_run *run)
 {
-    if (DCOMMI_UNLIKELY(atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0)) {
-        return dcommi_fail(DCOMM_ERR_FORKED,
-                           "process %d was forked while its parent had a context or communicator, "
-                           "whose connections it shares; fork before the first is created or after "
-                           "the last is destroyed, or use exec",
-                           (int)getpid());
+    dcomm_status status = dcommi_run_wait(run);
+    if (DCOMMI_UNLIKELY(status < 0)) {
+        dcommi_this_group.ran = true;
+    }
+    return status;
+}
+/* ==== include/dcomm/impl/engine/fast/script.h ============================================== */
+/* script.h - a short plan written out: every expression of its one lane evaluated and every loop
+ * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
+ * plans whose steps are all known beforehand and complete by themselves have one. */
+#define DCOMMI_SCRIPT_OPS 64
+#define DCOMMI_SCRIPT_PIECES 128
+#define DCOMMI_SCRIPT_PEERS 15
+#define DCOMMI_SCRIPT_COUNTERS 16
+#define DCOMMI_SCRIPT_SCRATCH 131072
+#define DCOMMI_SCRIPT_BYTES 32768  /* longest message */
+#define DCOMMI_SCRIPT_ONE_WAY 8192 /* of those that nothing comes back for */
+/* To one peer, in all, where some are longer: what finds no room in its fifo has to wait. */
+#define DCOMMI_SCRIPT_SENT 65536
+/* Of a fold that the next step sends or copies: the engine stores what is longer in both places. */
+#define DCOMMI_SCRIPT_FORWARD 8192
+typedef struct dcommi_script_piece {
+    uint8_t space; /* DCOMM_SPACE_MSG: the message being received */
+    uint32_t offset;
+} dcommi_script_piece;
+typedef struct dcommi_script_op {
+    uint8_t kind; /* dcomm_step_kind: SEND, RECV, RECV_REDUCE, COPY, REDUCE, SIGNAL, WAIT */
+    bool final, async;
+    bool past;     /* what is copied or received goes past the caches */
+    uint8_t alike; /* SEND, SIGNAL: how many ops from here on say the same to all other ranks; 0 */
+    uint16_t pieces, npieces; /* sources */
+    int32_t rank;
+    uint32_t tag, len;
+    dcommi_script_piece dst, stage;
+    uint16_t slot; /* SIGNAL, WAIT */
+    uint64_t value;
+    /* Where the engine would take over when this op cannot be done yet: the step, or for what is
+     * asynchronous the fence behind it. */
+    uint32_t order, resume_order, pc;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+} dcommi_script_op;
+struct dcommi_script {
+    uint32_t nops, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
+    bool posts;                         /* some ops say the same to all */
+    dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
+    const dcommi_script_piece *pieces;
+    dcommi_script_op ops[];
+};
+/* ---- writing one ---- */
+typedef struct dcommi_scribe {
+    const dcomm_plan *plan;
+    uint32_t nops, npieces, npeers;
+    int32_t peers[DCOMMI_SCRIPT_PEERS];
+    uint32_t sent[DCOMMI_SCRIPT_PEERS], received[DCOMMI_SCRIPT_PEERS]; /* bytes to and from each */
+    uint32_t longest;                                                  /* message */
+    dcommi_script_piece pieces[DCOMMI_SCRIPT_PIECES];
+    dcommi_script_op ops[DCOMMI_SCRIPT_OPS];
+    uint32_t pc, order;
+    int64_t index[DCOMM_LOOP_DEPTH], trips[DCOMM_LOOP_DEPTH];
+    int depth;
+    uint32_t ndeferred; /* asynchronous receives, held until a fence */
+    dcommi_script_op held[DCOMMI_SCRIPT_OPS];
+} dcommi_scribe;
+static bool dcommi_scribe_value(const dcommi_scribe *s, const dcomm_expr *e, int64_t *value)
+{
+    *value = 0;
+    if (e->kind == DCOMM_EXPR_WORD) {
+        return false;
+    }
+    *value = dcommi_expr_value(e, s->index, s->plan->table, NULL);
+    return true;
+}
+/* An operand of one piece in memory of this rank. */
+static bool dcommi_scribe_operand(const dcommi_scribe *s, const dcomm_operand *o, uint32_t repeat,
+                                  dcommi_script_piece *piece, uint32_t *len)
+{
+    const int64_t limit[] = {[DCOMM_SPACE_IN] = s->plan->in_bytes,
+                             [DCOMM_SPACE_OUT] = s->plan->out_bytes,
+                             [DCOMM_SPACE_SCRATCH] = s->plan->scratch_bytes};
+    int64_t offset, length;
+    if (o->offset.kind == DCOMM_EXPR_WORD || o->length.kind == DCOMM_EXPR_WORD ||
+        o->space < DCOMM_SPACE_IN || o->space > DCOMM_SPACE_SCRATCH) {
+        return false;
+    }
+    dcommi_operand_piece(o, repeat, s->index, s->plan->table, NULL, &offset, &length);
+    if (offset < 0 || offset > limit[o->space] - length || offset > INT32_MAX ||
+        length > DCOMMI_SCRIPT_BYTES) {
+        return false;
+    }
+    *piece = (dcommi_script_piece){.space = o->space, .offset = (uint32_t)offset};
+    *len = (uint32_t)length;
+    return true;
+}
+/* Where a step stores, and how. */
+static bool dcommi_scribe_target(const dcommi_scribe *s, const dcomm_step *step,
+                                 dcommi_script_op *op)
+{
+    op->past = dcommi_result_past(step, s->plan->out_bytes);
+    return dcommi_scribe_operand(s, &step->dst, 0, &op->dst, &op->len) &&
+           ((step->flags & DCOMM_STEP_FORWARD) == 0 || op->len <= DCOMMI_SCRIPT_FORWARD);
+}
+static bool dcommi_scribe_peer(dcommi_scribe *s, const dcomm_comm *comm, int64_t rank)
+{
+    if (rank < 0 || rank >= s->plan->nranks || rank == s->plan->rank ||
+        (comm != NULL && !comm->context->peers[comm->members[rank].peer].same_host)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < s->npeers; i++) {
+        if (s->peers[i] == rank) {
+            return true;
+        }
+    }
+    if (s->npeers == DCOMMI_SCRIPT_PEERS) {
+        return false;
+    }
+    s->peers[s->npeers++] = (int32_t)rank;
+    return true;
+}
+/* A message to one of them, or from it. */
+static void dcommi_scribe_message(dcommi_scribe *s, int64_t rank, uint32_t *bytes, uint32_t len)
+{
+    uint32_t i = 0;
+    while (s->peers[i] != rank) {
+        i++;
+    }
+    bytes[i] += len;
+    s->longest = len > s->longest ? len : s->longest;
+}
+/* Whether all messages find room in the fifos, however many such calls come in a row: with long
+ * ones no rank may get ahead of another, so they are exchanged. */
+static bool dcommi_scribe_fits(const dcommi_scribe *s)
+{
+    for (uint32_t i = 0; i < s->npeers && s->longest > DCOMMI_SCRIPT_ONE_WAY; i++) {
+        if (s->sent[i] > DCOMMI_SCRIPT_SENT || s->sent[i] == 0 || s->received[i] == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+/* An op of the current step. NULL: too many. */
+static dcommi_script_op *dcommi_scribe_op(dcommi_scribe *s, const dcomm_step *step)
+{
+    if (s->nops + s->ndeferred >= DCOMMI_SCRIPT_OPS) {
+        return NULL;
+    }
+    bool defer = (step->flags & DCOMM_STEP_ASYNC) && step->kind != DCOMM_STEP_SEND;
+    dcommi_script_op *op = defer ? &s->held[s->ndeferred++] : &s->ops[s->nops++];
+    memset(op, 0, sizeof *op);
+    op->kind = (uint8_t)step->kind;
+    op->final = step->flags & DCOMM_STEP_FINAL;
+    op->async = defer;
+    op->order = op->resume_order = s->order++;
+    op->pc = s->pc;
+    op->depth = s->depth;
+    memcpy(op->index, s->index, sizeof op->index);
+    memcpy(op->trips, s->trips, sizeof op->trips);
+    return op;
+}
+/* A fence, or the end of the lane: what was put off comes now. */
+static void dcommi_scribe_fence(dcommi_scribe *s)
+{
+    uint32_t order = s->order++;
+    for (uint32_t i = 0; i < s->ndeferred; i++) {
+        dcommi_script_op *op = &s->ops[s->nops++];
+        *op = s->held[i];
+        op->resume_order = order;
+        op->pc = s->pc;
+        op->depth = s->depth;
+        memcpy(op->index, s->index, sizeof op->index);
+        memcpy(op->trips, s->trips, sizeof op->trips);
+    }
+    s->ndeferred = 0;
+}
+static bool dcommi_scribe_sources(dcommi_scribe *s, const dcomm_step *step, dcommi_script_op *op)
+{
+    op->pieces = (uint16_t)s->npieces;
+    for (uint32_t i = 0; i < step->nsrc; i++) {
+        const dcomm_operand *o = &s->plan->operands[step->src + i];
+        uint32_t repeat = o->repeat > 1 ? o->repeat : 1, len = op->len;
+        for (uint32_t r = 0; r < repeat; r++) {
+            if (s->npieces == DCOMMI_SCRIPT_PIECES) {
+                return false;
+            }
+            dcommi_script_piece *piece = &s->pieces[s->npieces++];
+            if (o->space == DCOMM_SPACE_MSG && step->kind == DCOMM_STEP_RECV_REDUCE) {
+                *piece = (dcommi_script_piece){.space = DCOMM_SPACE_MSG};
+            } else if (!dcommi_scribe_operand(s, o, r, piece, &len) || len != op->len) {
+                return false;
+            }
+        }
+    }
+    op->npieces = (uint16_t)(s->npieces - op->pieces);
+    return op->npieces <= DCOMMI_FOLD_SOURCES;
+}
+static bool dcommi_scribe_tell(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer, value;
+    if (!dcommi_scribe_value(s, &step->peer, &peer) ||
+        !dcommi_scribe_value(s, &step->value, &value) || step->slot >= s->plan->ncounters) {
+        return false;
+    }
+    int64_t first = peer == DCOMM_ALL_PEERS ? 0 : peer;
+    int64_t last = peer == DCOMM_ALL_PEERS ? s->plan->nranks - 1 : peer;
+    for (int64_t r = first; r <= last; r++) {
+        if (r == s->plan->rank && peer == DCOMM_ALL_PEERS) {
+            continue;
+        }
+        dcommi_script_op *op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_peer(s, comm, r)) {
+            return false;
+        }
+        op->rank = (int32_t)r;
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+    }
+    return true;
+}
+static bool dcommi_scribe_step(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_step *step)
+{
+    int64_t peer = 0, tag = 0, value = 0;
+    dcommi_script_op *op;
+    dcommi_script_piece piece;
+    uint32_t room;
+    switch (step->kind) {
+    case DCOMM_STEP_SEND:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_operand(s, &s->plan->operands[step->src], 0, &piece, &op->len)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        op->dst = piece;
+        dcommi_scribe_message(s, peer, s->sent, op->len);
+        return true;
+    case DCOMM_STEP_RECV:
+    case DCOMM_STEP_RECV_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || step->word >= 0 || !dcommi_scribe_value(s, &step->peer, &peer) ||
+            !dcommi_scribe_value(s, &step->tag, &tag) || !dcommi_scribe_peer(s, comm, peer) ||
+            !dcommi_scribe_target(s, step, op)) {
+            return false;
+        }
+        op->rank = (int32_t)peer;
+        op->tag = (uint32_t)tag;
+        dcommi_scribe_message(s, peer, s->received, op->len);
+        return step->kind == DCOMM_STEP_RECV ||
+               (dcommi_scribe_operand(s, &step->stage, 0, &op->stage, &room) && room >= op->len &&
+                dcommi_scribe_sources(s, step, op));
+    case DCOMM_STEP_COPY:
+    case DCOMM_STEP_REDUCE:
+        op = dcommi_scribe_op(s, step);
+        return op != NULL && !op->async && dcommi_scribe_target(s, step, op) &&
+               dcommi_scribe_sources(s, step, op);
+    case DCOMM_STEP_SIGNAL:
+        return dcommi_scribe_tell(s, comm, step);
+    case DCOMM_STEP_WAIT:
+        op = dcommi_scribe_op(s, step);
+        if (op == NULL || !dcommi_scribe_value(s, &step->value, &value) ||
+            step->slot >= s->plan->ncounters) {
+            return false;
+        }
+        for (int r = 0; r < s->plan->nranks; r++) { /* whoever may signal is looked at */
+            if (r != s->plan->rank && !dcommi_scribe_peer(s, comm, r)) {
+                return false;
+            }
+        }
+        op->slot = step->slot;
+        op->value = (uint64_t)value;
+        return value >= 0;
+    default:
+        return false;
+    }
+}
+static bool dcommi_scribe_lane(dcommi_scribe *s, const dcomm_comm *comm, const dcomm_lane *lane)
+{
+    const dcomm_step *steps = s->plan->steps + lane->first;
+    int64_t trips;
+    for (; s->pc < lane->count; s->pc++) {
+        const dcomm_step *step = &steps[s->pc];
+        if (step->kind == DCOMM_STEP_FENCE) {
+            dcommi_scribe_fence(s);
+        } else if (step->kind == DCOMM_STEP_LOOP) {
+            if (!dcommi_scribe_value(s, &step->value, &trips)) {
+                return false;
+            }
+            if (trips <= 0) {
+                s->pc += step->body + 1;
+                continue;
+            }
+            s->trips[s->depth] = trips;
+            s->index[s->depth++] = 0;
+        } else if (step->kind == DCOMM_STEP_END) {
+            int d = s->depth - 1;
+            if (++s->index[d] < s->trips[d]) {
+                s->pc -= step->body + 1;
+            } else {
+                s->index[d] = 0;
+                s->depth = d;
+            }
+            if (s->order++ > 4 * DCOMMI_SCRIPT_OPS) { /* loops of nothing */
+                return false;
+            }
+        } else if (!dcommi_scribe_step(s, comm, step)) {
+            return false;
+        }
+    }
+    dcommi_scribe_fence(s);
+    return true;
+}
+/* Whether two ops say the same to different ranks. */
+static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_op *b)
+{
+    return a->kind == b->kind && a->rank != b->rank && a->tag == b->tag && a->len == b->len &&
+           a->dst.space == b->dst.space && a->dst.offset == b->dst.offset && a->slot == b->slot &&
+           a->value == b->value;
+}
+/* Note what is said to all other ranks in a row; whether anything is. */
+static bool dcommi_scribe_note_alike(dcommi_scribe *s)
+{
+    uint32_t others = (uint32_t)s->plan->nranks - 1;
+    bool posts = false;
+    for (uint32_t k = 0; k + others <= s->nops; k++) {
+        dcommi_script_op *op = &s->ops[k];
+        bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
+        for (uint32_t i = 1; i < others && alike; i++) {
+            for (uint32_t j = 0; j < i && alike; j++) {
+                alike = dcommi_scribe_alike(op + j, op + i);
+            }
+        }
+        op->alike = alike ? (uint8_t)others : 0;
+        posts = posts || alike;
+    }
+    return posts;
+}
+/* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. *scribe_p NULL: it
+ * cannot be, or memory is out. */
+static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan,
+                                       dcommi_scribe **scribe_p)
+{
+    *scribe_p = NULL;
+    if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
+        plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
+        plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
+        return DCOMM_OK;
+    }
+    dcommi_scribe *s = dcommi_alloc(sizeof *s);
+    if (s == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    s->plan = plan;
+    if (dcommi_scribe_lane(s, comm, &plan->lanes[0]) && s->nops > 0 && dcommi_scribe_fits(s)) {
+        *scribe_p = s;
+    } else {
+        dcommi_free(s);
     }
     return DCOMM_OK;
 }
+/* *possible: blocking calls of a plan run by a script where all ranks share a host. */
+static dcomm_status dcommi_script_possible(const dcomm_plan *plan, bool *possible)
+{
+    dcommi_scribe *s = NULL;
+    dcomm_status status = dcommi_scribe_plan(NULL, plan, &s);
+    dcommi_free(s);
+    *possible = s != NULL;
+    return status;
+}
+/* The script of a plan for the ranks of `comm`; NULL: it has none, or there is no memory for one,
+ * and the engine runs the plan. */
+static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_plan *plan)
+{
+    dcommi_scribe *s = NULL;
+    dcommi_script *script = NULL;
+    if (dcommi_scribe_plan(comm, plan, &s) >= 0 && s != NULL) {
+        const size_t pieces = sizeof *script + s->nops * sizeof *s->ops;
+        script = dcommi_alloc(pieces + s->npieces * sizeof *s->pieces);
+        if (script != NULL) {
+            script->nops = s->nops;
+            script->npeers = s->npeers;
+            script->posts = dcommi_scribe_note_alike(s);
+            memcpy(script->peers, s->peers, sizeof s->peers);
+            memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
+            script->pieces =
+                memcpy((char *)script + pieces, s->pieces, s->npieces * sizeof *s->pieces);
+            if (plan->op == DCOMM_SUM && !dcommi_dtype_is_opaque((dcomm_dtype)plan->dtype)) {
+                script->fold = dcommi_fold_get((dcomm_dtype)plan->dtype, DCOMMI_FOLD_SUM);
+            }
+        }
+    }
+    dcommi_free(s);
+    return script;
+}
+/* Every so many operations go through the engine, which also looks after everything else. */
+#define DCOMMI_FAST_TURN 64
+/* Polls of a wait before the first pause: a pause is half as long as a message between two threads
+ * of one core takes. */
+#define DCOMMI_FAST_POLLS 64
+/* Longer messages are not there so soon. */
+#define DCOMMI_FAST_PAUSED 2048
+/* Where boards are expected to be written to, one poll in so many looks into the fifo, too. */
+#define DCOMMI_FAST_FIFO 8
+typedef struct dcommi_fast {
+    dcomm_comm *comm;
+    dcommi_cached *cached;
+    uint64_t seq;
+    dcommi_signature signature;
+    uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
+    dcommi_header header;
+    bool posted; /* what was looked at last is on a board */
+    uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
+} dcommi_fast;
+static inline uint8_t *dcommi_fast_at(const dcommi_fast *f, dcommi_script_piece piece)
+{
+    return f->base[piece.space] + piece.offset;
+}
+static inline size_t dcommi_fast_header_len(bool data, size_t len)
+{
+    return data && len <= DCOMMI_SHORT_MAX ? DCOMMI_HEADER_SHORT : sizeof(dcommi_header);
+}
+/* Ops that are done by it; 0: none can be now. */
+static inline uint32_t dcommi_fast_send(dcommi_fast *f, const dcommi_script_op *op,
+                                        const void *data, size_t len)
+{
+    dcomm_comm *comm = f->comm;
+    size_t header_len = dcommi_fast_header_len(f->header.type == DCOMMI_MSG_DATA, len);
+    if (op->alike > 0 && dcommi_board_post(comm, &f->header, header_len, data, len)) {
+        return op->alike;
+    }
+    dcommi_member *m = &comm->members[op->rank];
+    dcommi_transport *t = comm->context->peers[m->peer].transport;
+    m->told = comm->done;
+    m->addressed = true;
+    return t->call->send(t, m->peer, &f->header, header_len, data, len, NULL) >= 0;
+}
+/* The message of a rank that was looked at last is done with. */
+static inline void dcommi_fast_pass(const dcommi_fast *f, dcommi_member *m)
+{
+    dcommi_transport *t = f->comm->context->peers[m->peer].transport;
+    if (f->posted) {
+        dcommi_board_pass(m);
+    } else {
+        t->call->pass(t, m->peer);
+    }
+}
+/* A rank has completed so many collectives; what it has sent earlier may be read later. */
+static inline void dcommi_fast_heard(dcommi_member *m, uint32_t done)
+{
+    uint32_t more = done - (uint32_t)m->done;
+    m->heard = true;
+    m->done += more < UINT32_MAX / 2 ? more : 0;
+}
+/* Whether a message is of a later operation: what lies in the fifo may be of this one. */
+static inline bool dcommi_fast_ahead(const dcommi_fast *f, const dcommi_arrival *arrival)
+{
+    uint64_t seq = 0;
+    memcpy(&seq, (const char *)arrival->header + offsetof(dcommi_header, seq), sizeof seq);
+    return seq > f->seq;
+}
+/* Poll for the next message of a rank. 1: as expected (and left where it is), 0 none yet or dealt
+ * with, -1 something for the engine. `all`: also in the fifo of a rank with a board. */
+static inline int dcommi_fast_poll(dcommi_fast *f, int rank, const dcommi_script_op *op, bool all,
+                                   dcommi_arrival *arrival)
+{
+    dcomm_comm *comm = f->comm;
+    dcommi_member *m = &comm->members[rank];
+    dcommi_transport *t = comm->context->peers[m->peer].transport;
+    dcommi_header h;
+    const size_t len = op != NULL ? op->len : 0;
+    const size_t expected = dcommi_fast_header_len(op != NULL, len) + len;
+    f->posted = dcommi_board_peek(m, arrival) && !dcommi_fast_ahead(f, arrival);
+    if (!f->posted &&
+        ((m->board != NULL && !all) || !t->call->peek(t, m->peer, expected, arrival))) {
+        return 0;
+    }
+    if (arrival->header_len == sizeof h) {
+        memcpy(&h, arrival->header, sizeof h);
+    } else if (arrival->header_len == DCOMMI_HEADER_SHORT) {
+        memcpy(&h, arrival->header, DCOMMI_HEADER_SHORT);
+        h.a = arrival->len;
+        h.b = 0;
+        if (h.type != DCOMMI_MSG_DATA) {
+            return -1;
+        }
+    } else {
+        return -1;
+    }
+    if (h.comm != comm->id || h.src != (uint32_t)rank || h.stream != DCOMMI_STREAM_COLL) {
+        return -1;
+    }
+    if (op == NULL && h.seq > f->seq &&
+        (h.type == DCOMMI_MSG_DATA || h.type == DCOMMI_MSG_SIGNAL)) {
+        return 0; /* it is ahead: all that it signals us now has come */
+    }
+    bool ours = h.seq == f->seq && h.signature == f->header.signature && h.stage == 0;
+    if (ours && h.type == DCOMMI_MSG_DATA && op != NULL && h.tag == op->tag && h.a == op->len &&
+        arrival->len == op->len) {
+        dcommi_fast_heard(m, h.done);
+        return 1;
+    }
+    if (ours && h.type == DCOMMI_MSG_SIGNAL && h.slot < f->cached->plan->ncounters) {
+        dcommi_fast_heard(m, h.done);
+        f->counters[h.slot] += h.a;
+        dcommi_fast_pass(f, m);
+        return 0;
+    }
+    if (h.type == DCOMMI_MSG_CREDIT && h.b == 0 && arrival->len == 0) {
+        dcommi_learn_done(comm, &h);
+        dcommi_fast_pass(f, m);
+        return 0;
+    }
+    return -1;
+}
+static inline void dcommi_fast_copy(const dcommi_fast *f, const dcommi_script_op *op,
+                                    const void *src)
+{
+    uint8_t *dst = dcommi_fast_at(f, op->dst);
+    if (DCOMMI_UNLIKELY(op->past)) {
+        dcommi_result_copy(f->comm->context, dst, src, op->len, true);
+    } else if (dst != src) {
+        memcpy(dst, src, op->len);
+    }
+}
+/* Sources of a fold or copy; `message` stands for what is being received. */
+static inline dcomm_status dcommi_fast_fold(const dcommi_fast *f, const dcommi_script_op *op,
+                                            const void *message)
+{
+    const dcommi_script *script = f->cached->script;
+    const dcomm_plan *plan = f->cached->plan;
+    const unsigned char *src[DCOMMI_FOLD_SOURCES];
+    if (op->len == 0) {
+        return DCOMM_OK;
+    }
+    uint8_t *dst = dcommi_fast_at(f, op->dst);
+    for (uint32_t i = 0; i < op->npieces; i++) {
+        dcommi_script_piece piece = script->pieces[op->pieces + i];
+        src[i] = piece.space == DCOMM_SPACE_MSG ? message : dcommi_fast_at(f, piece);
+    }
+    if (op->kind == DCOMM_STEP_COPY) {
+        dcommi_fast_copy(f, op, src[0]);
+        return DCOMM_OK;
+    }
+    if (DCOMMI_LIKELY(script->fold != NULL && op->npieces > 1)) {
+        script->fold(dst, NULL, src, op->npieces, op->len, 0, 0);
+        return DCOMM_OK;
+    }
+    return dcommi_host_reduce(dst, (const void *const *)src, op->npieces,
+                              op->len / dcomm_dtype_size((dcomm_dtype)plan->dtype),
+                              (dcomm_dtype)plan->dtype, (dcomm_op)plan->op,
+                              op->final && plan->op == DCOMM_AVG ? plan->nranks : 1);
+}
+/* Wait for the message of a receive, or for signals. False: the engine must go on. */
+static inline bool dcommi_fast_await(dcommi_fast *f, const dcommi_script_op *op,
+                                     dcommi_arrival *arrival)
+{
+    const dcommi_script *script = f->cached->script;
+    const dcomm_context *context = f->comm->context;
+    bool message = op->kind != DCOMM_STEP_WAIT;
+    unsigned polls = context->spin_limit, yields = context->script_yields;
+    const unsigned pause = polls > DCOMMI_FAST_POLLS ? polls - DCOMMI_FAST_POLLS : 0;
+    for (unsigned i = op->len <= DCOMMI_FAST_PAUSED ? context->script_pauses : 0; i > 0; i--) {
+        dcommi_relax();
+    }
+    for (;;) {
+        bool all = !script->posts || (context->spin_limit - polls) % DCOMMI_FAST_FIFO == 0;
+        if (message) {
+            int found = dcommi_fast_poll(f, op->rank, op, all, arrival);
+            if (found != 0) {
+                return found > 0;
+            }
+        } else {
+            if (f->counters[op->slot] >= op->value) {
+                return true;
+            }
+            for (uint32_t i = 0; i < script->npeers; i++) {
+                if (dcommi_fast_poll(f, script->peers[i], NULL, all, arrival) != 0) {
+                    return false;
+                }
+            }
+        }
+        if (DCOMMI_LIKELY(--polls > 0)) {
+            if (polls < pause) {
+                dcommi_relax();
+            }
+        } else if (yields > 0) {
+            yields--;
+            polls = context->spin_limit;
+            sched_yield();
+            if (atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0) {
+                return false;
+            }
+        } else {
+            return false;
+        }
+    }
+}
+/* Run ops until the end, or the first that cannot be done now: its index. */
+static inline uint32_t dcommi_fast_ops(dcommi_fast *f, dcomm_status *status)
+{
+    const dcommi_script *script = f->cached->script;
+    dcomm_comm *comm = f->comm;
+    dcommi_arrival arrival;
+    for (uint32_t k = 0, sent = 1; k < script->nops; k += sent) {
+        const dcommi_script_op *op = &script->ops[k];
+        sent = 1;
+        switch (op->kind) {
+        case DCOMM_STEP_SEND:
+            f->header.type = DCOMMI_MSG_DATA;
+            f->header.slot = 0;
+            f->header.tag = op->tag;
+            f->header.a = op->len;
+            sent = dcommi_fast_send(f, op, dcommi_fast_at(f, op->dst), op->len);
+            comm->stats.messages_sent += sent;
+            comm->stats.messages_posted += sent > 1 ? sent : 0;
+            comm->stats.bytes_sent += sent * (uint64_t)op->len;
+            break;
+        case DCOMM_STEP_SIGNAL:
+            f->header.type = DCOMMI_MSG_SIGNAL;
+            f->header.slot = op->slot;
+            f->header.tag = 0;
+            f->header.a = op->value;
+            sent = dcommi_fast_send(f, op, NULL, 0);
+            break;
+        case DCOMM_STEP_RECV:
+        case DCOMM_STEP_RECV_REDUCE: {
+            if (!dcommi_fast_await(f, op, &arrival)) {
+                return k;
+            }
+            if (op->kind == DCOMM_STEP_RECV_REDUCE) {
+                *status = dcommi_fast_fold(f, op, arrival.data);
+            } else if (op->len > 0) {
+                dcommi_fast_copy(f, op, arrival.data);
+            }
+            dcommi_fast_pass(f, &comm->members[op->rank]);
+            break;
+        }
+        case DCOMM_STEP_WAIT:
+            if (f->counters[op->slot] < op->value && !dcommi_fast_await(f, op, &arrival)) {
+                return k;
+            }
+            break;
+        default:
+            *status = dcommi_fast_fold(f, op, NULL);
+            break;
+        }
+        if (DCOMMI_UNLIKELY(*status < 0)) {
+            dcommi_poison(comm, *status, -1, dcommi_message);
+            return k;
+        }
+        if (DCOMMI_UNLIKELY(sent == 0)) {
+            return k;
+        }
+    }
+    return script->nops;
+}
+/* ---- leaving it to the engine ---- */
+/* The receive of an op that the plan has already posted. */
+static void dcommi_fast_post(const dcommi_fast *f, dcommi_run *run, dcommi_lane *lane,
+                             const dcommi_script_op *op)
+{
+    dcommi_move *move = dcommi_move_new(run, lane);
+    if (move == NULL) {
+        dcommi_poison(f->comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        return;
+    }
+    move->async = true;
+    move->final = op->final;
+    move->past = op->past;
+    move->kind = DCOMMI_MOVE_RECV;
+    move->buf = move->dst = dcommi_fast_at(f, op->dst);
+    move->len = op->len;
+    if (op->kind == DCOMM_STEP_RECV_REDUCE) {
+        move->kind = DCOMMI_MOVE_FOLD;
+        move->buf = dcommi_fast_at(f, op->stage);
+        move->nsrc = (uint8_t)op->npieces;
+        for (uint32_t i = 0; i < op->npieces; i++) {
+            dcommi_script_piece piece = f->cached->script->pieces[op->pieces + i];
+            if (piece.space == DCOMM_SPACE_MSG) {
+                move->msg_at = (uint8_t)i;
+            } else {
+                move->src[i] = dcommi_fast_at(f, piece);
+            }
+        }
+    }
+    lane->pending++;
+    dcommi_recv_post(move, op->rank, op->tag);
+}
+/* Put a run that has just been started to where op k would come next. With the token. */
+static void dcommi_fast_resume(dcommi_fast *f, dcommi_run *run, uint32_t k)
+{
+    const dcommi_script *script = f->cached->script;
+    const dcommi_script_op *at = &script->ops[k];
+    dcommi_lane *lane = &run->root.lanes[0];
+    lane->pc = at->pc;
+    lane->depth = at->depth;
+    memcpy(lane->index, at->index, sizeof lane->index);
+    memcpy(lane->trips, at->trips, sizeof lane->trips);
+    if (run->root.space_len[DCOMM_SPACE_SCRATCH] > 0) {
+        memcpy(run->root.space[DCOMM_SPACE_SCRATCH], f->base[DCOMM_SPACE_SCRATCH],
+               (size_t)run->root.space_len[DCOMM_SPACE_SCRATCH]);
+        f->base[DCOMM_SPACE_SCRATCH] = run->root.space[DCOMM_SPACE_SCRATCH];
+    }
+    for (uint32_t i = 0; i < run->plan->ncounters; i++) {
+        run->counters[i] += f->counters[i];
+    }
+    for (uint32_t i = k; i < script->nops && run->active; i++) {
+        if (script->ops[i].async && script->ops[i].order < at->resume_order) {
+            dcommi_fast_post(f, run, lane, &script->ops[i]);
+        }
+    }
+}
+/* The engine takes over at op k. With the token, which it gives back. */
+static dcomm_status dcommi_fast_leave(dcommi_fast *f, uint32_t k, double timeout_s)
+{
+    dcomm_comm *comm = f->comm;
+    dcomm_context *context = comm->context;
+    dcommi_comm_lock(comm);
+    dcommi_run *run =
+        dcommi_run_of(comm, f->cached, f->base[DCOMM_SPACE_IN], f->base[DCOMM_SPACE_OUT]);
+    dcommi_comm_unlock(comm);
+    if (run == NULL) {
+        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
+        dcommi_token_release(context);
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    run->seq = f->seq;
+    run->signature = f->signature;
+    run->timeout_s = timeout_s;
+    run->blocking = true;
+    dcommi_run_start(run);
+    if (run->active) {
+        dcommi_fast_resume(f, run, k);
+    }
+    dcommi_progress(context);
+    dcommi_token_release(context);
+    return dcommi_run_wait_here(run);
+}
+/* ---- the entry ---- */
+/* The condition of the fast path, as far as it is the caller's: a blocking call outside of groups,
+ * on a communicator that is there, with options that a plan or the wait for it is made of. */
+static inline bool dcommi_fast_asked(const dcomm_comm *comm, const dcomm_coll_opts *opts,
+                                     dcomm_request *const *request_p)
+{
+    return request_p == NULL && comm != NULL && dcommi_this_group.depth == 0 &&
+           (opts == NULL || (opts->codec == NULL && opts->feedback == NULL &&
+                             opts->stream == NULL && opts->timeout_s >= 0)) &&
+           atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK &&
+           atomic_load_explicit(&dcommi_forked, memory_order_relaxed) == 0;
+}
+/* And as far as it is the engine's: nothing else is under way, or due. With the token. */
+static inline bool dcommi_fast_able(const dcomm_comm *comm, const dcommi_script *script)
+{
+    const dcomm_context *context = comm->context;
+    uint64_t seq = comm->next_seq;
+    if (context->active != 0 || seq % DCOMMI_FAST_TURN == DCOMMI_FAST_TURN - 1 ||
+        comm->entered != seq || comm->started != seq || comm->early_count != 0 ||
+        atomic_load_explicit(&context->submitted, memory_order_relaxed) != NULL ||
+        atomic_load_explicit(&context->aborts, memory_order_relaxed) != 0 ||
+        atomic_load_explicit(&comm->poisoned, memory_order_relaxed) != 0) {
+        return false;
+    }
+    for (uint32_t i = 0; i < script->npeers; i++) {
+        const dcommi_member *m = &comm->members[script->peers[i]];
+        if (seq >= m->done + DCOMMI_WINDOW || context->peers[m->peer].lost) {
+            return false;
+        }
+    }
+    return true;
+}
+/* Number a call whose plan's reference it keeps. False: no memory. With the token and comm->lock.
+ */
+static inline bool dcommi_fast_begin(dcommi_fast *f, dcomm_comm *comm, dcommi_cached *cached,
+                                     const void *in, void *out)
+{
+    if (DCOMMI_UNLIKELY(comm->scratch == NULL && cached->plan->scratch_bytes > 0)) {
+        comm->scratch = dcommi_alloc_raw(DCOMMI_SCRIPT_SCRATCH);
+        if (comm->scratch == NULL) {
+            return false;
+        }
+    }
+    dcommi_board_attach(comm);
+    f->comm = comm;
+    f->cached = cached;
+    f->signature = cached->signature;
+    f->seq = dcommi_number(comm, &f->signature);
+    f->base[DCOMM_SPACE_IN] = (uint8_t *)(uintptr_t)in;
+    f->base[DCOMM_SPACE_OUT] = out;
+    f->base[DCOMM_SPACE_SCRATCH] = comm->scratch;
+    f->header = (dcommi_header){.stream = DCOMMI_STREAM_COLL,
+                                .signature = f->signature.hash,
+                                .src = (uint32_t)comm->rank,
+                                .comm = comm->id,
+                                .seq = f->seq,
+                                .done = (uint32_t)comm->done};
+    for (uint32_t i = 0; i < cached->plan->ncounters; i++) {
+        f->counters[i] = 0;
+    }
+    comm->stats.plans_reused++;
+    return true;
+}
+/* The script is through: the operation counts as run. With the token. */
+static inline void dcommi_fast_end(const dcommi_fast *f)
+{
+    dcomm_comm *comm = f->comm;
+    dcommi_history *entry = &comm->history[f->seq % DCOMMI_HISTORY];
+    entry->seq = f->seq;
+    entry->known = true;
+    entry->signature = f->signature;
+    comm->started++;
+    comm->entered = f->seq + 1;
+    comm->stats.operations++;
+    dcommi_advance_done(comm);
+}
+/* Take the token, and comm->lock unless this thread is the context's only one. False: another has
+ * the token. */
+static inline bool dcommi_fast_enter(dcomm_comm *comm, bool *locked)
+{
+    *locked = !dcommi_token_enter(comm->context);
+    if (DCOMMI_LIKELY(!*locked)) {
+        return true;
+    }
+    dcommi_comm_lock(comm);
+    if (dcommi_token_try(comm->context)) {
+        return true;
+    }
+    dcommi_comm_unlock(comm);
+    return false;
+}
+/* What every blocking call tries first: run the script of the plan that is cached for it.
+ * DCOMM_IN_PROGRESS: there is none, or not now, and nothing has happened. */
+static inline dcomm_status dcommi_fast_call(dcomm_comm *comm, const dcommi_call_key *key,
+                                            const char *asked, const void *in, void *out,
+                                            double timeout_s)
+{
+    dcommi_fast f;
+    dcomm_status status = DCOMM_OK;
+    bool locked;
+    if (dcommi_device_locate(in) >= 0 || dcommi_device_locate(out) >= 0 ||
+        !dcommi_fast_enter(comm, &locked)) {
+        return DCOMM_IN_PROGRESS;
+    }
+    dcommi_cached *cached = dcommi_cache_find(comm, key, asked);
+    const bool begun = cached != NULL && cached->script != NULL &&
+                       dcommi_fast_able(comm, cached->script) &&
+                       dcommi_fast_begin(&f, comm, cached, in, out);
+    if (DCOMMI_UNLIKELY(!begun && cached != NULL)) {
+        dcommi_cached_release(comm, cached);
+    }
+    if (locked) {
+        dcommi_comm_unlock(comm);
+    }
+    if (!begun) {
+        dcommi_token_release(comm->context);
+        return DCOMM_IN_PROGRESS;
+    }
+    const uint32_t k = dcommi_fast_ops(&f, &status);
+    if (DCOMMI_UNLIKELY(k < cached->script->nops)) {
+        return dcommi_fast_leave(&f, k, timeout_s);
+    }
+    dcommi_fast_end(&f);
+    if (locked) {
+        dcommi_comm_lock(comm);
+    }
+    dcommi_cached_release(comm, cached);
+    if (locked) {
+        dcommi_comm_unlock(comm);
+    }
+    dcommi_token_release(comm->context);
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/comm/key.h ======================================================== */
+/* key.h - what a call is. Its key is all that the caller has said of it but where the buffers lie:
+ * by it the plan is found. Its signature is what all ranks must agree on: not how a rank's own
+ * buffers lie, but which algorithm was chosen. */
+/* ==== include/dcomm/impl/comm/select.h ===================================================== */
+/* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
+ * share. */
+/* ==== include/dcomm/impl/comm/choose.h ===================================================== */
+/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
+ * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
+/* ==== include/dcomm/impl/algo/make.h ======================================================= */
+/* make.h - from a shape and an algorithm to a plan. */
+/* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
+ * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
+static int64_t dcommi_shape_size(const dcommi_shape *s)
+{
+    size_t count = s->count;
+    if (s->coll == DCOMM_COLL_ALLTOALLV) {
+        return 0;
+    }
+    if (s->counts != NULL) {
+        count = 0;
+        for (int r = 0; r < s->nranks; r++) {
+            count = s->counts[r] > count ? s->counts[r] : count;
+        }
+    }
+    return dcommi_shape_bytes(s, count);
+}
+/* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
+static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
+{
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    int64_t one = dcommi_shape_bytes(s, s->count), all = one * s->nranks;
+    int64_t mine = 0, total = 0, end = 0, send_end = 0;
+    bool root = s->rank == s->root;
+    if (s->counts != NULL) {
+        mine = (int64_t)s->counts[s->rank] * element;
+        for (int r = 0; r < s->nranks; r++) {
+            total += (int64_t)s->counts[r] * element;
+            end = dcommi_max64(end, (int64_t)(s->displs[r] + s->counts[r]) * element);
+            if (s->send_counts != NULL) {
+                send_end = dcommi_max64(send_end,
+                                        (int64_t)(s->send_displs[r] + s->send_counts[r]) * element);
+            }
+        }
+    }
+    switch (s->coll) {
+    case DCOMM_COLL_ALLREDUCE:
+        *in = *out = one;
+        break;
+    case DCOMM_COLL_REDUCE:
+        *in = one;
+        *out = root ? one : 0;
+        break;
+    case DCOMM_COLL_BROADCAST:
+        *in = root ? one : 0;
+        *out = one;
+        break;
+    case DCOMM_COLL_REDUCE_SCATTER:
+        *in = all;
+        *out = one;
+        break;
+    case DCOMM_COLL_ALLGATHER:
+        *in = one;
+        *out = all;
+        break;
+    case DCOMM_COLL_GATHER:
+        *in = one;
+        *out = root ? all : 0;
+        break;
+    case DCOMM_COLL_SCATTER:
+        *in = root ? all : 0;
+        *out = one;
+        break;
+    case DCOMM_COLL_ALLTOALL:
+        *in = *out = all;
+        break;
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        *in = total;
+        *out = mine;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        *in = mine;
+        *out = end;
+        break;
+    case DCOMM_COLL_GATHERV:
+        *in = mine;
+        *out = root ? end : 0;
+        break;
+    case DCOMM_COLL_SCATTERV:
+        *in = root ? end : 0;
+        *out = mine;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        *in = send_end;
+        *out = end;
+        break;
+    case DCOMM_COLL_SEND:
+        *in = one;
+        *out = 0;
+        break;
+    case DCOMM_COLL_RECV:
+        *in = 0;
+        *out = one;
+        break;
+    default:
+        *in = *out = 0;
+        break;
+    }
+    if (s->in_place) { /* both lie in OUT, which is the longer one */
+        *out = dcommi_max64(*in, *out);
+    }
+}
+/* Whether no rank moves a byte. Every rank comes to the same answer. */
+static bool dcommi_shape_empty(const dcommi_shape *s)
+{
+    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
+        s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
+        return false; /* counts may differ between ranks, which only a message shows */
+    }
+    return dcommi_shape_size(s) == 0;
+}
+/* One rank alone: its output is its input. */
+static void dcommi_make_alone(const dcommi_shape *s, dcomm_builder *b)
+{
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
+    int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
+    if (s->counts != NULL) {
+        bytes = (int64_t)s->counts[0] * element;
+        from = s->coll == DCOMM_COLL_SCATTERV ? (int64_t)s->displs[0] * element : 0;
+        to = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
+                     s->coll == DCOMM_COLL_ALLTOALLV
+                 ? (int64_t)s->displs[0] * element
+                 : 0;
+        from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
+    }
+    if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
+        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, to, bytes),
+                         dcomm_span(DCOMM_SPACE_IN, from, bytes), 0);
+    }
+}
+static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
+                                     dcomm_plan **plan_p)
+{
+    dcomm_builder b;
+    dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
+    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
+    if (s->nranks == 1) {
+        dcommi_make_alone(s, &b);
+    } else if (!dcommi_shape_empty(s)) {
+        dcomm_status status = algo->make(s, &b);
+        if (status < 0) {
+            dcommi_build_discard(&b);
+            return status;
+        }
+    }
+    DCOMMI_TRY(dcommi_build_finish(&b, plan_p));
+    if ((*plan_p)->next != NULL) { /* the next stage is made of what this one's table holds */
+        (*plan_p)->kernel_user = (*plan_p)->next_user = *plan_p;
+    }
+    return DCOMM_OK;
+}
+/* ==== include/dcomm/impl/model/correction.h ================================================ */
+/* correction.h - factors by which trials correct the model's prices of all-reduces within a host.
+ */
+#define DCOMMI_CORRECTION_ONE 1024
+#define DCOMMI_CORRECTION_LEAST 128 /* beyond these the trial was not of what was priced */
+#define DCOMMI_CORRECTION_MOST 8192
+typedef struct dcommi_corrections {
+    int n;
+    struct dcommi_correction {
+        const dcommi_algo *algo;
+        int64_t n, bytes[DCOMM_CURVE_POINTS], factor[DCOMM_CURVE_POINTS]; /* in 1024ths */
+    } of[DCOMM_TRIALS];
+} dcommi_corrections;
+/* There are trials of memory of the first kinds, host memory: ordinary, huge, registered. */
+enum { DCOMMI_TRIALS_KINDS = DCOMMI_MEMORY_REGISTERED + 1 };
+/* At so many bytes a trial took `took`, and the model says `price`. */
+static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, int64_t took,
+                                  int64_t price)
+{
+    int64_t factor = took / dcommi_max64(price / DCOMMI_CORRECTION_ONE, 1);
+    factor = dcommi_min64(dcommi_max64(factor, DCOMMI_CORRECTION_LEAST), DCOMMI_CORRECTION_MOST);
+    to->bytes[to->n] = bytes;
+    to->factor[to->n++] = factor;
+}
+/* Below the first trial and beyond the last it is what it is there. */
+static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t bytes)
+{
+    int64_t from = k->bytes[0], at = k->factor[0];
+    for (int64_t i = 1; i < k->n && bytes > from; i++) {
+        int64_t to = k->bytes[i], part = dcommi_min64(bytes, to) - from;
+        at += (k->factor[i] - at) * part / dcommi_max64(to - from, 1);
+        from = to;
+    }
+    return at;
+}
+/* Where the first of them begins; INT64_MAX: there are none. */
+static int64_t dcommi_corrections_from(const dcommi_corrections *k)
+{
+    int64_t from = INT64_MAX;
+    for (int i = 0; i < k->n; i++) {
+        from = dcommi_min64(from, k->of[i].bytes[0]);
+    }
+    return from;
+}
+/* The factor of an algorithm's price for the shape of a call of so many bytes, in 1024ths. Where it
+ * was too dear to be tried while others were, it gets no less than they do. */
+static int64_t dcommi_correction_of(const dcommi_corrections corrections[DCOMMI_TRIALS_KINDS],
+                                    const dcommi_shape *s, const dcommi_algo *algo, int64_t bytes)
+{
+    int64_t own = DCOMMI_CORRECTION_ONE, most = own, to = 0;
+    const struct dcommi_correction *tried = NULL;
+    if (s->coll != DCOMM_COLL_ALLREDUCE || s->memory > DCOMMI_MEMORY_REGISTERED ||
+        s->coding != NULL) {
+        return own;
+    }
+    const dcommi_corrections *k = &corrections[s->memory];
+    int64_t from = dcommi_corrections_from(k);
+    if (s->memory == DCOMMI_MEMORY_HUGE && bytes < from) { /* short calls do not see pages */
+        k = &corrections[DCOMMI_MEMORY_ANY];
+        from = dcommi_corrections_from(k);
+    }
+    for (int i = 0; i < k->n; i++) {
+        const struct dcommi_correction *of = &k->of[i];
+        most = dcommi_max64(most, dcommi_correction_at(of, bytes));
+        to = dcommi_max64(to, of->bytes[of->n - 1]);
+        tried = of->algo == algo ? of : tried;
+    }
+    if (tried != NULL) {
+        int64_t at = dcommi_min64(dcommi_max64(bytes, from), to);
+        own = dcommi_correction_at(tried, bytes);
+        if (at >= tried->bytes[0] && at <= tried->bytes[tried->n - 1]) {
+            return own;
+        }
+    }
+    return dcommi_max64(own, most);
+}
+#define DCOMMI_CHOICES 256             /* remembered */
+#define DCOMMI_DECISIONS 512           /* likewise: four for each of 28 octaves, and types */
+#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
+#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
+#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
+typedef struct dcommi_chooser {
+    dcomm_tuning tuning;
+    dcommi_terrain terrain[DCOMMI_MEMORY_KINDS];
+    dcommi_corrections corrections[DCOMMI_TRIALS_KINDS];
+    struct dcommi_choice {
+        uint64_t key; /* 0: none */
+        const dcommi_algo *algo;
+    } choice[DCOMMI_CHOICES];
+    struct dcommi_decision { /* of codec "auto" (api_auto.h), in the order in which they came, */
+        uint64_t key;        /* the same on every rank; the oldest go first */
+        int taken;
+    } decided[DCOMMI_DECISIONS];
+    size_t ndecided;
+} dcommi_chooser;
+/* Ranks of which nothing is known share a host, too. */
+static bool dcommi_within_host(const dcommi_groups *groups)
+{
+    return groups == NULL || groups->count[0] <= 1;
+}
+/* ---- what is priced ---- */
+/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
+ * does not price them all. */
+static int64_t dcommi_choice_grid(int64_t bytes)
+{
+    int64_t step = 1;
+    while (bytes >= 8 * step) {
+        step *= 2;
+    }
+    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
+}
+/* Bytes of a block of all-to-all-v: the busiest rank's on average, where all counts are known. */
+static int64_t dcommi_choice_block(const dcommi_shape *s)
+{
+    size_t n = (size_t)s->nranks, most = 0;
+    if (s->matrix == NULL || n < 2) {
+        return DCOMMI_CHOICE_UNKNOWN;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t in = 0, out = 0;
+        for (size_t j = 0; j < n; j++) {
+            in += j != i ? s->matrix[j * n + i] : 0;
+            out += j != i ? s->matrix[i * n + j] : 0;
+        }
+        most = in > most ? in : most;
+        most = out > most ? out : most;
+    }
+    return dcommi_shape_bytes(s, (most + n - 2) / (n - 1));
+}
+/* What stands for a call: the operation with equal blocks, at a size of the grid, from rank 0, not
+ * in place (which ranks need not agree on) - but in place, where peers can read buffers and not the
+ * scratch that it takes to be in place: there the wrong guess costs least that way. */
+static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
+{
+    dcommi_shape q = *s;
+    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
+    switch (s->coll) {
+    case DCOMM_COLL_REDUCE_SCATTERV:
+        q.coll = DCOMM_COLL_REDUCE_SCATTER;
+        break;
+    case DCOMM_COLL_ALLGATHERV:
+        q.coll = DCOMM_COLL_ALLGATHER;
+        break;
+    case DCOMM_COLL_ALLTOALLV:
+        q.coll = DCOMM_COLL_ALLTOALL;
+        bytes = dcommi_choice_block(s);
+        break;
+    default:
+        break;
+    }
+    q.counts = q.displs = q.send_counts = q.send_displs = q.matrix = NULL;
+    q.in_place = s->memory == DCOMMI_MEMORY_OPEN && s->coll == DCOMM_COLL_ALLREDUCE;
+    q.root = 0;
+    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
+    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
+    return q;
+}
+typedef struct dcommi_priced_plans {
+    dcommi_shape shape;
+    const dcommi_algo *algo;
+} dcommi_priced_plans;
+static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
+{
+    dcommi_priced_plans *p = user;
+    dcomm_plan *plan = NULL;
+    p->shape.rank = rank;
+    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
+    *plan_p = plan;
+    return status;
+}
+static void dcommi_choice_put(void *user, const dcomm_plan *plan)
+{
+    (void)user;
+    dcommi_free((void *)(uintptr_t)plan);
+}
+/* *scripted: calls by these plans run by scripts, if they are blocking, as most short ones are. */
+static dcomm_status dcommi_choice_scripted(dcommi_priced_plans *p, bool *scripted)
+{
+    const dcommi_shape *s = &p->shape;
+    const dcomm_plan *plan = NULL;
+    *scripted = false;
+    if (dcommi_within_host(s->groups) && s->coding == NULL && !dcommi_memory_of_device(s->memory)) {
+        DCOMMI_TRY(dcommi_choice_get(p, 0, &plan));
+        dcomm_status status = dcommi_script_possible(plan, scripted);
+        dcommi_choice_put(p, plan);
+        return status;
+    }
+    return DCOMM_OK;
+}
+/* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
+ * cannot do it. */
+static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
+    dcommi_plans plans = {.get = dcommi_choice_get, .put = dcommi_choice_put, .user = &p};
+    if (s->rank_order && !algo->rank_order) {
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "it cannot fold in rank order, which deterministic and accumulate ask for");
+    }
+    if (p.shape.coll != s->coll) {
+        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
+    }
+    if (p.algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
+                           dcomm_coll_name(p.shape.coll), algo->name);
+    }
+    DCOMMI_TRY(dcommi_choice_scripted(&p, &plans.scripted));
+    DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
+    const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
+                      : algo->make == dcommi_bruck_v      ? "recursive_doubling"
+                                                          : NULL;
+    if (ask != NULL && s->matrix == NULL) { /* and the stage in which counts are agreed on */
+        dcommi_price first;
+        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, ask);
+        p.shape.coll = p.algo->coll;
+        p.shape.dtype = DCOMM_U64;
+        p.shape.count = (size_t)s->nranks;
+        plans.scripted = false; /* a stage of it */
+        DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
+        price->ps += first.ps;
+        price->unhurried += first.unhurried;
+        price->over = price->over || first.over;
+    }
+    return DCOMM_OK;
+}
+/* What a model's price becomes by a factor of the corrections. */
+static void dcommi_choice_correct(dcommi_price *price, int64_t factor)
+{
+    if (factor != DCOMMI_CORRECTION_ONE) {
+        price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
+        price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
+    }
+}
+/* The same, corrected by trials: what the choice goes by. */
+static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_shape *s,
+                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
+                                        dcommi_price *price)
+{
+    const dcommi_terrain *t = &c->terrain[s->memory];
+    int64_t factor = dcommi_correction_of(c->corrections, s, algo, dcommi_shape_size(s));
+    if (factor != DCOMMI_CORRECTION_ONE) {
+        limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
+    }
+    DCOMMI_TRY(dcommi_choice_model(t, s, algo, limit, budget, price));
+    dcommi_choice_correct(price, factor);
+    return DCOMM_OK;
+}
+/* ---- the numbers ---- */
+/* What an all-reduce that trials are of would be asked of the model. */
+static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, int64_t bytes,
+                                       enum dcommi_memory memory)
+{
+    dcommi_shape s = {.coll = DCOMM_COLL_ALLREDUCE,
+                      .nranks = nranks,
+                      .dtype = DCOMM_F32,
+                      .op = DCOMM_SUM,
+                      .count = (size_t)bytes / sizeof(float),
+                      .lanes = 1,
+                      .memory = memory,
+                      .groups = groups};
+    return s;
+}
+/* What follows from trials on so many ranks, of such memory, for prices on `t`. */
+static dcomm_status dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
+                                            const dcommi_groups *groups, int64_t tried,
+                                            const dcomm_trial *trials, enum dcommi_memory memory)
+{
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
+    k->n = 0;
+    if (tried != t->nranks || !dcommi_within_host(groups)) {
+        return DCOMM_OK;
+    }
+    for (int i = 0; i < DCOMM_TRIALS; i++) {
+        const dcomm_curve *took = &trials[i].took;
+        struct dcommi_correction *to = &k->of[k->n];
+        to->algo = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, trials[i].algo);
+        to->n = 0;
+        for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
+            dcommi_shape s = dcommi_trial_shape(groups, t->nranks, took->bytes[p], memory);
+            dcommi_price price = {0};
+            dcomm_status priced =
+                dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET, &price);
+            if (priced == DCOMM_ERR_NO_MEMORY) {
+                return priced; /* all ranks correct alike, or none */
+            }
+            if (priced >= 0) {
+                dcommi_correction_add(to, took->bytes[p], took->ps[p], price.ps);
+            }
+        }
+        k->n += to->n > 0;
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+    return DCOMM_OK;
+}
+/* The groups must outlive the chooser. */
+static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
+                                       const dcomm_tuning *tuning)
+{
+    DCOMMI_TRY(dcommi_tuning_check(tuning));
+    memset(c->choice, 0, sizeof c->choice);
+    c->ndecided = 0;
+    c->tuning = *tuning;
+    dcomm_status status = DCOMM_OK;
+    for (int m = 0; m < DCOMMI_MEMORY_KINDS && status >= 0; m++) {
+        status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
+    }
+    if (status >= 0) {
+        const dcomm_trial *trials[DCOMMI_TRIALS_KINDS] = {[DCOMMI_MEMORY_ANY] = tuning->trial,
+                                                          [DCOMMI_MEMORY_HUGE] = tuning->huge,
+                                                          [DCOMMI_MEMORY_REGISTERED] =
+                                                              tuning->registered};
+        for (int m = 0; m < DCOMMI_TRIALS_KINDS && status >= 0; m++) {
+            status = dcommi_corrections_find(&c->corrections[m], &c->terrain[m], groups,
+                                             tuning->tried, trials[m], (enum dcommi_memory)m);
+        }
+    }
+    return status;
+}
+/* ---- the choice ---- */
+static uint64_t dcommi_choice_key(const dcommi_shape *s)
+{
+    dcommi_shape q = dcommi_choice_shape(s);
+    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 |
+                                  (uint64_t)s->memory << 1 | s->rank_order,
+                              (uint64_t)q.count);
+    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
+    if (s->coding != NULL) {
+        unsigned feedback = s->coding->feedback | (unsigned)s->coding->variant << 1 |
+                            (unsigned)s->coding->clips << 2;
+        key = dcommi_mix(dcommi_mix(key, s->coding->hash), feedback);
+    }
+    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
+}
+/* The model is not so exact that a price a little lower meant anything. */
+#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
+/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
+ * those of fewer messages are as much faster as they are slower there. */
+#define DCOMMI_CHOICE_MARGIN_SHORT 6
+#define DCOMMI_CHOICE_SHORT DCOMMI_BOARD_PAYLOAD /* bytes */
+/* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
+ * not quite hide behind a link that is busy. */
+#define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
+/* Between hosts what a short message takes is measured badly, where ranks share cores worst, and a
+ * ring has many of them one after the other: no price of a short all-reduce is believed without a
+ * larger part of that. */
+#define DCOMMI_CHOICE_ROUGH 16384 /* bytes */
+#define DCOMMI_CHOICE_ROUGH_STEPS 2
+/* Return true if the chooser may take an algorithm for a call. Linear codecs are summed. Sparse sums
+ * are made sparse again only if feedback keeps the rest. */
+static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
+{
+    if (s->coding == NULL) {
+        return true;
+    }
+    if (s->coding->parts > 0) {
+        return algo->make == dcommi_coded_linear;
+    }
+    return algo->make != dcommi_coded_linear &&
+           !(algo->make == dcommi_coded_sparse &&
+             (s->coding->spread == NULL || !s->coding->feedback)) &&
+           !(s->coding->whole && algo->make == dcommi_coded_two_shot);
+}
+/* An exact all-reduce of no more than so many bytes. */
+static bool dcommi_choice_up_to(const dcommi_shape *s, int64_t bytes)
+{
+    return s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
+           (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= bytes;
+}
+static bool dcommi_choice_brief(const dcommi_shape *s)
+{
+    return dcommi_within_host(s->groups) && dcommi_choice_up_to(s, DCOMMI_CHOICE_SHORT);
+}
+/* Up to what price one is as good as the cheapest. */
+static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
+{
+    return cheapest +
+           cheapest / (dcommi_choice_brief(s) ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
+}
+/* Of those that are as good the least is taken. One message for all (board.h) is the fewest. */
+static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *algo, bool hosts)
+{
+    if (algo->make == dcommi_direct_one_shot && dcommi_groups_post(s->groups, s->nranks) &&
+        dcommi_choice_brief(s)) {
+        return 0;
+    }
+    return hosts ? algo->favour_between : algo->favour;
+}
+/* The cheapest algorithm; NULL where there is none. */
+static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
+                                  const dcommi_algo **algo_p)
+{
+    int n;
+    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
+    if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
+        *algo_p = dcommi_algo_at(s->coll, 0); /* nothing to choose from */
+        return DCOMM_OK;
+    }
+    uint64_t key = dcommi_choice_key(s);
+    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
+    if (known->key == key) {
+        *algo_p = known->algo;
+        return DCOMM_OK;
+    }
+    const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
+    const bool rough = hosts && dcommi_choice_up_to(s, DCOMMI_CHOICE_ROUGH);
+    const dcommi_algo *best = NULL;
+    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
+    int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
+    char kept[DCOMMI_MESSAGE_MAX];
+    memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
+    for (int i = n - 1; i >= 0; i--) {         /* rings, of most steps, come last */
+        dcommi_price price = {0};
+        const dcommi_algo *algo = &table[i];
+        prices[i] = INT64_MAX;
+        if (algo->coll != s->coll || !dcommi_choice_fits(s, algo)) {
+            continue;
+        }
+        dcomm_status priced = dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price);
+        if (priced == DCOMM_ERR_NO_MEMORY) {
+            return priced; /* other ranks may price it, and choose it */
+        }
+        if (priced >= 0 && !price.over) {
+            prices[i] = price.ps;
+            ranked[i] = price.ps +
+                        price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
+            cheapest = dcommi_min64(cheapest, price.ps);
+            limit = dcommi_choice_close(s, cheapest);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        if (prices[i] <= dcommi_choice_close(s, cheapest) || (rough && prices[i] < INT64_MAX)) {
+            least = dcommi_min64(least, ranked[i]);
+        } else {
+            ranked[i] = INT64_MAX;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const dcommi_algo *algo = &table[i];
+        if (ranked[i] <= dcommi_choice_close(s, least) &&
+            (best == NULL ||
+             dcommi_choice_favour(s, algo, hosts) < dcommi_choice_favour(s, best, hosts))) {
+            best = algo;
+        }
+    }
+    memcpy(dcommi_message, kept, sizeof kept);
+    for (int i = 0; best == NULL && i < n; i++) { /* too many ranks to price any */
+        bool good = table[i].coll == s->coll && dcommi_choice_fits(s, &table[i]);
+        best = good && (!s->rank_order || table[i].rank_order) ? &table[i] : NULL;
+    }
+    known->key = key;
+    known->algo = best;
+    *algo_p = best;
+    return DCOMM_OK;
+}
+/* The choice of a plan that is for no communicator: by the built-in numbers. */
+static dcomm_status dcommi_choose_alone(const dcommi_shape *s, const dcommi_algo **algo_p)
+{
+    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
+    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
+    dcomm_tuning tuning;
+    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
+        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
+    }
+    key |= 1;
+    if (last.key == key) {
+        *algo_p = last.algo;
+        return DCOMM_OK;
+    }
+    dcommi_chooser *c = dcommi_alloc(sizeof *c);
+    dcomm_tuning_default(&tuning);
+    dcomm_status status =
+        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, s->groups, s->nranks, &tuning);
+    status = status >= 0 ? dcommi_choose(c, s, algo_p) : status;
+    if (status >= 0) {
+        last.algo = *algo_p;
+        last.key = key;
+    }
+    dcommi_free(c);
+    return status;
+}
+/* Names of the algorithms of an operation, or of those that fold in rank order. */
+static void dcommi_algo_names(const dcommi_shape *s, bool rank_order, char *text, size_t len)
+{
+    size_t at = 0;
+    text[0] = 0;
+    int n;
+    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
+    for (int i = 0; i < n && at + 1 < len; i++) {
+        const dcommi_algo *algo = &table[i];
+        if (algo->coll == s->coll && (algo->rank_order || !rank_order)) {
+            at += (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? ", " : "", algo->name);
+        }
+    }
+}
+/* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
+ * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
+ * is no communicator. */
+static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
+                                     dcommi_chooser *chooser, const dcommi_algo **algo_p)
+{
+    char names[256];
+    bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
+    const dcommi_algo *algo = NULL;
+    if (!chosen && s->coding == NULL) {
+        algo = dcommi_algo_find(s->coll, name);
+    } else if (!chosen && !soft) {
+        algo = dcommi_coded_find(s->coll, name);
+    }
+    if (algo == NULL && !chosen && !soft) {
+        bool coded = s->coding == NULL && dcommi_coded_find(s->coll, name) != NULL;
+        dcommi_algo_names(s, false, names, sizeof names);
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s%s has no algorithm \"%s\"%s; it has %s",
+                           s->coding != NULL ? "compressed " : "", dcomm_coll_name(s->coll), name,
+                           coded ? " without a codec" : "", names);
+    }
+    if (algo == NULL) {
+        DCOMMI_TRY(chooser != NULL ? dcommi_choose(chooser, s, &algo)
+                                   : dcommi_choose_alone(s, &algo));
+    }
+    if (algo == NULL) {
+        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
+                           dcomm_coll_name(s->coll));
+    }
+    if (s->rank_order && s->nranks > 1 && !algo->rank_order) {
+        dcommi_algo_names(s, true, names, sizeof names);
+        return dcommi_fail(
+            DCOMM_ERR_UNSUPPORTED,
+            "algorithm %s cannot fold in rank order, which deterministic, accumulate and ordered "
+            "operators ask for; %s can",
+            algo->name, names);
+    }
+    *algo_p = algo;
+    return DCOMM_OK;
+}
+/* ---- pre-multiplied sum ---- */
+static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
+/* scratch <- factor * input, then the sum of that: the words are the factor, which may differ by
+ * rank. `inner` reads its input from IN. */
+static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
+                                       dcomm_plan **plan_p)
+{
+    dcomm_builder b;
+    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
+    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
+    b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
+    b.head.ntags = inner->ntags;
+    b.head.ncounters = inner->ncounters;
+    b.head.nslots = inner->nslots;
+    b.head.kernels = dcommi_scale_kernels;
+    b.head.nkernels = 1;
+    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
+    int64_t bytes = b.head.in_bytes;
+    int64_t scratch = dcomm_build_scratch(&b, bytes);
+    dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
+    if (step != NULL) {
+        dcomm_operand src[2] = {
+            dcomm_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
+            dcomm_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
+        step->dst = dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
+        dcommi_build_sources(&b, step, src, 2);
+    }
+    int64_t group = (int64_t)b.ntable;
+    for (int64_t r = 0; r < s->nranks; r++) {
+        dcomm_build_table(&b, &r, 1);
+    }
+    dcomm_build_call(&b, 0, inner, group, dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
+                     dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcomm_const(0));
+    return dcommi_build_finish(&b, plan_p);
+}
+static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
+{
+    return opts == NULL       ? DCOMMI_MEMORY_ANY
+           : opts->device     ? (opts->registered ? DCOMMI_MEMORY_OPEN : DCOMMI_MEMORY_DEVICE)
+           : opts->registered ? DCOMMI_MEMORY_REGISTERED
+           : opts->huge_pages ? DCOMMI_MEMORY_HUGE
+                              : DCOMMI_MEMORY_ANY;
+}
+/* The key of a call without codec whose counts are the same on all ranks. Its arguments need not
+ * have been checked: who finds a plan by them has, for the call that it was made for. */
+static inline dcommi_call_key dcommi_call_key_of(dcomm_coll coll, size_t count, dcomm_dtype dtype,
+                                                 dcomm_op op, int root, bool in_place,
+                                                 const dcomm_coll_opts *opts)
+{
+    const bool deterministic = opts != NULL && opts->deterministic;
+    const uint64_t memory = (uint64_t)dcommi_opts_memory(opts);
+    return (dcommi_call_key){.call = (uint64_t)(uint32_t)root << 32 | (uint64_t)coll << 16 |
+                                     memory << 8 | (uint64_t)deterministic << 1 | in_place,
+                             .type = (uint64_t)(uint32_t)dtype << 32 | (uint64_t)(uint32_t)op,
+                             .mode = opts == NULL ? 0
+                                                  : (uint64_t)(uint32_t)opts->lanes << 32 |
+                                                        (uint64_t)(uint32_t)opts->accumulate,
+                             .count = count,
+                             .chunk = opts == NULL ? 0 : opts->chunk_bytes};
+}
+static void dcommi_mix_counts(uint64_t key[2], const size_t *values, int n)
+{
+    for (int i = 0; values != NULL && i < n; i++) {
+        key[0] = dcommi_mix(key[0], values[i]);
+        key[1] = dcommi_mix(key[1], values[i] ^ 0x5bd1e9955bd1e995u);
+    }
+}
+/* What the ranks must agree on, as a number. */
+static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo *algo)
+{
+    if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* one's is the other's */
+        uint64_t pair = dcommi_mix(s->count, (uint64_t)s->dtype);
+        return (uint32_t)(pair ^ (pair >> 32));
+    }
+    uint64_t h = dcommi_mix((uint64_t)s->dtype << 32 | (uint64_t)s->op, s->count);
+    h = dcommi_mix(h, (uint64_t)s->coll);
+    h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
+                          (uint64_t)(s->memory >= DCOMMI_MEMORY_REGISTERED) << 1 | s->rank_order);
+    h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
+    if (s->coding != NULL) {
+        h = dcommi_mix(dcommi_mix(h, s->coding->hash), (uint64_t)(algo - dcommi_coded_table));
+    } else {
+        h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
+    }
+    uint64_t key[2] = {h, h};
+    if (s->send_counts == NULL) { /* all-to-all-v: each pair of ranks has counts of its own */
+        dcommi_mix_counts(key, s->counts, s->nranks);
+    }
+    dcommi_mix_counts(key, s->matrix, s->nranks * s->nranks);
+    h = key[0];
+    return (uint32_t)(h ^ (h >> 32));
+}
+/* The key of any call, which has been checked. */
+static dcommi_call_key dcommi_shape_key(const dcommi_shape *s, const dcomm_coll_opts *opts)
+{
+    dcommi_call_key key =
+        dcommi_call_key_of(s->coll, s->count, s->dtype, s->op, s->root, s->in_place, opts);
+    if (s->coding != NULL) {
+        key.counts[0] = s->coding->hash;
+        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
+                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
+    }
+    if (s->counts != NULL) {
+        key.counts[0] = 1;
+        key.counts[1] = 2;
+        dcommi_mix_counts(key.counts, s->counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->displs, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
+        dcommi_mix_counts(key.counts, s->send_displs, s->nranks);
+        dcommi_mix_counts(key.counts, s->matrix, s->nranks * s->nranks);
+    }
+    return key;
+}
+/* ==== include/dcomm/impl/comm/submit.h ===================================================== */
+/* submit.h - handing a run to the engine: in the order of a stream, at the end of a group, or at
+ * once; and telling the other ranks of a call that this rank refuses. */
+/* ==== include/dcomm/impl/comm/comm.h ======================================================= */
+/* comm.h - a communicator as all parts of this room see it: checked when a call begins, given its
+ * numbers to choose algorithms by, shown to the engine. */
+/* ==== include/dcomm/impl/comm/context.h ==================================================== */
+/* context.h - the life of a context: transports, peers, the optional progress thread. */
+/* ==== include/dcomm/impl/engine/lives.h ==================================================== */
+/* lives.h - communicators and contexts end when the last one that uses them lets go: the creator, a
+ * run under way, registered memory. */
 /* ---- contexts ---- */
 /* A run may outlive what its context had open, and still asks whose the context is. */
 static void dcommi_context_unhold(dcomm_context *context)
@@ -39137,7 +40110,6 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(run->memory);
         dcommi_free(run);
     }
-    dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
     dcommi_refusals_free(comm);
     dcommi_free(comm->scratch);
@@ -43232,737 +44204,6 @@ DCOMM_API dcomm_status dcomm_context_progress(dcomm_context *context)
     dcommi_progress_or_yield(context);
     return DCOMM_OK;
 }
-/* ==== include/dcomm/impl/comm/select.h ===================================================== */
-/* select.h - from a call's arguments to an algorithm and its plan. Reads only what all ranks
- * share. */
-/* ==== include/dcomm/impl/comm/choose.h ===================================================== */
-/* choose.h - the choice of an algorithm by what the model says it costs. It depends on what all
- * ranks share: the shape without what may differ by rank, the groups, and rank 0's numbers. */
-/* ==== include/dcomm/impl/algo/make.h ======================================================= */
-/* make.h - from a shape and an algorithm to a plan. */
-/* Bytes that one rank contributes or receives: what the choice depends on. All ranks agree on it,
- * or the operation is a mismatch anyway; all-to-all-v is the exception and never looks at it. */
-static int64_t dcommi_shape_size(const dcommi_shape *s)
-{
-    size_t count = s->count;
-    if (s->coll == DCOMM_COLL_ALLTOALLV) {
-        return 0;
-    }
-    if (s->counts != NULL) {
-        count = 0;
-        for (int r = 0; r < s->nranks; r++) {
-            count = s->counts[r] > count ? s->counts[r] : count;
-        }
-    }
-    return dcommi_shape_bytes(s, count);
-}
-/* Sizes of IN and OUT that an operation's rules give this rank, in bytes. */
-static void dcommi_shape_spaces(const dcommi_shape *s, int64_t *in, int64_t *out)
-{
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t one = dcommi_shape_bytes(s, s->count), all = one * s->nranks;
-    int64_t mine = 0, total = 0, end = 0, send_end = 0;
-    bool root = s->rank == s->root;
-    if (s->counts != NULL) {
-        mine = (int64_t)s->counts[s->rank] * element;
-        for (int r = 0; r < s->nranks; r++) {
-            total += (int64_t)s->counts[r] * element;
-            end = dcommi_max64(end, (int64_t)(s->displs[r] + s->counts[r]) * element);
-            if (s->send_counts != NULL) {
-                send_end = dcommi_max64(send_end,
-                                        (int64_t)(s->send_displs[r] + s->send_counts[r]) * element);
-            }
-        }
-    }
-    switch (s->coll) {
-    case DCOMM_COLL_ALLREDUCE:
-        *in = *out = one;
-        break;
-    case DCOMM_COLL_REDUCE:
-        *in = one;
-        *out = root ? one : 0;
-        break;
-    case DCOMM_COLL_BROADCAST:
-        *in = root ? one : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTER:
-        *in = all;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLGATHER:
-        *in = one;
-        *out = all;
-        break;
-    case DCOMM_COLL_GATHER:
-        *in = one;
-        *out = root ? all : 0;
-        break;
-    case DCOMM_COLL_SCATTER:
-        *in = root ? all : 0;
-        *out = one;
-        break;
-    case DCOMM_COLL_ALLTOALL:
-        *in = *out = all;
-        break;
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        *in = total;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLGATHERV:
-        *in = mine;
-        *out = end;
-        break;
-    case DCOMM_COLL_GATHERV:
-        *in = mine;
-        *out = root ? end : 0;
-        break;
-    case DCOMM_COLL_SCATTERV:
-        *in = root ? end : 0;
-        *out = mine;
-        break;
-    case DCOMM_COLL_ALLTOALLV:
-        *in = send_end;
-        *out = end;
-        break;
-    case DCOMM_COLL_SEND:
-        *in = one;
-        *out = 0;
-        break;
-    case DCOMM_COLL_RECV:
-        *in = 0;
-        *out = one;
-        break;
-    default:
-        *in = *out = 0;
-        break;
-    }
-    if (s->in_place) { /* both lie in OUT, which is the longer one */
-        *out = dcommi_max64(*in, *out);
-    }
-}
-/* Whether no rank moves a byte. Every rank comes to the same answer. */
-static bool dcommi_shape_empty(const dcommi_shape *s)
-{
-    if (s->coll == DCOMM_COLL_BARRIER || s->coll == DCOMM_COLL_ALLTOALLV ||
-        s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) {
-        return false; /* counts may differ between ranks, which only a message shows */
-    }
-    return dcommi_shape_size(s) == 0;
-}
-/* One rank alone: its output is its input. */
-static void dcommi_make_alone(const dcommi_shape *s, dcomm_builder *b)
-{
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype);
-    int64_t bytes = dcommi_shape_bytes(s, s->count), from = 0, to = 0;
-    if (s->counts != NULL) {
-        bytes = (int64_t)s->counts[0] * element;
-        from = s->coll == DCOMM_COLL_SCATTERV ? (int64_t)s->displs[0] * element : 0;
-        to = s->coll == DCOMM_COLL_ALLGATHERV || s->coll == DCOMM_COLL_GATHERV ||
-                     s->coll == DCOMM_COLL_ALLTOALLV
-                 ? (int64_t)s->displs[0] * element
-                 : 0;
-        from = s->coll == DCOMM_COLL_ALLTOALLV ? (int64_t)s->send_displs[0] * element : from;
-    }
-    if (bytes > 0 && s->coll != DCOMM_COLL_BARRIER && !s->in_place) {
-        dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, to, bytes),
-                         dcomm_span(DCOMM_SPACE_IN, from, bytes), 0);
-    }
-}
-static dcomm_status dcommi_plan_make(const dcommi_shape *s, const dcommi_algo *algo,
-                                     dcomm_plan **plan_p)
-{
-    dcomm_builder b;
-    dcommi_build_begin(&b, algo->name, s->rank, s->nranks, s->dtype, s->op);
-    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    if (s->nranks == 1) {
-        dcommi_make_alone(s, &b);
-    } else if (!dcommi_shape_empty(s)) {
-        dcomm_status status = algo->make(s, &b);
-        if (status < 0) {
-            dcommi_build_discard(&b);
-            return status;
-        }
-    }
-    DCOMMI_TRY(dcommi_build_finish(&b, plan_p));
-    if ((*plan_p)->next != NULL) { /* the next stage is made of what this one's table holds */
-        (*plan_p)->kernel_user = (*plan_p)->next_user = *plan_p;
-    }
-    return DCOMM_OK;
-}
-/* ==== include/dcomm/impl/model/correction.h ================================================ */
-/* correction.h - factors by which trials correct the model's prices of all-reduces within a host.
- */
-#define DCOMMI_CORRECTION_ONE 1024
-#define DCOMMI_CORRECTION_LEAST 128 /* beyond these the trial was not of what was priced */
-#define DCOMMI_CORRECTION_MOST 8192
-typedef struct dcommi_corrections {
-    int n;
-    struct dcommi_correction {
-        const dcommi_algo *algo;
-        int64_t n, bytes[DCOMM_CURVE_POINTS], factor[DCOMM_CURVE_POINTS]; /* in 1024ths */
-    } of[DCOMM_TRIALS];
-} dcommi_corrections;
-/* There are trials of memory of the first kinds, host memory: ordinary, huge, registered. */
-enum { DCOMMI_TRIALS_KINDS = DCOMMI_MEMORY_REGISTERED + 1 };
-/* At so many bytes a trial took `took`, and the model says `price`. */
-static void dcommi_correction_add(struct dcommi_correction *to, int64_t bytes, int64_t took,
-                                  int64_t price)
-{
-    int64_t factor = took / dcommi_max64(price / DCOMMI_CORRECTION_ONE, 1);
-    factor = dcommi_min64(dcommi_max64(factor, DCOMMI_CORRECTION_LEAST), DCOMMI_CORRECTION_MOST);
-    to->bytes[to->n] = bytes;
-    to->factor[to->n++] = factor;
-}
-/* Below the first trial and beyond the last it is what it is there. */
-static int64_t dcommi_correction_at(const struct dcommi_correction *k, int64_t bytes)
-{
-    int64_t from = k->bytes[0], at = k->factor[0];
-    for (int64_t i = 1; i < k->n && bytes > from; i++) {
-        int64_t to = k->bytes[i], part = dcommi_min64(bytes, to) - from;
-        at += (k->factor[i] - at) * part / dcommi_max64(to - from, 1);
-        from = to;
-    }
-    return at;
-}
-/* Where the first of them begins; INT64_MAX: there are none. */
-static int64_t dcommi_corrections_from(const dcommi_corrections *k)
-{
-    int64_t from = INT64_MAX;
-    for (int i = 0; i < k->n; i++) {
-        from = dcommi_min64(from, k->of[i].bytes[0]);
-    }
-    return from;
-}
-/* The factor of an algorithm's price for the shape of a call of so many bytes, in 1024ths. Where it
- * was too dear to be tried while others were, it gets no less than they do. */
-static int64_t dcommi_correction_of(const dcommi_corrections corrections[DCOMMI_TRIALS_KINDS],
-                                    const dcommi_shape *s, const dcommi_algo *algo, int64_t bytes)
-{
-    int64_t own = DCOMMI_CORRECTION_ONE, most = own, to = 0;
-    const struct dcommi_correction *tried = NULL;
-    if (s->coll != DCOMM_COLL_ALLREDUCE || s->memory > DCOMMI_MEMORY_REGISTERED ||
-        s->coding != NULL) {
-        return own;
-    }
-    const dcommi_corrections *k = &corrections[s->memory];
-    int64_t from = dcommi_corrections_from(k);
-    if (s->memory == DCOMMI_MEMORY_HUGE && bytes < from) { /* short calls do not see pages */
-        k = &corrections[DCOMMI_MEMORY_ANY];
-        from = dcommi_corrections_from(k);
-    }
-    for (int i = 0; i < k->n; i++) {
-        const struct dcommi_correction *of = &k->of[i];
-        most = dcommi_max64(most, dcommi_correction_at(of, bytes));
-        to = dcommi_max64(to, of->bytes[of->n - 1]);
-        tried = of->algo == algo ? of : tried;
-    }
-    if (tried != NULL) {
-        int64_t at = dcommi_min64(dcommi_max64(bytes, from), to);
-        own = dcommi_correction_at(tried, bytes);
-        if (at >= tried->bytes[0] && at <= tried->bytes[tried->n - 1]) {
-            return own;
-        }
-    }
-    return dcommi_max64(own, most);
-}
-#define DCOMMI_CHOICES 256             /* remembered */
-#define DCOMMI_DECISIONS 512           /* likewise: four for each of 28 octaves, and types */
-#define DCOMMI_CHOICE_BUDGET (1 << 20) /* steps of one execution within a call */
-#define DCOMMI_CHOICE_MOST (256 << 20) /* bytes: with more nothing changes but the time */
-#define DCOMMI_CHOICE_UNKNOWN 65536    /* bytes of a block, where each rank knows only its own */
-typedef struct dcommi_chooser {
-    dcomm_tuning tuning;
-    dcommi_terrain terrain[DCOMMI_MEMORY_KINDS];
-    dcommi_corrections corrections[DCOMMI_TRIALS_KINDS];
-    struct dcommi_choice {
-        uint64_t key; /* 0: none */
-        const dcommi_algo *algo;
-    } choice[DCOMMI_CHOICES];
-    struct dcommi_decision { /* of codec "auto" (api_auto.h), in the order in which they came, */
-        uint64_t key;        /* the same on every rank; the oldest go first */
-        int taken;
-    } decided[DCOMMI_DECISIONS];
-    size_t ndecided;
-} dcommi_chooser;
-/* Ranks of which nothing is known share a host, too. */
-static bool dcommi_within_host(const dcommi_groups *groups)
-{
-    return groups == NULL || groups->count[0] <= 1;
-}
-/* ---- what is priced ---- */
-/* Sizes are priced on a grid of four to the octave, so that a program whose sizes are all different
- * does not price them all. */
-static int64_t dcommi_choice_grid(int64_t bytes)
-{
-    int64_t step = 1;
-    while (bytes >= 8 * step) {
-        step *= 2;
-    }
-    return dcommi_min64((bytes + step / 2) / step * step, DCOMMI_CHOICE_MOST);
-}
-/* Bytes of a block of all-to-all-v: the busiest rank's on average, where all counts are known. */
-static int64_t dcommi_choice_block(const dcommi_shape *s)
-{
-    size_t n = (size_t)s->nranks, most = 0;
-    if (s->matrix == NULL || n < 2) {
-        return DCOMMI_CHOICE_UNKNOWN;
-    }
-    for (size_t i = 0; i < n; i++) {
-        size_t in = 0, out = 0;
-        for (size_t j = 0; j < n; j++) {
-            in += j != i ? s->matrix[j * n + i] : 0;
-            out += j != i ? s->matrix[i * n + j] : 0;
-        }
-        most = in > most ? in : most;
-        most = out > most ? out : most;
-    }
-    return dcommi_shape_bytes(s, (most + n - 2) / (n - 1));
-}
-/* What stands for a call: the operation with equal blocks, at a size of the grid, from rank 0, not
- * in place (which ranks need not agree on) - but in place, where peers can read buffers and not the
- * scratch that it takes to be in place: there the wrong guess costs least that way. */
-static dcommi_shape dcommi_choice_shape(const dcommi_shape *s)
-{
-    dcommi_shape q = *s;
-    int64_t element = (int64_t)dcomm_dtype_size(s->dtype), bytes = dcommi_shape_size(s);
-    switch (s->coll) {
-    case DCOMM_COLL_REDUCE_SCATTERV:
-        q.coll = DCOMM_COLL_REDUCE_SCATTER;
-        break;
-    case DCOMM_COLL_ALLGATHERV:
-        q.coll = DCOMM_COLL_ALLGATHER;
-        break;
-    case DCOMM_COLL_ALLTOALLV:
-        q.coll = DCOMM_COLL_ALLTOALL;
-        bytes = dcommi_choice_block(s);
-        break;
-    default:
-        break;
-    }
-    q.counts = q.displs = q.send_counts = q.send_displs = q.matrix = NULL;
-    q.in_place = s->memory == DCOMMI_MEMORY_OPEN && s->coll == DCOMM_COLL_ALLREDUCE;
-    q.root = 0;
-    q.op = q.op >= DCOMM_OP_USER || q.op == DCOMM_PREMUL_SUM ? DCOMM_SUM : q.op;
-    q.count = (size_t)dcommi_max64(dcommi_choice_grid(bytes) / element, 1);
-    return q;
-}
-typedef struct dcommi_priced_plans {
-    dcommi_shape shape;
-    const dcommi_algo *algo;
-} dcommi_priced_plans;
-static dcomm_status dcommi_choice_get(void *user, int rank, const dcomm_plan **plan_p)
-{
-    dcommi_priced_plans *p = user;
-    dcomm_plan *plan = NULL;
-    p->shape.rank = rank;
-    dcomm_status status = dcommi_plan_make(&p->shape, p->algo, &plan);
-    *plan_p = plan;
-    return status;
-}
-static void dcommi_choice_put(void *user, const dcomm_plan *plan)
-{
-    (void)user;
-    dcommi_free((void *)(uintptr_t)plan);
-}
-/* *scripted: calls by these plans run by scripts, if they are blocking, as most short ones are. */
-static dcomm_status dcommi_choice_scripted(dcommi_priced_plans *p, bool *scripted)
-{
-    const dcommi_shape *s = &p->shape;
-    const dcomm_plan *plan = NULL;
-    *scripted = false;
-    if (dcommi_within_host(s->groups) && s->coding == NULL && !dcommi_memory_of_device(s->memory)) {
-        DCOMMI_TRY(dcommi_choice_get(p, 0, &plan));
-        dcomm_status status = dcommi_script_possible(plan, scripted);
-        dcommi_choice_put(p, plan);
-        return status;
-    }
-    return DCOMM_OK;
-}
-/* What the model says of one algorithm for the shape of a call; DCOMM_ERR_UNSUPPORTED when it
- * cannot do it. */
-static dcomm_status dcommi_choice_model(const dcommi_terrain *t, const dcommi_shape *s,
-                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
-                                        dcommi_price *price)
-{
-    dcommi_priced_plans p = {.shape = dcommi_choice_shape(s), .algo = algo};
-    dcommi_plans plans = {.get = dcommi_choice_get, .put = dcommi_choice_put, .user = &p};
-    if (s->rank_order && !algo->rank_order) {
-        return dcommi_fail(
-            DCOMM_ERR_UNSUPPORTED,
-            "it cannot fold in rank order, which deterministic and accumulate ask for");
-    }
-    if (p.shape.coll != s->coll) {
-        p.algo = dcommi_algo_find(p.shape.coll, algo->name);
-    }
-    if (p.algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s has no %s to price it by",
-                           dcomm_coll_name(p.shape.coll), algo->name);
-    }
-    DCOMMI_TRY(dcommi_choice_scripted(&p, &plans.scripted));
-    DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, price));
-    const char *ask = algo->make == dcommi_hier_alltoallv ? "hier"
-                      : algo->make == dcommi_bruck_v      ? "recursive_doubling"
-                                                          : NULL;
-    if (ask != NULL && s->matrix == NULL) { /* and the stage in which counts are agreed on */
-        dcommi_price first;
-        p.algo = dcommi_algo_find(DCOMM_COLL_ALLGATHER, ask);
-        p.shape.coll = p.algo->coll;
-        p.shape.dtype = DCOMM_U64;
-        p.shape.count = (size_t)s->nranks;
-        plans.scripted = false; /* a stage of it */
-        DCOMMI_TRY(dcommi_price_plans(t, &plans, limit, budget, &first));
-        price->ps += first.ps;
-        price->unhurried += first.unhurried;
-        price->over = price->over || first.over;
-    }
-    return DCOMM_OK;
-}
-/* What a model's price becomes by a factor of the corrections. */
-static void dcommi_choice_correct(dcommi_price *price, int64_t factor)
-{
-    if (factor != DCOMMI_CORRECTION_ONE) {
-        price->ps = price->ps / DCOMMI_CORRECTION_ONE * factor;
-        price->unhurried = price->unhurried / DCOMMI_CORRECTION_ONE * factor;
-    }
-}
-/* The same, corrected by trials: what the choice goes by. */
-static dcomm_status dcommi_choice_price(const dcommi_chooser *c, const dcommi_shape *s,
-                                        const dcommi_algo *algo, int64_t limit, int64_t budget,
-                                        dcommi_price *price)
-{
-    const dcommi_terrain *t = &c->terrain[s->memory];
-    int64_t factor = dcommi_correction_of(c->corrections, s, algo, dcommi_shape_size(s));
-    if (factor != DCOMMI_CORRECTION_ONE) {
-        limit = dcommi_min64(limit, INT64_MAX >> 4) / factor * DCOMMI_CORRECTION_ONE;
-    }
-    DCOMMI_TRY(dcommi_choice_model(t, s, algo, limit, budget, price));
-    dcommi_choice_correct(price, factor);
-    return DCOMM_OK;
-}
-/* ---- the numbers ---- */
-/* What an all-reduce that trials are of would be asked of the model. */
-static dcommi_shape dcommi_trial_shape(const dcommi_groups *groups, int nranks, int64_t bytes,
-                                       enum dcommi_memory memory)
-{
-    dcommi_shape s = {.coll = DCOMM_COLL_ALLREDUCE,
-                      .nranks = nranks,
-                      .dtype = DCOMM_F32,
-                      .op = DCOMM_SUM,
-                      .count = (size_t)bytes / sizeof(float),
-                      .lanes = 1,
-                      .memory = memory,
-                      .groups = groups};
-    return s;
-}
-/* What follows from trials on so many ranks, of such memory, for prices on `t`. */
-static dcomm_status dcommi_corrections_find(dcommi_corrections *k, const dcommi_terrain *t,
-                                            const dcommi_groups *groups, int64_t tried,
-                                            const dcomm_trial *trials, enum dcommi_memory memory)
-{
-    char kept[DCOMMI_MESSAGE_MAX];
-    memcpy(kept, dcommi_message, sizeof kept); /* what cannot be priced is not corrected */
-    k->n = 0;
-    if (tried != t->nranks || !dcommi_within_host(groups)) {
-        return DCOMM_OK;
-    }
-    for (int i = 0; i < DCOMM_TRIALS; i++) {
-        const dcomm_curve *took = &trials[i].took;
-        struct dcommi_correction *to = &k->of[k->n];
-        to->algo = dcommi_algo_find(DCOMM_COLL_ALLREDUCE, trials[i].algo);
-        to->n = 0;
-        for (int64_t p = 0; p < took->n && to->algo != NULL; p++) {
-            dcommi_shape s = dcommi_trial_shape(groups, t->nranks, took->bytes[p], memory);
-            dcommi_price price = {0};
-            dcomm_status priced =
-                dcommi_choice_model(t, &s, to->algo, INT64_MAX >> 2, DCOMMI_CHOICE_BUDGET, &price);
-            if (priced == DCOMM_ERR_NO_MEMORY) {
-                return priced; /* all ranks correct alike, or none */
-            }
-            if (priced >= 0) {
-                dcommi_correction_add(to, took->bytes[p], took->ps[p], price.ps);
-            }
-        }
-        k->n += to->n > 0;
-    }
-    memcpy(dcommi_message, kept, sizeof kept);
-    return DCOMM_OK;
-}
-/* The groups must outlive the chooser. */
-static dcomm_status dcommi_chooser_set(dcommi_chooser *c, const dcommi_groups *groups, int nranks,
-                                       const dcomm_tuning *tuning)
-{
-    DCOMMI_TRY(dcommi_tuning_check(tuning));
-    memset(c->choice, 0, sizeof c->choice);
-    c->ndecided = 0;
-    c->tuning = *tuning;
-    dcomm_status status = DCOMM_OK;
-    for (int m = 0; m < DCOMMI_MEMORY_KINDS && status >= 0; m++) {
-        status = dcommi_terrain_make(groups, nranks, tuning, (enum dcommi_memory)m, &c->terrain[m]);
-    }
-    if (status >= 0) {
-        const dcomm_trial *trials[DCOMMI_TRIALS_KINDS] = {[DCOMMI_MEMORY_ANY] = tuning->trial,
-                                                          [DCOMMI_MEMORY_HUGE] = tuning->huge,
-                                                          [DCOMMI_MEMORY_REGISTERED] =
-                                                              tuning->registered};
-        for (int m = 0; m < DCOMMI_TRIALS_KINDS && status >= 0; m++) {
-            status = dcommi_corrections_find(&c->corrections[m], &c->terrain[m], groups,
-                                             tuning->tried, trials[m], (enum dcommi_memory)m);
-        }
-    }
-    return status;
-}
-/* ---- the choice ---- */
-static uint64_t dcommi_choice_key(const dcommi_shape *s)
-{
-    dcommi_shape q = dcommi_choice_shape(s);
-    uint64_t key = dcommi_mix((uint64_t)s->coll << 32 | (uint64_t)s->lanes << 8 |
-                                  (uint64_t)s->memory << 1 | s->rank_order,
-                              (uint64_t)q.count);
-    key = dcommi_mix(key, dcomm_dtype_size(s->dtype));
-    if (s->coding != NULL) {
-        unsigned feedback = s->coding->feedback | (unsigned)s->coding->variant << 1 |
-                            (unsigned)s->coding->clips << 2;
-        key = dcommi_mix(dcommi_mix(key, s->coding->hash), feedback);
-    }
-    return dcommi_mix(key, (uint64_t)s->chunk_bytes) | 1;
-}
-/* The model is not so exact that a price a little lower meant anything. */
-#define DCOMMI_CHOICE_MARGIN 20 /* one part in so many */
-/* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
- * those of fewer messages are as much faster as they are slower there. */
-#define DCOMMI_CHOICE_MARGIN_SHORT 6
-#define DCOMMI_CHOICE_SHORT DCOMMI_BOARD_PAYLOAD /* bytes */
-/* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
- * not quite hide behind a link that is busy. */
-#define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
-/* Between hosts what a short message takes is measured badly, where ranks share cores worst, and a
- * ring has many of them one after the other: no price of a short all-reduce is believed without a
- * larger part of that. */
-#define DCOMMI_CHOICE_ROUGH 16384 /* bytes */
-#define DCOMMI_CHOICE_ROUGH_STEPS 2
-/* Return true if the chooser may take an algorithm for a call. Linear codecs are summed. Sparse sums
- * are made sparse again only if feedback keeps the rest. */
-static bool dcommi_choice_fits(const dcommi_shape *s, const dcommi_algo *algo)
-{
-    if (s->coding == NULL) {
-        return true;
-    }
-    if (s->coding->parts > 0) {
-        return algo->make == dcommi_coded_linear;
-    }
-    return algo->make != dcommi_coded_linear &&
-           !(algo->make == dcommi_coded_sparse &&
-             (s->coding->spread == NULL || !s->coding->feedback)) &&
-           !(s->coding->whole && algo->make == dcommi_coded_two_shot);
-}
-/* An exact all-reduce of no more than so many bytes. */
-static bool dcommi_choice_up_to(const dcommi_shape *s, int64_t bytes)
-{
-    return s->coll == DCOMM_COLL_ALLREDUCE && s->coding == NULL &&
-           (int64_t)s->count * (int64_t)dcomm_dtype_size(s->dtype) <= bytes;
-}
-static bool dcommi_choice_brief(const dcommi_shape *s)
-{
-    return dcommi_within_host(s->groups) && dcommi_choice_up_to(s, DCOMMI_CHOICE_SHORT);
-}
-/* Up to what price one is as good as the cheapest. */
-static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
-{
-    return cheapest +
-           cheapest / (dcommi_choice_brief(s) ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
-}
-/* Of those that are as good the least is taken. One message for all (board.h) is the fewest. */
-static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *algo, bool hosts)
-{
-    if (algo->make == dcommi_direct_one_shot && dcommi_groups_post(s->groups, s->nranks) &&
-        dcommi_choice_brief(s)) {
-        return 0;
-    }
-    return hosts ? algo->favour_between : algo->favour;
-}
-/* The cheapest algorithm; NULL where there is none. */
-static dcomm_status dcommi_choose(dcommi_chooser *c, const dcommi_shape *s,
-                                  const dcommi_algo **algo_p)
-{
-    int n;
-    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
-    if (s->coding == NULL && (s->nranks == 1 || dcommi_algo_at(s->coll, 1) == NULL)) {
-        *algo_p = dcommi_algo_at(s->coll, 0); /* nothing to choose from */
-        return DCOMM_OK;
-    }
-    uint64_t key = dcommi_choice_key(s);
-    struct dcommi_choice *known = &c->choice[(key >> 32) % DCOMMI_CHOICES];
-    if (known->key == key) {
-        *algo_p = known->algo;
-        return DCOMM_OK;
-    }
-    const bool hosts = !dcommi_within_host(s->groups) && s->groups->count[0] < s->nranks;
-    const bool rough = hosts && dcommi_choice_up_to(s, DCOMMI_CHOICE_ROUGH);
-    const dcommi_algo *best = NULL;
-    int64_t cheapest = INT64_MAX >> 2, limit = cheapest, least = cheapest;
-    int64_t prices[DCOMMI_ALGO_COUNT], ranked[DCOMMI_ALGO_COUNT];
-    char kept[DCOMMI_MESSAGE_MAX];
-    memcpy(kept, dcommi_message, sizeof kept); /* that one cannot do it is nobody's error */
-    for (int i = n - 1; i >= 0; i--) {         /* rings, of most steps, come last */
-        dcommi_price price = {0};
-        const dcommi_algo *algo = &table[i];
-        prices[i] = INT64_MAX;
-        if (algo->coll != s->coll || !dcommi_choice_fits(s, algo)) {
-            continue;
-        }
-        dcomm_status priced = dcommi_choice_price(c, s, algo, limit, DCOMMI_CHOICE_BUDGET, &price);
-        if (priced == DCOMM_ERR_NO_MEMORY) {
-            return priced; /* other ranks may price it, and choose it */
-        }
-        if (priced >= 0 && !price.over) {
-            prices[i] = price.ps;
-            ranked[i] = price.ps +
-                        price.unhurried / (rough ? DCOMMI_CHOICE_ROUGH_STEPS : DCOMMI_CHOICE_STEPS);
-            cheapest = dcommi_min64(cheapest, price.ps);
-            limit = dcommi_choice_close(s, cheapest);
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        if (prices[i] <= dcommi_choice_close(s, cheapest) || (rough && prices[i] < INT64_MAX)) {
-            least = dcommi_min64(least, ranked[i]);
-        } else {
-            ranked[i] = INT64_MAX;
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        const dcommi_algo *algo = &table[i];
-        if (ranked[i] <= dcommi_choice_close(s, least) &&
-            (best == NULL ||
-             dcommi_choice_favour(s, algo, hosts) < dcommi_choice_favour(s, best, hosts))) {
-            best = algo;
-        }
-    }
-    memcpy(dcommi_message, kept, sizeof kept);
-    for (int i = 0; best == NULL && i < n; i++) { /* too many ranks to price any */
-        bool good = table[i].coll == s->coll && dcommi_choice_fits(s, &table[i]);
-        best = good && (!s->rank_order || table[i].rank_order) ? &table[i] : NULL;
-    }
-    known->key = key;
-    known->algo = best;
-    *algo_p = best;
-    return DCOMM_OK;
-}
-/* The choice of a plan that is for no communicator: by the built-in numbers. */
-static dcomm_status dcommi_choose_alone(const dcommi_shape *s, const dcommi_algo **algo_p)
-{
-    static _Thread_local struct dcommi_choice last; /* each rank's plan is asked for in turn */
-    uint64_t key = dcommi_mix(dcommi_choice_key(s), (uint64_t)s->nranks);
-    dcomm_tuning tuning;
-    for (int r = 0; s->groups != NULL && r < s->nranks; r++) {
-        key = dcommi_mix(key, (uint64_t)dcommi_group_of(s->groups, 0, r));
-    }
-    key |= 1;
-    if (last.key == key) {
-        *algo_p = last.algo;
-        return DCOMM_OK;
-    }
-    dcommi_chooser *c = dcommi_alloc(sizeof *c);
-    dcomm_tuning_default(&tuning);
-    dcomm_status status =
-        c == NULL ? DCOMM_ERR_NO_MEMORY : dcommi_chooser_set(c, s->groups, s->nranks, &tuning);
-    status = status >= 0 ? dcommi_choose(c, s, algo_p) : status;
-    if (status >= 0) {
-        last.algo = *algo_p;
-        last.key = key;
-    }
-    dcommi_free(c);
-    return status;
-}
-/* Names of the algorithms of an operation, or of those that fold in rank order. */
-static void dcommi_algo_names(const dcommi_shape *s, bool rank_order, char *text, size_t len)
-{
-    size_t at = 0;
-    text[0] = 0;
-    int n;
-    const dcommi_algo *table = dcommi_algos(s->coding != NULL, &n);
-    for (int i = 0; i < n && at + 1 < len; i++) {
-        const dcommi_algo *algo = &table[i];
-        if (algo->coll == s->coll && (algo->rank_order || !rank_order)) {
-            at += (size_t)snprintf(text + at, len - at, "%s%s", at > 0 ? ", " : "", algo->name);
-        }
-    }
-}
-/* The algorithm by name, or by choice. `soft`: the name comes from the communicator, which holds
- * for all operations, and is passed over by those that have no such algorithm. chooser NULL: there
- * is no communicator. */
-static dcomm_status dcommi_algo_pick(const dcommi_shape *s, const char *name, bool soft,
-                                     dcommi_chooser *chooser, const dcommi_algo **algo_p)
-{
-    char names[256];
-    bool chosen = name == NULL || name[0] == 0 || strcmp(name, "auto") == 0;
-    const dcommi_algo *algo = NULL;
-    if (!chosen && s->coding == NULL) {
-        algo = dcommi_algo_find(s->coll, name);
-    } else if (!chosen && !soft) {
-        algo = dcommi_coded_find(s->coll, name);
-    }
-    if (algo == NULL && !chosen && !soft) {
-        bool coded = s->coding == NULL && dcommi_coded_find(s->coll, name) != NULL;
-        dcommi_algo_names(s, false, names, sizeof names);
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "%s%s has no algorithm \"%s\"%s; it has %s",
-                           s->coding != NULL ? "compressed " : "", dcomm_coll_name(s->coll), name,
-                           coded ? " without a codec" : "", names);
-    }
-    if (algo == NULL) {
-        DCOMMI_TRY(chooser != NULL ? dcommi_choose(chooser, s, &algo)
-                                   : dcommi_choose_alone(s, &algo));
-    }
-    if (algo == NULL) {
-        return dcommi_fail(DCOMM_ERR_UNSUPPORTED, "there is no algorithm for %s",
-                           dcomm_coll_name(s->coll));
-    }
-    if (s->rank_order && s->nranks > 1 && !algo->rank_order) {
-        dcommi_algo_names(s, true, names, sizeof names);
-        return dcommi_fail(
-            DCOMM_ERR_UNSUPPORTED,
-            "algorithm %s cannot fold in rank order, which deterministic, accumulate and ordered "
-            "operators ask for; %s can",
-            algo->name, names);
-    }
-    *algo_p = algo;
-    return DCOMM_OK;
-}
-/* ---- pre-multiplied sum ---- */
-static const dcomm_plan_kernel dcommi_scale_kernels[] = {dcommi_kernel_scale};
-/* scratch <- factor * input, then the sum of that: the words are the factor, which may differ by
- * rank. `inner` reads its input from IN. */
-static dcomm_status dcommi_plan_premul(const dcommi_shape *s, const dcomm_plan *inner,
-                                       dcomm_plan **plan_p)
-{
-    dcomm_builder b;
-    dcommi_build_begin(&b, inner->name, s->rank, s->nranks, s->dtype, s->op);
-    dcommi_shape_spaces(s, &b.head.in_bytes, &b.head.out_bytes);
-    b.head.nwords = sizeof(dcommi_factor) / sizeof(uint64_t);
-    b.head.ntags = inner->ntags;
-    b.head.ncounters = inner->ncounters;
-    b.head.nslots = inner->nslots;
-    b.head.kernels = dcommi_scale_kernels;
-    b.head.nkernels = 1;
-    b.head.kernel_user = (void *)(uintptr_t)s->dtype;
-    int64_t bytes = b.head.in_bytes;
-    int64_t scratch = dcomm_build_scratch(&b, bytes);
-    dcomm_step *step = bytes > 0 ? dcommi_build_step(&b, 0, DCOMM_STEP_COMPUTE) : NULL;
-    if (step != NULL) {
-        dcomm_operand src[2] = {
-            dcomm_span(s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, 0, bytes),
-            dcomm_span(DCOMM_SPACE_WORDS, 0, sizeof(dcommi_factor))};
-        step->dst = dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes);
-        dcommi_build_sources(&b, step, src, 2);
-    }
-    int64_t group = (int64_t)b.ntable;
-    for (int64_t r = 0; r < s->nranks; r++) {
-        dcomm_build_table(&b, &r, 1);
-    }
-    dcomm_build_call(&b, 0, inner, group, dcomm_span(DCOMM_SPACE_SCRATCH, scratch, bytes),
-                     dcomm_span(DCOMM_SPACE_OUT, 0, b.head.out_bytes), dcomm_const(0));
-    return dcommi_build_finish(&b, plan_p);
-}
 /* ---- checks ---- */
 /* Why this thread's last creation failed, for the caller that goes on without its communicator. */
 static _Thread_local struct {
@@ -43992,15 +44233,6 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
     return DCOMM_OK;
 }
 /* ---- the group of a thread ---- */
-/* Operations that this thread has queued since dcomm_group_start. */
-typedef struct dcommi_group {
-    int depth;
-    dcommi_run *first, *last;
-    dcomm_status status;
-    char message[DCOMMI_MESSAGE_MAX];
-    bool ran; /* the thread's last call that failed had started its run */
-} dcommi_group;
-static _Thread_local dcommi_group dcommi_this_group;
 /* Return true if this thread has queued an operation of the communicator in a group. */
 static bool dcommi_comm_in_group(const dcomm_comm *comm)
 {
@@ -44064,16 +44296,131 @@ static void dcommi_comm_enter(dcomm_comm *comm)
     dcommi_deliver_strays(context, comm);
     dcommi_token_release(context);
 }
+/* A numbered run of a plan that is not from the cache, whose operator is held and is the run's from
+ * now on; NULL without memory. */
+static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                      void *out, uint32_t signature)
+{
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run != NULL) {
+        run->op = (dcomm_op)plan->op;
+        run->plan = plan;
+        run->in = in;
+        run->out = out;
+        run->signature = (dcommi_signature){.hash = signature,
+                                            .coll = DCOMM_COLL_PLAN,
+                                            .dtype = plan->dtype,
+                                            .op = plan->op,
+                                            .algo = plan->name};
+        run->p2p_peer = -1;
+        run->seq = dcommi_number(comm, &run->signature);
+    }
+    dcommi_comm_unlock(comm);
+    return run;
+}
+/* The stream that a run is to be tied to; NULL: none. */
+static void dcommi_run_stream(dcommi_run *run, void *stream)
+{
+    if (DCOMMI_UNLIKELY(stream != NULL)) {
+        run->gate.stream = stream;
+        run->gate.device = dcommi_devices->current();
+    }
+}
+/* Tie a run to its stream by one half of the gate. It has its number: if that fails, other ranks
+ * must not wait for it. */
+static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_run *))
+{
+    dcomm_status status = half(run);
+    if (status < 0) {
+        char why[DCOMMI_MESSAGE_MAX];
+        memcpy(why, dcommi_message, sizeof why);
+        dcomm_comm_abort(run->comm, why);
+        dcommi_fail(status, "%s", why);
+    }
+    return status;
+}
+/* Start a run in the order of its stream. Nobody waits for a blocking one: its stream does. */
+static dcomm_status dcommi_run_put(dcommi_run *run)
+{
+    bool blocking = run->blocking;
+    dcomm_status status = dcommi_run_tie(run, dcommi_gate_mark);
+    if (status >= 0) {
+        status = dcommi_run_tie(run, dcommi_gate_hold);
+    }
+    dcommi_submit(run->comm->context, run);
+    if (blocking) {
+        dcommi_run_unref(run);
+    }
+    return status;
+}
+/* A run is filled in and numbered: start it, or queue it in the thread's group. request_p NULL:
+ * the call is blocking. */
+static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_request **request_p)
+{
+    dcommi_group *group = &dcommi_this_group;
+    run->timeout_s = timeout_s;
+    run->blocking = request_p == NULL;
+    if (request_p != NULL) {
+        *request_p = (dcomm_request *)run;
+    }
+    if (group->depth > 0) {
+        run->queued = true;
+        *(group->last != NULL ? &group->last->next_group : &group->first) = run;
+        group->last = run;
+        return DCOMM_OK;
+    }
+    if (DCOMMI_UNLIKELY(run->gate.stream != NULL)) {
+        return dcommi_run_put(run);
+    }
+    dcommi_submit(run->comm->context, run);
+    return request_p == NULL ? dcommi_run_wait_here(run) : DCOMM_OK;
+}
+/* Take the number of a collective that this rank refuses, and tell the others why: they must not
+ * wait for it. */
+static void dcommi_refuse(dcomm_comm *comm)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run != NULL) {
+        run->refused = true;
+        run->why = dcommi_strdup(why);
+        run->stream = DCOMMI_STREAM_COLL;
+        run->seq = comm->next_seq++;
+        comm->chain = 0; /* the others have no signature of it from here */
+    }
+    dcommi_comm_unlock(comm);
+    if (run == NULL || run->why == NULL) {
+        dcomm_comm_abort(comm, why);
+    }
+    if (run != NULL) {
+        dcommi_submit(comm->context, run);
+        dcommi_run_unref(run);
+    }
+    memcpy(dcommi_message, why, sizeof why);
+}
+/* A call has failed. Unless its run had been started, or the communicator has failed, this rank
+ * refuses it. Within a group the error also becomes the group's. comm NULL: not a collective. */
+static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
+{
+    dcommi_group *group = &dcommi_this_group;
+    const bool ran = group->ran;
+    group->ran = false;
+    if (comm != NULL && status != DCOMM_ERR_FORKED && !ran &&
+        atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK && comm->size > 1 &&
+        atomic_load(&comm->poisoned) == 0 && atomic_load(&comm->abort_wanted) == 0) {
+        dcommi_refuse(comm);
+    }
+    if (group->depth > 0 && group->status == DCOMM_OK) {
+        group->status = status;
+        memcpy(group->message, dcommi_message, sizeof group->message);
+    }
+    return status;
+}
 /* ---- checks ---- */
 static const dcomm_coll_opts dcommi_default_opts;
-static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
-{
-    return opts == NULL       ? DCOMMI_MEMORY_ANY
-           : opts->device     ? (opts->registered ? DCOMMI_MEMORY_OPEN : DCOMMI_MEMORY_DEVICE)
-           : opts->registered ? DCOMMI_MEMORY_REGISTERED
-           : opts->huge_pages ? DCOMMI_MEMORY_HUGE
-                              : DCOMMI_MEMORY_ANY;
-}
 /* Fill in the parts of a shape that all calls have, and check them. */
 static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t count,
                                        dcomm_dtype dtype, dcomm_op op, int root,
@@ -44216,241 +44563,19 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
     dcommi_shared_reclaim();
     return DCOMM_OK;
 }
-/* ---- keys ---- */
-static void dcommi_mix_counts(uint64_t key[2], const size_t *values, int n)
+/* The names that leave the choice to the communicator, as literals. */
+static const char *dcommi_asked_auto(const char *forced)
 {
-    for (int i = 0; values != NULL && i < n; i++) {
-        key[0] = dcommi_mix(key[0], values[i]);
-        key[1] = dcommi_mix(key[1], values[i] ^ 0x5bd1e9955bd1e995u);
-    }
-}
-/* What the ranks must agree on, as a number. */
-static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo *algo)
-{
-    if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* one's is the other's */
-        uint64_t pair = dcommi_mix(s->count, (uint64_t)s->dtype);
-        return (uint32_t)(pair ^ (pair >> 32));
-    }
-    uint64_t h = dcommi_mix((uint64_t)s->dtype << 32 | (uint64_t)s->op, s->count);
-    h = dcommi_mix(h, (uint64_t)s->coll);
-    h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
-                          (uint64_t)(s->memory >= DCOMMI_MEMORY_REGISTERED) << 1 | s->rank_order);
-    h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
-    if (s->coding != NULL) {
-        h = dcommi_mix(dcommi_mix(h, s->coding->hash), (uint64_t)(algo - dcommi_coded_table));
-    } else {
-        h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
-    }
-    uint64_t key[2] = {h, h};
-    if (s->send_counts == NULL) { /* all-to-all-v: each pair of ranks has counts of its own */
-        dcommi_mix_counts(key, s->counts, s->nranks);
-    }
-    dcommi_mix_counts(key, s->matrix, s->nranks * s->nranks);
-    h = key[0];
-    return (uint32_t)(h ^ (h >> 32));
-}
-static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
-{
-    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll,
-                           .type = (uint64_t)s->dtype << 32 | (uint64_t)s->op,
-                           .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->memory << 2 |
-                                   (uint64_t)s->rank_order << 1 | s->in_place,
-                           .count = s->count,
-                           .chunk = (uint64_t)s->chunk_bytes};
-    for (; algo != NULL && *algo != 0; algo++) {
-        key.mode = key.mode * 0x100000001b3u ^ (uint8_t)*algo;
-    }
-    if (s->coding != NULL) {
-        key.counts[0] = s->coding->hash;
-        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
-                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
-    }
-    if (s->counts != NULL) {
-        key.counts[0] = 1;
-        key.counts[1] = 2;
-        dcommi_mix_counts(key.counts, s->counts, s->nranks);
-        dcommi_mix_counts(key.counts, s->displs, s->nranks);
-        dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
-        dcommi_mix_counts(key.counts, s->send_displs, s->nranks);
-        dcommi_mix_counts(key.counts, s->matrix, s->nranks * s->nranks);
-    }
-    return key;
-}
-/* ---- submission ---- */
-/* With comm->lock. */
-static dcommi_run *dcommi_run_new(dcomm_comm *comm)
-{
-    dcommi_run *run = comm->free_runs;
-    if (run != NULL) {
-        comm->free_runs = run->next;
-        uint8_t *memory = run->memory;
-        size_t memory_len = run->memory_len;
-        dcommi_zero(run, sizeof *run);
-        run->memory = memory;
-        run->memory_len = memory_len;
-    } else {
-        run = dcommi_alloc(sizeof(dcomm_request));
-        if (run == NULL) {
-            return NULL;
-        }
-    }
-    run->comm = comm;
-    atomic_store_explicit(&run->refs, 2, memory_order_relaxed); /* its user's and the engine's */
-    atomic_store_explicit(&run->status, DCOMM_IN_PROGRESS, memory_order_relaxed);
-    comm->refs++;
-    return run;
-}
-/* The sentence of a run that has failed: its verdict, who has refused it, or why the communicator
- * is poisoned. */
-static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
-{
-    const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
-    if (run->why != NULL && status == DCOMM_ERR_MISMATCH) {
-        dcommi_fail(status, "%s", run->why);
-    } else if (DCOMMI_LIKELY(run->verdict != status)) {
-        dcommi_fail(status, "%s", run->comm->message);
-    } else if (run->verdict_rank == run->comm->rank) {
-        dcommi_fail(status, "%s #%" PRIu64 ", rank %d: %s", call, run->seq, run->verdict_rank,
-                    run->coded->said);
-    } else {
-        dcommi_fail(status, "%s #%" PRIu64 ": rank %d found %s; its own error names the first",
-                    call, run->seq, run->verdict_rank,
-                    status == DCOMM_ERR_RANGE ? "sums of finite numbers that are beyond f32"
-                                              : "inputs that are not finite");
-    }
-}
-static dcomm_status dcommi_run_wait(dcommi_run *run)
-{
-    int status;
-    while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
-           DCOMM_IN_PROGRESS) {
-        dcommi_progress_for(run->comm->context, run);
-    }
-    if (status < 0) {
-        dcommi_run_why(run, (dcomm_status)status);
-        if (atomic_load_explicit(&run->comm->poisoned, memory_order_relaxed) != 0) {
-            atomic_store_explicit(&run->comm->told, true, memory_order_relaxed);
-        }
-    }
-    dcommi_run_unref(run);
-    return (dcomm_status)status;
-}
-/* The same within the call that started the run: if it fails, the call was none that is refused. */
-static dcomm_status dcommi_run_wait_here(dcommi_run *run)
-{
-    dcomm_status status = dcommi_run_wait(run);
-    if (DCOMMI_UNLIKELY(status < 0)) {
-        dcommi_this_group.ran = true;
-    }
-    return status;
-}
-/* The stream that a run is to be tied to; NULL: none. */
-static void dcommi_run_stream(dcommi_run *run, void *stream)
-{
-    if (DCOMMI_UNLIKELY(stream != NULL)) {
-        run->gate.stream = stream;
-        run->gate.device = dcommi_devices->current();
-    }
-}
-/* Tie a run to its stream by one half of the gate. It has its number: if that fails, other ranks
- * must not wait for it. */
-static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_run *))
-{
-    dcomm_status status = half(run);
-    if (status < 0) {
-        char why[DCOMMI_MESSAGE_MAX];
-        memcpy(why, dcommi_message, sizeof why);
-        dcomm_comm_abort(run->comm, why);
-        dcommi_fail(status, "%s", why);
-    }
-    return status;
-}
-/* Start a run in the order of its stream. Nobody waits for a blocking one: its stream does. */
-static dcomm_status dcommi_run_put(dcommi_run *run)
-{
-    bool blocking = run->blocking;
-    dcomm_status status = dcommi_run_tie(run, dcommi_gate_mark);
-    if (status >= 0) {
-        status = dcommi_run_tie(run, dcommi_gate_hold);
-    }
-    dcommi_submit(run->comm->context, run);
-    if (blocking) {
-        dcommi_run_unref(run);
-    }
-    return status;
-}
-/* A run is filled in and numbered: start it, or queue it in the thread's group. request_p NULL:
- * the call is blocking. */
-static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_request **request_p)
-{
-    dcommi_group *group = &dcommi_this_group;
-    run->timeout_s = timeout_s;
-    run->blocking = request_p == NULL;
-    if (request_p != NULL) {
-        *request_p = (dcomm_request *)run;
-    }
-    if (group->depth > 0) {
-        run->queued = true;
-        *(group->last != NULL ? &group->last->next_group : &group->first) = run;
-        group->last = run;
-        return DCOMM_OK;
-    }
-    if (DCOMMI_UNLIKELY(run->gate.stream != NULL)) {
-        return dcommi_run_put(run);
-    }
-    dcommi_submit(run->comm->context, run);
-    return request_p == NULL ? dcommi_run_wait_here(run) : DCOMM_OK;
-}
-/* Take the number of a collective that this rank refuses, and tell the others why: they must not
- * wait for it. */
-static void dcommi_refuse(dcomm_comm *comm)
-{
-    char why[DCOMMI_MESSAGE_MAX];
-    memcpy(why, dcommi_message, sizeof why);
-    dcommi_comm_lock(comm);
-    dcommi_run *run = dcommi_run_new(comm);
-    if (run != NULL) {
-        run->refused = true;
-        run->why = dcommi_strdup(why);
-        run->stream = DCOMMI_STREAM_COLL;
-        run->seq = comm->next_seq++;
-        comm->chain = 0; /* the others have no signature of it from here */
-    }
-    dcommi_comm_unlock(comm);
-    if (run == NULL || run->why == NULL) {
-        dcomm_comm_abort(comm, why);
-    }
-    if (run != NULL) {
-        dcommi_submit(comm->context, run);
-        dcommi_run_unref(run);
-    }
-    memcpy(dcommi_message, why, sizeof why);
-}
-/* A call has failed. Unless its run had been started, or the communicator has failed, this rank
- * refuses it. Within a group the error also becomes the group's. comm NULL: not a collective. */
-static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
-{
-    dcommi_group *group = &dcommi_this_group;
-    const bool ran = group->ran;
-    group->ran = false;
-    if (comm != NULL && status != DCOMM_ERR_FORKED && !ran &&
-        atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK && comm->size > 1 &&
-        atomic_load(&comm->poisoned) == 0 && atomic_load(&comm->abort_wanted) == 0) {
-        dcommi_refuse(comm);
-    }
-    if (group->depth > 0 && group->status == DCOMM_OK) {
-        group->status = status;
-        memcpy(group->message, dcommi_message, sizeof group->message);
-    }
-    return status;
+    return forced[0] == 0 ? "" : "auto";
 }
 /* The plan of a shape, from the cache or made now; with comm->lock. */
-static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, const char *forced,
+static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
+                                     const dcommi_call_key *key, const char *forced,
                                      dcommi_cached **cached_p)
 {
-    dcommi_plan_key key = dcommi_shape_key(s, forced);
-    *cached_p = dcommi_cache_find(comm, &key);
+    *cached_p = dcommi_cache_find(comm, key, forced);
     if (DCOMMI_LIKELY(*cached_p != NULL)) {
+        comm->stats.plans_reused++;
         return DCOMM_OK;
     }
     const dcommi_algo *algo = NULL;
@@ -44480,7 +44605,10 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     } else {
         DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
     }
-    *cached_p = dcommi_cache_add(comm, &key, plan, inner);
+    const char *asked = forced == NULL               ? NULL
+                        : strcmp(forced, algo->name) ? dcommi_asked_auto(forced)
+                                                     : algo->name;
+    *cached_p = dcommi_cache_add(comm, key, asked, plan, inner);
     if (*cached_p == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -44496,136 +44624,15 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     }
     return DCOMM_OK;
 }
-/* A run of a cached plan, whose reference it takes over; with comm->lock. */
-static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const void *in, void *out)
-{
-    dcommi_run *run = dcommi_run_new(comm);
-    if (run == NULL) {
-        dcommi_cached_release(comm, cached);
-        return NULL;
-    }
-    dcommi_op_hold((dcomm_op)cached->plan->op); /* as its caller does */
-    run->op = (dcomm_op)cached->plan->op;
-    run->cached = cached;
-    run->plan = cached->plan;
-    run->signature = cached->signature;
-    run->stream = DCOMMI_STREAM_COLL;
-    run->p2p_peer = -1;
-    run->in = in;
-    run->out = out;
-    return run;
-}
-/* A numbered run of a plan that is not from the cache, whose operator is held and is the run's from
- * now on; NULL without memory. */
-static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                      void *out, uint32_t signature)
-{
-    dcommi_comm_lock(comm);
-    dcommi_run *run = dcommi_run_new(comm);
-    if (run != NULL) {
-        run->op = (dcomm_op)plan->op;
-        run->plan = plan;
-        run->in = in;
-        run->out = out;
-        run->signature = (dcommi_signature){.hash = signature,
-                                            .coll = DCOMM_COLL_PLAN,
-                                            .dtype = plan->dtype,
-                                            .op = plan->op,
-                                            .algo = plan->name};
-        run->p2p_peer = -1;
-        run->seq = dcommi_number(comm, &run->signature);
-    }
-    dcommi_comm_unlock(comm);
-    return run;
-}
-/* ---- scripts ---- */
-/* The engine takes over at op k. With the token, which it gives back. */
-static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double timeout_s)
-{
-    dcomm_comm *comm = e->comm;
-    dcomm_context *context = comm->context;
-    dcommi_comm_lock(comm);
-    e->cached->refs++;
-    dcommi_run *run =
-        dcommi_run_of(comm, e->cached, e->base[DCOMM_SPACE_IN], e->base[DCOMM_SPACE_OUT]);
-    dcommi_comm_unlock(comm);
-    if (run == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
-        dcommi_token_release(context);
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    run->seq = e->seq;
-    run->signature = e->signature;
-    run->timeout_s = timeout_s;
-    run->blocking = true;
-    dcommi_run_start(run);
-    if (run->active) {
-        dcommi_express_resume(e, run, k);
-    }
-    dcommi_progress(context);
-    dcommi_token_release(context);
-    return dcommi_run_wait_here(run);
-}
-/* Run the script of a plan that is held by a reference. With the token, which it gives back. */
-static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s)
-{
-    dcomm_comm *comm = e->comm;
-    uint32_t k = dcommi_express_run(e);
-    if (DCOMMI_UNLIKELY(k < e->cached->script->nops)) {
-        dcomm_status status = dcommi_express_leave(e, k, timeout_s);
-        atomic_store_explicit(&comm->running, NULL, memory_order_release);
-        return status;
-    }
-    atomic_store_explicit(&comm->running, NULL, memory_order_release);
-    dcommi_token_release(comm->context);
-    return DCOMM_OK;
-}
-/* A call in a few numbers, by which a recent one is known. Never 0; 1: none that could be. */
-static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
-                                        bool in_place, enum dcommi_memory memory)
-{
-    if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
-        return 1;
-    }
-    return (uint64_t)1 << 63 | (uint64_t)memory << 60 | (uint64_t)(uint32_t)root << 25 |
-           (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
-}
-/* Options that say nothing, but for an algorithm's name and what is in the call's code. */
-static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
-{
-    return opts == NULL || (!opts->deterministic && opts->timeout_s == 0 && opts->premul == 0 &&
-                            opts->accumulate == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
-                            opts->codec == NULL && opts->feedback == NULL && opts->stream == NULL);
-}
-/* Whether a call may be one of those. */
-static inline bool dcommi_call_recent(const dcomm_comm *comm, const dcomm_coll_opts *opts,
-                                      dcomm_request *const *request_p)
-{
-    return request_p == NULL && dcommi_opts_plain(opts) && comm != NULL &&
-           atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
-}
-/* A blocking call with plain options that was made a moment ago, with buffers elsewhere perhaps.
- * DCOMM_IN_PROGRESS: it must go the long way. */
-static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, size_t count,
-                                             const dcomm_coll_opts *opts, const void *in, void *out)
-{
-    dcommi_express e;
-    if (dcommi_this_group.depth > 0 || dcommi_device_locate(in) >= 0 ||
-        dcommi_device_locate(out) >= 0 ||
-        atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0 ||
-        !dcommi_token_enter(comm->context)) {
-        return DCOMM_IN_PROGRESS;
-    }
-    dcommi_cached *cached = dcommi_recent_find(comm, code, count, opts != NULL ? opts->algo : NULL);
-    if (cached != NULL && dcommi_express_able(comm, cached->script) &&
-        dcommi_express_begin(&e, comm, cached, in, out)) {
-        comm->stats.plans_reused++;
-        return dcommi_express_go(&e, comm->timeout_s);
-    }
-    dcommi_token_release(comm->context);
-    return DCOMM_IN_PROGRESS;
-}
 /* ---- the call ---- */
+/* The fast path of a call, by its key. */
+static inline dcomm_status dcommi_call_fast(dcomm_comm *comm, dcommi_call_key key,
+                                            const dcomm_coll_opts *opts, const void *in, void *out)
+{
+    const bool limited = opts != NULL && opts->timeout_s > 0;
+    return dcommi_fast_call(comm, &key, opts != NULL ? opts->algo : NULL, in, out,
+                            limited ? opts->timeout_s : comm->timeout_s);
+}
 static dcommi_factor dcommi_factor_of(const dcomm_coll_opts *opts, dcomm_op op, dcomm_dtype dtype)
 {
     return op != DCOMM_PREMUL_SUM ? dcommi_factor_plain(1, dtype)
@@ -44650,36 +44657,18 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
         DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
                                           device != NULL ? device->handle.number : -1));
     }
+    const dcommi_call_key key = dcommi_shape_key(s, opts);
+    if (device == NULL && p2p < 0 && dcommi_fast_asked(comm, opts, request_p)) {
+        dcomm_status fast = dcommi_call_fast(comm, key, opts, in, out);
+        if (fast != DCOMM_IN_PROGRESS) {
+            return fast;
+        }
+    }
     dcommi_comm_lock(comm);
-    dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
+    dcomm_status status = dcommi_plan_find(comm, s, &key, opts->algo, &cached);
     if (status < 0) {
         dcommi_comm_unlock(comm);
         return status;
-    }
-    if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0 &&
-        device == NULL && opts->stream == NULL) {
-        const char *named = opts->algo != NULL ? cached->signature.algo : NULL;
-        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG && !dcommi_dtype_is_opaque(s->dtype) &&
-            (named == NULL || strcmp(named, opts->algo) == 0)) {
-            uint64_t code =
-                dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->memory);
-            if (dcommi_recent_find(comm, code, s->count, named) == NULL) {
-                dcommi_recent_set(comm, code, s->count, named, cached);
-            }
-        }
-        if (dcommi_token_try(comm->context)) {
-            dcommi_express e;
-            if (dcommi_express_able(comm, cached->script) &&
-                dcommi_express_begin(&e, comm, cached, in, out)) {
-                dcommi_comm_unlock(comm);
-                status = dcommi_express_go(&e, timeout_s);
-                dcommi_comm_lock(comm);
-                dcommi_cached_release(comm, cached);
-                dcommi_comm_unlock(comm);
-                return status;
-            }
-            dcommi_token_release(comm->context);
-        }
     }
     dcommi_coded *coded = NULL;
     if (s->coding != NULL) {
@@ -45382,15 +45371,15 @@ static inline bool dcommi_buffers_find(const dcomm_comm *comm, dcomm_coll coll, 
     *in = *in == DCOMM_IN_PLACE ? same : *in;
     return *in == same;
 }
-/* One of them that was called a moment ago. DCOMM_IN_PROGRESS: it must go the long way. */
-static inline dcomm_status dcommi_call_shortly(dcomm_comm *comm, dcomm_coll coll, const void *in,
+/* One of them whose plan is cached: such a call has been checked. DCOMM_IN_PROGRESS: it is not. */
+static inline dcomm_status dcommi_fast_attempt(dcomm_comm *comm, dcomm_coll coll, const void *in,
                                                void *out, size_t count, dcomm_dtype dtype,
                                                dcomm_op op, int root, const dcomm_coll_opts *opts,
                                                dcomm_request **request_p)
 {
-    if (!dcommi_call_recent(comm, opts, request_p) || out == NULL ||
+    if (!dcommi_fast_asked(comm, opts, request_p) || out == NULL || op > DCOMM_AVG ||
         (in == NULL && coll != DCOMM_COLL_BROADCAST)) {
-        return DCOMM_IN_PROGRESS;
+        return DCOMM_IN_PROGRESS; /* an operator of the caller's must be held */
     }
     const size_t bytes = count * dcomm_dtype_size(dtype), all = bytes * (size_t)comm->size;
     bool in_place = dcommi_buffers_find(comm, coll, root, bytes, &in, &out);
@@ -45406,8 +45395,8 @@ static inline dcomm_status dcommi_call_shortly(dcomm_comm *comm, dcomm_coll coll
                                         (int64_t)(writes_all ? all : bytes)))) {
         return DCOMM_IN_PROGRESS;
     }
-    uint64_t code = dcommi_call_code(coll, dtype, op, root, in_place, dcommi_opts_memory(opts));
-    return dcommi_call_again(comm, code, count, opts, in, out);
+    const dcommi_call_key key = dcommi_call_key_of(coll, count, dtype, op, root, in_place, opts);
+    return dcommi_call_fast(comm, key, opts, in, out);
 }
 static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, const void *in,
                                              void *out, size_t count, dcomm_dtype dtype,
@@ -45415,10 +45404,10 @@ static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, 
                                              dcomm_request **request_p)
 {
     dcommi_shape s;
-    dcomm_status again =
-        dcommi_call_shortly(comm, coll, in, out, count, dtype, op, root, opts, request_p);
-    if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
-        return again;
+    dcomm_status fast =
+        dcommi_fast_attempt(comm, coll, in, out, count, dtype, op, root, opts, request_p);
+    if (DCOMMI_LIKELY(fast != DCOMM_IN_PROGRESS)) {
+        return fast;
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, root, opts, &s));
@@ -45437,10 +45426,10 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
         DCOMMI_TRY(dcommi_auto_begin(comm, automatic, count, dtype, op, request_p == NULL, &opts,
                                      &decided));
     }
-    dcomm_status again = dcommi_call_shortly(comm, DCOMM_COLL_ALLREDUCE, sendbuf, recvbuf, count,
-                                             dtype, op, 0, opts, request_p);
-    if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
-        return again;
+    dcomm_status fast = dcommi_fast_attempt(comm, DCOMM_COLL_ALLREDUCE, sendbuf, recvbuf, count,
+                                            dtype, op, 0, opts, request_p);
+    if (DCOMMI_LIKELY(fast != DCOMM_IN_PROGRESS)) {
+        return fast;
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
@@ -45483,12 +45472,12 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
                                    dcomm_request **request_p)
 {
     dcommi_shape s;
-    if (dcommi_call_recent(comm, opts, request_p)) {
-        uint64_t code =
-            dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, DCOMMI_MEMORY_ANY);
-        dcomm_status again = dcommi_call_again(comm, code, 0, opts, NULL, NULL);
-        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
-            return again;
+    if (dcommi_fast_asked(comm, opts, request_p)) {
+        const dcommi_call_key key =
+            dcommi_call_key_of(DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, false, opts);
+        dcomm_status fast = dcommi_call_fast(comm, key, opts, NULL, NULL);
+        if (DCOMMI_LIKELY(fast != DCOMM_IN_PROGRESS)) {
+            return fast;
         }
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
@@ -49051,7 +49040,6 @@ static dcomm_status dcommi_tuner_run(dcommi_tuner *t, dcomm_comm *comm, const dc
     dcommi_comm_lock(comm);
     if (status >= 0) {
         status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
-        dcommi_recent_clear(comm);
         dcommi_cache_clear(comm);
     }
     dcommi_comm_unlock(comm);
@@ -67698,12 +67686,12 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_DOOR_OLD
 #undef DCOMMI_EVENTS_KEPT
 #undef DCOMMI_EXCHANGE_SAMPLES
-#undef DCOMMI_EXPRESS_FIFO
-#undef DCOMMI_EXPRESS_KEEN
-#undef DCOMMI_EXPRESS_PAUSED
-#undef DCOMMI_EXPRESS_TURN
 #undef DCOMMI_F32_NAN
 #undef DCOMMI_F64_NAN
+#undef DCOMMI_FAST_FIFO
+#undef DCOMMI_FAST_PAUSED
+#undef DCOMMI_FAST_POLLS
+#undef DCOMMI_FAST_TURN
 #undef DCOMMI_FEEDBACK_BLOCK
 #undef DCOMMI_FEEDBACK_MAGIC
 #undef DCOMMI_FEEDBACK_OWNER
@@ -67898,7 +67886,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_RDV_WIRE_VERSION
 #undef DCOMMI_REACH_NAP
 #undef DCOMMI_REACH_ROUNDS
-#undef DCOMMI_RECENT
 #undef DCOMMI_REFUSALS_AHEAD
 #undef DCOMMI_REFUSALS_OVER
 #undef DCOMMI_REGION_BUCKETS

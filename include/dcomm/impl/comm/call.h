@@ -3,22 +3,14 @@
 #ifndef DCOMMI_CALL_H
 #define DCOMMI_CALL_H
 
-#include "../engine/fast/express.h"
 #include "../engine/coded/device.h"
-#include "comm.h"
+#include "../engine/fast/fast.h"
+#include "key.h"
+#include "submit.h"
 
 /* ---- checks ---- */
 
 static const dcomm_coll_opts dcommi_default_opts;
-
-static inline enum dcommi_memory dcommi_opts_memory(const dcomm_coll_opts *opts)
-{
-    return opts == NULL       ? DCOMMI_MEMORY_ANY
-           : opts->device     ? (opts->registered ? DCOMMI_MEMORY_OPEN : DCOMMI_MEMORY_DEVICE)
-           : opts->registered ? DCOMMI_MEMORY_REGISTERED
-           : opts->huge_pages ? DCOMMI_MEMORY_HUGE
-                              : DCOMMI_MEMORY_ANY;
-}
 
 /* Fill in the parts of a shape that all calls have, and check them. */
 static dcomm_status dcommi_shape_begin(dcomm_comm *comm, dcomm_coll coll, size_t count,
@@ -167,256 +159,20 @@ static dcomm_status dcommi_call_place(dcomm_comm *comm, const dcommi_shape *s, c
     return DCOMM_OK;
 }
 
-/* ---- keys ---- */
-
-static void dcommi_mix_counts(uint64_t key[2], const size_t *values, int n)
+/* The names that leave the choice to the communicator, as literals. */
+static const char *dcommi_asked_auto(const char *forced)
 {
-    for (int i = 0; values != NULL && i < n; i++) {
-        key[0] = dcommi_mix(key[0], values[i]);
-        key[1] = dcommi_mix(key[1], values[i] ^ 0x5bd1e9955bd1e995u);
-    }
-}
-
-/* What the ranks must agree on, as a number. */
-static uint32_t dcommi_shape_signature(const dcommi_shape *s, const dcommi_algo *algo)
-{
-    if (s->coll == DCOMM_COLL_SEND || s->coll == DCOMM_COLL_RECV) { /* one's is the other's */
-        uint64_t pair = dcommi_mix(s->count, (uint64_t)s->dtype);
-        return (uint32_t)(pair ^ (pair >> 32));
-    }
-    uint64_t h = dcommi_mix((uint64_t)s->dtype << 32 | (uint64_t)s->op, s->count);
-    h = dcommi_mix(h, (uint64_t)s->coll);
-    h = dcommi_mix(h, (uint64_t)s->root << 32 | (uint64_t)s->lanes << 8 |
-                          (uint64_t)(s->memory >= DCOMMI_MEMORY_REGISTERED) << 1 | s->rank_order);
-    h = dcommi_mix(h, (uint64_t)s->chunk_bytes);
-    if (s->coding != NULL) {
-        h = dcommi_mix(dcommi_mix(h, s->coding->hash), (uint64_t)(algo - dcommi_coded_table));
-    } else {
-        h = dcommi_mix(h, (uint64_t)(algo - dcommi_algo_table));
-    }
-    uint64_t key[2] = {h, h};
-    if (s->send_counts == NULL) { /* all-to-all-v: each pair of ranks has counts of its own */
-        dcommi_mix_counts(key, s->counts, s->nranks);
-    }
-    dcommi_mix_counts(key, s->matrix, s->nranks * s->nranks);
-    h = key[0];
-    return (uint32_t)(h ^ (h >> 32));
-}
-
-static dcommi_plan_key dcommi_shape_key(const dcommi_shape *s, const char *algo)
-{
-    dcommi_plan_key key = {.call = (uint64_t)(uint32_t)s->root << 32 | (uint64_t)s->coll,
-                           .type = (uint64_t)s->dtype << 32 | (uint64_t)s->op,
-                           .mode = (uint64_t)s->lanes << 8 | (uint64_t)s->memory << 2 |
-                                   (uint64_t)s->rank_order << 1 | s->in_place,
-                           .count = s->count,
-                           .chunk = (uint64_t)s->chunk_bytes};
-    for (; algo != NULL && *algo != 0; algo++) {
-        key.mode = key.mode * 0x100000001b3u ^ (uint8_t)*algo;
-    }
-    if (s->coding != NULL) {
-        key.counts[0] = s->coding->hash;
-        key.counts[1] = 1 | (uint64_t)s->apart << 1 | (uint64_t)s->coding->feedback << 2 |
-                        (uint64_t)s->coding->variant << 3 | (uint64_t)s->coding->clips << 4;
-    }
-    if (s->counts != NULL) {
-        key.counts[0] = 1;
-        key.counts[1] = 2;
-        dcommi_mix_counts(key.counts, s->counts, s->nranks);
-        dcommi_mix_counts(key.counts, s->displs, s->nranks);
-        dcommi_mix_counts(key.counts, s->send_counts, s->nranks);
-        dcommi_mix_counts(key.counts, s->send_displs, s->nranks);
-        dcommi_mix_counts(key.counts, s->matrix, s->nranks * s->nranks);
-    }
-    return key;
-}
-
-/* ---- submission ---- */
-
-/* With comm->lock. */
-static dcommi_run *dcommi_run_new(dcomm_comm *comm)
-{
-    dcommi_run *run = comm->free_runs;
-    if (run != NULL) {
-        comm->free_runs = run->next;
-        uint8_t *memory = run->memory;
-        size_t memory_len = run->memory_len;
-        dcommi_zero(run, sizeof *run);
-        run->memory = memory;
-        run->memory_len = memory_len;
-    } else {
-        run = dcommi_alloc(sizeof(dcomm_request));
-        if (run == NULL) {
-            return NULL;
-        }
-    }
-    run->comm = comm;
-    atomic_store_explicit(&run->refs, 2, memory_order_relaxed); /* its user's and the engine's */
-    atomic_store_explicit(&run->status, DCOMM_IN_PROGRESS, memory_order_relaxed);
-    comm->refs++;
-    return run;
-}
-
-/* The sentence of a run that has failed: its verdict, who has refused it, or why the communicator
- * is poisoned. */
-static void dcommi_run_why(const dcommi_run *run, dcomm_status status)
-{
-    const char *call = dcomm_coll_name((dcomm_coll)run->signature.coll);
-    if (run->why != NULL && status == DCOMM_ERR_MISMATCH) {
-        dcommi_fail(status, "%s", run->why);
-    } else if (DCOMMI_LIKELY(run->verdict != status)) {
-        dcommi_fail(status, "%s", run->comm->message);
-    } else if (run->verdict_rank == run->comm->rank) {
-        dcommi_fail(status, "%s #%" PRIu64 ", rank %d: %s", call, run->seq, run->verdict_rank,
-                    run->coded->said);
-    } else {
-        dcommi_fail(status, "%s #%" PRIu64 ": rank %d found %s; its own error names the first",
-                    call, run->seq, run->verdict_rank,
-                    status == DCOMM_ERR_RANGE ? "sums of finite numbers that are beyond f32"
-                                              : "inputs that are not finite");
-    }
-}
-
-static dcomm_status dcommi_run_wait(dcommi_run *run)
-{
-    int status;
-    while ((status = atomic_load_explicit(&run->status, memory_order_acquire)) ==
-           DCOMM_IN_PROGRESS) {
-        dcommi_progress_for(run->comm->context, run);
-    }
-    if (status < 0) {
-        dcommi_run_why(run, (dcomm_status)status);
-        if (atomic_load_explicit(&run->comm->poisoned, memory_order_relaxed) != 0) {
-            atomic_store_explicit(&run->comm->told, true, memory_order_relaxed);
-        }
-    }
-    dcommi_run_unref(run);
-    return (dcomm_status)status;
-}
-
-/* The same within the call that started the run: if it fails, the call was none that is refused. */
-static dcomm_status dcommi_run_wait_here(dcommi_run *run)
-{
-    dcomm_status status = dcommi_run_wait(run);
-    if (DCOMMI_UNLIKELY(status < 0)) {
-        dcommi_this_group.ran = true;
-    }
-    return status;
-}
-
-/* The stream that a run is to be tied to; NULL: none. */
-static void dcommi_run_stream(dcommi_run *run, void *stream)
-{
-    if (DCOMMI_UNLIKELY(stream != NULL)) {
-        run->gate.stream = stream;
-        run->gate.device = dcommi_devices->current();
-    }
-}
-
-/* Tie a run to its stream by one half of the gate. It has its number: if that fails, other ranks
- * must not wait for it. */
-static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_run *))
-{
-    dcomm_status status = half(run);
-    if (status < 0) {
-        char why[DCOMMI_MESSAGE_MAX];
-        memcpy(why, dcommi_message, sizeof why);
-        dcomm_comm_abort(run->comm, why);
-        dcommi_fail(status, "%s", why);
-    }
-    return status;
-}
-
-/* Start a run in the order of its stream. Nobody waits for a blocking one: its stream does. */
-static dcomm_status dcommi_run_put(dcommi_run *run)
-{
-    bool blocking = run->blocking;
-    dcomm_status status = dcommi_run_tie(run, dcommi_gate_mark);
-    if (status >= 0) {
-        status = dcommi_run_tie(run, dcommi_gate_hold);
-    }
-    dcommi_submit(run->comm->context, run);
-    if (blocking) {
-        dcommi_run_unref(run);
-    }
-    return status;
-}
-
-/* A run is filled in and numbered: start it, or queue it in the thread's group. request_p NULL:
- * the call is blocking. */
-static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_request **request_p)
-{
-    dcommi_group *group = &dcommi_this_group;
-    run->timeout_s = timeout_s;
-    run->blocking = request_p == NULL;
-    if (request_p != NULL) {
-        *request_p = (dcomm_request *)run;
-    }
-    if (group->depth > 0) {
-        run->queued = true;
-        *(group->last != NULL ? &group->last->next_group : &group->first) = run;
-        group->last = run;
-        return DCOMM_OK;
-    }
-    if (DCOMMI_UNLIKELY(run->gate.stream != NULL)) {
-        return dcommi_run_put(run);
-    }
-    dcommi_submit(run->comm->context, run);
-    return request_p == NULL ? dcommi_run_wait_here(run) : DCOMM_OK;
-}
-
-/* Take the number of a collective that this rank refuses, and tell the others why: they must not
- * wait for it. */
-static void dcommi_refuse(dcomm_comm *comm)
-{
-    char why[DCOMMI_MESSAGE_MAX];
-    memcpy(why, dcommi_message, sizeof why);
-    dcommi_comm_lock(comm);
-    dcommi_run *run = dcommi_run_new(comm);
-    if (run != NULL) {
-        run->refused = true;
-        run->why = dcommi_strdup(why);
-        run->stream = DCOMMI_STREAM_COLL;
-        run->seq = comm->next_seq++;
-        comm->chain = 0; /* the others have no signature of it from here */
-    }
-    dcommi_comm_unlock(comm);
-    if (run == NULL || run->why == NULL) {
-        dcomm_comm_abort(comm, why);
-    }
-    if (run != NULL) {
-        dcommi_submit(comm->context, run);
-        dcommi_run_unref(run);
-    }
-    memcpy(dcommi_message, why, sizeof why);
-}
-
-/* A call has failed. Unless its run had been started, or the communicator has failed, this rank
- * refuses it. Within a group the error also becomes the group's. comm NULL: not a collective. */
-static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
-{
-    dcommi_group *group = &dcommi_this_group;
-    const bool ran = group->ran;
-    group->ran = false;
-    if (comm != NULL && status != DCOMM_ERR_FORKED && !ran &&
-        atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK && comm->size > 1 &&
-        atomic_load(&comm->poisoned) == 0 && atomic_load(&comm->abort_wanted) == 0) {
-        dcommi_refuse(comm);
-    }
-    if (group->depth > 0 && group->status == DCOMM_OK) {
-        group->status = status;
-        memcpy(group->message, dcommi_message, sizeof group->message);
-    }
-    return status;
+    return forced[0] == 0 ? "" : "auto";
 }
 
 /* The plan of a shape, from the cache or made now; with comm->lock. */
-static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, const char *forced,
+static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s,
+                                     const dcommi_call_key *key, const char *forced,
                                      dcommi_cached **cached_p)
 {
-    dcommi_plan_key key = dcommi_shape_key(s, forced);
-    *cached_p = dcommi_cache_find(comm, &key);
+    *cached_p = dcommi_cache_find(comm, key, forced);
     if (DCOMMI_LIKELY(*cached_p != NULL)) {
+        comm->stats.plans_reused++;
         return DCOMM_OK;
     }
     const dcommi_algo *algo = NULL;
@@ -446,7 +202,10 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     } else {
         DCOMMI_TRY(dcommi_plan_make(s, algo, &plan));
     }
-    *cached_p = dcommi_cache_add(comm, &key, plan, inner);
+    const char *asked = forced == NULL               ? NULL
+                        : strcmp(forced, algo->name) ? dcommi_asked_auto(forced)
+                                                     : algo->name;
+    *cached_p = dcommi_cache_add(comm, key, asked, plan, inner);
     if (*cached_p == NULL) {
         return DCOMM_ERR_NO_MEMORY;
     }
@@ -463,145 +222,16 @@ static dcomm_status dcommi_plan_find(dcomm_comm *comm, const dcommi_shape *s, co
     return DCOMM_OK;
 }
 
-/* A run of a cached plan, whose reference it takes over; with comm->lock. */
-static dcommi_run *dcommi_run_of(dcomm_comm *comm, dcommi_cached *cached, const void *in, void *out)
-{
-    dcommi_run *run = dcommi_run_new(comm);
-    if (run == NULL) {
-        dcommi_cached_release(comm, cached);
-        return NULL;
-    }
-    dcommi_op_hold((dcomm_op)cached->plan->op); /* as its caller does */
-    run->op = (dcomm_op)cached->plan->op;
-    run->cached = cached;
-    run->plan = cached->plan;
-    run->signature = cached->signature;
-    run->stream = DCOMMI_STREAM_COLL;
-    run->p2p_peer = -1;
-    run->in = in;
-    run->out = out;
-    return run;
-}
-
-/* A numbered run of a plan that is not from the cache, whose operator is held and is the run's from
- * now on; NULL without memory. */
-static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
-                                      void *out, uint32_t signature)
-{
-    dcommi_comm_lock(comm);
-    dcommi_run *run = dcommi_run_new(comm);
-    if (run != NULL) {
-        run->op = (dcomm_op)plan->op;
-        run->plan = plan;
-        run->in = in;
-        run->out = out;
-        run->signature = (dcommi_signature){.hash = signature,
-                                            .coll = DCOMM_COLL_PLAN,
-                                            .dtype = plan->dtype,
-                                            .op = plan->op,
-                                            .algo = plan->name};
-        run->p2p_peer = -1;
-        run->seq = dcommi_number(comm, &run->signature);
-    }
-    dcommi_comm_unlock(comm);
-    return run;
-}
-
-/* ---- scripts ---- */
-
-/* The engine takes over at op k. With the token, which it gives back. */
-static dcomm_status dcommi_express_leave(dcommi_express *e, uint32_t k, double timeout_s)
-{
-    dcomm_comm *comm = e->comm;
-    dcomm_context *context = comm->context;
-    dcommi_comm_lock(comm);
-    e->cached->refs++;
-    dcommi_run *run =
-        dcommi_run_of(comm, e->cached, e->base[DCOMM_SPACE_IN], e->base[DCOMM_SPACE_OUT]);
-    dcommi_comm_unlock(comm);
-    if (run == NULL) {
-        dcommi_poison(comm, DCOMM_ERR_NO_MEMORY, -1, dcommi_message);
-        dcommi_token_release(context);
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    run->seq = e->seq;
-    run->signature = e->signature;
-    run->timeout_s = timeout_s;
-    run->blocking = true;
-    dcommi_run_start(run);
-    if (run->active) {
-        dcommi_express_resume(e, run, k);
-    }
-    dcommi_progress(context);
-    dcommi_token_release(context);
-    return dcommi_run_wait_here(run);
-}
-
-/* Run the script of a plan that is held by a reference. With the token, which it gives back. */
-static inline dcomm_status dcommi_express_go(dcommi_express *e, double timeout_s)
-{
-    dcomm_comm *comm = e->comm;
-    uint32_t k = dcommi_express_run(e);
-    if (DCOMMI_UNLIKELY(k < e->cached->script->nops)) {
-        dcomm_status status = dcommi_express_leave(e, k, timeout_s);
-        atomic_store_explicit(&comm->running, NULL, memory_order_release);
-        return status;
-    }
-    atomic_store_explicit(&comm->running, NULL, memory_order_release);
-    dcommi_token_release(comm->context);
-    return DCOMM_OK;
-}
-
-/* A call in a few numbers, by which a recent one is known. Never 0; 1: none that could be. */
-static inline uint64_t dcommi_call_code(dcomm_coll coll, dcomm_dtype dtype, dcomm_op op, int root,
-                                        bool in_place, enum dcommi_memory memory)
-{
-    if (DCOMMI_UNLIKELY((unsigned)dtype > 255 || (unsigned)op > 255)) {
-        return 1;
-    }
-    return (uint64_t)1 << 63 | (uint64_t)memory << 60 | (uint64_t)(uint32_t)root << 25 |
-           (uint64_t)in_place << 24 | (uint64_t)coll << 16 | (uint64_t)dtype << 8 | (uint64_t)op;
-}
-
-/* Options that say nothing, but for an algorithm's name and what is in the call's code. */
-static inline bool dcommi_opts_plain(const dcomm_coll_opts *opts)
-{
-    return opts == NULL || (!opts->deterministic && opts->timeout_s == 0 && opts->premul == 0 &&
-                            opts->accumulate == 0 && opts->lanes == 0 && opts->chunk_bytes == 0 &&
-                            opts->codec == NULL && opts->feedback == NULL && opts->stream == NULL);
-}
-
-/* Whether a call may be one of those. */
-static inline bool dcommi_call_recent(const dcomm_comm *comm, const dcomm_coll_opts *opts,
-                                      dcomm_request *const *request_p)
-{
-    return request_p == NULL && dcommi_opts_plain(opts) && comm != NULL &&
-           atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK;
-}
-
-/* A blocking call with plain options that was made a moment ago, with buffers elsewhere perhaps.
- * DCOMM_IN_PROGRESS: it must go the long way. */
-static inline dcomm_status dcommi_call_again(dcomm_comm *comm, uint64_t code, size_t count,
-                                             const dcomm_coll_opts *opts, const void *in, void *out)
-{
-    dcommi_express e;
-    if (dcommi_this_group.depth > 0 || dcommi_device_locate(in) >= 0 ||
-        dcommi_device_locate(out) >= 0 ||
-        atomic_load_explicit(&dcommi_forked, memory_order_relaxed) != 0 ||
-        !dcommi_token_enter(comm->context)) {
-        return DCOMM_IN_PROGRESS;
-    }
-    dcommi_cached *cached = dcommi_recent_find(comm, code, count, opts != NULL ? opts->algo : NULL);
-    if (cached != NULL && dcommi_express_able(comm, cached->script) &&
-        dcommi_express_begin(&e, comm, cached, in, out)) {
-        comm->stats.plans_reused++;
-        return dcommi_express_go(&e, comm->timeout_s);
-    }
-    dcommi_token_release(comm->context);
-    return DCOMM_IN_PROGRESS;
-}
-
 /* ---- the call ---- */
+
+/* The fast path of a call, by its key. */
+static inline dcomm_status dcommi_call_fast(dcomm_comm *comm, dcommi_call_key key,
+                                            const dcomm_coll_opts *opts, const void *in, void *out)
+{
+    const bool limited = opts != NULL && opts->timeout_s > 0;
+    return dcommi_fast_call(comm, &key, opts != NULL ? opts->algo : NULL, in, out,
+                            limited ? opts->timeout_s : comm->timeout_s);
+}
 
 static dcommi_factor dcommi_factor_of(const dcomm_coll_opts *opts, dcomm_op op, dcomm_dtype dtype)
 {
@@ -628,36 +258,18 @@ static dcomm_status dcommi_collective_held(dcomm_comm *comm, const dcommi_shape 
         DCOMMI_TRY(dcommi_feedback_follow(dcomm_coll_name(s->coll), opts->feedback,
                                           device != NULL ? device->handle.number : -1));
     }
+    const dcommi_call_key key = dcommi_shape_key(s, opts);
+    if (device == NULL && p2p < 0 && dcommi_fast_asked(comm, opts, request_p)) {
+        dcomm_status fast = dcommi_call_fast(comm, key, opts, in, out);
+        if (fast != DCOMM_IN_PROGRESS) {
+            return fast;
+        }
+    }
     dcommi_comm_lock(comm);
-    dcomm_status status = dcommi_plan_find(comm, s, opts->algo, &cached);
+    dcomm_status status = dcommi_plan_find(comm, s, &key, opts->algo, &cached);
     if (status < 0) {
         dcommi_comm_unlock(comm);
         return status;
-    }
-    if (cached->script != NULL && request_p == NULL && dcommi_this_group.depth == 0 &&
-        device == NULL && opts->stream == NULL) {
-        const char *named = opts->algo != NULL ? cached->signature.algo : NULL;
-        if (dcommi_opts_plain(opts) && s->op <= DCOMM_AVG && !dcommi_dtype_is_opaque(s->dtype) &&
-            (named == NULL || strcmp(named, opts->algo) == 0)) {
-            uint64_t code =
-                dcommi_call_code(s->coll, s->dtype, s->op, s->root, s->in_place, s->memory);
-            if (dcommi_recent_find(comm, code, s->count, named) == NULL) {
-                dcommi_recent_set(comm, code, s->count, named, cached);
-            }
-        }
-        if (dcommi_token_try(comm->context)) {
-            dcommi_express e;
-            if (dcommi_express_able(comm, cached->script) &&
-                dcommi_express_begin(&e, comm, cached, in, out)) {
-                dcommi_comm_unlock(comm);
-                status = dcommi_express_go(&e, timeout_s);
-                dcommi_comm_lock(comm);
-                dcommi_cached_release(comm, cached);
-                dcommi_comm_unlock(comm);
-                return status;
-            }
-            dcommi_token_release(comm->context);
-        }
     }
     dcommi_coded *coded = NULL;
     if (s->coding != NULL) {

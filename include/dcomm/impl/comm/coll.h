@@ -65,15 +65,15 @@ static inline bool dcommi_buffers_find(const dcomm_comm *comm, dcomm_coll coll, 
     return *in == same;
 }
 
-/* One of them that was called a moment ago. DCOMM_IN_PROGRESS: it must go the long way. */
-static inline dcomm_status dcommi_call_shortly(dcomm_comm *comm, dcomm_coll coll, const void *in,
+/* One of them whose plan is cached: such a call has been checked. DCOMM_IN_PROGRESS: it is not. */
+static inline dcomm_status dcommi_fast_attempt(dcomm_comm *comm, dcomm_coll coll, const void *in,
                                                void *out, size_t count, dcomm_dtype dtype,
                                                dcomm_op op, int root, const dcomm_coll_opts *opts,
                                                dcomm_request **request_p)
 {
-    if (!dcommi_call_recent(comm, opts, request_p) || out == NULL ||
+    if (!dcommi_fast_asked(comm, opts, request_p) || out == NULL || op > DCOMM_AVG ||
         (in == NULL && coll != DCOMM_COLL_BROADCAST)) {
-        return DCOMM_IN_PROGRESS;
+        return DCOMM_IN_PROGRESS; /* an operator of the caller's must be held */
     }
     const size_t bytes = count * dcomm_dtype_size(dtype), all = bytes * (size_t)comm->size;
     bool in_place = dcommi_buffers_find(comm, coll, root, bytes, &in, &out);
@@ -89,8 +89,8 @@ static inline dcomm_status dcommi_call_shortly(dcomm_comm *comm, dcomm_coll coll
                                         (int64_t)(writes_all ? all : bytes)))) {
         return DCOMM_IN_PROGRESS;
     }
-    uint64_t code = dcommi_call_code(coll, dtype, op, root, in_place, dcommi_opts_memory(opts));
-    return dcommi_call_again(comm, code, count, opts, in, out);
+    const dcommi_call_key key = dcommi_call_key_of(coll, count, dtype, op, root, in_place, opts);
+    return dcommi_call_fast(comm, key, opts, in, out);
 }
 
 static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, const void *in,
@@ -99,10 +99,10 @@ static inline dcomm_status dcommi_call_often(dcomm_comm *comm, dcomm_coll coll, 
                                              dcomm_request **request_p)
 {
     dcommi_shape s;
-    dcomm_status again =
-        dcommi_call_shortly(comm, coll, in, out, count, dtype, op, root, opts, request_p);
-    if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
-        return again;
+    dcomm_status fast =
+        dcommi_fast_attempt(comm, coll, in, out, count, dtype, op, root, opts, request_p);
+    if (DCOMMI_LIKELY(fast != DCOMM_IN_PROGRESS)) {
+        return fast;
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, coll, count, dtype, op, root, opts, &s));
@@ -122,10 +122,10 @@ static dcomm_status dcommi_allreduce(dcomm_comm *comm, const void *sendbuf, void
         DCOMMI_TRY(dcommi_auto_begin(comm, automatic, count, dtype, op, request_p == NULL, &opts,
                                      &decided));
     }
-    dcomm_status again = dcommi_call_shortly(comm, DCOMM_COLL_ALLREDUCE, sendbuf, recvbuf, count,
-                                             dtype, op, 0, opts, request_p);
-    if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
-        return again;
+    dcomm_status fast = dcommi_fast_attempt(comm, DCOMM_COLL_ALLREDUCE, sendbuf, recvbuf, count,
+                                            dtype, op, 0, opts, request_p);
+    if (DCOMMI_LIKELY(fast != DCOMM_IN_PROGRESS)) {
+        return fast;
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;
     DCOMMI_TRY(dcommi_shape_begin(comm, DCOMM_COLL_ALLREDUCE, count, dtype, op, 0, opts, &s));
@@ -173,12 +173,12 @@ static dcomm_status dcommi_barrier(dcomm_comm *comm, const dcomm_coll_opts *opts
                                    dcomm_request **request_p)
 {
     dcommi_shape s;
-    if (dcommi_call_recent(comm, opts, request_p)) {
-        uint64_t code =
-            dcommi_call_code(DCOMM_COLL_BARRIER, DCOMM_U8, DCOMM_SUM, 0, false, DCOMMI_MEMORY_ANY);
-        dcomm_status again = dcommi_call_again(comm, code, 0, opts, NULL, NULL);
-        if (DCOMMI_LIKELY(again != DCOMM_IN_PROGRESS)) {
-            return again;
+    if (dcommi_fast_asked(comm, opts, request_p)) {
+        const dcommi_call_key key =
+            dcommi_call_key_of(DCOMM_COLL_BARRIER, 0, DCOMM_U8, DCOMM_SUM, 0, false, opts);
+        dcomm_status fast = dcommi_call_fast(comm, key, opts, NULL, NULL);
+        if (DCOMMI_LIKELY(fast != DCOMM_IN_PROGRESS)) {
+            return fast;
         }
     }
     opts = opts != NULL ? opts : &dcommi_default_opts;

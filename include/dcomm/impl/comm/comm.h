@@ -4,6 +4,7 @@
 #define DCOMMI_COMM_COMM_H
 
 #include "../engine/fast/board.h"
+#include "../engine/launch.h"
 #include "context.h"
 #include "select.h"
 
@@ -40,17 +41,6 @@ static dcomm_status dcommi_check_comm(const dcomm_comm *comm)
 }
 
 /* ---- the group of a thread ---- */
-
-/* Operations that this thread has queued since dcomm_group_start. */
-typedef struct dcommi_group {
-    int depth;
-    dcommi_run *first, *last;
-    dcomm_status status;
-    char message[DCOMMI_MESSAGE_MAX];
-    bool ran; /* the thread's last call that failed had started its run */
-} dcommi_group;
-
-static _Thread_local dcommi_group dcommi_this_group;
 
 /* Return true if this thread has queued an operation of the communicator in a group. */
 static bool dcommi_comm_in_group(const dcomm_comm *comm)

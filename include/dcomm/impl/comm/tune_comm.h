@@ -179,7 +179,6 @@ static dcomm_status dcommi_tuner_run(dcommi_tuner *t, dcomm_comm *comm, const dc
     dcommi_comm_lock(comm);
     if (status >= 0) {
         status = dcommi_chooser_set(comm->chooser, comm->groups, comm->size, &word.tuning);
-        dcommi_recent_clear(comm);
         dcommi_cache_clear(comm);
     }
     dcommi_comm_unlock(comm);

@@ -1,5 +1,5 @@
-/* cache.h - plans by what they were made for: bounded, least recently used goes first, a plan in
- * use stays until its last run has ended. */
+/* cache.h - plans by the calls that they were made for: bounded, least recently used goes first, a
+ * plan in use stays until its last run has ended. */
 #ifndef DCOMMI_CACHE_H
 #define DCOMMI_CACHE_H
 
@@ -13,7 +13,7 @@ static void dcommi_cached_free(dcommi_cached *cached)
     dcommi_free(cached);
 }
 
-/* With comm->lock, like all below. */
+/* With comm->lock, or by the owner inside (token.h), like all below. */
 static void dcommi_cached_release(dcomm_comm *comm, dcommi_cached *cached)
 {
     (void)comm;
@@ -42,7 +42,7 @@ static void dcommi_cache_clear(dcomm_comm *comm)
     }
 }
 
-static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_plan_key *key)
+static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi_call_key *key)
 {
     uint64_t h =
         (key->call ^ key->type * 31 ^ key->mode << 20 ^ key->counts[0]) * 0x9e3779b97f4a7c15u;
@@ -50,14 +50,26 @@ static inline dcommi_cached **dcommi_cache_bucket(dcomm_comm *comm, const dcommi
     return &comm->cache[(h >> 32) % DCOMMI_CACHE_BUCKETS];
 }
 
-/* The plan of a key with a reference taken; NULL: not there. */
-static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_plan_key *key)
+static inline bool dcommi_cached_is(const dcommi_cached *c, const dcommi_call_key *key,
+                                    const char *asked)
+{
+    const dcommi_call_key *k = &c->key;
+    return k->call == key->call && k->type == key->type && k->count == key->count &&
+           k->mode == key->mode && k->chunk == key->chunk && k->counts[0] == key->counts[0] &&
+           k->counts[1] == key->counts[1] &&
+           (c->asked == asked ||
+            (c->asked != NULL && asked != NULL && strcmp(c->asked, asked) == 0));
+}
+
+/* The plan of a call that named the algorithm `asked` (NULL: none), with a reference taken; NULL:
+ * not there. */
+static inline dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_call_key *key,
+                                               const char *asked)
 {
     for (dcommi_cached *c = *dcommi_cache_bucket(comm, key); c != NULL; c = c->next) {
-        if (memcmp(&c->key, key, sizeof *key) == 0) {
+        if (DCOMMI_LIKELY(dcommi_cached_is(c, key, asked))) {
             c->used = ++comm->cache_clock;
             c->refs++;
-            comm->stats.plans_reused++;
             return c;
         }
     }
@@ -65,9 +77,9 @@ static dcommi_cached *dcommi_cache_find(dcomm_comm *comm, const dcommi_plan_key 
 }
 
 /* Take over a plan, and the one that it calls (or NULL), with one reference for the caller. NULL
- * without memory, in which case the plans are freed. */
-static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *key,
-                                       dcomm_plan *plan, dcomm_plan *inner)
+ * without memory, in which case the plans are freed. `asked` stays where it is. */
+static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_call_key *key,
+                                       const char *asked, dcomm_plan *plan, dcomm_plan *inner)
 {
     dcommi_cached *cached = dcommi_alloc(sizeof *cached);
     if (cached == NULL) {
@@ -87,6 +99,7 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
         dcommi_cache_retire(comm, oldest);
     }
     cached->key = *key;
+    cached->asked = asked;
     cached->used = ++comm->cache_clock;
     cached->refs = 1;
     cached->plan = plan;
@@ -97,49 +110,6 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_plan_key *
     comm->ncached++;
     comm->stats.plans_built++;
     return cached;
-}
-
-/* ---- recent calls ---- */
-
-/* The plan of a recent call, NULL when it is none. */
-static inline dcommi_cached *dcommi_recent_find(const dcomm_comm *comm, uint64_t call, size_t count,
-                                                const char *algo)
-{
-    for (int i = 0; i < DCOMMI_RECENT; i++) {
-        const dcommi_recent *recent = &comm->recent[i];
-        if (recent->call == call && recent->count == count &&
-            (recent->algo == algo ||
-             (recent->algo != NULL && algo != NULL && strcmp(recent->algo, algo) == 0))) {
-            return recent->cached;
-        }
-    }
-    return NULL;
-}
-
-/* `algo` stays where it is. */
-static void dcommi_recent_set(dcomm_comm *comm, uint64_t call, size_t count, const char *algo,
-                              dcommi_cached *cached)
-{
-    dcommi_recent *last = &comm->recent[DCOMMI_RECENT - 1];
-    if (last->call != 0) {
-        if (last->cached == atomic_load_explicit(&comm->running, memory_order_acquire)) {
-            return; /* another thread is in it */
-        }
-        dcommi_cached_release(comm, last->cached);
-    }
-    memmove(comm->recent + 1, comm->recent, (DCOMMI_RECENT - 1) * sizeof *comm->recent);
-    comm->recent[0] = (dcommi_recent){call, count, algo, cached};
-    cached->refs++;
-}
-
-static void dcommi_recent_clear(dcomm_comm *comm)
-{
-    for (int i = 0; i < DCOMMI_RECENT; i++) {
-        if (comm->recent[i].call != 0) {
-            dcommi_cached_release(comm, comm->recent[i].cached);
-            comm->recent[i].call = 0;
-        }
-    }
 }
 
 #endif

@@ -97,7 +97,6 @@ static void dcommi_comm_free(dcomm_comm *comm)
         dcommi_free(run->memory);
         dcommi_free(run);
     }
-    dcommi_recent_clear(comm);
     dcommi_cache_clear(comm);
     dcommi_refusals_free(comm);
     dcommi_free(comm->scratch);

@@ -187,20 +187,22 @@ typedef struct dcommi_peer_state {
     char where[64];
 } dcommi_peer_state;
 
-/* What a plan was made for. Counts that differ by rank are in it by two independent hashes. */
-typedef struct dcommi_plan_key {
-    uint64_t call; /* operation, root */
+/* A collective call as the caller gave it, in a few words: plans are found by it (cache.h). Fields
+ * do not overlap, so that a call has the key of another only where it has the same arguments.
+ * Counts that differ by rank, and codecs, are in it by two independent hashes. */
+typedef struct dcommi_call_key {
+    uint64_t call; /* root, operation, kind of memory, deterministic, in place */
     uint64_t type; /* dtype, operator */
-    uint64_t mode; /* lanes, rank order, in place, name of the algorithm asked for */
+    uint64_t mode; /* lanes, accumulate */
     uint64_t count, chunk;
     uint64_t counts[2];
-} dcommi_plan_key;
+} dcommi_call_key;
 
 /* A cached plan with its users counted. */
 typedef struct dcommi_cached {
     struct dcommi_cached *next; /* in its bucket */
-    dcommi_plan_key key;
-    const dcommi_algo *algo;
+    dcommi_call_key key;
+    const char *asked; /* the algorithm that the call named; NULL: none */
     dcommi_signature signature;
     uint64_t used; /* clock for eviction */
     int refs;
@@ -305,15 +307,6 @@ typedef struct dcommi_member {
     char *hostname;
 } dcommi_member;
 
-/* A call that is likely to come again, with what it needs; a call without options, of a script. */
-#define DCOMMI_RECENT 4
-typedef struct dcommi_recent {
-    uint64_t call; /* operation, dtype, operator, root, in place; 0: none */
-    size_t count;
-    const char *algo;      /* that the call named; NULL: none */
-    dcommi_cached *cached; /* with a reference */
-} dcommi_recent;
-
 #define DCOMMI_CACHE_PLANS 64
 #define DCOMMI_CACHE_BUCKETS 128
 
@@ -335,12 +328,10 @@ struct dcomm_comm {
     bool device_ucx; /* UCX moves device memory between the hosts, on all ranks */
     int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
-    _Atomic int lock; /* sequence numbers, plan cache, free runs */
-    dcommi_recent recent[DCOMMI_RECENT];
-    _Atomic(dcommi_cached *) running; /* whose script is being run; not to be freed */
-    uint8_t *scratch;                 /* of scripts */
-    struct dcommi_posts *posts;       /* our own board; NULL: none */
-    bool attached;                    /* we look at the boards of all others */
+    _Atomic int lock;           /* sequence numbers, plan cache, free runs */
+    uint8_t *scratch;           /* of scripts */
+    struct dcommi_posts *posts; /* our own board; NULL: none */
+    bool attached;              /* we look at the boards of all others */
     uint64_t next_seq;
     uint32_t chain;                  /* of the next collective; with lock */
     uint64_t children;               /* communicators derived so far, for their ids */

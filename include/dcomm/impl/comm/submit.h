@@ -1,0 +1,138 @@
+/* submit.h - handing a run to the engine: in the order of a stream, at the end of a group, or at
+ * once; and telling the other ranks of a call that this rank refuses. */
+#ifndef DCOMMI_SUBMIT_H
+#define DCOMMI_SUBMIT_H
+
+#include "comm.h"
+
+/* A numbered run of a plan that is not from the cache, whose operator is held and is the run's from
+ * now on; NULL without memory. */
+static dcommi_run *dcommi_run_of_plan(dcomm_comm *comm, const dcomm_plan *plan, const void *in,
+                                      void *out, uint32_t signature)
+{
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run != NULL) {
+        run->op = (dcomm_op)plan->op;
+        run->plan = plan;
+        run->in = in;
+        run->out = out;
+        run->signature = (dcommi_signature){.hash = signature,
+                                            .coll = DCOMM_COLL_PLAN,
+                                            .dtype = plan->dtype,
+                                            .op = plan->op,
+                                            .algo = plan->name};
+        run->p2p_peer = -1;
+        run->seq = dcommi_number(comm, &run->signature);
+    }
+    dcommi_comm_unlock(comm);
+    return run;
+}
+
+/* The stream that a run is to be tied to; NULL: none. */
+static void dcommi_run_stream(dcommi_run *run, void *stream)
+{
+    if (DCOMMI_UNLIKELY(stream != NULL)) {
+        run->gate.stream = stream;
+        run->gate.device = dcommi_devices->current();
+    }
+}
+
+/* Tie a run to its stream by one half of the gate. It has its number: if that fails, other ranks
+ * must not wait for it. */
+static dcomm_status dcommi_run_tie(dcommi_run *run, dcomm_status (*half)(dcommi_run *))
+{
+    dcomm_status status = half(run);
+    if (status < 0) {
+        char why[DCOMMI_MESSAGE_MAX];
+        memcpy(why, dcommi_message, sizeof why);
+        dcomm_comm_abort(run->comm, why);
+        dcommi_fail(status, "%s", why);
+    }
+    return status;
+}
+
+/* Start a run in the order of its stream. Nobody waits for a blocking one: its stream does. */
+static dcomm_status dcommi_run_put(dcommi_run *run)
+{
+    bool blocking = run->blocking;
+    dcomm_status status = dcommi_run_tie(run, dcommi_gate_mark);
+    if (status >= 0) {
+        status = dcommi_run_tie(run, dcommi_gate_hold);
+    }
+    dcommi_submit(run->comm->context, run);
+    if (blocking) {
+        dcommi_run_unref(run);
+    }
+    return status;
+}
+
+/* A run is filled in and numbered: start it, or queue it in the thread's group. request_p NULL:
+ * the call is blocking. */
+static dcomm_status dcommi_run_launch(dcommi_run *run, double timeout_s, dcomm_request **request_p)
+{
+    dcommi_group *group = &dcommi_this_group;
+    run->timeout_s = timeout_s;
+    run->blocking = request_p == NULL;
+    if (request_p != NULL) {
+        *request_p = (dcomm_request *)run;
+    }
+    if (group->depth > 0) {
+        run->queued = true;
+        *(group->last != NULL ? &group->last->next_group : &group->first) = run;
+        group->last = run;
+        return DCOMM_OK;
+    }
+    if (DCOMMI_UNLIKELY(run->gate.stream != NULL)) {
+        return dcommi_run_put(run);
+    }
+    dcommi_submit(run->comm->context, run);
+    return request_p == NULL ? dcommi_run_wait_here(run) : DCOMM_OK;
+}
+
+/* Take the number of a collective that this rank refuses, and tell the others why: they must not
+ * wait for it. */
+static void dcommi_refuse(dcomm_comm *comm)
+{
+    char why[DCOMMI_MESSAGE_MAX];
+    memcpy(why, dcommi_message, sizeof why);
+    dcommi_comm_lock(comm);
+    dcommi_run *run = dcommi_run_new(comm);
+    if (run != NULL) {
+        run->refused = true;
+        run->why = dcommi_strdup(why);
+        run->stream = DCOMMI_STREAM_COLL;
+        run->seq = comm->next_seq++;
+        comm->chain = 0; /* the others have no signature of it from here */
+    }
+    dcommi_comm_unlock(comm);
+    if (run == NULL || run->why == NULL) {
+        dcomm_comm_abort(comm, why);
+    }
+    if (run != NULL) {
+        dcommi_submit(comm->context, run);
+        dcommi_run_unref(run);
+    }
+    memcpy(dcommi_message, why, sizeof why);
+}
+
+/* A call has failed. Unless its run had been started, or the communicator has failed, this rank
+ * refuses it. Within a group the error also becomes the group's. comm NULL: not a collective. */
+static dcomm_status dcommi_call_failed(dcomm_comm *comm, dcomm_status status)
+{
+    dcommi_group *group = &dcommi_this_group;
+    const bool ran = group->ran;
+    group->ran = false;
+    if (comm != NULL && status != DCOMM_ERR_FORKED && !ran &&
+        atomic_load_explicit(&comm->ready, memory_order_acquire) == DCOMM_OK && comm->size > 1 &&
+        atomic_load(&comm->poisoned) == 0 && atomic_load(&comm->abort_wanted) == 0) {
+        dcommi_refuse(comm);
+    }
+    if (group->depth > 0 && group->status == DCOMM_OK) {
+        group->status = status;
+        memcpy(group->message, dcommi_message, sizeof group->message);
+    }
+    return status;
+}
+
+#endif
