@@ -38336,7 +38336,7 @@ static dcomm_status dcommi_run_wait_here(dcommi_run *run)
 }
 /* ==== include/dcomm/impl/engine/fast/script.h ============================================== */
 /* script.h - a short plan written out: every expression of its one lane evaluated and every loop
- * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
+ * unrolled, once, when the plan is cached. What fast.h runs without the engine's machinery. Only
  * plans whose steps are all known beforehand and complete by themselves have one. */
 #define DCOMMI_SCRIPT_OPS 64
 #define DCOMMI_SCRIPT_PIECES 128

@@ -1,5 +1,5 @@
 /* script.h - a short plan written out: every expression of its one lane evaluated and every loop
- * unrolled, once, when the plan is cached. What express.h runs without the engine's machinery. Only
+ * unrolled, once, when the plan is cached. What fast.h runs without the engine's machinery. Only
  * plans whose steps are all known beforehand and complete by themselves have one. */
 #ifndef DCOMMI_SCRIPT_H
 #define DCOMMI_SCRIPT_H
