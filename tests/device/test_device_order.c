@@ -125,6 +125,71 @@ Test(device_order, between, .timeout = 90)
     on(3, between);
 }
 
+/* Work that ends when the test says so, or after 20 s. */
+typedef struct gate {
+    _Atomic int open, over;
+} gate;
+
+static void gate_work(void *user)
+{
+    gate *g = user;
+    for (int ms = 0; ms < 20000 && atomic_load(&g->open) == 0; ms++) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    atomic_store(&g->over, 1);
+}
+
+/* NULL is no stream, for collectives, buckets and kernels: what the default stream holds delays
+ * neither of the first two, and results are there when the call returns. */
+static int no_stream(int rank, int n, procs_shared *s, void *arg)
+{
+    enum { COUNT = 20000 };
+    dcomm_comm *comm = join(rank, n, s, arg);
+    cudaStream_t stream = stream_make();
+    dcomm_buckets *b;
+    float *device = device_values(COUNT), *out = malloc(COUNT * sizeof *out);
+    float *in = host_values(COUNT, rank, 3);
+    const dcomm_bucket_param param = {.grad = device, .count = COUNT, .dtype = DCOMM_F32};
+    PROCS_TRUE(out != NULL);
+    RANKS_OK(dcomm_buckets_create(comm, &param, 1, &(dcomm_buckets_opts){.sum = true}, &b));
+    RANKS_OK(dcomm_allreduce(comm, device, device, 1, DCOMM_F32, DCOMM_SUM, NULL)); /* loads */
+    for (int bucket = 0; bucket < 2; bucket++) {
+        CUDA_OK(cudaMemcpy(device, in, COUNT * sizeof *in, cudaMemcpyHostToDevice));
+        CUDA_OK(cudaDeviceSynchronize());
+        RANKS_OK(dcomm_barrier(comm, NULL));
+        gate held = {0};
+        CUDA_OK(cudaLaunchHostFunc(cudaStreamLegacy, gate_work, &held));
+        if (bucket) {
+            RANKS_OK(dcomm_param_mark_ready(b, 0, NULL));
+            RANKS_OK(dcomm_buckets_wait(b));
+        } else {
+            RANKS_OK(dcomm_allreduce(comm, device, device, COUNT, DCOMM_F32, DCOMM_SUM, NULL));
+        }
+        CUDA_OK(cudaMemcpyAsync(out, device, COUNT * sizeof *out, cudaMemcpyDeviceToHost, stream));
+        CUDA_OK(cudaStreamSynchronize(stream));
+        PROCS_CHECK(atomic_load(&held.over) == 0, "it has waited for the default stream");
+        atomic_store(&held.open, 1);
+        CUDA_OK(cudaDeviceSynchronize());
+        expect_sum(out, COUNT, n, 3);
+    }
+    RANKS_OK(dcomm_cuda_scale(device, device, COUNT, DCOMM_F32, 0, NULL));
+    CUDA_OK(cudaMemcpyAsync(out, device, COUNT * sizeof *out, cudaMemcpyDeviceToHost, stream));
+    CUDA_OK(cudaStreamSynchronize(stream));
+    PROCS_CHECK(out[0] == 0 && out[COUNT - 1] == 0, "the kernel has not ended");
+    RANKS_OK(dcomm_buckets_destroy(&b));
+    CUDA_OK(cudaFree(device));
+    CUDA_OK(cudaStreamDestroy(stream));
+    free(in);
+    free(out);
+    return ranks_leave(&comm);
+}
+
+Test(device_order, no_stream, .timeout = 90)
+{
+    where w = {.threads = false};
+    cr_assert_eq(device_run(2, false, 40, no_stream, &w), 0, "2 processes");
+}
+
 /* Likewise with kernels: one makes the numbers late, one takes the sum late. A program's own has to
  * be loaded before a stream is held up. */
 static int between_kernels(int rank, int n, procs_shared *s, void *arg)
