@@ -1465,6 +1465,7 @@ DCOMM_API void dcomm_build_fence(dcomm_builder *b, int lane);
 /* Repeat the steps up to the matching end `trips` times (0: never). Return the loop's depth, for
  * the expressions of these steps. */
 DCOMM_API int dcomm_build_loop(dcomm_builder *b, int lane, dcomm_expr trips);
+/* End the innermost open loop of the lane. */
 DCOMM_API void dcomm_build_end(dcomm_builder *b, int lane);
 /* Run another plan as one step, with `in` as its IN and `out` as its OUT. `sub` is kept by address
  * and must outlive this plan. table[group], table[group + 1], ... are the ranks of this plan that
@@ -20965,18 +20966,6 @@ static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
 {
     return dcomm_modular(1, turn.index, turn.depth, turn.coef, n);
 }
-/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
- * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
-static inline int dcommi_loop_many(dcomm_builder *b, int lane, int64_t trips)
-{
-    return trips > 1 ? dcomm_build_loop(b, lane, dcomm_const(trips)) : DCOMM_LOOP_DEPTH - 1;
-}
-static inline void dcommi_end_many(dcomm_builder *b, int lane, int64_t trips)
-{
-    if (trips > 1) {
-        dcomm_build_end(b, lane);
-    }
-}
 /* The chunk that cuts `length` bytes into pieces of about `wanted` (0: `fallback`), a multiple of
  * the element, at least one element. */
 static inline int64_t dcommi_chunk_for(const dcommi_shape *s, int64_t length, int64_t fallback)
@@ -21326,17 +21315,17 @@ static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
 {
     dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
-    int u = dcommi_loop_many(b, lane, t->trips);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, ready, u);
-    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    int d = dcomm_build_loop(b, lane, dcomm_const(s->nranks - 1));
     dcomm_build_send(b, lane,
                      dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
                      dcommi_rank_at(s->nranks, dcommi_others(s, d)),
                      dcommi_coded_chunk(t, u, 1, tag), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, lane, s->nranks - 1);
+    dcomm_build_end(b, lane);
     dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, sent, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 }
 /* A lane that receives each chunk from all others into their slots, when these are `free`. */
 static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
@@ -21345,9 +21334,9 @@ static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
 {
     dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
-    int u = dcommi_loop_many(b, lane, t->trips);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_room_for(t, lane, vacant, u);
-    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    int d = dcomm_build_loop(b, lane, dcomm_const(s->nranks - 1));
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
     if (step != NULL) {
         step->flags = DCOMM_STEP_ASYNC;
@@ -21357,10 +21346,10 @@ static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
         step->word = (int32_t)slots->word;
         step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
     }
-    dcommi_end_many(b, lane, s->nranks - 1);
+    dcomm_build_end(b, lane);
     dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, received, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 }
 static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcomm_builder *b)
 {
@@ -21385,16 +21374,16 @@ static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t ta
     int lane = t->lane;
     dcommi_coded_credit(t, lane, sent);
     dcommi_coded_credit(t, lane, added);
-    int u = dcommi_loop_many(b, lane, t->trips);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_room_for(t, lane, sent, u);
     dcommi_coded_room_for(t, lane, added, u);
     dcommi_coded_encode(t, lane, &slots, u, n - 1, u, 0, whole);
     dcommi_coded_count(t, lane, encoded, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
     dcommi_coded_sender(t, lane + 1, &slots, n - 1, encoded, sent, tag);
     dcommi_coded_receiver(t, lane + 2, &slots, added, received, tag);
     lane = t->lane + 3;
-    u = dcommi_loop_many(b, lane, t->trips);
+    u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, encoded, u);
     dcommi_coded_after(t, lane, received, u);
     dcomm_operand all[2];
@@ -21402,7 +21391,7 @@ static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t ta
     dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, whole), all, count,
                         DCOMM_STEP_FINAL);
     dcommi_coded_count(t, lane, added, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 }
 static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
@@ -21457,20 +21446,20 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     int lane = t->lane;
     dcommi_coded_credit(t, lane, sent);
     dcommi_coded_credit(t, lane, vacant);
-    int u = dcommi_loop_many(b, lane, t->trips);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_room_for(t, lane, sent, u);
-    int d = dcommi_loop_many(b, lane, n - 1);
+    int d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
     dcommi_coded_encode(t, lane, &out, u, 0, d, 1, dcommi_others(s, d));
-    dcommi_end_many(b, lane, n - 1);
+    dcomm_build_end(b, lane);
     dcommi_coded_room_for(t, lane, vacant, u);
     dcommi_coded_encode(t, lane, &in, u, n - 1, u, 0, dcommi_turn_at(s->rank));
     dcommi_coded_count(t, lane, encoded, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
     dcommi_coded_sender(t, lane + 1, &out, -1, encoded, sent, tag);
     dcommi_coded_receiver(t, lane + 2, &in, vacant, received, tag);
     lane = t->lane + 3;
     dcommi_coded_credit(t, lane, returned);
-    u = dcommi_loop_many(b, lane, t->trips);
+    u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, encoded, u);
     dcommi_coded_after(t, lane, received, u);
     dcommi_coded_room_for(t, lane, returned, u);
@@ -21482,22 +21471,22 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     dcomm_operand own = dcommi_coded_held(t, &sums, u, 0, u, 0);
     dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_turn_at(s->rank)),
                         &own, 1, 0);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
     dcommi_coded_sender(t, lane + 1, &sums, 0, added, returned, tag2);
     dcommi_coded_receiver(t, lane + 2, &results, decoded, arrived, tag2);
     lane = t->lane + 6;
     dcommi_coded_credit(t, lane, decoded);
-    u = dcommi_loop_many(b, lane, t->trips);
+    u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, arrived, u);
-    d = dcommi_loop_many(b, lane, n - 1);
+    d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
     dcomm_operand theirs = dcommi_coded_held(t, &results, u, 0, d, 1);
     dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_others(s, d)),
                         &theirs, 1, 0);
-    dcommi_end_many(b, lane, n - 1);
+    dcomm_build_end(b, lane);
     if (t->reuses) {
         dcommi_coded_count(t, lane, decoded, 1);
     }
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 }
 static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcomm_builder *b)
 {
@@ -21576,7 +21565,7 @@ static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
 {
     const dcommi_shape *s = q->k.s;
     dcomm_builder *b = q->k.b;
-    int d = dcommi_loop_many(b, 0, s->nranks - 1);
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_RECV);
     if (step != NULL) {
         step->flags = DCOMM_STEP_ASYNC;
@@ -21588,18 +21577,18 @@ static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
             step->value = dcommi_coded_turn(&q->t, q->slots.n, DCOMMI_SPREAD_IDLE, 0, d, 1);
         }
     }
-    dcommi_end_many(b, 0, s->nranks - 1);
+    dcomm_build_end(b, 0);
 }
 /* Send slot `own` to each other rank. */
 static void dcommi_spread_tell(const dcommi_spread_kind *q, bool fixed)
 {
     const dcommi_shape *s = q->k.s;
     dcomm_builder *b = q->k.b;
-    int d = dcommi_loop_many(b, 0, s->nranks - 1);
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
     dcomm_build_send(b, 0, dcommi_spread_held(q, s->nranks - 1, d, 0, fixed),
                      dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcomm_const(q->tag),
                      DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, s->nranks - 1);
+    dcomm_build_end(b, 0);
 }
 /* All ranks' samples, in rank order, become regions: of no bytes. */
 static void dcommi_spread_regions(const dcommi_spread_kind *q)
@@ -21646,7 +21635,7 @@ static void dcommi_spread_decode(const dcommi_spread_kind *q)
     const dcommi_shape *s = q->k.s;
     dcomm_builder *b = q->k.b;
     int64_t n = s->nranks;
-    int d = dcommi_loop_many(b, 0, n);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n));
     dcommi_turn region = {0, d, 1};
     dcomm_operand src = dcommi_spread_held(q, n - 1 - s->rank, d, 1, false);
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_DECODE);
@@ -21656,7 +21645,7 @@ static void dcommi_spread_decode(const dcommi_spread_kind *q)
         step->index = dcommi_rank_at(n, region);
         dcommi_build_sources(b, step, &src, 1);
     }
-    dcommi_end_many(b, 0, n);
+    dcomm_build_end(b, 0);
 }
 /* What the model is told. Only the selection sees all elements; what comes after sees k of them, at
  * some 64 times the cost of copying one. Both kinds of slots have room for k elements, and N-1
@@ -21705,13 +21694,13 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcomm_builder *b)
     dcomm_build_fence(b, 0);
     dcommi_spread_regions(&sample);
     dcommi_spread_receive(&in, false);
-    int d = dcommi_loop_many(b, 0, n - 1);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn others = dcommi_others(s, d);
     dcommi_spread_encode(&out, DCOMMI_SPREAD_PART, dcommi_coded_piece(&out.t, space, idle, others),
                          0, d, 1, dcommi_rank_at(n, others));
     dcomm_build_send(b, 0, dcommi_spread_held(&out, 0, d, 1, false), dcommi_rank_at(n, others),
                      dcomm_const(in.tag), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, n - 1);
+    dcomm_build_end(b, 0);
     dcommi_turn mine = dcommi_turn_at(s->rank);
     dcommi_spread_encode(&in, DCOMMI_SPREAD_PART, dcommi_coded_piece(&in.t, space, idle, mine), own,
                          idle, 0, dcomm_const(s->rank));
@@ -22466,15 +22455,15 @@ static void dcommi_a2a_chunks(const dcommi_shape *s, dcomm_builder *b, const dco
                               dcommi_turn to, dcommi_turn from, int64_t tag, int64_t chunk)
 {
     int64_t chunks = dcommi_chunks_of(a->longest_send, chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
+    int c = dcomm_build_loop(b, 0, dcomm_const(chunks));
     dcomm_build_send(b, 0, dcommi_block_chunk(&a->send, a->space, to, chunk, c),
                      dcommi_rank_at(s->nranks, to), dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, chunks);
-    c = dcommi_loop_many(b, 0, chunks);
+    dcomm_build_end(b, 0);
+    c = dcomm_build_loop(b, 0, dcomm_const(chunks));
     dcomm_build_recv(b, 0, dcommi_block_chunk(&a->recv, DCOMM_SPACE_OUT, from, chunk, c),
                      dcommi_rank_at(s->nranks, from), dcomm_linear(tag, c, 1),
                      DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
-    dcommi_end_many(b, 0, chunks);
+    dcomm_build_end(b, 0);
 }
 /* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
 static dcomm_operand dcommi_a2a_outgoing(const dcommi_shape *s, dcomm_builder *b,
@@ -22623,14 +22612,14 @@ static void dcommi_bruck_pack(dcomm_builder *b, int64_t n, int64_t block, int64_
                               int64_t blocks, int64_t packed, int64_t length, bool unpack)
 {
     int64_t runs = dcommi_ceil_div(n - bit, 2 * bit);
-    int d = dcommi_loop_many(b, 0, runs);
+    int d = dcomm_build_loop(b, 0, dcomm_const(runs));
     dcomm_operand spread = dcomm_at(
         DCOMM_SPACE_SCRATCH, dcomm_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
     dcomm_operand dense =
         dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(packed, d, bit * block), bit * block);
     spread.length = dense.length = dcomm_linear(length, d, -bit * block);
     dcomm_build_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
-    dcommi_end_many(b, 0, runs);
+    dcomm_build_end(b, 0);
 }
 /* Blocks with bit `bit` among the distances 0 .. n-1. */
 static int64_t dcommi_bruck_count(int64_t n, int64_t bit)
@@ -22867,31 +22856,31 @@ static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcomm_builder
 static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t peer, int64_t tag)
 {
     int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
+    int c = dcomm_build_loop(x->b, 0, dcomm_const(chunks));
     dcomm_build_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcomm_const(peer),
                      dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
+    dcomm_build_end(x->b, 0);
 }
 static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t peer, int64_t tag)
 {
     int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
+    int c = dcomm_build_loop(x->b, 0, dcomm_const(chunks));
     dcomm_build_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcomm_const(peer),
                      dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
+    dcomm_build_end(x->b, 0);
 }
 /* into <- fold(own, message), or fold(message, own) where the message comes first. */
 static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_range own,
                                  bool message_first, int64_t peer, int64_t tag, unsigned flags)
 {
     int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
+    int c = dcomm_build_loop(x->b, 0, dcomm_const(chunks));
     dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
     dcomm_build_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
                             message_first ? dcomm_msg() : mine, message_first ? mine : dcomm_msg(),
                             dcomm_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcomm_const(peer),
                             dcomm_linear(tag, c, 1), flags);
-    dcommi_end_many(x->b, 0, chunks);
+    dcomm_build_end(x->b, 0);
 }
 /* ---- recursive doubling ---- */
 /* Each step reads one buffer and writes another, because what is being sent must not change. The
@@ -23129,7 +23118,7 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
     dcommi_range result = dcommi_cut_range(cut, out, other, 1);
     int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
+    int c = dcomm_build_loop(b, 0, dcomm_const(chunks));
     dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
     dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
     dcomm_build_recv_reduce(
@@ -23137,15 +23126,15 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
         dcomm_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcomm_linear(x->tag, c, 1),
         DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
     dcomm_build_send(b, 0, folded, peer, dcomm_linear(back, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, chunks);
+    dcomm_build_end(b, 0);
     dcomm_build_fence(b, 0);
     chunks = dcommi_chunks_of(theirs.length, x->chunk);
-    c = dcommi_loop_many(b, 1, chunks);
+    c = dcomm_build_loop(b, 1, dcomm_const(chunks));
     dcomm_build_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer,
                      dcomm_linear(x->tag, c, 1), 0);
     dcomm_build_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcomm_linear(back, c, 1),
                      DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
-    dcommi_end_many(b, 1, chunks);
+    dcomm_build_end(b, 1);
     dcomm_build_fence(b, 1);
 }
 /* Blocks from here on that two ranks of a host exchange as messages are worth two: the first goes
@@ -23658,20 +23647,20 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcomm_builder *
     uint16_t sent = dcomm_build_counter(b);
     dcomm_space input = dcommi_input_of(s, 0).space;
     if (s->rank > 0) {
-        int c = dcommi_loop_many(b, 0, chunks);
+        int c = dcomm_build_loop(b, 0, dcomm_const(chunks));
         dcomm_build_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcomm_const(0),
                          dcomm_linear(tag, c, 1), 0);
         dcomm_build_signal(b, 0, sent, dcomm_const(s->rank), dcomm_const(1));
-        dcommi_end_many(b, 0, chunks);
-        c = dcommi_loop_many(b, 1, chunks);
+        dcomm_build_end(b, 0);
+        c = dcomm_build_loop(b, 1, dcomm_const(chunks));
         dcomm_build_wait(b, 1, sent, dcomm_linear(1, c, 1));
         dcomm_build_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c),
                          dcomm_const(0), dcomm_linear(tag, c, 1), 0);
-        dcommi_end_many(b, 1, chunks);
+        dcomm_build_end(b, 1);
         return b->status;
     }
     int64_t slots = dcomm_build_scratch(b, (n - 1) * chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
+    int c = dcomm_build_loop(b, 0, dcomm_const(chunks));
     dcomm_expr length = dcomm_linear(total, c, -chunk), order = dcomm_linear(tag, c, 1);
     dcomm_operand out = dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c);
     int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
@@ -23689,7 +23678,7 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcomm_builder *
     d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcomm_build_send(b, 0, out, dcomm_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
     dcomm_build_end(b, 0);
-    dcommi_end_many(b, 0, chunks);
+    dcomm_build_end(b, 0);
     dcomm_build_fence(b, 0);
     return b->status;
 }
@@ -23933,276 +23922,412 @@ static dcomm_status dcommi_scatter_binomial(const dcommi_shape *s, dcomm_builder
     return b->status;
 }
 /* ==== include/dcomm/impl/algo/ring.h ======================================================= */
-/* ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
+/* ring.h - ring reduce-scatter, all-gather and all-reduce: each rank sends as little as possible.
  *
  * Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
- * JPDC 69 (2009). The buffer is one block per rank. In step u of the reduce-scatter, each rank
- * sends a partial block to its neighbour and folds the one that comes from the other side; after
- * N-1 steps rank r holds block r complete. The all-gather passes complete blocks on in the same
- * way. Per rank: (N-1)/N of the buffer in each half, 2(N-1)/N for all-reduce; N-1 or 2(N-1) steps.
+ * JPDC 69 (2009). The buffer is cut into N blocks, one for each rank.
  *
- * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
- * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
- * Several rings split the buffer; every other one runs backwards.
+ * Reduce-scatter, N-1 steps: in each step a rank sends a partial block to the next rank, and adds
+ * its own contribution to the block that comes from the previous one. After the last step rank r
+ * holds block r complete. All-gather, N-1 steps: each rank passes on the complete block that came
+ * in the step before. All-reduce does both. In each half a rank sends (N-1)/N of the buffer.
  *
- * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
- * package and so on once, however the ranks are numbered. What is said above of ranks holds for
- * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
- * ranks that stand there. */
-/* One ring: who the neighbours are and how far the chunks go. */
+ * Each ring has two lanes, which run side by side: one sends, one receives. Blocks travel in
+ * chunks. Two counters of this rank order the lanes. `received` counts the chunks that have come: a
+ * chunk is passed on in step u when it has come in step u-1. `sent` counts the chunks that have
+ * left: their memory may be overwritten.
+ *
+ * `dcomm-plan allreduce ring -n 4` prints the plan of rank 0. i and j are the loops over steps and
+ * chunks. A place is SPACE[begin, length <= longest]; clip cuts it off at the end of the buffer;
+ * mod is never negative; (+) folds. Counter 0 is `received`, counter 1 is `sent`:
+ *
+ *     plan "ring" rank 0 of 4, sum f32: IN 4194304, OUT 4194304, SCRATCH 32768 bytes; 192 tags, 2
+ *         counters, 0 slots, 0 words
+ *     lane 0
+ *        0  loop i < 1
+ *        1    loop j < 32
+ *        2      send IN[1048576*((-i-1) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip 4194304]
+ *                   to 1, tag 32*i+j
+ *        3      signal counter 1 of 0 by 1
+ *        4    end
+ *        5  end
+ *        6  loop i < 5
+ *        7    loop j < 32
+ *        8      wait counter 0 >= 1+32*i+j
+ *        9      send OUT[1048576*((-i-2) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip 4194304]
+ *                   to 1, tag 32+32*i+j
+ *       10      signal counter 1 of 0 by 1
+ *       11    end
+ *       12  end
+ *     lane 1
+ *        0  loop i < 2
+ *        1    loop j < 32
+ *        2      recv_reduce OUT[1048576*((-i-2) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip
+ *                   4194304] <- message (+) IN[1048576*((-i-2) mod 4) + 32768*j, 1048576-32768*j <=
+ *                   32768, clip 4194304] from 3, tag 32*i+j
+ *        3      signal counter 0 of 0 by 1
+ *        4    end
+ *        5  end
+ *        6  loop i < 1
+ *        7    loop j < 32
+ *        8      recv_reduce OUT[1048576*((-i-4) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip
+ *                   4194304] <- message (+) IN[1048576*((-i-4) mod 4) + 32768*j, 1048576-32768*j <=
+ *                   32768, clip 4194304] from 3, tag 64+32*i+j FINAL
+ *        9      signal counter 0 of 0 by 1
+ *       10    end
+ *       11  end
+ *       12  loop i < 3
+ *       13    loop j < 32
+ *       14      wait counter 1 >= 1+32*i+j
+ *       15      recv OUT[1048576*((-i-5) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip 4194304]
+ *                   from 3, tag 96+32*i+j
+ *       16      signal counter 0 of 0 by 1
+ *       17    end
+ *       18  end
+ *
+ * Several rings share the buffer (opts.lanes); every other one runs backwards. A ring passes
+ * through the ranks in the order of groups.h, so it enters and leaves each host once, however the
+ * ranks are numbered. "Rank r" above is position r in that order. The blocks of an all-reduce
+ * belong to positions; those of the other two belong to the ranks that stand there. */
+/* One ring, as this rank sees it. */
 typedef struct dcommi_ring {
     dcomm_builder *b;
-    int64_t n, rank, next, previous;
-    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
+    dcommi_blocks blocks; /* this ring's part of the block of each rank */
+    int64_t n;            /* ranks */
+    int64_t position;     /* of this rank in the ring */
+    int64_t direction;    /* +1: blocks travel to higher positions; -1: to lower ones */
+    int64_t first;        /* the block that step 0 sends. Step u sends the block u behind it, and
+                             receives the block u+1 behind it */
+    dcomm_expr self, next, previous; /* ranks */
     int send_lane, recv_lane;
-    int64_t chunk, chunks, tag;
-    uint16_t received; /* counter of chunks that the receiving lane has */
-    uint16_t sent;     /* counter of chunks that the sending lane is done with */
+    int64_t chunk, chunks;   /* bytes of a chunk; chunks of a block */
+    int64_t tag;             /* of chunk 0 of step 0; each chunk of each step has its own */
+    uint16_t sent, received; /* counters of chunks */
+    int64_t credit;          /* steps that `sent` counts before they are sent */
+    dcomm_operand stage;     /* reductions: scratch for a chunk to arrive in */
 } dcommi_ring;
+/* Where blocks lie that some steps send or receive. */
+typedef struct dcommi_ring_place {
+    enum {
+        DCOMMI_RING_WHOLE, /* a buffer of all blocks */
+        DCOMMI_RING_OWN,   /* this rank's block alone */
+        DCOMMI_RING_SLOTS  /* scratch for two blocks: what comes in step u is in slot u mod 2 */
+    } layout;
+    dcomm_space space;
+    int64_t offset; /* OWN, SLOTS: bytes, where the block, or slot 0, begins */
+    int64_t length; /* OWN: bytes of the block; SLOTS: of each slot */
+} dcommi_ring_place;
+/* Some steps of one lane. A field that is left out is 0: no. */
+typedef struct dcommi_ring_steps {
+    int64_t first, count;    /* steps first .. first+count-1 */
+    dcommi_ring_place block; /* the block that is sent, or where the block that comes is put */
+    dcommi_ring_place own;   /* receive: this rank's contribution, to fold into the block */
+    bool final;              /* receive: this fold completes the block (an average divides) */
+    bool wait_received;      /* send: the block came in the step before; wait for its chunk */
+    int64_t wait_sent;       /* receive: this memory still holds a block that we sent so many steps
+                                ago; wait for that send before overwriting it */
+    bool counted;            /* count the chunks in `sent`, or `received`: the other lane waits */
+} dcommi_ring_steps;
+/* The loops that some steps open in a lane, and the indices to use within. */
+typedef struct dcommi_ring_loops {
+    const dcommi_ring *ring;
+    int64_t first; /* step u is first + i[step] */
+    int lane, step, chunk;
+} dcommi_ring_loops;
 static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcomm_builder *b, int index,
-                                    int64_t chunk, int64_t chunks, int64_t steps)
+                                    const dcommi_blocks *blocks, const dcommi_partition *p,
+                                    int64_t steps)
 {
     dcommi_ring ring = {.b = b,
+                        .blocks = *blocks,
                         .n = s->nranks,
-                        .rank = s->rank,
-                        .step = index % 2 == 0 ? 1 : -1,
+                        .position = dcommi_order_position(s, s->rank),
+                        .direction = index % 2 == 0 ? 1 : -1,
+                        .self = dcomm_const(s->rank),
                         .send_lane = 2 * index,
                         .recv_lane = 2 * index + 1,
-                        .chunk = chunk,
-                        .chunks = chunks};
-    ring.position = dcommi_order_position(s, s->rank);
-    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
-    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
-    ring.tag = dcomm_build_tags(b, steps * chunks);
+                        .chunk = p->chunk,
+                        .chunks = p->chunks};
+    int64_t next = (ring.position + ring.direction + ring.n) % ring.n;
+    int64_t previous = (ring.position - ring.direction + ring.n) % ring.n;
+    ring.next = dcomm_const(dcommi_order_rank(s, next));
+    ring.previous = dcomm_const(dcommi_order_rank(s, previous));
+    ring.tag = dcomm_build_tags(b, steps * p->chunks);
     ring.received = dcomm_build_counter(b);
     ring.sent = dcomm_build_counter(b);
     return ring;
 }
-/* Where a run of steps is: step u = first + i[u], chunk i[c]. */
-typedef struct dcommi_ring_run {
-    int64_t first, trips;
-    int u, c;
-} dcommi_ring_run;
-static dcommi_ring_run dcommi_ring_open(const dcommi_ring *ring, int lane, int64_t first,
-                                        int64_t trips)
+/* Prepare a ring that reduces. The last block that a rank receives must be its own, so step 0 sends
+ * the block behind it. */
+static void dcommi_ring_reduces(dcommi_ring *ring)
 {
-    dcommi_ring_run run = {.first = first, .trips = trips};
-    run.u = dcommi_loop_many(ring->b, lane, trips);
-    run.c = dcommi_loop_many(ring->b, lane, ring->chunks);
-    return run;
+    ring->first = ring->position - ring->direction;
+    ring->stage =
+        dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(ring->b, ring->chunk), ring->chunk);
 }
-static void dcommi_ring_close(const dcommi_ring *ring, int lane, const dcommi_ring_run *run)
+/* Count one step in `sent` in advance, so that step 0, which has no step before it, need not wait.
+ */
+static void dcommi_ring_credit(dcommi_ring *ring)
 {
-    dcommi_end_many(ring->b, lane, ring->chunks);
-    dcommi_end_many(ring->b, lane, run->trips);
+    dcomm_build_signal(ring->b, ring->recv_lane, ring->sent, ring->self, dcomm_const(ring->chunks));
+    ring->credit = 1;
 }
-/* add + (u * chunks + c) */
-static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_run *run,
-                                    int64_t add)
+/* ---- steps ---- */
+static dcommi_ring_loops dcommi_ring_open(const dcommi_ring *ring, int lane,
+                                          const dcommi_ring_steps *steps)
 {
-    dcomm_expr e = dcomm_linear(add + run->first * ring->chunks, run->c, 1);
-    return dcomm_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
+    dcommi_ring_loops at = {.ring = ring, .first = steps->first, .lane = lane};
+    at.step = dcomm_build_loop(ring->b, lane, dcomm_const(steps->count));
+    at.chunk = dcomm_build_loop(ring->b, lane, dcomm_const(ring->chunks));
+    return at;
 }
-/* The block that step u sends (ahead = 1 for a reduction, 0 for an all-gather, where u = 0 sends
- * the own block); the block that it receives is one further back. */
-static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
-                                    int64_t ahead)
+static void dcommi_ring_close(const dcommi_ring_loops *at)
 {
-    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
-                     run->trips > 1 ? -ring->step : 0};
-    return t;
+    dcomm_build_end(at->ring->b, at->lane);
+    dcomm_build_end(at->ring->b, at->lane);
 }
-/* Steps first .. first+trips-1 of the sending lane. relay: what they send was received one step
- * before. */
-static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *blocks,
-                              dcomm_space space, int64_t ahead, int64_t first, int64_t trips,
-                              bool relay)
+/* Return the number of chunk c of step u - ago, counted from chunk 0 of step 0 on, plus `add`. */
+static dcomm_expr dcommi_ring_number(const dcommi_ring_loops *at, int64_t ago, int64_t add)
 {
-    if (trips <= 0) {
-        return;
+    int64_t chunks = at->ring->chunks;
+    dcomm_expr e = dcomm_linear((at->first - ago) * chunks + add, at->step, chunks);
+    return dcomm_plus_loop(e, at->chunk, 1);
+}
+/* Return the place of chunk c of the block that step u sends (behind = 0) or receives (behind = 1):
+ * a rank receives the block behind the one that it sends. */
+static dcomm_operand dcommi_ring_chunk(const dcommi_ring_loops *at, const dcommi_ring_place *place,
+                                       int behind)
+{
+    const dcommi_ring *ring = at->ring;
+    if (place->layout == DCOMMI_RING_OWN) {
+        int64_t skip = ring->blocks.skip;
+        return dcommi_span_chunk(place->space, place->offset + skip, place->length - skip,
+                                 ring->chunk, at->chunk);
     }
+    dcommi_turn block = {.index = ring->first - ring->direction * (at->first + behind),
+                         .depth = at->step,
+                         .coef = -ring->direction};
+    dcomm_operand chunk =
+        dcommi_block_chunk(&ring->blocks, place->space, block, ring->chunk, at->chunk);
+    if (place->layout == DCOMMI_RING_SLOTS) {
+        int64_t came = at->first + behind - 1; /* the step that the block came in */
+        dcomm_expr slot = dcomm_modular(place->length, came, at->step, 1, 2);
+        chunk.offset = dcomm_plus_loop(dcomm_plus(slot, place->offset), at->chunk, ring->chunk);
+    }
+    return chunk;
+}
+/* Send blocks to the next rank. */
+static void dcommi_ring_send(const dcommi_ring *ring, dcommi_ring_steps steps)
+{
     int lane = ring->send_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    if (relay) {
-        dcomm_build_wait(ring->b, lane, ring->received,
-                         dcommi_ring_count(ring, &run, 1 - ring->chunks));
+    dcommi_ring_loops at = dcommi_ring_open(ring, lane, &steps);
+    if (steps.wait_received) {
+        dcomm_build_wait(ring->b, lane, ring->received, dcommi_ring_number(&at, 1, 1));
     }
-    dcomm_build_send(
-        ring->b, lane,
-        dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcomm_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcomm_build_signal(ring->b, lane, ring->sent, dcomm_const(ring->rank), dcomm_const(1));
-    dcommi_ring_close(ring, lane, &run);
+    dcomm_build_send(ring->b, lane, dcommi_ring_chunk(&at, &steps.block, 0), ring->next,
+                     dcommi_ring_number(&at, 0, ring->tag), 0);
+    if (steps.counted) {
+        dcomm_build_signal(ring->b, lane, ring->sent, ring->self, dcomm_const(1));
+    }
+    dcommi_ring_close(&at);
 }
-/* Steps of the receiving lane that only pass blocks on. overwrites: the block was sent, partial, in
- * the step N-1 before, which must be over. */
-static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *blocks, int64_t ahead,
-                              int64_t first, int64_t trips, bool overwrites)
+/* Receive blocks from the previous rank; with `own`, fold this rank's contribution into them. */
+static void dcommi_ring_recv(const dcommi_ring *ring, dcommi_ring_steps steps)
 {
     int lane = ring->recv_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    if (overwrites) {
+    dcommi_ring_loops at = dcommi_ring_open(ring, lane, &steps);
+    dcomm_operand into = dcommi_ring_chunk(&at, &steps.block, 1);
+    dcomm_expr tag = dcommi_ring_number(&at, 0, ring->tag);
+    if (steps.wait_sent > 0) {
         dcomm_build_wait(ring->b, lane, ring->sent,
-                         dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
+                         dcommi_ring_number(&at, steps.wait_sent - ring->credit, 1));
     }
-    dcomm_build_recv(ring->b, lane,
-                     dcommi_block_chunk(blocks, DCOMM_SPACE_OUT,
-                                        dcommi_ring_turn(ring, &run, ahead + 1), ring->chunk,
-                                        run.c),
-                     dcomm_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcomm_build_signal(ring->b, lane, ring->received, dcomm_const(ring->rank), dcomm_const(1));
-    dcommi_ring_close(ring, lane, &run);
-}
-/* Steps of the receiving lane that fold into OUT, where the blocks lie as in the input. */
-static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *blocks,
-                              dcomm_space input, int64_t stage, int64_t first, int64_t trips,
-                              unsigned flags)
-{
-    if (trips <= 0) {
-        return;
+    if (steps.own.space == DCOMM_SPACE_NONE) {
+        dcomm_build_recv(ring->b, lane, into, ring->previous, tag, 0);
+    } else {
+        dcomm_operand own = dcommi_ring_chunk(&at, &steps.own, 1);
+        dcomm_build_recv_reduce(ring->b, lane, into, dcomm_msg(), own, ring->stage, ring->previous,
+                                tag, steps.final ? DCOMM_STEP_FINAL : 0);
     }
-    int lane = ring->recv_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcomm_build_recv_reduce(
-        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-        dcomm_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-        dcomm_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcomm_const(ring->previous),
-        dcommi_ring_count(ring, &run, ring->tag), flags);
-    dcomm_build_signal(ring->b, lane, ring->received, dcomm_const(ring->rank), dcomm_const(1));
-    dcommi_ring_close(ring, lane, &run);
+    if (steps.counted) {
+        dcomm_build_signal(ring->b, lane, ring->received, ring->self, dcomm_const(1));
+    }
+    dcommi_ring_close(&at);
 }
-/* How many rings: two lanes each. */
-static int dcommi_ring_lanes(const dcommi_shape *s)
+/* ---- algorithms ---- */
+/* Return the number of rings: each has two lanes. */
+static int dcommi_ring_rings(const dcommi_shape *s)
 {
     int most = DCOMM_PLAN_MAX_LANES / 2;
     return s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes;
 }
+/* Cut `bytes` into `parts` equal parts of whole chunks. */
+static dcommi_partition dcommi_ring_cut(const dcommi_shape *s, int64_t bytes, int64_t parts)
+{
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    return dcommi_partition_make(bytes, parts, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+}
 static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
-    int rings = dcommi_ring_lanes(s);
+    int rings = dcommi_ring_rings(s);
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(total, n * rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    dcomm_space input = dcommi_input_of(s, 0).space;
+    dcommi_partition p = dcommi_ring_cut(s, total, n * rings);
+    const dcommi_ring_place in = {.space = dcommi_input_of(s, 0).space};
+    const dcommi_ring_place out = {.space = DCOMM_SPACE_OUT};
     for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, 2 * (n - 1));
         dcommi_blocks blocks = {
             .n = n, .base = i * n * p.block, .stride = p.block, .length = p.block, .clip = total};
-        int64_t stage = dcomm_build_scratch(b, p.chunk);
-        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
-        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
-        dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
-        dcommi_ring_folds(&ring, &blocks, input, stage, n - 2, 1, DCOMM_STEP_FINAL);
-        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1, true);
+        dcommi_ring ring = dcommi_ring_make(s, b, i, &blocks, &p, 2 * (n - 1));
+        dcommi_ring_reduces(&ring);
+        /* Steps 0 to n-2 reduce, steps n-1 to 2n-3 gather. Step 0 sends from the input, every later
+         * step what came in the step before. */
+        dcommi_ring_send(&ring,
+                         (dcommi_ring_steps){.first = 0, .count = 1, .block = in, .counted = true});
+        dcommi_ring_send(&ring, (dcommi_ring_steps){.first = 1,
+                                                    .count = 2 * n - 3,
+                                                    .block = out,
+                                                    .wait_received = true,
+                                                    .counted = true});
+        dcommi_ring_recv(&ring,
+                         (dcommi_ring_steps){
+                             .first = 0, .count = n - 2, .block = out, .own = in, .counted = true});
+        /* The last fold completes this rank's block. */
+        dcommi_ring_recv(&ring, (dcommi_ring_steps){.first = n - 2,
+                                                    .count = 1,
+                                                    .block = out,
+                                                    .own = in,
+                                                    .final = true,
+                                                    .counted = true});
+        /* Gather: the block still holds the partial sum that we sent n-1 steps ago. */
+        dcommi_ring_recv(
+            &ring,
+            (dcommi_ring_steps){
+                .first = n - 1, .count = n - 1, .block = out, .wait_sent = n - 1, .counted = true});
     }
     return b->status;
 }
 static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
-    int rings = dcommi_ring_lanes(s);
+    int rings = dcommi_ring_rings(s);
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_own_offset(s, &blocks);
-    int64_t length = dcommi_own_length(s, &blocks);
-    dcommi_input in = dcommi_input_of(s, own);
+    dcommi_partition p = dcommi_ring_cut(s, longest, rings);
+    int64_t own = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcommi_input input = dcommi_input_of(s, own);
+    const dcommi_ring_place in = {
+        .layout = DCOMMI_RING_OWN, .space = input.space, .offset = input.base, .length = length};
+    const dcommi_ring_place out = {.space = DCOMM_SPACE_OUT};
     for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
         blocks.skip = i * p.block;
-        int c = dcommi_loop_many(b, ring.send_lane, p.chunks);
-        dcomm_build_send(
-            b, ring.send_lane,
-            dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcomm_const(ring.next), dcomm_linear(ring.tag, c, 1), 0);
-        dcommi_end_many(b, ring.send_lane, p.chunks);
-        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
+        dcommi_ring ring = dcommi_ring_make(s, b, i, &blocks, &p, n - 1);
+        ring.first = ring.position;
+        dcommi_ring_send(&ring, (dcommi_ring_steps){.first = 0, .count = 1, .block = in});
+        dcommi_ring_send(
+            &ring,
+            (dcommi_ring_steps){
+                .first = 1, .count = n - 2, .block = out, .wait_received = true, .counted = true});
         if (i == 0 && !s->in_place) {
             dcomm_build_copy(b, ring.recv_lane, dcomm_span(DCOMM_SPACE_OUT, own, length),
-                             dcomm_span(in.space, in.base, length), 0);
+                             dcomm_span(input.space, input.base, length), 0);
         }
-        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
+        dcommi_ring_recv(
+            &ring, (dcommi_ring_steps){.first = 0, .count = n - 1, .block = out, .counted = true});
     }
     return b->status;
 }
-/* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
- * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
- * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
+/* Like the first half of all-reduce. But OUT has room for the own block only, so partial blocks are
+ * folded into two slots of scratch, in turn. */
 static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
-    int rings = dcommi_ring_lanes(s);
+    int rings = dcommi_ring_rings(s);
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_own_offset(s, &blocks);
-    int64_t length = dcommi_own_length(s, &blocks);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t out = s->in_place ? own : 0;
+    dcommi_partition p = dcommi_ring_cut(s, longest, rings);
+    const dcommi_ring_place in = {.space = dcommi_input_of(s, 0).space};
+    const dcommi_ring_place out = {.layout = DCOMMI_RING_OWN,
+                                   .space = DCOMM_SPACE_OUT,
+                                   .offset = s->in_place ? dcommi_own_offset(s, &blocks) : 0,
+                                   .length = dcommi_own_length(s, &blocks)};
     for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        int64_t stage = dcomm_build_scratch(b, p.chunk);
-        int64_t slots = n > 2 ? dcomm_build_scratch(b, 2 * p.block) : 0;
-        int send = ring.send_lane, recv = ring.recv_lane;
         blocks.skip = i * p.block;
-        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
+        dcommi_ring ring = dcommi_ring_make(s, b, i, &blocks, &p, n - 1);
+        dcommi_ring_reduces(&ring);
+        dcommi_ring_send(&ring,
+                         (dcommi_ring_steps){.first = 0, .count = 1, .block = in, .counted = true});
         if (n > 2) {
-            dcommi_ring_run run = dcommi_ring_open(&ring, send, 1, n - 2);
-            dcomm_operand part = dcommi_block_chunk(
-                &blocks, DCOMM_SPACE_SCRATCH, dcommi_ring_turn(&ring, &run, 1), p.chunk, run.c);
-            part.offset = dcomm_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcomm_plus_loop(dcomm_plus(part.offset, slots), run.c, p.chunk);
-            dcomm_build_wait(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcomm_build_send(b, send, part, dcomm_const(ring.next),
-                             dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcomm_build_signal(b, send, ring.sent, dcomm_const(s->rank), dcomm_const(1));
-            dcommi_ring_close(&ring, send, &run);
-            dcomm_build_signal(b, recv, ring.sent, dcomm_const(s->rank), dcomm_const(p.chunks));
-            run = dcommi_ring_open(&ring, recv, 0, n - 2);
-            dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
-            part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
-            part.offset = dcomm_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcomm_plus_loop(dcomm_plus(part.offset, slots), run.c, p.chunk);
-            dcomm_build_wait(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
-            dcomm_build_recv_reduce(b, recv, part, dcomm_msg(),
-                                    dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
-                                    dcomm_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                                    dcomm_const(ring.previous),
-                                    dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcomm_build_signal(b, recv, ring.received, dcomm_const(s->rank), dcomm_const(1));
-            dcommi_ring_close(&ring, recv, &run);
+            const dcommi_ring_place slots = {.layout = DCOMMI_RING_SLOTS,
+                                             .space = DCOMM_SPACE_SCRATCH,
+                                             .offset = dcomm_build_scratch(b, 2 * p.block),
+                                             .length = p.block};
+            dcommi_ring_send(&ring, (dcommi_ring_steps){.first = 1,
+                                                        .count = n - 2,
+                                                        .block = slots,
+                                                        .wait_received = true,
+                                                        .counted = true});
+            /* Step u reuses the slot of step u-2. What came then is sent in step u-1. */
+            dcommi_ring_credit(&ring);
+            dcommi_ring_recv(&ring, (dcommi_ring_steps){.first = 0,
+                                                        .count = n - 2,
+                                                        .block = slots,
+                                                        .own = in,
+                                                        .wait_sent = 1,
+                                                        .counted = true});
         }
-        dcommi_ring_run last = dcommi_ring_open(&ring, recv, n - 2, 1);
-        dcomm_build_recv_reduce(
-            b, recv,
-            dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
-                              last.c),
-            dcomm_msg(),
-            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
-            dcomm_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcomm_const(ring.previous),
-            dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
-        dcommi_ring_close(&ring, recv, &last);
+        dcommi_ring_recv(&ring,
+                         (dcommi_ring_steps){
+                             .first = n - 2, .count = 1, .block = out, .own = in, .final = true});
     }
     return b->status;
 }
 /* ==== include/dcomm/impl/algo/tree.h ======================================================= */
-/* tree.h - trees: binomial, and two binary trees that share the work.
+/* tree.h - broadcast, reduce and all-reduce along trees (tree_nodes.h says who is whose parent).
  *
- * binomial: ceil(log2 N) steps; the root sends or receives S in each.
- * tree: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
- * scan", Parallel Computing 35 (2009). A rank that is an inner node of one tree is a leaf of the
- * other, and each tree carries half of the data, so that every rank sends and receives about S per
- * direction; about 2 log2 N steps each way. Chunks are pipelined: while chunk c+1 arrives, chunk c
- * is on its way further.
+ * binomial: one tree, ceil(log2 N) levels; the root sends or receives S bytes in each.
+ * tree: two binary trees of about log2 N levels, each with half of the data. A rank that is an
+ * inner node of one is a leaf of the other, so every rank sends and receives about S bytes each
+ * way.
+ *
+ * Data travels in chunks: chunk c is passed on while chunk c+1 arrives. In an all-reduce, chunks go
+ * up a tree, where each node folds them, and come down again. The root does both in one lane. Every
+ * other rank has up to three lanes for each tree, so that the ways do not wait for each other: one
+ * folds what the children send, one sends to the parent, one passes down. Two counters order them:
+ * `folded` counts the chunks that may go to the parent, `sent` those that have gone, and that the
+ * result may overwrite.
+ *
+ * `dcomm-plan allreduce tree -n 4` prints the plan of rank 0, a leaf of the first tree (lanes 0 and
+ * 1) and the root of the second (lane 2); i is a chunk, a place is SPACE[begin, length <= maximum]:
+ *
+ *     plan "tree" rank 0 of 4, sum f32: IN 4194304, OUT 4194304, SCRATCH 32768 bytes; 256 tags, 4
+ *         counters, 0 slots, 0 words
+ *     lane 0
+ *        0  loop i < 64
+ *        1    send IN[32768*i, 2097152-32768*i <= 32768] to 1, tag i
+ *        2  end
+ *     lane 1
+ *        0  loop i < 64
+ *        1    recv OUT[32768*i, 2097152-32768*i <= 32768] from 1, tag 64+i
+ *        2  end
+ *     lane 2
+ *        0  loop i < 64
+ *        1    recv_reduce OUT[2097152+32768*i, 2097152-32768*i <= 32768] <- IN[2097152+32768*i,
+ *                 2097152-32768*i <= 32768] (+) message from 2, tag 128+i FINAL
+ *        2    fence
+ *        3    send OUT[2097152+32768*i, 2097152-32768*i <= 32768] to 2, tag 192+i ASYNC
+ *        4  end
+ *        5  fence
+ */
+/* ==== include/dcomm/impl/algo/tree_nodes.h ================================================= */
+/* tree_nodes.h - who is whose parent: a binomial tree, and two binary trees that share the work.
+ *
+ * Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+ * scan", Parallel Computing 35 (2009): a rank that is an inner node of one binary tree is a leaf of
+ * the other.
  *
  * Where ranks form groups (groups.h), a tree is made level by level: one over the hosts, one over
- * the packages of each host, and so on down to the ranks; whoever stands on top of a group's tree
- * stands for the group in the tree above. So the ranks of a group are one part of the tree, and one
- * edge leads into it. Below, a level's `units` are the groups of the next level, at last ranks. */
+ * the packages of each host, and so on down to the ranks. The rank on top of a group's tree stands
+ * for the group in the tree above. So the ranks of a group are one part of the tree, and one edge
+ * leads into it. The `units` of a level are the groups of the next level; of the last level, ranks.
+ */
 #define DCOMMI_TREE_CHILDREN 32
 /* A rank's place in a tree. */
 typedef struct dcommi_node {
@@ -24210,8 +24335,9 @@ typedef struct dcommi_node {
     int nchildren;
     int child[DCOMMI_TREE_CHILDREN];
 } dcommi_node;
-/* Binomial tree over units 0 .. n-1 from `root`: the parent is the relative number without its
- * lowest set bit. Children in order of growing distance. */
+/* Return the node of a unit in the binomial tree over units 0 .. n-1 from `root`. Number the units
+ * from the root on: the parent's number is this one's without its lowest set bit. The children come
+ * in the order of growing distance. */
 static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
 {
     dcommi_node node = {.parent = -1};
@@ -24227,11 +24353,11 @@ static dcommi_node dcommi_tree_binomial(int n, int root, int unit)
     }
     return node;
 }
-/* One of the two binary trees over positions 0 .. n-1. The first is the in-order tree of 1 .. n: x
- * stands as high as its lowest set bit, odd x are leaves. The second is the mirror image for even
- * n and a shift by one for odd n, so that its leaves are inner nodes of the first. Positions are
- * mapped to units by adding `shift` modulo `units`; the root of the tree gets `above` as its
- * parent. */
+/* Return a node of one of the two binary trees over positions 0 .. n-1. The first is the in-order
+ * tree of x = 1 .. n: x stands as high as its lowest set bit, so odd x are leaves. The second is
+ * the mirror image for even n and a shift by one for odd n, so that its leaves are inner nodes of
+ * the first. Unit (position + shift) mod `units` stands at a position; the root's parent is
+ * `above`. */
 static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, int64_t shift,
                                       int64_t units, int above)
 {
@@ -24268,7 +24394,8 @@ static dcommi_node dcommi_tree_binary(int64_t n, int which, int64_t position, in
     }
     return node;
 }
-/* The same trees over all units but `root`, which stands above both. */
+/* Return the node of a unit in the same trees over all units but `root`, which stands above both.
+ */
 static dcommi_node dcommi_tree_rooted(int64_t n, int which, int root, int64_t unit)
 {
     int64_t v = (unit - root + n) % n;
@@ -24298,7 +24425,7 @@ static bool dcommi_tree_same_unit(const dcommi_shape *s, int level, int64_t a, i
            (g != NULL && level < g->nlevels &&
             dcommi_group_of(g, level, g->order[a]) == dcommi_group_of(g, level, g->order[b]));
 }
-/* How many units a span has up to position `until`. */
+/* Count the units of a span up to position `until`. */
 static int dcommi_tree_units(const dcommi_shape *s, const dcommi_tree_span *span, int until)
 {
     int units = 0;
@@ -24320,8 +24447,8 @@ static dcommi_tree_span dcommi_tree_unit(const dcommi_shape *s, const dcommi_tre
     }
     return part;
 }
-/* The node of one unit in the tree over the units of a span. root: position of the rank that must
- * be on top, -1: none, or none within the span. */
+/* Return the node of a unit in the tree over the units of a span. root: the position of the rank
+ * that must be on top; -1, or a position outside the span: any may be. */
 static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kind kind,
                                      const dcommi_tree_span *span, int root, int unit)
 {
@@ -24334,7 +24461,7 @@ static dcommi_node dcommi_tree_local(const dcommi_shape *s, enum dcommi_tree_kin
     return inside ? dcommi_tree_rooted(n, (int)kind, top, unit)
                   : dcommi_tree_binary(n, (int)kind, unit, 0, n, -1);
 }
-/* The position that stands on top of the tree of a span. */
+/* Return the position that stands on top of the tree of a span. */
 static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dcommi_tree_span span,
                            int root)
 {
@@ -24351,7 +24478,7 @@ static int dcommi_tree_top(const dcommi_shape *s, enum dcommi_tree_kind kind, dc
     }
     return span.first;
 }
-/* This rank's place in the tree over all ranks. root: -1 for none in particular. */
+/* Return this rank's place in the tree over all ranks. root: the rank on top; -1: any. */
 static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind kind, int root)
 {
     dcommi_node all = {.parent = -1};
@@ -24378,209 +24505,241 @@ static dcommi_node dcommi_tree_node(const dcommi_shape *s, enum dcommi_tree_kind
     }
     return all;
 }
-/* What flows along one tree: `length` bytes from `base` on, in OUT as in the input, in chunks. */
-typedef struct dcommi_flow {
-    int64_t base, length, chunk, chunks;
-} dcommi_flow;
-static dcomm_operand dcommi_flow_chunk(const dcommi_flow *f, dcomm_space space, int depth)
+/* One tree, as this rank sees it, and the bytes that travel along it: the same part of the input
+ * and of OUT. */
+typedef struct dcommi_tree {
+    dcomm_builder *b;
+    dcommi_node node;
+    dcomm_expr self;       /* this rank */
+    dcomm_space input;     /* IN; OUT if the operation is in place */
+    int64_t base, length;  /* bytes */
+    int64_t chunk, chunks; /* bytes of a chunk; chunks of the part */
+    uint16_t folded, sent; /* all-reduce: counters of chunks */
+} dcommi_tree;
+/* Make tree i of `trees` that share `total` bytes. root: the rank on top; -1: any. */
+static dcommi_tree dcommi_tree_make(const dcommi_shape *s, dcomm_builder *b,
+                                    enum dcommi_tree_kind kind, int root, int trees, int i)
 {
-    return dcommi_span_chunk(space, f->base, f->length, f->chunk, depth);
-}
-/* Flow i of `flows` into which `total` bytes are cut. */
-static dcommi_flow dcommi_flow_make(const dcommi_shape *s, int64_t total, int flows, int i)
-{
+    int64_t total = dcommi_shape_bytes(s, s->count);
     int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
     dcommi_partition p =
-        dcommi_partition_make(total, flows, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    dcommi_flow f = {.base = i * p.block, .chunk = p.chunk, .chunks = p.chunks};
-    f.length = dcommi_max64(0, dcommi_min64(p.block, total - f.base));
-    return f;
+        dcommi_partition_make(total, trees, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+    dcommi_tree t = {.b = b,
+                     .node = dcommi_tree_node(s, kind, root),
+                     .self = dcomm_const(s->rank),
+                     .input = dcommi_input_of(s, 0).space,
+                     .base = i * p.block,
+                     .chunk = p.chunk,
+                     .chunks = p.chunks};
+    t.length = dcommi_max64(0, dcommi_min64(p.block, total - t.base));
+    return t;
 }
-/* Send a chunk to all children, the largest subtree first. */
-static void dcommi_tree_to_children(dcomm_builder *b, int lane, const dcommi_node *node,
-                                    dcomm_operand chunk, dcomm_expr tag)
+static bool dcommi_tree_root(const dcommi_tree *t)
 {
-    for (int i = node->nchildren - 1; i >= 0; i--) {
-        dcomm_build_send(b, lane, chunk, dcomm_const(node->child[i]), tag, DCOMM_STEP_ASYNC);
-    }
+    return t->node.parent < 0;
 }
-/* Pass chunks from the parent to the children; at the root they come from `source`. The fence lets
- * one chunk leave while the next one arrives. after: chunk c may be written when this counter has
- * reached c+1 (-1: at once). */
-static void dcommi_tree_down(dcomm_builder *b, int lane, const dcommi_flow *f,
-                             const dcommi_node *node, dcomm_space source, int64_t first_tag,
-                             int after)
+static bool dcommi_tree_leaf(const dcommi_tree *t)
 {
-    int c = dcommi_loop_many(b, lane, f->chunks);
-    if (after >= 0) {
-        dcomm_build_wait(b, lane, (uint16_t)after, dcomm_linear(1, c, 1));
-    }
-    dcomm_expr tag = dcomm_linear(first_tag, c, 1);
-    dcomm_operand chunk = dcommi_flow_chunk(f, node->parent < 0 ? source : DCOMM_SPACE_OUT, c);
-    if (node->parent >= 0) {
-        dcomm_build_recv(b, lane, chunk, dcomm_const(node->parent), tag, 0);
-    }
-    if (node->nchildren > 0) {
-        dcomm_build_fence(b, lane);
-        dcommi_tree_to_children(b, lane, node, chunk, tag);
-    }
-    dcommi_end_many(b, lane, f->chunks);
-    if (node->nchildren > 0) {
-        dcomm_build_fence(b, lane);
+    return t->node.nchildren == 0;
+}
+/* Open the loop over chunks. Return its depth, which is called c below. */
+static int dcommi_tree_loop(const dcommi_tree *t, int lane)
+{
+    return dcomm_build_loop(t->b, lane, dcomm_const(t->chunks));
+}
+static dcomm_operand dcommi_tree_chunk(const dcommi_tree *t, dcomm_space space, int c)
+{
+    return dcommi_span_chunk(space, t->base, t->length, t->chunk, c);
+}
+/* Send a chunk to all children, the largest subtree first, without waiting. */
+static void dcommi_tree_to_children(const dcommi_tree *t, int lane, dcomm_operand chunk,
+                                    dcomm_expr tag)
+{
+    for (int i = t->node.nchildren - 1; i >= 0; i--) {
+        dcomm_build_send(t->b, lane, chunk, dcomm_const(t->node.child[i]), tag, DCOMM_STEP_ASYNC);
     }
 }
-/* Fold what the children send into `into`, beginning with the own input. */
-static void dcommi_tree_fold(const dcommi_shape *s, dcomm_builder *b, int lane,
-                             const dcommi_flow *f, const dcommi_node *node, dcomm_operand into,
-                             int64_t stage, dcomm_expr tag, int c)
+/* Fold what the children send of chunk c into `sum`, beginning with this rank's input. */
+static void dcommi_tree_fold(const dcommi_tree *t, int lane, int c, dcomm_operand sum,
+                             dcomm_operand stage, dcomm_expr tag)
 {
-    dcomm_operand own = dcommi_flow_chunk(f, dcommi_input_of(s, 0).space, c);
-    for (int i = 0; i < node->nchildren; i++) {
-        bool last = node->parent < 0 && i == node->nchildren - 1;
-        dcomm_build_recv_reduce(b, lane, into, i == 0 ? own : into, dcomm_msg(),
-                                dcomm_span(DCOMM_SPACE_SCRATCH, stage, f->chunk),
-                                dcomm_const(node->child[i]), tag, last ? DCOMM_STEP_FINAL : 0);
+    dcomm_operand own = dcommi_tree_chunk(t, t->input, c);
+    for (int i = 0; i < t->node.nchildren; i++) {
+        bool final = dcommi_tree_root(t) && i == t->node.nchildren - 1;
+        dcomm_build_recv_reduce(t->b, lane, sum, i == 0 ? own : sum, dcomm_msg(), stage,
+                                dcomm_const(t->node.child[i]), tag, final ? DCOMM_STEP_FINAL : 0);
     }
 }
-/* Up and down one tree. The root turns chunks round in one lane; the others fold, send up and pass
- * down in three, so that the directions do not wait for each other. Returns the next free lane. */
-static int dcommi_tree_both_ways(const dcommi_shape *s, dcomm_builder *b, int lane,
-                                 const dcommi_flow *f, const dcommi_node *node)
+/* Pass chunks from the parent to the children; the root has them in its input. The fence before a
+ * chunk is sent waits for the chunk before it, so one leaves while the next one arrives. tags: the
+ * first one. wait_sent: OUT still holds a partial sum that goes to the parent. Wait for that send
+ * before overwriting it.
+ */
+static void dcommi_tree_down(const dcommi_tree *t, int lane, int64_t tags, bool wait_sent)
 {
-    int64_t up = dcomm_build_tags(b, f->chunks), down = dcomm_build_tags(b, f->chunks);
-    bool inner = node->nchildren > 0;
-    uint16_t folded = dcomm_build_counter(b), sent = dcomm_build_counter(b);
-    if (inner) {
-        int64_t stage = dcomm_build_scratch(b, f->chunk);
-        int c = dcommi_loop_many(b, lane, f->chunks);
-        dcomm_operand chunk = dcommi_flow_chunk(f, DCOMM_SPACE_OUT, c);
-        dcommi_tree_fold(s, b, lane, f, node, chunk, stage, dcomm_linear(up, c, 1), c);
-        if (node->parent < 0) {
-            dcomm_build_fence(b, lane);
-            dcommi_tree_to_children(b, lane, node, chunk, dcomm_linear(down, c, 1));
-        } else {
-            dcomm_build_signal(b, lane, folded, dcomm_const(s->rank), dcomm_const(1));
-        }
-        dcommi_end_many(b, lane, f->chunks);
-        if (node->parent < 0) {
-            dcomm_build_fence(b, lane);
-        }
-        lane++;
+    int c = dcommi_tree_loop(t, lane);
+    dcomm_expr tag = dcomm_linear(tags, c, 1);
+    dcomm_operand chunk = dcommi_tree_chunk(t, dcommi_tree_root(t) ? t->input : DCOMM_SPACE_OUT, c);
+    if (wait_sent) {
+        dcomm_build_wait(t->b, lane, t->sent, dcomm_linear(1, c, 1));
     }
-    if (node->parent >= 0) {
-        dcomm_space from = inner ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space;
-        int c = dcommi_loop_many(b, lane, f->chunks);
-        if (inner) {
-            dcomm_build_wait(b, lane, folded, dcomm_linear(1, c, 1));
-        }
-        dcomm_build_send(b, lane, dcommi_flow_chunk(f, from, c), dcomm_const(node->parent),
-                         dcomm_linear(up, c, 1), 0);
-        if (from == DCOMM_SPACE_OUT) {
-            dcomm_build_signal(b, lane, sent, dcomm_const(s->rank), dcomm_const(1));
-        }
-        dcommi_end_many(b, lane, f->chunks);
-        dcommi_tree_down(b, lane + 1, f, node, DCOMM_SPACE_OUT, down,
-                         from == DCOMM_SPACE_OUT ? sent : -1);
-        lane += 2;
+    if (!dcommi_tree_root(t)) {
+        dcomm_build_recv(t->b, lane, chunk, dcomm_const(t->node.parent), tag, 0);
+    }
+    if (!dcommi_tree_leaf(t)) {
+        dcomm_build_fence(t->b, lane);
+        dcommi_tree_to_children(t, lane, chunk, tag);
+    }
+    dcomm_build_end(t->b, lane);
+    if (!dcommi_tree_leaf(t)) {
+        dcomm_build_fence(t->b, lane);
+    }
+}
+/* ---- all-reduce ---- */
+/* Fold in OUT what the children send. The root sends each chunk down as soon as it is complete. up,
+ * down: the first tag of each way. */
+static void dcommi_tree_fold_lane(const dcommi_tree *t, int lane, int64_t up, int64_t down)
+{
+    int64_t stage = dcomm_build_scratch(t->b, t->chunk);
+    int c = dcommi_tree_loop(t, lane);
+    dcomm_operand sum = dcommi_tree_chunk(t, DCOMM_SPACE_OUT, c);
+    dcommi_tree_fold(t, lane, c, sum, dcomm_span(DCOMM_SPACE_SCRATCH, stage, t->chunk),
+                     dcomm_linear(up, c, 1));
+    if (dcommi_tree_root(t)) {
+        dcomm_build_fence(t->b, lane);
+        dcommi_tree_to_children(t, lane, sum, dcomm_linear(down, c, 1));
+    } else {
+        dcomm_build_signal(t->b, lane, t->folded, t->self, dcomm_const(1));
+    }
+    dcomm_build_end(t->b, lane);
+    if (dcommi_tree_root(t)) {
+        dcomm_build_fence(t->b, lane);
+    }
+}
+/* Send chunks to the parent: a leaf its input, an inner node what it has folded. */
+static void dcommi_tree_send_lane(const dcommi_tree *t, int lane, int64_t up)
+{
+    dcomm_space from = dcommi_tree_leaf(t) ? t->input : DCOMM_SPACE_OUT;
+    int c = dcommi_tree_loop(t, lane);
+    if (!dcommi_tree_leaf(t)) {
+        dcomm_build_wait(t->b, lane, t->folded, dcomm_linear(1, c, 1));
+    }
+    dcomm_build_send(t->b, lane, dcommi_tree_chunk(t, from, c), dcomm_const(t->node.parent),
+                     dcomm_linear(up, c, 1), 0);
+    if (from == DCOMM_SPACE_OUT) {
+        dcomm_build_signal(t->b, lane, t->sent, t->self, dcomm_const(1));
+    }
+    dcomm_build_end(t->b, lane);
+}
+/* Fold up one tree and pass the result down. Return the next free lane. */
+static int dcommi_tree_both_ways(dcommi_tree *t, int lane)
+{
+    int64_t up = dcomm_build_tags(t->b, t->chunks), down = dcomm_build_tags(t->b, t->chunks);
+    t->folded = dcomm_build_counter(t->b);
+    t->sent = dcomm_build_counter(t->b);
+    if (!dcommi_tree_leaf(t)) {
+        dcommi_tree_fold_lane(t, lane++, up, down);
+    }
+    if (!dcommi_tree_root(t)) {
+        bool from_out = !dcommi_tree_leaf(t) || t->input == DCOMM_SPACE_OUT;
+        dcommi_tree_send_lane(t, lane++, up);
+        dcommi_tree_down(t, lane++, down, from_out);
     }
     return lane;
 }
-/* Up one tree only. Inner nodes that are not the root fold into two scratch slots in turn. */
-static void dcommi_tree_up(const dcommi_shape *s, dcomm_builder *b, int lane, const dcommi_flow *f,
-                           const dcommi_node *node)
+static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
-    int64_t first_tag = dcomm_build_tags(b, f->chunks);
-    int64_t stage = node->nchildren > 0 ? dcomm_build_scratch(b, f->chunk) : 0;
-    bool relay = node->nchildren > 0 && node->parent >= 0;
-    int64_t slots = relay ? dcomm_build_scratch(b, 2 * f->chunk) : 0;
-    int c = dcommi_loop_many(b, lane, f->chunks);
-    dcomm_expr tag = dcomm_linear(first_tag, c, 1);
-    dcomm_operand chunk =
-        dcommi_flow_chunk(f, node->parent < 0 ? DCOMM_SPACE_OUT : dcommi_input_of(s, 0).space, c);
-    if (relay) {
-        chunk.space = DCOMM_SPACE_SCRATCH;
-        chunk.offset = dcomm_plus(dcomm_modular(f->chunk, 0, c, f->chunks > 1, 2), slots);
-    }
-    dcommi_tree_fold(s, b, lane, f, node, chunk, stage, tag, c);
-    if (node->parent >= 0) {
-        dcomm_build_fence(b, lane);
-        dcomm_build_send(b, lane, chunk, dcomm_const(node->parent), tag, DCOMM_STEP_ASYNC);
-    }
-    dcommi_end_many(b, lane, f->chunks);
-    if (node->parent >= 0) {
-        dcomm_build_fence(b, lane);
-    }
+    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, 0, 1, 0);
+    dcommi_tree_both_ways(&t, 0);
+    return b->status;
 }
-/* The root of a broadcast has its input in place of its output as well. */
-static void dcommi_tree_keep_own(const dcommi_shape *s, dcomm_builder *b, int64_t total)
+/* Return the number of trees: two for each instance, each of three lanes at most. */
+static int dcommi_tree_trees(const dcommi_shape *s)
 {
+    int most = DCOMM_PLAN_MAX_LANES / 6;
+    return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
+}
+/* Even trees are the first of the two, odd ones the second. */
+static enum dcommi_tree_kind dcommi_tree_kind_of(int i)
+{
+    return i % 2 == 0 ? DCOMMI_TREE_FIRST : DCOMMI_TREE_SECOND;
+}
+static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcomm_builder *b)
+{
+    int lane = 0, trees = dcommi_tree_trees(s);
+    for (int i = 0; i < trees; i++) {
+        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), -1, trees, i);
+        lane = dcommi_tree_both_ways(&t, lane);
+    }
+    return b->status;
+}
+/* ---- broadcast ---- */
+/* Copy the root's input to its output, where the operation is not in place. */
+static void dcommi_tree_keep_own(const dcommi_shape *s, dcomm_builder *b)
+{
+    int64_t total = dcommi_shape_bytes(s, s->count);
     if (s->rank == s->root && !s->in_place) {
         dcomm_build_copy(b, 0, dcomm_span(DCOMM_SPACE_OUT, 0, total),
                          dcomm_span(DCOMM_SPACE_IN, 0, total), 0);
     }
 }
-/* How many flows the two trees carry, at most three lanes each. */
-static int dcommi_tree_flows(const dcommi_shape *s)
+static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcomm_builder *b)
 {
-    int most = DCOMM_PLAN_MAX_LANES / 6;
-    return 2 * (s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes);
-}
-static dcomm_status dcommi_tree_allreduce(const dcommi_shape *s, dcomm_builder *b)
-{
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    int lane = 0, flows = dcommi_tree_flows(s);
-    for (int i = 0; i < flows; i++) {
-        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), -1);
-        lane = dcommi_tree_both_ways(s, b, lane, &f, &node);
-    }
-    return b->status;
-}
-static dcomm_status dcommi_tree_allreduce_binomial(const dcommi_shape *s, dcomm_builder *b)
-{
-    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, 0);
-    dcommi_tree_both_ways(s, b, 0, &f, &node);
+    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 1, 0);
+    dcommi_tree_down(&t, 0, dcomm_build_tags(b, t.chunks), false);
+    dcommi_tree_keep_own(s, b);
     return b->status;
 }
 static dcomm_status dcommi_tree_broadcast(const dcommi_shape *s, dcomm_builder *b)
 {
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    int flows = dcommi_tree_flows(s);
-    for (int i = 0; i < flows; i++) {
-        dcommi_flow f = dcommi_flow_make(s, total, flows, i);
-        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
-        dcommi_tree_down(b, i, &f, &node, dcommi_input_of(s, 0).space,
-                         dcomm_build_tags(b, f.chunks), -1);
+    int trees = dcommi_tree_trees(s);
+    for (int i = 0; i < trees; i++) {
+        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, trees, i);
+        dcommi_tree_down(&t, i, dcomm_build_tags(b, t.chunks), false);
     }
-    dcommi_tree_keep_own(s, b, total);
+    dcommi_tree_keep_own(s, b);
     return b->status;
 }
-static dcomm_status dcommi_tree_broadcast_binomial(const dcommi_shape *s, dcomm_builder *b)
+/* ---- reduce ---- */
+/* Fold up one tree. The root folds in OUT; the other inner nodes, whose OUT is not theirs to write,
+ * fold in two slots of scratch in turn: one is sent while the other is filled. */
+static void dcommi_tree_up(const dcommi_tree *t, int lane)
 {
-    int64_t total = dcommi_shape_bytes(s, s->count);
-    dcommi_flow f = dcommi_flow_make(s, total, 1, 0);
-    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
-    dcommi_tree_down(b, 0, &f, &node, dcommi_input_of(s, 0).space, dcomm_build_tags(b, f.chunks),
-                     -1);
-    dcommi_tree_keep_own(s, b, total);
+    dcomm_builder *b = t->b;
+    bool relay = !dcommi_tree_leaf(t) && !dcommi_tree_root(t);
+    int64_t tags = dcomm_build_tags(b, t->chunks);
+    int64_t stage = !dcommi_tree_leaf(t) ? dcomm_build_scratch(b, t->chunk) : 0;
+    int64_t slots = relay ? dcomm_build_scratch(b, 2 * t->chunk) : 0;
+    int c = dcommi_tree_loop(t, lane);
+    dcomm_expr tag = dcomm_linear(tags, c, 1);
+    dcomm_operand sum = dcommi_tree_chunk(t, dcommi_tree_root(t) ? DCOMM_SPACE_OUT : t->input, c);
+    if (relay) {
+        sum.space = DCOMM_SPACE_SCRATCH;
+        sum.offset = dcomm_plus(dcomm_modular(t->chunk, 0, c, 1, 2), slots);
+    }
+    dcommi_tree_fold(t, lane, c, sum, dcomm_span(DCOMM_SPACE_SCRATCH, stage, t->chunk), tag);
+    if (!dcommi_tree_root(t)) {
+        dcomm_build_fence(b, lane);
+        dcomm_build_send(b, lane, sum, dcomm_const(t->node.parent), tag, DCOMM_STEP_ASYNC);
+    }
+    dcomm_build_end(b, lane);
+    if (!dcommi_tree_root(t)) {
+        dcomm_build_fence(b, lane);
+    }
+}
+static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcomm_builder *b)
+{
+    dcommi_tree t = dcommi_tree_make(s, b, DCOMMI_TREE_BINOMIAL, s->root, 1, 0);
+    dcommi_tree_up(&t, 0);
     return b->status;
 }
 static dcomm_status dcommi_tree_reduce(const dcommi_shape *s, dcomm_builder *b)
 {
-    int flows = dcommi_tree_flows(s);
-    for (int i = 0; i < flows; i++) {
-        dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), flows, i);
-        dcommi_node node = dcommi_tree_node(s, (enum dcommi_tree_kind)(i % 2), s->root);
-        dcommi_tree_up(s, b, i, &f, &node);
+    int trees = dcommi_tree_trees(s);
+    for (int i = 0; i < trees; i++) {
+        dcommi_tree t = dcommi_tree_make(s, b, dcommi_tree_kind_of(i), s->root, trees, i);
+        dcommi_tree_up(&t, i);
     }
-    return b->status;
-}
-static dcomm_status dcommi_tree_reduce_binomial(const dcommi_shape *s, dcomm_builder *b)
-{
-    dcommi_flow f = dcommi_flow_make(s, dcommi_shape_bytes(s, s->count), 1, 0);
-    dcommi_node node = dcommi_tree_node(s, DCOMMI_TREE_BINOMIAL, s->root);
-    dcommi_tree_up(s, b, 0, &f, &node);
     return b->status;
 }
 /* What is worth dividing within a host, by prices (docs/design.md, Levels). Where ranks share the
@@ -25058,10 +25217,10 @@ static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t 
 {
     dcomm_builder *b = r->h->b;
     int64_t parts = dcommi_hier_parts(r, what);
-    int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
+    int d = dcomm_build_loop(b, DCOMMI_HIER_LANE_SEND, dcomm_const(parts));
     dcomm_build_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(r, what, d), dcomm_const(to),
                      dcomm_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
+    dcomm_build_end(b, DCOMMI_HIER_LANE_SEND);
 }
 /* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
 static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into,
@@ -25069,7 +25228,7 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
 {
     dcomm_builder *b = r->h->b;
     int64_t parts = dcommi_hier_parts(r, into);
-    int d = dcommi_loop_many(b, lane, parts);
+    int d = dcomm_build_loop(b, lane, dcomm_const(parts));
     dcomm_operand part = dcommi_hier_part(r, into, d);
     dcomm_expr tag = dcomm_linear(r->tag + c * r->tags, d, 1);
     if (stage.space == DCOMM_SPACE_NONE) {
@@ -25078,7 +25237,7 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
         dcomm_build_recv_reduce(b, lane, part, part, dcomm_msg(), dcommi_hier_part(r, stage, d),
                                 dcomm_const(from), tag, DCOMM_STEP_ASYNC);
     }
-    dcommi_end_many(b, lane, parts);
+    dcomm_build_end(b, lane);
     dcomm_build_fence(b, lane);
 }
 /* ---- reduce-scatter ---- */
@@ -25237,12 +25396,12 @@ static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
         int64_t rank = dcommi_hier_rank(h, k, i);
         dcomm_build_table(b, &rank, 1);
     }
-    int d = dcommi_loop_many(b, lane, size);
+    int d = dcomm_build_loop(b, lane, dcomm_const(size));
     dcomm_expr to = dcomm_lookup(first, 0, d, 1, size);
     to.scale = one;
     dcomm_build_copy(b, lane, dcomm_at(DCOMM_SPACE_OUT, to, one),
                      dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(from, d, one), one), 0);
-    dcommi_end_many(b, lane, size);
+    dcomm_build_end(b, lane);
 }
 /* This rank hands the others of its group their targets' blocks of pass q of group k, and gets
  * those for its own target, one behind the other, at `out`. */
@@ -25577,14 +25736,14 @@ static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, dcommi_hier_turn
 static void dcommi_hier_copies(dcomm_builder *b, const dcommi_hier_phase *p, int kind, int lane,
                                dcommi_hier_turn turn)
 {
-    int d = dcommi_loop_many(b, lane, p->pieces);
+    int d = dcomm_build_loop(b, lane, dcomm_const(p->pieces));
     dcomm_operand in = p->in[kind], out = p->out[kind];
     in.offset = dcomm_plus(dcomm_lookup(p->from[kind], 0, d, 1, p->pieces), in.offset.add);
     out.offset = dcomm_plus(dcomm_lookup(p->to[kind], 0, d, 1, p->pieces), out.offset.add);
     in.length = out.length = dcomm_lookup(p->length[kind], 0, d, 1, p->pieces);
     dcomm_build_copy(b, lane, dcommi_hier_moved(out, p->out_step, turn),
                      dcommi_hier_moved(in, p->in_step, turn), 0);
-    dcommi_end_many(b, lane, p->pieces);
+    dcomm_build_end(b, lane);
 }
 /* One phase of some chunks. */
 static void dcommi_hier_phase_step(dcommi_hier *h, const dcommi_hier_phase *p, int kind, int lane,
@@ -25630,7 +25789,7 @@ static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done,
             while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
                 before--;
             }
-            int d = dcommi_loop_many(b, lane, count);
+            int d = dcomm_build_loop(b, lane, dcomm_const(count));
             if (before >= 0) {
                 int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
                 dcomm_build_wait(b, lane, done[before],
@@ -25641,7 +25800,7 @@ static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done,
             if (i + 1 < pipe->nphases) {
                 dcomm_build_signal(b, lane, done[i], dcomm_const(pipe->h->s->rank), dcomm_const(1));
             }
-            dcommi_end_many(b, lane, count);
+            dcomm_build_end(b, lane);
         }
         lane += flows;
     }
@@ -38666,6 +38825,16 @@ static bool dcommi_scribe_note_alike(dcommi_scribe *s)
     }
     return posts;
 }
+/* Count the steps of a plan that do something: loops are written out. */
+static uint32_t dcommi_scribe_steps(const dcomm_plan *plan)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < plan->nsteps; i++) {
+        uint8_t kind = plan->steps[i].kind;
+        n += kind != DCOMM_STEP_LOOP && kind != DCOMM_STEP_END;
+    }
+    return n;
+}
 /* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. *scribe_p NULL: it
  * cannot be, or memory is out. */
 static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan,
@@ -38673,7 +38842,7 @@ static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan 
 {
     *scribe_p = NULL;
     if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
-        plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
+        plan->nsubs > 0 || dcommi_scribe_steps(plan) > DCOMMI_SCRIPT_OPS ||
         plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
         return DCOMM_OK;
     }

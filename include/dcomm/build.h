@@ -146,6 +146,7 @@ DCOMM_API void dcomm_build_fence(dcomm_builder *b, int lane);
 /* Repeat the steps up to the matching end `trips` times (0: never). Return the loop's depth, for
  * the expressions of these steps. */
 DCOMM_API int dcomm_build_loop(dcomm_builder *b, int lane, dcomm_expr trips);
+/* End the innermost open loop of the lane. */
 DCOMM_API void dcomm_build_end(dcomm_builder *b, int lane);
 /* Run another plan as one step, with `in` as its IN and `out` as its OUT. `sub` is kept by address
  * and must outlive this plan. table[group], table[group + 1], ... are the ranks of this plan that

@@ -17,8 +17,21 @@ drawn() {
     [ "$found" -eq "$2" ]
 }
 
+# commented FILE ARGUMENTS: the comment of FILE that names this command shows what it prints, in lines of its own.
+commented() {
+    local file=$1 words=$scratch/words
+    shift
+    awk -v command="dcomm-plan $*" 'index($0, command) {on = 1; next}
+        on && /^ \*     / {print substr($0, 3); seen = 1; next}
+        seen {exit}' "$file" | tr -s ' \n' '\n' >"$words"
+    [ -s "$words" ] && "$plan" "$@" | tr -s ' \n' '\n' | diff <(sed '/^$/d' "$words") -
+}
+
 expect "help lists the algorithms" 0 "all-reduce +ring" "$plan" --help
 expect "a plan as text" 0 "recv_reduce OUT\[" "$plan" allreduce ring -n 4 --count 4096
+for algo in ring tree; do
+    check "as the header of $algo.h shows it" commented include/dcomm/impl/algo/$algo.h allreduce $algo -n 4
+done
 expect "another rank's" 0 "rank 3 of 4" "$plan" allreduce ring -n 4 --rank 3
 expect "a proof" 0 "^right: 24 messages, 0 signals, longest chain 6," \
     "$plan" all-reduce ring -n 4 --count 4096 --check

@@ -67,15 +67,15 @@ static void dcommi_a2a_chunks(const dcommi_shape *s, dcomm_builder *b, const dco
                               dcommi_turn to, dcommi_turn from, int64_t tag, int64_t chunk)
 {
     int64_t chunks = dcommi_chunks_of(a->longest_send, chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
+    int c = dcomm_build_loop(b, 0, dcomm_const(chunks));
     dcomm_build_send(b, 0, dcommi_block_chunk(&a->send, a->space, to, chunk, c),
                      dcommi_rank_at(s->nranks, to), dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, chunks);
-    c = dcommi_loop_many(b, 0, chunks);
+    dcomm_build_end(b, 0);
+    c = dcomm_build_loop(b, 0, dcomm_const(chunks));
     dcomm_build_recv(b, 0, dcommi_block_chunk(&a->recv, DCOMM_SPACE_OUT, from, chunk, c),
                      dcommi_rank_at(s->nranks, from), dcomm_linear(tag, c, 1),
                      DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
-    dcommi_end_many(b, 0, chunks);
+    dcomm_build_end(b, 0);
 }
 
 /* What goes to rank `to`: where it lies or, in place, a copy in scratch at `aside`. */
@@ -231,14 +231,14 @@ static void dcommi_bruck_pack(dcomm_builder *b, int64_t n, int64_t block, int64_
                               int64_t blocks, int64_t packed, int64_t length, bool unpack)
 {
     int64_t runs = dcommi_ceil_div(n - bit, 2 * bit);
-    int d = dcommi_loop_many(b, 0, runs);
+    int d = dcomm_build_loop(b, 0, dcomm_const(runs));
     dcomm_operand spread = dcomm_at(
         DCOMM_SPACE_SCRATCH, dcomm_linear(blocks + bit * block, d, 2 * bit * block), bit * block);
     dcomm_operand dense =
         dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(packed, d, bit * block), bit * block);
     spread.length = dense.length = dcomm_linear(length, d, -bit * block);
     dcomm_build_copy(b, 0, unpack ? spread : dense, unpack ? dense : spread, 0);
-    dcommi_end_many(b, 0, runs);
+    dcomm_build_end(b, 0);
 }
 
 /* Blocks with bit `bit` among the distances 0 .. n-1. */

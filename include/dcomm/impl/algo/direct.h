@@ -268,20 +268,20 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcomm_builder *
     uint16_t sent = dcomm_build_counter(b);
     dcomm_space input = dcommi_input_of(s, 0).space;
     if (s->rank > 0) {
-        int c = dcommi_loop_many(b, 0, chunks);
+        int c = dcomm_build_loop(b, 0, dcomm_const(chunks));
         dcomm_build_send(b, 0, dcommi_span_chunk(input, 0, total, chunk, c), dcomm_const(0),
                          dcomm_linear(tag, c, 1), 0);
         dcomm_build_signal(b, 0, sent, dcomm_const(s->rank), dcomm_const(1));
-        dcommi_end_many(b, 0, chunks);
-        c = dcommi_loop_many(b, 1, chunks);
+        dcomm_build_end(b, 0);
+        c = dcomm_build_loop(b, 1, dcomm_const(chunks));
         dcomm_build_wait(b, 1, sent, dcomm_linear(1, c, 1));
         dcomm_build_recv(b, 1, dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c),
                          dcomm_const(0), dcomm_linear(tag, c, 1), 0);
-        dcommi_end_many(b, 1, chunks);
+        dcomm_build_end(b, 1);
         return b->status;
     }
     int64_t slots = dcomm_build_scratch(b, (n - 1) * chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
+    int c = dcomm_build_loop(b, 0, dcomm_const(chunks));
     dcomm_expr length = dcomm_linear(total, c, -chunk), order = dcomm_linear(tag, c, 1);
     dcomm_operand out = dcommi_span_chunk(DCOMM_SPACE_OUT, 0, total, chunk, c);
     int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
@@ -299,7 +299,7 @@ static dcomm_status dcommi_star_allreduce(const dcommi_shape *s, dcomm_builder *
     d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcomm_build_send(b, 0, out, dcomm_linear(1, d, 1), order, DCOMM_STEP_ASYNC);
     dcomm_build_end(b, 0);
-    dcommi_end_many(b, 0, chunks);
+    dcomm_build_end(b, 0);
     dcomm_build_fence(b, 0);
     return b->status;
 }

@@ -57,19 +57,19 @@ static dcommi_exchange dcommi_exchange_make(const dcommi_shape *s, dcomm_builder
 static void dcommi_exchange_send(dcommi_exchange *x, dcommi_range from, int64_t peer, int64_t tag)
 {
     int64_t chunks = dcommi_chunks_of(from.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
+    int c = dcomm_build_loop(x->b, 0, dcomm_const(chunks));
     dcomm_build_send(x->b, 0, dcommi_range_chunk(from, x->chunk, c), dcomm_const(peer),
                      dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
+    dcomm_build_end(x->b, 0);
 }
 
 static void dcommi_exchange_recv(dcommi_exchange *x, dcommi_range into, int64_t peer, int64_t tag)
 {
     int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
+    int c = dcomm_build_loop(x->b, 0, dcomm_const(chunks));
     dcomm_build_recv(x->b, 0, dcommi_range_chunk(into, x->chunk, c), dcomm_const(peer),
                      dcomm_linear(tag, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(x->b, 0, chunks);
+    dcomm_build_end(x->b, 0);
 }
 
 /* into <- fold(own, message), or fold(message, own) where the message comes first. */
@@ -77,13 +77,13 @@ static void dcommi_exchange_fold(dcommi_exchange *x, dcommi_range into, dcommi_r
                                  bool message_first, int64_t peer, int64_t tag, unsigned flags)
 {
     int64_t chunks = dcommi_chunks_of(into.length, x->chunk);
-    int c = dcommi_loop_many(x->b, 0, chunks);
+    int c = dcomm_build_loop(x->b, 0, dcomm_const(chunks));
     dcomm_operand mine = dcommi_range_chunk(own, x->chunk, c);
     dcomm_build_recv_reduce(x->b, 0, dcommi_range_chunk(into, x->chunk, c),
                             message_first ? dcomm_msg() : mine, message_first ? mine : dcomm_msg(),
                             dcomm_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), dcomm_const(peer),
                             dcomm_linear(tag, c, 1), flags);
-    dcommi_end_many(x->b, 0, chunks);
+    dcomm_build_end(x->b, 0);
 }
 
 /* ---- recursive doubling ---- */
@@ -339,7 +339,7 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
     dcommi_range theirs = dcommi_cut_range(cut, input, other, 1);
     dcommi_range result = dcommi_cut_range(cut, out, other, 1);
     int64_t chunks = dcommi_chunks_of(mine.length, x->chunk);
-    int c = dcommi_loop_many(b, 0, chunks);
+    int c = dcomm_build_loop(b, 0, dcomm_const(chunks));
     dcomm_operand folded = dcommi_range_chunk(mine, x->chunk, c);
     dcomm_operand first = dcommi_range_chunk(own, x->chunk, c);
     dcomm_build_recv_reduce(
@@ -347,15 +347,15 @@ static void dcommi_halving_pair(dcommi_exchange *x, const dcommi_cut *cut, dcomm
         dcomm_span(DCOMM_SPACE_SCRATCH, x->stage, x->chunk), peer, dcomm_linear(x->tag, c, 1),
         DCOMM_STEP_FINAL | DCOMM_STEP_FORWARD | DCOMM_STEP_RESULT);
     dcomm_build_send(b, 0, folded, peer, dcomm_linear(back, c, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, chunks);
+    dcomm_build_end(b, 0);
     dcomm_build_fence(b, 0);
     chunks = dcommi_chunks_of(theirs.length, x->chunk);
-    c = dcommi_loop_many(b, 1, chunks);
+    c = dcomm_build_loop(b, 1, dcomm_const(chunks));
     dcomm_build_send(b, 1, dcommi_range_chunk(theirs, x->chunk, c), peer,
                      dcomm_linear(x->tag, c, 1), 0);
     dcomm_build_recv(b, 1, dcommi_range_chunk(result, x->chunk, c), peer, dcomm_linear(back, c, 1),
                      DCOMM_STEP_ASYNC | DCOMM_STEP_RESULT);
-    dcommi_end_many(b, 1, chunks);
+    dcomm_build_end(b, 1);
     dcomm_build_fence(b, 1);
 }
 

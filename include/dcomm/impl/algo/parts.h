@@ -125,20 +125,6 @@ static inline dcomm_expr dcommi_rank_at(int64_t n, dcommi_turn turn)
     return dcomm_modular(1, turn.index, turn.depth, turn.coef, n);
 }
 
-/* Open a loop where there is more than one trip, and return the depth to use in expressions: that
- * of a loop, or of the innermost possible one, which nobody opens, so that its index stays 0. */
-static inline int dcommi_loop_many(dcomm_builder *b, int lane, int64_t trips)
-{
-    return trips > 1 ? dcomm_build_loop(b, lane, dcomm_const(trips)) : DCOMM_LOOP_DEPTH - 1;
-}
-
-static inline void dcommi_end_many(dcomm_builder *b, int lane, int64_t trips)
-{
-    if (trips > 1) {
-        dcomm_build_end(b, lane);
-    }
-}
-
 /* The chunk that cuts `length` bytes into pieces of about `wanted` (0: `fallback`), a multiple of
  * the element, at least one element. */
 static inline int64_t dcommi_chunk_for(const dcommi_shape *s, int64_t length, int64_t fallback)

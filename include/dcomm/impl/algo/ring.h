@@ -1,276 +1,384 @@
-/* ring.h - rings: bandwidth-optimal reduce-scatter, all-gather and all-reduce.
+/* ring.h - ring reduce-scatter, all-gather and all-reduce: each rank sends as little as possible.
  *
  * Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
- * JPDC 69 (2009). The buffer is one block per rank. In step u of the reduce-scatter, each rank
- * sends a partial block to its neighbour and folds the one that comes from the other side; after
- * N-1 steps rank r holds block r complete. The all-gather passes complete blocks on in the same
- * way. Per rank: (N-1)/N of the buffer in each half, 2(N-1)/N for all-reduce; N-1 or 2(N-1) steps.
+ * JPDC 69 (2009). The buffer is cut into N blocks, one for each rank.
  *
- * Blocks travel in chunks. A sending and a receiving lane run side by side, and a counter of
- * received chunks lets chunk c of step u leave as soon as chunk c of step u-1 has been folded.
- * Several rings split the buffer; every other one runs backwards.
+ * Reduce-scatter, N-1 steps: in each step a rank sends a partial block to the next rank, and adds
+ * its own contribution to the block that comes from the previous one. After the last step rank r
+ * holds block r complete. All-gather, N-1 steps: each rank passes on the complete block that came
+ * in the step before. All-reduce does both. In each half a rank sends (N-1)/N of the buffer.
  *
- * A ring passes through the ranks in the order of groups.h, so that it enters and leaves each host,
- * package and so on once, however the ranks are numbered. What is said above of ranks holds for
- * positions in that order: all-reduce's blocks belong to positions, those of the other two to the
- * ranks that stand there. */
+ * Each ring has two lanes, which run side by side: one sends, one receives. Blocks travel in
+ * chunks. Two counters of this rank order the lanes. `received` counts the chunks that have come: a
+ * chunk is passed on in step u when it has come in step u-1. `sent` counts the chunks that have
+ * left: their memory may be overwritten.
+ *
+ * `dcomm-plan allreduce ring -n 4` prints the plan of rank 0. i and j are the loops over steps and
+ * chunks. A place is SPACE[begin, length <= longest]; clip cuts it off at the end of the buffer;
+ * mod is never negative; (+) folds. Counter 0 is `received`, counter 1 is `sent`:
+ *
+ *     plan "ring" rank 0 of 4, sum f32: IN 4194304, OUT 4194304, SCRATCH 32768 bytes; 192 tags, 2
+ *         counters, 0 slots, 0 words
+ *     lane 0
+ *        0  loop i < 1
+ *        1    loop j < 32
+ *        2      send IN[1048576*((-i-1) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip 4194304]
+ *                   to 1, tag 32*i+j
+ *        3      signal counter 1 of 0 by 1
+ *        4    end
+ *        5  end
+ *        6  loop i < 5
+ *        7    loop j < 32
+ *        8      wait counter 0 >= 1+32*i+j
+ *        9      send OUT[1048576*((-i-2) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip 4194304]
+ *                   to 1, tag 32+32*i+j
+ *       10      signal counter 1 of 0 by 1
+ *       11    end
+ *       12  end
+ *     lane 1
+ *        0  loop i < 2
+ *        1    loop j < 32
+ *        2      recv_reduce OUT[1048576*((-i-2) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip
+ *                   4194304] <- message (+) IN[1048576*((-i-2) mod 4) + 32768*j, 1048576-32768*j <=
+ *                   32768, clip 4194304] from 3, tag 32*i+j
+ *        3      signal counter 0 of 0 by 1
+ *        4    end
+ *        5  end
+ *        6  loop i < 1
+ *        7    loop j < 32
+ *        8      recv_reduce OUT[1048576*((-i-4) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip
+ *                   4194304] <- message (+) IN[1048576*((-i-4) mod 4) + 32768*j, 1048576-32768*j <=
+ *                   32768, clip 4194304] from 3, tag 64+32*i+j FINAL
+ *        9      signal counter 0 of 0 by 1
+ *       10    end
+ *       11  end
+ *       12  loop i < 3
+ *       13    loop j < 32
+ *       14      wait counter 1 >= 1+32*i+j
+ *       15      recv OUT[1048576*((-i-5) mod 4) + 32768*j, 1048576-32768*j <= 32768, clip 4194304]
+ *                   from 3, tag 96+32*i+j
+ *       16      signal counter 0 of 0 by 1
+ *       17    end
+ *       18  end
+ *
+ * Several rings share the buffer (opts.lanes); every other one runs backwards. A ring passes
+ * through the ranks in the order of groups.h, so it enters and leaves each host once, however the
+ * ranks are numbered. "Rank r" above is position r in that order. The blocks of an all-reduce
+ * belong to positions; those of the other two belong to the ranks that stand there. */
 #ifndef DCOMMI_ALGO_RING_H
 #define DCOMMI_ALGO_RING_H
 
 #include "parts.h"
 
-/* One ring: who the neighbours are and how far the chunks go. */
+/* One ring, as this rank sees it. */
 typedef struct dcommi_ring {
     dcomm_builder *b;
-    int64_t n, rank, next, previous;
-    int64_t position, step; /* in the ring; step: +1, or -1 for a ring that runs backwards */
+    dcommi_blocks blocks; /* this ring's part of the block of each rank */
+    int64_t n;            /* ranks */
+    int64_t position;     /* of this rank in the ring */
+    int64_t direction;    /* +1: blocks travel to higher positions; -1: to lower ones */
+    int64_t first;        /* the block that step 0 sends. Step u sends the block u behind it, and
+                             receives the block u+1 behind it */
+    dcomm_expr self, next, previous; /* ranks */
     int send_lane, recv_lane;
-    int64_t chunk, chunks, tag;
-    uint16_t received; /* counter of chunks that the receiving lane has */
-    uint16_t sent;     /* counter of chunks that the sending lane is done with */
+    int64_t chunk, chunks;   /* bytes of a chunk; chunks of a block */
+    int64_t tag;             /* of chunk 0 of step 0; each chunk of each step has its own */
+    uint16_t sent, received; /* counters of chunks */
+    int64_t credit;          /* steps that `sent` counts before they are sent */
+    dcomm_operand stage;     /* reductions: scratch for a chunk to arrive in */
 } dcommi_ring;
 
+/* Where blocks lie that some steps send or receive. */
+typedef struct dcommi_ring_place {
+    enum {
+        DCOMMI_RING_WHOLE, /* a buffer of all blocks */
+        DCOMMI_RING_OWN,   /* this rank's block alone */
+        DCOMMI_RING_SLOTS  /* scratch for two blocks: what comes in step u is in slot u mod 2 */
+    } layout;
+    dcomm_space space;
+    int64_t offset; /* OWN, SLOTS: bytes, where the block, or slot 0, begins */
+    int64_t length; /* OWN: bytes of the block; SLOTS: of each slot */
+} dcommi_ring_place;
+
+/* Some steps of one lane. A field that is left out is 0: no. */
+typedef struct dcommi_ring_steps {
+    int64_t first, count;    /* steps first .. first+count-1 */
+    dcommi_ring_place block; /* the block that is sent, or where the block that comes is put */
+    dcommi_ring_place own;   /* receive: this rank's contribution, to fold into the block */
+    bool final;              /* receive: this fold completes the block (an average divides) */
+    bool wait_received;      /* send: the block came in the step before; wait for its chunk */
+    int64_t wait_sent;       /* receive: this memory still holds a block that we sent so many steps
+                                ago; wait for that send before overwriting it */
+    bool counted;            /* count the chunks in `sent`, or `received`: the other lane waits */
+} dcommi_ring_steps;
+
+/* The loops that some steps open in a lane, and the indices to use within. */
+typedef struct dcommi_ring_loops {
+    const dcommi_ring *ring;
+    int64_t first; /* step u is first + i[step] */
+    int lane, step, chunk;
+} dcommi_ring_loops;
+
 static dcommi_ring dcommi_ring_make(const dcommi_shape *s, dcomm_builder *b, int index,
-                                    int64_t chunk, int64_t chunks, int64_t steps)
+                                    const dcommi_blocks *blocks, const dcommi_partition *p,
+                                    int64_t steps)
 {
     dcommi_ring ring = {.b = b,
+                        .blocks = *blocks,
                         .n = s->nranks,
-                        .rank = s->rank,
-                        .step = index % 2 == 0 ? 1 : -1,
+                        .position = dcommi_order_position(s, s->rank),
+                        .direction = index % 2 == 0 ? 1 : -1,
+                        .self = dcomm_const(s->rank),
                         .send_lane = 2 * index,
                         .recv_lane = 2 * index + 1,
-                        .chunk = chunk,
-                        .chunks = chunks};
-    ring.position = dcommi_order_position(s, s->rank);
-    ring.next = dcommi_order_rank(s, (ring.position + ring.step + ring.n) % ring.n);
-    ring.previous = dcommi_order_rank(s, (ring.position - ring.step + ring.n) % ring.n);
-    ring.tag = dcomm_build_tags(b, steps * chunks);
+                        .chunk = p->chunk,
+                        .chunks = p->chunks};
+    int64_t next = (ring.position + ring.direction + ring.n) % ring.n;
+    int64_t previous = (ring.position - ring.direction + ring.n) % ring.n;
+    ring.next = dcomm_const(dcommi_order_rank(s, next));
+    ring.previous = dcomm_const(dcommi_order_rank(s, previous));
+    ring.tag = dcomm_build_tags(b, steps * p->chunks);
     ring.received = dcomm_build_counter(b);
     ring.sent = dcomm_build_counter(b);
     return ring;
 }
 
-/* Where a run of steps is: step u = first + i[u], chunk i[c]. */
-typedef struct dcommi_ring_run {
-    int64_t first, trips;
-    int u, c;
-} dcommi_ring_run;
-
-static dcommi_ring_run dcommi_ring_open(const dcommi_ring *ring, int lane, int64_t first,
-                                        int64_t trips)
+/* Prepare a ring that reduces. The last block that a rank receives must be its own, so step 0 sends
+ * the block behind it. */
+static void dcommi_ring_reduces(dcommi_ring *ring)
 {
-    dcommi_ring_run run = {.first = first, .trips = trips};
-    run.u = dcommi_loop_many(ring->b, lane, trips);
-    run.c = dcommi_loop_many(ring->b, lane, ring->chunks);
-    return run;
+    ring->first = ring->position - ring->direction;
+    ring->stage =
+        dcomm_span(DCOMM_SPACE_SCRATCH, dcomm_build_scratch(ring->b, ring->chunk), ring->chunk);
 }
 
-static void dcommi_ring_close(const dcommi_ring *ring, int lane, const dcommi_ring_run *run)
+/* Count one step in `sent` in advance, so that step 0, which has no step before it, need not wait.
+ */
+static void dcommi_ring_credit(dcommi_ring *ring)
 {
-    dcommi_end_many(ring->b, lane, ring->chunks);
-    dcommi_end_many(ring->b, lane, run->trips);
+    dcomm_build_signal(ring->b, ring->recv_lane, ring->sent, ring->self, dcomm_const(ring->chunks));
+    ring->credit = 1;
 }
 
-/* add + (u * chunks + c) */
-static dcomm_expr dcommi_ring_count(const dcommi_ring *ring, const dcommi_ring_run *run,
-                                    int64_t add)
+/* ---- steps ---- */
+
+static dcommi_ring_loops dcommi_ring_open(const dcommi_ring *ring, int lane,
+                                          const dcommi_ring_steps *steps)
 {
-    dcomm_expr e = dcomm_linear(add + run->first * ring->chunks, run->c, 1);
-    return dcomm_plus_loop(e, run->u, run->trips > 1 ? ring->chunks : 0);
+    dcommi_ring_loops at = {.ring = ring, .first = steps->first, .lane = lane};
+    at.step = dcomm_build_loop(ring->b, lane, dcomm_const(steps->count));
+    at.chunk = dcomm_build_loop(ring->b, lane, dcomm_const(ring->chunks));
+    return at;
 }
 
-/* The block that step u sends (ahead = 1 for a reduction, 0 for an all-gather, where u = 0 sends
- * the own block); the block that it receives is one further back. */
-static dcommi_turn dcommi_ring_turn(const dcommi_ring *ring, const dcommi_ring_run *run,
-                                    int64_t ahead)
+static void dcommi_ring_close(const dcommi_ring_loops *at)
 {
-    dcommi_turn t = {ring->position - ring->step * (run->first + ahead), run->u,
-                     run->trips > 1 ? -ring->step : 0};
-    return t;
+    dcomm_build_end(at->ring->b, at->lane);
+    dcomm_build_end(at->ring->b, at->lane);
 }
 
-/* Steps first .. first+trips-1 of the sending lane. relay: what they send was received one step
- * before. */
-static void dcommi_ring_sends(const dcommi_ring *ring, const dcommi_blocks *blocks,
-                              dcomm_space space, int64_t ahead, int64_t first, int64_t trips,
-                              bool relay)
+/* Return the number of chunk c of step u - ago, counted from chunk 0 of step 0 on, plus `add`. */
+static dcomm_expr dcommi_ring_number(const dcommi_ring_loops *at, int64_t ago, int64_t add)
 {
-    if (trips <= 0) {
-        return;
+    int64_t chunks = at->ring->chunks;
+    dcomm_expr e = dcomm_linear((at->first - ago) * chunks + add, at->step, chunks);
+    return dcomm_plus_loop(e, at->chunk, 1);
+}
+
+/* Return the place of chunk c of the block that step u sends (behind = 0) or receives (behind = 1):
+ * a rank receives the block behind the one that it sends. */
+static dcomm_operand dcommi_ring_chunk(const dcommi_ring_loops *at, const dcommi_ring_place *place,
+                                       int behind)
+{
+    const dcommi_ring *ring = at->ring;
+    if (place->layout == DCOMMI_RING_OWN) {
+        int64_t skip = ring->blocks.skip;
+        return dcommi_span_chunk(place->space, place->offset + skip, place->length - skip,
+                                 ring->chunk, at->chunk);
     }
+    dcommi_turn block = {.index = ring->first - ring->direction * (at->first + behind),
+                         .depth = at->step,
+                         .coef = -ring->direction};
+    dcomm_operand chunk =
+        dcommi_block_chunk(&ring->blocks, place->space, block, ring->chunk, at->chunk);
+    if (place->layout == DCOMMI_RING_SLOTS) {
+        int64_t came = at->first + behind - 1; /* the step that the block came in */
+        dcomm_expr slot = dcomm_modular(place->length, came, at->step, 1, 2);
+        chunk.offset = dcomm_plus_loop(dcomm_plus(slot, place->offset), at->chunk, ring->chunk);
+    }
+    return chunk;
+}
+
+/* Send blocks to the next rank. */
+static void dcommi_ring_send(const dcommi_ring *ring, dcommi_ring_steps steps)
+{
     int lane = ring->send_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    if (relay) {
-        dcomm_build_wait(ring->b, lane, ring->received,
-                         dcommi_ring_count(ring, &run, 1 - ring->chunks));
+    dcommi_ring_loops at = dcommi_ring_open(ring, lane, &steps);
+    if (steps.wait_received) {
+        dcomm_build_wait(ring->b, lane, ring->received, dcommi_ring_number(&at, 1, 1));
     }
-    dcomm_build_send(
-        ring->b, lane,
-        dcommi_block_chunk(blocks, space, dcommi_ring_turn(ring, &run, ahead), ring->chunk, run.c),
-        dcomm_const(ring->next), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcomm_build_signal(ring->b, lane, ring->sent, dcomm_const(ring->rank), dcomm_const(1));
-    dcommi_ring_close(ring, lane, &run);
+    dcomm_build_send(ring->b, lane, dcommi_ring_chunk(&at, &steps.block, 0), ring->next,
+                     dcommi_ring_number(&at, 0, ring->tag), 0);
+    if (steps.counted) {
+        dcomm_build_signal(ring->b, lane, ring->sent, ring->self, dcomm_const(1));
+    }
+    dcommi_ring_close(&at);
 }
 
-/* Steps of the receiving lane that only pass blocks on. overwrites: the block was sent, partial, in
- * the step N-1 before, which must be over. */
-static void dcommi_ring_recvs(const dcommi_ring *ring, const dcommi_blocks *blocks, int64_t ahead,
-                              int64_t first, int64_t trips, bool overwrites)
+/* Receive blocks from the previous rank; with `own`, fold this rank's contribution into them. */
+static void dcommi_ring_recv(const dcommi_ring *ring, dcommi_ring_steps steps)
 {
     int lane = ring->recv_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    if (overwrites) {
+    dcommi_ring_loops at = dcommi_ring_open(ring, lane, &steps);
+    dcomm_operand into = dcommi_ring_chunk(&at, &steps.block, 1);
+    dcomm_expr tag = dcommi_ring_number(&at, 0, ring->tag);
+    if (steps.wait_sent > 0) {
         dcomm_build_wait(ring->b, lane, ring->sent,
-                         dcommi_ring_count(ring, &run, 1 - (ring->n - 1) * ring->chunks));
+                         dcommi_ring_number(&at, steps.wait_sent - ring->credit, 1));
     }
-    dcomm_build_recv(ring->b, lane,
-                     dcommi_block_chunk(blocks, DCOMM_SPACE_OUT,
-                                        dcommi_ring_turn(ring, &run, ahead + 1), ring->chunk,
-                                        run.c),
-                     dcomm_const(ring->previous), dcommi_ring_count(ring, &run, ring->tag), 0);
-    dcomm_build_signal(ring->b, lane, ring->received, dcomm_const(ring->rank), dcomm_const(1));
-    dcommi_ring_close(ring, lane, &run);
+    if (steps.own.space == DCOMM_SPACE_NONE) {
+        dcomm_build_recv(ring->b, lane, into, ring->previous, tag, 0);
+    } else {
+        dcomm_operand own = dcommi_ring_chunk(&at, &steps.own, 1);
+        dcomm_build_recv_reduce(ring->b, lane, into, dcomm_msg(), own, ring->stage, ring->previous,
+                                tag, steps.final ? DCOMM_STEP_FINAL : 0);
+    }
+    if (steps.counted) {
+        dcomm_build_signal(ring->b, lane, ring->received, ring->self, dcomm_const(1));
+    }
+    dcommi_ring_close(&at);
 }
 
-/* Steps of the receiving lane that fold into OUT, where the blocks lie as in the input. */
-static void dcommi_ring_folds(const dcommi_ring *ring, const dcommi_blocks *blocks,
-                              dcomm_space input, int64_t stage, int64_t first, int64_t trips,
-                              unsigned flags)
-{
-    if (trips <= 0) {
-        return;
-    }
-    int lane = ring->recv_lane;
-    dcommi_ring_run run = dcommi_ring_open(ring, lane, first, trips);
-    dcommi_turn turn = dcommi_ring_turn(ring, &run, 2);
-    dcomm_build_recv_reduce(
-        ring->b, lane, dcommi_block_chunk(blocks, DCOMM_SPACE_OUT, turn, ring->chunk, run.c),
-        dcomm_msg(), dcommi_block_chunk(blocks, input, turn, ring->chunk, run.c),
-        dcomm_span(DCOMM_SPACE_SCRATCH, stage, ring->chunk), dcomm_const(ring->previous),
-        dcommi_ring_count(ring, &run, ring->tag), flags);
-    dcomm_build_signal(ring->b, lane, ring->received, dcomm_const(ring->rank), dcomm_const(1));
-    dcommi_ring_close(ring, lane, &run);
-}
+/* ---- algorithms ---- */
 
-/* How many rings: two lanes each. */
-static int dcommi_ring_lanes(const dcommi_shape *s)
+/* Return the number of rings: each has two lanes. */
+static int dcommi_ring_rings(const dcommi_shape *s)
 {
     int most = DCOMM_PLAN_MAX_LANES / 2;
     return s->lanes < 1 ? 1 : s->lanes > most ? most : s->lanes;
 }
 
+/* Cut `bytes` into `parts` equal parts of whole chunks. */
+static dcommi_partition dcommi_ring_cut(const dcommi_shape *s, int64_t bytes, int64_t parts)
+{
+    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
+    return dcommi_partition_make(bytes, parts, wanted, (int64_t)dcomm_dtype_size(s->dtype));
+}
+
 static dcomm_status dcommi_ring_allreduce(const dcommi_shape *s, dcomm_builder *b)
 {
-    int rings = dcommi_ring_lanes(s);
+    int rings = dcommi_ring_rings(s);
     int64_t n = s->nranks, total = dcommi_shape_bytes(s, s->count);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(total, n * rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    dcomm_space input = dcommi_input_of(s, 0).space;
+    dcommi_partition p = dcommi_ring_cut(s, total, n * rings);
+    const dcommi_ring_place in = {.space = dcommi_input_of(s, 0).space};
+    const dcommi_ring_place out = {.space = DCOMM_SPACE_OUT};
     for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, 2 * (n - 1));
         dcommi_blocks blocks = {
             .n = n, .base = i * n * p.block, .stride = p.block, .length = p.block, .clip = total};
-        int64_t stage = dcomm_build_scratch(b, p.chunk);
-        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
-        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 1, 1, 2 * n - 3, true);
-        dcommi_ring_folds(&ring, &blocks, input, stage, 0, n - 2, 0);
-        dcommi_ring_folds(&ring, &blocks, input, stage, n - 2, 1, DCOMM_STEP_FINAL);
-        dcommi_ring_recvs(&ring, &blocks, 1, n - 1, n - 1, true);
+        dcommi_ring ring = dcommi_ring_make(s, b, i, &blocks, &p, 2 * (n - 1));
+        dcommi_ring_reduces(&ring);
+
+        /* Steps 0 to n-2 reduce, steps n-1 to 2n-3 gather. Step 0 sends from the input, every later
+         * step what came in the step before. */
+        dcommi_ring_send(&ring,
+                         (dcommi_ring_steps){.first = 0, .count = 1, .block = in, .counted = true});
+        dcommi_ring_send(&ring, (dcommi_ring_steps){.first = 1,
+                                                    .count = 2 * n - 3,
+                                                    .block = out,
+                                                    .wait_received = true,
+                                                    .counted = true});
+        dcommi_ring_recv(&ring,
+                         (dcommi_ring_steps){
+                             .first = 0, .count = n - 2, .block = out, .own = in, .counted = true});
+        /* The last fold completes this rank's block. */
+        dcommi_ring_recv(&ring, (dcommi_ring_steps){.first = n - 2,
+                                                    .count = 1,
+                                                    .block = out,
+                                                    .own = in,
+                                                    .final = true,
+                                                    .counted = true});
+        /* Gather: the block still holds the partial sum that we sent n-1 steps ago. */
+        dcommi_ring_recv(
+            &ring,
+            (dcommi_ring_steps){
+                .first = n - 1, .count = n - 1, .block = out, .wait_sent = n - 1, .counted = true});
     }
     return b->status;
 }
 
 static dcomm_status dcommi_ring_allgather(const dcommi_shape *s, dcomm_builder *b)
 {
-    int rings = dcommi_ring_lanes(s);
+    int rings = dcommi_ring_rings(s);
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_own_offset(s, &blocks);
-    int64_t length = dcommi_own_length(s, &blocks);
-    dcommi_input in = dcommi_input_of(s, own);
+    dcommi_partition p = dcommi_ring_cut(s, longest, rings);
+    int64_t own = dcommi_own_offset(s, &blocks), length = dcommi_own_length(s, &blocks);
+    dcommi_input input = dcommi_input_of(s, own);
+    const dcommi_ring_place in = {
+        .layout = DCOMMI_RING_OWN, .space = input.space, .offset = input.base, .length = length};
+    const dcommi_ring_place out = {.space = DCOMM_SPACE_OUT};
     for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
         blocks.skip = i * p.block;
-        int c = dcommi_loop_many(b, ring.send_lane, p.chunks);
-        dcomm_build_send(
-            b, ring.send_lane,
-            dcommi_span_chunk(in.space, in.base + blocks.skip, length - blocks.skip, p.chunk, c),
-            dcomm_const(ring.next), dcomm_linear(ring.tag, c, 1), 0);
-        dcommi_end_many(b, ring.send_lane, p.chunks);
-        dcommi_ring_sends(&ring, &blocks, DCOMM_SPACE_OUT, 0, 1, n - 2, true);
+        dcommi_ring ring = dcommi_ring_make(s, b, i, &blocks, &p, n - 1);
+        ring.first = ring.position;
+
+        dcommi_ring_send(&ring, (dcommi_ring_steps){.first = 0, .count = 1, .block = in});
+        dcommi_ring_send(
+            &ring,
+            (dcommi_ring_steps){
+                .first = 1, .count = n - 2, .block = out, .wait_received = true, .counted = true});
         if (i == 0 && !s->in_place) {
             dcomm_build_copy(b, ring.recv_lane, dcomm_span(DCOMM_SPACE_OUT, own, length),
-                             dcomm_span(in.space, in.base, length), 0);
+                             dcomm_span(input.space, input.base, length), 0);
         }
-        dcommi_ring_recvs(&ring, &blocks, 0, 0, n - 1, false);
+        dcommi_ring_recv(
+            &ring, (dcommi_ring_steps){.first = 0, .count = n - 1, .block = out, .counted = true});
     }
     return b->status;
 }
 
-/* As the first half of all-reduce, except that OUT has room for the own block only: what is on its
- * way is folded into scratch, in two slots that take turns. Step u may write to a slot when what
- * came in step u-2 has left it, in step u-1; credit for one step lets step 0 begin. */
+/* Like the first half of all-reduce. But OUT has room for the own block only, so partial blocks are
+ * folded into two slots of scratch, in turn. */
 static dcomm_status dcommi_ring_reduce_scatter(const dcommi_shape *s, dcomm_builder *b)
 {
-    int rings = dcommi_ring_lanes(s);
+    int rings = dcommi_ring_rings(s);
     int64_t n = s->nranks, longest = 0;
     dcommi_blocks blocks = dcommi_blocks_by(s, b, !dcommi_order_plain(s), &longest);
-    int64_t wanted = s->chunk_bytes > 0 ? s->chunk_bytes : dcommi_chunk_default(s);
-    dcommi_partition p =
-        dcommi_partition_make(longest, rings, wanted, (int64_t)dcomm_dtype_size(s->dtype));
-    int64_t own = dcommi_own_offset(s, &blocks);
-    int64_t length = dcommi_own_length(s, &blocks);
-    dcomm_space input = dcommi_input_of(s, 0).space;
-    int64_t out = s->in_place ? own : 0;
+    dcommi_partition p = dcommi_ring_cut(s, longest, rings);
+    const dcommi_ring_place in = {.space = dcommi_input_of(s, 0).space};
+    const dcommi_ring_place out = {.layout = DCOMMI_RING_OWN,
+                                   .space = DCOMM_SPACE_OUT,
+                                   .offset = s->in_place ? dcommi_own_offset(s, &blocks) : 0,
+                                   .length = dcommi_own_length(s, &blocks)};
     for (int i = 0; i < rings; i++) {
-        dcommi_ring ring = dcommi_ring_make(s, b, i, p.chunk, p.chunks, n - 1);
-        int64_t stage = dcomm_build_scratch(b, p.chunk);
-        int64_t slots = n > 2 ? dcomm_build_scratch(b, 2 * p.block) : 0;
-        int send = ring.send_lane, recv = ring.recv_lane;
         blocks.skip = i * p.block;
+        dcommi_ring ring = dcommi_ring_make(s, b, i, &blocks, &p, n - 1);
+        dcommi_ring_reduces(&ring);
 
-        dcommi_ring_sends(&ring, &blocks, input, 1, 0, 1, false);
+        dcommi_ring_send(&ring,
+                         (dcommi_ring_steps){.first = 0, .count = 1, .block = in, .counted = true});
         if (n > 2) {
-            dcommi_ring_run run = dcommi_ring_open(&ring, send, 1, n - 2);
-            dcomm_operand part = dcommi_block_chunk(
-                &blocks, DCOMM_SPACE_SCRATCH, dcommi_ring_turn(&ring, &run, 1), p.chunk, run.c);
-            part.offset = dcomm_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcomm_plus_loop(dcomm_plus(part.offset, slots), run.c, p.chunk);
-            dcomm_build_wait(b, send, ring.received, dcommi_ring_count(&ring, &run, 1 - p.chunks));
-            dcomm_build_send(b, send, part, dcomm_const(ring.next),
-                             dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcomm_build_signal(b, send, ring.sent, dcomm_const(s->rank), dcomm_const(1));
-            dcommi_ring_close(&ring, send, &run);
-
-            dcomm_build_signal(b, recv, ring.sent, dcomm_const(s->rank), dcomm_const(p.chunks));
-            run = dcommi_ring_open(&ring, recv, 0, n - 2);
-            dcommi_turn turn = dcommi_ring_turn(&ring, &run, 2);
-            part = dcommi_block_chunk(&blocks, DCOMM_SPACE_SCRATCH, turn, p.chunk, run.c);
-            part.offset = dcomm_modular(p.block, 0, run.u, run.trips > 1, 2);
-            part.offset = dcomm_plus_loop(dcomm_plus(part.offset, slots), run.c, p.chunk);
-            dcomm_build_wait(b, recv, ring.sent, dcommi_ring_count(&ring, &run, 1));
-            dcomm_build_recv_reduce(b, recv, part, dcomm_msg(),
-                                    dcommi_block_chunk(&blocks, input, turn, p.chunk, run.c),
-                                    dcomm_span(DCOMM_SPACE_SCRATCH, stage, p.chunk),
-                                    dcomm_const(ring.previous),
-                                    dcommi_ring_count(&ring, &run, ring.tag), 0);
-            dcomm_build_signal(b, recv, ring.received, dcomm_const(s->rank), dcomm_const(1));
-            dcommi_ring_close(&ring, recv, &run);
+            const dcommi_ring_place slots = {.layout = DCOMMI_RING_SLOTS,
+                                             .space = DCOMM_SPACE_SCRATCH,
+                                             .offset = dcomm_build_scratch(b, 2 * p.block),
+                                             .length = p.block};
+            dcommi_ring_send(&ring, (dcommi_ring_steps){.first = 1,
+                                                        .count = n - 2,
+                                                        .block = slots,
+                                                        .wait_received = true,
+                                                        .counted = true});
+            /* Step u reuses the slot of step u-2. What came then is sent in step u-1. */
+            dcommi_ring_credit(&ring);
+            dcommi_ring_recv(&ring, (dcommi_ring_steps){.first = 0,
+                                                        .count = n - 2,
+                                                        .block = slots,
+                                                        .own = in,
+                                                        .wait_sent = 1,
+                                                        .counted = true});
         }
-        dcommi_ring_run last = dcommi_ring_open(&ring, recv, n - 2, 1);
-        dcomm_build_recv_reduce(
-            b, recv,
-            dcommi_span_chunk(DCOMM_SPACE_OUT, out + blocks.skip, length - blocks.skip, p.chunk,
-                              last.c),
-            dcomm_msg(),
-            dcommi_block_chunk(&blocks, input, dcommi_turn_at(ring.position), p.chunk, last.c),
-            dcomm_span(DCOMM_SPACE_SCRATCH, stage, p.chunk), dcomm_const(ring.previous),
-            dcommi_ring_count(&ring, &last, ring.tag), DCOMM_STEP_FINAL);
-        dcommi_ring_close(&ring, recv, &last);
+        dcommi_ring_recv(&ring,
+                         (dcommi_ring_steps){
+                             .first = n - 2, .count = 1, .block = out, .own = in, .final = true});
     }
     return b->status;
 }

@@ -253,17 +253,17 @@ static inline void dcommi_coded_sender(const dcommi_coded_track *t, int lane,
 {
     dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
-    int u = dcommi_loop_many(b, lane, t->trips);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, ready, u);
-    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    int d = dcomm_build_loop(b, lane, dcomm_const(s->nranks - 1));
     dcomm_build_send(b, lane,
                      dcommi_coded_held(t, slots, u, dcommi_max64(only, 0), d, only < 0 ? 1 : 0),
                      dcommi_rank_at(s->nranks, dcommi_others(s, d)),
                      dcommi_coded_chunk(t, u, 1, tag), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, lane, s->nranks - 1);
+    dcomm_build_end(b, lane);
     dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, sent, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 }
 
 /* A lane that receives each chunk from all others into their slots, when these are `free`. */
@@ -273,9 +273,9 @@ static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
 {
     dcomm_builder *b = t->k->b;
     const dcommi_shape *s = t->k->s;
-    int u = dcommi_loop_many(b, lane, t->trips);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_room_for(t, lane, vacant, u);
-    int d = dcommi_loop_many(b, lane, s->nranks - 1);
+    int d = dcomm_build_loop(b, lane, dcomm_const(s->nranks - 1));
     dcomm_step *step = dcommi_build_step(b, lane, DCOMM_STEP_RECV);
     if (step != NULL) {
         step->flags = DCOMM_STEP_ASYNC;
@@ -285,10 +285,10 @@ static inline void dcommi_coded_receiver(const dcommi_coded_track *t, int lane,
         step->word = (int32_t)slots->word;
         step->value = dcommi_coded_turn(t, slots->n, u, 0, d, 1);
     }
-    dcommi_end_many(b, lane, s->nranks - 1);
+    dcomm_build_end(b, lane);
     dcomm_build_fence(b, lane);
     dcommi_coded_count(t, lane, received, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 }
 
 static inline dcomm_status dcommi_coded_able(const dcommi_shape *s, const dcomm_builder *b)
@@ -317,18 +317,18 @@ static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t ta
     int lane = t->lane;
     dcommi_coded_credit(t, lane, sent);
     dcommi_coded_credit(t, lane, added);
-    int u = dcommi_loop_many(b, lane, t->trips);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_room_for(t, lane, sent, u);
     dcommi_coded_room_for(t, lane, added, u);
     dcommi_coded_encode(t, lane, &slots, u, n - 1, u, 0, whole);
     dcommi_coded_count(t, lane, encoded, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 
     dcommi_coded_sender(t, lane + 1, &slots, n - 1, encoded, sent, tag);
     dcommi_coded_receiver(t, lane + 2, &slots, added, received, tag);
 
     lane = t->lane + 3;
-    u = dcommi_loop_many(b, lane, t->trips);
+    u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, encoded, u);
     dcommi_coded_after(t, lane, received, u);
     dcomm_operand all[2];
@@ -336,7 +336,7 @@ static void dcommi_coded_allgather_track(const dcommi_coded_track *t, int64_t ta
     dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, whole), all, count,
                         DCOMM_STEP_FINAL);
     dcommi_coded_count(t, lane, added, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 }
 
 static dcomm_status dcommi_coded_allgather(const dcommi_shape *s, dcomm_builder *b)
@@ -396,22 +396,22 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     int lane = t->lane;
     dcommi_coded_credit(t, lane, sent);
     dcommi_coded_credit(t, lane, vacant);
-    int u = dcommi_loop_many(b, lane, t->trips);
+    int u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_room_for(t, lane, sent, u);
-    int d = dcommi_loop_many(b, lane, n - 1);
+    int d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
     dcommi_coded_encode(t, lane, &out, u, 0, d, 1, dcommi_others(s, d));
-    dcommi_end_many(b, lane, n - 1);
+    dcomm_build_end(b, lane);
     dcommi_coded_room_for(t, lane, vacant, u);
     dcommi_coded_encode(t, lane, &in, u, n - 1, u, 0, dcommi_turn_at(s->rank));
     dcommi_coded_count(t, lane, encoded, 1);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 
     dcommi_coded_sender(t, lane + 1, &out, -1, encoded, sent, tag);
     dcommi_coded_receiver(t, lane + 2, &in, vacant, received, tag);
 
     lane = t->lane + 3;
     dcommi_coded_credit(t, lane, returned);
-    u = dcommi_loop_many(b, lane, t->trips);
+    u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, encoded, u);
     dcommi_coded_after(t, lane, received, u);
     dcommi_coded_room_for(t, lane, returned, u);
@@ -423,24 +423,24 @@ static void dcommi_coded_two_shot_track(const dcommi_coded_track *t, int64_t tag
     dcomm_operand own = dcommi_coded_held(t, &sums, u, 0, u, 0);
     dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_turn_at(s->rank)),
                         &own, 1, 0);
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 
     dcommi_coded_sender(t, lane + 1, &sums, 0, added, returned, tag2);
     dcommi_coded_receiver(t, lane + 2, &results, decoded, arrived, tag2);
 
     lane = t->lane + 6;
     dcommi_coded_credit(t, lane, decoded);
-    u = dcommi_loop_many(b, lane, t->trips);
+    u = dcomm_build_loop(b, lane, dcomm_const(t->trips));
     dcommi_coded_after(t, lane, arrived, u);
-    d = dcommi_loop_many(b, lane, n - 1);
+    d = dcomm_build_loop(b, lane, dcomm_const(n - 1));
     dcomm_operand theirs = dcommi_coded_held(t, &results, u, 0, d, 1);
     dcommi_coded_decode(b, lane, dcommi_coded_piece(t, DCOMM_SPACE_OUT, u, dcommi_others(s, d)),
                         &theirs, 1, 0);
-    dcommi_end_many(b, lane, n - 1);
+    dcomm_build_end(b, lane);
     if (t->reuses) {
         dcommi_coded_count(t, lane, decoded, 1);
     }
-    dcommi_end_many(b, lane, t->trips);
+    dcomm_build_end(b, lane);
 }
 
 static dcomm_status dcommi_coded_two_shot(const dcommi_shape *s, dcomm_builder *b)

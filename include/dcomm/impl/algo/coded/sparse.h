@@ -85,7 +85,7 @@ static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
 {
     const dcommi_shape *s = q->k.s;
     dcomm_builder *b = q->k.b;
-    int d = dcommi_loop_many(b, 0, s->nranks - 1);
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_RECV);
     if (step != NULL) {
         step->flags = DCOMM_STEP_ASYNC;
@@ -97,7 +97,7 @@ static void dcommi_spread_receive(const dcommi_spread_kind *q, bool fixed)
             step->value = dcommi_coded_turn(&q->t, q->slots.n, DCOMMI_SPREAD_IDLE, 0, d, 1);
         }
     }
-    dcommi_end_many(b, 0, s->nranks - 1);
+    dcomm_build_end(b, 0);
 }
 
 /* Send slot `own` to each other rank. */
@@ -105,11 +105,11 @@ static void dcommi_spread_tell(const dcommi_spread_kind *q, bool fixed)
 {
     const dcommi_shape *s = q->k.s;
     dcomm_builder *b = q->k.b;
-    int d = dcommi_loop_many(b, 0, s->nranks - 1);
+    int d = dcomm_build_loop(b, 0, dcomm_const(s->nranks - 1));
     dcomm_build_send(b, 0, dcommi_spread_held(q, s->nranks - 1, d, 0, fixed),
                      dcommi_rank_at(s->nranks, dcommi_others(s, d)), dcomm_const(q->tag),
                      DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, s->nranks - 1);
+    dcomm_build_end(b, 0);
 }
 
 /* All ranks' samples, in rank order, become regions: of no bytes. */
@@ -159,7 +159,7 @@ static void dcommi_spread_decode(const dcommi_spread_kind *q)
     const dcommi_shape *s = q->k.s;
     dcomm_builder *b = q->k.b;
     int64_t n = s->nranks;
-    int d = dcommi_loop_many(b, 0, n);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n));
     dcommi_turn region = {0, d, 1};
     dcomm_operand src = dcommi_spread_held(q, n - 1 - s->rank, d, 1, false);
     dcomm_step *step = dcommi_build_step(b, 0, DCOMM_STEP_DECODE);
@@ -169,7 +169,7 @@ static void dcommi_spread_decode(const dcommi_spread_kind *q)
         step->index = dcommi_rank_at(n, region);
         dcommi_build_sources(b, step, &src, 1);
     }
-    dcommi_end_many(b, 0, n);
+    dcomm_build_end(b, 0);
 }
 
 /* What the model is told. Only the selection sees all elements; what comes after sees k of them, at
@@ -222,13 +222,13 @@ static dcomm_status dcommi_coded_sparse(const dcommi_shape *s, dcomm_builder *b)
     dcommi_spread_regions(&sample);
 
     dcommi_spread_receive(&in, false);
-    int d = dcommi_loop_many(b, 0, n - 1);
+    int d = dcomm_build_loop(b, 0, dcomm_const(n - 1));
     dcommi_turn others = dcommi_others(s, d);
     dcommi_spread_encode(&out, DCOMMI_SPREAD_PART, dcommi_coded_piece(&out.t, space, idle, others),
                          0, d, 1, dcommi_rank_at(n, others));
     dcomm_build_send(b, 0, dcommi_spread_held(&out, 0, d, 1, false), dcommi_rank_at(n, others),
                      dcomm_const(in.tag), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, 0, n - 1);
+    dcomm_build_end(b, 0);
     dcommi_turn mine = dcommi_turn_at(s->rank);
     dcommi_spread_encode(&in, DCOMMI_SPREAD_PART, dcommi_coded_piece(&in.t, space, idle, mine), own,
                          idle, 0, dcomm_const(s->rank));

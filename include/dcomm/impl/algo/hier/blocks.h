@@ -213,10 +213,10 @@ static void dcommi_hier_send(dcommi_hier_rounds *r, dcomm_operand what, int64_t 
 {
     dcomm_builder *b = r->h->b;
     int64_t parts = dcommi_hier_parts(r, what);
-    int d = dcommi_loop_many(b, DCOMMI_HIER_LANE_SEND, parts);
+    int d = dcomm_build_loop(b, DCOMMI_HIER_LANE_SEND, dcomm_const(parts));
     dcomm_build_send(b, DCOMMI_HIER_LANE_SEND, dcommi_hier_part(r, what, d), dcomm_const(to),
                      dcomm_linear(r->tag + c * r->tags, d, 1), DCOMM_STEP_ASYNC);
-    dcommi_end_many(b, DCOMMI_HIER_LANE_SEND, parts);
+    dcomm_build_end(b, DCOMMI_HIER_LANE_SEND);
 }
 
 /* Receive piece c from a rank, all of it; stage.space NONE: as it is, else add it up in `into`. */
@@ -225,7 +225,7 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
 {
     dcomm_builder *b = r->h->b;
     int64_t parts = dcommi_hier_parts(r, into);
-    int d = dcommi_loop_many(b, lane, parts);
+    int d = dcomm_build_loop(b, lane, dcomm_const(parts));
     dcomm_operand part = dcommi_hier_part(r, into, d);
     dcomm_expr tag = dcomm_linear(r->tag + c * r->tags, d, 1);
     if (stage.space == DCOMM_SPACE_NONE) {
@@ -234,7 +234,7 @@ static void dcommi_hier_recv(dcommi_hier_rounds *r, int lane, dcomm_operand into
         dcomm_build_recv_reduce(b, lane, part, part, dcomm_msg(), dcommi_hier_part(r, stage, d),
                                 dcomm_const(from), tag, DCOMM_STEP_ASYNC);
     }
-    dcommi_end_many(b, lane, parts);
+    dcomm_build_end(b, lane);
     dcomm_build_fence(b, lane);
 }
 
@@ -400,12 +400,12 @@ static void dcommi_hier_scatter(dcommi_hier *h, int lane, int k, int64_t from)
         int64_t rank = dcommi_hier_rank(h, k, i);
         dcomm_build_table(b, &rank, 1);
     }
-    int d = dcommi_loop_many(b, lane, size);
+    int d = dcomm_build_loop(b, lane, dcomm_const(size));
     dcomm_expr to = dcomm_lookup(first, 0, d, 1, size);
     to.scale = one;
     dcomm_build_copy(b, lane, dcomm_at(DCOMM_SPACE_OUT, to, one),
                      dcomm_at(DCOMM_SPACE_SCRATCH, dcomm_linear(from, d, one), one), 0);
-    dcommi_end_many(b, lane, size);
+    dcomm_build_end(b, lane);
 }
 
 /* This rank hands the others of its group their targets' blocks of pass q of group k, and gets

@@ -66,14 +66,14 @@ static dcomm_expr dcommi_hier_number(int64_t base, int64_t per, dcommi_hier_turn
 static void dcommi_hier_copies(dcomm_builder *b, const dcommi_hier_phase *p, int kind, int lane,
                                dcommi_hier_turn turn)
 {
-    int d = dcommi_loop_many(b, lane, p->pieces);
+    int d = dcomm_build_loop(b, lane, dcomm_const(p->pieces));
     dcomm_operand in = p->in[kind], out = p->out[kind];
     in.offset = dcomm_plus(dcomm_lookup(p->from[kind], 0, d, 1, p->pieces), in.offset.add);
     out.offset = dcomm_plus(dcomm_lookup(p->to[kind], 0, d, 1, p->pieces), out.offset.add);
     in.length = out.length = dcomm_lookup(p->length[kind], 0, d, 1, p->pieces);
     dcomm_build_copy(b, lane, dcommi_hier_moved(out, p->out_step, turn),
                      dcommi_hier_moved(in, p->in_step, turn), 0);
-    dcommi_end_many(b, lane, p->pieces);
+    dcomm_build_end(b, lane);
 }
 
 /* One phase of some chunks. */
@@ -121,7 +121,7 @@ static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done,
             while (before >= 0 && !dcommi_hier_active(&phase[before], kind)) {
                 before--;
             }
-            int d = dcommi_loop_many(b, lane, count);
+            int d = dcomm_build_loop(b, lane, dcomm_const(count));
             if (before >= 0) {
                 int64_t earlier = kind == 1 && dcommi_hier_active(&phase[before], 0) ? trips : 0;
                 dcomm_build_wait(b, lane, done[before],
@@ -132,7 +132,7 @@ static void dcommi_hier_flow(const dcommi_hier_pipe *pipe, const uint16_t *done,
             if (i + 1 < pipe->nphases) {
                 dcomm_build_signal(b, lane, done[i], dcomm_const(pipe->h->s->rank), dcomm_const(1));
             }
-            dcommi_end_many(b, lane, count);
+            dcomm_build_end(b, lane);
         }
         lane += flows;
     }

@@ -355,6 +355,17 @@ static bool dcommi_scribe_note_alike(dcommi_scribe *s)
     return posts;
 }
 
+/* Count the steps of a plan that do something: loops are written out. */
+static uint32_t dcommi_scribe_steps(const dcomm_plan *plan)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < plan->nsteps; i++) {
+        uint8_t kind = plan->steps[i].kind;
+        n += kind != DCOMM_STEP_LOOP && kind != DCOMM_STEP_END;
+    }
+    return n;
+}
+
 /* A plan written out for the ranks of `comm`, or, NULL, for ranks of one host. *scribe_p NULL: it
  * cannot be, or memory is out. */
 static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan *plan,
@@ -362,7 +373,7 @@ static dcomm_status dcommi_scribe_plan(const dcomm_comm *comm, const dcomm_plan 
 {
     *scribe_p = NULL;
     if (plan->nlanes != 1 || plan->nwords > 0 || plan->nslots > 0 || plan->next != NULL ||
-        plan->nsubs > 0 || plan->nsteps > DCOMMI_SCRIPT_OPS ||
+        plan->nsubs > 0 || dcommi_scribe_steps(plan) > DCOMMI_SCRIPT_OPS ||
         plan->ncounters > DCOMMI_SCRIPT_COUNTERS || plan->scratch_bytes > DCOMMI_SCRIPT_SCRATCH) {
         return DCOMM_OK;
     }
