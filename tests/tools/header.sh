@@ -95,6 +95,10 @@ no_old_names() {
     ! grep -wFf "$scratch/old_names" "$scratch/no_old_names.i"
 }
 check "DCOMM_NO_OLD_NAMES leaves old names out, and new ones in" no_old_names
+pages_are_new() {
+    ! grep -rnwFf "$scratch/old_names" README.md docs examples bench tools
+}
+check "pages and programs use no old name" pages_are_new
 
 # ---- the implementation ----
 printf '#define DCOMM_IMPLEMENTATION\n#include "dcomm.h"\n' >"$scratch/impl.c"
