@@ -15348,13 +15348,13 @@ static inline int dcommi_groups_depth(const dcommi_groups *g, int a, int b)
     }
     return level;
 }
-/* What is said to all at once goes by boards (board.h) up to so many bytes, where there are so many
- * ranks, all on one host. Of two each has its fifo. */
-#define DCOMMI_BOARD_PAYLOAD 4096
-#define DCOMMI_BOARD_RANKS 16
+/* What is said to all at once goes by broadcast slots (bcast.h) up to so many bytes, where there
+ * are so many ranks, all on one host. Of two each has its fifo. */
+#define DCOMMI_BCAST_PAYLOAD 4096
+#define DCOMMI_BCAST_RANKS 16
 static inline bool dcommi_groups_post(const dcommi_groups *g, int nranks)
 {
-    return (g == NULL || g->count[0] <= 1) && nranks > 2 && nranks <= DCOMMI_BOARD_RANKS;
+    return (g == NULL || g->count[0] <= 1) && nranks > 2 && nranks <= DCOMMI_BCAST_RANKS;
 }
 static void dcommi_groups_free(dcommi_groups **g_p)
 {
@@ -16898,7 +16898,7 @@ typedef struct dcommi_terrain {
     const dcommi_groups *groups; /* NULL: everybody is near everybody */
     int nranks, period;
     bool slots; /* shared scratch is a host's, which its ranks map */
-    bool posts; /* what a rank says to all at once it says on a board */
+    bool posts; /* what a rank says to all at once it says by a broadcast slot */
     bool rough; /* some of those share a port, where they would take turns that one does not see */
     dcommi_link link[DCOMM_LINK_COUNT];
     dcommi_curve copy, fold;
@@ -17561,14 +17561,14 @@ static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now
     return DCOMMI_SIM_STOP;
 }
 /* Whether a send only repeats to another rank what the lane's loop has sent: all that is on a
- * board. */
+ * broadcast slot. */
 static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
                               const dcomm_step *step, int64_t len)
 {
     const dcomm_plan *plan = lane->frame->plan;
     const dcomm_operand *o = &plan->operands[step->src];
     int d = lane->depth - 1;
-    return s->terrain->posts && len <= DCOMMI_BOARD_PAYLOAD && d >= 0 && lane->index[d] > 0 &&
+    return s->terrain->posts && len <= DCOMMI_BCAST_PAYLOAD && d >= 0 && lane->index[d] > 0 &&
            lane->trips[d] == s->terrain->nranks - 1 && o->offset.kind == DCOMM_EXPR_CONST &&
            o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
 }
@@ -17641,8 +17641,8 @@ static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
     return next;
 }
 /* Ask the ranks after one's own, or those before it, from time t on. Return when all are asked.
- * Requests leave one after the other: `order`, the number of those before, is added in ps, so that a
- * port that several requests reach at the same time serves them in the order of their turns and
+ * Requests leave one after the other: `order`, the number of those before, is added in ps, so that
+ * a port that several requests reach at the same time serves them in the order of their turns and
  * not of the ranks that ask. */
 static int64_t dcommi_sim_ask_side(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                                    dcommi_sim_join *join, bool after, int64_t t, int64_t *order)
@@ -20334,8 +20334,8 @@ typedef struct dcommi_member {
     bool addressed;             /* we have sent to it: gets a goodbye */
     bool gone;                  /* has said goodbye */
     bool asked;                 /* for credit, and has not answered */
-    struct dcommi_board *board; /* where it writes what all shall read (board.h); NULL: none */
-    uint64_t board_read;        /* messages that we have had from there */
+    struct dcommi_bcast *bcast; /* where it writes what all shall read (bcast.h); NULL: none */
+    uint64_t bcast_read;        /* messages that we have had from there */
     uint64_t gone_after;
     uint64_t shrink_set, shrink_try, shrink_done; /* its last SHRINK: a, b and seq */
     int shrink_failed; /* and with which status it gave that up; 0: not */
@@ -20362,10 +20362,10 @@ struct dcomm_comm {
     bool device_ucx; /* UCX moves device memory between the hosts, on all ranks */
     int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
-    _Atomic int lock;           /* sequence numbers, plan cache, free runs */
-    uint8_t *scratch;           /* of scripts */
-    struct dcommi_posts *posts; /* our own board; NULL: none */
-    bool attached;              /* we look at the boards of all others */
+    _Atomic int lock;                  /* sequence numbers, plan cache, free runs */
+    uint8_t *scratch;                  /* of scripts */
+    struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
+    bool attached;                     /* we poll the broadcast slots of all others */
     uint64_t next_seq;
     uint32_t chain;                  /* of the next collective; with lock */
     uint64_t children;               /* communicators derived so far, for their ids */
@@ -34531,59 +34531,59 @@ static dcommi_cached *dcommi_cache_add(dcomm_comm *comm, const dcommi_call_key *
     comm->stats.plans_built++;
     return cached;
 }
-/* ==== include/dcomm/impl/engine/fast/board.h =============================================== */
-/* board.h - what a rank has to say to all others at once. On one host it writes that to memory of
- * its own which they read, once for all instead of into the fifo of each: with many ranks on few
- * cores most of the time of a short collective goes into such messages. Four ranks on two cores
- * took 3.1 us for an all-reduce of 4 bytes through fifos, bare loops in such memory 1.8.
+/* ==== include/dcomm/impl/engine/fast/bcast.h =============================================== */
+/* bcast.h - broadcast slots: what a rank has to say to all others at once. On one host it writes
+ * that to memory of its own which they read, once for all instead of into the fifo of each: with
+ * many ranks on few cores most of the time of a short collective goes into such messages.
  *
- * A board belongs to a communicator. It has some cells, which take turns; one is written anew when
- * all ranks have completed the operation of its message before, as their headers say. Where they
- * have not yet, or are not known to look at the board, the message goes through the fifos: readers
- * look at both, and find it by its operation. */
-#define DCOMMI_BOARDS 8 /* of a process */
-#define DCOMMI_BOARD_CELLS 4
-#define DCOMMI_BOARD_LINE 64
-typedef struct dcommi_cell {
+ * A communicator has a set of slots in each process, which take turns; one is written anew when all
+ * ranks have completed the operation of its message before, as their headers say. Where they have
+ * not yet, or are not known to poll the set, the message goes through the fifos: readers poll both,
+ * and find it by its operation. */
+#define DCOMMI_BCAST_SETS 8 /* of a process */
+#define DCOMMI_BCAST_SLOTS 4
+#define DCOMMI_BCAST_LINE 64
+typedef struct dcommi_bcast_slot {
     /* Turn (32 bits, one more than the number of the message), payload length (16), header length.
      */
-    _Alignas(DCOMMI_BOARD_LINE) _Atomic uint64_t word;
-    unsigned char bytes[sizeof(dcommi_header) + DCOMMI_BOARD_PAYLOAD]; /* header, payload */
-} dcommi_cell;
+    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t word;
+    unsigned char bytes[sizeof(dcommi_header) + DCOMMI_BCAST_PAYLOAD]; /* header, payload */
+} dcommi_bcast_slot;
 /* In shared memory. The readers trust none of it. */
-typedef struct dcommi_board {
-    _Alignas(DCOMMI_BOARD_LINE) _Atomic uint64_t comm; /* whose it is; 0: free */
-    _Atomic uint64_t readers;                          /* bit r: rank r looks at it */
-    dcommi_cell cell[DCOMMI_BOARD_CELLS];
-} dcommi_board;
-_Static_assert(DCOMMI_BOARDS * sizeof(dcommi_board) <= DCOMMI_COMMON_BYTES, "boards find room");
+typedef struct dcommi_bcast {
+    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t comm; /* whose it is; 0: free */
+    _Atomic uint64_t readers;                          /* bit r: rank r polls it */
+    dcommi_bcast_slot slot[DCOMMI_BCAST_SLOTS];
+} dcommi_bcast;
+_Static_assert(DCOMMI_BCAST_SETS * sizeof(dcommi_bcast) <= DCOMMI_COMMON_BYTES,
+               "the sets find room");
 /* A rank's own. */
-struct dcommi_posts {
-    dcommi_board *board;
+struct dcommi_bcast_writer {
+    dcommi_bcast *set;
     uint64_t count; /* messages so far */
     uint64_t
-        until[DCOMMI_BOARD_CELLS]; /* a cell is free when all have completed so many operations */
+        until[DCOMMI_BCAST_SLOTS]; /* a slot is free when all have completed so many operations */
     uint64_t others;               /* bits of the other ranks */
-    bool open;                     /* all of them look at it */
+    bool open;                     /* all of them poll it */
 };
 /* ---- coming and leaving ---- */
-static dcommi_board *dcommi_boards_of(const dcomm_context *context, int peer)
+static dcommi_bcast *dcommi_bcast_sets_of(const dcomm_context *context, int peer)
 {
     dcommi_transport *local = context->local;
-    void *boards = NULL;
-    return local->call->common != NULL && local->call->common(local, peer, &boards) == DCOMM_OK
-               ? boards
+    void *sets = NULL;
+    return local->call->common != NULL && local->call->common(local, peer, &sets) == DCOMM_OK
+               ? sets
                : NULL;
 }
-#define DCOMMI_BOARD_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
+#define DCOMMI_BCAST_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
 /* Nobody's, and nobody looks at it any more. */
-static bool dcommi_board_free(dcommi_board *board)
+static bool dcommi_bcast_free(dcommi_bcast *set)
 {
-    uint64_t whose = atomic_load_explicit(&board->comm, memory_order_relaxed);
-    return whose == 0 || (whose == DCOMMI_BOARD_LOOKED_AT && atomic_load(&board->readers) == 0);
+    uint64_t whose = atomic_load_explicit(&set->comm, memory_order_relaxed);
+    return whose == 0 || (whose == DCOMMI_BCAST_LOOKED_AT && atomic_load(&set->readers) == 0);
 }
-/* Take a board for a communicator, if it can use one. With the token. */
-static void dcommi_board_open(dcomm_comm *comm)
+/* Take a set for a communicator, if it can use one. With the token. */
+static void dcommi_bcast_open(dcomm_comm *comm)
 {
     const dcomm_context *context = comm->context;
     bool fit = dcommi_groups_post(comm->groups, comm->size);
@@ -34591,79 +34591,79 @@ static void dcommi_board_open(dcomm_comm *comm)
         int peer = comm->members[r].peer;
         fit = peer < 0 || context->peers[peer].transport == context->local;
     }
-    dcommi_board *boards = fit ? dcommi_boards_of(context, -1) : NULL;
-    for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && comm->posts == NULL; i++) {
-        dcommi_board *board = &boards[i];
-        if (!dcommi_board_free(board)) {
+    dcommi_bcast *sets = fit ? dcommi_bcast_sets_of(context, -1) : NULL;
+    for (int i = 0; i < DCOMMI_BCAST_SETS && sets != NULL && comm->bcast == NULL; i++) {
+        dcommi_bcast *set = &sets[i];
+        if (!dcommi_bcast_free(set)) {
             continue;
         }
-        comm->posts = dcommi_alloc(sizeof *comm->posts);
-        if (comm->posts == NULL) {
+        comm->bcast = dcommi_alloc(sizeof *comm->bcast);
+        if (comm->bcast == NULL) {
             return;
         }
-        comm->posts->board = board;
-        comm->posts->others = ((uint64_t)1 << comm->size) - 1 - ((uint64_t)1 << comm->rank);
-        for (int k = 0; k < DCOMMI_BOARD_CELLS; k++) {
-            atomic_store_explicit(&board->cell[k].word, 0, memory_order_relaxed);
+        comm->bcast->set = set;
+        comm->bcast->others = ((uint64_t)1 << comm->size) - 1 - ((uint64_t)1 << comm->rank);
+        for (int k = 0; k < DCOMMI_BCAST_SLOTS; k++) {
+            atomic_store_explicit(&set->slot[k].word, 0, memory_order_relaxed);
         }
-        atomic_store_explicit(&board->readers, 0, memory_order_relaxed);
-        atomic_store_explicit(&board->comm, comm->id, memory_order_release);
+        atomic_store_explicit(&set->readers, 0, memory_order_relaxed);
+        atomic_store_explicit(&set->comm, comm->id, memory_order_release);
     }
 }
-static void dcommi_board_let_go(const dcomm_comm *comm, dcommi_board *board)
+static void dcommi_bcast_let_go(const dcomm_comm *comm, dcommi_bcast *set)
 {
-    atomic_fetch_and(&board->readers, ~((uint64_t)1 << comm->rank));
+    atomic_fetch_and(&set->readers, ~((uint64_t)1 << comm->rank));
 }
-/* Tell the owner of a board that it is looked at, unless it ends meanwhile. */
-static bool dcommi_board_look(const dcomm_comm *comm, dcommi_board *board)
+/* Tell the owner of a set that it is polled, unless it ends meanwhile. */
+static bool dcommi_bcast_look(const dcomm_comm *comm, dcommi_bcast *set)
 {
-    if (atomic_load_explicit(&board->comm, memory_order_acquire) != comm->id) {
+    if (atomic_load_explicit(&set->comm, memory_order_acquire) != comm->id) {
         return false;
     }
-    atomic_fetch_or(&board->readers, (uint64_t)1 << comm->rank);
-    if (atomic_load(&board->comm) != comm->id) {
-        dcommi_board_let_go(comm, board);
+    atomic_fetch_or(&set->readers, (uint64_t)1 << comm->rank);
+    if (atomic_load(&set->comm) != comm->id) {
+        dcommi_bcast_let_go(comm, set);
         return false;
     }
     return true;
 }
-/* Find the other ranks' boards. */
-static void dcommi_board_find(dcomm_comm *comm)
+/* Find the other ranks' sets. */
+static void dcommi_bcast_find(dcomm_comm *comm)
 {
     bool all = true;
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
-        if (m->peer < 0 || m->board != NULL) {
+        if (m->peer < 0 || m->bcast != NULL) {
             continue;
         }
-        dcommi_board *boards = dcommi_boards_of(comm->context, m->peer);
-        for (int i = 0; i < DCOMMI_BOARDS && boards != NULL && m->board == NULL; i++) {
-            if (dcommi_board_look(comm, &boards[i])) {
-                m->board = &boards[i];
-                m->board_read = 0;
+        dcommi_bcast *sets = dcommi_bcast_sets_of(comm->context, m->peer);
+        for (int i = 0; i < DCOMMI_BCAST_SETS && sets != NULL && m->bcast == NULL; i++) {
+            if (dcommi_bcast_look(comm, &sets[i])) {
+                m->bcast = &sets[i];
+                m->bcast_read = 0;
             }
         }
-        all = all && m->board != NULL;
+        all = all && m->bcast != NULL;
     }
     comm->attached = all;
 }
 /* The same until all are found. With the token. */
-static inline void dcommi_board_attach(dcomm_comm *comm)
+static inline void dcommi_bcast_attach(dcomm_comm *comm)
 {
-    if (DCOMMI_UNLIKELY(comm->posts != NULL && !comm->attached)) {
-        dcommi_board_find(comm);
+    if (DCOMMI_UNLIKELY(comm->bcast != NULL && !comm->attached)) {
+        dcommi_bcast_find(comm);
     }
 }
-/* The communicator ends: its board may be another's, unless some rank may still look at it, which
+/* The communicator ends: its set may be another's, unless some rank may still look at it, which
  * has neither said goodbye nor let go of it. */
-static void dcommi_board_close(dcomm_comm *comm)
+static void dcommi_bcast_close(dcomm_comm *comm)
 {
-    if (comm->posts == NULL) {
+    if (comm->bcast == NULL) {
         return;
     }
-    dcommi_board *board = comm->posts->board;
-    atomic_store(&board->comm, DCOMMI_BOARD_LOOKED_AT);
-    uint64_t readers = atomic_load(&board->readers);
+    dcommi_bcast *set = comm->bcast->set;
+    atomic_store(&set->comm, DCOMMI_BCAST_LOOKED_AT);
+    uint64_t readers = atomic_load(&set->readers);
     for (int r = 0; r < comm->size; r++) {
         const dcommi_member *m = &comm->members[r];
         if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
@@ -34671,39 +34671,39 @@ static void dcommi_board_close(dcomm_comm *comm)
         }
     }
     if (readers == 0) {
-        atomic_store_explicit(&board->comm, 0, memory_order_release);
+        atomic_store_explicit(&set->comm, 0, memory_order_release);
     }
 }
 /* ---- writing ---- */
 /* A message to all other ranks. False: it has to be sent to each. With the token. */
-static inline bool dcommi_board_post(dcomm_comm *comm, const dcommi_header *header,
+static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *header,
                                      size_t header_len, const void *data, size_t len)
 {
-    struct dcommi_posts *p = comm->posts;
-    if (p == NULL || len > DCOMMI_BOARD_PAYLOAD) {
+    struct dcommi_bcast_writer *p = comm->bcast;
+    if (p == NULL || len > DCOMMI_BCAST_PAYLOAD) {
         return false;
     }
     if (DCOMMI_UNLIKELY(!p->open)) {
-        p->open = atomic_load_explicit(&p->board->readers, memory_order_acquire) == p->others;
+        p->open = atomic_load_explicit(&p->set->readers, memory_order_acquire) == p->others;
         if (!p->open) {
             return false;
         }
     }
-    size_t at = p->count % DCOMMI_BOARD_CELLS;
+    size_t at = p->count % DCOMMI_BCAST_SLOTS;
     for (int r = 0; r < comm->size; r++) {
         dcommi_member *m = &comm->members[r];
         if (m->peer >= 0 && m->done < p->until[at]) {
             return false;
         }
     }
-    dcommi_cell *cell = &p->board->cell[at];
+    dcommi_bcast_slot *slot = &p->set->slot[at];
     if (len > 0) {
-        memcpy(cell->bytes + header_len, data, len);
+        memcpy(slot->bytes + header_len, data, len);
     }
-    memcpy(cell->bytes, header, header_len);
+    memcpy(slot->bytes, header, header_len);
     p->until[at] = header->seq + 1;
     p->count++;
-    atomic_store_explicit(&cell->word,
+    atomic_store_explicit(&slot->word,
                           (uint64_t)(uint32_t)p->count << 32 | (uint64_t)len << 16 | header_len,
                           memory_order_release);
     for (int r = 0; r < comm->size; r++) {
@@ -34713,31 +34713,31 @@ static inline bool dcommi_board_post(dcomm_comm *comm, const dcommi_header *head
     return true;
 }
 /* ---- reading ---- */
-/* The next message on a rank's board. It stays until it is passed, and its bytes until this rank
+/* The next message in a rank's slots. It stays until it is passed, and its bytes until this rank
  * completes its operation. */
-static inline bool dcommi_board_peek(const dcommi_member *m, dcommi_arrival *arrival)
+static inline bool dcommi_bcast_peek(const dcommi_member *m, dcommi_arrival *arrival)
 {
-    if (m->board == NULL) {
+    if (m->bcast == NULL) {
         return false;
     }
-    const dcommi_cell *cell = &m->board->cell[m->board_read % DCOMMI_BOARD_CELLS];
-    uint64_t word = atomic_load_explicit(&cell->word, memory_order_acquire);
-    if ((uint32_t)(word >> 32) != (uint32_t)(m->board_read + 1)) {
+    const dcommi_bcast_slot *slot = &m->bcast->slot[m->bcast_read % DCOMMI_BCAST_SLOTS];
+    uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+    if ((uint32_t)(word >> 32) != (uint32_t)(m->bcast_read + 1)) {
         return false;
     }
     size_t header_len = word & UINT16_MAX, len = (uint16_t)(word >> 16);
-    bool sound = header_len <= sizeof(dcommi_header) && len <= DCOMMI_BOARD_PAYLOAD;
+    bool sound = header_len <= sizeof(dcommi_header) && len <= DCOMMI_BCAST_PAYLOAD;
     *arrival = (dcommi_arrival){.peer = m->peer,
-                                .header = cell->bytes,
+                                .header = slot->bytes,
                                 .header_len = sound ? header_len : 0,
-                                .data = cell->bytes + header_len,
+                                .data = slot->bytes + header_len,
                                 .len = sound ? len : 0,
                                 .stays = true};
     return true;
 }
-static inline void dcommi_board_pass(dcommi_member *m)
+static inline void dcommi_bcast_pass(dcommi_member *m)
 {
-    m->board_read++;
+    m->bcast_read++;
 }
 /* ==== include/dcomm/impl/engine/failure.h ================================================== */
 /* failure.h - errors found by one rank become errors everywhere, and a sentence says why.
@@ -36441,7 +36441,7 @@ static void dcommi_run_start(dcommi_run *run)
     run->active = true;
     context->active++;
     context->idle = 0;
-    dcommi_board_attach(comm);
+    dcommi_bcast_attach(comm);
     if (run->stream == DCOMMI_STREAM_COLL) {
         dcommi_history *entry = &comm->history[run->seq % DCOMMI_HISTORY];
         entry->seq = run->seq;
@@ -36606,7 +36606,7 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     dcommi_early_keep(comm, early, cls);
     return verdict;
 }
-static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m);
+static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m);
 static void dcommi_on_shrink(dcomm_comm *comm, const dcommi_header *h)
 {
     dcommi_member *m = &comm->members[h->src];
@@ -36673,7 +36673,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_reply(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
-        dcommi_board_drain(comm, &comm->members[h->src]); /* it has said that before */
+        dcommi_bcast_drain(comm, &comm->members[h->src]); /* it has said that before */
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
@@ -36684,7 +36684,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         return DCOMMI_CONSUMED;
     }
     case DCOMMI_MSG_REFUSED:
-        dcommi_board_drain(comm, &comm->members[h->src]); /* likewise */
+        dcommi_bcast_drain(comm, &comm->members[h->src]); /* likewise */
         dcommi_on_refused(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_GOODBYE:
@@ -36781,45 +36781,45 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     }
     return verdict;
 }
-/* What is on a rank's board. */
-static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m)
+/* What is in a rank's broadcast slots. */
+static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m)
 {
     dcommi_arrival arrival;
     unsigned n = 0;
-    while (dcommi_board_peek(m, &arrival)) {
+    while (dcommi_bcast_peek(m, &arrival)) {
         if (dcommi_on_message(comm->context, comm->context->local, &arrival) == DCOMMI_LATER) {
             return n + 1;
         }
-        dcommi_board_pass(m);
+        dcommi_bcast_pass(m);
         n++;
     }
     return n;
 }
-static unsigned dcommi_boards_progress(dcomm_context *context)
+static unsigned dcommi_bcast_progress(dcomm_context *context)
 {
     unsigned n = 0;
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-        for (int r = 0; r < comm->size && comm->posts != NULL; r++) {
-            n += dcommi_board_drain(comm, &comm->members[r]);
+        for (int r = 0; r < comm->size && comm->bcast != NULL; r++) {
+            n += dcommi_bcast_drain(comm, &comm->members[r]);
         }
     }
     return n;
 }
-/* Look at a rank's board for the last time. */
-static void dcommi_board_part(dcomm_comm *comm, dcommi_member *m)
+/* Poll a rank's broadcast slots for the last time. */
+static void dcommi_bcast_part(dcomm_comm *comm, dcommi_member *m)
 {
-    if (m->board != NULL) {
-        dcommi_board_drain(comm, m);
-        dcommi_board_let_go(comm, m->board);
-        m->board = NULL;
+    if (m->bcast != NULL) {
+        dcommi_bcast_drain(comm, m);
+        dcommi_bcast_let_go(comm, m->bcast);
+        m->bcast = NULL;
     }
 }
-/* The others' boards are not looked at any more. They may become another communicator's when this
- * rank has said goodbye. */
-static void dcommi_board_leave(dcomm_comm *comm)
+/* The others' broadcast slots are not polled any more. They may become another communicator's when
+ * this rank has said goodbye. */
+static void dcommi_bcast_leave(dcomm_comm *comm)
 {
     for (int r = 0; r < comm->size; r++) {
-        dcommi_board_part(comm, &comm->members[r]);
+        dcommi_bcast_part(comm, &comm->members[r]);
     }
     comm->attached = true;
 }
@@ -36887,7 +36887,7 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer) { /* the last that it has said */
-                dcommi_board_part(comm, &comm->members[r]);
+                dcommi_bcast_part(comm, &comm->members[r]);
             }
         }
     }
@@ -38302,7 +38302,7 @@ static bool dcommi_progress(dcomm_context *context)
     if (context->net != NULL) {
         n += dcommi_net_progress(context);
     }
-    n += dcommi_boards_progress(context);
+    n += dcommi_bcast_progress(context);
     if (DCOMMI_UNLIKELY(context->gated != NULL)) {
         n += dcommi_gates_progress(context);
     }
@@ -38532,7 +38532,7 @@ typedef struct dcommi_script_op {
 struct dcommi_script {
     uint32_t nops, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
-    bool posts;                         /* some ops say the same to all */
+    bool broadcasts;                    /* some ops say the same to all */
     dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
     const dcommi_script_piece *pieces;
     dcommi_script_op ops[];
@@ -38811,7 +38811,7 @@ static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_o
 static bool dcommi_scribe_note_alike(dcommi_scribe *s)
 {
     uint32_t others = (uint32_t)s->plan->nranks - 1;
-    bool posts = false;
+    bool broadcasts = false;
     for (uint32_t k = 0; k + others <= s->nops; k++) {
         dcommi_script_op *op = &s->ops[k];
         bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
@@ -38821,9 +38821,9 @@ static bool dcommi_scribe_note_alike(dcommi_scribe *s)
             }
         }
         op->alike = alike ? (uint8_t)others : 0;
-        posts = posts || alike;
+        broadcasts = broadcasts || alike;
     }
-    return posts;
+    return broadcasts;
 }
 /* Count the steps of a plan that do something: loops are written out. */
 static uint32_t dcommi_scribe_steps(const dcomm_plan *plan)
@@ -38879,7 +38879,7 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
         if (script != NULL) {
             script->nops = s->nops;
             script->npeers = s->npeers;
-            script->posts = dcommi_scribe_note_alike(s);
+            script->broadcasts = dcommi_scribe_note_alike(s);
             memcpy(script->peers, s->peers, sizeof s->peers);
             memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
             script->pieces =
@@ -38899,7 +38899,7 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
 #define DCOMMI_FAST_POLLS 64
 /* Longer messages are not there so soon. */
 #define DCOMMI_FAST_PAUSED 2048
-/* Where boards are expected to be written to, one poll in so many looks into the fifo, too. */
+/* Where broadcast slots are expected to be written to, one poll in so many is of the fifo. */
 #define DCOMMI_FAST_FIFO 8
 typedef struct dcommi_fast {
     dcomm_comm *comm;
@@ -38908,7 +38908,7 @@ typedef struct dcommi_fast {
     dcommi_signature signature;
     uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
     dcommi_header header;
-    bool posted; /* what was looked at last is on a board */
+    bool in_slot; /* what was polled last is in a broadcast slot */
     uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
 } dcommi_fast;
 static inline uint8_t *dcommi_fast_at(const dcommi_fast *f, dcommi_script_piece piece)
@@ -38925,7 +38925,7 @@ static inline uint32_t dcommi_fast_send(dcommi_fast *f, const dcommi_script_op *
 {
     dcomm_comm *comm = f->comm;
     size_t header_len = dcommi_fast_header_len(f->header.type == DCOMMI_MSG_DATA, len);
-    if (op->alike > 0 && dcommi_board_post(comm, &f->header, header_len, data, len)) {
+    if (op->alike > 0 && dcommi_bcast_post(comm, &f->header, header_len, data, len)) {
         return op->alike;
     }
     dcommi_member *m = &comm->members[op->rank];
@@ -38938,8 +38938,8 @@ static inline uint32_t dcommi_fast_send(dcommi_fast *f, const dcommi_script_op *
 static inline void dcommi_fast_pass(const dcommi_fast *f, dcommi_member *m)
 {
     dcommi_transport *t = f->comm->context->peers[m->peer].transport;
-    if (f->posted) {
-        dcommi_board_pass(m);
+    if (f->in_slot) {
+        dcommi_bcast_pass(m);
     } else {
         t->call->pass(t, m->peer);
     }
@@ -38959,7 +38959,7 @@ static inline bool dcommi_fast_ahead(const dcommi_fast *f, const dcommi_arrival 
     return seq > f->seq;
 }
 /* Poll for the next message of a rank. 1: as expected (and left where it is), 0 none yet or dealt
- * with, -1 something for the engine. `all`: also in the fifo of a rank with a board. */
+ * with, -1 something for the engine. `all`: also in the fifo of a rank with broadcast slots. */
 static inline int dcommi_fast_poll(dcommi_fast *f, int rank, const dcommi_script_op *op, bool all,
                                    dcommi_arrival *arrival)
 {
@@ -38969,9 +38969,9 @@ static inline int dcommi_fast_poll(dcommi_fast *f, int rank, const dcommi_script
     dcommi_header h;
     const size_t len = op != NULL ? op->len : 0;
     const size_t expected = dcommi_fast_header_len(op != NULL, len) + len;
-    f->posted = dcommi_board_peek(m, arrival) && !dcommi_fast_ahead(f, arrival);
-    if (!f->posted &&
-        ((m->board != NULL && !all) || !t->call->peek(t, m->peer, expected, arrival))) {
+    f->in_slot = dcommi_bcast_peek(m, arrival) && !dcommi_fast_ahead(f, arrival);
+    if (!f->in_slot &&
+        ((m->bcast != NULL && !all) || !t->call->peek(t, m->peer, expected, arrival))) {
         return 0;
     }
     if (arrival->header_len == sizeof h) {
@@ -39063,7 +39063,7 @@ static inline bool dcommi_fast_await(dcommi_fast *f, const dcommi_script_op *op,
         dcommi_relax();
     }
     for (;;) {
-        bool all = !script->posts || (context->spin_limit - polls) % DCOMMI_FAST_FIFO == 0;
+        bool all = !script->broadcasts || (context->spin_limit - polls) % DCOMMI_FAST_FIFO == 0;
         if (message) {
             int found = dcommi_fast_poll(f, op->rank, op, all, arrival);
             if (found != 0) {
@@ -39279,7 +39279,7 @@ static inline bool dcommi_fast_begin(dcommi_fast *f, dcomm_comm *comm, dcommi_ca
             return false;
         }
     }
-    dcommi_board_attach(comm);
+    dcommi_bcast_attach(comm);
     f->comm = comm;
     f->cached = cached;
     f->signature = cached->signature;
@@ -39873,7 +39873,7 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 /* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
  * those of fewer messages are as much faster as they are slower there. */
 #define DCOMMI_CHOICE_MARGIN_SHORT 6
-#define DCOMMI_CHOICE_SHORT DCOMMI_BOARD_PAYLOAD /* bytes */
+#define DCOMMI_CHOICE_SHORT DCOMMI_BCAST_PAYLOAD /* bytes */
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
@@ -39913,7 +39913,7 @@ static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
     return cheapest +
            cheapest / (dcommi_choice_brief(s) ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
 }
-/* Of those that are as good the least is taken. One message for all (board.h) is the fewest. */
+/* Of those that are as good the least is taken. One message for all (bcast.h) is the fewest. */
 static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *algo, bool hosts)
 {
     if (algo->make == dcommi_direct_one_shot && dcommi_groups_post(s->groups, s->nranks) &&
@@ -40282,7 +40282,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_cache_clear(comm);
     dcommi_refusals_free(comm);
     dcommi_free(comm->scratch);
-    dcommi_free(comm->posts);
+    dcommi_free(comm->bcast);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_free(comm->members[r].hostname);
     }
@@ -40429,11 +40429,11 @@ typedef struct dcommi_fifo_end {
     uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
     uint64_t clear; /* writer: no unit from `at` to here, this one included, begins with a word */
     uint32_t size;  /* of the lines, a power of two */
-    uint32_t unit;  /* bytes; records begin at its multiples. More than a line: the ends are keen */
+    uint32_t unit;  /* bytes; records begin at its multiples. more than a line: wide */
     uint32_t last, longer; /* bytes of the last record, and of the longer of the last two */
-    uint32_t brisk; /* writer: records that its process took out of the other fifo by scripts, since
-                     * the engine took one */
-    bool intel;     /* both ends keep to what was measured there */
+    uint32_t scripted; /* writer: records that its process took out of the other fifo by scripts,
+                        * since the engine took one */
+    bool intel;        /* both ends keep to what was measured there */
     dcommi_fifo *fifo;
 } dcommi_fifo_end;
 static inline size_t dcommi_fifo_bytes(size_t size)
@@ -40462,7 +40462,7 @@ static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
     uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_relaxed);
     return (word & ~(uint64_t)UINT32_MAX) == dcommi_fifo_turn(e->at) && (word & 15) != 0;
 }
-static inline bool dcommi_fifo_keen(const dcommi_fifo_end *e)
+static inline bool dcommi_fifo_wide(const dcommi_fifo_end *e)
 {
     return e->unit > DCOMMI_LINE;
 }
@@ -40485,7 +40485,7 @@ static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
     }
 }
 /* Where that means to write, it takes as long as a message if the reader has the line in its cache,
- * and the record's own word can only follow: so ends that are not keen clear some lines ahead when
+ * and the record's own word can only follow: so ends without wide units clear some lines ahead when
  * that holds up nobody, which also brings these lines back. */
 static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                        size_t len, size_t lines)
@@ -40498,7 +40498,7 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
     atomic_store_explicit(dcommi_fifo_word(e, at),
                           dcommi_fifo_turn(at) | (uint64_t)len << 12 | header_len << 4 | kind,
                           memory_order_release);
-    for (int i = 0; i < 2 && !dcommi_fifo_keen(e) && e->clear < e->at + DCOMMI_FIFO_AHEAD &&
+    for (int i = 0; i < 2 && !dcommi_fifo_wide(e) && e->clear < e->at + DCOMMI_FIFO_AHEAD &&
                     e->clear + 2 * DCOMMI_LINE <= e->limit + e->size;
          i++) {
         e->clear += DCOMMI_LINE;
@@ -40516,8 +40516,8 @@ static inline void dcommi_fifo_own(const dcommi_fifo_end *e, uint64_t bytes)
 /* After a record: the next is likely as long. */
 static inline void dcommi_fifo_expect(const dcommi_fifo_end *e, size_t lines)
 {
-    if (dcommi_fifo_keen(e) && e->longer <= DCOMMI_FIFO_WATCHED) {
-        if (e->longer <= e->unit && e->brisk > 1) {
+    if (dcommi_fifo_wide(e) && e->longer <= DCOMMI_FIFO_WATCHED) {
+        if (e->longer <= e->unit && e->scripted > 1) {
             dcommi_fifo_own(e, e->unit);
         }
         return;
@@ -40622,7 +40622,7 @@ static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
     for (;;) {
         uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_acquire);
         if ((word & ~(uint64_t)UINT32_MAX) != dcommi_fifo_turn(e->at) || (word & 15) == 0) {
-            if (dcommi_fifo_keen(e)) {
+            if (dcommi_fifo_wide(e)) {
                 dcommi_fifo_watch(e);
             }
             return 0;
@@ -41852,7 +41852,7 @@ static unsigned dcommi_local_poll(dcommi_local_peer *p)
         if (!dcommi_local_handle(p, &r)) {
             return n;
         }
-        p->out.brisk = 0;
+        p->out.scripted = 0;
         dcommi_fifo_pass(&p->in, &r);
         if (p->removed) {
             p->local->fifos[p->fifo] = p->in;
@@ -42046,7 +42046,7 @@ static void dcommi_local_pass(dcommi_transport *t, int peer)
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
-    p->out.brisk++;
+    p->out.scripted++;
     dcommi_fifo_pass(&p->in, &u->peeked);
 }
 /* ---- mapped memory ---- */
@@ -44453,7 +44453,7 @@ static void dcommi_comm_enter(dcomm_comm *comm)
     dcommi_token_take(context);
     comm->next = context->comms;
     context->comms = comm;
-    dcommi_board_open(comm);
+    dcommi_bcast_open(comm);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
         if (peer >= 0 && context->peers[peer].lost) {
@@ -47663,7 +47663,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
         failed = true;
     }
-    dcommi_board_leave(comm);
+    dcommi_bcast_leave(comm);
     dcommi_token_release(context);
     dcommi_comm_shut(comm);
     dcommi_token_take(context);
@@ -47696,7 +47696,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     *at = comm->next;
     context->buried[context->nburied++ % 64] = comm->id;
-    dcommi_board_close(comm);
+    dcommi_bcast_close(comm);
     dcommi_match_clear(comm);
     dcommi_progress(context);
     for (int r = 0; r < comm->size; r++) {
@@ -67687,6 +67687,12 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_AVX2_OP
 #undef DCOMMI_AVX512_FLOAT
 #undef DCOMMI_AVX512_OP
+#undef DCOMMI_BCAST_LINE
+#undef DCOMMI_BCAST_LOOKED_AT
+#undef DCOMMI_BCAST_PAYLOAD
+#undef DCOMMI_BCAST_RANKS
+#undef DCOMMI_BCAST_SETS
+#undef DCOMMI_BCAST_SLOTS
 #undef DCOMMI_BKT_BYTES
 #undef DCOMMI_BKT_FIRST_BYTES
 #undef DCOMMI_BKT_HISTORY
@@ -67695,12 +67701,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BKT_REALS
 #undef DCOMMI_BKT_SPEC_MAX
 #undef DCOMMI_BLOCK_SHORT
-#undef DCOMMI_BOARDS
-#undef DCOMMI_BOARD_CELLS
-#undef DCOMMI_BOARD_LINE
-#undef DCOMMI_BOARD_LOOKED_AT
-#undef DCOMMI_BOARD_PAYLOAD
-#undef DCOMMI_BOARD_RANKS
 #undef DCOMMI_BOOT_FEW
 #undef DCOMMI_BOOT_LINGER_S
 #undef DCOMMI_BOOT_PORT_S

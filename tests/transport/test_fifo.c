@@ -132,7 +132,7 @@ Test(fifo, any_pace_with_gaps)
     at_any_pace();
 }
 
-Test(fifo, any_pace_of_keen_ends)
+Test(fifo, any_pace_with_wide_units)
 {
     unit = DCOMMI_FIFO_UNIT;
     at_any_pace();
@@ -187,7 +187,7 @@ Test(fifo, two_threads_with_gaps, .timeout = 60)
     between_threads();
 }
 
-Test(fifo, two_threads_that_are_keen, .timeout = 60)
+Test(fifo, two_threads_with_wide_units, .timeout = 60)
 {
     size = WIDE;
     unit = DCOMMI_FIFO_UNIT;

@@ -295,7 +295,7 @@ static uint64_t dcommi_choice_key(const dcommi_shape *s)
 /* Of short all-reduces within a host still less: trials are of calls in a row, and behind a barrier
  * those of fewer messages are as much faster as they are slower there. */
 #define DCOMMI_CHOICE_MARGIN_SHORT 6
-#define DCOMMI_CHOICE_SHORT DCOMMI_BOARD_PAYLOAD /* bytes */
+#define DCOMMI_CHOICE_SHORT DCOMMI_BCAST_PAYLOAD /* bytes */
 /* Where links' rates make prices alike, so much of what the steps themselves take decides: steps do
  * not quite hide behind a link that is busy. */
 #define DCOMMI_CHOICE_STEPS 8 /* one part in so many */
@@ -340,7 +340,7 @@ static int64_t dcommi_choice_close(const dcommi_shape *s, int64_t cheapest)
            cheapest / (dcommi_choice_brief(s) ? DCOMMI_CHOICE_MARGIN_SHORT : DCOMMI_CHOICE_MARGIN);
 }
 
-/* Of those that are as good the least is taken. One message for all (board.h) is the fewest. */
+/* Of those that are as good the least is taken. One message for all (bcast.h) is the fewest. */
 static uint8_t dcommi_choice_favour(const dcommi_shape *s, const dcommi_algo *algo, bool hosts)
 {
     if (algo->make == dcommi_direct_one_shot && dcommi_groups_post(s->groups, s->nranks) &&

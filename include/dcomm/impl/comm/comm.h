@@ -3,7 +3,7 @@
 #ifndef DCOMMI_COMM_COMM_H
 #define DCOMMI_COMM_COMM_H
 
-#include "../engine/fast/board.h"
+#include "../engine/fast/bcast.h"
 #include "../engine/launch.h"
 #include "context.h"
 #include "select.h"
@@ -98,7 +98,7 @@ static void dcommi_comm_enter(dcomm_comm *comm)
     dcommi_token_take(context);
     comm->next = context->comms;
     context->comms = comm;
-    dcommi_board_open(comm);
+    dcommi_bcast_open(comm);
     for (int r = 0; r < comm->size; r++) {
         int peer = comm->members[r].peer;
         if (peer >= 0 && context->peers[peer].lost) {

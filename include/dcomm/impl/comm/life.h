@@ -143,7 +143,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
         dcommi_poison(comm, DCOMM_ERR_ABORTED, -1, "the communicator was destroyed meanwhile");
         failed = true;
     }
-    dcommi_board_leave(comm);
+    dcommi_bcast_leave(comm);
     dcommi_token_release(context);
     dcommi_comm_shut(comm);
     dcommi_token_take(context);
@@ -176,7 +176,7 @@ DCOMM_API dcomm_status dcomm_comm_destroy(dcomm_comm **comm_p)
     }
     *at = comm->next;
     context->buried[context->nburied++ % 64] = comm->id;
-    dcommi_board_close(comm);
+    dcommi_bcast_close(comm);
     dcommi_match_clear(comm);
     dcommi_progress(context);
     for (int r = 0; r < comm->size; r++) {

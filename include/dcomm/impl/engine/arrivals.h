@@ -145,7 +145,7 @@ static dcommi_verdict dcommi_keep_early(dcomm_comm *comm, const dcommi_header *h
     return verdict;
 }
 
-static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m);
+static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m);
 
 static void dcommi_on_shrink(dcomm_comm *comm, const dcommi_header *h)
 {
@@ -214,7 +214,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         dcommi_on_reply(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_ABORT: {
-        dcommi_board_drain(comm, &comm->members[h->src]); /* it has said that before */
+        dcommi_bcast_drain(comm, &comm->members[h->src]); /* it has said that before */
         char text[DCOMMI_TEXT_MAX + 1];
         dcommi_peer_text(text, arrival->data, arrival->len);
         int64_t status = (int64_t)h->a;
@@ -225,7 +225,7 @@ static dcommi_verdict dcommi_dispatch(dcomm_comm *comm, const dcommi_header *h,
         return DCOMMI_CONSUMED;
     }
     case DCOMMI_MSG_REFUSED:
-        dcommi_board_drain(comm, &comm->members[h->src]); /* likewise */
+        dcommi_bcast_drain(comm, &comm->members[h->src]); /* likewise */
         dcommi_on_refused(comm, h, arrival->data, arrival->len);
         return DCOMMI_CONSUMED;
     case DCOMMI_MSG_GOODBYE:
@@ -327,48 +327,48 @@ static dcommi_verdict dcommi_on_message(void *user, dcommi_transport *transport,
     return verdict;
 }
 
-/* What is on a rank's board. */
-static unsigned dcommi_board_drain(dcomm_comm *comm, dcommi_member *m)
+/* What is in a rank's broadcast slots. */
+static unsigned dcommi_bcast_drain(dcomm_comm *comm, dcommi_member *m)
 {
     dcommi_arrival arrival;
     unsigned n = 0;
-    while (dcommi_board_peek(m, &arrival)) {
+    while (dcommi_bcast_peek(m, &arrival)) {
         if (dcommi_on_message(comm->context, comm->context->local, &arrival) == DCOMMI_LATER) {
             return n + 1;
         }
-        dcommi_board_pass(m);
+        dcommi_bcast_pass(m);
         n++;
     }
     return n;
 }
 
-static unsigned dcommi_boards_progress(dcomm_context *context)
+static unsigned dcommi_bcast_progress(dcomm_context *context)
 {
     unsigned n = 0;
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
-        for (int r = 0; r < comm->size && comm->posts != NULL; r++) {
-            n += dcommi_board_drain(comm, &comm->members[r]);
+        for (int r = 0; r < comm->size && comm->bcast != NULL; r++) {
+            n += dcommi_bcast_drain(comm, &comm->members[r]);
         }
     }
     return n;
 }
 
-/* Look at a rank's board for the last time. */
-static void dcommi_board_part(dcomm_comm *comm, dcommi_member *m)
+/* Poll a rank's broadcast slots for the last time. */
+static void dcommi_bcast_part(dcomm_comm *comm, dcommi_member *m)
 {
-    if (m->board != NULL) {
-        dcommi_board_drain(comm, m);
-        dcommi_board_let_go(comm, m->board);
-        m->board = NULL;
+    if (m->bcast != NULL) {
+        dcommi_bcast_drain(comm, m);
+        dcommi_bcast_let_go(comm, m->bcast);
+        m->bcast = NULL;
     }
 }
 
-/* The others' boards are not looked at any more. They may become another communicator's when this
- * rank has said goodbye. */
-static void dcommi_board_leave(dcomm_comm *comm)
+/* The others' broadcast slots are not polled any more. They may become another communicator's when
+ * this rank has said goodbye. */
+static void dcommi_bcast_leave(dcomm_comm *comm)
 {
     for (int r = 0; r < comm->size; r++) {
-        dcommi_board_part(comm, &comm->members[r]);
+        dcommi_bcast_part(comm, &comm->members[r]);
     }
     comm->attached = true;
 }
@@ -439,7 +439,7 @@ static void dcommi_on_peer_lost(void *user, dcommi_transport *transport, int pee
     for (dcomm_comm *comm = context->comms; comm != NULL; comm = comm->next) {
         for (int r = 0; r < comm->size; r++) {
             if (comm->members[r].peer == peer) { /* the last that it has said */
-                dcommi_board_part(comm, &comm->members[r]);
+                dcommi_bcast_part(comm, &comm->members[r]);
             }
         }
     }

@@ -100,7 +100,7 @@ static void dcommi_comm_free(dcomm_comm *comm)
     dcommi_cache_clear(comm);
     dcommi_refusals_free(comm);
     dcommi_free(comm->scratch);
-    dcommi_free(comm->posts);
+    dcommi_free(comm->bcast);
     for (int r = 0; comm->members != NULL && r < comm->size; r++) {
         dcommi_free(comm->members[r].hostname);
     }

@@ -118,7 +118,7 @@ static bool dcommi_progress(dcomm_context *context)
     if (context->net != NULL) {
         n += dcommi_net_progress(context);
     }
-    n += dcommi_boards_progress(context);
+    n += dcommi_bcast_progress(context);
     if (DCOMMI_UNLIKELY(context->gated != NULL)) {
         n += dcommi_gates_progress(context);
     }

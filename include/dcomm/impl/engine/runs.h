@@ -4,7 +4,7 @@
 
 #include "cache.h"
 #include "coded/coded.h"
-#include "fast/board.h"
+#include "fast/bcast.h"
 #include "failure.h"
 #include "device/gate.h"
 #include "refusal.h"
@@ -277,7 +277,7 @@ static void dcommi_run_start(dcommi_run *run)
     run->active = true;
     context->active++;
     context->idle = 0;
-    dcommi_board_attach(comm);
+    dcommi_bcast_attach(comm);
     if (run->stream == DCOMMI_STREAM_COLL) {
         dcommi_history *entry = &comm->history[run->seq % DCOMMI_HISTORY];
         entry->seq = run->seq;

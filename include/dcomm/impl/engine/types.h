@@ -298,8 +298,8 @@ typedef struct dcommi_member {
     bool addressed;             /* we have sent to it: gets a goodbye */
     bool gone;                  /* has said goodbye */
     bool asked;                 /* for credit, and has not answered */
-    struct dcommi_board *board; /* where it writes what all shall read (board.h); NULL: none */
-    uint64_t board_read;        /* messages that we have had from there */
+    struct dcommi_bcast *bcast; /* where it writes what all shall read (bcast.h); NULL: none */
+    uint64_t bcast_read;        /* messages that we have had from there */
     uint64_t gone_after;
     uint64_t shrink_set, shrink_try, shrink_done; /* its last SHRINK: a, b and seq */
     int shrink_failed; /* and with which status it gave that up; 0: not */
@@ -328,10 +328,10 @@ struct dcomm_comm {
     bool device_ucx; /* UCX moves device memory between the hosts, on all ranks */
     int connections; /* to each rank on another host; 0: as tuning says */
     int64_t chunk_bytes;
-    _Atomic int lock;           /* sequence numbers, plan cache, free runs */
-    uint8_t *scratch;           /* of scripts */
-    struct dcommi_posts *posts; /* our own board; NULL: none */
-    bool attached;              /* we look at the boards of all others */
+    _Atomic int lock;                  /* sequence numbers, plan cache, free runs */
+    uint8_t *scratch;                  /* of scripts */
+    struct dcommi_bcast_writer *bcast; /* our own slots; NULL: none */
+    bool attached;                     /* we poll the broadcast slots of all others */
     uint64_t next_seq;
     uint32_t chain;                  /* of the next collective; with lock */
     uint64_t children;               /* communicators derived so far, for their ids */

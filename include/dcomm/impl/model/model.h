@@ -85,7 +85,7 @@ typedef struct dcommi_terrain {
     const dcommi_groups *groups; /* NULL: everybody is near everybody */
     int nranks, period;
     bool slots; /* shared scratch is a host's, which its ranks map */
-    bool posts; /* what a rank says to all at once it says on a board */
+    bool posts; /* what a rank says to all at once it says by a broadcast slot */
     bool rough; /* some of those share a port, where they would take turns that one does not see */
     dcommi_link link[DCOMM_LINK_COUNT];
     dcommi_curve copy, fold;

@@ -244,14 +244,14 @@ static int64_t dcommi_sim_started(dcommi_sim_lane *lane, bool async, int64_t now
 }
 
 /* Whether a send only repeats to another rank what the lane's loop has sent: all that is on a
- * board. */
+ * broadcast slot. */
 static bool dcommi_sim_posted(const dcommi_sim *s, const dcommi_sim_lane *lane,
                               const dcomm_step *step, int64_t len)
 {
     const dcomm_plan *plan = lane->frame->plan;
     const dcomm_operand *o = &plan->operands[step->src];
     int d = lane->depth - 1;
-    return s->terrain->posts && len <= DCOMMI_BOARD_PAYLOAD && d >= 0 && lane->index[d] > 0 &&
+    return s->terrain->posts && len <= DCOMMI_BCAST_PAYLOAD && d >= 0 && lane->index[d] > 0 &&
            lane->trips[d] == s->terrain->nranks - 1 && o->offset.kind == DCOMM_EXPR_CONST &&
            o->length.kind == DCOMM_EXPR_CONST && step->tag.kind == DCOMM_EXPR_CONST;
 }
@@ -329,8 +329,8 @@ static int64_t dcommi_sim_recv(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm
 }
 
 /* Ask the ranks after one's own, or those before it, from time t on. Return when all are asked.
- * Requests leave one after the other: `order`, the number of those before, is added in ps, so that a
- * port that several requests reach at the same time serves them in the order of their turns and
+ * Requests leave one after the other: `order`, the number of those before, is added in ps, so that
+ * a port that several requests reach at the same time serves them in the order of their turns and
  * not of the ranks that ask. */
 static int64_t dcommi_sim_ask_side(dcommi_sim *s, dcommi_sim_lane *lane, const dcomm_step *step,
                                    dcommi_sim_join *join, bool after, int64_t t, int64_t *order)

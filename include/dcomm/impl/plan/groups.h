@@ -43,14 +43,14 @@ static inline int dcommi_groups_depth(const dcommi_groups *g, int a, int b)
     return level;
 }
 
-/* What is said to all at once goes by boards (board.h) up to so many bytes, where there are so many
- * ranks, all on one host. Of two each has its fifo. */
-#define DCOMMI_BOARD_PAYLOAD 4096
-#define DCOMMI_BOARD_RANKS 16
+/* What is said to all at once goes by broadcast slots (bcast.h) up to so many bytes, where there
+ * are so many ranks, all on one host. Of two each has its fifo. */
+#define DCOMMI_BCAST_PAYLOAD 4096
+#define DCOMMI_BCAST_RANKS 16
 
 static inline bool dcommi_groups_post(const dcommi_groups *g, int nranks)
 {
-    return (g == NULL || g->count[0] <= 1) && nranks > 2 && nranks <= DCOMMI_BOARD_RANKS;
+    return (g == NULL || g->count[0] <= 1) && nranks > 2 && nranks <= DCOMMI_BCAST_RANKS;
 }
 
 static void dcommi_groups_free(dcommi_groups **g_p)

@@ -21,7 +21,7 @@
 #define DCOMMI_FAST_POLLS 64
 /* Longer messages are not there so soon. */
 #define DCOMMI_FAST_PAUSED 2048
-/* Where boards are expected to be written to, one poll in so many looks into the fifo, too. */
+/* Where broadcast slots are expected to be written to, one poll in so many is of the fifo. */
 #define DCOMMI_FAST_FIFO 8
 
 typedef struct dcommi_fast {
@@ -31,7 +31,7 @@ typedef struct dcommi_fast {
     dcommi_signature signature;
     uint8_t *base[DCOMM_SPACE_SCRATCH + 1];
     dcommi_header header;
-    bool posted; /* what was looked at last is on a board */
+    bool in_slot; /* what was polled last is in a broadcast slot */
     uint64_t counters[DCOMMI_SCRIPT_COUNTERS];
 } dcommi_fast;
 
@@ -51,7 +51,7 @@ static inline uint32_t dcommi_fast_send(dcommi_fast *f, const dcommi_script_op *
 {
     dcomm_comm *comm = f->comm;
     size_t header_len = dcommi_fast_header_len(f->header.type == DCOMMI_MSG_DATA, len);
-    if (op->alike > 0 && dcommi_board_post(comm, &f->header, header_len, data, len)) {
+    if (op->alike > 0 && dcommi_bcast_post(comm, &f->header, header_len, data, len)) {
         return op->alike;
     }
     dcommi_member *m = &comm->members[op->rank];
@@ -65,8 +65,8 @@ static inline uint32_t dcommi_fast_send(dcommi_fast *f, const dcommi_script_op *
 static inline void dcommi_fast_pass(const dcommi_fast *f, dcommi_member *m)
 {
     dcommi_transport *t = f->comm->context->peers[m->peer].transport;
-    if (f->posted) {
-        dcommi_board_pass(m);
+    if (f->in_slot) {
+        dcommi_bcast_pass(m);
     } else {
         t->call->pass(t, m->peer);
     }
@@ -89,7 +89,7 @@ static inline bool dcommi_fast_ahead(const dcommi_fast *f, const dcommi_arrival 
 }
 
 /* Poll for the next message of a rank. 1: as expected (and left where it is), 0 none yet or dealt
- * with, -1 something for the engine. `all`: also in the fifo of a rank with a board. */
+ * with, -1 something for the engine. `all`: also in the fifo of a rank with broadcast slots. */
 static inline int dcommi_fast_poll(dcommi_fast *f, int rank, const dcommi_script_op *op, bool all,
                                    dcommi_arrival *arrival)
 {
@@ -99,9 +99,9 @@ static inline int dcommi_fast_poll(dcommi_fast *f, int rank, const dcommi_script
     dcommi_header h;
     const size_t len = op != NULL ? op->len : 0;
     const size_t expected = dcommi_fast_header_len(op != NULL, len) + len;
-    f->posted = dcommi_board_peek(m, arrival) && !dcommi_fast_ahead(f, arrival);
-    if (!f->posted &&
-        ((m->board != NULL && !all) || !t->call->peek(t, m->peer, expected, arrival))) {
+    f->in_slot = dcommi_bcast_peek(m, arrival) && !dcommi_fast_ahead(f, arrival);
+    if (!f->in_slot &&
+        ((m->bcast != NULL && !all) || !t->call->peek(t, m->peer, expected, arrival))) {
         return 0;
     }
     if (arrival->header_len == sizeof h) {
@@ -196,7 +196,7 @@ static inline bool dcommi_fast_await(dcommi_fast *f, const dcommi_script_op *op,
         dcommi_relax();
     }
     for (;;) {
-        bool all = !script->posts || (context->spin_limit - polls) % DCOMMI_FAST_FIFO == 0;
+        bool all = !script->broadcasts || (context->spin_limit - polls) % DCOMMI_FAST_FIFO == 0;
         if (message) {
             int found = dcommi_fast_poll(f, op->rank, op, all, arrival);
             if (found != 0) {
@@ -421,7 +421,7 @@ static inline bool dcommi_fast_begin(dcommi_fast *f, dcomm_comm *comm, dcommi_ca
             return false;
         }
     }
-    dcommi_board_attach(comm);
+    dcommi_bcast_attach(comm);
     f->comm = comm;
     f->cached = cached;
     f->signature = cached->signature;

@@ -45,7 +45,7 @@ typedef struct dcommi_script_op {
 struct dcommi_script {
     uint32_t nops, npeers;
     int32_t peers[DCOMMI_SCRIPT_PEERS]; /* ranks */
-    bool posts;                         /* some ops say the same to all */
+    bool broadcasts;                    /* some ops say the same to all */
     dcommi_fold_fn fold;                /* NULL: by dcommi_host_reduce */
     const dcommi_script_piece *pieces;
     dcommi_script_op ops[];
@@ -340,7 +340,7 @@ static bool dcommi_scribe_alike(const dcommi_script_op *a, const dcommi_script_o
 static bool dcommi_scribe_note_alike(dcommi_scribe *s)
 {
     uint32_t others = (uint32_t)s->plan->nranks - 1;
-    bool posts = false;
+    bool broadcasts = false;
     for (uint32_t k = 0; k + others <= s->nops; k++) {
         dcommi_script_op *op = &s->ops[k];
         bool alike = op->kind == DCOMM_STEP_SEND || op->kind == DCOMM_STEP_SIGNAL;
@@ -350,9 +350,9 @@ static bool dcommi_scribe_note_alike(dcommi_scribe *s)
             }
         }
         op->alike = alike ? (uint8_t)others : 0;
-        posts = posts || alike;
+        broadcasts = broadcasts || alike;
     }
-    return posts;
+    return broadcasts;
 }
 
 /* Count the steps of a plan that do something: loops are written out. */
@@ -412,7 +412,7 @@ static dcommi_script *dcommi_script_make(const dcomm_comm *comm, const dcomm_pla
         if (script != NULL) {
             script->nops = s->nops;
             script->npeers = s->npeers;
-            script->posts = dcommi_scribe_note_alike(s);
+            script->broadcasts = dcommi_scribe_note_alike(s);
             memcpy(script->peers, s->peers, sizeof s->peers);
             memcpy(script->ops, s->ops, s->nops * sizeof *s->ops);
             script->pieces =

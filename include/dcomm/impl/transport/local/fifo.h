@@ -72,11 +72,11 @@ typedef struct dcommi_fifo_end {
     uint64_t limit; /* writer: consumed as last seen; reader: consumed as last told */
     uint64_t clear; /* writer: no unit from `at` to here, this one included, begins with a word */
     uint32_t size;  /* of the lines, a power of two */
-    uint32_t unit;  /* bytes; records begin at its multiples. More than a line: the ends are keen */
+    uint32_t unit;  /* bytes; records begin at its multiples. more than a line: wide */
     uint32_t last, longer; /* bytes of the last record, and of the longer of the last two */
-    uint32_t brisk; /* writer: records that its process took out of the other fifo by scripts, since
-                     * the engine took one */
-    bool intel;     /* both ends keep to what was measured there */
+    uint32_t scripted; /* writer: records that its process took out of the other fifo by scripts,
+                        * since the engine took one */
+    bool intel;        /* both ends keep to what was measured there */
     dcommi_fifo *fifo;
 } dcommi_fifo_end;
 
@@ -111,7 +111,7 @@ static inline bool dcommi_fifo_ready(const dcommi_fifo_end *e)
     return (word & ~(uint64_t)UINT32_MAX) == dcommi_fifo_turn(e->at) && (word & 15) != 0;
 }
 
-static inline bool dcommi_fifo_keen(const dcommi_fifo_end *e)
+static inline bool dcommi_fifo_wide(const dcommi_fifo_end *e)
 {
     return e->unit > DCOMMI_LINE;
 }
@@ -138,7 +138,7 @@ static inline void dcommi_fifo_clear(dcommi_fifo_end *e)
 }
 
 /* Where that means to write, it takes as long as a message if the reader has the line in its cache,
- * and the record's own word can only follow: so ends that are not keen clear some lines ahead when
+ * and the record's own word can only follow: so ends without wide units clear some lines ahead when
  * that holds up nobody, which also brings these lines back. */
 static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t header_len,
                                        size_t len, size_t lines)
@@ -151,7 +151,7 @@ static inline void dcommi_fifo_publish(dcommi_fifo_end *e, unsigned kind, size_t
     atomic_store_explicit(dcommi_fifo_word(e, at),
                           dcommi_fifo_turn(at) | (uint64_t)len << 12 | header_len << 4 | kind,
                           memory_order_release);
-    for (int i = 0; i < 2 && !dcommi_fifo_keen(e) && e->clear < e->at + DCOMMI_FIFO_AHEAD &&
+    for (int i = 0; i < 2 && !dcommi_fifo_wide(e) && e->clear < e->at + DCOMMI_FIFO_AHEAD &&
                     e->clear + 2 * DCOMMI_LINE <= e->limit + e->size;
          i++) {
         e->clear += DCOMMI_LINE;
@@ -171,8 +171,8 @@ static inline void dcommi_fifo_own(const dcommi_fifo_end *e, uint64_t bytes)
 /* After a record: the next is likely as long. */
 static inline void dcommi_fifo_expect(const dcommi_fifo_end *e, size_t lines)
 {
-    if (dcommi_fifo_keen(e) && e->longer <= DCOMMI_FIFO_WATCHED) {
-        if (e->longer <= e->unit && e->brisk > 1) {
+    if (dcommi_fifo_wide(e) && e->longer <= DCOMMI_FIFO_WATCHED) {
+        if (e->longer <= e->unit && e->scripted > 1) {
             dcommi_fifo_own(e, e->unit);
         }
         return;
@@ -286,7 +286,7 @@ static inline int dcommi_fifo_next(dcommi_fifo_end *e, dcommi_record *r)
     for (;;) {
         uint64_t word = atomic_load_explicit(dcommi_fifo_word(e, e->at), memory_order_acquire);
         if ((word & ~(uint64_t)UINT32_MAX) != dcommi_fifo_turn(e->at) || (word & 15) == 0) {
-            if (dcommi_fifo_keen(e)) {
+            if (dcommi_fifo_wide(e)) {
                 dcommi_fifo_watch(e);
             }
             return 0;

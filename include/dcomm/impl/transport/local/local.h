@@ -201,7 +201,7 @@ static void dcommi_local_pass(dcommi_transport *t, int peer)
 {
     dcommi_local *u = (dcommi_local *)t;
     dcommi_local_peer *p = dcommi_local_peer_at(u, peer);
-    p->out.brisk++;
+    p->out.scripted++;
     dcommi_fifo_pass(&p->in, &u->peeked);
 }
 

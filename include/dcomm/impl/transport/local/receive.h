@@ -170,7 +170,7 @@ static unsigned dcommi_local_poll(dcommi_local_peer *p)
         if (!dcommi_local_handle(p, &r)) {
             return n;
         }
-        p->out.brisk = 0;
+        p->out.scripted = 0;
         dcommi_fifo_pass(&p->in, &r);
         if (p->removed) {
             p->local->fifos[p->fifo] = p->in;

@@ -1,6 +1,6 @@
-/* test_board.c - short messages that are the same for all ranks of a host go by boards: which ones
- * do, that whatever comes between them finds its way, and that boards come and go with their
- * communicators. */
+/* test_bcast.c - short messages that are the same for all ranks of a host go by broadcast slots:
+ * which ones do, that whatever comes between them finds its way, and that slots come and go with
+ * their communicators. */
 #define _GNU_SOURCE
 #include "ranks.h"
 
@@ -56,7 +56,7 @@ static void check_sum(dcomm_comm *comm, const char *algo, size_t count, int salt
     }
 }
 
-/* Until all look at each other's boards: at the latest when an operation depends on all. */
+/* Until all poll each other's broadcast slots: at the latest when an operation depends on all. */
 static void settle(dcomm_comm *comm)
 {
     for (int i = 0; i < 4; i++) {
@@ -91,7 +91,7 @@ static int which(int rank, int n, procs_shared *s, void *unused)
     return ranks_leave(&comm);
 }
 
-Test(board, what_goes_by_it, .timeout = 120)
+Test(bcast, what_goes_by_it, .timeout = 120)
 {
     for (int n = 2; n <= 6; n++) {
         on(n, which, NULL, -1);
@@ -157,7 +157,7 @@ static int among(int rank, int n, procs_shared *s, void *unused)
     return ranks_leave(&comm);
 }
 
-Test(board, among_other_operations, .timeout = 120)
+Test(bcast, among_other_operations, .timeout = 120)
 {
     on(3, among, NULL, -1);
     on(4, among, NULL, -1);
@@ -166,8 +166,8 @@ Test(board, among_other_operations, .timeout = 120)
 
 /* ---- coming and going ---- */
 
-/* More communicators than a process has boards, of all ranks and of some; what is given back is
- * had again. Calls come several times: the first makes the plan and is the engine's. */
+/* More communicators than a process has sets of slots, of all ranks and of some; what is given back
+ * is had again. Calls come several times: the first makes the plan and is the engine's. */
 static int many(int rank, int n, procs_shared *s, void *unused)
 {
     (void)unused;
@@ -192,7 +192,7 @@ static int many(int rank, int n, procs_shared *s, void *unused)
             have += part[i] != NULL && posted(part[i]) > 0;
             RANKS_OK(dcomm_comm_destroy(&part[i]));
         }
-        PROCS_CHECK(have >= 4 && have < COMMS, "round %d: %d have boards", round, have);
+        PROCS_CHECK(have >= 4 && have < COMMS, "round %d: %d have slots", round, have);
         for (int i = 0; i < COMMS; i++) { /* without an operation on them */
             RANKS_OK(dcomm_comm_dup(comm, &part[i]));
         }
@@ -203,16 +203,16 @@ static int many(int rank, int n, procs_shared *s, void *unused)
     return ranks_leave(&comm);
 }
 
-Test(board, communicators_come_and_go, .timeout = 120)
+Test(bcast, communicators_come_and_go, .timeout = 120)
 {
     on(5, many, NULL, -1);
 }
 
-/* Ranks that look at each other's boards, and part without ever having spoken. */
+/* Ranks that poll each other's broadcast slots, and part without ever having spoken. */
 static int silent(int rank, int n, procs_shared *s, void *unused)
 {
     (void)unused;
-    enum { ROUNDS = 20 }; /* a process has fewer boards */
+    enum { ROUNDS = 20 }; /* a process has fewer sets */
     dcomm_comm *comm = join(rank, n, s), *next = NULL;
     const dcomm_coll_opts opts = {.algo = "linear"};
     for (int round = 0; round < ROUNDS; round++) {
@@ -232,12 +232,12 @@ static int silent(int rank, int n, procs_shared *s, void *unused)
     for (int k = 0; k < CALLS; k++) {
         check_sum(next, "one_shot", 3, k);
     }
-    PROCS_CHECK(posted(next) > 0, "rank %d has no board left", rank);
+    PROCS_CHECK(posted(next) > 0, "rank %d has no slots left", rank);
     RANKS_OK(dcomm_comm_destroy(&next));
     return ranks_leave(&comm);
 }
 
-Test(board, ranks_part_without_a_word, .timeout = 60)
+Test(bcast, ranks_part_without_a_word, .timeout = 60)
 {
     on(4, silent, NULL, -1);
 }
@@ -268,7 +268,7 @@ static int ends(int rank, int n, procs_shared *s, void *unused)
     return 0;
 }
 
-Test(board, a_rank_ends, .timeout = 60)
+Test(bcast, a_rank_ends, .timeout = 60)
 {
     on(4, ends, NULL, -1);
 }
@@ -289,7 +289,7 @@ static int differ(int rank, int n, procs_shared *s, void *unused)
     return 0;
 }
 
-Test(board, ranks_differ, .timeout = 60)
+Test(bcast, ranks_differ, .timeout = 60)
 {
     on(4, differ, NULL, -1);
 }

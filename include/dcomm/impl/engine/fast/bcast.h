@@ -1,0 +1,233 @@
+/* bcast.h - broadcast slots: what a rank has to say to all others at once. On one host it writes
+ * that to memory of its own which they read, once for all instead of into the fifo of each: with
+ * many ranks on few cores most of the time of a short collective goes into such messages.
+ *
+ * A communicator has a set of slots in each process, which take turns; one is written anew when all
+ * ranks have completed the operation of its message before, as their headers say. Where they have
+ * not yet, or are not known to poll the set, the message goes through the fifos: readers poll both,
+ * and find it by its operation. */
+#ifndef DCOMMI_BCAST_H
+#define DCOMMI_BCAST_H
+
+#include "../engine.h"
+
+#define DCOMMI_BCAST_SETS 8 /* of a process */
+#define DCOMMI_BCAST_SLOTS 4
+#define DCOMMI_BCAST_LINE 64
+
+typedef struct dcommi_bcast_slot {
+    /* Turn (32 bits, one more than the number of the message), payload length (16), header length.
+     */
+    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t word;
+    unsigned char bytes[sizeof(dcommi_header) + DCOMMI_BCAST_PAYLOAD]; /* header, payload */
+} dcommi_bcast_slot;
+
+/* In shared memory. The readers trust none of it. */
+typedef struct dcommi_bcast {
+    _Alignas(DCOMMI_BCAST_LINE) _Atomic uint64_t comm; /* whose it is; 0: free */
+    _Atomic uint64_t readers;                          /* bit r: rank r polls it */
+    dcommi_bcast_slot slot[DCOMMI_BCAST_SLOTS];
+} dcommi_bcast;
+
+_Static_assert(DCOMMI_BCAST_SETS * sizeof(dcommi_bcast) <= DCOMMI_COMMON_BYTES,
+               "the sets find room");
+
+/* A rank's own. */
+struct dcommi_bcast_writer {
+    dcommi_bcast *set;
+    uint64_t count; /* messages so far */
+    uint64_t
+        until[DCOMMI_BCAST_SLOTS]; /* a slot is free when all have completed so many operations */
+    uint64_t others;               /* bits of the other ranks */
+    bool open;                     /* all of them poll it */
+};
+
+/* ---- coming and leaving ---- */
+
+static dcommi_bcast *dcommi_bcast_sets_of(const dcomm_context *context, int peer)
+{
+    dcommi_transport *local = context->local;
+    void *sets = NULL;
+    return local->call->common != NULL && local->call->common(local, peer, &sets) == DCOMM_OK
+               ? sets
+               : NULL;
+}
+
+#define DCOMMI_BCAST_LOOKED_AT UINT64_MAX /* in place of a communicator's id */
+
+/* Nobody's, and nobody looks at it any more. */
+static bool dcommi_bcast_free(dcommi_bcast *set)
+{
+    uint64_t whose = atomic_load_explicit(&set->comm, memory_order_relaxed);
+    return whose == 0 || (whose == DCOMMI_BCAST_LOOKED_AT && atomic_load(&set->readers) == 0);
+}
+
+/* Take a set for a communicator, if it can use one. With the token. */
+static void dcommi_bcast_open(dcomm_comm *comm)
+{
+    const dcomm_context *context = comm->context;
+    bool fit = dcommi_groups_post(comm->groups, comm->size);
+    for (int r = 0; r < comm->size && fit; r++) {
+        int peer = comm->members[r].peer;
+        fit = peer < 0 || context->peers[peer].transport == context->local;
+    }
+    dcommi_bcast *sets = fit ? dcommi_bcast_sets_of(context, -1) : NULL;
+    for (int i = 0; i < DCOMMI_BCAST_SETS && sets != NULL && comm->bcast == NULL; i++) {
+        dcommi_bcast *set = &sets[i];
+        if (!dcommi_bcast_free(set)) {
+            continue;
+        }
+        comm->bcast = dcommi_alloc(sizeof *comm->bcast);
+        if (comm->bcast == NULL) {
+            return;
+        }
+        comm->bcast->set = set;
+        comm->bcast->others = ((uint64_t)1 << comm->size) - 1 - ((uint64_t)1 << comm->rank);
+        for (int k = 0; k < DCOMMI_BCAST_SLOTS; k++) {
+            atomic_store_explicit(&set->slot[k].word, 0, memory_order_relaxed);
+        }
+        atomic_store_explicit(&set->readers, 0, memory_order_relaxed);
+        atomic_store_explicit(&set->comm, comm->id, memory_order_release);
+    }
+}
+
+static void dcommi_bcast_let_go(const dcomm_comm *comm, dcommi_bcast *set)
+{
+    atomic_fetch_and(&set->readers, ~((uint64_t)1 << comm->rank));
+}
+
+/* Tell the owner of a set that it is polled, unless it ends meanwhile. */
+static bool dcommi_bcast_look(const dcomm_comm *comm, dcommi_bcast *set)
+{
+    if (atomic_load_explicit(&set->comm, memory_order_acquire) != comm->id) {
+        return false;
+    }
+    atomic_fetch_or(&set->readers, (uint64_t)1 << comm->rank);
+    if (atomic_load(&set->comm) != comm->id) {
+        dcommi_bcast_let_go(comm, set);
+        return false;
+    }
+    return true;
+}
+
+/* Find the other ranks' sets. */
+static void dcommi_bcast_find(dcomm_comm *comm)
+{
+    bool all = true;
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || m->bcast != NULL) {
+            continue;
+        }
+        dcommi_bcast *sets = dcommi_bcast_sets_of(comm->context, m->peer);
+        for (int i = 0; i < DCOMMI_BCAST_SETS && sets != NULL && m->bcast == NULL; i++) {
+            if (dcommi_bcast_look(comm, &sets[i])) {
+                m->bcast = &sets[i];
+                m->bcast_read = 0;
+            }
+        }
+        all = all && m->bcast != NULL;
+    }
+    comm->attached = all;
+}
+
+/* The same until all are found. With the token. */
+static inline void dcommi_bcast_attach(dcomm_comm *comm)
+{
+    if (DCOMMI_UNLIKELY(comm->bcast != NULL && !comm->attached)) {
+        dcommi_bcast_find(comm);
+    }
+}
+
+/* The communicator ends: its set may be another's, unless some rank may still look at it, which
+ * has neither said goodbye nor let go of it. */
+static void dcommi_bcast_close(dcomm_comm *comm)
+{
+    if (comm->bcast == NULL) {
+        return;
+    }
+    dcommi_bcast *set = comm->bcast->set;
+    atomic_store(&set->comm, DCOMMI_BCAST_LOOKED_AT);
+    uint64_t readers = atomic_load(&set->readers);
+    for (int r = 0; r < comm->size; r++) {
+        const dcommi_member *m = &comm->members[r];
+        if (m->peer < 0 || m->gone || comm->context->peers[m->peer].lost) {
+            readers &= ~((uint64_t)1 << r);
+        }
+    }
+    if (readers == 0) {
+        atomic_store_explicit(&set->comm, 0, memory_order_release);
+    }
+}
+
+/* ---- writing ---- */
+
+/* A message to all other ranks. False: it has to be sent to each. With the token. */
+static inline bool dcommi_bcast_post(dcomm_comm *comm, const dcommi_header *header,
+                                     size_t header_len, const void *data, size_t len)
+{
+    struct dcommi_bcast_writer *p = comm->bcast;
+    if (p == NULL || len > DCOMMI_BCAST_PAYLOAD) {
+        return false;
+    }
+    if (DCOMMI_UNLIKELY(!p->open)) {
+        p->open = atomic_load_explicit(&p->set->readers, memory_order_acquire) == p->others;
+        if (!p->open) {
+            return false;
+        }
+    }
+    size_t at = p->count % DCOMMI_BCAST_SLOTS;
+    for (int r = 0; r < comm->size; r++) {
+        dcommi_member *m = &comm->members[r];
+        if (m->peer >= 0 && m->done < p->until[at]) {
+            return false;
+        }
+    }
+    dcommi_bcast_slot *slot = &p->set->slot[at];
+    if (len > 0) {
+        memcpy(slot->bytes + header_len, data, len);
+    }
+    memcpy(slot->bytes, header, header_len);
+    p->until[at] = header->seq + 1;
+    p->count++;
+    atomic_store_explicit(&slot->word,
+                          (uint64_t)(uint32_t)p->count << 32 | (uint64_t)len << 16 | header_len,
+                          memory_order_release);
+    for (int r = 0; r < comm->size; r++) {
+        comm->members[r].told = comm->done;
+        comm->members[r].addressed = true;
+    }
+    return true;
+}
+
+/* ---- reading ---- */
+
+/* The next message in a rank's slots. It stays until it is passed, and its bytes until this rank
+ * completes its operation. */
+static inline bool dcommi_bcast_peek(const dcommi_member *m, dcommi_arrival *arrival)
+{
+    if (m->bcast == NULL) {
+        return false;
+    }
+    const dcommi_bcast_slot *slot = &m->bcast->slot[m->bcast_read % DCOMMI_BCAST_SLOTS];
+    uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+    if ((uint32_t)(word >> 32) != (uint32_t)(m->bcast_read + 1)) {
+        return false;
+    }
+    size_t header_len = word & UINT16_MAX, len = (uint16_t)(word >> 16);
+    bool sound = header_len <= sizeof(dcommi_header) && len <= DCOMMI_BCAST_PAYLOAD;
+    *arrival = (dcommi_arrival){.peer = m->peer,
+                                .header = slot->bytes,
+                                .header_len = sound ? header_len : 0,
+                                .data = slot->bytes + header_len,
+                                .len = sound ? len : 0,
+                                .stays = true};
+    return true;
+}
+
+static inline void dcommi_bcast_pass(dcommi_member *m)
+{
+    m->bcast_read++;
+}
+
+#endif
