@@ -1612,8 +1612,8 @@ DCOMM_API DCOMM_CHECKED dcomm_status dcomm_id_create(dcomm_id *id);
  * it.
  * Errors: DCOMM_ERR_RENDEZVOUS or DCOMM_ERR_TIMEOUT (who is missing), DCOMM_ERR_AUTH (wrong
  * secret), DCOMM_ERR_MISMATCH (sizes, versions), DCOMM_ERR_INVALID, DCOMM_ERR_NO_MEMORY,
- * DCOMM_ERR_TRANSPORT, DCOMM_ERR_UNSUPPORTED (ranks of several hosts, and some of them compiled with
- * DCOMM_NO_UCX). */
+ * DCOMM_ERR_TRANSPORT, DCOMM_ERR_UNSUPPORTED (ranks of several hosts, and some of them compiled
+ * with DCOMM_NO_UCX). */
 DCOMM_API DCOMM_CHECKED dcomm_status dcomm_comm_create(const dcomm_comm_opts *opts,
                                                        dcomm_comm **comm_p);
 /* Start to create a communicator, without blocking: *comm_p exists at once, and dcomm_comm_ready
