@@ -228,7 +228,7 @@ DCOMM_API void dcomm_set_logger(dcomm_log_fn fn, void *user);
  * wants nothing else defines DCOMM_NO_COMM and links neither UCX nor hwloc.
  *
  * A codec is created from a spec, a name and options: "qsgd:bits=4,bucket=512,norm=max".
- * docs/codecs.md has each codec's formula, wire format and bound.
+ * docs/codecs.md has each codec's formula and bound, docs/wire-formats.md its bytes.
  *
  * Encoded bytes depend on the codec, the input and the key alone: they are the same from every
  * instruction set, compiler and set of compiler flags. All codecs have in common:
@@ -790,7 +790,7 @@ typedef struct dcomm_cuda_clip {
 } dcomm_cuda_clip;
 
 /* Set *clip for the array g, `count` elements. Squares are summed in f64 in the CPU's order
- * (docs/codecs.md); denormal and non-finite elements count as 0. Two launches.
+ * (docs/wire-formats.md); denormal and non-finite elements count as 0. Two launches.
  * workspace: dcomm_cuda_feedback_clip_workspace_bytes of device memory, aligned to 8. */
 DCOMM_API dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g, size_t count,
                                                 double most, void *workspace, void *stream);
@@ -954,7 +954,7 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matr
 
 /* ---- for other back ends ---- */
 
-/* Format of a dense codec's values (docs/codecs.md). */
+/* Format of a dense codec's values (docs/wire-formats.md). */
 typedef enum dcomm_codec_format {
     DCOMM_FORMAT_Q1 = 0,
     DCOMM_FORMAT_Q2 = 1,
@@ -1900,8 +1900,8 @@ typedef struct dcomm_coll_opts {
 
     /* Encode everything that is sent. Tensors of fewer than 2,048 elements stay exact. The spec
      * must be the same on every rank. In use until the operation is complete. Without feedback
-     * nothing is remembered from call to call: powersgd begins each one cold. See docs/codecs.md
-     * (default: NULL, exact). */
+     * nothing is remembered from call to call: powersgd begins each one cold. See
+     * docs/compressed-allreduce.md (default: NULL, exact). */
     const dcomm_codec *codec;
     /* Error feedback: keeps the encoding's error and adds it to the next input. One state per
      * tensor and rank, of `count` elements, in use until the operation is complete. Its codec is
@@ -4243,7 +4243,6 @@ static inline int dcommi_text_distance(const char *a, const char *b)
 #include <stdatomic.h>
 #include <time.h>
 #include <unistd.h>
-#define DCOMMI_UNUSED __attribute__((unused))
 #define DCOMMI_PRINTF(a, b) __attribute__((format(printf, a, b)))
 #define DCOMMI_LIKELY(x) __builtin_expect(!!(x), 1)
 #define DCOMMI_UNLIKELY(x) __builtin_expect(!!(x), 0)
@@ -4674,11 +4673,17 @@ DCOMM_API dcomm_status dcomm_op_destroy(dcomm_op op)
 /* ==== include/dcomm/impl/codec/cast.h ====================================================== */
 /* cast.h - casts to 16 bits, f16 and bf16: one number an element, in order. */
 /* ==== include/dcomm/impl/codec/bucket.h ==================================================== */
-/* bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of
- * the formats of kernels/wire.h. Buckets go through the loops of kernels/cpu/codec_loops.h, which
+/* bucket.h - what qsgd, tern, sign and fp8 share: buckets with a step each, coded by one of the
+ * formats of kernels/wire.h. Their row in the table, and recoding: the sum of several wires encoded
+ * again, bucket by bucket. */
+/* ==== include/dcomm/impl/codec/bucket_encode.h ============================================= */
+/* bucket_encode.h - buckets from floats to a wire, by the loops of kernels/cpu/codec_loops.h. They
  * measure the bucket after the next while they code this one: what a bucket is scaled by takes two
  * divisions, one after the other, for which the loop of the bucket in between leaves time. What is
  * no whole line, or holds something that is not finite, goes through a stage: a padded copy. */
+/* ==== include/dcomm/impl/codec/bucket_decode.h ============================================= */
+/* bucket_decode.h - buckets from wires to floats: one wire, onto an array, or the sum of several in
+ * one pass. A line of a wire that is not whole goes through a padded copy. */
 /* ==== include/dcomm/impl/codec/codec.h ===================================================== */
 /* codec.h - what a codec is to the library: a row of one table. A family of codecs is one file
  * of this folder with its rows; adding one touches that file and the list in codec/table.h. */
@@ -4839,9 +4844,6 @@ static inline dcomm_status dcommi_codec_bad_length(const dcomm_codec *codec, siz
     return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: a wire of %zu elements has %zu bytes, not %zu",
                        codec->ops->name, count, wanted, bytes);
 }
-/* ==== kernels/cpu/tally_pieces.h =========================================================== */
-/* tally_pieces.h - the sums of a ledger, piece by piece: of what lies in the cache as it is
- * encoded. */
 /* ==== kernels/cpu/codec_isa.h ============================================================== */
 /* codec_isa.h - the loops of the dense codecs for each instruction set, and which one runs. */
 /* ==== kernels/cpu/isa.h ==================================================================== */
@@ -5068,13 +5070,6 @@ DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_e5m2(const unsigned char *p
     }
     return r;
 }
-/* The first n of sixteen; the others are 0, and are not touched. */
-DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_load_part(const float *p, size_t n)
-{
-    dcommi_vport_f r = {{0}};
-    memcpy(&r, p, n * sizeof *p);
-    return r;
-}
 DCOMMI_vport_INLINE void dcommi_vport_store_f(float *p, dcommi_vport_f a, bool stream)
 {
     (void)stream;
@@ -5103,10 +5098,6 @@ DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i 
         p[32 + l] = (unsigned char)c.v[l];
         p[48 + l] = (unsigned char)d.v[l];
     }
-}
-DCOMMI_vport_INLINE void dcommi_vport_store_part(float *p, dcommi_vport_f a, size_t n)
-{
-    memcpy(p, &a, n * sizeof *p);
 }
 DCOMMI_vport_INLINE void dcommi_vport_ahead(const void *p)
 {
@@ -5377,12 +5368,6 @@ DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
 {
     return _mm256_loadu_si256((const __m256i *)p);
 }
-DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_load_part(const float *p, size_t n)
-{
-    float whole[16] = {0};
-    memcpy(whole, p, n * sizeof *p);
-    return dcommi_v256_load_f(whole);
-}
 DCOMMI_v256_INLINE void dcommi_v256_store_f(float *p, dcommi_v256_f a, bool stream)
 {
     if (stream) {
@@ -5417,12 +5402,6 @@ DCOMMI_v256_INLINE void dcommi_v256_store_b4(unsigned char *p, dcommi_v256_i a, 
                                      _mm256_and_si256(dcommi_v256_pack_h(d), low));
     dcommi_v256_store_h2(p, _mm256_permute4x64_epi64(ab, 0xd8), _mm256_permute4x64_epi64(cd, 0xd8),
                          stream);
-}
-DCOMMI_v256_INLINE void dcommi_v256_store_part(float *p, dcommi_v256_f a, size_t n)
-{
-    float whole[16];
-    dcommi_v256_store_f(whole, a, false);
-    memcpy(p, whole, n * sizeof *p);
 }
 DCOMMI_v256_INLINE void dcommi_v256_ahead(const void *p)
 {
@@ -5643,8 +5622,6 @@ DCOMMI_V512(h, load_e4m3, (const unsigned char *p),
 DCOMMI_V512(
     h, load_e5m2, (const unsigned char *p),
     _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 8))
-DCOMMI_V512(f, load_part, (const float *p, size_t n),
-            _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p))
 DCOMMI_v512_INLINE void dcommi_v512_store_f(float *p, __m512 a, bool stream)
 {
     if (stream) {
@@ -5672,10 +5649,6 @@ DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
     __m512i mixed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
     dcommi_v512_store_i(p, _mm512_permutexvar_epi32(order, mixed), stream);
-}
-DCOMMI_v512_INLINE void dcommi_v512_store_part(float *p, __m512 a, size_t n)
-{
-    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
 }
 DCOMMI_v512_INLINE void dcommi_v512_ahead(const void *p)
 {
@@ -7816,6 +7789,242 @@ static const dcommi_codec_kernels *dcommi_codec_kernels_get(void)
         return &dcommi_vport_codec_kernels;
     }
 }
+/* Arrays of so many elements, wires of so many bytes, and the residuals that belong to them are
+ * written past the caches. */
+#define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
+static inline size_t dcommi_bucket_group(dcommi_format format)
+{
+    size_t line = 8 * DCOMMI_WIRE_LINE / dcommi_format_bits[format];
+    return line > DCOMMI_RNG_GROUP ? line : DCOMMI_RNG_GROUP;
+}
+static inline size_t dcommi_bucket_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+static inline size_t dcommi_bucket_wire_bytes(const dcomm_codec *codec, size_t count)
+{
+    const dcommi_bucketing *as = &codec->bucketing;
+    if (count > SIZE_MAX / 16) {
+        return SIZE_MAX;
+    }
+    return dcommi_wire_codes(count, dcommi_format_bits[as->format]) +
+           (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
+}
+/* From a wire into lines, which are zero behind the last element. Return false if bits behind it are
+ * not zero. */
+static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *lines,
+                                   const unsigned char *wire, size_t n)
+{
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    size_t whole = n / line * line, at = n / line * DCOMMI_WIRE_LINE;
+    memcpy(lines, wire, at);
+    memset(lines + at, 0, dcommi_bucket_up(n, as->group) * bits / 8 - at);
+    lines += at;
+    wire += at;
+    size_t used = ((n - whole) * bits + 7) / 8;
+    bool clean = true;
+    for (size_t i = used; i < dcommi_wire_codes(n, bits) - at; i++) {
+        clean = clean && wire[i] == 0;
+    }
+    if (as->format >= DCOMMI_FORMAT_E4M3) {
+        memcpy(lines, wire, n - whole);
+        return clean;
+    }
+    for (size_t e = 0; e < n - whole; e++) {
+        unsigned code = (wire[e * bits / 8] >> (e * bits % 8)) & ((1u << bits) - 1);
+        dcommi_wire_put(lines, (unsigned)e, bits, code);
+    }
+    unsigned spare = (unsigned)(8 * used - (n - whole) * bits);
+    return clean && (spare == 0 || wire[used - 1] >> (8 - spare) == 0);
+}
+static float dcommi_bucket_wire_step(const void *wire, size_t codes, size_t b)
+{
+    float step;
+    memcpy(&step, (const unsigned char *)wire + codes + b * sizeof step, sizeof step);
+    return step;
+}
+/* Bucket b of n elements: the sum of some wires to x, padded as lines are. */
+typedef struct dcommi_bucket_decoder {
+    const dcomm_codec *codec;
+    const dcommi_bucketing *as;
+    const dcommi_codec_kernels *kernels;
+    size_t count, codes;
+    float largest_step;
+} dcommi_bucket_decoder;
+static dcommi_bucket_decoder dcommi_bucket_decoder_of(const dcomm_codec *codec, size_t count)
+{
+    const dcommi_bucketing *as = &codec->bucketing;
+    return (dcommi_bucket_decoder){
+        .codec = codec,
+        .as = as,
+        .kernels = dcommi_codec_kernels_get(),
+        .count = count,
+        .codes = dcommi_wire_codes(count, dcommi_format_bits[as->format]),
+        .largest_step = dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format])};
+}
+static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
+                                               const dcommi_wires *in, size_t count)
+{
+    size_t wanted = dcommi_bucket_wire_bytes(codec, count);
+    for (size_t w = 0; w < in->n; w++) {
+        if (in->bytes[w] != wanted) {
+            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
+        }
+    }
+    *de = dcommi_bucket_decoder_of(codec, count);
+    return DCOMM_OK;
+}
+static dcomm_status dcommi_bucket_odd_step(const dcommi_bucket_decoder *de, size_t b, float *step,
+                                           bool *nan)
+{
+    if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&
+        de->codec->nonfinite == DCOMMI_NONFINITE_PASS) {
+        *nan = true;
+        *step = 0;
+        return DCOMM_OK;
+    }
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the step of bucket %zu is %g", de->codec->ops->name,
+                       b, (double)*step);
+}
+/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
+static inline dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de,
+                                                   const void *wire, size_t b, float *step,
+                                                   bool *nan)
+{
+    *step = dcommi_bucket_wire_step(wire, de->codes, b);
+    return DCOMMI_LIKELY(dcommi_wire_step_within(*step, de->largest_step,
+                                                 de->as->format != DCOMMI_FORMAT_SIGN))
+               ? DCOMM_OK
+               : dcommi_bucket_odd_step(de, b, step, nan);
+}
+static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size_t b)
+{
+    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: bucket %zu holds a code that does not exist",
+                       de->codec->ops->name, b);
+}
+/* One wire's bucket to x, or onto x. */
+static dcomm_status dcommi_bucket_decode_one(const dcommi_bucket_decoder *de, const void *wire,
+                                             size_t b, size_t n, float *x, bool add, bool stream)
+{
+    const dcommi_bucketing *as = de->as;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits, whole = n / line * line;
+    const unsigned char *from = (const unsigned char *)wire + b * as->bucket / 8 * bits;
+    float step;
+    bool nan = false;
+    DCOMMI_TRY(dcommi_bucket_read_step(de, wire, b, &step, &nan));
+    dcommi_dequant d = {.wires = &from,
+                        .steps = &step,
+                        .n = 1,
+                        .x = x,
+                        .count = whole,
+                        .add = add,
+                        .stream = stream};
+    if (!de->kernels->decode[as->format](&d)) {
+        return dcommi_bucket_bad_code(de, b);
+    }
+    if (whole < n) { /* at most a line: through a stage */
+        _Alignas(64) float stage[DCOMMI_WIRE_STAGE];
+        _Alignas(64) unsigned char lines[DCOMMI_WIRE_STAGE];
+        if (!dcommi_bucket_lines_in(as, lines, from + whole / 8 * bits, n - whole)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        const unsigned char *short_line = lines;
+        d = (dcommi_dequant){
+            .wires = &short_line, .steps = &step, .n = 1, .x = stage, .count = line, .add = add};
+        if (add) {
+            memcpy(stage, x + whole, (n - whole) * sizeof *x);
+            memset(stage + (n - whole), 0, (DCOMMI_WIRE_STAGE - (n - whole)) * sizeof *x);
+        }
+        if (!de->kernels->decode[as->format](&d)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        memcpy(x + whole, stage, (n - whole) * sizeof *x);
+    }
+    for (size_t i = 0; nan && i < n; i++) {
+        x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+    }
+    return DCOMM_OK;
+}
+static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const void *wire, size_t bytes,
+                                         float *x, size_t count, bool add)
+{
+    const size_t bucket = codec->bucketing.bucket;
+    dcommi_bucket_decoder de;
+    dcommi_wires in = {&wire, &bytes, 1};
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, &in, count));
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
+    dcomm_status status = DCOMM_OK;
+    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += bucket) {
+        size_t n = count - at < bucket ? count - at : bucket;
+        status = dcommi_bucket_decode_one(&de, wire, b, n, x + at, add, stream);
+    }
+    de.kernels->settle();
+    return status;
+}
+/* Bucket b of all wires, in order, times the factor; measured, if it is of whole groups. */
+static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const dcommi_wires *in,
+                                          size_t b, size_t n, float factor, float *x, bool stream,
+                                          uint32_t *measured)
+{
+    const dcommi_bucketing *as = de->as;
+    const unsigned bits = dcommi_format_bits[as->format];
+    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
+    const unsigned char *from[DCOMMI_DEQUANT_WIRES];
+    float steps[DCOMMI_DEQUANT_WIRES];
+    bool nan = false;
+    if (in->n <= DCOMMI_DEQUANT_WIRES && n % line == 0) {
+        for (size_t w = 0; w < in->n; w++) {
+            from[w] = (const unsigned char *)in->wires[w] + b * as->bucket / 8 * bits;
+            DCOMMI_TRY(dcommi_bucket_read_step(de, in->wires[w], b, &steps[w], &nan));
+        }
+        dcommi_dequant d = {.wires = from,
+                            .steps = steps,
+                            .n = in->n,
+                            .x = x,
+                            .count = n,
+                            .factor = factor,
+                            .stream = stream};
+        if (!de->kernels->sum[as->format](&d, measured)) {
+            return dcommi_bucket_bad_code(de, b);
+        }
+        for (size_t i = 0; nan && i < n; i++) {
+            x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
+            *measured = DCOMMI_F32_NAN;
+        }
+        return DCOMM_OK;
+    }
+    for (size_t w = 0; w < in->n; w++) {
+        DCOMMI_TRY(dcommi_bucket_decode_one(de, in->wires[w], b, n, x, w > 0, false));
+    }
+    for (size_t i = 0; factor != 1 && i < n; i++) {
+        x[i] *= factor;
+    }
+    if (n % as->group == 0) {
+        *measured = de->kernels->measure(x, n, as->format == DCOMMI_FORMAT_SIGN);
+    }
+    return DCOMM_OK;
+}
+static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dcommi_wires *in,
+                                             float *x, size_t count)
+{
+    const size_t bucket = codec->bucketing.bucket;
+    dcommi_bucket_decoder de;
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, in, count));
+    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0;
+    uint32_t measured = 0;
+    dcomm_status status = DCOMM_OK;
+    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += bucket) {
+        size_t n = count - at < bucket ? count - at : bucket;
+        status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream, &measured);
+    }
+    de.kernels->settle();
+    return status;
+}
+/* ==== kernels/cpu/tally_pieces.h =========================================================== */
+/* tally_pieces.h - the sums of a ledger, piece by piece: of what lies in the cache as it is
+ * encoded. */
 #define DCOMMI_TALLY_PIECE ((size_t)1 << 16) /* elements that one loop takes */
 /* All pieces of a call but the last are of whole vectors, so that element i is in lane i % 8. */
 static void dcommi_tally_by(void (*loop)(dcommi_tally *, const float *, const float *, size_t),
@@ -7911,33 +8120,14 @@ static void dcommi_tally_whole(dcommi_tally *t)
     const double encoded = dcommi_tally_sum(t, DCOMMI_LEDGER_ENCODED);
     t->done = ee >= least * xx && left >= least * encoded;
 }
-/* Wires from this length on, and the residuals that belong to them, are written past the caches. */
-#define DCOMMI_BUCKET_STREAM ((size_t)1 << 20)
 #define DCOMMI_BUCKET_STAGES 3 /* of this bucket, the next, and the one after it */
-static inline size_t dcommi_bucket_group(dcommi_format format)
-{
-    size_t line = 8 * DCOMMI_WIRE_LINE / dcommi_format_bits[format];
-    return line > DCOMMI_RNG_GROUP ? line : DCOMMI_RNG_GROUP;
-}
-static inline size_t dcommi_bucket_up(size_t n, size_t to)
-{
-    return (n + to - 1) / to * to;
-}
-static inline size_t dcommi_bucket_wire_bytes(const dcommi_bucketing *as, size_t count)
-{
-    if (count > SIZE_MAX / 16) {
-        return SIZE_MAX;
-    }
-    return dcommi_wire_codes(count, dcommi_format_bits[as->format]) +
-           (count / as->bucket + (count % as->bucket != 0)) * sizeof(float);
-}
 /* Stages, the lines of one, and two sums of wires. */
-static inline size_t dcommi_bucket_workspace(const dcommi_bucketing *as, size_t count)
+static inline size_t dcommi_bucket_workspace(const dcomm_codec *codec, size_t count)
 {
+    const dcommi_bucketing *as = &codec->bucketing;
     size_t most = count < as->bucket ? count : as->bucket;
     return (DCOMMI_BUCKET_STAGES + 3) * dcommi_bucket_up(most, as->group) * sizeof(float);
 }
-/* ---- whole lines and the rest ---- */
 /* Lines of `n` elements to the wire. */
 static void dcommi_bucket_lines_out(const dcommi_bucketing *as, const unsigned char *lines,
                                     unsigned char *wire, size_t n)
@@ -7958,35 +8148,6 @@ static void dcommi_bucket_lines_out(const dcommi_bucketing *as, const unsigned c
         wire[e * bits / 8] |= (unsigned char)(code << (e * bits % 8));
     }
 }
-/* And back, into lines that are zero behind the last element. False: bits behind it are not zero.
- */
-static bool dcommi_bucket_lines_in(const dcommi_bucketing *as, unsigned char *lines,
-                                   const unsigned char *wire, size_t n)
-{
-    const unsigned bits = dcommi_format_bits[as->format];
-    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
-    size_t whole = n / line * line, at = n / line * DCOMMI_WIRE_LINE;
-    memcpy(lines, wire, at);
-    memset(lines + at, 0, dcommi_bucket_up(n, as->group) * bits / 8 - at);
-    lines += at;
-    wire += at;
-    size_t used = ((n - whole) * bits + 7) / 8;
-    bool clean = true;
-    for (size_t i = used; i < dcommi_wire_codes(n, bits) - at; i++) {
-        clean = clean && wire[i] == 0;
-    }
-    if (as->format >= DCOMMI_FORMAT_E4M3) {
-        memcpy(lines, wire, n - whole);
-        return clean;
-    }
-    for (size_t e = 0; e < n - whole; e++) {
-        unsigned code = (wire[e * bits / 8] >> (e * bits % 8)) & ((1u << bits) - 1);
-        dcommi_wire_put(lines, (unsigned)e, bits, code);
-    }
-    unsigned spare = (unsigned)(8 * used - (n - whole) * bits);
-    return clean && (spare == 0 || wire[used - 1] >> (8 - spare) == 0);
-}
-/* ---- encoding ---- */
 typedef struct dcommi_bucket_encoder {
     const dcomm_codec *codec;
     const dcommi_bucketing *as;
@@ -7999,8 +8160,9 @@ typedef struct dcommi_bucket_encoder {
     float *sum[2];                      /* of wires; what was decoded */
 } dcommi_bucket_encoder;
 static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *codec,
-                                const dcommi_bucketing *as, dcommi_encoding *call)
+                                dcommi_encoding *call)
 {
+    const dcommi_bucketing *as = &codec->bucketing;
     size_t most = call->count < as->bucket ? call->count : as->bucket;
     size_t padded = dcommi_bucket_up(most, as->group);
     const dcomm_codec_key *key = &call->key;
@@ -8026,7 +8188,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
         en->quant.mask = as->stochastic ? fraction & ~(uint32_t)1023 : 0;
         en->quant.half = as->stochastic ? 512 : fraction / 2 + 1;
     }
-    call->bytes = dcommi_bucket_wire_bytes(as, call->count);
+    call->bytes = dcommi_bucket_wire_bytes(codec, call->count);
     /* What a ledger reads again stays in the cache. */
     bool stream = call->bytes >= DCOMMI_BUCKET_STREAM && call->tally == NULL;
     en->quant.stream = stream && (uintptr_t)call->wire % 64 == 0;
@@ -8037,7 +8199,7 @@ static void dcommi_bucket_begin(dcommi_bucket_encoder *en, const dcomm_codec *co
     }
 }
 /* A clean copy of `n` elements: what is not finite is dealt with, what is too large is clipped.
- * Without residual, x is all there is. Whether the bucket is to decode as NaN. */
+ * Without residual, x is all there is. Return true if the bucket is to decode as NaN. */
 static bool dcommi_bucket_clean(dcommi_bucket_encoder *en, const float *x, const float *residual,
                                 float *to, size_t at, size_t n)
 {
@@ -8069,7 +8231,7 @@ static void dcommi_bucket_excess(const float *x, const float *residual, float *n
         }
     }
 }
-/* Whether a measure says that there is something to clean. */
+/* Return true if a measure says that there is something to clean. */
 static inline bool dcommi_bucket_dirty(uint32_t measure)
 {
     return measure > dcommi_f32_bits(DCOMMI_WIRE_LARGEST);
@@ -8173,7 +8335,6 @@ static uint32_t dcommi_bucket_one(dcommi_bucket_encoder *en, size_t b, size_t n,
     memcpy(call->wire + dcommi_wire_codes(call->count, bits) + b * sizeof step, &step, sizeof step);
     return measured;
 }
-static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n);
 /* Of bucket b of n elements x, if it is of whole groups; with a residual, the sum goes to its
  * stage.
  */
@@ -8190,12 +8351,28 @@ static uint32_t dcommi_bucket_measure(const dcommi_bucket_encoder *en, size_t b,
                : en->kernels->add_measure(x, call->residual + b * en->as->bucket,
                                           en->stage[b % DCOMMI_BUCKET_STAGES], n, sign);
 }
-static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_bucketing *as,
-                                         dcommi_encoding *call)
+/* What a bucket of this encoding became, for the ledger. */
+static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
+{
+    dcommi_encoding *call = en->call;
+    const size_t at = b * en->as->bucket;
+    if (call->tally == NULL) {
+        return;
+    }
+    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, call->count);
+    float *sent = en->sum[b % 2];
+    if (dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false) == DCOMM_OK) {
+        dcommi_tally_compare(call->tally, at, sent, n);
+    }
+    if (call->residual != NULL) {
+        dcommi_tally_held(call->tally, sent, call->next + at, n);
+    }
+}
+static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, dcommi_encoding *call)
 {
     dcommi_bucket_encoder en;
-    dcommi_bucket_begin(&en, codec, as, call);
-    const size_t bucket = as->bucket, whole = call->count / bucket;
+    dcommi_bucket_begin(&en, codec, call);
+    const size_t bucket = codec->bucketing.bucket, whole = call->count / bucket;
     uint32_t measured[2] = {0}; /* of this bucket and the next */
     for (size_t b = 0, at = 0; at < call->count; b++, at += bucket) {
         size_t n = call->count - at < bucket ? call->count - at : bucket;
@@ -8213,209 +8390,6 @@ static dcomm_status dcommi_bucket_encode(const dcomm_codec *codec, const dcommi_
     en.kernels->settle();
     return DCOMM_OK;
 }
-/* ---- decoding ---- */
-static float dcommi_bucket_wire_step(const void *wire, size_t codes, size_t b)
-{
-    float step;
-    memcpy(&step, (const unsigned char *)wire + codes + b * sizeof step, sizeof step);
-    return step;
-}
-/* Bucket b of n elements: the sum of some wires to x, padded as lines are. */
-typedef struct dcommi_bucket_decoder {
-    const dcomm_codec *codec;
-    const dcommi_bucketing *as;
-    const dcommi_codec_kernels *kernels;
-    size_t count, codes;
-    float largest_step;
-} dcommi_bucket_decoder;
-static dcommi_bucket_decoder dcommi_bucket_decoder_of(const dcomm_codec *codec,
-                                                      const dcommi_bucketing *as, size_t count)
-{
-    return (dcommi_bucket_decoder){
-        .codec = codec,
-        .as = as,
-        .kernels = dcommi_codec_kernels_get(),
-        .count = count,
-        .codes = dcommi_wire_codes(count, dcommi_format_bits[as->format]),
-        .largest_step = dcommi_wire_step(DCOMMI_WIRE_LARGEST, dcommi_format_most[as->format])};
-}
-static dcomm_status dcommi_bucket_decoder_make(dcommi_bucket_decoder *de, const dcomm_codec *codec,
-                                               const dcommi_bucketing *as, const dcommi_wires *in,
-                                               size_t count)
-{
-    size_t wanted = dcommi_bucket_wire_bytes(as, count);
-    for (size_t w = 0; w < in->n; w++) {
-        if (in->bytes[w] != wanted) {
-            return dcommi_codec_bad_length(codec, in->bytes[w], wanted, count);
-        }
-    }
-    *de = dcommi_bucket_decoder_of(codec, as, count);
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_bucket_odd_step(const dcommi_bucket_decoder *de, size_t b, float *step,
-                                           bool *nan)
-{
-    if (dcommi_f32_bits(*step) == DCOMMI_STEP_NAN &&
-        de->codec->nonfinite == DCOMMI_NONFINITE_PASS) {
-        *nan = true;
-        *step = 0;
-        return DCOMM_OK;
-    }
-    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: the step of bucket %zu is %g", de->codec->ops->name,
-                       b, (double)*step);
-}
-/* The step, if an encoder can have written it; *nan: the bucket decodes as NaN. */
-static inline dcomm_status dcommi_bucket_read_step(const dcommi_bucket_decoder *de,
-                                                   const void *wire, size_t b, float *step,
-                                                   bool *nan)
-{
-    *step = dcommi_bucket_wire_step(wire, de->codes, b);
-    return DCOMMI_LIKELY(dcommi_wire_step_within(*step, de->largest_step,
-                                                 de->as->format != DCOMMI_FORMAT_SIGN))
-               ? DCOMM_OK
-               : dcommi_bucket_odd_step(de, b, step, nan);
-}
-static dcomm_status dcommi_bucket_bad_code(const dcommi_bucket_decoder *de, size_t b)
-{
-    return dcommi_fail(DCOMM_ERR_CORRUPT, "%s: bucket %zu holds a code that does not exist",
-                       de->codec->ops->name, b);
-}
-/* One wire's bucket to x, or onto x. */
-static dcomm_status dcommi_bucket_decode_one(const dcommi_bucket_decoder *de, const void *wire,
-                                             size_t b, size_t n, float *x, bool add, bool stream)
-{
-    const dcommi_bucketing *as = de->as;
-    const unsigned bits = dcommi_format_bits[as->format];
-    const size_t line = 8 * DCOMMI_WIRE_LINE / bits, whole = n / line * line;
-    const unsigned char *from = (const unsigned char *)wire + b * as->bucket / 8 * bits;
-    float step;
-    bool nan = false;
-    DCOMMI_TRY(dcommi_bucket_read_step(de, wire, b, &step, &nan));
-    dcommi_dequant d = {.wires = &from,
-                        .steps = &step,
-                        .n = 1,
-                        .x = x,
-                        .count = whole,
-                        .add = add,
-                        .stream = stream};
-    if (!de->kernels->decode[as->format](&d)) {
-        return dcommi_bucket_bad_code(de, b);
-    }
-    if (whole < n) { /* at most a line: through a stage */
-        _Alignas(64) float stage[DCOMMI_WIRE_STAGE];
-        _Alignas(64) unsigned char lines[DCOMMI_WIRE_STAGE];
-        if (!dcommi_bucket_lines_in(as, lines, from + whole / 8 * bits, n - whole)) {
-            return dcommi_bucket_bad_code(de, b);
-        }
-        const unsigned char *short_line = lines;
-        d = (dcommi_dequant){
-            .wires = &short_line, .steps = &step, .n = 1, .x = stage, .count = line, .add = add};
-        if (add) {
-            memcpy(stage, x + whole, (n - whole) * sizeof *x);
-            memset(stage + (n - whole), 0, (DCOMMI_WIRE_STAGE - (n - whole)) * sizeof *x);
-        }
-        if (!de->kernels->decode[as->format](&d)) {
-            return dcommi_bucket_bad_code(de, b);
-        }
-        memcpy(x + whole, stage, (n - whole) * sizeof *x);
-    }
-    for (size_t i = 0; nan && i < n; i++) {
-        x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
-    }
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_bucket_decode(const dcomm_codec *codec, const dcommi_bucketing *as,
-                                         const void *wire, size_t bytes, float *x, size_t count,
-                                         bool add)
-{
-    dcommi_bucket_decoder de;
-    dcommi_wires in = {&wire, &bytes, 1};
-    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, &in, count));
-    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0 && !add;
-    dcomm_status status = DCOMM_OK;
-    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
-        size_t n = count - at < as->bucket ? count - at : as->bucket;
-        status = dcommi_bucket_decode_one(&de, wire, b, n, x + at, add, stream);
-    }
-    de.kernels->settle();
-    return status;
-}
-/* Bucket b of all wires, in order, times the factor; measured, if it is of whole groups. */
-static dcomm_status dcommi_bucket_sum_one(const dcommi_bucket_decoder *de, const dcommi_wires *in,
-                                          size_t b, size_t n, float factor, float *x, bool stream,
-                                          uint32_t *measured)
-{
-    const dcommi_bucketing *as = de->as;
-    const unsigned bits = dcommi_format_bits[as->format];
-    const size_t line = 8 * DCOMMI_WIRE_LINE / bits;
-    const unsigned char *from[DCOMMI_DEQUANT_WIRES];
-    float steps[DCOMMI_DEQUANT_WIRES];
-    bool nan = false;
-    if (in->n <= DCOMMI_DEQUANT_WIRES && n % line == 0) {
-        for (size_t w = 0; w < in->n; w++) {
-            from[w] = (const unsigned char *)in->wires[w] + b * as->bucket / 8 * bits;
-            DCOMMI_TRY(dcommi_bucket_read_step(de, in->wires[w], b, &steps[w], &nan));
-        }
-        dcommi_dequant d = {.wires = from,
-                            .steps = steps,
-                            .n = in->n,
-                            .x = x,
-                            .count = n,
-                            .factor = factor,
-                            .stream = stream};
-        if (!de->kernels->sum[as->format](&d, measured)) {
-            return dcommi_bucket_bad_code(de, b);
-        }
-        for (size_t i = 0; nan && i < n; i++) {
-            x[i] = dcommi_f32_from_bits(DCOMMI_F32_NAN);
-            *measured = DCOMMI_F32_NAN;
-        }
-        return DCOMM_OK;
-    }
-    for (size_t w = 0; w < in->n; w++) {
-        DCOMMI_TRY(dcommi_bucket_decode_one(de, in->wires[w], b, n, x, w > 0, false));
-    }
-    for (size_t i = 0; factor != 1 && i < n; i++) {
-        x[i] *= factor;
-    }
-    if (n % as->group == 0) {
-        *measured = de->kernels->measure(x, n, as->format == DCOMMI_FORMAT_SIGN);
-    }
-    return DCOMM_OK;
-}
-static dcomm_status dcommi_bucket_decode_sum(const dcomm_codec *codec, const dcommi_bucketing *as,
-                                             const dcommi_wires *in, float *x, size_t count)
-{
-    dcommi_bucket_decoder de;
-    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, count));
-    bool stream = count >= DCOMMI_BUCKET_STREAM && (uintptr_t)x % 64 == 0;
-    uint32_t measured = 0;
-    dcomm_status status = DCOMM_OK;
-    for (size_t b = 0, at = 0; status == DCOMM_OK && at < count; b++, at += as->bucket) {
-        size_t n = count - at < as->bucket ? count - at : as->bucket;
-        status = dcommi_bucket_sum_one(&de, in, b, n, 1, x + at, stream, &measured);
-    }
-    de.kernels->settle();
-    return status;
-}
-/* What a bucket of this encoding became, for the ledger. */
-static void dcommi_bucket_tally(dcommi_bucket_encoder *en, size_t b, size_t n)
-{
-    dcommi_encoding *call = en->call;
-    const size_t at = b * en->as->bucket;
-    if (call->tally == NULL) {
-        return;
-    }
-    dcommi_bucket_decoder de = dcommi_bucket_decoder_of(en->codec, en->as, call->count);
-    float *sent = en->sum[b % 2];
-    if (dcommi_bucket_decode_one(&de, call->wire, b, n, sent, false, false) == DCOMM_OK) {
-        dcommi_tally_compare(call->tally, at, sent, n);
-    }
-    if (call->residual != NULL) {
-        dcommi_tally_held(call->tally, sent, call->next + at, n);
-    }
-}
-/* ---- decoding several wires and encoding their sum, bucket by bucket ---- */
 static dcomm_status dcommi_bucket_recode_sum(const dcommi_bucket_decoder *de,
                                              const dcommi_bucket_encoder *en,
                                              const dcommi_wires *in, size_t b, size_t n,
@@ -8428,23 +8402,23 @@ static dcomm_status dcommi_bucket_recode_sum(const dcommi_bucket_decoder *de,
     }
     return DCOMM_OK;
 }
-static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_bucketing *as,
-                                         const dcommi_wires *in, float factor,
-                                         dcommi_encoding *call)
+static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_wires *in,
+                                         float factor, dcommi_encoding *call)
 {
+    const size_t bucket = codec->bucketing.bucket;
     dcommi_bucket_decoder de;
-    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, as, in, call->count));
+    DCOMMI_TRY(dcommi_bucket_decoder_make(&de, codec, in, call->count));
     dcommi_bucket_encoder en;
-    dcommi_bucket_begin(&en, codec, as, call);
+    dcommi_bucket_begin(&en, codec, call);
     uint32_t measured[2] = {0};
-    size_t n = call->count < as->bucket ? call->count : as->bucket;
+    size_t n = call->count < bucket ? call->count : bucket;
     if (n > 0) {
         DCOMMI_TRY(dcommi_bucket_recode_sum(&de, &en, in, 0, n, factor, &measured[0]));
     }
     /* The next bucket is summed before this one is coded, which its measure takes some time for. */
     for (size_t b = 0, at = 0; at < call->count; b++) {
         size_t after = at + n, left = call->count - after;
-        size_t next = left < as->bucket ? left : as->bucket;
+        size_t next = left < bucket ? left : bucket;
         if (next > 0) {
             DCOMMI_TRY(dcommi_bucket_recode_sum(&de, &en, in, b + 1, next, factor,
                                                 &measured[(b + 1) % 2]));
@@ -8457,39 +8431,12 @@ static dcomm_status dcommi_bucket_recode(const dcomm_codec *codec, const dcommi_
     en.kernels->settle();
     return DCOMM_OK;
 }
-/* ---- rows of the table: the bucketing is computed from the options when the codec is made ---- */
-static size_t dcommi_bucket_row_bytes(const dcomm_codec *codec, size_t count)
-{
-    return dcommi_bucket_wire_bytes(&codec->bucketing, count);
-}
-static size_t dcommi_bucket_row_workspace(const dcomm_codec *codec, size_t count)
-{
-    return dcommi_bucket_workspace(&codec->bucketing, count);
-}
-static dcomm_status dcommi_bucket_row_encode(const dcomm_codec *codec, dcommi_encoding *call)
-{
-    return dcommi_bucket_encode(codec, &codec->bucketing, call);
-}
-static dcomm_status dcommi_bucket_row_decode(const dcomm_codec *codec, const void *wire,
-                                             size_t bytes, float *x, size_t count, bool add)
-{
-    return dcommi_bucket_decode(codec, &codec->bucketing, wire, bytes, x, count, add);
-}
-static dcomm_status dcommi_bucket_row_sum(const dcomm_codec *codec, const dcommi_wires *in,
-                                          float *x, size_t count)
-{
-    return dcommi_bucket_decode_sum(codec, &codec->bucketing, in, x, count);
-}
-static dcomm_status dcommi_bucket_row_recode(const dcomm_codec *codec, const dcommi_wires *in,
-                                             float factor, dcommi_encoding *call)
-{
-    return dcommi_bucket_recode(codec, &codec->bucketing, in, factor, call);
-}
-#define DCOMMI_BUCKET_ROW                                                         \
-    .is = DCOMMI_IS_BUCKETED, .max_bytes = dcommi_bucket_row_bytes,               \
-    .workspace = dcommi_bucket_row_workspace, .encode = dcommi_bucket_row_encode, \
-    .decode = dcommi_bucket_row_decode, .decode_sum = dcommi_bucket_row_sum,      \
-    .recode = dcommi_bucket_row_recode
+/* The bucketing is computed from the options when the codec is made. */
+#define DCOMMI_BUCKET_ROW                                                     \
+    .is = DCOMMI_IS_BUCKETED, .max_bytes = dcommi_bucket_wire_bytes,          \
+    .workspace = dcommi_bucket_workspace, .encode = dcommi_bucket_encode,     \
+    .decode = dcommi_bucket_decode, .decode_sum = dcommi_bucket_decode_sum,   \
+    .recode = dcommi_bucket_recode
 /* Checks option `bucket`. */
 static dcomm_status dcommi_bucket_make(dcomm_codec *codec, dcommi_format format, int64_t bucket)
 {
@@ -9155,17 +9102,6 @@ static bool dcommi_sparse_check(const unsigned char *in, size_t kept, size_t cou
         set += (size_t)__builtin_popcountll(last);
     }
     return set == kept && (count % 64 == 0 || last >> count % 64 == 0);
-}
-/* All of them at once. */
-static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, size_t count,
-                                        uint32_t *index)
-{
-    dcommi_sparse_reader r;
-    dcommi_sparse_open(&r, in, kept, count);
-    uint32_t some[256];
-    for (size_t n, at = 0; (n = dcommi_sparse_next(&r, count, some, 256)) > 0; at += n) {
-        memcpy(index + at, some, n * sizeof *some);
-    }
 }
 /* ==== include/dcomm/impl/codec/read.h ====================================================== */
 /* read.h - reading the input as codecs of thin matrices and of few values do: what is not
@@ -11802,7 +11738,8 @@ DCOMM_API dcomm_status dcomm_recode(const dcomm_codec *codec, const void *const 
 /* save.h - error feedback beyond one run: saved, loaded, and moved to another number of
  * ranks. What is loaded comes from outside and is not trusted. */
 /* ==== include/dcomm/impl/feedback/feedback.h =============================================== */
-/* feedback.h - a step of error feedback: begin, encode, recode, commit. */
+/* feedback.h - a step of error feedback: begin, encode, recode, commit; and what is done with a
+ * state between steps. */
 /* ==== kernels/cpu/norm.h =================================================================== */
 /* norm.h - the sum of an array's squares in an order that a device takes, too.
  *
@@ -11924,6 +11861,9 @@ static double dcommi_norm_squares(const float *x, size_t n)
     }
     return sum;
 }
+/* ==== include/dcomm/impl/feedback/encode.h ================================================= */
+/* encode.h - one encoding of a step of error feedback: what is encoded, what is kept of it, and
+ * what its ledger counts. */
 /* ==== include/dcomm/impl/feedback/basis.h ================================================== */
 /* basis.h - what a codec remembers from step to step (powersgd: Q) of each range that this
  * rank encodes by itself: one basis for a range of its gradient, another for one of a sum. */
@@ -12723,78 +12663,6 @@ typedef struct dcommi_feedback_call {
     void *state;        /* what the codec remembers of the range; NULL: nothing */
     dcommi_tally tally; /* for the ledger */
 } dcommi_feedback_call;
-/* ---- the beginning ---- */
-/* DGC clips each rank's gradient so that the norm of the sum of independent ones is opts.clip: a
- * rank's norm is this at most. 0: it does not clip. */
-static inline double dcommi_feedback_most(const dcomm_feedback *fb)
-{
-    return fb->opts.clip / dcommi_sqrt((double)fb->now.nranks);
-}
-static float dcommi_feedback_clip(const dcomm_feedback *fb)
-{
-    const double most = dcommi_feedback_most(fb);
-    if (!(most > 0)) {
-        return 1;
-    }
-    const double squares = dcommi_norm_squares(fb->now.x, fb->now.count);
-    return squares > most * most ? (float)(most / dcommi_sqrt(squares)) : 1;
-}
-/* Wherever the state lies. */
-static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
-{
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_begin", fb, false));
-    if (given == NULL || (given->x == NULL && fb->count > 0)) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_begin: %s is NULL",
-                           given == NULL ? "step" : "step->x");
-    }
-    dcomm_feedback_step step = *given;
-    step.count = step.count == 0 && step.first == 0 ? fb->count : step.count;
-    step.nranks = step.nranks == 0 ? 1 : step.nranks;
-    step.own_first = step.own_count == 0 ? 0 : step.own_first;
-    if (step.first > fb->count || step.count > fb->count - step.first ||
-        step.own_first > fb->count || step.own_count > fb->count - step.own_first) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_begin: [%zu, +%zu) or [%zu, +%zu) is not within the "
-                           "tensor's %zu elements",
-                           step.first, step.count, step.own_first, step.own_count, fb->count);
-    }
-    if (fb->stale) {
-        return dcommi_fail(
-            DCOMM_ERR_INVALID,
-            "dcomm_feedback_begin: a step failed, and the residuals of the ranks may "
-            "not fit together any more; see dcomm_feedback_recover");
-    }
-    DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
-    if (fb->worker.place != NULL && step.partly) {
-        DCOMMI_TRY(dcommi_feedback_store_ready(&fb->worker));
-        DCOMMI_TRY(dcommi_feedback_store_ready(&fb->velocity));
-    }
-    if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
-        dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
-        dcommi_feedback_store_level(&fb->velocity);
-        dcommi_feedback_store_level(&fb->estimate);
-    }
-    fb->last_first = step.partly ? SIZE_MAX : step.first;
-    fb->last_count = step.count;
-    fb->nspans = 0;
-    fb->now = step;
-    fb->last = DCOMMI_FEEDBACK_NOTHING;
-    fb->clip = fb->worker.place == NULL ? dcommi_feedback_clip(fb) : 1;
-    fb->clip_known = false;
-    fb->encoded = fb->owned = fb->finished = 0;
-    fb->learned = fb->collective = false;
-    dcommi_feedback_bases_begin(fb);
-    fb->held = 0;
-    fb->next_factor = fb->owner_factor;
-    fb->begun = true;
-    return DCOMM_OK;
-}
-DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
-{
-    DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_begin", fb));
-    return dcommi_feedback_begin(fb, given);
-}
-/* ---- one encoding ---- */
 static dcomm_status dcommi_feedback_workspace(dcomm_feedback *fb, const dcomm_codec *codec,
                                               size_t count)
 {
@@ -13001,6 +12869,77 @@ static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call
     }
     return status;
 }
+/* ---- the beginning ---- */
+/* DGC clips each rank's gradient so that the norm of the sum of independent ones is opts.clip: a
+ * rank's norm is this at most. 0: it does not clip. */
+static inline double dcommi_feedback_most(const dcomm_feedback *fb)
+{
+    return fb->opts.clip / dcommi_sqrt((double)fb->now.nranks);
+}
+static float dcommi_feedback_clip(const dcomm_feedback *fb)
+{
+    const double most = dcommi_feedback_most(fb);
+    if (!(most > 0)) {
+        return 1;
+    }
+    const double squares = dcommi_norm_squares(fb->now.x, fb->now.count);
+    return squares > most * most ? (float)(most / dcommi_sqrt(squares)) : 1;
+}
+/* Wherever the state lies. */
+static dcomm_status dcommi_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_begin", fb, false));
+    if (given == NULL || (given->x == NULL && fb->count > 0)) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_begin: %s is NULL",
+                           given == NULL ? "step" : "step->x");
+    }
+    dcomm_feedback_step step = *given;
+    step.count = step.count == 0 && step.first == 0 ? fb->count : step.count;
+    step.nranks = step.nranks == 0 ? 1 : step.nranks;
+    step.own_first = step.own_count == 0 ? 0 : step.own_first;
+    if (step.first > fb->count || step.count > fb->count - step.first ||
+        step.own_first > fb->count || step.own_count > fb->count - step.own_first) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_begin: [%zu, +%zu) or [%zu, +%zu) is not within the "
+                           "tensor's %zu elements",
+                           step.first, step.count, step.own_first, step.own_count, fb->count);
+    }
+    if (fb->stale) {
+        return dcommi_fail(
+            DCOMM_ERR_INVALID,
+            "dcomm_feedback_begin: a step failed, and the residuals of the ranks may "
+            "not fit together any more; see dcomm_feedback_recover");
+    }
+    DCOMMI_TRY(dcommi_feedback_own(fb, step.own_first, step.own_count));
+    if (fb->worker.place != NULL && step.partly) {
+        DCOMMI_TRY(dcommi_feedback_store_ready(&fb->worker));
+        DCOMMI_TRY(dcommi_feedback_store_ready(&fb->velocity));
+    }
+    if (step.count != fb->count && (step.first != fb->last_first || step.count != fb->last_count)) {
+        dcommi_feedback_store_level(&fb->worker); /* what lies outside is the same in both */
+        dcommi_feedback_store_level(&fb->velocity);
+        dcommi_feedback_store_level(&fb->estimate);
+    }
+    fb->last_first = step.partly ? SIZE_MAX : step.first;
+    fb->last_count = step.count;
+    fb->nspans = 0;
+    fb->now = step;
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
+    fb->clip = fb->worker.place == NULL ? dcommi_feedback_clip(fb) : 1;
+    fb->clip_known = false;
+    fb->encoded = fb->owned = fb->finished = 0;
+    fb->learned = fb->collective = false;
+    dcommi_feedback_bases_begin(fb);
+    fb->held = 0;
+    fb->next_factor = fb->owner_factor;
+    fb->begun = true;
+    return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feedback_step *given)
+{
+    DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_begin", fb));
+    return dcommi_feedback_begin(fb, given);
+}
 /* ---- the worker ---- */
 static dcomm_status dcommi_feedback_range(const char *what, size_t first, size_t count, size_t from,
                                           size_t length, size_t done)
@@ -13164,7 +13103,8 @@ DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *con
     return dcommi_feedback_owned("dcomm_feedback_recode", fb, &c, first, bytes_p, report);
 }
 /* As dcomm_feedback_recode, of elements that this rank has encoded in this step and has no owner
- * residual for: what rounding takes away goes into its worker residual. */
+ * residual for: what rounding takes away goes into its worker residual. coded_hier does so, which
+ * refuses EF21. */
 static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const void *const *wires,
                                                        const size_t *bytes, size_t n,
                                                        uint32_t divisor, size_t first, size_t count,
@@ -13187,12 +13127,9 @@ static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const
                               .capacity = capacity};
     const double held = fb->held;
     dcomm_status status = dcommi_feedback_run(fb, &c, NULL, bytes_p, report);
-    float back = (float)divisor * (fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1.0f : 1.0f);
-    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
-        fb->held = held; /* it joins what the worker holds */
-    }
+    fb->held = held; /* it joins what the worker holds */
     for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
-        dcommi_feedback_raise(fb, first + i, back, lost[i]);
+        dcommi_feedback_raise(fb, first + i, (float)divisor, lost[i]);
     }
     dcommi_feedback_raised(fb);
     return status;
@@ -13219,76 +13156,6 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
         c.x = scaled;
     }
     return dcommi_feedback_owned("dcomm_feedback_encode_owned", fb, &c, first, bytes_p, report);
-}
-/* ---- linear codecs ---- */
-/* *seen: what was clipped, and not finite. */
-static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **e_p,
-                                              dcomm_codec_report *seen)
-{
-    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_correct", fb));
-    if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
-        return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_feedback_correct: %s",
-                           e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
-    }
-    size_t n = fb->now.count;
-    if (fb->gathered == NULL || n > fb->gathered_room) {
-        dcommi_free(fb->gathered);
-        fb->gathered = dcommi_alloc_raw(dcommi_size_mul(n, sizeof(float)));
-        fb->gathered_room = fb->gathered != NULL ? n : 0;
-    }
-    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, n);
-    if (fb->gathered == NULL || room == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_feedback_call c = {
-        .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
-    const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
-    dcommi_feedback_input(&c, held, fb->gathered, seen);
-    *e_p = fb->gathered;
-    if (fb->ledger != NULL) {
-        dcomm_ledger_encoded(fb->ledger, 0, seen);
-    }
-    if (seen->nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_correct: %zu of %zu inputs are not finite; the first is "
-                           "number %zu",
-                           seen->nonfinite, n, seen->first_nonfinite);
-    }
-    return DCOMM_OK;
-}
-DCOMM_API dcomm_status dcomm_feedback_correct(dcomm_feedback *fb, const float **e_p)
-{
-    return dcommi_feedback_gather_of(fb, e_p, &(dcomm_codec_report){0});
-}
-DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
-                                           const float *part)
-{
-    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_keep", fb));
-    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
-                                     fb->now.count, fb->encoded));
-    dcommi_feedback_store *s = &fb->worker;
-    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
-    if (fb->gathered == NULL || part == NULL || room == NULL) {
-        return fb->gathered != NULL && part != NULL
-                   ? DCOMM_ERR_NO_MEMORY
-                   : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
-                                 part == NULL ? "part is NULL" : "gather comes first");
-    }
-    const size_t at = first - fb->now.first;
-    dcommi_feedback_call c = {.x = fb->now.x + at,
-                              .store = s,
-                              .at = first,
-                              .count = count,
-                              .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21,
-                              .tally = {.x = fb->now.x + at}};
-    const float *held = dcommi_feedback_read(s, s->now, first, count, room);
-    dcommi_feedback_settle(&c, fb->gathered + at, held, part, fb->ledger != NULL ? &c.tally : NULL);
-    if (fb->ledger != NULL) {
-        dcommi_feedback_note(fb, &c.tally);
-    }
-    fb->encoded += count;
-    return DCOMM_OK;
 }
 /* ---- the end ---- */
 DCOMM_API dcomm_status dcomm_feedback_finish(dcomm_feedback *fb, size_t first, size_t count,
@@ -13400,6 +13267,25 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
             dcommi_feedback_set(s, s->next, i, x);
         }
     }
+    return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_undo", fb, false));
+    if (fb->last == DCOMMI_FEEDBACK_NOTHING || fb->opts.in_place) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_undo: %s",
+                           fb->opts.in_place ? "in place, what there was before the step is gone"
+                                             : "no step was committed since the last one was begun "
+                                               "or taken back");
+    }
+    if (fb->last == DCOMMI_FEEDBACK_COMMITTED) {
+        dcommi_feedback_exchange(fb);
+        fb->owner_factor = fb->before.owner_factor;
+        fb->average = fb->before.average;
+        fb->nranks = fb->before.nranks;
+    }
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
+    fb->step--;
     return DCOMM_OK;
 }
 #define DCOMMI_FEEDBACK_MAGIC 0x3162666d6d6f6364u  /* "dcommfb1" */
@@ -13875,25 +13761,76 @@ DCOMM_API dcomm_status dcomm_feedback_reshard(const dcomm_feedback *const *old, 
     }
     return DCOMM_OK;
 }
-/* ==== include/dcomm/impl/feedback/undo.h =================================================== */
-/* undo.h - taking back the step that was committed last. */
-DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
+/* ==== include/dcomm/impl/feedback/linear.h ================================================= */
+/* linear.h - error feedback of linear codecs, whose encodings are summed before they are decoded:
+ * the whole of gradient and residual, and what is left of it. */
+/* *seen: what was clipped, and not finite. */
+static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **e_p,
+                                              dcomm_codec_report *seen)
 {
-    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_undo", fb, false));
-    if (fb->last == DCOMMI_FEEDBACK_NOTHING || fb->opts.in_place) {
-        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_undo: %s",
-                           fb->opts.in_place ? "in place, what there was before the step is gone"
-                                             : "no step was committed since the last one was begun "
-                                               "or taken back");
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_correct", fb));
+    if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
+        return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
+                           "dcomm_feedback_correct: %s",
+                           e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
     }
-    if (fb->last == DCOMMI_FEEDBACK_COMMITTED) {
-        dcommi_feedback_exchange(fb);
-        fb->owner_factor = fb->before.owner_factor;
-        fb->average = fb->before.average;
-        fb->nranks = fb->before.nranks;
+    size_t n = fb->now.count;
+    if (fb->gathered == NULL || n > fb->gathered_room) {
+        dcommi_free(fb->gathered);
+        fb->gathered = dcommi_alloc_raw(dcommi_size_mul(n, sizeof(float)));
+        fb->gathered_room = fb->gathered != NULL ? n : 0;
     }
-    fb->last = DCOMMI_FEEDBACK_NOTHING;
-    fb->step--;
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, n);
+    if (fb->gathered == NULL || room == NULL) {
+        return DCOMM_ERR_NO_MEMORY;
+    }
+    dcommi_feedback_call c = {
+        .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
+    const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
+    dcommi_feedback_input(&c, held, fb->gathered, seen);
+    *e_p = fb->gathered;
+    if (fb->ledger != NULL) {
+        dcomm_ledger_encoded(fb->ledger, 0, seen);
+    }
+    if (seen->nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
+        return dcommi_fail(DCOMM_ERR_INVALID,
+                           "dcomm_feedback_correct: %zu of %zu inputs are not finite; the first is "
+                           "number %zu",
+                           seen->nonfinite, n, seen->first_nonfinite);
+    }
+    return DCOMM_OK;
+}
+DCOMM_API dcomm_status dcomm_feedback_correct(dcomm_feedback *fb, const float **e_p)
+{
+    return dcommi_feedback_gather_of(fb, e_p, &(dcomm_codec_report){0});
+}
+DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
+                                           const float *part)
+{
+    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_keep", fb));
+    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
+                                     fb->now.count, fb->encoded));
+    dcommi_feedback_store *s = &fb->worker;
+    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
+    if (fb->gathered == NULL || part == NULL || room == NULL) {
+        return fb->gathered != NULL && part != NULL
+                   ? DCOMM_ERR_NO_MEMORY
+                   : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
+                                 part == NULL ? "part is NULL" : "gather comes first");
+    }
+    const size_t at = first - fb->now.first;
+    dcommi_feedback_call c = {.x = fb->now.x + at,
+                              .store = s,
+                              .at = first,
+                              .count = count,
+                              .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21,
+                              .tally = {.x = fb->now.x + at}};
+    const float *held = dcommi_feedback_read(s, s->now, first, count, room);
+    dcommi_feedback_settle(&c, fb->gathered + at, held, part, fb->ledger != NULL ? &c.tally : NULL);
+    if (fb->ledger != NULL) {
+        dcommi_feedback_note(fb, &c.tally);
+    }
+    fb->encoded += count;
     return DCOMM_OK;
 }
 /* ==== include/dcomm/impl/codec/api_layout.h ================================================ */
@@ -18883,16 +18820,16 @@ static inline dcommi_input dcommi_input_of(const dcommi_shape *s, int64_t in_bas
     dcommi_input in = {s->in_place ? DCOMM_SPACE_OUT : DCOMM_SPACE_IN, s->in_place ? in_base : 0};
     return in;
 }
-/* `total` bytes cut into `nblocks` blocks of `chunks` chunks each: all equal, whole elements, the
+/* `total` bytes cut into blocks of `chunks` chunks each: all equal, whole elements, the
  * tail cut off at `total`. Block b starts at b*block. */
 typedef struct dcommi_partition {
     int64_t total, block, chunk;
-    int64_t nblocks, chunks;
+    int64_t chunks;
 } dcommi_partition;
 static inline dcommi_partition dcommi_partition_make(int64_t total, int64_t nblocks,
                                                      int64_t chunk_bytes, int64_t element)
 {
-    dcommi_partition p = {.total = total, .nblocks = nblocks, .chunks = 1};
+    dcommi_partition p = {.total = total, .chunks = 1};
     int64_t share = dcommi_ceil_div(total, nblocks);
     if (chunk_bytes > 0) {
         p.chunks = dcommi_max64(1, dcommi_ceil_div(share, chunk_bytes));
@@ -27708,7 +27645,7 @@ static inline const dcommi_algo *dcommi_algo_find(dcomm_coll coll, const char *n
     return NULL;
 }
 /* A shorter tensor is not worth two more kernels, nor the error. */
-#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
+#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/compressed-allreduce.md name it */
 static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
                                              const void *src, size_t src_len, void *dst,
                                              size_t dst_len, size_t *encoded)
@@ -28048,6 +27985,12 @@ static dcomm_status dcommi_plan_coded(const dcommi_shape *s, const dcomm_plan *i
 /* ==== include/dcomm/impl/device/cuda.h ===================================================== */
 /* cuda.h - the table of device.h by CUDA's runtime. Without DCOMM_WITH_CUDA there is no
  * device memory, and not a byte of CUDA. */
+/* ==== include/dcomm/impl/device/cuda_stream.h ============================================== */
+/* cuda_stream.h - streams by CUDA's runtime: the caller's, which operations are tied to, and some
+ * of our own beside the queues. */
+/* ==== include/dcomm/impl/device/cuda_queue.h =============================================== */
+/* cuda_queue.h - what a context does on a device by CUDA's runtime: its queues, its memory and the
+ * kernels on queue IN. */
 /* ==== include/dcomm/impl/device/cuda_shared.h ============================================== */
 /* cuda_shared.h - device memory that another process opens, by CUDA IPC. */
 /* ==== include/dcomm/impl/device/cuda_base.h ================================================ */
@@ -28610,6 +28553,8 @@ static void dcommi_cuda_over(dcommi_device_handle *d, void *event)
         (void)cudaEventDestroy((cudaEvent_t)event);
     }
 }
+#endif
+#ifdef DCOMM_WITH_CUDA
 /* ---- streams of the caller's ---- */
 typedef int (*dcommi_cuda_wait_fn)(cudaStream_t stream, unsigned long long address, uint32_t value,
                                    unsigned flags);
@@ -28803,6 +28748,8 @@ static dcomm_status dcommi_cuda_own_look(int device, void *stream, void *x, size
     dcommi_cuda_leave(before);
     return status;
 }
+#endif
+#ifdef DCOMM_WITH_CUDA
 static int dcommi_cuda_current(void)
 {
     int device = 0;
@@ -55756,7 +55703,6 @@ dcomm_status dcomm_plan_check(const dcomm_plan *const *plans, int nranks,
 #define DCOMMI_BKT_BYTES ((size_t)25 << 20)
 #define DCOMMI_BKT_FIRST_BYTES ((size_t)1 << 20)
 #define DCOMMI_BKT_HISTORY 256
-#define DCOMMI_BKT_SPEC_MAX 256 /* of a codec as the caller writes it */
 enum { DCOMMI_BKT_IDLE, DCOMMI_BKT_READY, DCOMMI_BKT_UNUSED }; /* marks */
 typedef struct dcommi_bkt_param {
     const char *name;
@@ -67699,7 +67645,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_BKT_MAGIC
 #undef DCOMMI_BKT_OPTIONS
 #undef DCOMMI_BKT_REALS
-#undef DCOMMI_BKT_SPEC_MAX
 #undef DCOMMI_BLOCK_SHORT
 #undef DCOMMI_BOOT_FEW
 #undef DCOMMI_BOOT_LINGER_S
@@ -68179,7 +68124,6 @@ extern "C" dcomm_status dcomm_cuda_reduce_fp8(const dcomm_codec *codec, const vo
 #undef DCOMMI_UCX_SLAB
 #undef DCOMMI_UNLIKELY
 #undef DCOMMI_UNROLL_8
-#undef DCOMMI_UNUSED
 #undef DCOMMI_USER_BLOCK
 #undef DCOMMI_V256
 #undef DCOMMI_V256_1

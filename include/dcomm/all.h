@@ -42,7 +42,7 @@
 #include "impl/base/base_impl.h"
 #include "impl/codec/api_codec.h"
 #include "impl/feedback/save.h"
-#include "impl/feedback/undo.h"
+#include "impl/feedback/linear.h"
 #include "impl/codec/api_layout.h"
 
 #ifndef DCOMM_NO_COMM

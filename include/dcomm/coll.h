@@ -94,8 +94,8 @@ typedef struct dcomm_coll_opts {
 
     /* Encode everything that is sent. Tensors of fewer than 2,048 elements stay exact. The spec
      * must be the same on every rank. In use until the operation is complete. Without feedback
-     * nothing is remembered from call to call: powersgd begins each one cold. See docs/codecs.md
-     * (default: NULL, exact). */
+     * nothing is remembered from call to call: powersgd begins each one cold. See
+     * docs/compressed-allreduce.md (default: NULL, exact). */
     const dcomm_codec *codec;
     /* Error feedback: keeps the encoding's error and adds it to the next input. One state per
      * tensor and rank, of `count` elements, in use until the operation is complete. Its codec is

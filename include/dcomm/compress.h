@@ -2,7 +2,7 @@
  * wants nothing else defines DCOMM_NO_COMM and links neither UCX nor hwloc.
  *
  * A codec is created from a spec, a name and options: "qsgd:bits=4,bucket=512,norm=max".
- * docs/codecs.md has each codec's formula, wire format and bound.
+ * docs/codecs.md has each codec's formula and bound, docs/wire-formats.md its bytes.
  *
  * Encoded bytes depend on the codec, the input and the key alone: they are the same from every
  * instruction set, compiler and set of compiler flags. All codecs have in common:

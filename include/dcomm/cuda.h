@@ -127,7 +127,7 @@ typedef struct dcomm_cuda_clip {
 } dcomm_cuda_clip;
 
 /* Set *clip for the array g, `count` elements. Squares are summed in f64 in the CPU's order
- * (docs/codecs.md); denormal and non-finite elements count as 0. Two launches.
+ * (docs/wire-formats.md); denormal and non-finite elements count as 0. Two launches.
  * workspace: dcomm_cuda_feedback_clip_workspace_bytes of device memory, aligned to 8. */
 DCOMM_API dcomm_status dcomm_cuda_feedback_clip(dcomm_cuda_clip *clip, const float *g, size_t count,
                                                 double most, void *workspace, void *stream);
@@ -291,7 +291,7 @@ DCOMM_API dcomm_status dcomm_cuda_powersgd_product_ledger(const dcomm_codec_matr
 
 /* ---- for other back ends ---- */
 
-/* Format of a dense codec's values (docs/codecs.md). */
+/* Format of a dense codec's values (docs/wire-formats.md). */
 typedef enum dcomm_codec_format {
     DCOMM_FORMAT_Q1 = 0,
     DCOMM_FORMAT_Q2 = 1,

@@ -169,13 +169,6 @@ DCOMMI_v256_INLINE __m256i dcommi_v256_load_h(const void *p)
     return _mm256_loadu_si256((const __m256i *)p);
 }
 
-DCOMMI_v256_INLINE dcommi_v256_f dcommi_v256_load_part(const float *p, size_t n)
-{
-    float whole[16] = {0};
-    memcpy(whole, p, n * sizeof *p);
-    return dcommi_v256_load_f(whole);
-}
-
 DCOMMI_v256_INLINE void dcommi_v256_store_f(float *p, dcommi_v256_f a, bool stream)
 {
     if (stream) {
@@ -213,13 +206,6 @@ DCOMMI_v256_INLINE void dcommi_v256_store_b4(unsigned char *p, dcommi_v256_i a, 
                                      _mm256_and_si256(dcommi_v256_pack_h(d), low));
     dcommi_v256_store_h2(p, _mm256_permute4x64_epi64(ab, 0xd8), _mm256_permute4x64_epi64(cd, 0xd8),
                          stream);
-}
-
-DCOMMI_v256_INLINE void dcommi_v256_store_part(float *p, dcommi_v256_f a, size_t n)
-{
-    float whole[16];
-    dcommi_v256_store_f(whole, a, false);
-    memcpy(p, whole, n * sizeof *p);
 }
 
 DCOMMI_v256_INLINE void dcommi_v256_ahead(const void *p)

@@ -111,8 +111,6 @@ DCOMMI_V512(h, load_e4m3, (const unsigned char *p),
 DCOMMI_V512(
     h, load_e5m2, (const unsigned char *p),
     _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p)), 8))
-DCOMMI_V512(f, load_part, (const float *p, size_t n),
-            _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p))
 
 DCOMMI_v512_INLINE void dcommi_v512_store_f(float *p, __m512 a, bool stream)
 {
@@ -144,11 +142,6 @@ DCOMMI_v512_INLINE void dcommi_v512_store_b4(unsigned char *p, __m512i a, __m512
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
     __m512i mixed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
     dcommi_v512_store_i(p, _mm512_permutexvar_epi32(order, mixed), stream);
-}
-
-DCOMMI_v512_INLINE void dcommi_v512_store_part(float *p, __m512 a, size_t n)
-{
-    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a);
 }
 
 DCOMMI_v512_INLINE void dcommi_v512_ahead(const void *p)

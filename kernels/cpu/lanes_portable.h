@@ -164,14 +164,6 @@ DCOMMI_vport_INLINE dcommi_vport_h dcommi_vport_load_e5m2(const unsigned char *p
     return r;
 }
 
-/* The first n of sixteen; the others are 0, and are not touched. */
-DCOMMI_vport_INLINE dcommi_vport_f dcommi_vport_load_part(const float *p, size_t n)
-{
-    dcommi_vport_f r = {{0}};
-    memcpy(&r, p, n * sizeof *p);
-    return r;
-}
-
 DCOMMI_vport_INLINE void dcommi_vport_store_f(float *p, dcommi_vport_f a, bool stream)
 {
     (void)stream;
@@ -203,11 +195,6 @@ DCOMMI_vport_INLINE void dcommi_vport_store_b4(unsigned char *p, dcommi_vport_i 
         p[32 + l] = (unsigned char)c.v[l];
         p[48 + l] = (unsigned char)d.v[l];
     }
-}
-
-DCOMMI_vport_INLINE void dcommi_vport_store_part(float *p, dcommi_vport_f a, size_t n)
-{
-    memcpy(p, &a, n * sizeof *p);
 }
 
 DCOMMI_vport_INLINE void dcommi_vport_ahead(const void *p)

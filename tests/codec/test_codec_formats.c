@@ -1,4 +1,4 @@
-/* test_codec_formats.c - the dense codecs' formats, bit by bit as docs/codecs.md has them, the
+/* test_codec_formats.c - the dense codecs' formats, bit by bit as docs/wire-formats.md has them, the
  * random numbers, and wires that no encoder writes. */
 #define _GNU_SOURCE
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -35,7 +35,7 @@ Test(codec_formats, philox_is_philox)
 
 /* ---- formats, element by element from their description ---- */
 
-/* What docs/codecs.md says of element i of a qsgd wire. */
+/* What docs/wire-formats.md says of element i of a qsgd wire. */
 static double qsgd_element(const unsigned char *wire, size_t count, size_t i, unsigned bits,
                            size_t bucket)
 {

@@ -301,7 +301,7 @@ static double norm_rows(double row[8][32])
     return sum;
 }
 
-/* The order of docs/codecs.md, element by element. */
+/* The order of docs/wire-formats.md, element by element. */
 static double norm_squares(const float *x, size_t n)
 {
     static double row[8][32], tile[8][32];

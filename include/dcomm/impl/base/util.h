@@ -13,7 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DCOMMI_UNUSED __attribute__((unused))
 #define DCOMMI_PRINTF(a, b) __attribute__((format(printf, a, b)))
 #define DCOMMI_LIKELY(x) __builtin_expect(!!(x), 1)
 #define DCOMMI_UNLIKELY(x) __builtin_expect(!!(x), 0)

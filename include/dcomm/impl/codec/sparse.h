@@ -162,16 +162,4 @@ static bool dcommi_sparse_check(const unsigned char *in, size_t kept, size_t cou
     return set == kept && (count % 64 == 0 || last >> count % 64 == 0);
 }
 
-/* All of them at once. */
-static inline void dcommi_sparse_unpack(const unsigned char *in, size_t kept, size_t count,
-                                        uint32_t *index)
-{
-    dcommi_sparse_reader r;
-    dcommi_sparse_open(&r, in, kept, count);
-    uint32_t some[256];
-    for (size_t n, at = 0; (n = dcommi_sparse_next(&r, count, some, 256)) > 0; at += n) {
-        memcpy(index + at, some, n * sizeof *some);
-    }
-}
-
 #endif

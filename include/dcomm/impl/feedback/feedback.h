@@ -1,28 +1,10 @@
-/* feedback.h - a step of error feedback: begin, encode, recode, commit. */
+/* feedback.h - a step of error feedback: begin, encode, recode, commit; and what is done with a
+ * state between steps. */
 #ifndef DCOMMI_FEEDBACK_H
 #define DCOMMI_FEEDBACK_H
 
 #include "../../../../kernels/cpu/norm.h"
-#include "basis.h"
-
-/* The owner's encodings draw other random numbers than the worker's. */
-#define DCOMMI_FEEDBACK_OWNER 0x80000000u
-
-/* One encoding of elements [at, at + count) of a store. */
-typedef struct dcommi_feedback_call {
-    const float *x;  /* what is encoded ... */
-    dcommi_wires in; /* ... or, where that is NULL, the wires whose sum is */
-    float factor;    /* on the sum */
-    dcommi_feedback_store *store;
-    size_t at, count;
-    dcomm_codec_key key;
-    void *wire;
-    size_t capacity, bytes;
-    dcomm_codec_report report;
-    bool estimates;     /* EF21: the store is an estimate of x, not a residual */
-    void *state;        /* what the codec remembers of the range; NULL: nothing */
-    dcommi_tally tally; /* for the ledger */
-} dcommi_feedback_call;
+#include "encode.h"
 
 /* ---- the beginning ---- */
 
@@ -98,227 +80,6 @@ DCOMM_API dcomm_status dcomm_feedback_begin(dcomm_feedback *fb, const dcomm_feed
 {
     DCOMMI_TRY(dcommi_feedback_home("dcomm_feedback_begin", fb));
     return dcommi_feedback_begin(fb, given);
-}
-
-/* ---- one encoding ---- */
-
-static dcomm_status dcommi_feedback_workspace(dcomm_feedback *fb, const dcomm_codec *codec,
-                                              size_t count)
-{
-    size_t need = dcomm_codec_recode_workspace_bytes(codec, count);
-    if (need > fb->workspace_room || fb->workspace == NULL) {
-        dcommi_free(fb->workspace);
-        fb->workspace = dcommi_alloc_raw(need);
-        fb->workspace_room = fb->workspace != NULL ? need : 0;
-    }
-    return fb->workspace != NULL ? DCOMM_OK : DCOMM_ERR_NO_MEMORY;
-}
-
-/* The codec does all in one pass. */
-static dcomm_status dcommi_feedback_fused(dcomm_feedback *fb, dcommi_feedback_call *c)
-{
-    const dcomm_codec *codec = dcomm_feedback_codec(fb);
-    dcommi_feedback_store *s = c->store;
-    float *widened = NULL, *next = dcommi_feedback_at(s, s->next, c->at);
-    if (s->bf16) {
-        widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
-        next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
-        if (widened == NULL || next == NULL) {
-            return DCOMM_ERR_NO_MEMORY;
-        }
-    }
-    const float *residual = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
-    dcommi_encoding call = dcommi_codec_call(c->x, residual, next, c->count, &c->key, c->wire);
-    call.state = c->state;
-    call.tally = fb->ledger != NULL ? &c->tally : NULL;
-    dcomm_status status =
-        c->x != NULL ? dcommi_codec_run("dcomm_encode_feedback", codec, &call, c->capacity,
-                                        &c->bytes, fb->workspace, &c->report)
-                     : dcommi_codec_recode_run(codec, &c->in, c->factor, &call, c->capacity,
-                                               &c->bytes, fb->workspace, &c->report);
-    if (status == DCOMM_OK || c->report.nonfinite > 0) {
-        dcommi_feedback_write(s, c->at, c->count, next);
-    }
-    return status;
-}
-
-static inline float dcommi_feedback_bounded(float e, dcomm_codec_report *report)
-{
-    if (dcommi_f32_nonfinite(e)) {
-        report->clipped++;
-        return dcommi_f32_signed(FLT_MAX, e);
-    }
-    return e;
-}
-
-/* What the worker holds back of element `at` after this step. With EF21 that is what its estimate
- * lacks; where the gradient is not known, nothing. */
-static double dcommi_feedback_held(const dcomm_feedback *fb, size_t at)
-{
-    float next = dcommi_feedback_get(&fb->worker, fb->worker.next, at);
-    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
-        return next;
-    }
-    float x = fb->now.partly ? NAN : fb->now.x[at - fb->now.first];
-    return dcommi_f32_nonfinite(x) ? 0 : x - next; /* in f32, as the ledger takes it */
-}
-
-/* The gradient will be overwritten before the last of it is given back, and EF21's ledger asks for
- * it then. */
-static inline dcomm_status dcommi_feedback_remember(dcomm_feedback *fb)
-{
-    if (fb->ledger == NULL || fb->opts.variant != DCOMM_FEEDBACK_EF21 || fb->now.partly) {
-        return DCOMM_OK;
-    }
-    float *copy = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_GRADIENT, fb->now.count);
-    if (copy == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    fb->now.x = memcpy(copy, fb->now.x, fb->now.count * sizeof *copy);
-    return DCOMM_OK;
-}
-
-/* Add factor * by to the worker's next residual. */
-static void dcommi_feedback_raise(dcomm_feedback *fb, size_t at, float factor, float by)
-{
-    dcommi_feedback_store *s = &fb->worker;
-    double before = dcommi_feedback_held(fb, at);
-    float sum = dcommi_feedback_plus(dcommi_feedback_get(s, s->next, at), factor, by);
-    dcommi_feedback_set(s, s->next, at, dcommi_feedback_bounded(sum, &(dcomm_codec_report){0}));
-    double after = dcommi_feedback_held(fb, at);
-    fb->held += after * after - before * before;
-}
-
-static inline void dcommi_feedback_raised(dcomm_feedback *fb)
-{
-    if (fb->ledger != NULL) {
-        fb->ledger->residual_norm = dcommi_sqrt(fb->held > 0 ? fb->held : 0);
-    }
-}
-
-/* x and the store become e, in the scratch array INPUT; counts what is not finite. */
-static void dcommi_feedback_input(const dcommi_feedback_call *c, const float *held, float *e,
-                                  dcomm_codec_report *report)
-{
-    report->first_nonfinite = SIZE_MAX;
-    for (size_t i = 0; i < c->count; i++) {
-        if (DCOMMI_UNLIKELY(dcommi_f32_nonfinite(c->x[i]))) {
-            report->first_nonfinite = report->nonfinite++ == 0 ? i : report->first_nonfinite;
-            e[i] = c->estimates ? 0 : held[i];
-        } else {
-            e[i] = dcommi_feedback_bounded(c->estimates ? c->x[i] - held[i] : c->x[i] + held[i],
-                                           report);
-        }
-    }
-}
-
-#define DCOMMI_FEEDBACK_BLOCK 1024 /* elements that stay in the first cache; whole vectors */
-
-/* What the store holds after `sent` has gone out of e, and the ledger's sums (tally may be NULL).
- */
-static void dcommi_feedback_settle(const dcommi_feedback_call *c, const float *e, const float *held,
-                                   const float *sent, dcommi_tally *tally)
-{
-    float next[DCOMMI_FEEDBACK_BLOCK];
-    for (size_t at = 0, n; at < c->count; at += n) {
-        n = c->count - at < DCOMMI_FEEDBACK_BLOCK ? c->count - at : DCOMMI_FEEDBACK_BLOCK;
-        for (size_t i = 0; i < n; i++) {
-            float gone = dcommi_f32_nonfinite(sent[at + i]) ? 0 : sent[at + i];
-            float left = c->estimates ? held[at + i] + gone : e[at + i] - gone;
-            next[i] = dcommi_f32_nonfinite(left) ? dcommi_f32_signed(FLT_MAX, left) : left;
-        }
-        dcommi_feedback_write(c->store, c->at + at, n, next);
-        if (tally == NULL) {
-            continue;
-        }
-        if (c->store->bf16) { /* as it was rounded */
-            dcommi_feedback_read(c->store, c->store->next, c->at + at, n, next);
-        }
-        dcommi_tally_compare(tally, at, c->estimates ? next : sent + at, n);
-        for (size_t i = 0; c->estimates && i < n; i++) { /* what the estimate lacks is held back */
-            float x = c->x[at + i];
-            next[i] = dcommi_f32_nonfinite(x) ? 0 : x - next[i];
-        }
-        dcommi_tally_held(tally, sent + at, next, n);
-    }
-}
-
-/* For a scaled codec, and for EF21: what is encoded is not gradient + residual. */
-static dcomm_status dcommi_feedback_apart(dcomm_feedback *fb, dcommi_feedback_call *c)
-{
-    const dcomm_codec *codec = dcomm_feedback_codec(fb);
-    dcommi_feedback_store *s = c->store;
-    float *e = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_INPUT, c->count);
-    float *sent = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_SENT, c->count);
-    float *widened = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, c->count);
-    float *next = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_NEXT, c->count);
-    if (e == NULL || sent == NULL || widened == NULL || next == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    if (c->x == NULL) {
-        DCOMMI_TRY(dcomm_decode_sum(codec, c->in.wires, c->in.bytes, c->in.n, next, c->count));
-        for (size_t i = 0; i < c->count; i++) {
-            next[i] *= c->factor;
-        }
-        c->x = next;
-    }
-    dcomm_codec_report seen = {0};
-    const float *held = dcommi_feedback_read(s, s->now, c->at, c->count, widened);
-    dcommi_feedback_input(c, held, e, &seen);
-    for (size_t i = 0; i < c->count; i++) {
-        sent[i] = e[i] * (float)fb->factor;
-    }
-    dcommi_encoding call = dcommi_codec_call(sent, NULL, NULL, c->count, &c->key, c->wire);
-    call.state = c->state;
-    DCOMMI_TRY(dcommi_codec_run("dcomm_feedback_encode", codec, &call, c->capacity, &c->bytes,
-                                fb->workspace, &c->report));
-    DCOMMI_TRY(dcomm_decode(codec, c->wire, c->bytes, sent, c->count));
-    dcommi_feedback_settle(c, e, held, sent, fb->ledger != NULL ? &c->tally : NULL);
-    c->report.clipped += seen.clipped;
-    c->report.nonfinite = seen.nonfinite;
-    c->report.first_nonfinite = seen.first_nonfinite;
-    if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL && c->in.n > 0) {
-        return dcommi_codec_beyond("error feedback", &seen, c->count);
-    }
-    if (seen.nonfinite > 0 && codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "error feedback: %zu of %zu inputs are not finite; the first is number "
-                           "%zu",
-                           seen.nonfinite, c->count, seen.first_nonfinite);
-    }
-    return DCOMM_OK;
-}
-
-static void dcommi_feedback_note(dcomm_feedback *fb, const dcommi_tally *tally)
-{
-    dcommi_ledger_add(fb->ledger, tally);
-    fb->held += dcommi_tally_sum(tally, DCOMMI_LEDGER_RESIDUAL);
-    fb->ledger->residual_norm = dcommi_sqrt(fb->held > 0 ? fb->held : 0);
-}
-
-/* x: the gradient, for the ledger. What the codec says of non-finite inputs comes last: everything
- * is then as if they had been 0. */
-static dcomm_status dcommi_feedback_run(dcomm_feedback *fb, dcommi_feedback_call *c, const float *x,
-                                        size_t *bytes_p, dcomm_codec_report *report)
-{
-    DCOMMI_TRY(dcommi_feedback_workspace(fb, dcomm_feedback_codec(fb), c->count));
-    DCOMMI_TRY(dcommi_feedback_recall(fb, c->key.first, c->count,
-                                      (c->key.rank & DCOMMI_FEEDBACK_OWNER) != 0, &c->state));
-    c->tally.x = x;
-    dcomm_status status = c->estimates || fb->factor != 1 ? dcommi_feedback_apart(fb, c)
-                                                          : dcommi_feedback_fused(fb, c);
-    if (status != DCOMM_OK && c->report.nonfinite == 0) {
-        return status;
-    }
-    *bytes_p = c->bytes;
-    if (report != NULL) {
-        *report = c->report;
-    }
-    if (fb->ledger != NULL) {
-        dcommi_feedback_note(fb, &c->tally);
-        dcomm_ledger_encoded(fb->ledger, c->count, &c->report);
-    }
-    return status;
 }
 
 /* ---- the worker ---- */
@@ -496,7 +257,8 @@ DCOMM_API dcomm_status dcomm_feedback_recode(dcomm_feedback *fb, const void *con
 }
 
 /* As dcomm_feedback_recode, of elements that this rank has encoded in this step and has no owner
- * residual for: what rounding takes away goes into its worker residual. */
+ * residual for: what rounding takes away goes into its worker residual. coded_hier does so, which
+ * refuses EF21. */
 static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const void *const *wires,
                                                        const size_t *bytes, size_t n,
                                                        uint32_t divisor, size_t first, size_t count,
@@ -519,12 +281,9 @@ static inline dcomm_status dcommi_feedback_recode_here(dcomm_feedback *fb, const
                               .capacity = capacity};
     const double held = fb->held;
     dcomm_status status = dcommi_feedback_run(fb, &c, NULL, bytes_p, report);
-    float back = (float)divisor * (fb->opts.variant == DCOMM_FEEDBACK_EF21 ? -1.0f : 1.0f);
-    if (fb->opts.variant != DCOMM_FEEDBACK_EF21) {
-        fb->held = held; /* it joins what the worker holds */
-    }
+    fb->held = held; /* it joins what the worker holds */
     for (size_t i = 0; (status == DCOMM_OK || c.report.nonfinite > 0) && i < count; i++) {
-        dcommi_feedback_raise(fb, first + i, back, lost[i]);
+        dcommi_feedback_raise(fb, first + i, (float)divisor, lost[i]);
     }
     dcommi_feedback_raised(fb);
     return status;
@@ -552,80 +311,6 @@ DCOMM_API dcomm_status dcomm_feedback_encode_owned(dcomm_feedback *fb, const flo
         c.x = scaled;
     }
     return dcommi_feedback_owned("dcomm_feedback_encode_owned", fb, &c, first, bytes_p, report);
-}
-
-/* ---- linear codecs ---- */
-
-/* *seen: what was clipped, and not finite. */
-static dcomm_status dcommi_feedback_gather_of(dcomm_feedback *fb, const float **e_p,
-                                              dcomm_codec_report *seen)
-{
-    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_correct", fb));
-    if (fb->opts.variant == DCOMM_FEEDBACK_DGC || e_p == NULL) {
-        return dcommi_fail(e_p == NULL ? DCOMM_ERR_INVALID : DCOMM_ERR_UNSUPPORTED,
-                           "dcomm_feedback_correct: %s",
-                           e_p == NULL ? "e_p is NULL" : "DGC needs to see what one rank sends");
-    }
-    size_t n = fb->now.count;
-    if (fb->gathered == NULL || n > fb->gathered_room) {
-        dcommi_free(fb->gathered);
-        fb->gathered = dcommi_alloc_raw(dcommi_size_mul(n, sizeof(float)));
-        fb->gathered_room = fb->gathered != NULL ? n : 0;
-    }
-    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, n);
-    if (fb->gathered == NULL || room == NULL) {
-        return DCOMM_ERR_NO_MEMORY;
-    }
-    dcommi_feedback_call c = {
-        .x = fb->now.x, .count = n, .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21};
-    const float *held = dcommi_feedback_read(&fb->worker, fb->worker.now, fb->now.first, n, room);
-    dcommi_feedback_input(&c, held, fb->gathered, seen);
-    *e_p = fb->gathered;
-    if (fb->ledger != NULL) {
-        dcomm_ledger_encoded(fb->ledger, 0, seen);
-    }
-    if (seen->nonfinite > 0 && fb->codec->nonfinite == DCOMMI_NONFINITE_FAIL) {
-        return dcommi_fail(DCOMM_ERR_INVALID,
-                           "dcomm_feedback_correct: %zu of %zu inputs are not finite; the first is "
-                           "number %zu",
-                           seen->nonfinite, n, seen->first_nonfinite);
-    }
-    return DCOMM_OK;
-}
-
-DCOMM_API dcomm_status dcomm_feedback_correct(dcomm_feedback *fb, const float **e_p)
-{
-    return dcommi_feedback_gather_of(fb, e_p, &(dcomm_codec_report){0});
-}
-
-DCOMM_API dcomm_status dcomm_feedback_keep(dcomm_feedback *fb, size_t first, size_t count,
-                                           const float *part)
-{
-    DCOMMI_TRY(dcommi_feedback_here("dcomm_feedback_keep", fb));
-    DCOMMI_TRY(dcommi_feedback_range("dcomm_feedback_keep", first, count, fb->now.first,
-                                     fb->now.count, fb->encoded));
-    dcommi_feedback_store *s = &fb->worker;
-    float *room = dcommi_feedback_room(fb, DCOMMI_FEEDBACK_RESIDUAL, count);
-    if (fb->gathered == NULL || part == NULL || room == NULL) {
-        return fb->gathered != NULL && part != NULL
-                   ? DCOMM_ERR_NO_MEMORY
-                   : dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_keep: %s",
-                                 part == NULL ? "part is NULL" : "gather comes first");
-    }
-    const size_t at = first - fb->now.first;
-    dcommi_feedback_call c = {.x = fb->now.x + at,
-                              .store = s,
-                              .at = first,
-                              .count = count,
-                              .estimates = fb->opts.variant == DCOMM_FEEDBACK_EF21,
-                              .tally = {.x = fb->now.x + at}};
-    const float *held = dcommi_feedback_read(s, s->now, first, count, room);
-    dcommi_feedback_settle(&c, fb->gathered + at, held, part, fb->ledger != NULL ? &c.tally : NULL);
-    if (fb->ledger != NULL) {
-        dcommi_feedback_note(fb, &c.tally);
-    }
-    fb->encoded += count;
-    return DCOMM_OK;
 }
 
 /* ---- the end ---- */
@@ -744,6 +429,26 @@ DCOMM_API dcomm_status dcomm_feedback_rescale(dcomm_feedback *fb, double factor)
             dcommi_feedback_set(s, s->next, i, x);
         }
     }
+    return DCOMM_OK;
+}
+
+DCOMM_API dcomm_status dcomm_feedback_undo(dcomm_feedback *fb)
+{
+    DCOMMI_TRY(dcommi_feedback_open("dcomm_feedback_undo", fb, false));
+    if (fb->last == DCOMMI_FEEDBACK_NOTHING || fb->opts.in_place) {
+        return dcommi_fail(DCOMM_ERR_INVALID, "dcomm_feedback_undo: %s",
+                           fb->opts.in_place ? "in place, what there was before the step is gone"
+                                             : "no step was committed since the last one was begun "
+                                               "or taken back");
+    }
+    if (fb->last == DCOMMI_FEEDBACK_COMMITTED) {
+        dcommi_feedback_exchange(fb);
+        fb->owner_factor = fb->before.owner_factor;
+        fb->average = fb->before.average;
+        fb->nranks = fb->before.nranks;
+    }
+    fb->last = DCOMMI_FEEDBACK_NOTHING;
+    fb->step--;
     return DCOMM_OK;
 }
 

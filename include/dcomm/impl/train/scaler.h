@@ -4,7 +4,7 @@
 
 #include "../../scaler.h"
 #include "bucket/api_bucket.h"
-#include "../feedback/undo.h"
+#include "../feedback/feedback.h"
 
 #define DCOMMI_SCALER_MAGIC UINT64_C(0x31656c6163736364) /* "dcscale1" */
 

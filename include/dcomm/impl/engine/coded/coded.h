@@ -10,7 +10,7 @@
 #include "../../algo/table.h"
 
 /* A shorter tensor is not worth two more kernels, nor the error. */
-#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/codecs.md name it */
+#define DCOMMI_CODED_MIN 2048 /* elements; coll.h and docs/compressed-allreduce.md name it */
 
 static dcomm_status dcommi_coded_step_encode(void *user, const dcomm_codec_place *place,
                                              const void *src, size_t src_len, void *dst,

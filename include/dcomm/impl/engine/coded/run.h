@@ -2,7 +2,7 @@
 #ifndef DCOMMI_CODED_RUN_H
 #define DCOMMI_CODED_RUN_H
 
-#include "../../feedback/feedback.h"
+#include "../../feedback/linear.h"
 #include "../engine.h"
 
 /* What one run brings along. The codec and the report are the caller's until the run is over. */

@@ -9,7 +9,6 @@
 #define DCOMMI_BKT_BYTES ((size_t)25 << 20)
 #define DCOMMI_BKT_FIRST_BYTES ((size_t)1 << 20)
 #define DCOMMI_BKT_HISTORY 256
-#define DCOMMI_BKT_SPEC_MAX 256 /* of a codec as the caller writes it */
 
 enum { DCOMMI_BKT_IDLE, DCOMMI_BKT_READY, DCOMMI_BKT_UNUSED }; /* marks */
 
